@@ -1,0 +1,73 @@
+# Everything sets itself up: `make demo` and `make test` need python3 (3.11 or newer) and make.
+
+PY ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+OTHERS ?= $(wildcard $(foreach v,3.12 3.13 3.14,$(HOME)/.pyenv/versions/$(v).*/bin/python3) /usr/bin/python3.12 /usr/bin/python3.13)
+
+.PHONY: help demo test test-slow test-all test-oldest test-sources check format bench lock clean
+
+help:  ## show this
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 14
+
+$(READY): requirements/dev.txt pyproject.toml
+	@test -d $(VENV) || $(PY) -m venv $(VENV)
+	@echo "installing into $(VENV) ..."
+	@$(BIN)/python -m pip install -q --disable-pip-version-check --require-hashes -r requirements/dev.txt
+	@$(BIN)/python -m pip install -q --disable-pip-version-check --no-deps --no-build-isolation -e .
+	@touch $@
+
+demo: $(READY)  ## train a digit classifier and print where the time went
+	@$(BIN)/python examples/digits.py
+
+test: $(READY)  ## the tests, on the python3 at hand
+	@$(BIN)/python -m pytest -q -n 2 -m "not slow and not gpu"
+
+test-slow: $(READY)  ## the tests of more than ten seconds each
+	@$(BIN)/python -m pytest -q -m "slow and not gpu"
+
+test-oldest:  ## the tests on the oldest supported Keras and JAX
+	@test -d .venv-oldest || $(PY) -m venv .venv-oldest
+	@.venv-oldest/bin/python -m pip install -q --disable-pip-version-check -r requirements/oldest.txt
+	@.venv-oldest/bin/python -m pip install -q --disable-pip-version-check --no-deps -e .
+	@.venv-oldest/bin/python -m pytest -q -n 2 -m "not slow and not gpu"
+
+test-sources:  ## the tests that read from tensorflow, with it installed (250 MB)
+	@test -d .venv-sources || $(PY) -m venv .venv-sources
+	@.venv-sources/bin/python -m pip install -q --disable-pip-version-check --require-hashes -r requirements/sources.txt
+	@.venv-sources/bin/python -m pip install -q --disable-pip-version-check torch==2.13.0
+	@.venv-sources/bin/python -m pip install -q --disable-pip-version-check --no-deps --no-build-isolation -e .
+	@.venv-sources/bin/python -m pytest -q tests/feeds/test_data_sources.py
+
+test-all: test  ## the tests on every other python that is installed, too
+	@for python in $(OTHERS); do \
+	  version=$$($$python -c 'import sys; print("%d.%d" % sys.version_info[:2])'); \
+	  echo "== python $$version"; \
+	  $(MAKE) --no-print-directory test PY=$$python VENV=.venv-$$version || exit 1; \
+	done
+
+check: $(READY)  ## format, lint, types, layering
+	@$(BIN)/ruff format --check .
+	@$(BIN)/ruff check .
+	@$(BIN)/basedpyright
+	@$(BIN)/python -m pytest -q tests/test_layering.py tests/test_public_api.py
+
+format: $(READY)  ## format and fix what can be fixed
+	@$(BIN)/ruff check --fix -q . ; $(BIN)/ruff format -q .
+
+bench: $(READY)  ## all benchmarks, in minutes; BENCH=--small in seconds
+	@for script in benchmarks/[a-z]*_*.py; do $(BIN)/python $$script $(BENCH) || exit 1; echo; done
+
+lock:  ## resolve pyproject.toml anew into requirements/
+	@$(BIN)/python -m pip install -q uv
+	@$(BIN)/uv lock -q
+	@for part in dev sources; do \
+	  extra=$$( [ $$part = sources ] && echo "--group sources" ); \
+	  $(BIN)/uv export -q --locked --group dev $$extra --no-emit-project --no-emit-index-url \
+	    --no-header --no-annotate -o requirements/$$part.txt > /dev/null; \
+	done
+	@rm uv.lock
+
+clean:  ## remove what the other commands made
+	rm -rf .venv .venv-* .pytest_cache .ruff_cache build dist

@@ -1,0 +1,83 @@
+"""What all benchmarks share: paired rounds, medians, the header and the last line."""
+
+import argparse
+import datetime
+import os
+import platform
+import statistics
+import time
+from collections.abc import Callable
+
+import jax
+import keras
+
+
+def arguments(description: str, rounds: int = 7) -> argparse.Namespace:
+    """Reads `--small` (seconds instead of minutes: does it still run?) and `--rounds`."""
+    parser = argparse.ArgumentParser(description=description.splitlines()[0])
+    parser.add_argument("--small", action="store_true", help="few steps and rounds, as in CI")
+    parser.add_argument("--rounds", type=int, default=rounds, help="paired repeats")
+    parser.add_argument("--only", default="", help="run only cases whose name contains this")
+    options = parser.parse_args()
+    if options.small:
+        options.rounds = 2
+    return options
+
+
+def header(title: str) -> None:
+    """Prints machine, versions and date."""
+    device = jax.devices()[0]
+    cores = len(os.sched_getaffinity(0))
+    print(f"# {title}")
+    print(f"machine   {_processor()}, {cores} cores; device {device.device_kind}")
+    print(
+        f"versions  python {platform.python_version()}, jax {jax.__version__}, "
+        f"keras {keras.__version__}"
+    )
+    print(f"date      {datetime.date.today().isoformat()}\n")
+
+
+def seconds(function: Callable[[], object]) -> float:
+    """Returns the seconds that one call takes."""
+    begin = time.perf_counter()
+    function()
+    return time.perf_counter() - begin
+
+
+def paired(cases: dict[str, Callable[[], object]], rounds: int) -> dict[str, list[float]]:
+    """Times every case once per round, in turn, so that a drifting machine hits all alike.
+
+    Each case is called once before, to compile.
+    """
+    for function in cases.values():
+        function()
+    times: dict[str, list[float]] = {name: [] for name in cases}
+    names = list(cases)
+    for turn in range(rounds):
+        for name in names if turn % 2 == 0 else reversed(names):
+            times[name].append(seconds(cases[name]))
+    return times
+
+
+def row(name: str, times: list[float], steps: int) -> None:
+    """Prints median and spread in microseconds per step."""
+    micro = sorted(t / steps * 1e6 for t in times)
+    print(
+        f"  {name:<34} {statistics.median(micro):10.1f} us/step"
+        f"   ({micro[0]:.1f}-{micro[-1]:.1f}, n={len(micro)})"
+    )
+
+
+def ratio(name: str, over: list[float], under: list[float]) -> tuple[float, str]:
+    """Returns the median of the ratios round by round, and a line with the spread."""
+    ratios = sorted(a / b for a, b in zip(over, under, strict=True))
+    middle = statistics.median(ratios)
+    return middle, f"{name} = {middle:.2f}x ({ratios[0]:.2f}-{ratios[-1]:.2f}, n={len(ratios)})"
+
+
+def _processor() -> str:
+    try:
+        with open("/proc/cpuinfo") as file:
+            return next(line.split(":")[1].strip() for line in file if "model name" in line)
+    except (OSError, StopIteration):
+        return platform.processor() or platform.machine()

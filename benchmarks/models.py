@@ -1,0 +1,213 @@
+"""The benchmarks' models, each twice: stock Keras, and by hand in JAX with no Keras.
+
+The handwritten ones compute the same: same layers, mean loss, Adam with Keras's defaults, and the
+running mean of the loss that Keras reports.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import keras
+import numpy as np
+from jax import lax
+
+RATE, BETA1, BETA2, EPSILON = 1e-3, 0.9, 0.999, 1e-7
+
+
+@dataclass(frozen=True)
+class Case:
+    """One model at one size."""
+
+    name: str
+    rows: int
+    batch: int
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+    build: Callable[[], keras.Model]
+    forward: Callable[[list[Any], Any], Any]
+    loss: str = "mse"
+
+    @property
+    def steps(self) -> int:
+        """Steps of one epoch."""
+        return self.rows // self.batch
+
+    def data(self) -> tuple[np.ndarray, np.ndarray]:
+        """Returns x and y."""
+        random = np.random.default_rng(0)
+        x = random.standard_normal((self.rows, *self.inputs), dtype=np.float32)
+        if self.loss == "mse":
+            return x, random.standard_normal((self.rows, *self.outputs), dtype=np.float32)
+        return x, random.integers(0, self.outputs[0], self.rows, dtype=np.int32)
+
+    def model(self, **compile_options: Any) -> keras.Model:
+        """Returns the compiled Keras model."""
+        keras.utils.set_random_seed(0)
+        model = self.build()
+        loss: Any = self.loss
+        if loss != "mse":
+            loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        model.compile(optimizer=keras.optimizers.Adam(RATE), loss=loss, **compile_options)
+        return model
+
+
+def handwritten_step(case: Case) -> Callable[[Any, Any], Any]:
+    """Returns `(state, batch) -> state` in plain JAX; state from `handwritten_state`."""
+
+    def loss_of(weights: list[Any], batch: Any) -> Any:
+        x, y = batch
+        predicted = case.forward(weights, x)
+        if case.loss == "mse":
+            return jnp.mean((predicted - y) ** 2)
+        log = jax.nn.log_softmax(predicted)
+        return -jnp.mean(jnp.take_along_axis(log, y[:, None], axis=1))
+
+    def step(state: Any, batch: Any) -> Any:
+        weights, first, second, count, total, seen = state
+        loss, gradients = jax.value_and_grad(loss_of)(weights, batch)
+        count = count + 1
+        t = count.astype(jnp.float32)
+        alpha = RATE * jnp.sqrt(1 - BETA2**t) / (1 - BETA1**t)
+        first = [m + (g - m) * (1 - BETA1) for m, g in zip(first, gradients, strict=True)]
+        second = [v + (g * g - v) * (1 - BETA2) for v, g in zip(second, gradients, strict=True)]
+        weights = [
+            w - m * alpha / (jnp.sqrt(v) + EPSILON)
+            for w, m, v in zip(weights, first, second, strict=True)
+        ]
+        rows = batch[0].shape[0]
+        return weights, first, second, count, total + loss * rows, seen + rows
+
+    return step
+
+
+def handwritten_state(case: Case) -> Any:
+    """Returns the state of a handwritten model with the Keras model's initial weights."""
+    weights = [jnp.array(v.value) for v in case.model().trainable_variables]
+    zeros = [jnp.zeros_like(w) for w in weights]
+    again = [jnp.zeros_like(w) for w in weights]
+    return weights, zeros, again, jnp.int32(0), jnp.float32(0), jnp.float32(0)
+
+
+def stacked(case: Case) -> Any:
+    """Returns the epoch's batches as device arrays `[steps, batch, ...]`."""
+    rows = case.steps * case.batch
+    return tuple(
+        jnp.asarray(a[:rows].reshape(case.steps, case.batch, *a.shape[1:])) for a in case.data()
+    )
+
+
+def epoch_by_scan(case: Case) -> Callable[[Any, Any], Any]:
+    """One dispatch per epoch."""
+    step = handwritten_step(case)
+
+    def epoch(state: Any, batches: Any) -> Any:
+        return lax.scan(lambda s, b: (step(s, b), None), state, batches)[0]
+
+    return jax.jit(epoch, donate_argnums=0)
+
+
+def epoch_by_unrolled(case: Case, size: int) -> Callable[[Any, Any], Any]:
+    """One dispatch per `size` steps, one after the other in the program."""
+    step = handwritten_step(case)
+
+    def some(state: Any, batches: Any, start: Any) -> Any:
+        for index in range(size):
+            batch = jax.tree.map(
+                lambda a, i=index: lax.dynamic_index_in_dim(a, start + i, 0, False), batches
+            )
+            state = step(state, batch)
+        return state
+
+    compiled = jax.jit(some, donate_argnums=0)
+
+    def epoch(state: Any, batches: Any) -> Any:
+        for start in range(0, case.steps, size):
+            state = compiled(state, batches, np.int32(start))
+        return state
+
+    return epoch
+
+
+def _dense(x: Any, weights: list[Any]) -> Any:
+    return x @ weights[0] + weights[1]
+
+
+def _tiny() -> keras.Model:
+    layers = keras.layers
+    return keras.Sequential([keras.Input((8,)), layers.Dense(8, "relu"), layers.Dense(1)])
+
+
+def _tiny_forward(w: list[Any], x: Any) -> Any:
+    return _dense(jax.nn.relu(_dense(x, w[0:2])), w[2:4])
+
+
+def _mlp() -> keras.Model:
+    layers = keras.layers
+    return keras.Sequential(
+        [
+            keras.Input((64,)),
+            layers.Dense(128, "relu"),
+            layers.Dense(128, "relu"),
+            layers.Dense(10),
+        ]
+    )
+
+
+def _mlp_forward(w: list[Any], x: Any) -> Any:
+    return _dense(jax.nn.relu(_dense(jax.nn.relu(_dense(x, w[0:2])), w[2:4])), w[4:6])
+
+
+def _lstm() -> keras.Model:
+    layers = keras.layers
+    return keras.Sequential([keras.Input((16, 8)), layers.LSTM(16), layers.Dense(1)])
+
+
+def _lstm_forward(w: list[Any], x: Any) -> Any:
+    kernel, recurrent, bias = w[0:3]
+
+    def cell(carry: Any, x_t: Any) -> Any:
+        h, c = carry
+        i, f, g, o = jnp.split(x_t @ kernel + h @ recurrent + bias, 4, axis=-1)
+        c = jax.nn.sigmoid(f) * c + jax.nn.sigmoid(i) * jnp.tanh(g)
+        return (jax.nn.sigmoid(o) * jnp.tanh(c), c), None
+
+    zeros = jnp.zeros((x.shape[0], recurrent.shape[0]))
+    (h, _), _ = lax.scan(cell, (zeros, zeros), jnp.swapaxes(x, 0, 1))
+    return _dense(h, w[3:5])
+
+
+def _convnet() -> keras.Model:
+    layers = keras.layers
+    return keras.Sequential(
+        [
+            keras.Input((16, 16, 1)),
+            layers.Conv2D(8, 3, activation="relu"),
+            layers.MaxPooling2D(),
+            layers.Conv2D(16, 3, activation="relu"),
+            layers.GlobalAveragePooling2D(),
+            layers.Dense(10),
+        ]
+    )
+
+
+def _convnet_forward(w: list[Any], x: Any) -> Any:
+    def conv(x: Any, weights: list[Any]) -> Any:
+        y = lax.conv_general_dilated(
+            x, weights[0], (1, 1), "VALID", dimension_numbers=("NHWC", "HWIO", "NHWC")
+        )
+        return jax.nn.relu(y + weights[1])
+
+    x = conv(x, w[0:2])
+    x = lax.reduce_window(x, -jnp.inf, lax.max, (1, 2, 2, 1), (1, 2, 2, 1), "VALID")
+    return _dense(jnp.mean(conv(x, w[2:4]), axis=(1, 2)), w[4:6])
+
+
+CASES = (
+    Case("tiny", 16_000, 8, (8,), (1,), _tiny, _tiny_forward),
+    Case("mlp", 32_000, 32, (64,), (10,), _mlp, _mlp_forward, "crossentropy"),
+    Case("lstm", 8_000, 16, (16, 8), (1,), _lstm, _lstm_forward),
+    Case("convnet", 12_800, 32, (16, 16, 1), (10,), _convnet, _convnet_forward, "crossentropy"),
+)

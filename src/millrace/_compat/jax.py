@@ -1,0 +1,36 @@
+"""Private JAX. Checked on jax 0.10.0, 0.10.2 and 0.12.0.1."""
+
+import jax
+from jax._src import xla_bridge
+from jax.extend import core as extend_core
+
+
+def backends_are_initialized() -> bool:
+    """Whether JAX has started its devices, after which their number is fixed.
+
+    No public call tells without starting them.
+    """
+    return xla_bridge.backends_are_initialized()
+
+
+def primitive_counts(jaxpr: extend_core.ClosedJaxpr) -> dict[str, int]:
+    """Returns how often each primitive occurs in `jaxpr`, nested ones included.
+
+    A primitive's nested jaxprs are found among its parameters, as `jax.make_jaxpr` prints them;
+    `jax.extend.core` has the classes and no walk over them.
+    """
+    counts: dict[str, int] = {}
+    pending: list[object] = [jaxpr.jaxpr]
+    while pending:
+        inner = pending.pop()
+        for equation in inner.eqns:  # type: ignore[attr-defined]
+            name = equation.primitive.name
+            counts[name] = counts.get(name, 0) + 1
+            for leaf in jax.tree.leaves(list(equation.params.values()), is_leaf=_is_jaxpr):
+                if _is_jaxpr(leaf):
+                    pending.append(getattr(leaf, "jaxpr", leaf))
+    return counts
+
+
+def _is_jaxpr(leaf: object) -> bool:
+    return isinstance(leaf, (extend_core.ClosedJaxpr, extend_core.Jaxpr))

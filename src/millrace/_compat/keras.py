@@ -1,0 +1,153 @@
+"""Private Keras. Checked on keras 3.13.0, 3.14.0 and 3.15.1.
+
+`EpochIterator`   `fit`, `evaluate` and `predict` build one of these per call and draw executions
+                  from it; nothing public decides what they draw.
+`get_data_adapter`, `is_array_adapter`   what Keras makes of `x`, in the order it would feed it.
+`is_endless`      whether a data set says of itself that it never ends.
+`compute_gradient_step`   loss, gradients and metrics of one micro-batch without the update, which
+                  `train_step` only has together with it.
+"""
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import keras
+import numpy as np
+from keras.src.backend.jax import trainer as _trainer
+from keras.src.trainers.data_adapters import array_data_adapter, get_data_adapter
+
+from millrace.errors import MillraceError
+
+__all__ = [
+    "EpochIterator",
+    "compute_gradient_step",
+    "epoch_order",
+    "get_data_adapter",
+    "install_epoch_iterator",
+    "is_array_adapter",
+    "is_endless",
+    "metric_logs",
+]
+
+EpochIterator = _trainer.JAXEpochIterator
+
+_NEEDED = {
+    keras.Model: ("compute_loss_and_updates", "_update_metrics_variables", "_symbolic_build"),
+    EpochIterator: ("_enumerate_iterator", "_interrupted_warning", "catch_stop_iteration"),
+}
+for _owner, _names in _NEEDED.items():
+    for _name in _names:
+        if not hasattr(_owner, _name):
+            raise MillraceError(
+                f"keras {keras.__version__} has no {_owner.__name__}.{_name}, which millrace "
+                "builds on. Install a version from 3.13 to 3.15."
+            )
+
+
+def install_epoch_iterator(make: Callable[[keras.Model, str, dict[str, Any]], Any | None]) -> None:
+    """Lets `make` decide what `fit`, `evaluate` and `predict` of any model draw from.
+
+    These three look their iterator's class up in their module and do not pass the model on, so
+    the model is read from the calling frame: anything that is remembered between calls would be
+    taken for that of a model which a callback of the first one runs.
+
+    Args:
+        make: called with the model, `"train"`, `"test"` or `"predict"`, and the arguments; returns
+            an instance of a subclass of `EpochIterator`, or None where Keras's own should be used.
+    """
+    signature = inspect.signature(EpochIterator)
+
+    def epoch_iterator(*args: Any, **kwargs: Any) -> Any:
+        caller = inspect.currentframe().f_back  # type: ignore[union-attr]
+        model = caller.f_locals.get("self")  # type: ignore[union-attr]
+        loop = _LOOPS.get(caller.f_code.co_name)  # type: ignore[union-attr]
+        if loop == "train" and "epoch_iterator" in caller.f_locals:  # type: ignore[union-attr]
+            loop = "test"  # `fit` makes the iterator of its validation data itself
+        made = None
+        if loop is not None and isinstance(model, keras.Model):
+            made = make(model, loop, signature.bind(*args, **kwargs).arguments)
+        return EpochIterator(*args, **kwargs) if made is None else made
+
+    _trainer.JAXEpochIterator = epoch_iterator
+
+
+_LOOPS = {"fit": "train", "evaluate": "test", "predict": "predict"}
+
+
+def epoch_order(rows: int, batch_size: int, shuffle: bool | str) -> np.ndarray:
+    """Returns the row numbers of one epoch in the order in which Keras would feed them.
+
+    Keras shuffles row numbers, so numbers are what we let it feed. One batch of all of them draws
+    the same permutation as many batches up to 3.15, and is a hundred times faster; from 3.16 on
+    (and where only batches are shuffled) many it is.
+    """
+    at_once = shuffle != "batch" and _VERSION < (3, 16)
+    adapter = get_data_adapter(
+        x=np.arange(rows, dtype=np.int32),
+        batch_size=rows if at_once else batch_size,
+        shuffle=shuffle,
+    )
+    return np.concatenate(
+        [np.asarray(jax.tree.leaves(batch)[0]) for batch in adapter.get_jax_iterator()]
+    )
+
+
+_VERSION = tuple(int(part) for part in keras.__version__.split(".")[:2])
+
+
+def is_array_adapter(adapter: Any) -> bool:
+    """Whether Keras slices batches out of arrays in memory."""
+    return isinstance(adapter, array_data_adapter.ArrayDataAdapter)
+
+
+def is_endless(adapter: Any) -> bool:
+    """Whether the data set behind `adapter` says that it never ends.
+
+    tf.data reports it as a cardinality of -1, a PyDataset by having no number of batches.
+    """
+    dataset = getattr(adapter, "_dataset", None)
+    cardinality = getattr(dataset, "cardinality", None)
+    if callable(cardinality):
+        return int(cardinality()) == -1  # type: ignore[call-overload]
+    return hasattr(adapter, "py_dataset") and adapter.num_batches is None
+
+
+def compute_gradient_step(model: Any, state: Any, batch: Any) -> tuple[Any, Any, Any, Any]:
+    """Runs one micro-batch forward and backward.
+
+    Args:
+        model: a compiled Keras model.
+        state: trainable, non-trainable, optimizer and metric values, in the model's order.
+        batch: what the data adapter yields: x, y and sample weights.
+
+    Returns:
+        Gradients in the order of the trainable variables (of the scaled loss, where the optimizer
+        scales it), new non-trainable values, new metric values, logs.
+    """
+    trainable, non_trainable, optimizer, metrics = state
+    x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(batch)
+    (_, aux), gradients = jax.value_and_grad(model.compute_loss_and_updates, has_aux=True)(
+        trainable,
+        non_trainable,
+        metrics,
+        x,
+        y,
+        sample_weight,
+        training=True,
+        optimizer_variables=optimizer,
+    )
+    unscaled_loss, y_pred, non_trainable, metrics = aux
+    logs, metrics = model._update_metrics_variables(
+        metrics, unscaled_loss, x, y, y_pred, sample_weight
+    )
+    return gradients, non_trainable, metrics, logs
+
+
+def metric_logs(model: Any, metric_values: Any) -> dict[str, Any]:
+    """Returns what `compute_metrics` returns once the metrics have these values."""
+    with keras.StatelessScope(
+        state_mapping=list(zip(model.metrics_variables, metric_values, strict=True))
+    ):
+        return model.get_metrics_result()

@@ -1,0 +1,1 @@
+"""Programs -> executables. Nothing else in millrace compiles a user's program."""

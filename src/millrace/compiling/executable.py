@@ -1,0 +1,68 @@
+"""Lowering and compiling one program, with a record of what it cost."""
+
+import contextlib
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+
+from millrace.plan import Plan
+from millrace.programs.build import Program
+from millrace.records.compilation import CompileRecord
+
+logger = logging.getLogger("millrace")
+
+# Called with positional arguments as the program specifies them.
+Executable = Callable[..., Any]
+
+SLOW_SECONDS = 2.0  # a compilation longer than this says that it is going on
+
+
+def compile_program(
+    program: Program, plan: Plan, model_name: str, log: list[CompileRecord]
+) -> Executable:
+    """Compiles `program` for the plan's device and adds a record to `log`.
+
+    What takes longer than two seconds says so on the `millrace` logger, whose level is INFO.
+    """
+    sharding = jax.sharding.SingleDeviceSharding(plan.device)
+    arguments = jax.tree.map(
+        lambda spec: jax.ShapeDtypeStruct(spec.shape, spec.dtype, sharding=sharding),
+        program.arguments,
+    )
+    what = f"{program.name} of {model_name!r} for batches of {plan.batch}"
+    with _progress(what):
+        begin = time.perf_counter()
+        lowered = jax.jit(program.function, donate_argnums=program.donated).lower(*arguments)
+        traced = time.perf_counter()
+        compiled = lowered.compile()
+        end = time.perf_counter()
+    memory = compiled.memory_analysis()
+    log.append(
+        CompileRecord(
+            model=model_name,
+            program=program.name,
+            batch=str(plan.batch),
+            capacity=plan.capacity,
+            trace_seconds=traced - begin,
+            compile_seconds=end - traced,
+            temporary_bytes=getattr(memory, "temp_size_in_bytes", 0) or 0,
+        )
+    )
+    return compiled
+
+
+@contextlib.contextmanager
+def _progress(what: str) -> Iterator[None]:
+    timer = threading.Timer(SLOW_SECONDS, logger.info, ("compiling %s ...", what))
+    timer.daemon = True
+    timer.start()
+    begin = time.perf_counter()
+    try:
+        yield
+    finally:
+        timer.cancel()
+        logger.debug("compiled %s in %.2f s", what, time.perf_counter() - begin)

@@ -1,0 +1,94 @@
+"""The executables of one mode of one model, made when first needed and kept."""
+
+from typing import Any
+
+import jax
+import keras
+
+from millrace.compiling.executable import Executable, compile_program
+from millrace.plan import LoopForm, Plan
+from millrace.programs.build import ProgramBuilder
+from millrace.programs.state import State
+from millrace.records.compilation import CompileRecord
+
+
+class Executables:
+    """Finds or compiles the executable for a plan.
+
+    It belongs to one compiled function of one model, so what it must tell apart is the plan, the
+    specs of the state, and the length of an unrolled program.
+    """
+
+    def __init__(self, model: keras.Model, log: list[CompileRecord]):
+        self._model = model
+        self._log = log
+        self._builders: dict[Any, ProgramBuilder] = {}
+        self._executables: dict[Any, Executable] = {}
+        self._state: State | None = None  # the one whose specs we have
+        self._specs: Any = None
+        self._specs_key: Any = None
+        # By identity of the plan: hashing a plan takes as long as a small step.
+        self._recent: dict[tuple[int, str, int | None], tuple[Plan, Executable]] = {}
+
+    def knows(self, state: State) -> bool:
+        """Whether this is the very state that an executable returned last."""
+        return state is self._state
+
+    def see(self, state: State) -> None:
+        """Takes note of the state that the next executables are for."""
+        if self.knows(state):
+            return
+        specs = jax.tree.map(lambda v: jax.ShapeDtypeStruct(v.shape, v.dtype), state)
+        key = (
+            jax.tree.structure(specs),
+            tuple((spec.shape, spec.dtype) for spec in jax.tree.leaves(specs)),
+        )
+        if key != self._specs_key:
+            self._specs, self._specs_key = specs, key
+            self._recent.clear()
+
+    def returned(self, state: State) -> None:
+        """Takes note of a state with unchanged specs, so that `see` can recognize it."""
+        self._state = state
+
+    def form(self, plan: Plan) -> LoopForm:
+        """Returns the loop form of the plan's programs. Traces one step if it is new."""
+        return self._builder(plan).form
+
+    def run(self, plan: Plan, unroll: int | None) -> Executable:
+        """Returns the program of whole updates; `unroll` counts updates, None is a loop."""
+        return self._find(plan, "run", unroll)
+
+    def accumulate(self, plan: Plan, unroll: int | None) -> Executable:
+        """Returns the program of a part of a window; `unroll` counts micro-batches."""
+        return self._find(plan, "accumulate", unroll)
+
+    def zeros(self, plan: Plan) -> Executable:
+        """Returns the program of an accumulator that holds nothing yet."""
+        return self._find(plan, "zeros")
+
+    def apply(self, plan: Plan) -> Executable:
+        """Returns the program of an update."""
+        return self._find(plan, "apply")
+
+    def _builder(self, plan: Plan) -> ProgramBuilder:
+        key = (plan, self._specs_key)
+        if key not in self._builders:
+            self._builders[key] = ProgramBuilder(self._model, plan, self._specs)
+        return self._builders[key]
+
+    def _find(self, plan: Plan, name: str, unroll: int | None = None) -> Executable:
+        recent = self._recent.get((id(plan), name, unroll))
+        if recent is not None and recent[0] is plan:
+            return recent[1]
+        key = (plan, self._specs_key, name, unroll)
+        executable = self._executables.get(key)
+        if executable is None:
+            make = getattr(self._builder(plan), name)
+            program = make(LoopForm(unroll)) if name in ("run", "accumulate") else make()
+            executable = compile_program(program, plan, self._model.name, self._log)
+            self._executables[key] = executable
+        if len(self._recent) > 16:
+            self._recent.clear()
+        self._recent[id(plan), name, unroll] = (plan, executable)
+        return executable

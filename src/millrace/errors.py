@@ -1,0 +1,93 @@
+"""Everything millrace raises on purpose.
+
+    MillraceError
+    ├── BackendError       Keras runs on something else than JAX              (also RuntimeError)
+    ├── DeviceError        the devices asked for do not exist                 (also RuntimeError)
+    ├── DTypeError         a value has a type that devices do not compute in  (also TypeError)
+    ├── OptionError        an option has a value that nothing can do with     (also ValueError)
+    ├── ModelError         the model does what a compiled loop cannot run     (also RuntimeError)
+    ├── DataError          the data cannot be fed to a compiled loop          (also ValueError)
+    └── PlanError          options, model and data do not fit together        (also RuntimeError)
+
+Each is also the builtin error that users of Keras would catch in its place. A message says what
+happened, shows the values, and ends with what to set instead.
+"""
+
+
+class MillraceError(Exception):
+    """Base of all errors that millrace raises on purpose."""
+
+
+class BackendError(MillraceError, RuntimeError):
+    """Keras was imported with another backend than JAX.
+
+    Wrong:
+
+        import keras      # picks TensorFlow where it is installed
+        import millrace
+
+    Right:
+
+        import millrace   # picks JAX
+        import keras
+    """
+
+
+class DeviceError(MillraceError, RuntimeError):
+    """The devices asked for do not exist, or no longer can.
+
+    Wrong:
+
+        jax.devices()                     # starts JAX with one CPU device
+        millrace.Strategy(devices="cpu:8")
+
+    Right:
+
+        millrace.Strategy(devices="cpu:8")
+        jax.devices()
+    """
+
+
+class DTypeError(MillraceError, TypeError):
+    """A value has a type that devices do not compute in.
+
+    Wrong: `strategy.run(fn, [numpy.zeros(3)])`
+
+    Right: `strategy.run(fn, [numpy.zeros(3, "float32")])`
+    """
+
+
+class OptionError(MillraceError, ValueError):
+    """An option has a value that nothing can do with, or a name that does not exist.
+
+    Wrong: `model.set_gradient_accumulation_options(gradient_accumulation_steps_per_replica=0)`
+
+    Right: `model.set_gradient_accumulation_options(gradient_accumulation_steps_per_replica=4)`
+    """
+
+
+class ModelError(MillraceError, RuntimeError):
+    """The model, as written or compiled, does what a compiled loop cannot run.
+
+    Wrong: `model.compile(..., run_eagerly=True)`
+
+    Right: `model.compile(...)`
+    """
+
+
+class DataError(MillraceError, ValueError):
+    """The data cannot be fed to a compiled loop.
+
+    Wrong: `model.fit(dataset.repeat())`
+
+    Right: `model.fit(dataset.repeat(), steps_per_epoch=100)`
+    """
+
+
+class PlanError(MillraceError, RuntimeError):
+    """Options, model and data are fine alone and do not fit together.
+
+    Wrong: `steps_per_execution=8` with an accumulation of 3, on an epoch of 100 steps.
+
+    Right: `steps_per_execution=9` with an accumulation of 3.
+    """

@@ -1,0 +1,1 @@
+"""Between host and device: batches become blocks on the way in."""

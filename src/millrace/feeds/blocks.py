@@ -1,0 +1,143 @@
+"""Sources of blocks: batches stacked as they come, or rows gathered from resident arrays."""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+
+from millrace.feeds.block import Block, batch_spec, empty_block, put_block
+from millrace.plan import BatchSpec
+
+
+@dataclass(frozen=True, slots=True)
+class BlockShape:
+    """How many steps a block holds."""
+
+    max_bytes: int
+    units: tuple[int, ...]  # steps of an execution, of an update: whole ones where they fit
+    known: dict[BatchSpec, int]  # capacities that have executables; shared by all feeds of a mode
+    max_steps: int | None = None  # where results are kept for every step of a block
+
+    def capacity(self, spec: BatchSpec, wanted: int) -> int:
+        """Returns the capacity for `wanted` steps, at most what `max_bytes` allows.
+
+        A block of a known, larger capacity is used partly, so that shorter executions and smaller
+        data sets run the executable that is there.
+        """
+        most = max(1, self.max_bytes // max(1, spec.nbytes))
+        unit = next((unit for unit in self.units if unit <= most), 1)
+        most -= most % unit
+        wanted = min(wanted, most, self.max_steps or wanted)
+        known = self.known.get(spec, 0)
+        if known < wanted:
+            self.known[spec] = wanted
+        return max(known, wanted)
+
+
+def stacked_blocks(
+    batches: Iterator[Any],
+    sizes: Iterable[int],
+    shape: BlockShape,
+    device: jax.Device,
+) -> Iterator[Block]:
+    """Stacks batches as they come. A block ends with its execution, or where shapes change.
+
+    Args:
+        batches: what a data adapter yields.
+        sizes: steps of each execution.
+        shape: bounds of a block.
+        device: where blocks go.
+    """
+    for size in sizes:
+        left = size
+        pending: tuple[Any, BatchSpec] | None = None
+        while left or pending:
+            if pending is None:
+                batch = next(batches, None)
+                if batch is None:
+                    return
+                left -= 1
+                pending = batch, batch_spec(batch)
+            batch, spec = pending
+            pending = None
+            leaves = empty_block(spec, shape.capacity(spec, left + 1))
+            steps = 0
+            while True:
+                # Copied at once: a generator may fill the same buffer for its next batch.
+                for target, leaf in zip(leaves, jax.tree.leaves(batch), strict=True):
+                    target[steps] = leaf
+                steps += 1
+                if steps == len(leaves[0]) or not left:
+                    break
+                batch = next(batches, None)
+                if batch is None:
+                    break
+                left -= 1
+                if (new := batch_spec(batch)) != spec:
+                    pending = batch, new
+                    break
+            yield put_block(leaves, spec, steps, device)
+            if batch is None:
+                return
+
+
+class ResidentArrays:
+    """A data set that stays on the device, batches of which are gathered there."""
+
+    def __init__(self, arrays: Any, device: jax.Device):
+        """Moves `arrays`, leaves `[rows, ...]` with one number of rows, to the device."""
+        self._device = device
+        self.spec = batch_spec(arrays)
+        self.rows = self.spec.rows
+        leaves = [
+            np.asarray(leaf, dtype)
+            for leaf, dtype in zip(jax.tree.leaves(arrays), self.spec.dtypes, strict=True)
+        ]
+        # On CPU the device's memory is the host's, and NumPy copies rows several times faster
+        # than XLA's CPU gather does.
+        self._on_host = device.platform == "cpu"
+        self._leaves: Any = leaves if self._on_host else jax.device_put(leaves, device)
+
+    def blocks(self, order: np.ndarray, batch_size: int, shape: BlockShape) -> Iterator[Block]:
+        """Yields blocks of full batches in `order`, and one of the smaller last batch.
+
+        Args:
+            order: row numbers of one epoch.
+            batch_size: rows of a full batch.
+            shape: bounds of a block.
+        """
+        full = len(order) // batch_size
+        spec = self._spec_of(batch_size)
+        done = 0
+        while done < full:
+            capacity = shape.capacity(spec, full - done)
+            steps = min(capacity, full - done)
+            rows = order[done * batch_size : (done + steps) * batch_size]
+            yield self._gather(rows.reshape(steps, batch_size), spec, capacity)
+            done += steps
+        if rest := len(order) % batch_size:
+            yield self._gather(order[None, -rest:], self._spec_of(rest), 1)
+
+    def _spec_of(self, rows: int) -> BatchSpec:
+        shapes = tuple((rows, *shape[1:]) for shape in self.spec.shapes)
+        return BatchSpec(self.spec.treedef, shapes, self.spec.dtypes)
+
+    def _gather(self, rows: np.ndarray, spec: BatchSpec, capacity: int) -> Block:
+        steps = len(rows)
+        if self._on_host:
+            leaves = empty_block(spec, capacity)
+            for target, source in zip(leaves, self._leaves, strict=True):
+                # "clip" lets NumPy write into `out` directly; the row numbers are in range.
+                np.take(source, rows, axis=0, out=target[:steps], mode="clip")
+            return put_block(leaves, spec, steps, self._device)
+        padded = np.zeros((capacity, rows.shape[1]), np.int32)
+        padded[:steps] = rows
+        leaves = _take_rows(self._leaves, jax.device_put(padded, self._device))
+        return Block(jax.tree.unflatten(spec.treedef, leaves), spec, capacity, steps)
+
+
+@jax.jit
+def _take_rows(leaves: list[jax.Array], rows: jax.Array) -> list[jax.Array]:
+    return [leaf.at[rows].get(mode="promise_in_bounds") for leaf in leaves]

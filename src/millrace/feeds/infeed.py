@@ -1,0 +1,117 @@
+"""A bounded queue of blocks, filled by a thread of its own."""
+
+import threading
+import time
+from collections import deque
+from collections.abc import Iterator
+
+from millrace.feeds.block import Block, Segment
+from millrace.records.feeds import FeedStatistics
+
+JOIN_SECONDS = 5.0  # how long `close` waits for a data set that is busy making a batch
+
+
+class Infeed:
+    """Blocks of one epoch, prepared ahead of the loop that takes them.
+
+    The thread starts at once and ends with the data, with an exception, or with `close`. It keeps
+    at most `depth` blocks ready besides the one that it is working on. An exception of the data
+    set is raised again where its block would have been taken, with its own traceback.
+    """
+
+    def __init__(self, blocks: Iterator[Block], depth: int):
+        self._blocks = blocks
+        self._depth = depth
+        self._ready: deque[Block] = deque()
+        self._change = threading.Condition()
+        self._ended = False  # no block will follow those in `_ready`
+        self._stopped = False
+        self._error: BaseException | None = None
+        self._current: Block | None = None
+        self._used = 0  # steps taken from `_current`
+        # Each counter is written by one of the two threads only.
+        self._blocks_taken = self._steps_taken = self._bytes_taken = self._peak_depth = 0
+        self._prepare_seconds = self._wait_seconds = 0.0
+        self._thread = threading.Thread(target=self._fill, name="millrace-infeed", daemon=True)
+        self._thread.start()
+
+    def take(self, steps: int) -> Iterator[Segment]:
+        """Yields the next `steps` steps as they become ready; fewer where the data ends."""
+        while steps:
+            block = self._block()
+            if block is None:
+                return
+            count = min(steps, block.steps - self._used)
+            segment = Segment(block, self._used, count)
+            self._used += count
+            steps -= count
+            yield segment
+
+    def has_more(self) -> bool:
+        """Waits until it is known whether another step follows."""
+        return self._block() is not None
+
+    def close(self) -> None:
+        """Ends the thread. What was prepared and not taken is dropped."""
+        with self._change:
+            self._stopped = True
+            self._ready.clear()
+            self._change.notify_all()
+        self._thread.join(JOIN_SECONDS)
+        self._current = None
+
+    def statistics(self) -> FeedStatistics:
+        """Returns what has passed so far."""
+        return FeedStatistics(
+            blocks=self._blocks_taken,
+            steps=self._steps_taken,
+            bytes=self._bytes_taken,
+            prepare_seconds=self._prepare_seconds,
+            wait_seconds=self._wait_seconds,
+            peak_depth=self._peak_depth,
+        )
+
+    def _block(self) -> Block | None:
+        if self._current is not None and self._used < self._current.steps:
+            return self._current
+        begin = time.perf_counter()
+        with self._change:
+            self._change.wait_for(lambda: self._ready or self._ended)
+            block = self._ready.popleft() if self._ready else None
+            self._change.notify_all()
+        self._wait_seconds += time.perf_counter() - begin
+        self._current, self._used = block, 0
+        if block is None:
+            if self._error is not None:
+                error, self._error = self._error, None
+                raise error
+            return None
+        self._blocks_taken += 1
+        self._steps_taken += block.steps
+        self._bytes_taken += block.steps * block.spec.nbytes
+        return block
+
+    def _fill(self) -> None:
+        try:
+            while not self._stopped:
+                begin = time.perf_counter()
+                block = next(self._blocks, None)
+                self._prepare_seconds += time.perf_counter() - begin
+                if block is None or not self._put(block):
+                    break
+        except BaseException as error:  # handed over to the owner, whatever it is
+            self._error = error
+        finally:
+            with self._change:
+                self._ended = True
+                self._change.notify_all()
+
+    def _put(self, block: Block) -> bool:
+        with self._change:
+            self._change.wait_for(lambda: self._stopped or len(self._ready) < self._depth)
+            if self._stopped:
+                return False
+            self._ready.append(block)
+            self._peak_depth = max(self._peak_depth, len(self._ready))
+            self._change.notify_all()
+            return True

@@ -1,0 +1,108 @@
+"""What the user chose, as frozen records. Every setter on a model replaces one of them whole."""
+
+import difflib
+import enum
+import math
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from millrace.errors import OptionError
+
+MIB = 2**20
+
+
+class Reduction(enum.Enum):
+    """How the gradients of one update's micro-batches become one gradient."""
+
+    MEAN = "mean"
+    SUM = "sum"
+
+
+# `keras.Variable` is spelled `Any` here: options know neither Keras nor JAX.
+AccumulatorDtype = str | Callable[[Any], str | None] | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Accumulation:
+    """How many micro-batches make one weight update, and how their gradients are combined.
+
+    `dtype` is that of the accumulator: None takes each variable's own, a name takes that one for
+    all, and a function of the variable chooses for each.
+    """
+
+    steps: int = 1
+    reduction: Reduction = Reduction.MEAN
+    dtype: AccumulatorDtype = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Feed:
+    """How data reaches the device. The defaults are measured in `benchmarks/infeed.py`.
+
+    Two blocks ahead cover the hand-over between the threads; more only costs memory. 32 MiB is
+    some hundred steps of a small model, which makes dispatch disappear, and one step of a large
+    one. 256 MiB keeps MNIST, CIFAR and tabular data on the device and leaves it to the model
+    otherwise.
+    """
+
+    prefetch_depth: int = 2  # blocks prepared ahead of the one in use
+    max_block_bytes: int = 32 * MIB  # of one block of stacked batches, on one device
+    max_resident_bytes: int = 256 * MIB  # data sets up to this size stay on the device
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """All options of one model."""
+
+    accumulation: Accumulation = Accumulation()
+    feed: Feed = Feed()
+    asynchronous_callbacks: bool = False
+
+
+def whole_number(name: str, value: object, minimum: int) -> int:
+    """Returns `value` as an int, or says that it is not one of at least `minimum`."""
+    if isinstance(value, bool) or not isinstance(value, int):
+        is_whole = isinstance(value, float) and math.isfinite(value) and value.is_integer()
+        advice = f" Set {name}={int(value)}." if is_whole and value >= minimum else ""  # type: ignore[arg-type,operator]
+        raise OptionError(
+            f"{name} must be a whole number of at least {minimum}. Received: {value!r} of type "
+            f"{type(value).__name__}.{advice}"
+        )
+    if value < minimum:
+        raise OptionError(
+            f"{name} must be at least {minimum}. Received: {value}. Set {name}={minimum} or more."
+        )
+    return value
+
+
+def truth(name: str, value: object) -> bool:
+    """Returns `value` if it is True or False, or says that it is neither."""
+    if not isinstance(value, bool):
+        raise OptionError(f"{name} must be True or False. Received: {value!r}.")
+    return value
+
+
+def reduction(value: object) -> Reduction:
+    """Returns the reduction of that name, in any case, or lists the names."""
+    if isinstance(value, Reduction):
+        return value
+    names = [member.value for member in Reduction]
+    if not isinstance(value, str) or value.lower() not in names:
+        raise OptionError(
+            f"gradient_accumulation_reduction_method must be one of {names}. Received: {value!r}."
+        )
+    return Reduction(value.lower())
+
+
+def refuse_unknown(
+    setter: str, unknown: Iterable[str], known: Iterable[str], reasons: Mapping[str, str]
+) -> None:
+    """Raises for the first unknown option of `setter`, with its reason or the nearest name."""
+    known = list(known)
+    for name in unknown:
+        if name in reasons:
+            raise OptionError(f"{setter}() does not take {name}: {reasons[name]}")
+        near = difflib.get_close_matches(name, known, n=1, cutoff=0.3)
+        hint = f"Did you mean {near[0]}? " if near else ""
+        raise OptionError(f"{setter}() has no option {name!r}. {hint}It has: {', '.join(known)}.")

@@ -1,0 +1,98 @@
+"""What one program is to do: everything that decides what gets compiled, and nothing else."""
+
+import enum
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+
+from millrace.options import Accumulation
+
+
+class Mode(enum.Enum):
+    """Which of Keras's three loops a program serves."""
+
+    TRAIN = "train"
+    TEST = "test"
+    PREDICT = "predict"
+
+
+@dataclass(frozen=True, slots=True)
+class BatchSpec:
+    """Structure, shapes and dtypes of one batch, as Keras's data adapter yields it."""
+
+    treedef: Any  # of x, y and sample weights
+    shapes: tuple[tuple[int, ...], ...]
+    dtypes: tuple[np.dtype, ...]
+
+    @property
+    def rows(self) -> int:
+        """Rows of the batch: the length of x's first axis."""
+        return self.shapes[0][0] if self.shapes and self.shapes[0] else 1
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of one batch."""
+        return sum(
+            int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+            for shape, dtype in zip(self.shapes, self.dtypes, strict=True)
+        )
+
+    def __str__(self) -> str:
+        """Writes the leaves as JAX does: `f32[32,64], i32[32]`."""
+        return ", ".join(
+            f"{dtype.name}[{','.join(map(str, shape))}]"
+            for shape, dtype in zip(self.shapes, self.dtypes, strict=True)
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """One mode of one model on one shape of block."""
+
+    mode: Mode
+    batch: BatchSpec
+    capacity: int  # steps that a block holds: the length of its leaves' first axis
+    accumulation: Accumulation
+    step_logs: bool  # deliver the logs of every step, not of the last one only
+    device: jax.Device
+
+
+@dataclass(frozen=True, slots=True)
+class LoopForm:
+    """How a program runs several steps: a compiled loop, or `unroll` copies of the step."""
+
+    unroll: int | None  # None is a loop of any number of steps
+
+    @property
+    def is_loop(self) -> bool:
+        """Whether one executable runs any number of steps."""
+        return self.unroll is None
+
+
+# Equations in one unrolled program. Eight steps of a small convnet are 3,000; past this size a
+# step is long enough to pay for its own dispatch, and compiling would take the time of hundreds.
+MAX_UNROLLED_EQUATIONS = 6_000
+MAX_UNROLLED_STEPS = 8
+
+
+def choose_loop_form(mode: Mode, platform: str, primitives: dict[str, int]) -> LoopForm:
+    """Chooses the loop form by what the step computes and where.
+
+    XLA's CPU compiler does not bring the weight gradient of a convolution into the layout of its
+    fast kernel when it stands inside a loop: a small convnet then takes twice the time of a step
+    dispatched alone, and unrolled steps take two thirds of it (`benchmarks/steps_per_execution.py`
+    prints all three). So on CPU, training steps with convolutions are unrolled. Everything else,
+    convolutions that run only forward included, is a loop: it compiles once for any number of
+    steps.
+
+    Args:
+        mode: only training has gradients.
+        platform: of the device, as JAX names it.
+        primitives: how often each JAX primitive occurs in one step.
+    """
+    if mode is not Mode.TRAIN or platform != "cpu" or not primitives.get("conv_general_dilated"):
+        return LoopForm(unroll=None)
+    equations = max(1, sum(primitives.values()))
+    return LoopForm(unroll=max(1, min(MAX_UNROLLED_STEPS, MAX_UNROLLED_EQUATIONS // equations)))

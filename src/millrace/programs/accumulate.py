@@ -1,0 +1,110 @@
+"""Many micro-batches, one gradient.
+
+    accumulated = zeros
+    for micro_batch in window:                          # in order: the sum is the same in any loop
+        accumulated = add(accumulated, gradient(micro_batch), coefficient)
+    gradient = finish(accumulated, scale)
+
+`mean` weighs a micro-batch by its rows (`coefficient`: its rows over those of the first) and
+divides by the sum of these weights, so a window that ends with a smaller batch still equals one
+big batch. `sum` adds the gradients as they are: each is already a mean over its own rows.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import keras
+
+from millrace.errors import OptionError
+from millrace.options import Accumulation, Reduction
+
+Gradients = list[jax.Array]
+
+
+@dataclass(frozen=True, slots=True)
+class Accumulator:
+    """The three functions of an accumulation, over lists in the order of trainable variables."""
+
+    zeros: Callable[[], Gradients]
+    add: Callable[[Gradients, Any, Any], Gradients]
+    finish: Callable[[Gradients, Any], Gradients]
+
+
+def make_accumulator(model: keras.Model, accumulation: Accumulation) -> Accumulator:
+    """Builds the accumulator of a model's trainable variables.
+
+    Raises:
+        OptionError: if the chosen dtype is none, or not a floating one.
+    """
+    variables = model.trainable_variables
+    dtypes = [accumulator_dtype(accumulation.dtype, variable) for variable in variables]
+    # float8 layers store new scales in the "gradient" of a variable. They replace each other.
+    replaces = [bool(getattr(variable, "overwrite_with_gradient", False)) for variable in variables]
+
+    def zeros() -> Gradients:
+        return [
+            jnp.zeros(variable.shape, dtype)
+            for variable, dtype in zip(variables, dtypes, strict=True)
+        ]
+
+    def add(accumulated: Gradients, gradients: Any, coefficient: Any) -> Gradients:
+        return [
+            g.astype(a.dtype) if replace else a + g.astype(a.dtype) * _as(coefficient, a)
+            for a, g, replace in zip(accumulated, gradients, replaces, strict=True)
+        ]
+
+    def finish(accumulated: Gradients, scale: Any) -> Gradients:
+        # Scaled in the accumulator's dtype; the optimizer casts, after it has looked for
+        # infinities: casting a sum of scaled gradients to float16 first would make some.
+        return [
+            a if replace else a * _as(scale, a)
+            for a, replace in zip(accumulated, replaces, strict=True)
+        ]
+
+    return Accumulator(zeros, add, finish)
+
+
+def accumulator_dtype(choice: Any, variable: Any) -> jnp.dtype:
+    """Returns the accumulator's dtype for one variable, a `keras.Variable`."""
+    chosen = choice(variable) if callable(choice) and not _is_dtype(choice) else choice
+    if chosen is None:
+        return jnp.dtype(variable.dtype)
+    try:
+        dtype = jnp.dtype(keras.backend.standardize_dtype(chosen))
+    except (TypeError, ValueError) as error:
+        raise OptionError(
+            f"dtype={chosen!r} is not a dtype (for variable {variable.path}). Set dtype=None, a "
+            "name such as 'float32', or a function that returns one for a variable."
+        ) from error
+    if not jnp.issubdtype(dtype, jnp.floating):
+        raise OptionError(
+            f"dtype={chosen!r} cannot hold gradients (for variable {variable.path}). Set a "
+            "floating dtype such as 'float32'."
+        )
+    return dtype
+
+
+def weight_of(reduction: Reduction, rows: int, first_rows: int) -> float:
+    """Returns the coefficient of a micro-batch of `rows` in a window that began with another."""
+    return rows / first_rows if reduction is Reduction.MEAN else 1.0
+
+
+def scale_of(reduction: Reduction, total_weight: float) -> float:
+    """Returns what a window's sum is multiplied by, given the sum of its coefficients."""
+    return 1.0 / total_weight if reduction is Reduction.MEAN else 1.0
+
+
+def _is_dtype(choice: Any) -> bool:
+    # np.float32 and jnp.float32 can be called, and are not functions of a variable.
+    try:
+        jnp.dtype(choice)
+    except TypeError:
+        return False
+    return True
+
+
+def _as(number: Any, like: jax.Array) -> jax.Array:
+    return jnp.asarray(number, like.dtype)

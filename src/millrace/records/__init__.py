@@ -1,0 +1,1 @@
+"""Data that a run leaves behind. Frozen; standard library only."""

@@ -1,0 +1,1 @@
+"""Calls executables in the right order."""

@@ -1,0 +1,213 @@
+"""Runs one execution of an unpipelined model: as few calls of compiled code as its blocks allow.
+
+segment      |0 1 2 3 4 5 6 7 8 9|       accumulation 4
+calls         run(0, 8)  accumulate(8, 2) ...      the window goes on in the next segment
+"""
+
+from collections import deque
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from millrace.compiling.executables import Executables
+from millrace.feeds.block import Block, Segment
+from millrace.plan import LoopForm, Mode, Plan
+from millrace.programs.accumulate import scale_of, weight_of
+from millrace.programs.state import State
+
+
+class Part(NamedTuple):
+    """What one call of compiled code gave: its result, and how many steps it ran."""
+
+    result: Any  # logs or outputs
+    steps: int
+    rows: int  # of each step
+
+
+@dataclass(slots=True)
+class _Window:
+    """An update whose micro-batches do not come from one segment."""
+
+    accumulated: Any
+    steps: int
+    weight: float  # sum of the coefficients so far
+    first_rows: int
+
+
+class ScanRunner:
+    """Runs segments with the executables of one mode of one model."""
+
+    def __init__(self, executables: Executables, plan: Plan, max_pending_bytes: int):
+        """Makes a runner.
+
+        Args:
+            executables: where compiled code comes from.
+            plan: a plan of the mode; batch and capacity are replaced by those of each block.
+            max_pending_bytes: how many bytes of blocks may be queued on the device. JAX returns
+                from a call before it has run, and would queue blocks as fast as they are made.
+        """
+        self._executables = executables
+        self._plan = plan
+        self._max_pending_bytes = max_pending_bytes
+        self._pending: deque[tuple[Block, Any]] = deque()
+        self._pending_bytes = 0
+        self._block: Block | None = None
+        self._block_plan = plan
+        self._form = LoopForm(unroll=None)
+        self._update_fits_one_call = True
+        self._accumulation = plan.accumulation.steps if plan.mode is Mode.TRAIN else 1
+        self._last_result: Any = None
+        self.dispatches = 0
+
+    def run(
+        self, state: State, segments: Iterable[Segment], longest: int, chunk: int | None = None
+    ) -> tuple[State, list[Part]]:
+        """Runs one execution and does not wait for it.
+
+        Args:
+            state: consumed; its memory becomes that of the new state.
+            segments: what to run, in order; each is dispatched as soon as it is there.
+            longest: steps of a full execution, which decides how far unrolled code goes.
+            chunk: at most so many steps in a call, where someone waits for early results.
+
+        Returns:
+            The new state, and a part for each call that has a result.
+        """
+        self._executables.see(state)
+        parts: list[Part] = []
+        window: _Window | None = None
+        for block, start, count in segments:
+            if block is not self._block:
+                self._enter(block)
+            plan, accumulation = self._block_plan, self._accumulation
+            end = start + count
+            while start < end:
+                if window is None and self._update_fits_one_call and end - start >= accumulation:
+                    whole = (end - start) // accumulation * accumulation
+                    for steps, unroll in self._turns(whole, accumulation, longest, chunk):
+                        run = self._executables.run(plan, unroll)
+                        state, result = self._call(run, state, block.batches, start, steps)
+                        parts.append(self._part(result, steps, block))
+                        start += steps
+                    continue
+                if window is None:
+                    window = self._open_window(plan, block.spec.rows)
+                steps = min(end - start, accumulation - window.steps)
+                state = self._accumulate(plan, state, window, block, start, steps, parts)
+                start += steps
+                if window.steps == accumulation:
+                    state = self._close_window(plan, state, window)
+                    window = None
+        if window is not None:  # the data ended within a window: the update has fewer steps
+            state = self._close_window(self._block_plan, state, window)
+        self._executables.returned(state)
+        return state, parts
+
+    def _enter(self, block: Block) -> None:
+        """Makes `block` the one that is run, and waits where too many are queued."""
+        self._limit_pending(block)
+        self._block_plan = replace(self._plan, batch=block.spec, capacity=block.capacity)
+        self._form = form = self._executables.form(self._block_plan)
+        # Where code must be unrolled, so must a whole update be, or be run in parts.
+        self._update_fits_one_call = form.is_loop or self._accumulation <= (form.unroll or 1)
+
+    def _accumulate(
+        self,
+        plan: Plan,
+        state: State,
+        window: _Window,
+        block: Block,
+        start: int,
+        count: int,
+        parts: list[Part],
+    ) -> State:
+        rows = block.spec.rows
+        coefficient = weight_of(plan.accumulation.reduction, rows, window.first_rows)
+        for steps, unroll in self._turns(count, 1, plan.accumulation.steps, None):
+            accumulate = self._executables.accumulate(plan, unroll)
+            state, window.accumulated, result = self._call(
+                accumulate,
+                state,
+                window.accumulated,
+                block.batches,
+                start,
+                steps,
+                np.float32(coefficient),
+            )
+            parts.append(self._part(result, steps, block))
+            start += steps
+        window.steps += count
+        window.weight += count * coefficient
+        return state
+
+    def _open_window(self, plan: Plan, rows: int) -> _Window:
+        return _Window(self._call(self._executables.zeros(plan)), 0, 0.0, rows)
+
+    def _close_window(self, plan: Plan, state: State, window: _Window) -> State:
+        scale = scale_of(plan.accumulation.reduction, window.weight)
+        apply = self._executables.apply(plan)
+        return self._call(apply, state, window.accumulated, np.float32(scale))
+
+    def _turns(
+        self, count: int, unit: int, longest: int, chunk: int | None
+    ) -> Iterator[tuple[int, int | None]]:
+        """Yields (steps, turns to unroll or None) of calls that together run `count` steps.
+
+        A loop runs any number of steps. Unrolled code has a fixed length; what it leaves over
+        runs one turn at a time. A turn is `unit` steps: one update.
+        """
+        form = self._form
+        turns = count // unit
+        if form.is_loop:
+            most = turns if chunk is None else max(1, chunk // unit)
+            while turns:
+                now = min(turns, most)
+                yield now * unit, None
+                turns -= now
+            return
+        unroll = best_unroll(form, max(1, longest // unit), unit)
+        while turns:
+            now = unroll if turns >= unroll else 1
+            yield now * unit, now
+            turns -= now
+
+    def _part(self, result: Any, steps: int, block: Block) -> Part:
+        self._last_result = result
+        return Part(result, steps, block.spec.rows)
+
+    def _call(self, executable: Any, *arguments: Any) -> Any:
+        self.dispatches += 1
+        return executable(*(np.int32(a) if isinstance(a, int) else a for a in arguments))
+
+    def _limit_pending(self, block: Block) -> None:
+        if self._block is not None:
+            self._pending.append((self._block, self._last_result))
+            self._pending_bytes += _nbytes(self._block)
+        self._block = block
+        while self._pending and self._pending_bytes > self._max_pending_bytes:
+            used, result = self._pending.popleft()
+            self._pending_bytes -= _nbytes(used)
+            jax.block_until_ready(result)
+
+    def release(self) -> None:
+        """Lets go of the blocks of a loop that has ended."""
+        self._pending.clear()
+        self._pending_bytes = 0
+        self._block = self._last_result = None
+
+
+def _nbytes(block: Block) -> int:
+    return block.capacity * block.spec.nbytes
+
+
+def best_unroll(form: LoopForm, turns: int, unit: int = 1) -> int:
+    """Returns how many turns to unroll so that `turns` of them take the fewest calls.
+
+    Of equal choices the longest: 8 of at most 8 for 100 turns (12 calls and 4 of one turn), and 5
+    for 10 turns (2 calls).
+    """
+    most = max(1, (form.unroll or 1) // unit)
+    return min(range(most, 0, -1), key=lambda n: turns // n + turns % n)

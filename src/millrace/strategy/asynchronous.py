@@ -1,0 +1,117 @@
+"""Callbacks for every step of an execution, delivered while the execution runs.
+
+    device        |chunk 0   |chunk 1   |chunk 2   |
+    worker thread            |b0 b1 b2 ..|..         |..        |
+    Keras's loop  dispatches all chunks, then waits for the worker
+
+A step's logs leave the device when its chunk of the execution is done. Chunks are some 20 ms long,
+by the speed of the execution before: one dispatch each, so the device does not notice.
+"""
+
+import threading
+import time
+from typing import Any
+
+import jax
+import keras
+import numpy as np
+
+from millrace.plan import Mode
+from millrace.strategy.controller import Controller
+from millrace.strategy.functions import LoopFunction, StepLogs
+
+CHUNK_SECONDS = 0.02
+
+
+class StepCallbackList(keras.callbacks.CallbackList):
+    """Calls batch callbacks once per step, where Keras calls them once per execution.
+
+    Order: begin(0), end(0), begin(1), ... as with one step per execution. Everything from end(0) on
+    comes from a worker thread that ends before Keras's loop goes on, so what a callback raises is
+    raised by `fit`, and `stop_training` acts after the running execution.
+    """
+
+    def __init__(self, callbacks: Any, controller: Controller, **arguments: Any):
+        if isinstance(callbacks, keras.callbacks.CallbackList):
+            callbacks = callbacks.callbacks
+        super().__init__(callbacks, model=controller.model, **arguments)
+        self._controller = controller
+        self._begun = dict.fromkeys(Mode, 0)
+
+    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+        self._begin(Mode.TRAIN, batch, logs)
+
+    def on_test_batch_begin(self, batch: int, logs: Any = None) -> None:
+        self._begin(Mode.TEST, batch, logs)
+
+    def on_predict_batch_begin(self, batch: int, logs: Any = None) -> None:
+        self._begin(Mode.PREDICT, batch, logs)
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        self._end(Mode.TRAIN, batch, logs)
+
+    def on_test_batch_end(self, batch: int, logs: Any = None) -> None:
+        self._end(Mode.TEST, batch, logs)
+
+    def on_predict_batch_end(self, batch: int, logs: Any = None) -> None:
+        if isinstance(logs, dict) and isinstance(logs.get("outputs"), StepLogs):
+            logs = logs["outputs"]
+        self._end(Mode.PREDICT, batch, logs)
+
+    def _begin(self, mode: Mode, batch: int, logs: Any) -> None:
+        self._begun[mode] = batch
+        self._call(mode, "begin", batch, logs)
+
+    def _end(self, mode: Mode, batch: int, logs: Any) -> None:
+        if not isinstance(logs, StepLogs):
+            self._call(mode, "end", batch, logs)
+            return
+        errors: list[BaseException] = []
+
+        def deliver() -> None:
+            try:
+                self._deliver(mode, logs)
+            except BaseException as error:  # handed over to Keras's loop, whatever it is
+                errors.append(error)
+
+        worker = threading.Thread(target=deliver, name="millrace-callbacks", daemon=True)
+        worker.start()
+        worker.join()
+        if errors:
+            raise errors[0]
+
+    def _deliver(self, mode: Mode, logs: StepLogs) -> None:
+        step = self._begun[mode]
+        first = True
+        begin: float | None = None
+        timed = 0
+        for part in logs.parts:
+            values = jax.tree.map(np.asarray, part.result)  # waits for this chunk only
+            now = time.perf_counter()
+            begin, timed = (now, 0) if begin is None else (begin, timed + part.steps)
+            for index in range(part.steps):
+                if not first:
+                    self._call(mode, "begin", step, None)
+                first = False
+                entry = jax.tree.map(lambda leaf, i=index: leaf[i], values)
+                self._call(mode, "end", step, self._entry(mode, entry))
+                step += 1
+        if begin is not None and timed:
+            self._adapt(mode, (time.perf_counter() - begin) / timed)
+
+    def _entry(self, mode: Mode, entry: Any) -> dict[str, Any]:
+        if mode is Mode.PREDICT:
+            return {"outputs": entry}
+        return {
+            name: float(value) if np.ndim(value) == 0 else value for name, value in entry.items()
+        }
+
+    def _adapt(self, mode: Mode, seconds_per_step: float) -> None:
+        function = self._controller.functions.get(mode)
+        if isinstance(function, LoopFunction):
+            function.chunk = max(1, round(CHUNK_SECONDS / max(seconds_per_step, 1e-6)))
+
+    def _call(self, mode: Mode, when: str, step: int, logs: Any) -> None:
+        name = f"on_{mode.value}_batch_{when}"
+        for callback in self.callbacks:
+            getattr(callback, name)(step, logs=logs or {})

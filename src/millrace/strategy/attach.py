@@ -1,0 +1,159 @@
+"""Binding millrace to one model, without changing its class.
+
+Methods are bound to the instance: a changed class would break saving, loading and pickling, which
+look classes up by name. What attachment adds to a model:
+
+    make_train_function and its kind   return our functions to Keras's loops
+    fit, evaluate, predict             Keras's, with threads that end whichever way they end
+    set_*_options ...                  `methods.py`
+    save_assets, load_assets           the options travel in a `.keras` file; stock Keras skips them
+"""
+
+import functools
+import inspect
+import json
+import pathlib
+from collections.abc import Callable
+from dataclasses import asdict, replace
+from typing import Any
+
+import jax
+import keras
+
+from millrace.options import Accumulation, Feed, Options, Reduction
+from millrace.plan import Mode
+from millrace.strategy.asynchronous import StepCallbackList
+from millrace.strategy.checks import check_model, hint_steps_per_execution
+from millrace.strategy.controller import ATTRIBUTE, Controller, Totals
+from millrace.strategy.functions import LoopFunction
+from millrace.strategy.methods import METHODS
+
+OPTIONS_FILE = "millrace.json"
+
+_LOOPS = {"fit": Mode.TRAIN, "evaluate": Mode.TEST, "predict": Mode.PREDICT}
+
+
+def attach(model: keras.Model, device: jax.Device, totals: Totals) -> Controller:
+    """Attaches `model`; at the start of its construction too, so no layer is looked at."""
+    controller = Controller(model, device, totals)
+    attributes: dict[str, Any] = {ATTRIBUTE: controller}
+    for method in METHODS:
+        attributes[method.__name__] = _bound(method, controller)
+    for mode in Mode:
+        attributes[f"make_{mode.value}_function"] = _make_function(controller, mode)
+    for name, mode in _LOOPS.items():
+        attributes[name] = _loop(model, name, mode, controller)
+    attributes["save_assets"] = _save_assets(model, controller)
+    attributes["load_assets"] = _load_assets(model, controller)
+    for name, value in attributes.items():
+        # Past Keras's own __setattr__, which would track these as parts of the model.
+        object.__setattr__(model, name, value)
+    return controller
+
+
+def detach(model: keras.Model) -> None:
+    """Makes `model` a stock one again. Weights, optimizer and compilation stay."""
+    names = [ATTRIBUTE, *(m.__name__ for m in METHODS), *_LOOPS, "save_assets", "load_assets"]
+    names += [f"make_{mode.value}_function" for mode in Mode]
+    for name in names:
+        model.__dict__.pop(name, None)
+    model.train_function = model.test_function = model.predict_function = None
+
+
+def _bound(function: Callable[..., Any], controller: Controller) -> Callable[..., Any]:
+    @functools.wraps(function)
+    def method(*args: Any, **kwargs: Any) -> Any:
+        return function(controller, *args, **kwargs)
+
+    signature = inspect.signature(function)
+    visible = [p for p in signature.parameters.values() if p.name not in ("controller", "unknown")]
+    method.__signature__ = signature.replace(parameters=visible)  # type: ignore[attr-defined]
+    return method
+
+
+def _make_function(controller: Controller, mode: Mode) -> Callable[..., None]:
+    attribute = f"{mode.value}_function"
+
+    def make_function(force: bool = False) -> None:
+        model = controller.model
+        current = getattr(model, attribute)
+        if force or current is None or current is not controller.functions.get(mode):
+            controller.functions[mode] = LoopFunction(controller, mode)
+            setattr(model, attribute, controller.functions[mode])
+
+    make_function.__doc__ = f"Makes the {mode.value} function that Keras's loop calls."
+    return make_function
+
+
+def _loop(model: keras.Model, name: str, mode: Mode, controller: Controller) -> Callable[..., Any]:
+    stock = getattr(type(model), name)
+    signature = inspect.signature(stock)
+
+    @functools.wraps(stock)
+    def loop(*args: Any, **kwargs: Any) -> Any:
+        model = controller.model
+        check_model(model, mode, controller.options.accumulation)
+        if mode is Mode.TRAIN and model.compiled and model.steps_per_execution == 1:
+            hint_steps_per_execution(model, None)
+        with controller.running():
+            if controller.options.asynchronous_callbacks:
+                bound = signature.bind(model, *args, **kwargs)
+                bound.apply_defaults()
+                arguments = bound.arguments
+                if not isinstance(arguments["callbacks"], StepCallbackList):
+                    verbose = arguments["verbose"]
+                    arguments["callbacks"] = StepCallbackList(
+                        arguments["callbacks"],
+                        controller,
+                        add_history=mode is Mode.TRAIN,
+                        add_progbar=verbose != 0,
+                        verbose=verbose,
+                        epochs=arguments.get("epochs", 1),
+                        steps=None,
+                    )
+                return stock(*bound.args, **bound.kwargs)
+            return stock(model, *args, **kwargs)
+
+    return loop
+
+
+def _save_assets(model: keras.Model, controller: Controller) -> Callable[[str], None]:
+    own = getattr(type(model), "save_assets", None)
+
+    def save_assets(directory: str) -> None:
+        if own is not None:
+            own(controller.model, directory)
+        options = controller.options
+        data = asdict(options)
+        data["accumulation"]["reduction"] = options.accumulation.reduction.value
+        if callable(options.accumulation.dtype):
+            data["accumulation"]["dtype"] = None  # a function is the program's, not the model's
+        path = pathlib.Path(directory)
+        path.mkdir(parents=True, exist_ok=True)
+        (path / OPTIONS_FILE).write_text(json.dumps(data, indent=1))
+
+    return save_assets
+
+
+def _load_assets(model: keras.Model, controller: Controller) -> Callable[[str], None]:
+    own = getattr(type(model), "load_assets", None)
+
+    def load_assets(directory: str) -> None:
+        if own is not None:
+            own(controller.model, directory)
+        path = pathlib.Path(directory or ".") / OPTIONS_FILE
+        if directory and path.is_file():
+            controller.replace_options(_options(json.loads(path.read_text())))
+
+    return load_assets
+
+
+def _options(data: dict[str, Any]) -> Options:
+    accumulation = dict(data["accumulation"])
+    accumulation["reduction"] = Reduction(accumulation["reduction"])
+    return replace(
+        Options(),
+        accumulation=Accumulation(**accumulation),
+        feed=Feed(**data["feed"]),
+        asynchronous_callbacks=data["asynchronous_callbacks"],
+    )

@@ -1,0 +1,148 @@
+"""What a compiled loop cannot run, said before anything is compiled."""
+
+import inspect
+import logging
+from typing import Any
+
+import keras
+
+from millrace._compat.keras import is_endless
+from millrace.errors import DataError, ModelError, PlanError
+from millrace.options import Accumulation
+from millrace.plan import Mode
+
+logger = logging.getLogger("millrace")
+
+_LOOP = {Mode.TRAIN: "fit", Mode.TEST: "evaluate", Mode.PREDICT: "predict"}
+_STEPS = {Mode.TRAIN: "steps_per_epoch", Mode.TEST: "steps", Mode.PREDICT: "steps"}
+
+
+def check_data(adapter: Any, num_batches: int | None, mode: Mode) -> None:
+    """Refuses data without end where no number of steps is given."""
+    if num_batches is None and is_endless(adapter):
+        raise DataError(
+            f"The data never ends, and {_LOOP[mode]} was not told how many steps to run: "
+            f"{_STEPS[mode]}=None. Set {_STEPS[mode]} in {_LOOP[mode]}(), or remove repeat() from "
+            "the dataset."
+        )
+
+
+def check_steps(
+    accumulation: Accumulation, mode: Mode, steps_per_execution: int, steps: int | None
+) -> int:
+    """Returns the steps of a full execution: no more than the epoch has.
+
+    Raises:
+        PlanError: if an update would begin in one execution and end in another.
+    """
+    truncated = min(steps_per_execution, steps or steps_per_execution)
+    window = accumulation.steps
+    if mode is Mode.TRAIN and steps_per_execution % window and truncated != steps:
+        down = steps_per_execution - steps_per_execution % window
+        raise PlanError(
+            f"steps_per_execution={steps_per_execution} is not a whole number of weight updates. "
+            f"One update takes gradient_accumulation_steps_per_replica x replicas = {window} x 1 = "
+            f"{window} steps, and the epoch has {steps or 'an unknown number of'} steps. Set "
+            f"steps_per_execution={down or window} in compile(), or "
+            "gradient_accumulation_steps_per_replica to a divisor of "
+            f"{steps_per_execution}."
+        )
+    return truncated
+
+
+def check_model(model: keras.Model, mode: Mode, accumulation: Accumulation) -> None:
+    """Refuses models whose step is not one pure function that can be compiled.
+
+    Raises:
+        ModelError: naming the model, what it does and what to change.
+    """
+    name = f"{type(model).__name__} {model.name!r}"
+    if keras.distribution.distribution() is not None:
+        raise ModelError(
+            f"{name} runs under a strategy while a keras.distribution is set: both place data and "
+            "weights. Call keras.distribution.set_distribution(None), or use the model without "
+            "the strategy."
+        )
+    for function in ("make_train_function", "make_test_function", "make_predict_function"):
+        if getattr(type(model), function) is not getattr(keras.Model, function):
+            raise ModelError(
+                f"{name} overrides {function}(), which is what the strategy provides. Remove the "
+                "override (train_step, test_step and predict_step may be overridden), or use the "
+                "model without the strategy."
+            )
+    _check_compiled(model, name, mode)
+    step = f"{mode.value}_step"
+    if getattr(type(model), step) is not getattr(keras.Model, step):
+        _check_own_step(model, name, step)
+        if mode is Mode.TRAIN and accumulation.steps > 1:
+            raise ModelError(
+                f"{name} overrides train_step(), which updates the weights at every step, and "
+                f"gradient_accumulation_steps_per_replica={accumulation.steps} asks for an update "
+                f"every {accumulation.steps} steps. Override compute_loss() instead, or set "
+                "gradient_accumulation_steps_per_replica=1."
+            )
+    if mode is Mode.TRAIN:
+        _check_optimizer(model, name, accumulation)
+
+
+def _check_compiled(model: keras.Model, name: str, mode: Mode) -> None:
+    if getattr(model, "run_eagerly", False):
+        raise ModelError(
+            f"{name} was compiled with run_eagerly=True, and a strategy compiles the loop around "
+            "the step. Remove run_eagerly from compile(); to look at values while it runs, call "
+            "the model outside the strategy, or use jax.debug.print."
+        )
+    if mode is Mode.PREDICT and not model.compiled:
+        return
+    if not getattr(model, "jit_compile", True):
+        layers = [
+            layer.name
+            for layer in model._flatten_layers()
+            if not getattr(layer, "supports_jit", True)
+        ]
+        cause = (
+            f"its layers {layers} do not support compilation"
+            if layers
+            else "it was compiled with jit_compile=False"
+        )
+        advice = (
+            "Move these layers in front of the model, into the data set"
+            if layers
+            else "Remove jit_compile from compile()"
+        )
+        raise ModelError(f"{name} cannot run as a compiled loop: {cause}. {advice}.")
+
+
+def _check_own_step(model: keras.Model, name: str, step: str) -> None:
+    names = list(inspect.signature(getattr(model, step)).parameters)
+    if len(names) != 2:
+        raise ModelError(
+            f"{name} overrides {step}({', '.join(names)}). On the JAX backend a step is a pure "
+            f"function {step}(state, data) that returns its results and the new state; one that "
+            "takes the data alone changes variables on the way, as TensorFlow's and PyTorch's do. "
+            "See keras.io/guides/custom_train_step_in_jax."
+        )
+
+
+def _check_optimizer(model: keras.Model, name: str, accumulation: Accumulation) -> None:
+    optimizer = model.optimizer
+    while optimizer is not None:
+        own = getattr(optimizer, "gradient_accumulation_steps", None)
+        if own and accumulation.steps > 1:
+            raise PlanError(
+                f"{name} would accumulate twice: its optimizer over "
+                f"gradient_accumulation_steps={own} steps, and the strategy over "
+                f"gradient_accumulation_steps_per_replica={accumulation.steps}. Remove "
+                "gradient_accumulation_steps from the optimizer."
+            )
+        optimizer = getattr(optimizer, "inner_optimizer", None)
+
+
+def hint_steps_per_execution(model: keras.Model, steps: int | None) -> None:
+    """Logs once per model that executions of one step leave speed on the table."""
+    logger.info(
+        "model %r runs one step per execution. Set steps_per_execution in compile() to a larger "
+        "number, such as %d, for fewer round trips to Python.",
+        model.name,
+        min(steps or 100, 100),
+    )

@@ -1,0 +1,101 @@
+"""What a strategy knows of one model: its options, its functions, its open feeds."""
+
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import jax
+import keras
+
+from millrace.feeds.blocks import BlockShape
+from millrace.options import Options
+from millrace.plan import BatchSpec, Mode
+from millrace.records.compilation import CompileRecord
+from millrace.records.feeds import FeedStatistics
+
+if TYPE_CHECKING:
+    from millrace.strategy.functions import LoopFunction
+
+ATTRIBUTE = "_millrace"  # of a model: its controller
+
+
+class Totals:
+    """Counters of everything that ran under one strategy."""
+
+    def __init__(self) -> None:
+        self.compile_log: list[CompileRecord] = []
+        self.infeed = FeedStatistics()
+        self.executions = 0
+        self.dispatches = 0
+
+
+class Controller:
+    """One per attached model, as the attribute `_millrace`."""
+
+    def __init__(self, model: keras.Model, device: jax.Device, totals: Totals):
+        self._model = weakref.ref(model)
+        self.device = device
+        self.totals = totals
+        self.options = Options()
+        self.functions: dict[Mode, LoopFunction] = {}
+        self._capacities: dict[tuple[Mode, bool], dict[BatchSpec, int]] = {}
+        self._iterators: list[Any] = []  # with feeds that the running call has opened
+        self._running = 0  # nesting of fit, evaluate and predict
+
+    @property
+    def model(self) -> keras.Model:
+        """The model, which owns this controller and is not kept alive by it."""
+        model = self._model()
+        assert model is not None  # noqa: S101 - its attribute cannot outlive it
+        return model
+
+    def replace_options(self, options: Options, keep_functions: bool = False) -> None:
+        """Puts other options in force, from the next fit, evaluate or predict on."""
+        self.options = options
+        if not keep_functions:
+            self.functions.clear()
+            self.model.train_function = None
+
+    def block_shape(
+        self, mode: Mode, steps_per_execution: int, on_batch: bool = False
+    ) -> BlockShape:
+        """Returns the bounds of blocks for one mode.
+
+        Args:
+            mode: blocks of the three modes run in different executables.
+            steps_per_execution: after truncation to the epoch.
+            on_batch: for `train_on_batch` and its kind, whose one step should not be padded.
+        """
+        feed = self.options.feed
+        keeps_steps = mode is Mode.PREDICT or self.options.asynchronous_callbacks
+        return BlockShape(
+            max_bytes=feed.max_block_bytes,
+            units=(steps_per_execution, self.options.accumulation.steps),
+            known=self._capacities.setdefault((mode, on_batch or keeps_steps), {}),
+            max_steps=steps_per_execution if keeps_steps else None,
+        )
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """Surrounds fit, evaluate and predict: whichever way they end, their threads end."""
+        self._running += 1
+        try:
+            yield
+        finally:
+            self._running -= 1
+            if not self._running:
+                for iterator in self._iterators:
+                    iterator.close()
+                self._iterators.clear()
+                for function in self.functions.values():
+                    function.release()
+
+    def opened(self, iterator: Any) -> None:
+        """Takes note of an epoch iterator to close at the end."""
+        self._iterators.append(iterator)
+
+
+def controller_of(model: Any) -> Controller | None:
+    """Returns the controller of an attached model, None for any other."""
+    return getattr(model, "__dict__", {}).get(ATTRIBUTE)

@@ -1,0 +1,189 @@
+"""What Keras's loops draw executions from: its own epoch iterator, with an infeed behind it.
+
+for begin, end, execution in epoch_iterator:      Keras
+logs, state = train_function(state, execution)
+execution.take() -> segments              feeds/infeed.py
+"""
+
+import itertools
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import keras
+import numpy as np
+
+from millrace._compat.keras import (
+    EpochIterator,
+    epoch_order,
+    get_data_adapter,
+    install_epoch_iterator,
+    is_array_adapter,
+)
+from millrace.feeds.block import Segment
+from millrace.feeds.blocks import ResidentArrays, stacked_blocks
+from millrace.feeds.infeed import Infeed
+from millrace.plan import Mode
+from millrace.strategy.checks import check_data, check_steps
+from millrace.strategy.controller import Controller, controller_of
+
+
+class Execution:
+    """The steps of one call of a train, test or predict function."""
+
+    def __init__(self, epoch: "FeedEpochIterator", steps: int):
+        self._epoch = epoch
+        self.steps = steps
+
+    def take(self) -> Iterator[Segment]:
+        """Yields the execution's segments as they become ready."""
+        return self._epoch.infeed().take(self.steps)
+
+    @property
+    def longest(self) -> int:
+        """Steps of a full execution of the same epoch."""
+        return self._epoch.steps_per_execution
+
+    def __iter__(self) -> Iterator[Any]:
+        return self
+
+    def __next__(self) -> Any:
+        # Keras builds an unbuilt model from one batch and then starts over. The infeed stays
+        # shut: it would draw batches ahead that a generator cannot give twice.
+        return next(self._epoch.host_batches())
+
+
+class FeedEpochIterator(EpochIterator):
+    """Keras's epoch iterator for a model attached to a strategy.
+
+    It gives out the same batches in the same order. Executions end with the epoch and report the
+    numbers of the steps they ran; Keras counts on as if the last one were a full one.
+    """
+
+    def __init__(self, controller: Controller, mode: Mode, **arguments: Any):
+        super().__init__(**arguments)
+        self._controller = controller
+        self._mode = mode
+        self._arguments = arguments
+        self._infeed: Infeed | None = None
+        self._sizes: Any = ()
+        self._resident: ResidentArrays | None = None
+        self._residency_known = False
+        check_data(self.data_adapter, self.num_batches, mode)
+        self.steps_per_execution = check_steps(
+            controller.options.accumulation, mode, self.steps_per_execution, self.num_batches
+        )
+        controller.opened(self)
+
+    def infeed(self) -> Infeed:
+        """Returns the epoch's infeed, which starts when the first step is taken."""
+        if self._infeed is None:
+            feed = self._controller.options.feed
+            self._infeed = Infeed(self._blocks(), feed.prefetch_depth)
+        return self._infeed
+
+    def host_batches(self) -> Iterator[Any]:
+        """Returns the data adapter's batches, in host memory."""
+        if self._current_iterator is None:
+            self._current_iterator = iter(self.data_adapter.get_jax_iterator())
+        return self._current_iterator
+
+    def reset(self) -> None:
+        """Starts over, as Keras does after it built the model from the first batch."""
+        self.close()
+        super().reset()
+
+    def close(self) -> None:
+        """Ends the infeed, if there is one, and adds up what it did."""
+        if self._infeed is not None:
+            self._infeed.close()
+            self._controller.totals.infeed += self._infeed.statistics()
+            self._infeed = None
+
+    def _enumerate_iterator(self) -> Iterator[tuple[int, int, Execution]]:
+        self.close()
+        self.data_adapter.on_epoch_begin()
+        if self.steps_per_epoch is None:
+            self._current_iterator = None  # each epoch starts the data anew
+        total = self.num_batches
+        if total is None:
+            yield from self._enumerate_unknown()
+        else:
+            yield from self._enumerate_known(total)
+        self.close()
+        self.data_adapter.on_epoch_end()
+
+    def _enumerate_known(self, total: int) -> Iterator[tuple[int, int, Execution]]:
+        # With `steps_per_epoch`, one pass through the data goes on over several epochs.
+        if self._current_iterator is None:
+            self._steps_seen = 0
+        left = total if self._num_batches is None else self._num_batches - self._steps_seen
+        steps = min(total, left)
+        size = self.steps_per_execution
+        begins = range(0, steps, size)
+        self._sizes = [min(size, steps - begin) for begin in begins]
+        for begin, count in zip(begins, self._sizes, strict=True):
+            self._steps_seen += count
+            yield begin, begin + count - 1, Execution(self, count)
+        if steps < total:
+            self._interrupted_warning()
+        if self._num_batches is not None and self._steps_seen >= self._num_batches:
+            self._current_iterator = None
+
+    def _enumerate_unknown(self) -> Iterator[tuple[int, int, Execution]]:
+        size = self.steps_per_execution
+        self._sizes = itertools.repeat(size)
+        for begin in itertools.count(0, size):
+            if begin and not self.infeed().has_more():
+                break
+            yield begin, begin + size - 1, Execution(self, size)
+        self._num_batches = self.infeed().statistics().steps
+
+    def _blocks(self) -> Iterator[Any]:
+        controller = self._controller
+        shape = controller.block_shape(self._mode, self.steps_per_execution)
+        resident = self._resident_arrays()
+        if resident is not None:
+            # Drawn here, on the thread that Keras would draw it on: it uses NumPy's generator.
+            batch_size = self.data_adapter.batch_size
+            order = epoch_order(resident.rows, batch_size, self._arguments.get("shuffle", False))
+            return resident.blocks(order, batch_size, shape)
+        return stacked_blocks(self.host_batches(), self._sizes, shape, controller.device)
+
+    def _resident_arrays(self) -> ResidentArrays | None:
+        """Returns the data as arrays on the device, if it is small and read from start to end."""
+        if not self._residency_known:
+            self._residency_known = True
+            limit = self._controller.options.feed.max_resident_bytes
+            whole = self.steps_per_epoch in (None, self._num_batches)
+            if limit and whole and is_array_adapter(self.data_adapter):
+                arrays = _whole_arrays(self._arguments, limit)
+                if arrays is not None:
+                    self._resident = ResidentArrays(arrays, self._controller.device)
+        return self._resident
+
+
+def _whole_arrays(arguments: dict[str, Any], limit: int) -> Any | None:
+    """Returns what the data adapter would slice batches from, or None if that exceeds `limit`."""
+    data = {name: arguments.get(name) for name in ("x", "y", "sample_weight")}
+    leaves = jax.tree.leaves(data)
+    sizes = [getattr(leaf, "nbytes", None) for leaf in leaves]
+    if any(size is None for size in sizes) or sum(map(int, sizes)) > limit:  # type: ignore[arg-type]
+        return None
+    # One batch of everything: converted, packed and weighted as Keras does it.
+    adapter = get_data_adapter(
+        **data, batch_size=len(leaves[0]), class_weight=arguments.get("class_weight")
+    )
+    arrays = next(iter(adapter.get_jax_iterator()))
+    dense = all(isinstance(leaf, np.ndarray | jax.Array) for leaf in jax.tree.leaves(arrays))
+    return arrays if dense else None
+
+
+def _make_epoch_iterator(model: keras.Model, loop: str, arguments: Any) -> Any | None:
+    controller = controller_of(model)
+    if controller is None:
+        return None
+    return FeedEpochIterator(controller, Mode(loop), **arguments)
+
+
+install_epoch_iterator(_make_epoch_iterator)

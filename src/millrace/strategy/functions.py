@@ -1,0 +1,135 @@
+"""What Keras's loops call once per execution: `logs, state = function(state, execution)`."""
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from millrace.compiling.executables import Executables
+from millrace.feeds.block import Segment
+from millrace.feeds.blocks import stacked_blocks
+from millrace.plan import BatchSpec, Mode, Plan
+from millrace.programs.state import State, as_state
+from millrace.runtime.scan import Part, ScanRunner
+from millrace.strategy.checks import check_model
+from millrace.strategy.controller import Controller
+from millrace.strategy.epochs import Execution
+
+
+class StepLogs(dict[str, Any]):
+    """Logs of an execution's last step, with those of all its steps, still on the device."""
+
+    parts: list[Part]
+
+
+class LoopFunction:
+    """Train, test or predict function of one model. It holds the executables of its mode."""
+
+    def __init__(self, controller: Controller, mode: Mode):
+        check_model(controller.model, mode, controller.options.accumulation)
+        self._controller = controller
+        self._mode = mode
+        self._executables = Executables(controller.model, controller.totals.compile_log)
+        self._runners: dict[bool, ScanRunner] = {}
+        # Steps per call when every step's logs are awaited; `asynchronous.py` adapts it.
+        self.chunk = 8
+
+    def __call__(self, state: State, iterator: Iterator[Any]) -> tuple[Any, State]:
+        """Runs one execution.
+
+        Args:
+            state: values of the model's variables; consumed.
+            iterator: an `Execution`, or any iterator of batches, such as `train_on_batch` makes.
+
+        Raises:
+            StopIteration: if there is no step left, which ends the epoch.
+        """
+        step_logs = self._controller.options.asynchronous_callbacks
+        runner = self._runner(step_logs)
+        if isinstance(iterator, Execution):
+            segments: Iterable[Segment] = iterator.take()
+            longest = iterator.longest
+        else:
+            segments = self._segments_of(iterator)
+            longest = self._controller.model.steps_per_execution
+        dispatches = runner.dispatches
+        chunk = self.chunk if step_logs else None
+        state, parts = runner.run(self._on_device(state), segments, longest, chunk)
+        totals = self._controller.totals
+        totals.dispatches += runner.dispatches - dispatches
+        totals.executions += 1
+        if not parts:
+            raise StopIteration
+        return self._combine(parts, step_logs), state
+
+    def release(self) -> None:
+        """Lets go of the data of a loop that has ended."""
+        for runner in self._runners.values():
+            runner.release()
+
+    def _runner(self, step_logs: bool) -> ScanRunner:
+        if step_logs not in self._runners:
+            options = self._controller.options
+            plan = Plan(
+                mode=self._mode,
+                batch=BatchSpec(None, (), ()),
+                capacity=0,
+                accumulation=options.accumulation,
+                step_logs=step_logs,
+                device=self._controller.device,
+            )
+            pending = options.feed.prefetch_depth * options.feed.max_block_bytes
+            self._runners[step_logs] = ScanRunner(self._executables, plan, pending)
+        return self._runners[step_logs]
+
+    def _segments_of(self, iterator: Iterator[Any]) -> Iterator[Segment]:
+        controller = self._controller
+        longest = controller.model.steps_per_execution
+        batches = [batch for batch, _ in zip(iterator, range(longest), strict=False)]
+        shape = controller.block_shape(self._mode, len(batches) or 1, on_batch=True)
+        for block in stacked_blocks(iter(batches), [len(batches)], shape, controller.device):
+            yield Segment(block, 0, block.steps)
+
+    def _on_device(self, state: State) -> State:
+        if self._executables.knows(state):
+            return state
+        state = as_state(state)
+        device = self._controller.device
+        if all(leaf.devices() == {device} for leaf in jax.tree.leaves(state)):
+            return state
+        return jax.device_put(state, device)
+
+    def _combine(self, parts: list[Part], step_logs: bool) -> Any:
+        if step_logs:
+            last = parts[-1]
+            if self._mode is Mode.PREDICT:
+                outputs = [_merged(part) for part in parts]
+                logs = StepLogs(outputs=_concatenate(outputs))
+            else:
+                logs = StepLogs(jax.tree.map(lambda leaf: leaf[last.steps - 1], last.result))
+            logs.parts = parts
+            return logs
+        if self._mode is Mode.PREDICT:
+            return _concatenate([_used_rows(part) for part in parts])
+        return parts[-1].result
+
+
+def _used_rows(part: Part) -> Any:
+    """Outputs `[capacity * rows, ...]` without those of steps that were not run."""
+    rows = part.steps * part.rows
+    return jax.tree.map(lambda leaf: leaf if len(leaf) == rows else leaf[:rows], part.result)
+
+
+def _merged(part: Part) -> Any:
+    """Outputs `[capacity, rows, ...]` as `[steps * rows, ...]`."""
+    return jax.tree.map(
+        lambda leaf: np.asarray(leaf)[: part.steps].reshape(-1, *leaf.shape[2:]), part.result
+    )
+
+
+def _concatenate(outputs: list[Any]) -> Any:
+    if len(outputs) == 1:
+        return outputs[0]
+    return jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *outputs)

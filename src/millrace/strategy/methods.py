@@ -1,0 +1,135 @@
+"""The methods that attachment adds to a model: each replaces one record of its options."""
+
+from dataclasses import replace
+from typing import Any
+
+from millrace.options import (
+    Accumulation,
+    Feed,
+    reduction,
+    refuse_unknown,
+    truth,
+    whole_number,
+)
+from millrace.programs.accumulate import accumulator_dtype
+from millrace.strategy.controller import Controller
+
+_ACCUMULATION_REASONS = {
+    "opt": "the optimizer is the one given to compile().",
+    "num_mini_batches": "set gradient_accumulation_steps_per_replica instead.",
+    "experimental_normalize_gradients": (
+        "set gradient_accumulation_reduction_method='mean' for True, 'sum' for False."
+    ),
+}
+_FEED_REASONS = dict.fromkeys(
+    ("dataset", "infeed_spec", "element_spec"),
+    "it follows from the data given to fit, evaluate or predict.",
+)
+
+
+def set_gradient_accumulation_options(
+    controller: Controller,
+    *,
+    gradient_accumulation_steps_per_replica: int | None = None,
+    gradient_accumulation_reduction_method: Any = None,
+    dtype: Any = None,
+    **unknown: Any,
+) -> None:
+    """Lets several steps make one weight update.
+
+    Args:
+        gradient_accumulation_steps_per_replica: steps (batches) in one update; 1 turns it off.
+            None keeps the number set before.
+        gradient_accumulation_reduction_method: `"mean"` (default) divides by the rows, so that the
+            update equals that of one big batch; `"sum"` adds the batches' gradients. None keeps
+            what was set before.
+        dtype: of the accumulator. None is each variable's own, a name is for all, a function of
+            the variable chooses for each. Not kept from an earlier call.
+
+    Raises:
+        OptionError: for a number below 1, an unknown method or dtype, or an unknown option.
+    """
+    setter = "set_gradient_accumulation_options"
+    known = (
+        "gradient_accumulation_steps_per_replica",
+        "gradient_accumulation_reduction_method",
+        "dtype",
+    )
+    refuse_unknown(setter, unknown, known, _ACCUMULATION_REASONS)
+    before = controller.options.accumulation
+    steps = (
+        before.steps
+        if gradient_accumulation_steps_per_replica is None
+        else whole_number(known[0], gradient_accumulation_steps_per_replica, 1)
+    )
+    method = (
+        before.reduction
+        if gradient_accumulation_reduction_method is None
+        else reduction(gradient_accumulation_reduction_method)
+    )
+    for variable in controller.model.trainable_variables:
+        accumulator_dtype(dtype, variable)  # refuses now what it would refuse in a trace
+    accumulation = Accumulation(steps=steps, reduction=method, dtype=dtype)
+    controller.replace_options(replace(controller.options, accumulation=accumulation))
+
+
+def set_infeed_queue_options(
+    controller: Controller,
+    *,
+    prefetch_depth: int | None = None,
+    max_block_bytes: int | None = None,
+    max_resident_bytes: int | None = None,
+    **unknown: Any,
+) -> None:
+    """Chooses how data reaches the device. Results do not depend on it.
+
+    Args:
+        prefetch_depth: blocks prepared ahead of the one in use; at least 1.
+        max_block_bytes: bytes of one block of stacked batches; an execution of more steps than
+            fit is run from several blocks.
+        max_resident_bytes: arrays of at most so many bytes in all stay on the device and are
+            shuffled there; 0 never keeps any.
+
+    Each call replaces all three; None is the default of each.
+
+    Raises:
+        OptionError: for a number below its minimum, or an unknown option.
+    """
+    setter = "set_infeed_queue_options"
+    given = {
+        "prefetch_depth": (prefetch_depth, 1),
+        "max_block_bytes": (max_block_bytes, 1),
+        "max_resident_bytes": (max_resident_bytes, 0),
+    }
+    refuse_unknown(setter, unknown, given, _FEED_REASONS)
+    chosen = {
+        name: whole_number(name, value, minimum)
+        for name, (value, minimum) in given.items()
+        if value is not None
+    }
+    controller.replace_options(replace(controller.options, feed=Feed(**chosen)))
+
+
+def set_asynchronous_callbacks(controller: Controller, asynchronous: bool = False) -> None:
+    """Delivers batch callbacks for every step while an execution runs, or once per execution.
+
+    Takes effect at the next fit, evaluate or predict. Programs that are there stay; those that
+    return every step's logs are compiled when they are first needed.
+
+    Args:
+        asynchronous: True calls `on_train_batch_end` and its kind once per step, in order, from
+            a worker thread. A callback that reads weights then waits for the execution.
+
+    Raises:
+        OptionError: if it is neither True nor False.
+    """
+    value = truth("asynchronous", asynchronous)
+    options = replace(controller.options, asynchronous_callbacks=value)
+    controller.replace_options(options, keep_functions=True)
+
+
+METHODS = (
+    set_gradient_accumulation_options,
+    set_infeed_queue_options,
+    set_asynchronous_callbacks,
+)

@@ -1,0 +1,30 @@
+"""Eight virtual CPU devices and fixed seeds for every test."""
+
+import os
+
+os.environ["KERAS_BACKEND"] = "jax"
+
+import jax
+
+jax.config.update("jax_num_cpu_devices", 8)
+
+import keras  # noqa: E402
+import numpy as np  # noqa: E402
+import pytest  # noqa: E402
+
+import millrace  # noqa: E402
+
+
+@pytest.fixture(autouse=True)
+def seeds():
+    """Starts every test from the same random state."""
+    keras.utils.set_random_seed(0)
+    np.random.seed(0)
+    yield
+    keras.config.set_dtype_policy("float32")
+
+
+@pytest.fixture
+def strategy():
+    """A strategy on the first CPU device."""
+    return millrace.Strategy()
