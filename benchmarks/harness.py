@@ -1,7 +1,7 @@
 """What all benchmarks share: paired rounds, medians, the header and the last line."""
 
 import argparse
-import datetime
+import datetime as dt
 import os
 import platform
 import statistics
@@ -34,7 +34,7 @@ def header(title: str) -> None:
         f"versions  python {platform.python_version()}, jax {jax.__version__}, "
         f"keras {keras.__version__}"
     )
-    print(f"date      {datetime.date.today().isoformat()}\n")
+    print(f"date      {dt.date.today().isoformat()}\n")
 
 
 def seconds(function: Callable[[], object]) -> float:

@@ -1,5 +1,6 @@
 """Which devices a strategy runs on."""
 
+import contextlib
 import re
 from collections.abc import Sequence
 
@@ -36,15 +37,18 @@ def find_devices(devices: object) -> tuple[jax.Device, ...]:
         if number and platform == "cpu":
             _make_virtual(int(number))
         return _first(int(number), platform) if number else tuple(_devices_of(platform))
-    if isinstance(devices, Sequence) and devices:
-        if all(isinstance(device, jax.Device) for device in devices):
-            if len(set(devices)) < len(devices):
-                raise OptionError(f"devices names a device twice. Received: devices={devices!r}.")
-            return tuple(devices)
+    if isinstance(devices, Sequence) and devices and all(map(_is_device, devices)):
+        if len(set(devices)) < len(devices):
+            raise OptionError(f"devices names a device twice. Received: devices={devices!r}.")
+        return tuple(devices)
     raise OptionError(
         "devices must be None, a number, text such as 'cpu:8', or a sequence of JAX devices. "
         f"Received: devices={devices!r}."
     )
+
+
+def _is_device(device: object) -> bool:
+    return isinstance(device, jax.Device)
 
 
 def _devices_of(platform: str | None) -> Sequence[jax.Device]:
@@ -78,11 +82,9 @@ def _first(number: int, platform: str | None) -> tuple[jax.Device, ...]:
 
 def _make_virtual(number: int) -> None:
     if not backends_are_initialized():
-        try:
+        # XLA_FLAGS may have set a number already; below we see whether it is enough.
+        with contextlib.suppress(RuntimeError, ValueError):
             jax.config.update("jax_num_cpu_devices", max(number, 1))
-        except (RuntimeError, ValueError):
-            # XLA_FLAGS has already set a number; below we see whether it is enough.
-            pass
     present = len(_devices_of("cpu"))
     if present < number:
         raise DeviceError(

@@ -7,6 +7,7 @@
     ├── OptionError        an option has a value that nothing can do with     (also ValueError)
     ├── ModelError         the model does what a compiled loop cannot run     (also RuntimeError)
     ├── DataError          the data cannot be fed to a compiled loop          (also ValueError)
+    ├── NonFiniteError     jax_debug_nans or _infs found one            (also FloatingPointError)
     └── PlanError          options, model and data do not fit together        (also RuntimeError)
 
 Each is also the builtin error that users of Keras would catch in its place. A message says what
@@ -81,6 +82,15 @@ class DataError(MillraceError, ValueError):
     Wrong: `model.fit(dataset.repeat())`
 
     Right: `model.fit(dataset.repeat(), steps_per_epoch=100)`
+    """
+
+
+class NonFiniteError(MillraceError, FloatingPointError):
+    """A NaN or an infinity came out of an execution while JAX was told to look for one.
+
+    Wrong: `jax.config.update("jax_debug_nans", True)` with a learning rate of 1e6.
+
+    Right: a smaller learning rate, or `keras.callbacks.TerminateOnNaN()` in its place.
     """
 
 

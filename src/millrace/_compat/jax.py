@@ -1,7 +1,10 @@
 """Private JAX. Checked on jax 0.10.0, 0.10.2 and 0.12.0.1."""
 
+from typing import Any
+
 import jax
 from jax._src import xla_bridge
+from jax._src.api_util import InternalFloatingPointError
 from jax.extend import core as extend_core
 
 
@@ -11,6 +14,21 @@ def backends_are_initialized() -> bool:
     No public call tells without starting them.
     """
     return xla_bridge.backends_are_initialized()
+
+
+def looks_for_non_finite() -> bool:
+    """Whether JAX checks what every executable returns for NaN or infinity."""
+    config: Any = jax.config  # which declares its options when it runs
+    return bool(config.jax_debug_nans or config.jax_debug_infs)
+
+
+def is_non_finite_error(error: BaseException) -> bool:
+    """Whether JAX raised `error` for a NaN or an infinity that an executable returned.
+
+    `jax.jit` catches it and runs the function again, operation by operation; executables that
+    were compiled ahead of time let this private class through.
+    """
+    return isinstance(error, InternalFloatingPointError | FloatingPointError)
 
 
 def primitive_counts(jaxpr: extend_core.ClosedJaxpr) -> dict[str, int]:

@@ -4,6 +4,7 @@
                   from it; nothing public decides what they draw.
 `get_data_adapter`, `is_array_adapter`   what Keras makes of `x`, in the order it would feed it.
 `is_endless`      whether a data set says of itself that it never ends.
+`restore_state`   the state that Keras keeps beside the variables while a loop runs.
 `compute_gradient_step`   loss, gradients and metrics of one micro-batch without the update, which
                   `train_step` only has together with it.
 """
@@ -29,6 +30,7 @@ __all__ = [
     "is_array_adapter",
     "is_endless",
     "metric_logs",
+    "restore_state",
 ]
 
 EpochIterator = _trainer.JAXEpochIterator
@@ -87,7 +89,7 @@ def epoch_order(rows: int, batch_size: int, shuffle: bool | str) -> np.ndarray:
     adapter = get_data_adapter(
         x=np.arange(rows, dtype=np.int32),
         batch_size=rows if at_once else batch_size,
-        shuffle=shuffle,
+        shuffle=shuffle,  # type: ignore[arg-type]  # Keras takes "batch", too
     )
     return np.concatenate(
         [np.asarray(jax.tree.leaves(batch)[0]) for batch in adapter.get_jax_iterator()]
@@ -143,6 +145,27 @@ def compute_gradient_step(model: Any, state: Any, batch: Any) -> tuple[Any, Any,
         metrics, unscaled_loss, x, y, y_pred, sample_weight
     )
     return gradients, non_trainable, metrics, logs
+
+
+def restore_state(model: Any, state: Any) -> None:
+    """Gives a model's variables values, as if Keras's loop had ended and put them back.
+
+    While a loop runs its variables hold nothing, and an exception out of the first execution
+    leaves them so.
+    """
+    trainable, non_trainable, *rest = state
+    groups = [
+        (model.trainable_variables, trainable),
+        (model.non_trainable_variables, non_trainable),
+    ]
+    if len(rest) == 2:
+        groups.append((model.optimizer.variables, rest[0]))
+    if rest:
+        groups.append((model.metrics_variables, rest[-1]))
+    for variables, values in groups:
+        for variable, value in zip(variables, values, strict=True):
+            variable.assign(value)
+    model._jax_state_synced = True
 
 
 def metric_logs(model: Any, metric_values: Any) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from typing import Any
 
 import jax
 
+from millrace._compat.jax import looks_for_non_finite
 from millrace.plan import Plan
 from millrace.programs.build import Program
 from millrace.records.compilation import CompileRecord
@@ -36,7 +37,9 @@ def compile_program(
     what = f"{program.name} of {model_name!r} for batches of {plan.batch}"
     with _progress(what):
         begin = time.perf_counter()
-        lowered = jax.jit(program.function, donate_argnums=program.donated).lower(*arguments)
+        # What JAX finds non-finite is reported with the state from before, so that must survive.
+        donated = () if looks_for_non_finite() else program.donated
+        lowered = jax.jit(program.function, donate_argnums=donated).lower(*arguments)
         traced = time.perf_counter()
         compiled = lowered.compile()
         end = time.perf_counter()

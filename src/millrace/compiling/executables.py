@@ -5,6 +5,7 @@ from typing import Any
 import jax
 import keras
 
+from millrace._compat.jax import looks_for_non_finite
 from millrace.compiling.executable import Executable, compile_program
 from millrace.plan import LoopForm, Plan
 from millrace.programs.build import ProgramBuilder
@@ -28,7 +29,7 @@ class Executables:
         self._specs: Any = None
         self._specs_key: Any = None
         # By identity of the plan: hashing a plan takes as long as a small step.
-        self._recent: dict[tuple[int, str, int | None], tuple[Plan, Executable]] = {}
+        self._recent: dict[Any, tuple[Plan, Executable]] = {}
 
     def knows(self, state: State) -> bool:
         """Whether this is the very state that an executable returned last."""
@@ -78,10 +79,11 @@ class Executables:
         return self._builders[key]
 
     def _find(self, plan: Plan, name: str, unroll: int | None = None) -> Executable:
-        recent = self._recent.get((id(plan), name, unroll))
+        debugging = looks_for_non_finite()
+        recent = self._recent.get((id(plan), name, unroll, debugging))
         if recent is not None and recent[0] is plan:
             return recent[1]
-        key = (plan, self._specs_key, name, unroll)
+        key = (plan, self._specs_key, name, unroll, debugging)
         executable = self._executables.get(key)
         if executable is None:
             make = getattr(self._builder(plan), name)
@@ -90,5 +92,5 @@ class Executables:
             self._executables[key] = executable
         if len(self._recent) > 16:
             self._recent.clear()
-        self._recent[id(plan), name, unroll] = (plan, executable)
+        self._recent[id(plan), name, unroll, debugging] = (plan, executable)
         return executable

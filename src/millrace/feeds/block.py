@@ -7,7 +7,7 @@ Executions do not have to end where blocks do: an execution takes segments `(blo
 """
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import numpy as np
@@ -28,7 +28,8 @@ class Block:
     steps: int  # batches in use; what follows them is padding that no program reads
 
 
-class Segment(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Segment:
     """Consecutive steps of one block."""
 
     block: Block
@@ -79,7 +80,9 @@ def _aligned(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
     return raw[offset : offset + nbytes].view(dtype).reshape(shape)
 
 
-def put_block(leaves: list[np.ndarray], spec: BatchSpec, steps: int, device: jax.Device) -> Block:
+def put_block(
+    leaves: list[np.ndarray], spec: BatchSpec, capacity: int, steps: int, device: jax.Device
+) -> Block:
     """Starts the transfer of filled host arrays."""
     batches = jax.tree.unflatten(spec.treedef, jax.device_put(leaves, device))
-    return Block(batches, spec, leaves[0].shape[0] if leaves else steps, steps)
+    return Block(batches, spec, capacity, steps)

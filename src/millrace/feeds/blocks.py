@@ -51,36 +51,52 @@ def stacked_blocks(
         device: where blocks go.
     """
     for size in sizes:
-        left = size
-        pending: tuple[Any, BatchSpec] | None = None
-        while left or pending:
-            if pending is None:
-                batch = next(batches, None)
-                if batch is None:
+        stack: _Stack | None = None
+        for left in range(size, 0, -1):
+            try:
+                batch = next(batches)
+                spec = batch_spec(batch)
+            except BaseException as error:
+                # The batches before the end, or before a broken one, are trained first.
+                if stack is not None:
+                    yield stack.block(device)
+                if isinstance(error, StopIteration):
                     return
-                left -= 1
-                pending = batch, batch_spec(batch)
-            batch, spec = pending
-            pending = None
-            leaves = empty_block(spec, shape.capacity(spec, left + 1))
-            steps = 0
-            while True:
-                # Copied at once: a generator may fill the same buffer for its next batch.
-                for target, leaf in zip(leaves, jax.tree.leaves(batch), strict=True):
-                    target[steps] = leaf
-                steps += 1
-                if steps == len(leaves[0]) or not left:
-                    break
-                batch = next(batches, None)
-                if batch is None:
-                    break
-                left -= 1
-                if (new := batch_spec(batch)) != spec:
-                    pending = batch, new
-                    break
-            yield put_block(leaves, spec, steps, device)
-            if batch is None:
-                return
+                raise
+            if stack is not None and stack.spec != spec:
+                yield stack.block(device)
+                stack = None
+            if stack is None:
+                stack = _Stack(spec, shape.capacity(spec, left))
+            stack.add(batch)
+            if stack.is_full:
+                yield stack.block(device)
+                stack = None
+        if stack is not None:
+            yield stack.block(device)
+
+
+class _Stack:
+    """A block that is being filled."""
+
+    def __init__(self, spec: BatchSpec, capacity: int):
+        self.spec = spec
+        self._capacity = capacity
+        self._leaves = empty_block(spec, capacity)
+        self._steps = 0
+
+    @property
+    def is_full(self) -> bool:
+        return self._steps == self._capacity
+
+    def add(self, batch: Any) -> None:
+        # Copied at once: a generator may fill the same buffer for its next batch.
+        for target, leaf in zip(self._leaves, jax.tree.leaves(batch), strict=True):
+            target[self._steps] = leaf
+        self._steps += 1
+
+    def block(self, device: jax.Device) -> Block:
+        return put_block(self._leaves, self.spec, self._capacity, self._steps, device)
 
 
 class ResidentArrays:
@@ -131,7 +147,7 @@ class ResidentArrays:
             for target, source in zip(leaves, self._leaves, strict=True):
                 # "clip" lets NumPy write into `out` directly; the row numbers are in range.
                 np.take(source, rows, axis=0, out=target[:steps], mode="clip")
-            return put_block(leaves, spec, steps, self._device)
+            return put_block(leaves, spec, capacity, steps, self._device)
         padded = np.zeros((capacity, rows.shape[1]), np.int32)
         padded[:steps] = rows
         leaves = _take_rows(self._leaves, jax.device_put(padded, self._device))

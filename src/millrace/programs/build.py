@@ -120,7 +120,7 @@ class ProgramBuilder:
         def apply(state: State, accumulated: Any, scale: Any) -> State:
             return apply_gradients(self._model, state, accumulator.finish(accumulated, scale))
 
-        return self._program("apply", apply, (self._state, self._accumulated(), _FACTOR), (0, 1))
+        return self._program("apply", apply, (self._state, self._accumulated(), _FACTOR), (0,))
 
     def _plain_step(
         self, carry: tuple[State, Any], batches: Any, start: Any, index: Any, form: LoopForm

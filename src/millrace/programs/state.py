@@ -78,8 +78,8 @@ def settle(new: State, old: State) -> State:
     if jax.tree.structure(new) != jax.tree.structure(old):
         raise ModelError(
             "One step returned a state of another structure than it was given: "
-            f"{_sizes(old)} before, {_sizes(new)} after. A train_step or test_step of your own must "
-            "return the new values of all variables, in the order in which it received them."
+            f"{_sizes(old)} before, {_sizes(new)} after. A train_step or test_step of your own "
+            "must return the new values of all variables, in the order in which it received them."
         )
     return tuple(
         Values(

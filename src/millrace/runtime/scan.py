@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from millrace.compiling.executable import Executable
 from millrace.compiling.executables import Executables
 from millrace.feeds.block import Block, Segment
 from millrace.plan import LoopForm, Mode, Plan
@@ -61,6 +62,8 @@ class ScanRunner:
         self._accumulation = plan.accumulation.steps if plan.mode is Mode.TRAIN else 1
         self._last_result: Any = None
         self.dispatches = 0
+        # The newest state of a running execution; what is left of it if the execution fails.
+        self.state: State | None = None
 
     def run(
         self, state: State, segments: Iterable[Segment], longest: int, chunk: int | None = None
@@ -77,19 +80,22 @@ class ScanRunner:
             The new state, and a part for each call that has a result.
         """
         self._executables.see(state)
+        self.state = state
         parts: list[Part] = []
         window: _Window | None = None
-        for block, start, count in segments:
+        for segment in segments:
+            block, start = segment.block, segment.start
             if block is not self._block:
                 self._enter(block)
             plan, accumulation = self._block_plan, self._accumulation
-            end = start + count
+            end = start + segment.count
             while start < end:
                 if window is None and self._update_fits_one_call and end - start >= accumulation:
                     whole = (end - start) // accumulation * accumulation
                     for steps, unroll in self._turns(whole, accumulation, longest, chunk):
                         run = self._executables.run(plan, unroll)
                         state, result = self._call(run, state, block.batches, start, steps)
+                        self.state = state
                         parts.append(self._part(result, steps, block))
                         start += steps
                     continue
@@ -97,6 +103,7 @@ class ScanRunner:
                     window = self._open_window(plan, block.spec.rows)
                 steps = min(end - start, accumulation - window.steps)
                 state = self._accumulate(plan, state, window, block, start, steps, parts)
+                self.state = state
                 start += steps
                 if window.steps == accumulation:
                     state = self._close_window(plan, state, window)
@@ -104,6 +111,7 @@ class ScanRunner:
         if window is not None:  # the data ended within a window: the update has fewer steps
             state = self._close_window(self._block_plan, state, window)
         self._executables.returned(state)
+        self.state = None
         return state, parts
 
     def _enter(self, block: Block) -> None:
@@ -178,7 +186,7 @@ class ScanRunner:
         self._last_result = result
         return Part(result, steps, block.spec.rows)
 
-    def _call(self, executable: Any, *arguments: Any) -> Any:
+    def _call(self, executable: Executable, *arguments: Any) -> Any:
         self.dispatches += 1
         return executable(*(np.int32(a) if isinstance(a, int) else a for a in arguments))
 
@@ -209,5 +217,5 @@ def best_unroll(form: LoopForm, turns: int, unit: int = 1) -> int:
     Of equal choices the longest: 8 of at most 8 for 100 turns (12 calls and 4 of one turn), and 5
     for 10 turns (2 calls).
     """
-    most = max(1, (form.unroll or 1) // unit)
+    most = max(1, min(turns, (form.unroll or 1) // unit))
     return min(range(most, 0, -1), key=lambda n: turns // n + turns % n)

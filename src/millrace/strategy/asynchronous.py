@@ -18,7 +18,7 @@ import numpy as np
 
 from millrace.plan import Mode
 from millrace.strategy.controller import Controller
-from millrace.strategy.functions import LoopFunction, StepLogs
+from millrace.strategy.functions import LoopFunction
 
 CHUNK_SECONDS = 0.02
 
@@ -39,23 +39,27 @@ class StepCallbackList(keras.callbacks.CallbackList):
         self._begun = dict.fromkeys(Mode, 0)
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+        """Begins the first step of an execution."""
         self._begin(Mode.TRAIN, batch, logs)
 
     def on_test_batch_begin(self, batch: int, logs: Any = None) -> None:
+        """Begins the first step of an execution."""
         self._begin(Mode.TEST, batch, logs)
 
     def on_predict_batch_begin(self, batch: int, logs: Any = None) -> None:
+        """Begins the first step of an execution."""
         self._begin(Mode.PREDICT, batch, logs)
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        """Delivers the steps of an execution, and waits until all of them are."""
         self._end(Mode.TRAIN, batch, logs)
 
     def on_test_batch_end(self, batch: int, logs: Any = None) -> None:
+        """Delivers the steps of an execution, and waits until all of them are."""
         self._end(Mode.TEST, batch, logs)
 
     def on_predict_batch_end(self, batch: int, logs: Any = None) -> None:
-        if isinstance(logs, dict) and isinstance(logs.get("outputs"), StepLogs):
-            logs = logs["outputs"]
+        """Delivers the steps of an execution, and waits until all of them are."""
         self._end(Mode.PREDICT, batch, logs)
 
     def _begin(self, mode: Mode, batch: int, logs: Any) -> None:
@@ -63,14 +67,15 @@ class StepCallbackList(keras.callbacks.CallbackList):
         self._call(mode, "begin", batch, logs)
 
     def _end(self, mode: Mode, batch: int, logs: Any) -> None:
-        if not isinstance(logs, StepLogs):
+        function = self._controller.functions.get(mode)
+        if function is None or not function.parts:  # not a loop of ours
             self._call(mode, "end", batch, logs)
             return
         errors: list[BaseException] = []
 
         def deliver() -> None:
             try:
-                self._deliver(mode, logs)
+                self._deliver(mode, function)
             except BaseException as error:  # handed over to Keras's loop, whatever it is
                 errors.append(error)
 
@@ -80,24 +85,21 @@ class StepCallbackList(keras.callbacks.CallbackList):
         if errors:
             raise errors[0]
 
-    def _deliver(self, mode: Mode, logs: StepLogs) -> None:
-        step = self._begun[mode]
-        first = True
-        begin: float | None = None
-        timed = 0
-        for part in logs.parts:
-            values = jax.tree.map(np.asarray, part.result)  # waits for this chunk only
-            now = time.perf_counter()
-            begin, timed = (now, 0) if begin is None else (begin, timed + part.steps)
+    def _deliver(self, mode: Mode, function: LoopFunction) -> None:
+        step = first = self._begun[mode]
+        arrived: list[tuple[float, int]] = []
+        for part in function.parts:
+            values = jax.tree.map(np.asarray, part.result)  # waits for this part only
+            arrived.append((time.perf_counter(), part.steps))
             for index in range(part.steps):
-                if not first:
+                if step > first:
                     self._call(mode, "begin", step, None)
-                first = False
                 entry = jax.tree.map(lambda leaf, i=index: leaf[i], values)
                 self._call(mode, "end", step, self._entry(mode, entry))
                 step += 1
-        if begin is not None and timed:
-            self._adapt(mode, (time.perf_counter() - begin) / timed)
+        if steps := sum(count for _, count in arrived[1:]):
+            per_step = (arrived[-1][0] - arrived[0][0]) / steps
+            function.chunk = max(1, round(CHUNK_SECONDS / max(per_step, 1e-6)))
 
     def _entry(self, mode: Mode, entry: Any) -> dict[str, Any]:
         if mode is Mode.PREDICT:
@@ -105,11 +107,6 @@ class StepCallbackList(keras.callbacks.CallbackList):
         return {
             name: float(value) if np.ndim(value) == 0 else value for name, value in entry.items()
         }
-
-    def _adapt(self, mode: Mode, seconds_per_step: float) -> None:
-        function = self._controller.functions.get(mode)
-        if isinstance(function, LoopFunction):
-            function.chunk = max(1, round(CHUNK_SECONDS / max(seconds_per_step, 1e-6)))
 
     def _call(self, mode: Mode, when: str, step: int, logs: Any) -> None:
         name = f"on_{mode.value}_batch_{when}"

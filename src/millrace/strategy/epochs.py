@@ -20,7 +20,7 @@ from millrace._compat.keras import (
     install_epoch_iterator,
     is_array_adapter,
 )
-from millrace.feeds.block import Segment
+from millrace.feeds.block import Segment, batch_spec
 from millrace.feeds.blocks import ResidentArrays, stacked_blocks
 from millrace.feeds.infeed import Infeed
 from millrace.plan import Mode
@@ -50,7 +50,9 @@ class Execution:
     def __next__(self) -> Any:
         # Keras builds an unbuilt model from one batch and then starts over. The infeed stays
         # shut: it would draw batches ahead that a generator cannot give twice.
-        return next(self._epoch.host_batches())
+        batch = next(self._epoch.host_batches())
+        batch_spec(batch)  # refuses with a reason what Keras would only fail to convert
+        return batch
 
 
 class FeedEpochIterator(EpochIterator):
@@ -100,7 +102,7 @@ class FeedEpochIterator(EpochIterator):
             self._controller.totals.infeed += self._infeed.statistics()
             self._infeed = None
 
-    def _enumerate_iterator(self) -> Iterator[tuple[int, int, Execution]]:
+    def _enumerate_iterator(self) -> Iterator[Any]:  # type: ignore[override]
         self.close()
         self.data_adapter.on_epoch_begin()
         if self.steps_per_epoch is None:
@@ -145,7 +147,7 @@ class FeedEpochIterator(EpochIterator):
         resident = self._resident_arrays()
         if resident is not None:
             # Drawn here, on the thread that Keras would draw it on: it uses NumPy's generator.
-            batch_size = self.data_adapter.batch_size
+            batch_size: Any = self.data_adapter.batch_size
             order = epoch_order(resident.rows, batch_size, self._arguments.get("shuffle", False))
             return resident.blocks(order, batch_size, shape)
         return stacked_blocks(self.host_batches(), self._sizes, shape, controller.device)
@@ -165,7 +167,7 @@ class FeedEpochIterator(EpochIterator):
 
 def _whole_arrays(arguments: dict[str, Any], limit: int) -> Any | None:
     """Returns what the data adapter would slice batches from, or None if that exceeds `limit`."""
-    data = {name: arguments.get(name) for name in ("x", "y", "sample_weight")}
+    data: dict[str, Any] = {name: arguments.get(name) for name in ("x", "y", "sample_weight")}
     leaves = jax.tree.leaves(data)
     sizes = [getattr(leaf, "nbytes", None) for leaf in leaves]
     if any(size is None for size in sizes) or sum(map(int, sizes)) > limit:  # type: ignore[arg-type]

@@ -5,9 +5,11 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
+from millrace._compat.jax import is_non_finite_error
+from millrace._compat.keras import restore_state
 from millrace.compiling.executables import Executables
+from millrace.errors import NonFiniteError
 from millrace.feeds.block import Segment
 from millrace.feeds.blocks import stacked_blocks
 from millrace.plan import BatchSpec, Mode, Plan
@@ -16,12 +18,6 @@ from millrace.runtime.scan import Part, ScanRunner
 from millrace.strategy.checks import check_model
 from millrace.strategy.controller import Controller
 from millrace.strategy.epochs import Execution
-
-
-class StepLogs(dict[str, Any]):
-    """Logs of an execution's last step, with those of all its steps, still on the device."""
-
-    parts: list[Part]
 
 
 class LoopFunction:
@@ -33,7 +29,9 @@ class LoopFunction:
         self._mode = mode
         self._executables = Executables(controller.model, controller.totals.compile_log)
         self._runners: dict[bool, ScanRunner] = {}
-        # Steps per call when every step's logs are awaited; `asynchronous.py` adapts it.
+        # For `asynchronous.py`, when the results of every step are wanted: what the last execution
+        # gave, still on the device, and how many steps a call may run before it gives something.
+        self.parts: list[Part] = []
         self.chunk = 8
 
     def __call__(self, state: State, iterator: Iterator[Any]) -> tuple[Any, State]:
@@ -56,16 +54,29 @@ class LoopFunction:
             longest = self._controller.model.steps_per_execution
         dispatches = runner.dispatches
         chunk = self.chunk if step_logs else None
-        state, parts = runner.run(self._on_device(state), segments, longest, chunk)
+        try:
+            state, parts = runner.run(self._on_device(state), segments, longest, chunk)
+        except BaseException as error:
+            self._rescue(runner.state)
+            if is_non_finite_error(error):
+                raise NonFiniteError(
+                    f"A {error.args[-1]} came out of '{self._mode.value}_run' over {longest} "
+                    "steps, where jax_debug_nans or jax_debug_infs told JAX to look for one. The "
+                    "model has the weights from before these steps. Set steps_per_execution=1 to "
+                    "find the step, or use keras.callbacks.TerminateOnNaN() to only stop."
+                ) from error
+            raise
         totals = self._controller.totals
         totals.dispatches += runner.dispatches - dispatches
         totals.executions += 1
         if not parts:
             raise StopIteration
+        self.parts = parts if step_logs else []
         return self._combine(parts, step_logs), state
 
     def release(self) -> None:
         """Lets go of the data of a loop that has ended."""
+        self.parts = []
         for runner in self._runners.values():
             runner.release()
 
@@ -83,6 +94,11 @@ class LoopFunction:
             pending = options.feed.prefetch_depth * options.feed.max_block_bytes
             self._runners[step_logs] = ScanRunner(self._executables, plan, pending)
         return self._runners[step_logs]
+
+    def _rescue(self, state: State | None) -> None:
+        """Puts the newest values back into the model, from where Keras took them."""
+        if state is not None and not any(leaf.is_deleted() for leaf in jax.tree.leaves(state)):
+            restore_state(self._controller.model, state)
 
     def _segments_of(self, iterator: Iterator[Any]) -> Iterator[Segment]:
         controller = self._controller
@@ -102,18 +118,12 @@ class LoopFunction:
         return jax.device_put(state, device)
 
     def _combine(self, parts: list[Part], step_logs: bool) -> Any:
-        if step_logs:
-            last = parts[-1]
-            if self._mode is Mode.PREDICT:
-                outputs = [_merged(part) for part in parts]
-                logs = StepLogs(outputs=_concatenate(outputs))
-            else:
-                logs = StepLogs(jax.tree.map(lambda leaf: leaf[last.steps - 1], last.result))
-            logs.parts = parts
-            return logs
         if self._mode is Mode.PREDICT:
-            return _concatenate([_used_rows(part) for part in parts])
-        return parts[-1].result
+            return _concatenate([(_merged if step_logs else _used_rows)(part) for part in parts])
+        last = parts[-1]
+        if step_logs:
+            return jax.tree.map(lambda leaf: leaf[last.steps - 1], last.result)
+        return last.result
 
 
 def _used_rows(part: Part) -> Any:
@@ -124,9 +134,7 @@ def _used_rows(part: Part) -> Any:
 
 def _merged(part: Part) -> Any:
     """Outputs `[capacity, rows, ...]` as `[steps * rows, ...]`."""
-    return jax.tree.map(
-        lambda leaf: np.asarray(leaf)[: part.steps].reshape(-1, *leaf.shape[2:]), part.result
-    )
+    return jax.tree.map(lambda leaf: leaf[: part.steps].reshape(-1, *leaf.shape[2:]), part.result)
 
 
 def _concatenate(outputs: list[Any]) -> Any:

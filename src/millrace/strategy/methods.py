@@ -21,10 +21,8 @@ _ACCUMULATION_REASONS = {
         "set gradient_accumulation_reduction_method='mean' for True, 'sum' for False."
     ),
 }
-_FEED_REASONS = dict.fromkeys(
-    ("dataset", "infeed_spec", "element_spec"),
-    "it follows from the data given to fit, evaluate or predict.",
-)
+_FOLLOWS = "it follows from the data given to fit, evaluate or predict."
+_FEED_REASONS = {"dataset": _FOLLOWS, "infeed_spec": _FOLLOWS, "element_spec": _FOLLOWS}
 
 
 def set_gradient_accumulation_options(
@@ -38,6 +36,7 @@ def set_gradient_accumulation_options(
     """Lets several steps make one weight update.
 
     Args:
+        controller: of the model whose method this becomes.
         gradient_accumulation_steps_per_replica: steps (batches) in one update; 1 turns it off.
             None keeps the number set before.
         gradient_accumulation_reduction_method: `"mean"` (default) divides by the rows, so that the
@@ -45,6 +44,7 @@ def set_gradient_accumulation_options(
             what was set before.
         dtype: of the accumulator. None is each variable's own, a name is for all, a function of
             the variable chooses for each. Not kept from an earlier call.
+        **unknown: refused, with the nearest name.
 
     Raises:
         OptionError: for a number below 1, an unknown method or dtype, or an unknown option.
@@ -84,11 +84,13 @@ def set_infeed_queue_options(
     """Chooses how data reaches the device. Results do not depend on it.
 
     Args:
+        controller: of the model whose method this becomes.
         prefetch_depth: blocks prepared ahead of the one in use; at least 1.
         max_block_bytes: bytes of one block of stacked batches; an execution of more steps than
             fit is run from several blocks.
         max_resident_bytes: arrays of at most so many bytes in all stay on the device and are
             shuffled there; 0 never keeps any.
+        **unknown: refused, with the nearest name.
 
     Each call replaces all three; None is the default of each.
 
@@ -117,6 +119,7 @@ def set_asynchronous_callbacks(controller: Controller, asynchronous: bool = Fals
     return every step's logs are compiled when they are first needed.
 
     Args:
+        controller: of the model whose method this becomes.
         asynchronous: True calls `on_train_batch_end` and its kind once per step, in order, from
             a worker thread. A callback that reads weights then waits for the execution.
 

@@ -1,0 +1,51 @@
+"""A model with a `train_step` of its own: pure, as Keras asks for on JAX, and otherwise stock.
+
+It is the step of keras.io/guides/custom_train_step_in_jax with one addition: the norm of the
+gradient is logged next to the loss. The strategy runs it in a compiled loop like any other.
+"""
+
+import millrace  # isort: skip - first: it makes JAX the backend of Keras
+
+import sys
+
+import jax
+import keras
+import numpy as np
+from keras import ops
+
+EPOCHS = 2 if "--small" in sys.argv else 5
+
+
+class Watched(keras.Sequential):
+    """Logs the norm of the last gradient."""
+
+    def train_step(self, state, data):
+        trainable, non_trainable, optimizer, metrics = state
+        x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
+        (loss, aux), gradients = jax.value_and_grad(self.compute_loss_and_updates, has_aux=True)(
+            trainable, non_trainable, metrics, x, y, sample_weight, training=True
+        )
+        _, y_pred, non_trainable, metrics = aux
+        trainable, optimizer = self.optimizer.stateless_apply(optimizer, gradients, trainable)
+
+        mapping = list(zip(self.metrics_variables, metrics, strict=True))
+        with keras.StatelessScope(state_mapping=mapping) as scope:
+            self._loss_tracker.update_state(loss, sample_weight=x.shape[0])
+            logs = self.compute_metrics(x, y, y_pred, sample_weight)
+        metrics = [scope.get_current_value(variable) for variable in self.metrics_variables]
+
+        logs["gradient_norm"] = ops.sqrt(sum(ops.sum(g * g) for g in gradients))
+        return logs, (trainable, non_trainable, optimizer, metrics)
+
+
+random = np.random.default_rng(0)
+x = random.standard_normal((1_600, 8), dtype="float32")
+y = x.sum(axis=1, keepdims=True)
+
+keras.utils.set_random_seed(0)
+with millrace.Strategy().scope():
+    model = Watched([keras.Input((8,)), keras.layers.Dense(16, "relu"), keras.layers.Dense(1)])
+model.compile(optimizer="adam", loss="mse", metrics=["mae"], steps_per_execution=50)
+history = model.fit(x, y, batch_size=32, epochs=EPOCHS, verbose=0).history
+for epoch in range(EPOCHS):
+    print(f"epoch {epoch}: " + ", ".join(f"{k} {v[epoch]:.4f}" for k, v in history.items()))

@@ -1,0 +1,134 @@
+import jax
+import numpy as np
+import pytest
+
+from millrace.errors import DataError
+from millrace.feeds.block import ALIGNMENT, batch_spec, empty_block
+from millrace.feeds.blocks import BlockShape, ResidentArrays, stacked_blocks
+
+CPU = jax.devices("cpu")[0]
+
+
+def shape(max_bytes=2**20, units=(1,), known=None, max_steps=None):
+    return BlockShape(max_bytes, units, {} if known is None else known, max_steps)
+
+
+def batches(rows):
+    """Batches of these numbers of rows; each value says which batch it belongs to."""
+    return [(np.full((n, 2), i, np.float32), np.full(n, i, np.int32)) for i, n in enumerate(rows)]
+
+
+def contents(blocks):
+    """For each block: its batches' numbers, and its capacity."""
+    return [
+        ([int(np.asarray(b.batches[1])[i, 0]) for i in range(b.steps)], b.capacity) for b in blocks
+    ]
+
+
+def stack(rows, sizes, **bounds):
+    return contents(stacked_blocks(iter(batches(rows)), sizes, shape(**bounds), CPU))
+
+
+def test_a_block_is_an_execution():
+    assert stack([4] * 10, [4, 4, 2]) == [([0, 1, 2, 3], 4), ([4, 5, 6, 7], 4), ([8, 9], 4)]
+
+
+def test_blocks_end_where_shapes_change_and_nothing_is_dropped():
+    found = stack([4, 4, 3, 4, 4], [5])
+    assert [steps for steps, _ in found] == [[0, 1], [2], [3, 4]]
+
+
+def test_data_that_ends_early():
+    assert [steps for steps, _ in stack([4] * 5, [4, 4, 4])] == [[0, 1, 2, 3], [4]]
+    assert stack([], [4]) == []
+
+
+def test_no_batch_is_drawn_beyond_the_sizes():
+    source = iter(batches([4] * 10))
+    list(stacked_blocks(source, [2, 3], shape(), CPU))
+    assert len(list(source)) == 5
+
+
+def test_a_block_is_bounded_in_bytes_and_holds_whole_updates():
+    nbytes = batch_spec(batches([4])[0]).nbytes
+    found = stack([4] * 12, [12], max_bytes=7 * nbytes, units=(12, 3))
+    assert found == [([0, 1, 2, 3, 4, 5], 6), ([6, 7, 8, 9, 10, 11], 6)]
+    assert [c for _, c in stack([4] * 3, [3], max_bytes=1)] == [1, 1, 1]
+
+
+def test_a_shorter_execution_uses_the_capacity_that_has_an_executable():
+    known = {}
+    assert [c for _, c in stack([4] * 8, [8], known=known)] == [8]
+    assert [c for _, c in stack([4] * 3, [3], known=known)] == [8]
+
+
+def test_a_buffer_that_the_data_set_fills_again_is_copied():
+    buffer = np.zeros((4, 1), np.float32)
+
+    def refill():
+        for i in range(6):
+            buffer[:] = i
+            yield (buffer,)
+
+    blocks = list(stacked_blocks(refill(), [3, 3], shape(), CPU))
+    values = [np.asarray(b.batches[0])[: b.steps, 0, 0].tolist() for b in blocks]
+    assert values == [[0, 1, 2], [3, 4, 5]]
+
+
+def test_64_bits_become_32_as_in_jax():
+    spec = batch_spec((np.zeros((2, 3)), np.zeros(2, np.int64), np.zeros(2, bool), None))
+    assert [d.name for d in spec.dtypes] == ["float32", "int32", "bool"]
+    assert str(spec) == "float32[2,3], int32[2], bool[2]"
+    assert spec.rows == 2
+    assert spec.nbytes == 2 * 3 * 4 + 2 * 4 + 2
+
+
+def test_leaves_without_a_fixed_shape_are_refused():
+    ragged = np.array([[1, 2], [3]], dtype=object)
+    with pytest.raises(DataError, match=r"Leaf 1 of a batch has dtype object.*pad_sequences"):
+        batch_spec((np.zeros(2), ragged))
+    with pytest.raises(DataError, match="dtype <U1"):
+        batch_spec((np.array(["a"]),))
+
+
+@pytest.mark.parametrize("steps", [1, 3, 1000])
+def test_host_blocks_are_aligned_so_that_jax_does_not_copy_them(steps):
+    spec = batch_spec((np.zeros((5, 3), np.float32), np.zeros(5, np.int8)))
+    leaves = empty_block(spec, steps)
+    assert [leaf.shape for leaf in leaves] == [(steps, 5, 3), (steps, 5)]
+    assert all(leaf.ctypes.data % ALIGNMENT == 0 for leaf in leaves)
+
+
+@pytest.mark.parametrize("on_host", [True, False])
+@pytest.mark.parametrize("rows", [12, 14, 3])
+def test_rows_are_gathered_in_order(on_host, rows):
+    x = np.arange(rows * 2, dtype=np.float64).reshape(rows, 2)
+    y = np.arange(rows)
+    resident = ResidentArrays((x, y), CPU)
+    if not on_host:  # the path of accelerators, on the device that is here
+        resident._on_host = False
+        resident._leaves = jax.device_put(resident._leaves, CPU)
+    order = np.random.default_rng(0).permutation(rows).astype(np.int32)
+    nbytes = batch_spec((x[:4], y[:4])).nbytes
+    blocks = list(resident.blocks(order, 4, shape(max_bytes=2 * nbytes)))
+    got_x, got_y = [], []
+    for block in blocks:
+        got_x.append(np.asarray(block.batches[0])[: block.steps].reshape(-1, 2))
+        got_y.append(np.asarray(block.batches[1])[: block.steps].ravel())
+    np.testing.assert_array_equal(np.concatenate(got_x), x[order].astype(np.float32))
+    np.testing.assert_array_equal(np.concatenate(got_y), y[order])
+    assert blocks[-1].spec.rows == (rows % 4 or 4)
+
+
+def test_resident_rows_do_not_change_with_the_users_array_after_they_were_gathered():
+    x = np.zeros((64, 16), np.float32)
+    resident = ResidentArrays((x,), CPU)
+    (block,) = resident.blocks(np.arange(64, dtype=np.int32), 64, shape())
+    x[:] = 1
+    assert float(np.asarray(block.batches[0]).max()) == 0
+
+
+def test_results_kept_for_every_step_bound_a_block():
+    x = np.zeros((40, 1), np.float32)
+    blocks = ResidentArrays((x,), CPU).blocks(np.arange(40), 4, shape(max_steps=3))
+    assert [(b.steps, b.capacity) for b in blocks] == [(3, 3), (3, 3), (3, 3), (1, 3)]

@@ -1,0 +1,66 @@
+import subprocess
+import sys
+
+import jax
+import keras
+import numpy as np
+import pytest
+
+import millrace
+from millrace.devices import find_devices
+from millrace.errors import DeviceError, OptionError
+
+
+def test_forms_of_devices():
+    cpus = jax.devices("cpu")
+    assert find_devices(None) == tuple(jax.devices())
+    assert find_devices(2) == tuple(cpus[:2])
+    assert find_devices("cpu:3") == tuple(cpus[:3])
+    assert find_devices("cpu") == tuple(cpus)
+    assert find_devices([cpus[5], cpus[1]]) == (cpus[5], cpus[1])
+
+
+@pytest.mark.parametrize("devices", ["ipu:2", "cpu:x", 2.5, [], ["cpu:0"], True, {}])
+def test_what_is_no_devices(devices):
+    with pytest.raises(OptionError, match="devices"):
+        find_devices(devices)
+
+
+def test_errors_say_what_there_is():
+    with pytest.raises(DeviceError, match=r"Asked for 99 .* has 8 .cpu.. Set devices='cpu:99'"):
+        find_devices(99)
+    with pytest.raises(DeviceError, match="There is no tpu here: JAX has cpu"):
+        find_devices("tpu:1")
+    with pytest.raises(OptionError, match="at least 1"):
+        find_devices(0)
+    with pytest.raises(OptionError, match="twice"):
+        find_devices([jax.devices()[0]] * 2)
+
+
+def run(code):
+    return subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, env={}, check=False
+    )
+
+
+def test_virtual_devices_are_made():
+    result = run("import millrace; print(len(millrace.Strategy(devices='cpu:8').devices))")
+    assert result.stdout.strip() == "8", result.stderr
+
+
+def test_jax_started_too_early():
+    result = run("import jax; jax.devices(); import millrace; millrace.Strategy(devices='cpu:8')")
+    assert "DeviceError: devices='cpu:8' needs 8 CPU devices" in result.stderr
+    assert "already started with 1" in result.stderr
+    assert "strategy = millrace.Strategy(devices='cpu:8')" in result.stderr
+
+
+def test_a_model_runs_on_the_first_device_of_its_strategy():
+
+    devices = jax.devices()[3:5]
+    strategy = millrace.Strategy(devices)
+    with strategy.scope():
+        model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    model.fit(np.ones((4, 2)), np.ones((4, 1)), verbose=0)
+    assert model.layers[0].kernel.value.devices() == {devices[0]}

@@ -1,0 +1,77 @@
+"""Every import points down. The table is the one drawn in ARCHITECTURE.md."""
+
+import ast
+import pathlib
+
+SOURCE = pathlib.Path(__file__).parent.parent / "src" / "millrace"
+LEVELS = [
+    {"_compat", "_backend"},
+    {"options", "records"},
+    {"graph", "schedules", "reports", "devices"},
+    {"plan"},
+    {"programs"},
+    {"compiling", "feeds"},
+    {"runtime"},
+    {"strategy", "layers", "optimizers", "callbacks", "checkpoint", "benchmark"},
+    {"cli", "ipu"},
+    {"__init__"},
+]
+LEVEL = {name: level for level, names in enumerate(LEVELS) for name in names}
+LEVEL["errors"] = -1  # below everything
+WITHOUT_JAX = {"errors", "options", "records", "schedules", "reports"}
+
+
+def units_and_imports():
+    for path in sorted(SOURCE.rglob("*.py")):
+        unit = path.relative_to(SOURCE).parts[0].removesuffix(".py")
+        for node in ast.walk(ast.parse(path.read_text())):
+            names = []
+            if isinstance(node, ast.ImportFrom) and node.module:
+                names = [node.module]
+                if node.module == "millrace":
+                    names = [f"millrace.{alias.name}" for alias in node.names]
+            elif isinstance(node, ast.Import):
+                names = [alias.name for alias in node.names]
+            for name in names:
+                yield path, node.lineno, unit, name
+
+
+def violations(imports):
+    for path, line, unit, name in imports:
+        where = f"{path.relative_to(SOURCE.parent)}:{line}"
+        first, *rest = name.split(".")
+        if first == "millrace" and rest:
+            other = rest[0]
+            if other not in LEVEL or unit not in LEVEL:
+                yield f"{where}: {unit} or {other} has no level. Add it to LEVELS."
+            elif other != unit and LEVEL[other] >= LEVEL[unit]:
+                yield (
+                    f"{where}: {unit} (level {LEVEL[unit]}) imports {other} (level "
+                    f"{LEVEL[other]}). Move the shared part down, or return it as a record."
+                )
+        elif first in ("jax", "keras") and unit in WITHOUT_JAX:
+            yield f"{where}: {unit} imports {first}. It is data only: take plain values instead."
+
+
+def test_every_import_points_down():
+    assert not list(violations(units_and_imports()))
+
+
+def test_an_upward_import_is_found():
+    path = SOURCE / "feeds" / "infeed.py"
+    found = list(violations([(path, 7, "feeds", "millrace.runtime.scan")]))
+    assert found == [
+        "millrace/feeds/infeed.py:7: feeds (level 5) imports runtime (level 6). "
+        "Move the shared part down, or return it as a record."
+    ]
+    assert list(violations([(path, 7, "feeds", "millrace.compiling.log")]))  # side by side
+    assert list(violations([(path, 7, "records", "jax.numpy")]))
+
+
+def test_private_names_stay_in_compat():
+    private = [
+        f"{path}:{line}: {name}"
+        for path, line, unit, name in units_and_imports()
+        if unit != "_compat" and name.startswith(("jax._src", "keras.src", "jaxlib"))
+    ]
+    assert not private

@@ -1,0 +1,111 @@
+"""The public names and signatures. A change here is a change for every user."""
+
+import inspect
+import subprocess
+import sys
+
+import keras
+
+import millrace
+
+PUBLIC = {"Strategy", "errors", "records"}
+STRATEGY = {
+    "__init__": "(self, devices=None)",
+    "attach": "(self, model)",
+    "compile_log": "property",
+    "devices": "property",
+    "run": "(self, fn, args=(), kwargs=None)",
+    "scope": "(self)",
+    "statistics": "(self)",
+}
+METHODS = {
+    "set_asynchronous_callbacks": "(asynchronous=False)",
+    "set_gradient_accumulation_options": (
+        "(*, gradient_accumulation_steps_per_replica=None, "
+        "gradient_accumulation_reduction_method=None, dtype=None)"
+    ),
+    "set_infeed_queue_options": (
+        "(*, prefetch_depth=None, max_block_bytes=None, max_resident_bytes=None)"
+    ),
+}
+ERRORS = {
+    "BackendError": RuntimeError,
+    "DTypeError": TypeError,
+    "DataError": ValueError,
+    "DeviceError": RuntimeError,
+    "MillraceError": Exception,
+    "ModelError": RuntimeError,
+    "NonFiniteError": FloatingPointError,
+    "OptionError": ValueError,
+    "PlanError": RuntimeError,
+}
+
+
+def parameters(function):
+    """The signature without annotations."""
+    signature = inspect.signature(function)
+    plain = [p.replace(annotation=p.empty) for p in signature.parameters.values()]
+    return str(signature.replace(parameters=plain, return_annotation=signature.empty))
+
+
+def test_names_of_the_package():
+    packages = {"_backend", "_compat", "strategy", "programs", "plan", "options", "feeds"}
+    packages |= {"compiling", "runtime", "devices"}
+    names = {name for name in vars(millrace) if not name.startswith("__")}
+    assert names - packages == PUBLIC
+
+
+def test_strategy():
+    names = {name for name in vars(millrace.Strategy) if not name.startswith("_")}
+    assert names | {"__init__"} == set(STRATEGY)
+    for name, signature in STRATEGY.items():
+        member = inspect.getattr_static(millrace.Strategy, name)
+        found = "property" if isinstance(member, property) else parameters(member)
+        assert found == signature, name
+
+
+def test_methods_of_an_attached_model(strategy):
+    stock = keras.Sequential([keras.layers.Dense(1)])
+    attached = strategy.attach(keras.Sequential([keras.layers.Dense(1)]))
+    added = {
+        name
+        for name in set(dir(attached)) - set(dir(stock))
+        if not name.startswith("_") and name not in ("save_assets", "load_assets")
+    }
+    assert added == set(METHODS)
+    for name, signature in METHODS.items():
+        assert parameters(getattr(attached, name)) == signature
+        assert getattr(attached, name).__doc__
+
+
+def test_errors_are_the_builtin_ones_too():
+    classes = {
+        name: value
+        for name, value in vars(millrace.errors).items()
+        if isinstance(value, type) and issubclass(value, Exception)
+    }
+    assert set(classes) == set(ERRORS)
+    for name, builtin in ERRORS.items():
+        assert issubclass(classes[name], (millrace.errors.MillraceError,))
+        assert issubclass(classes[name], builtin)
+        assert name == "MillraceError" or "Right:" in (classes[name].__doc__ or "")
+
+
+def run(code, **environment):
+    return subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=False
+    )
+
+
+def test_importing_millrace_first_chooses_jax():
+    result = run("import millrace, keras; print(keras.backend.backend())")
+    assert result.stdout.strip() == "jax", result.stderr
+
+
+def test_another_backend_is_refused_with_the_line_to_add():
+    result = run("import keras; import millrace", KERAS_BACKEND="numpy")
+    assert "BackendError" in result.stderr
+    assert "Put `import millrace` above `import keras`" in result.stderr
+    result = run("import millrace", KERAS_BACKEND="numpy")
+    assert "KERAS_BACKEND='numpy'" in result.stderr
+    assert "Set KERAS_BACKEND=jax" in result.stderr
