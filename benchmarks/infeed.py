@@ -143,28 +143,23 @@ def step_seconds(x: np.ndarray, y: np.ndarray) -> float:
 def overlap(kind: str, work_of: Callable[[float], Callable], steps: int, rounds: int) -> list[str]:
     """Prints one kind of preparation and returns its ratios as lines."""
     x, y = data(steps)
-    step = step_seconds(x, y)
-    fits = Fits(steps)
-    for size in EXECUTIONS:
-        fits.add(f"compute alone, {size}", build(size), x, y)
-    for pace, factor in PACES.items():
-        dataset = Prepared(x, y, BATCH, work_of(step * factor))
-        fits.cases[f"prepare alone, {pace}"] = dataset.prepare_all
-        for size in EXECUTIONS:
-            fits.add(f"millrace, {pace}, {size}", build(size), dataset)
-            fits.add(f"keras, {pace}, {size}", build(size), dataset, ours=False)
-    print(f"preparation that is {kind}: {steps} steps of {step * 1e3:.2f} ms, per execution: 1, 10")
-    times = fits.measure(rounds)
-
     lines = []
-    for size in EXECUTIONS:
-        for pace in PACES:
-            ours = times[f"millrace, {pace}, {size}"]
-            alone = f"compute alone, {size}" if pace == "faster" else f"prepare alone, {pace}"
+    for pace, factor in PACES.items():
+        for size in EXECUTIONS:
+            step = step_seconds(x, y)
+            dataset = Prepared(x, y, BATCH, work_of(step * factor))
             name = f"{kind}, {pace}, {size}"
-            cost = harness.ratio(f"{name}: millrace / {alone.split(',')[0]}", ours, times[alone])[1]
-            gain = harness.ratio(f"{name}: keras / millrace", times[f"keras, {pace}, {size}"], ours)
-            lines += [f"{cost}   claim <= {CLAIM}x", gain[1]]
+            print(f"{name}: {steps} steps of {step * 1e3:.2f} ms, {size} per execution")
+            fits = Fits(steps)
+            fits.cases["prepare alone"] = dataset.prepare_all
+            fits.add("compute alone", build(size), x, y)
+            fits.add("millrace", build(size), dataset)
+            fits.add("keras", build(size), dataset, ours=False)
+            times = fits.measure(rounds)
+            limit = "prepare alone" if factor > 1 else "compute alone"
+            _, cost = harness.ratio(f"{name}: millrace / {limit}", times["millrace"], times[limit])
+            _, gain = harness.ratio(f"{name}: keras / millrace", times["keras"], times["millrace"])
+            lines += [f"{cost}   claim <= {CLAIM}x", gain]
     return lines
 
 

@@ -20,20 +20,25 @@ class Watched(keras.Sequential):
     """Logs the norm of the last gradient."""
 
     def train_step(self, state, data):
+        """Returns logs and the new state, and changes nothing."""
         trainable, non_trainable, optimizer, metrics = state
         x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
-        (loss, aux), gradients = jax.value_and_grad(self.compute_loss_and_updates, has_aux=True)(
-            trainable, non_trainable, metrics, x, y, sample_weight, training=True
+        (_, aux), gradients = jax.value_and_grad(self.compute_loss_and_updates, has_aux=True)(
+            trainable,
+            non_trainable,
+            metrics,
+            x,
+            y,
+            sample_weight,
+            training=True,
+            optimizer_variables=optimizer,
         )
-        _, y_pred, non_trainable, metrics = aux
+        loss, _, non_trainable, metrics = aux
         trainable, optimizer = self.optimizer.stateless_apply(optimizer, gradients, trainable)
 
-        mapping = list(zip(self.metrics_variables, metrics, strict=True))
-        with keras.StatelessScope(state_mapping=mapping) as scope:
-            self._loss_tracker.update_state(loss, sample_weight=x.shape[0])
-            logs = self.compute_metrics(x, y, y_pred, sample_weight)
-        metrics = [scope.get_current_value(variable) for variable in self.metrics_variables]
-
+        (tracker,) = self.metrics  # compile() was given no others
+        metrics = tracker.stateless_update_state(metrics, loss, sample_weight=x.shape[0])
+        logs = {tracker.name: tracker.stateless_result(metrics)}
         logs["gradient_norm"] = ops.sqrt(sum(ops.sum(g * g) for g in gradients))
         return logs, (trainable, non_trainable, optimizer, metrics)
 
@@ -45,7 +50,7 @@ y = x.sum(axis=1, keepdims=True)
 keras.utils.set_random_seed(0)
 with millrace.Strategy().scope():
     model = Watched([keras.Input((8,)), keras.layers.Dense(16, "relu"), keras.layers.Dense(1)])
-model.compile(optimizer="adam", loss="mse", metrics=["mae"], steps_per_execution=50)
+model.compile(optimizer="adam", loss="mse", steps_per_execution=50)
 history = model.fit(x, y, batch_size=32, epochs=EPOCHS, verbose=0).history
 for epoch in range(EPOCHS):
     print(f"epoch {epoch}: " + ", ".join(f"{k} {v[epoch]:.4f}" for k, v in history.items()))

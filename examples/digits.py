@@ -26,7 +26,7 @@ HELD_OUT = 389  # of 1,797 images, which leaves 1,408 = 88 micro-batches for tra
 MICRO_BATCH = 16  # rows
 ACCUMULATION = 4  # micro-batches in one update
 STEPS = 88  # of one epoch
-EPOCHS = 30
+EPOCHS = 40
 KERAS_STEPS_PER_EXECUTION = (1, 8, STEPS)  # plain Keras is compared at its fastest of these
 
 

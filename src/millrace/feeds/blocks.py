@@ -11,6 +11,9 @@ from millrace.feeds.block import Block, batch_spec, empty_block, put_block
 from millrace.plan import BatchSpec
 
 
+FIRST_BLOCK_BYTES = 2**20  # some 0.4 ms of copying rows
+
+
 @dataclass(frozen=True, slots=True)
 class BlockShape:
     """How many steps a block holds."""
@@ -34,6 +37,16 @@ class BlockShape:
         if known < wanted:
             self.known[spec] = wanted
         return max(known, wanted)
+
+
+    def first_steps(self, spec: BatchSpec, steps: int) -> int:
+        """Returns how many of a block's steps an epoch should begin with.
+
+        Nothing runs before the first block is there, so a large one is begun with a part.
+        """
+        first = FIRST_BLOCK_BYTES // max(1, spec.nbytes)
+        first -= first % self.units[-1]
+        return first if 0 < first < steps else steps
 
 
 def stacked_blocks(
@@ -130,6 +143,8 @@ class ResidentArrays:
         while done < full:
             capacity = shape.capacity(spec, full - done)
             steps = min(capacity, full - done)
+            if not done and self._on_host:
+                steps = shape.first_steps(spec, steps)
             rows = order[done * batch_size : (done + steps) * batch_size]
             yield self._gather(rows.reshape(steps, batch_size), spec, capacity)
             done += steps
