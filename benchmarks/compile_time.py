@@ -102,11 +102,11 @@ def compilations(case: models.Case, steps: int) -> dict[str, int]:
     return counts
 
 
-def measure(case: models.Case, rounds: int) -> list[str]:
+def measure(case: models.Case, choices: tuple[int, int], rounds: int) -> list[str]:
     """Prints the rows of one model and returns its ratios as lines."""
     kinds = {"millrace": first_of_ours, "keras": first_of_keras}
     results: dict[tuple[str, int], list[First]] = {
-        (name, steps): [] for steps in STEPS for name in kinds
+        (name, steps): [] for steps in choices for name in kinds
     }
     for turn in range(-1, rounds):  # the first round warms the process up
         for name, steps in results if turn % 2 == 0 else reversed(results):
@@ -123,7 +123,7 @@ def measure(case: models.Case, rounds: int) -> list[str]:
             line += f"   {firsts[0].temporary_bytes / 2**10:.1f} KiB"
         print(line)
 
-    low, high = STEPS
+    low, high = choices
     short, long = results["millrace", low], results["millrace", high]
     title = f"{case.name}: {high} / {low} steps,"
     lines = [
@@ -136,7 +136,7 @@ def measure(case: models.Case, rounds: int) -> list[str]:
         if all(under := [getattr(f, key) for f in short])
     ]
     lines = [f"{line}   claim <= {CLAIM}x" for line in lines]
-    for steps in STEPS:
+    for steps in choices:
         counts = compilations(case, steps)
         text = ", ".join(f"{name} {count}" for name, count in counts.items())
         later = sum(counts.values()) - counts["first"]
@@ -162,7 +162,7 @@ def main() -> None:
     lines = []
     for case in models.CASES:
         if case.name in CASES and options.only in case.name:
-            lines += measure(case, options.rounds)
+            lines += measure(case, (8, 100) if options.small else STEPS, options.rounds)
     print()
     print("\n".join(lines))
 

@@ -20,8 +20,9 @@ import keras
 import numpy as np
 from keras import layers
 
-ROWS = 22  # with batches of 4: five full ones and one of 2 rows
 BATCH_SIZE = 4
+WHOLE = 20  # rows: five batches
+RAGGED = 22  # rows: five batches, and one of 2 rows, for which everything is compiled once more
 EPOCHS = 2
 
 
@@ -43,7 +44,7 @@ BFLOAT16 = Tolerance(rtol=2**-7, atol=2**-9)
 FLOAT16 = Tolerance(rtol=2**-10, atol=2**-12)
 
 
-def table(rows: int = ROWS, classes: int = 2) -> dict[str, Any]:
+def table(rows: int = WHOLE, classes: int = 2) -> dict[str, Any]:
     """Rows of six numbers, with a class each."""
     random = np.random.default_rng(3)
     x = random.normal(size=(rows, 6)).astype("float32")
@@ -53,19 +54,19 @@ def table(rows: int = ROWS, classes: int = 2) -> dict[str, Any]:
     return {"x": x, "y": y}
 
 
-def images(rows: int = ROWS) -> dict[str, Any]:
+def images(rows: int = WHOLE) -> dict[str, Any]:
     random = np.random.default_rng(4)
     x = random.normal(size=(rows, 6, 6, 1)).astype("float32")
     return {"x": x, "y": random.integers(0, 3, size=(rows,)).astype("int32")}
 
 
-def sequences(rows: int = ROWS) -> dict[str, Any]:
+def sequences(rows: int = WHOLE) -> dict[str, Any]:
     random = np.random.default_rng(5)
     x = random.normal(size=(rows, 5, 3)).astype("float32")
     return {"x": x, "y": random.normal(size=(rows, 2)).astype("float32")}
 
 
-def words(rows: int = ROWS) -> dict[str, Any]:
+def words(rows: int = WHOLE) -> dict[str, Any]:
     """Numbers of words, padded with zeros to length 6."""
     random = np.random.default_rng(6)
     x = random.integers(1, 11, size=(rows, 6))
@@ -73,7 +74,7 @@ def words(rows: int = ROWS) -> dict[str, Any]:
     return {"x": x.astype("int32"), "y": random.integers(0, 2, size=(rows, 1)).astype("float32")}
 
 
-def named(rows: int = ROWS) -> dict[str, Any]:
+def named(rows: int = WHOLE) -> dict[str, Any]:
     random = np.random.default_rng(7)
     x = {
         "left": random.normal(size=(rows, 4)).astype("float32"),
@@ -286,11 +287,11 @@ class OwnMetrics(keras.Sequential):
         return {**logs, "last_mean": keras.ops.mean(y_pred)}
 
 
-def of(cls: type[keras.Model]) -> Callable[[], keras.Model]:
+def of(cls: type[keras.Model], dropout: float = 0.2) -> Callable[[], keras.Model]:
     """Builds the small model as another class."""
 
     def build() -> keras.Model:
-        hidden = [layers.Dense(8, "relu"), layers.Dropout(0.2), layers.Dense(1, "sigmoid")]
+        hidden = [layers.Dense(8, "relu"), layers.Dropout(dropout), layers.Dense(1, "sigmoid")]
         return cls([keras.Input((6,)), *hidden])
 
     return build
@@ -322,14 +323,18 @@ def loss_scaled(**kwargs: Any) -> keras.optimizers.Optimizer:
     return keras.optimizers.LossScaleOptimizer(keras.optimizers.Adam(1e-2), **kwargs)
 
 
+classifier = binary()
+
+
 @dataclass(frozen=True)
 class Case:
     """What is trained, how, and how near the results must be."""
 
     name: str
     build: Callable[[], keras.Model] = mlp
-    data: Callable[[], dict[str, Any]] = table
-    compile: Callable[[], dict[str, Any]] = binary()
+    data: Callable[..., dict[str, Any]] = table  # of a number of rows
+    rows: int = WHOLE
+    compile: Callable[[], dict[str, Any]] = classifier
     fit: Callable[[dict[str, Any]], dict[str, Any]] = lambda data: {}
     policy: str = "float32"
     tolerance: Tolerance = FLOAT32
@@ -352,63 +357,68 @@ def two_outputs(**changes: Any) -> Callable[[], dict[str, Any]]:
     )
 
 
+def ragged(*args: Any, **kwargs: Any) -> Case:
+    """A case whose last batch is a smaller one."""
+    return Case(*args, rows=RAGGED, **kwargs)
+
+
 regression = binary(loss="mse", metrics=lambda: ["mae"])
 three_classes = binary(loss="sparse_categorical_crossentropy")
 
 MODELS = [
-    Case("deferred", deferred),
-    Case("sequential", mlp),
-    Case("batchnorm-dropout", normalized),
-    Case("seed-generators", noisy),
-    Case("dict-inputs-outputs", named_functional, named, two_outputs()),
-    Case("nested", nested),
-    Case("shared-layer", shared),
-    Case("subclassed", Subclassed),
-    Case("convnet", convnet, images, three_classes),
-    Case("lstm", lstm, sequences, regression),
-    Case("stateful-lstm", stateful_lstm, lambda: sequences(20), regression),
-    Case("masked-embedding", masked, words),
-    Case("attention", attention, sequences, regression),
-    Case("regularizers-constraints", regularized),
-    Case("add-loss", with_add_loss),
-    Case("own-train-step", of(OwnTrainStep)),
-    Case("own-test-step", of(OwnTestStep)),
-    Case("own-compute-loss", of(OwnLoss)),
-    Case("own-compute-metrics", of(OwnMetrics)),
+    ragged("deferred", deferred),
+    ragged("sequential", mlp),
+    ragged("batchnorm-dropout", normalized),
+    ragged("seed-generators", noisy),
+    ragged("dict-inputs-outputs", named_functional, named, compile=two_outputs()),
+    ragged("nested", nested),
+    ragged("shared-layer", shared),
+    ragged("subclassed", Subclassed),
+    ragged("convnet", convnet, images, compile=three_classes),
+    ragged("lstm", lstm, sequences, compile=regression),
+    Case("stateful-lstm", stateful_lstm, sequences, compile=regression),
+    ragged("masked-embedding", masked, words),
+    ragged("attention", attention, sequences, compile=regression),
+    ragged("regularizers-constraints", regularized),
+    ragged("add-loss", with_add_loss),
+    ragged("own-train-step", of(OwnTrainStep)),
+    ragged("own-test-step", of(OwnTestStep)),
+    ragged("own-compute-loss", of(OwnLoss)),
+    ragged("own-compute-metrics", of(OwnMetrics)),
 ]
 
 OPTIONS = [
     Case("shuffle-none", fit=lambda data: {"shuffle": False}),
     Case("shuffle-batch", fit=lambda data: {"shuffle": "batch"}),
-    Case("whole-batches", data=lambda: table(20)),
-    Case("one-batch", data=lambda: table(3)),
+    ragged("ragged-shuffled-batches", fit=lambda data: {"shuffle": "batch"}),
+    Case("one-small-batch", rows=3),
     Case("sample-weight", fit=lambda data: {"sample_weight": weights_of_rows(data)}),
     Case("class-weight", fit=lambda data: {"class_weight": {0: 1.0, 1: 3.0}}),
     Case(
         "class-weight-integers",
         lambda: keras.Sequential([keras.Input((6,)), layers.Dense(3, "softmax")]),
-        lambda: table(classes=3),
-        three_classes,
-        lambda data: {"class_weight": {0: 0.5, 1: 3.0, 2: 1.0}},
+        lambda rows: table(rows, classes=3),
+        compile=three_classes,
+        fit=lambda data: {"class_weight": {0: 0.5, 1: 3.0, 2: 1.0}},
     ),
     Case("validation-data", fit=lambda data: {"validation_data": first(data, 9)}),
-    Case("validation-split", normalized, fit=lambda data: {"validation_split": 0.3}),
+    Case("validation-split", normalized, fit=lambda data: {"validation_split": 0.4}),
     Case(
         "validation-weights",
         fit=lambda data: {
-            "validation_data": (*first(data, 9), weights_of_rows(data)[:9]),
+            "validation_data": (*first(data, 8), weights_of_rows(data)[:8]),
             "validation_batch_size": 5,
         },
     ),
     Case(
         "validation-own-metrics",
         of(OwnMetrics),
-        fit=lambda data: {"validation_data": first(data, 9)},
+        fit=lambda data: {"validation_data": first(data, 8)},
     ),
     Case(
         "stateful-metrics",
-        compile=binary(metrics=lambda: [keras.metrics.AUC(), "mae", keras.metrics.Precision()]),
-        fit=lambda data: {"validation_data": first(data, 9)},
+        compile=binary(metrics=lambda: [keras.metrics.AUC(name="auc"), "mae"]),
+        fit=lambda data: {"validation_data": first(data, 8)},
     ),
     Case(
         "weighted-metrics",
@@ -419,8 +429,8 @@ OPTIONS = [
         "loss-weights",
         named_functional,
         named,
-        two_outputs(loss_weights={"amount": 0.3, "kind": 2.0}),
-        lambda data: {"validation_data": first(data, 9)},
+        compile=two_outputs(loss_weights={"amount": 0.3, "kind": 2.0}),
+        fit=lambda data: {"validation_data": first(data, 8)},
     ),
     Case("no-metrics", compile=binary(metrics=None)),
     Case("sgd", compile=optimizer("SGD", 0.1)),
@@ -485,8 +495,12 @@ def compiled(
 
 def train(case: Case, strategy: Any = None, steps_per_execution: int = 1) -> Outcome:
     """Trains the case's model for two epochs."""
-    model = compiled(case, strategy, steps_per_execution)
-    data = case.data()
+    return fit(case, compiled(case, strategy, steps_per_execution))
+
+
+def fit(case: Case, model: keras.Model) -> Outcome:
+    """Trains `model`, made by `compiled`, for two epochs."""
+    data = case.data(case.rows)
     arguments = {"batch_size": BATCH_SIZE, "epochs": EPOCHS, **case.fit(data)}
     keras.utils.set_random_seed(2)
     return outcome(model, model.fit(**data, **arguments, verbose=0))

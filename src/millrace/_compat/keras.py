@@ -4,13 +4,15 @@
                   from it; nothing public decides what they draw.
 `get_data_adapter`, `is_array_adapter`   what Keras makes of `x`, in the order it would feed it.
 `is_endless`      whether a data set says of itself that it never ends.
+`layers_without_jit`   of all layers, nested ones included.
 `restore_state`   the state that Keras keeps beside the variables while a loop runs.
 `compute_gradient_step`   loss, gradients and metrics of one micro-batch without the update, which
                   `train_step` only has together with it.
 """
 
+import abc
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -29,15 +31,16 @@ __all__ = [
     "install_epoch_iterator",
     "is_array_adapter",
     "is_endless",
+    "layers_without_jit",
     "metric_logs",
     "restore_state",
 ]
 
-EpochIterator = _trainer.JAXEpochIterator
+_StockEpochIterator = _trainer.JAXEpochIterator
 
 _NEEDED = {
     keras.Model: ("compute_loss_and_updates", "_update_metrics_variables", "_symbolic_build"),
-    EpochIterator: ("_enumerate_iterator", "_interrupted_warning", "catch_stop_iteration"),
+    _StockEpochIterator: ("_enumerate_iterator", "_interrupted_warning", "catch_stop_iteration"),
 }
 for _owner, _names in _NEEDED.items():
     for _name in _names:
@@ -46,6 +49,58 @@ for _owner, _names in _NEEDED.items():
                 f"keras {keras.__version__} has no {_owner.__name__}.{_name}, which millrace "
                 "builds on. Install a version from 3.13 to 3.15."
             )
+
+
+class EpochIterator(_StockEpochIterator, abc.ABC):
+    """Keras's epoch iterator, with what it gives out left to a subclass.
+
+    Keras goes through `(begin, end, executions' iterator)` once per epoch. With `steps_per_epoch`,
+    one pass through the data goes on over several epochs; without, each epoch is a pass.
+    """
+
+    @abc.abstractmethod
+    def executions(self) -> Iterator[tuple[int, int, Any]]:
+        """Yields an epoch's first and last step of each execution, and what it draws from."""
+
+    def _enumerate_iterator(self) -> Iterator[tuple[int, int, Any]]:  # type: ignore[override]
+        self.data_adapter.on_epoch_begin()
+        if self.steps_per_epoch is None:
+            self.end_pass()
+        yield from self.executions()
+        self.data_adapter.on_epoch_end()
+
+    def host_batches(self) -> Iterator[Any]:
+        """Returns the data adapter's batches of this pass, in host memory."""
+        if self._current_iterator is None:
+            self._current_iterator = iter(self.data_adapter.get_jax_iterator())
+        return self._current_iterator
+
+    def end_pass(self) -> None:
+        """Lets the next batch be the first of the data again."""
+        self._current_iterator = None
+        self._steps_seen = 0
+
+    @property
+    def steps_in_pass(self) -> int:
+        """Steps that this pass has given out so far; `executions` counts them up."""
+        return self._steps_seen
+
+    @steps_in_pass.setter
+    def steps_in_pass(self, steps: int) -> None:
+        self._steps_seen = steps
+
+    @property
+    def pass_length(self) -> int | None:
+        """Batches in one pass through the data; None until an unknown number has been found."""
+        return self._num_batches
+
+    @pass_length.setter
+    def pass_length(self, batches: int) -> None:
+        self._num_batches = batches
+
+    def warn_of_missing_data(self) -> None:
+        """Warns, in Keras's words, that an epoch had fewer batches than it was to have."""
+        self._interrupted_warning()
 
 
 def install_epoch_iterator(make: Callable[[keras.Model, str, dict[str, Any]], Any | None]) -> None:
@@ -59,7 +114,7 @@ def install_epoch_iterator(make: Callable[[keras.Model, str, dict[str, Any]], An
         make: called with the model, `"train"`, `"test"` or `"predict"`, and the arguments; returns
             an instance of a subclass of `EpochIterator`, or None where Keras's own should be used.
     """
-    signature = inspect.signature(EpochIterator)
+    signature = inspect.signature(_StockEpochIterator)
 
     def epoch_iterator(*args: Any, **kwargs: Any) -> Any:
         caller = inspect.currentframe().f_back  # type: ignore[union-attr]
@@ -70,7 +125,7 @@ def install_epoch_iterator(make: Callable[[keras.Model, str, dict[str, Any]], An
         made = None
         if loop is not None and isinstance(model, keras.Model):
             made = make(model, loop, signature.bind(*args, **kwargs).arguments)
-        return EpochIterator(*args, **kwargs) if made is None else made
+        return _StockEpochIterator(*args, **kwargs) if made is None else made
 
     _trainer.JAXEpochIterator = epoch_iterator
 
@@ -145,6 +200,11 @@ def compute_gradient_step(model: Any, state: Any, batch: Any) -> tuple[Any, Any,
         metrics, unscaled_loss, x, y, y_pred, sample_weight
     )
     return gradients, non_trainable, metrics, logs
+
+
+def layers_without_jit(model: Any) -> list[str]:
+    """Returns the names of layers that say of themselves that they cannot be compiled."""
+    return [x.name for x in model._flatten_layers() if not getattr(x, "supports_jit", True)]
 
 
 def restore_state(model: Any, state: Any) -> None:

@@ -52,6 +52,10 @@ class Executables:
         """Takes note of a state with unchanged specs, so that `see` can recognize it."""
         self._state = state
 
+    def forget(self) -> None:
+        """Lets go of the state of a loop that has ended."""
+        self._state = None
+
     def form(self, plan: Plan) -> LoopForm:
         """Returns the loop form of the plan's programs. Traces one step if it is new."""
         return self._builder(plan).form

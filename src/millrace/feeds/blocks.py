@@ -10,7 +10,6 @@ import numpy as np
 from millrace.feeds.block import Block, batch_spec, empty_block, put_block
 from millrace.plan import BatchSpec
 
-
 FIRST_BLOCK_BYTES = 2**20  # some 0.4 ms of copying rows
 
 
@@ -37,7 +36,6 @@ class BlockShape:
         if known < wanted:
             self.known[spec] = wanted
         return max(known, wanted)
-
 
     def first_steps(self, spec: BatchSpec, steps: int) -> int:
         """Returns how many of a block's steps an epoch should begin with.

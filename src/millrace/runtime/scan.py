@@ -1,7 +1,9 @@
 """Runs one execution of an unpipelined model: as few calls of compiled code as its blocks allow.
 
-segment      |0 1 2 3 4 5 6 7 8 9|       accumulation 4
-calls         run(0, 8)  accumulate(8, 2) ...      the window goes on in the next segment
+    segment      |0 1 2 3 4 5 6 7 8 9|         accumulation 4
+    calls         run(0, 8)  accumulate(8, 2)  the window goes on in the next segment
+
+A window is what one update accumulates over. Nearly all lie whole in one segment.
 """
 
 from collections import deque

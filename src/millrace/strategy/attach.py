@@ -89,7 +89,6 @@ def _loop(model: keras.Model, name: str, mode: Mode, controller: Controller) -> 
     stock = getattr(type(model), name)
     signature = inspect.signature(stock)
 
-    @functools.wraps(stock)
     def loop(*args: Any, **kwargs: Any) -> Any:
         model = controller.model
         check_model(model, mode, controller.options.accumulation)
@@ -114,6 +113,9 @@ def _loop(model: keras.Model, name: str, mode: Mode, controller: Controller) -> 
                 return stock(*bound.args, **bound.kwargs)
             return stock(model, *args, **kwargs)
 
+    functools.update_wrapper(loop, stock)
+    _, *parameters = signature.parameters.values()  # without self
+    loop.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
     return loop
 
 

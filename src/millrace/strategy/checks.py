@@ -6,7 +6,7 @@ from typing import Any
 
 import keras
 
-from millrace._compat.keras import is_endless
+from millrace._compat.keras import is_endless, layers_without_jit
 from millrace.errors import DataError, ModelError, PlanError
 from millrace.options import Accumulation
 from millrace.plan import Mode
@@ -95,11 +95,7 @@ def _check_compiled(model: keras.Model, name: str, mode: Mode) -> None:
     if mode is Mode.PREDICT and not model.compiled:
         return
     if not getattr(model, "jit_compile", True):
-        layers = [
-            layer.name
-            for layer in model._flatten_layers()
-            if not getattr(layer, "supports_jit", True)
-        ]
+        layers = layers_without_jit(model)
         cause = (
             f"its layers {layers} do not support compilation"
             if layers

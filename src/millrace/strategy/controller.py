@@ -1,6 +1,5 @@
 """What a strategy knows of one model: its options, its functions, its open feeds."""
 
-import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -34,7 +33,8 @@ class Controller:
     """One per attached model, as the attribute `_millrace`."""
 
     def __init__(self, model: keras.Model, device: jax.Device, totals: Totals):
-        self._model = weakref.ref(model)
+        # A cycle, as Keras models have many: a bound method must keep its model alive.
+        self.model = model
         self.device = device
         self.totals = totals
         self.options = Options()
@@ -42,13 +42,6 @@ class Controller:
         self._capacities: dict[tuple[Mode, bool], dict[BatchSpec, int]] = {}
         self._iterators: list[Any] = []  # with feeds that the running call has opened
         self._running = 0  # nesting of fit, evaluate and predict
-
-    @property
-    def model(self) -> keras.Model:
-        """The model, which owns this controller and is not kept alive by it."""
-        model = self._model()
-        assert model is not None  # noqa: S101 - its attribute cannot outlive it
-        return model
 
     def replace_options(self, options: Options, keep_functions: bool = False) -> None:
         """Puts other options in force, from the next fit, evaluate or predict on."""

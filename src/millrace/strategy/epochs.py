@@ -1,8 +1,10 @@
 """What Keras's loops draw executions from: its own epoch iterator, with an infeed behind it.
 
-for begin, end, execution in epoch_iterator:      Keras
-logs, state = train_function(state, execution)
-execution.take() -> segments              feeds/infeed.py
+    for begin, end, execution in epoch_iterator:             Keras
+        logs, state = train_function(state, execution)       strategy/functions.py
+            execution.take() -> segments                     feeds/infeed.py
+
+Where Keras steps through its data adapter, this adapter is stacked into blocks ahead of time.
 """
 
 import itertools
@@ -84,12 +86,6 @@ class FeedEpochIterator(EpochIterator):
             self._infeed = Infeed(self._blocks(), feed.prefetch_depth)
         return self._infeed
 
-    def host_batches(self) -> Iterator[Any]:
-        """Returns the data adapter's batches, in host memory."""
-        if self._current_iterator is None:
-            self._current_iterator = iter(self.data_adapter.get_jax_iterator())
-        return self._current_iterator
-
     def reset(self) -> None:
         """Starts over, as Keras does after it built the model from the first batch."""
         self.close()
@@ -102,44 +98,35 @@ class FeedEpochIterator(EpochIterator):
             self._controller.totals.infeed += self._infeed.statistics()
             self._infeed = None
 
-    def _enumerate_iterator(self) -> Iterator[Any]:  # type: ignore[override]
+    def executions(self) -> Iterator[tuple[int, int, Execution]]:
+        """Yields the executions of one epoch, and ends its infeed."""
         self.close()
-        self.data_adapter.on_epoch_begin()
-        if self.steps_per_epoch is None:
-            self._current_iterator = None  # each epoch starts the data anew
         total = self.num_batches
-        if total is None:
-            yield from self._enumerate_unknown()
-        else:
-            yield from self._enumerate_known(total)
+        yield from self._unknown_number() if total is None else self._known_number(total)
         self.close()
-        self.data_adapter.on_epoch_end()
 
-    def _enumerate_known(self, total: int) -> Iterator[tuple[int, int, Execution]]:
-        # With `steps_per_epoch`, one pass through the data goes on over several epochs.
-        if self._current_iterator is None:
-            self._steps_seen = 0
-        left = total if self._num_batches is None else self._num_batches - self._steps_seen
+    def _known_number(self, total: int) -> Iterator[tuple[int, int, Execution]]:
+        left = total if self.pass_length is None else self.pass_length - self.steps_in_pass
         steps = min(total, left)
         size = self.steps_per_execution
         begins = range(0, steps, size)
         self._sizes = [min(size, steps - begin) for begin in begins]
         for begin, count in zip(begins, self._sizes, strict=True):
-            self._steps_seen += count
+            self.steps_in_pass += count
             yield begin, begin + count - 1, Execution(self, count)
         if steps < total:
-            self._interrupted_warning()
-        if self._num_batches is not None and self._steps_seen >= self._num_batches:
-            self._current_iterator = None
+            self.warn_of_missing_data()
+        if self.pass_length is not None and self.steps_in_pass >= self.pass_length:
+            self.end_pass()
 
-    def _enumerate_unknown(self) -> Iterator[tuple[int, int, Execution]]:
+    def _unknown_number(self) -> Iterator[tuple[int, int, Execution]]:
         size = self.steps_per_execution
         self._sizes = itertools.repeat(size)
         for begin in itertools.count(0, size):
             if begin and not self.infeed().has_more():
                 break
             yield begin, begin + size - 1, Execution(self, size)
-        self._num_batches = self.infeed().statistics().steps
+        self.pass_length = self.infeed().statistics().steps
 
     def _blocks(self) -> Iterator[Any]:
         controller = self._controller
@@ -157,7 +144,7 @@ class FeedEpochIterator(EpochIterator):
         if not self._residency_known:
             self._residency_known = True
             limit = self._controller.options.feed.max_resident_bytes
-            whole = self.steps_per_epoch in (None, self._num_batches)
+            whole = self.steps_per_epoch in (None, self.pass_length)
             if limit and whole and is_array_adapter(self.data_adapter):
                 arrays = _whole_arrays(self._arguments, limit)
                 if arrays is not None:

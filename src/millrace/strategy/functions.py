@@ -77,6 +77,7 @@ class LoopFunction:
     def release(self) -> None:
         """Lets go of the data of a loop that has ended."""
         self.parts = []
+        self._executables.forget()
         for runner in self._runners.values():
             runner.release()
 
