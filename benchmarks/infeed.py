@@ -29,7 +29,7 @@ import numpy as np
 import harness
 import models
 
-BATCH, INPUTS, OUTPUTS, UNITS = 64, 256, 10, 384
+BATCH, INPUTS, OUTPUTS, UNITS = 64, 256, 10, 640
 EXECUTIONS = (1, 10)
 PACES = {"slower": 2.0, "faster": 0.5}  # preparation of a batch, in steps of the computation
 CLAIM = 1.05
@@ -197,8 +197,8 @@ def defaults(steps: int, rounds: int) -> None:
 
 def main() -> None:
     """Runs both kinds of preparation, the defaults, and prints the ratios last."""
-    options = harness.arguments(__doc__)
-    steps = 20 if options.small else 300
+    options = harness.arguments(__doc__, rounds=5)
+    steps = 20 if options.small else 240
     harness.header("Infeed: time per step inside fit")
     lines = []
     for kind, work_of in {"waiting": waiting, "working": working}.items():

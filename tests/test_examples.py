@@ -1,30 +1,65 @@
 import os
 import pathlib
+import re
 import subprocess
 import sys
 
 import pytest
 
-EXAMPLES = pathlib.Path(__file__).parent.parent / "examples"
+ROOT = pathlib.Path(__file__).parent.parent
 SLOW = {"digits"}  # more than 10 s on two cores
 
 CASES = [
     pytest.param(path, id=path.stem, marks=[pytest.mark.slow] if path.stem in SLOW else [])
-    for path in sorted(EXAMPLES.glob("*.py"))
+    for path in sorted((ROOT / "examples").glob("*.py"))
 ]
 
 
-@pytest.mark.parametrize("path", CASES)
-def test_runs(path, tmp_path):
+def run(path, directory):
     # Without what the tests set up for themselves: as a user would run it, in any directory.
     environment = {k: v for k, v in os.environ.items() if k != "KERAS_BACKEND"}
     result = subprocess.run(
         [sys.executable, str(path), "--small"],
-        cwd=tmp_path,
+        cwd=directory,
         env=environment,
         capture_output=True,
         text=True,
         timeout=300,
     )
     assert result.returncode == 0, result.stdout[-2000:] + result.stderr[-4000:]
-    assert not list(tmp_path.iterdir())  # an example leaves nothing behind
+    assert not list(directory.iterdir())  # it leaves nothing behind
+    return result.stdout
+
+
+@pytest.mark.parametrize("path", CASES)
+def test_runs(path, tmp_path):
+    run(path, tmp_path)
+
+
+def test_the_example_of_the_readme_runs(tmp_path):
+    (code,) = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    script = tmp_path / "readme.py"
+    script.write_text(code)
+    (tmp_path / "empty").mkdir()
+    assert "RunStatistics(" in run(script, tmp_path / "empty")
+
+
+def test_links_in_the_docs_lead_somewhere():
+    pages = [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")]
+    broken = []
+    for page in pages:
+        for link in re.findall(r"\]\(([^)#]*)(?:#[^)]*)?\)", page.read_text()):
+            if link and "://" not in link and not (page.parent / link).exists():
+                broken.append(f"{page.name}: {link}")
+    assert not broken
+
+
+def test_every_example_is_named_in_the_docs():
+    text = "".join(page.read_text() for page in ROOT.glob("docs/*.md"))
+    assert [p.values[0].name for p in CASES if p.values[0].name not in text] == []
+
+
+def test_the_changelog_is_made_of_its_parts():
+    subprocess.run(
+        [sys.executable, str(ROOT / "changelog.d" / "assemble.py"), "--check"], check=True
+    )

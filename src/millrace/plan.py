@@ -1,6 +1,7 @@
 """What one program is to do: everything that decides what gets compiled, and nothing else."""
 
 import enum
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,7 +36,7 @@ class BatchSpec:
     def nbytes(self) -> int:
         """Bytes of one batch."""
         return sum(
-            int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+            math.prod(shape) * dtype.itemsize
             for shape, dtype in zip(self.shapes, self.dtypes, strict=True)
         )
 

@@ -5,7 +5,8 @@ from millrace.runtime.scan import best_unroll
 
 
 @pytest.mark.parametrize(
-    ("turns", "unroll", "calls"), [(100, 8, 16), (10, 5, 2), (4, 4, 1), (1, 1, 1), (7, 7, 1)]
+    ("turns", "unroll", "calls"),
+    [(1000, 8, 125), (100, 5, 20), (97, 8, 13), (10, 5, 2), (4, 4, 1), (1, 1, 1), (7, 7, 1)],
 )
 def test_the_unrolled_length_takes_the_fewest_calls(turns, unroll, calls):
     chosen = best_unroll(LoopForm(unroll=8), turns)

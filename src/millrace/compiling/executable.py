@@ -23,11 +23,16 @@ SLOW_SECONDS = 2.0  # a compilation longer than this says that it is going on
 
 
 def compile_program(
-    program: Program, plan: Plan, model_name: str, log: list[CompileRecord]
+    program: Program,
+    plan: Plan,
+    model_name: str,
+    log: list[CompileRecord],
+    trace_seconds: float = 0.0,
 ) -> Executable:
     """Compiles `program` for the plan's device and adds a record to `log`.
 
     What takes longer than two seconds says so on the `millrace` logger, whose level is INFO.
+    `trace_seconds` are those that tracing the program's step has taken already.
     """
     sharding = jax.sharding.SingleDeviceSharding(plan.device)
     arguments = jax.tree.map(
@@ -50,7 +55,7 @@ def compile_program(
             program=program.name,
             batch=str(plan.batch),
             capacity=plan.capacity,
-            trace_seconds=traced - begin,
+            trace_seconds=trace_seconds + traced - begin,
             compile_seconds=end - traced,
             temporary_bytes=getattr(memory, "temp_size_in_bytes", 0) or 0,
         )

@@ -90,9 +90,11 @@ class Executables:
         key = (plan, self._specs_key, name, unroll, debugging)
         executable = self._executables.get(key)
         if executable is None:
-            make = getattr(self._builder(plan), name)
+            builder = self._builder(plan)
+            make = getattr(builder, name)
             program = make(LoopForm(unroll)) if name in ("run", "accumulate") else make()
-            executable = compile_program(program, plan, self._model.name, self._log)
+            spent, builder.trace_seconds = builder.trace_seconds, 0.0  # counted once
+            executable = compile_program(program, plan, self._model.name, self._log, spent)
             self._executables[key] = executable
         if len(self._recent) > 16:
             self._recent.clear()

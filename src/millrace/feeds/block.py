@@ -6,6 +6,7 @@
 Executions do not have to end where blocks do: an execution takes segments `(block, start, count)`.
 """
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,7 +21,7 @@ ALIGNMENT = 64  # bytes; JAX takes over an aligned host array on CPU and copies 
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """Equally shaped batches on the device."""
+    """Equally shaped batches, on the device or, on CPU, in host memory."""
 
     batches: Any  # leaves are [capacity, ...]
     spec: BatchSpec  # of one batch
@@ -61,6 +62,25 @@ def batch_spec(batch: Any) -> BatchSpec:
     return BatchSpec(treedef, tuple(shapes), tuple(dtypes))
 
 
+class SpecReader:
+    """Reads the specs of batches most of which have the spec of the one before."""
+
+    def __init__(self) -> None:
+        self._seen: Any = None
+        self._spec: BatchSpec | None = None
+
+    def read(self, batch: Any) -> BatchSpec:
+        """Returns `batch_spec(batch)`."""
+        leaves, treedef = jax.tree.flatten(batch)
+        try:
+            seen = (treedef, [(leaf.shape, leaf.dtype) for leaf in leaves])
+        except AttributeError:  # a Python number, say
+            return batch_spec(batch)
+        if self._spec is None or seen != self._seen:
+            self._seen, self._spec = seen, batch_spec(batch)
+        return self._spec
+
+
 def empty_block(spec: BatchSpec, capacity: int) -> list[np.ndarray]:
     """Returns fresh, aligned host arrays `[capacity, ...]` for the leaves of a block.
 
@@ -74,15 +94,19 @@ def empty_block(spec: BatchSpec, capacity: int) -> list[np.ndarray]:
 
 
 def _aligned(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
-    nbytes = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+    nbytes = math.prod(shape) * dtype.itemsize
     raw = np.empty(nbytes + ALIGNMENT, np.uint8)
     offset = -raw.ctypes.data % ALIGNMENT
     return raw[offset : offset + nbytes].view(dtype).reshape(shape)
 
 
-def put_block(
+def make_block(
     leaves: list[np.ndarray], spec: BatchSpec, capacity: int, steps: int, device: jax.Device
 ) -> Block:
-    """Starts the transfer of filled host arrays."""
-    batches = jax.tree.unflatten(spec.treedef, jax.device_put(leaves, device))
-    return Block(batches, spec, capacity, steps)
+    """Makes a block of filled host arrays, and starts their transfer.
+
+    On CPU there is nothing to transfer, and what JAX does instead would only delay the data set
+    on whose thread this runs: the runner does it when the block's turn has come.
+    """
+    moved = leaves if device.platform == "cpu" else jax.device_put(leaves, device)
+    return Block(jax.tree.unflatten(spec.treedef, moved), spec, capacity, steps)

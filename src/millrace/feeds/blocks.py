@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from millrace.feeds.block import Block, batch_spec, empty_block, put_block
+from millrace.feeds.block import Block, SpecReader, batch_spec, empty_block, make_block
 from millrace.plan import BatchSpec
 
 FIRST_BLOCK_BYTES = 2**20  # some 0.4 ms of copying rows
@@ -61,12 +61,13 @@ def stacked_blocks(
         shape: bounds of a block.
         device: where blocks go.
     """
+    specs = SpecReader()
     for size in sizes:
         stack: _Stack | None = None
         for left in range(size, 0, -1):
             try:
                 batch = next(batches)
-                spec = batch_spec(batch)
+                spec = specs.read(batch)
             except BaseException as error:
                 # The batches before the end, or before a broken one, are trained first.
                 if stack is not None:
@@ -107,7 +108,7 @@ class _Stack:
         self._steps += 1
 
     def block(self, device: jax.Device) -> Block:
-        return put_block(self._leaves, self.spec, self._capacity, self._steps, device)
+        return make_block(self._leaves, self.spec, self._capacity, self._steps, device)
 
 
 class ResidentArrays:
@@ -160,7 +161,7 @@ class ResidentArrays:
             for target, source in zip(leaves, self._leaves, strict=True):
                 # "clip" lets NumPy write into `out` directly; the row numbers are in range.
                 np.take(source, rows, axis=0, out=target[:steps], mode="clip")
-            return put_block(leaves, spec, capacity, steps, self._device)
+            return make_block(leaves, spec, capacity, steps, self._device)
         padded = np.zeros((capacity, rows.shape[1]), np.int32)
         padded[:steps] = rows
         leaves = _take_rows(self._leaves, jax.device_put(padded, self._device))

@@ -13,6 +13,7 @@ epoch, and one whose last batch has another shape. `result` is the logs after th
 with `step_logs` and when predicting those of every step, `[capacity, ...]`.
 """
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -64,7 +65,9 @@ class ProgramBuilder:
         self._accumulates = plan.mode is Mode.TRAIN and plan.accumulation.steps > 1
         make = make_gradient_step(model) if self._accumulates else make_step(model, plan.mode)
         self._step = jax.jit(make)
+        begin = time.perf_counter()
         traced = self._step.trace(state, _batch_specs(plan, ()))
+        self.trace_seconds = time.perf_counter() - begin
         self._step_result = traced.out_info[-1]
         # What a loop must carry from step to step besides state.
         self._each_step = plan.step_logs or plan.mode is Mode.PREDICT

@@ -92,8 +92,8 @@ class LoopFunction:
                 step_logs=step_logs,
                 device=self._controller.device,
             )
-            pending = options.feed.prefetch_depth * options.feed.max_block_bytes
-            self._runners[step_logs] = ScanRunner(self._executables, plan, pending)
+            depth = options.feed.prefetch_depth
+            self._runners[step_logs] = ScanRunner(self._executables, plan, max_pending=depth)
         return self._runners[step_logs]
 
     def _rescue(self, state: State | None) -> None:
