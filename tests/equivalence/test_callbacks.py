@@ -281,7 +281,8 @@ def test_a_callback_runs_another_model(strategy, other_is_attached):
         cases.assert_close(prediction, expected)
 
 
-def test_a_callback_evaluates_the_model_itself(strategy):
+@pytest.mark.parametrize("when", ["on_epoch_end", "on_train_batch_end"])
+def test_a_callback_evaluates_the_model_itself(strategy, when):
     data = CASE.data(10)
 
     class Evaluates(keras.callbacks.Callback):
@@ -289,12 +290,30 @@ def test_a_callback_evaluates_the_model_itself(strategy):
             super().__init__()
             self.found = []
 
-        def on_epoch_end(self, epoch, logs=None):
+        def evaluate(self, index, logs=None):
             evaluated = self.model.evaluate(**data, batch_size=4, return_dict=True, verbose=0)
             self.found.append((evaluated, self.model.predict(data["x"], verbose=0)))
 
-    stock, attached = assert_fits_are_same(strategy, lambda: [Evaluates()], epochs=3)
-    cases.assert_close(attached[0].found, stock[0].found)
+    setattr(Evaluates, when, Evaluates.evaluate)
+    found, outcomes = [], []
+    for model in pair(strategy, steps_per_execution=1 if when == "on_train_batch_end" else 2):
+        callback = Evaluates()
+        outcomes.append(fit(model, epochs=2, callbacks=[callback]))
+        found.append(callback.found)
+    cases.assert_same(outcomes[1], outcomes[0])
+    cases.assert_close(found[1], found[0])
+
+
+def test_a_callback_changes_the_learning_rate_of_every_batch(strategy):
+    class Changes(keras.callbacks.Callback):
+        def on_train_batch_begin(self, batch, logs=None):
+            self.model.optimizer.learning_rate = 0.1 / (1 + batch)
+
+    outcomes = [
+        fit(model, epochs=2, callbacks=[Changes()])
+        for model in pair(strategy, steps_per_execution=1)
+    ]
+    cases.assert_same(outcomes[1], outcomes[0])
 
 
 def test_a_callback_stops_training_within_an_epoch(strategy):

@@ -1,5 +1,7 @@
 """`train_on_batch` and its kind, and what evaluate and predict return."""
 
+import contextlib
+
 import cases
 import keras
 import numpy as np
@@ -194,3 +196,54 @@ def test_predict_carries_state_that_a_model_assigns(strategy):
         model.predict(x, batch_size=4, verbose=0), reference.predict(x, batch_size=4, verbose=0)
     )
     assert float(model.rows) == float(reference.rows)
+
+
+def test_on_batch_methods_with_asynchronous_callbacks(strategy):
+    reference, model = pair(NAMED, strategy)
+    model.set_asynchronous_callbacks(True)
+    x, y = NAMED.data(4).values()
+    for name in ("train_on_batch", "test_on_batch"):
+        for return_dict in (True, False):
+            found = getattr(model, name)(x, y, return_dict=return_dict)
+            expected = getattr(reference, name)(x, y, return_dict=return_dict)
+            assert type(found) is type(expected)
+            cases.assert_close(found, expected)
+    cases.assert_close(model.predict_on_batch(x), reference.predict_on_batch(x))
+    assert_same_state(model, reference)
+
+
+def test_two_models_that_share_layers_train_in_turn(strategy):
+    """A generator through a frozen critic, and the critic on its own."""
+
+    def build(owner):
+        keras.utils.set_random_seed(1)
+        with strategy.scope() if owner else contextlib.nullcontext():
+            maker = keras.Sequential([keras.Input((3,)), layers.Dense(6)])
+            critic = cases.mlp()
+            critic.compile("adam", "binary_crossentropy")
+            critic.trainable = False
+            both = keras.Sequential([keras.Input((3,)), maker, critic])
+            both.compile("adam", "binary_crossentropy", steps_per_execution=2)
+            critic.trainable = True
+            critic.compile("adam", "binary_crossentropy", steps_per_execution=2)
+            critic.trainable = False
+        return maker, critic, both
+
+    random = np.random.default_rng(0)
+    noise = random.normal(size=(8, 3)).astype("float32")
+    real = random.normal(size=(8, 6)).astype("float32")
+    results = []
+    for owner in (True, False):
+        maker, critic, both = build(owner)
+        losses = []
+        for _ in range(3):
+            critic.trainable = True
+            made = maker.predict(noise, verbose=0)
+            losses.append(critic.train_on_batch(real, np.ones((8, 1), "float32")))
+            losses.append(critic.train_on_batch(made, np.zeros((8, 1), "float32")))
+            critic.trainable = False
+            history = both.fit(noise, np.ones((8, 1), "float32"), batch_size=4, shuffle=False,
+                               verbose=0)  # fmt: skip
+            losses.append(history.history["loss"][0])
+        results.append((losses, both.get_weights()))
+    cases.assert_close(*results)

@@ -34,8 +34,9 @@ def trained(strategy):
 
 
 def fit(model):
-    keras.utils.set_random_seed(3)
-    return cases.outcome(model, model.fit(**CASE.data(16), batch_size=4, verbose=0))
+    # Not shuffled: Keras draws one more order where it has to build the metrics of a loaded model.
+    history = model.fit(**CASE.data(16), batch_size=4, shuffle=False, verbose=0)
+    return cases.outcome(model, history)
 
 
 def test_loaded_inside_a_scope_it_is_attached_with_its_options(strategy, tmp_path):

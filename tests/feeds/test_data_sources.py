@@ -85,7 +85,7 @@ def arrays(convert=lambda leaf: leaf):
     return lambda: {"x": convert(x), "y": convert(y), "batch_size": BATCH_SIZE}
 
 
-@pytest.mark.parametrize("shuffle", [False, True, "batch"])
+@pytest.mark.parametrize("shuffle", [False, True])
 @pytest.mark.parametrize(
     "convert",
     [
@@ -93,11 +93,23 @@ def arrays(convert=lambda leaf: leaf):
         lambda leaf: leaf.astype("float64"),
         lambda leaf: (10 * leaf).astype("int64"),
         lambda leaf: leaf.astype("float16"),
+        lambda leaf: (np.abs(leaf) * 50).astype("uint8"),
+        lambda leaf: leaf > 0,
         jax.numpy.asarray,
         np.asfortranarray,
         lambda leaf: np.repeat(leaf, 2, axis=0)[::2],
     ],
-    ids=["float32", "float64", "int64", "float16", "jax", "fortran-order", "strided"],
+    ids=[
+        "float32",
+        "float64",
+        "int64",
+        "float16",
+        "uint8",
+        "bool",
+        "jax",
+        "fortran-order",
+        "strided",
+    ],
 )
 def test_arrays(strategy, convert, shuffle):
     assert_fits_are_same(strategy, arrays(convert), epochs=2, shuffle=shuffle)
