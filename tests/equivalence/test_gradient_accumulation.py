@@ -119,7 +119,7 @@ def test_mean_equals_one_big_batch_for_other_losses(strategy, name):
     assert_equals_big_batch(MODELS[name], accumulating(MODELS[name], strategy))
 
 
-@pytest.mark.parametrize("steps_per_execution", [ACCUMULATION, 2 * ACCUMULATION, 100])
+@pytest.mark.parametrize("steps_per_execution", [2 * ACCUMULATION, 100])
 @pytest.mark.parametrize(
     "rows",
     [26, 27, 29, 4],
@@ -132,7 +132,7 @@ def test_the_last_window_equals_one_batch_of_its_rows(strategy, rows, steps_per_
     assert int(found.model.optimizer.iterations) == EPOCHS * -(-rows // BIG_BATCH)
 
 
-@pytest.mark.parametrize("bytes_of_block", [1, 2 * 56, 4 * 56, 2**20])
+@pytest.mark.parametrize("bytes_of_block", [1, 2 * 56, 2**20])
 def test_windows_that_blocks_cut_equal_one_big_batch(strategy, bytes_of_block):
     case = cases.Case("blocks", rows=29, compile=cases.optimizer("Adam", 1e-2, epsilon=EPSILON))
     model = accumulating(case, strategy)
@@ -298,7 +298,7 @@ def plain_convnet():
 
 @pytest.mark.parametrize(
     ("accumulation", "rows", "steps_per_execution"),
-    [(2, 20, 2), (2, 22, 6), (2, 21, 4), (16, 70, 16), (16, 64, 32), (5, 40, 10)],
+    [(2, 20, 2), (2, 21, 6), (16, 70, 16), (16, 64, 32), (5, 40, 10)],
 )
 def test_convnets_equal_one_big_batch(strategy, accumulation, rows, steps_per_execution):
     """Unrolled on CPU: windows of 2 several to a call, of 16 in parts."""

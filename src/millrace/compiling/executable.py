@@ -55,6 +55,7 @@ def compile_program(
             program=program.name,
             batch=str(plan.batch),
             capacity=plan.capacity,
+            unrolled=program.unrolled,
             trace_seconds=trace_seconds + traced - begin,
             compile_seconds=end - traced,
             temporary_bytes=getattr(memory, "temp_size_in_bytes", 0) or 0,

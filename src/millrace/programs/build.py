@@ -44,6 +44,7 @@ class Program:
     name: str
     function: Callable[..., Any]
     arguments: tuple[Any, ...]  # trees of jax.ShapeDtypeStruct
+    unrolled: int | None  # turns, where it is not a loop
     donated: tuple[int, ...]  # positions of arguments whose memory the results reuse
 
 
@@ -89,7 +90,8 @@ class ProgramBuilder:
             state, records = repeat(body, carry, count // window, form)
             return state, self._result(state, records)
 
-        return self._program("run", run, (self._state, self._batches, _INDEX, _INDEX), (0,))
+        specs = (self._state, self._batches, _INDEX, _INDEX)
+        return self._program("run", run, specs, (0,), form.unroll)
 
     def accumulate(self, form: LoopForm) -> Program:
         """`count` micro-batches of a window. Unrolled, the form counts micro-batches."""
@@ -109,7 +111,7 @@ class ProgramBuilder:
             return state, accumulated, self._result(state, records)
 
         specs = (self._state, self._accumulated(), self._batches, _INDEX, _INDEX, _FACTOR)
-        return self._program("accumulate", accumulate, specs, (0, 1))
+        return self._program("accumulate", accumulate, specs, (0, 1), form.unroll)
 
     def zeros(self) -> Program:
         """What a window accumulates into."""
@@ -184,9 +186,15 @@ class ProgramBuilder:
         return jax.eval_shape(make_accumulator(self._model, self._plan.accumulation).zeros)
 
     def _program(
-        self, name: str, function: Callable[..., Any], arguments: Any, donated: Any
+        self,
+        name: str,
+        function: Callable[..., Any],
+        arguments: tuple[Any, ...],
+        donated: tuple[int, ...],
+        unrolled: int | None = None,
     ) -> Program:
-        return Program(f"{self._plan.mode.value}_{name}", function, arguments, donated)
+        name = f"{self._plan.mode.value}_{name}"
+        return Program(name, function, arguments, unrolled, donated)
 
 
 _INDEX = jax.ShapeDtypeStruct((), jnp.int32)

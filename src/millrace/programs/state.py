@@ -78,8 +78,9 @@ def settle(new: State, old: State) -> State:
     if jax.tree.structure(new) != jax.tree.structure(old):
         raise ModelError(
             "One step returned a state of another structure than it was given: "
-            f"{_sizes(old)} before, {_sizes(new)} after. A train_step or test_step of your own "
-            "must return the new values of all variables, in the order in which it received them."
+            f"{_sizes(old, len(old))} before, {_sizes(new, len(old))} after. A train_step or "
+            "test_step of your own must return the new values of all variables, in the order in "
+            "which it received them."
         )
     return tuple(
         Values(
@@ -100,9 +101,9 @@ def _settle_one(new: Any, old: Any, role: str, index: int) -> jax.Array:
     return new.astype(old.dtype)
 
 
-def _sizes(state: Any) -> str:
-    if not isinstance(state, tuple) or len(state) not in ROLES:
-        return f"a {type(state).__name__}"
+def _sizes(state: Any, parts: int) -> str:
+    if len(state) != parts:
+        return f"{len(state)} lists"
     return " + ".join(
-        f"{len(values)} {role}" for values, role in zip(state, ROLES[len(state)], strict=True)
+        f"{len(values)} {role}" for values, role in zip(state, ROLES[parts], strict=True)
     )

@@ -11,6 +11,7 @@ class CompileRecord:
     program: str  # such as "train"
     batch: str  # shapes and dtypes of one batch, as text
     capacity: int  # steps that its block holds
+    unrolled: int | None  # turns in unrolled code; None is a loop of any number of them
     trace_seconds: float  # Python: model code to StableHLO
     compile_seconds: float  # XLA: StableHLO to machine code
     temporary_bytes: int  # what the executable allocates besides arguments and results

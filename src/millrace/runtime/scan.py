@@ -27,7 +27,7 @@ class Part(NamedTuple):
 
     result: Any  # logs or outputs
     steps: int
-    rows: int  # of each step
+    capacity: int  # of its block, which is that of the result's first axis
 
 
 @dataclass(slots=True)
@@ -187,7 +187,7 @@ class ScanRunner:
 
     def _part(self, result: Any, steps: int, block: Block) -> Part:
         self._last_result = result
-        return Part(result, steps, block.spec.rows)
+        return Part(result, steps, block.capacity)
 
     def _call(self, executable: Executable, *arguments: Any) -> Any:
         self.dispatches += 1

@@ -22,8 +22,8 @@ def check_data(adapter: Any, num_batches: int | None, mode: Mode) -> None:
     if num_batches is None and is_endless(adapter):
         raise DataError(
             f"The data never ends, and {_LOOP[mode]} was not told how many steps to run: "
-            f"{_STEPS[mode]}=None. Set {_STEPS[mode]} in {_LOOP[mode]}(), or remove repeat() from "
-            "the dataset."
+            f"{_STEPS[mode]}=None. Set {_STEPS[mode]} in {_LOOP[mode]}(), or give the data an end: "
+            "no repeat() on a tf.data.Dataset, a num_batches on a PyDataset."
         )
 
 

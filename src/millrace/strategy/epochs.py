@@ -61,7 +61,8 @@ class FeedEpochIterator(EpochIterator):
     """Keras's epoch iterator for a model attached to a strategy.
 
     It gives out the same batches in the same order. Executions end with the epoch and report the
-    numbers of the steps they ran; Keras counts on as if the last one were a full one.
+    numbers of the steps they run; Keras counts on as if the last one were a full one. So do we
+    where nobody knows the number of batches yet: in the first epoch of a generator.
     """
 
     def __init__(self, controller: Controller, mode: Mode, **arguments: Any):

@@ -128,9 +128,17 @@ class LoopFunction:
 
 
 def _used_rows(part: Part) -> Any:
-    """Outputs `[capacity * rows, ...]` without those of steps that were not run."""
-    rows = part.steps * part.rows
-    return jax.tree.map(lambda leaf: leaf if len(leaf) == rows else leaf[:rows], part.result)
+    """Outputs `[capacity * rows, ...]` without those of steps that were not run.
+
+    `rows` is the output's own number: it may differ from the input's.
+    """
+
+    def used(leaf: jax.Array) -> jax.Array:
+        return (
+            leaf if part.steps == part.capacity else leaf[: len(leaf) // part.capacity * part.steps]
+        )
+
+    return jax.tree.map(used, part.result)
 
 
 def _merged(part: Part) -> Any:
