@@ -247,6 +247,7 @@ def test_a_callback_reads_the_weights_of_every_execution(strategy):
 
 
 def test_tensorboard(strategy, tmp_path):
+    pytest.importorskip("tensorboard")
     pytest.importorskip("tensorflow")
     fit(
         cases.compiled(CASE, strategy, 2),
