@@ -206,8 +206,8 @@ def _convnet_forward(w: list[Any], x: Any) -> Any:
 
 
 CASES = (
-    Case("tiny", 16_000, 8, (8,), (1,), _tiny, _tiny_forward),
+    Case("tiny", 64_000, 8, (8,), (1,), _tiny, _tiny_forward),
     Case("mlp", 32_000, 32, (64,), (10,), _mlp, _mlp_forward, "crossentropy"),
-    Case("lstm", 8_000, 16, (16, 8), (1,), _lstm, _lstm_forward),
+    Case("lstm", 16_000, 16, (16, 8), (1,), _lstm, _lstm_forward),
     Case("convnet", 12_800, 32, (16, 16, 1), (10,), _convnet, _convnet_forward, "crossentropy"),
 )

@@ -57,7 +57,13 @@ class Plan:
     capacity: int  # steps that a block holds: the length of its leaves' first axis
     accumulation: Accumulation
     step_logs: bool  # deliver the logs of every step, not of the last one only
+    records: int  # steps whose results one call can return, where those of every step are wanted
     device: jax.Device
+
+    @property
+    def each_step(self) -> bool:
+        """Whether the results of every step are wanted, not of the last one only."""
+        return self.step_logs or self.mode is Mode.PREDICT
 
 
 @dataclass(frozen=True, slots=True)

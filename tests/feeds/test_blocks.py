@@ -9,8 +9,8 @@ from millrace.feeds.blocks import BlockShape, ResidentArrays, stacked_blocks
 CPU = jax.devices("cpu")[0]
 
 
-def shape(max_bytes=2**20, units=(1,), known=None, max_steps=None):
-    return BlockShape(max_bytes, units, {} if known is None else known, max_steps)
+def shape(max_bytes=2**20, units=(1,), known=None, together=1):
+    return BlockShape(max_bytes, units, {} if known is None else known, together)
 
 
 def batches(rows):
@@ -128,7 +128,21 @@ def test_resident_rows_do_not_change_with_the_users_array_after_they_were_gather
     assert float(np.asarray(block.batches[0]).max()) == 0
 
 
-def test_results_kept_for_every_step_bound_a_block():
-    x = np.zeros((40, 1), np.float32)
-    blocks = ResidentArrays((x,), CPU).blocks(np.arange(40), 4, shape(max_steps=3))
-    assert [(b.steps, b.capacity) for b in blocks] == [(3, 3), (3, 3), (3, 3), (1, 3)]
+def test_short_executions_share_a_block_unless_it_is_awaited():
+    def stack_awaited(*answers):
+        answers = iter(answers)
+        source = stacked_blocks(
+            iter(batches([4] * 8)), [2] * 4, shape(together=8), CPU, lambda: next(answers)
+        )
+        return [steps for steps, _ in contents(source)]
+
+    assert stack_awaited(True, True, True, True) == [[0, 1], [2, 3], [4, 5], [6, 7]]
+    assert stack_awaited(True, False, False, True) == [[0, 1], [2, 3, 4, 5, 6, 7]]
+    assert stack_awaited(False, False, False, False) == [[0, 1, 2, 3, 4, 5, 6, 7]]
+
+
+def test_executions_together_are_bounded():
+    found = list(
+        stacked_blocks(iter(batches([4] * 99)), [1] * 99, shape(together=32), CPU, lambda: False)
+    )
+    assert [block.steps for block in found] == [32] * 3 + [3]

@@ -12,13 +12,19 @@ from millrace.feeds.infeed import Infeed
 CPU = jax.devices("cpu")[0]
 
 
-def blocks(source, size=2):
+def ALWAYS():  # noqa: N802 - a block for every execution
+    return True
+
+
+def blocks(source, size=2, together=False):
     def batches():
         for value in source:
             yield (np.full((4, 1), value, np.float32),)
 
     sizes = iter(lambda: size, None)
-    return stacked_blocks(batches(), sizes, BlockShape(2**20, (1,), {}), CPU)
+    return lambda is_awaited: stacked_blocks(
+        batches(), sizes, BlockShape(2**20, (1,), {}), CPU, is_awaited if together else ALWAYS
+    )
 
 
 def values(segments):

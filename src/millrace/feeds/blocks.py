@@ -1,6 +1,6 @@
 """Sources of blocks: batches stacked as they come, or rows gathered from resident arrays."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +11,7 @@ from millrace.feeds.block import Block, SpecReader, batch_spec, empty_block, mak
 from millrace.plan import BatchSpec
 
 FIRST_BLOCK_BYTES = 2**20  # some 0.4 ms of copying rows
+STEPS_TOGETHER = 32  # of short executions in one block; more gain nothing
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +21,7 @@ class BlockShape:
     max_bytes: int
     units: tuple[int, ...]  # steps of an execution, of an update: whole ones where they fit
     known: dict[BatchSpec, int]  # capacities that have executables; shared by all feeds of a mode
-    max_steps: int | None = None  # where results are kept for every step of a block
+    together: int = STEPS_TOGETHER  # steps that a block of short executions holds
 
     def capacity(self, spec: BatchSpec, wanted: int) -> int:
         """Returns the capacity for `wanted` steps, at most what `max_bytes` allows.
@@ -28,10 +29,12 @@ class BlockShape:
         A block of a known, larger capacity is used partly, so that shorter executions and smaller
         data sets run the executable that is there.
         """
-        most = max(1, self.max_bytes // max(1, spec.nbytes))
+        nbytes = max(1, spec.nbytes)
+        most = max(1, self.max_bytes // nbytes)
         unit = next((unit for unit in self.units if unit <= most), 1)
         most -= most % unit
-        wanted = min(wanted, most, self.max_steps or wanted)
+        together = min(self.together, FIRST_BLOCK_BYTES // nbytes)
+        wanted = min(max(wanted, together - together % unit), most)
         known = self.known.get(spec, 0)
         if known < wanted:
             self.known[spec] = wanted
@@ -52,18 +55,24 @@ def stacked_blocks(
     sizes: Iterable[int],
     shape: BlockShape,
     device: jax.Device,
+    is_awaited: Callable[[], bool] = lambda: True,
 ) -> Iterator[Block]:
-    """Stacks batches as they come. A block ends with its execution, or where shapes change.
+    """Stacks batches as they come.
+
+    A block ends with an execution whose block is awaited. Where batches come faster than they are
+    used, it goes on with the next executions: handing over costs more than a short step. It ends
+    early where shapes change, and where the data does.
 
     Args:
         batches: what a data adapter yields.
         sizes: steps of each execution.
         shape: bounds of a block.
         device: where blocks go.
+        is_awaited: whether whoever takes the blocks has none left.
     """
     specs = SpecReader()
+    stack: _Stack | None = None
     for size in sizes:
-        stack: _Stack | None = None
         for left in range(size, 0, -1):
             try:
                 batch = next(batches)
@@ -81,11 +90,11 @@ def stacked_blocks(
             if stack is None:
                 stack = _Stack(spec, shape.capacity(spec, left))
             stack.add(batch)
-            if stack.is_full:
+            if stack.is_full or (left == 1 and is_awaited()):
                 yield stack.block(device)
                 stack = None
-        if stack is not None:
-            yield stack.block(device)
+    if stack is not None:
+        yield stack.block(device)
 
 
 class _Stack:

@@ -3,7 +3,7 @@
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from millrace.feeds.block import Block, Segment
 from millrace.records.feeds import FeedStatistics
@@ -19,10 +19,16 @@ class Infeed:
     set is raised again where its block would have been taken, with its own traceback.
     """
 
-    def __init__(self, blocks: Iterator[Block], depth: int):
-        self._blocks = blocks
+    def __init__(self, make_blocks: Callable[[Callable[[], bool]], Iterator[Block]], depth: int):
+        """Starts preparing blocks.
+
+        Args:
+            make_blocks: returns them, given a function that tells whether none is ready.
+            depth: blocks kept ready, at most.
+        """
         self._depth = depth
         self._ready: deque[Block] = deque()
+        self._blocks = make_blocks(lambda: not self._ready)
         self._change = threading.Condition()
         self._ended = False  # no block will follow those in `_ready`
         self._stopped = False

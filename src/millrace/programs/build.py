@@ -10,7 +10,7 @@
 `run` is the path of nearly every step: `count` steps of a block from `start` on, as whole updates.
 The others are for windows that no single block holds whole: the shorter one at the end of an
 epoch, and one whose last batch has another shape. `result` is the logs after the last step, or
-with `step_logs` and when predicting those of every step, `[capacity, ...]`.
+with `step_logs` and when predicting those of every step, `[records, ...]`.
 """
 
 import time
@@ -71,8 +71,7 @@ class ProgramBuilder:
         self.trace_seconds = time.perf_counter() - begin
         self._step_result = traced.out_info[-1]
         # What a loop must carry from step to step besides state.
-        self._each_step = plan.step_logs or plan.mode is Mode.PREDICT
-        self._logs_at_end = not self._each_step and logs_follow_from_metrics(model, plan.mode)
+        self._logs_at_end = not plan.each_step and logs_follow_from_metrics(model, plan.mode)
         self.form = choose_loop_form(
             plan.mode, plan.device.platform, primitive_counts(traced.jaxpr)
         )
@@ -165,13 +164,13 @@ class ProgramBuilder:
     def _first_records(self) -> Any:
         if self._logs_at_end:
             return None
-        lead = (self._plan.capacity,) if self._each_step else ()
+        lead = (self._plan.records,) if self._plan.each_step else ()
         return jax.tree.map(lambda s: jnp.zeros((*lead, *s.shape), s.dtype), self._step_result)
 
     def _record(self, records: Any, index: Any, result: Any) -> Any:
         if self._logs_at_end:
             return None
-        if self._each_step:
+        if self._plan.each_step:
             return record_at(records, index, result)
         return jax.tree.map(lambda old, new: new.astype(old.dtype), records, result)
 
@@ -210,5 +209,5 @@ def _batch_specs(plan: Plan, lead: tuple[int, ...]) -> Any:
 
 
 def _merge_steps(leaf: jax.Array) -> jax.Array:
-    """`[capacity, rows, ...]` -> `[capacity * rows, ...]`, as Keras concatenates predictions."""
+    """`[records, rows, ...]` -> `[records * rows, ...]`, as Keras concatenates predictions."""
     return lax.collapse(leaf, 0, 2) if leaf.ndim > 1 else leaf

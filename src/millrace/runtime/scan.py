@@ -27,7 +27,7 @@ class Part(NamedTuple):
 
     result: Any  # logs or outputs
     steps: int
-    capacity: int  # of its block, which is that of the result's first axis
+    records: int  # length of the result's first axis, where every step has one
 
 
 @dataclass(slots=True)
@@ -43,17 +43,19 @@ class _Window:
 class ScanRunner:
     """Runs segments with the executables of one mode of one model."""
 
-    def __init__(self, executables: Executables, plan: Plan, max_pending: int):
+    def __init__(self, executables: Executables, plan: Plan, max_pending: int, single_steps: bool):
         """Makes a runner.
 
         Args:
             executables: where compiled code comes from.
             plan: a plan of the mode; batch and capacity are replaced by those of each block.
             max_pending: how many blocks may be queued on the device besides the current one.
+            single_steps: whether executions have one step, which needs no loop around it.
         """
         self._executables = executables
         self._plan = plan
         self._max_pending = max_pending
+        self._single_steps = single_steps
         self._pending: deque[Any] = deque()
         self._block: Block | None = None
         self._batches: Any = None  # of the block, on the device
@@ -82,6 +84,9 @@ class ScanRunner:
         """
         self._executables.see(state)
         self.state = state
+        if self._plan.each_step and longest > self._plan.records:
+            self._plan = replace(self._plan, records=longest)
+            self._block = None  # its plan is out of date
         parts: list[Part] = []
         window: _Window | None = None
         for segment in segments:
@@ -97,7 +102,7 @@ class ScanRunner:
                         run = self._executables.run(plan, unroll)
                         state, result = self._call(run, state, self._batches, start, steps)
                         self.state = state
-                        parts.append(self._part(result, steps, block))
+                        parts.append(self._part(result, steps))
                         start += steps
                     continue
                 if window is None:
@@ -148,7 +153,7 @@ class ScanRunner:
                 steps,
                 np.float32(coefficient),
             )
-            parts.append(self._part(result, steps, block))
+            parts.append(self._part(result, steps))
             start += steps
         window.steps += count
         window.weight += count * coefficient
@@ -172,7 +177,7 @@ class ScanRunner:
         """
         form = self._form
         turns = count // unit
-        if form.is_loop:
+        if form.is_loop and not self._single_steps:
             most = turns if chunk is None else max(1, chunk // unit)
             while turns:
                 now = min(turns, most)
@@ -185,9 +190,9 @@ class ScanRunner:
             yield now * unit, now
             turns -= now
 
-    def _part(self, result: Any, steps: int, block: Block) -> Part:
+    def _part(self, result: Any, steps: int) -> Part:
         self._last_result = result
-        return Part(result, steps, block.capacity)
+        return Part(result, steps, self._block_plan.records)
 
     def _call(self, executable: Executable, *arguments: Any) -> Any:
         self.dispatches += 1

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 import keras
 
-from millrace.feeds.blocks import BlockShape
+from millrace.feeds.blocks import STEPS_TOGETHER, BlockShape
 from millrace.options import Options
 from millrace.plan import BatchSpec, Mode
 from millrace.records.compilation import CompileRecord
@@ -61,12 +61,11 @@ class Controller:
             on_batch: for `train_on_batch` and its kind, whose one step should not be padded.
         """
         feed = self.options.feed
-        keeps_steps = mode is Mode.PREDICT or self.options.asynchronous_callbacks
         return BlockShape(
             max_bytes=feed.max_block_bytes,
             units=(steps_per_execution, self.options.accumulation.steps),
-            known=self._capacities.setdefault((mode, on_batch or keeps_steps), {}),
-            max_steps=steps_per_execution if keeps_steps else None,
+            known=self._capacities.setdefault((mode, on_batch), {}),
+            together=1 if on_batch else STEPS_TOGETHER,
         )
 
     @contextmanager

@@ -7,8 +7,9 @@
 Where Keras steps through its data adapter, this adapter is stacked into blocks ahead of time.
 """
 
+import functools
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -22,7 +23,7 @@ from millrace._compat.keras import (
     install_epoch_iterator,
     is_array_adapter,
 )
-from millrace.feeds.block import Segment, batch_spec
+from millrace.feeds.block import Block, Segment, batch_spec
 from millrace.feeds.blocks import ResidentArrays, stacked_blocks
 from millrace.feeds.infeed import Infeed
 from millrace.plan import Mode
@@ -84,7 +85,7 @@ class FeedEpochIterator(EpochIterator):
         """Returns the epoch's infeed, which starts when the first step is taken."""
         if self._infeed is None:
             feed = self._controller.options.feed
-            self._infeed = Infeed(self._blocks(), feed.prefetch_depth)
+            self._infeed = Infeed(self._block_source(), feed.prefetch_depth)
         return self._infeed
 
     def reset(self) -> None:
@@ -129,7 +130,7 @@ class FeedEpochIterator(EpochIterator):
             yield begin, begin + size - 1, Execution(self, size)
         self.pass_length = self.infeed().statistics().steps
 
-    def _blocks(self) -> Iterator[Any]:
+    def _block_source(self) -> Callable[[Callable[[], bool]], Iterator[Block]]:
         controller = self._controller
         shape = controller.block_shape(self._mode, self.steps_per_execution)
         resident = self._resident_arrays()
@@ -137,8 +138,10 @@ class FeedEpochIterator(EpochIterator):
             # Drawn here, on the thread that Keras would draw it on: it uses NumPy's generator.
             batch_size: Any = self.data_adapter.batch_size
             order = epoch_order(resident.rows, batch_size, self._arguments.get("shuffle", False))
-            return resident.blocks(order, batch_size, shape)
-        return stacked_blocks(self.host_batches(), self._sizes, shape, controller.device)
+            return lambda is_awaited: resident.blocks(order, batch_size, shape)
+        return functools.partial(
+            stacked_blocks, self.host_batches(), self._sizes, shape, controller.device
+        )
 
     def _resident_arrays(self) -> ResidentArrays | None:
         """Returns the data as arrays on the device, if it is small and read from start to end."""

@@ -51,7 +51,7 @@ class LoopFunction:
             longest = iterator.longest
         else:
             segments = self._segments_of(iterator)
-            longest = self._controller.model.steps_per_execution
+            longest = sum(segment.count for segment in segments)
         dispatches = runner.dispatches
         chunk = self.chunk if step_logs else None
         try:
@@ -90,10 +90,15 @@ class LoopFunction:
                 capacity=0,
                 accumulation=options.accumulation,
                 step_logs=step_logs,
+                records=0,
                 device=self._controller.device,
             )
-            depth = options.feed.prefetch_depth
-            self._runners[step_logs] = ScanRunner(self._executables, plan, max_pending=depth)
+            self._runners[step_logs] = ScanRunner(
+                self._executables,
+                plan,
+                max_pending=options.feed.prefetch_depth,
+                single_steps=self._controller.model.steps_per_execution == 1,
+            )
         return self._runners[step_logs]
 
     def _rescue(self, state: State | None) -> None:
@@ -101,13 +106,13 @@ class LoopFunction:
         if state is not None and not any(leaf.is_deleted() for leaf in jax.tree.leaves(state)):
             restore_state(self._controller.model, state)
 
-    def _segments_of(self, iterator: Iterator[Any]) -> Iterator[Segment]:
+    def _segments_of(self, iterator: Iterator[Any]) -> list[Segment]:
         controller = self._controller
         longest = controller.model.steps_per_execution
         batches = [batch for batch, _ in zip(iterator, range(longest), strict=False)]
         shape = controller.block_shape(self._mode, len(batches) or 1, on_batch=True)
-        for block in stacked_blocks(iter(batches), [len(batches)], shape, controller.device):
-            yield Segment(block, 0, block.steps)
+        blocks = stacked_blocks(iter(batches), [len(batches)], shape, controller.device)
+        return [Segment(block, 0, block.steps) for block in blocks]
 
     def _on_device(self, state: State) -> State:
         if self._executables.knows(state):
@@ -128,21 +133,20 @@ class LoopFunction:
 
 
 def _used_rows(part: Part) -> Any:
-    """Outputs `[capacity * rows, ...]` without those of steps that were not run.
+    """Outputs `[records * rows, ...]` without those of steps that were not run.
 
     `rows` is the output's own number: it may differ from the input's.
     """
 
     def used(leaf: jax.Array) -> jax.Array:
-        return (
-            leaf if part.steps == part.capacity else leaf[: len(leaf) // part.capacity * part.steps]
-        )
+        rows = len(leaf) // part.records * part.steps
+        return leaf if rows == len(leaf) else leaf[:rows]
 
     return jax.tree.map(used, part.result)
 
 
 def _merged(part: Part) -> Any:
-    """Outputs `[capacity, rows, ...]` as `[steps * rows, ...]`."""
+    """Outputs `[records, rows, ...]` as `[steps * rows, ...]`."""
     return jax.tree.map(lambda leaf: leaf[: part.steps].reshape(-1, *leaf.shape[2:]), part.result)
 
 
