@@ -9,7 +9,7 @@ from millrace.feeds.blocks import BlockShape, ResidentArrays, stacked_blocks
 CPU = jax.devices("cpu")[0]
 
 
-def shape(max_bytes=2**20, units=(1,), known=None, together=1):
+def shape(max_bytes=2**20, units=(1, 1), known=None, together=1):
     return BlockShape(max_bytes, units, {} if known is None else known, together)
 
 
@@ -146,3 +146,17 @@ def test_executions_together_are_bounded():
         stacked_blocks(iter(batches([4] * 99)), [1] * 99, shape(together=32), CPU, lambda: False)
     )
     assert [block.steps for block in found] == [32] * 3 + [3]
+
+
+def test_an_epoch_begins_with_small_blocks_of_whole_executions():
+    spec = batch_spec((np.zeros((32, 64), np.float32),))  # 8 KiB
+    wide = 2**25
+
+    def begin(execution, update, steps=10_000):
+        return [shape(wide, (execution, update)).begin(spec, steps, turn) for turn in range(4)]
+
+    assert begin(1, 1) == [16, 64, 256, 1024]
+    assert begin(10, 5) == [10, 60, 250, 1020]
+    assert begin(50, 5) == [50, 50, 250, 1000]
+    assert begin(5000, 5) == [15, 60, 255, 1020]
+    assert begin(1, 1, steps=40) == [16, 40, 40, 40]

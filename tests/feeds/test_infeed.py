@@ -23,7 +23,7 @@ def blocks(source, size=2, together=False):
 
     sizes = iter(lambda: size, None)
     return lambda is_awaited: stacked_blocks(
-        batches(), sizes, BlockShape(2**20, (1,), {}), CPU, is_awaited if together else ALWAYS
+        batches(), sizes, BlockShape(2**20, (1, 1), {}), CPU, is_awaited if together else ALWAYS
     )
 
 

@@ -10,7 +10,8 @@ import numpy as np
 from millrace.feeds.block import Block, SpecReader, batch_spec, empty_block, make_block
 from millrace.plan import BatchSpec
 
-FIRST_BLOCK_BYTES = 2**20  # some 0.4 ms of copying rows
+FIRST_BLOCK_BYTES = 2**17  # of an epoch: some 0.1 ms of copying rows
+SHORT_BYTES = 2**20  # executions of less are not worth a block each
 STEPS_TOGETHER = 32  # of short executions in one block; more gain nothing
 
 
@@ -19,7 +20,7 @@ class BlockShape:
     """How many steps a block holds."""
 
     max_bytes: int
-    units: tuple[int, ...]  # steps of an execution, of an update: whole ones where they fit
+    units: tuple[int, int]  # steps of an execution, of an update: whole ones where they fit
     known: dict[BatchSpec, int]  # capacities that have executables; shared by all feeds of a mode
     together: int = STEPS_TOGETHER  # steps that a block of short executions holds
 
@@ -33,21 +34,27 @@ class BlockShape:
         most = max(1, self.max_bytes // nbytes)
         unit = next((unit for unit in self.units if unit <= most), 1)
         most -= most % unit
-        together = min(self.together, FIRST_BLOCK_BYTES // nbytes)
+        together = min(self.together, SHORT_BYTES // nbytes)
         wanted = min(max(wanted, together - together % unit), most)
         known = self.known.get(spec, 0)
         if known < wanted:
             self.known[spec] = wanted
         return max(known, wanted)
 
-    def first_steps(self, spec: BatchSpec, steps: int) -> int:
-        """Returns how many of a block's steps an epoch should begin with.
+    def begin(self, spec: BatchSpec, steps: int, turn: int) -> int:
+        """Returns how many of a block's steps the block of this turn of an epoch should have.
 
-        Nothing runs before the first block is there, so a large one is begun with a part.
+        Nothing runs before the first block is there, and the second is made while the first runs,
+        so an epoch begins with small ones: 128 KiB, 512 KiB, 2 MiB, ... Whole executions where
+        they are short, whole updates else.
         """
-        first = FIRST_BLOCK_BYTES // max(1, spec.nbytes)
-        first -= first % self.units[-1]
-        return first if 0 < first < steps else steps
+        nbytes = max(1, spec.nbytes)
+        most = FIRST_BLOCK_BYTES * 4**turn // nbytes
+        execution, update = self.units
+        if execution * nbytes <= SHORT_BYTES:
+            most = max(most, execution)
+        most -= most % (execution if execution <= most else update)
+        return most if 0 < most < steps else steps
 
 
 def stacked_blocks(
@@ -147,15 +154,16 @@ class ResidentArrays:
         """
         full = len(order) // batch_size
         spec = self._spec_of(batch_size)
-        done = 0
+        done = turn = 0
         while done < full:
             capacity = shape.capacity(spec, full - done)
             steps = min(capacity, full - done)
-            if not done and self._on_host:
-                steps = shape.first_steps(spec, steps)
+            if self._on_host:
+                steps = shape.begin(spec, steps, turn)
             rows = order[done * batch_size : (done + steps) * batch_size]
             yield self._gather(rows.reshape(steps, batch_size), spec, capacity)
             done += steps
+            turn += 1
         if rest := len(order) % batch_size:
             yield self._gather(order[None, -rest:], self._spec_of(rest), 1)
 
