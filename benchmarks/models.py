@@ -4,6 +4,7 @@ The handwritten ones compute the same: same layers, mean loss, Adam with Keras's
 running mean of the loss that Keras reports.
 """
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -35,6 +36,7 @@ class Case:
         """Steps of one epoch."""
         return self.rows // self.batch
 
+    @functools.cache  # noqa: B019 - four cases, for the length of one script
     def data(self) -> tuple[np.ndarray, np.ndarray]:
         """Returns x and y."""
         random = np.random.default_rng(0)
@@ -91,12 +93,15 @@ def handwritten_state(case: Case) -> Any:
     return weights, zeros, again, jnp.int32(0), jnp.float32(0), jnp.float32(0)
 
 
-def stacked(case: Case) -> Any:
-    """Returns the epoch's batches as device arrays `[steps, batch, ...]`."""
+def stacked(case: Case, order: np.ndarray | None = None) -> Any:
+    """Returns the epoch's batches as device arrays `[steps, batch, ...]`, in `order` if given."""
     rows = case.steps * case.batch
-    return tuple(
-        jnp.asarray(a[:rows].reshape(case.steps, case.batch, *a.shape[1:])) for a in case.data()
-    )
+
+    def stack(array: np.ndarray) -> jax.Array:
+        chosen = array[:rows] if order is None else array[order[:rows]]
+        return jnp.asarray(chosen.reshape(case.steps, case.batch, *array.shape[1:]))
+
+    return tuple(map(stack, case.data()))
 
 
 def epoch_by_scan(case: Case) -> Callable[[Any, Any], Any]:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
+import rich.console
 
 from millrace._compat.jax import looks_for_non_finite
 from millrace.plan import Plan
@@ -31,7 +32,8 @@ def compile_program(
 ) -> Executable:
     """Compiles `program` for the plan's device and adds a record to `log`.
 
-    What takes longer than two seconds says so on the `millrace` logger, whose level is INFO.
+    What takes longer than two seconds says so: on a terminal, and to the `millrace` logger at
+    level INFO.
     `trace_seconds` are those that tracing the program's step has taken already.
     """
     sharding = jax.sharding.SingleDeviceSharding(plan.device)
@@ -64,9 +66,16 @@ def compile_program(
     return compiled
 
 
+def _announce(what: str) -> None:
+    logger.info("compiling %s ...", what)
+    console = rich.console.Console(stderr=True)
+    if console.is_terminal:  # someone is waiting; a log file has the line above
+        console.print(f"compiling {what} ...", style="dim", highlight=False, markup=False)
+
+
 @contextlib.contextmanager
 def _progress(what: str) -> Iterator[None]:
-    timer = threading.Timer(SLOW_SECONDS, logger.info, ("compiling %s ...", what))
+    timer = threading.Timer(SLOW_SECONDS, _announce, (what,))
     timer.daemon = True
     timer.start()
     begin = time.perf_counter()
