@@ -35,7 +35,7 @@ class BlockShape:
         unit = next((unit for unit in self.units if unit <= most), 1)
         most -= most % unit
         together = min(self.together, SHORT_BYTES // nbytes)
-        wanted = min(max(wanted, together - together % unit), most)
+        wanted = min(max(wanted, together), most)
         known = self.known.get(spec, 0)
         if known < wanted:
             self.known[spec] = wanted
@@ -97,7 +97,7 @@ def stacked_blocks(
             if stack is None:
                 stack = _Stack(spec, shape.capacity(spec, left))
             stack.add(batch)
-            if stack.is_full or (left == 1 and is_awaited()):
+            if stack.room == 0 or (left == 1 and (stack.room < size or is_awaited())):
                 yield stack.block(device)
                 stack = None
     if stack is not None:
@@ -114,8 +114,8 @@ class _Stack:
         self._steps = 0
 
     @property
-    def is_full(self) -> bool:
-        return self._steps == self._capacity
+    def room(self) -> int:
+        return self._capacity - self._steps
 
     def add(self, batch: Any) -> None:
         # Copied at once: a generator may fill the same buffer for its next batch.
