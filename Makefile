@@ -12,7 +12,8 @@ help:  ## show this
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 14
 
 $(READY): requirements/dev.txt pyproject.toml
-	@test -d $(VENV) || $(PY) -m venv $(VENV)
+	@test -d $(VENV) || $(PY) -m venv $(VENV) || { rm -rf $(VENV); \
+	  echo "$(PY) cannot make a virtual environment: apt-get install python3-venv, then again"; exit 1; }
 	@echo "installing into $(VENV) ..."
 	@$(BIN)/python -m pip install -q --disable-pip-version-check --require-hashes -r requirements/dev.txt
 	@$(BIN)/python -m pip install -q --disable-pip-version-check --no-deps --no-build-isolation -e .
