@@ -60,6 +60,7 @@ class ScanRunner:
         self._block: Block | None = None
         self._batches: Any = None  # of the block, on the device
         self._block_plan = plan
+        self._entered = False  # whether that is the plan of a block
         self._form = LoopForm(unroll=None)
         self._update_fits_one_call = True
         self._accumulation = plan.accumulation.steps if plan.mode is Mode.TRAIN else 1
@@ -89,11 +90,12 @@ class ScanRunner:
             self._block = None  # its plan is out of date
         parts: list[Part] = []
         window: _Window | None = None
+        plan, accumulation = self._plan, self._accumulation
         for segment in segments:
             block, start = segment.block, segment.start
             if block is not self._block:
                 self._enter(block)
-            plan, accumulation = self._block_plan, self._accumulation
+            plan = self._block_plan
             end = start + segment.count
             while start < end:
                 if window is None and self._update_fits_one_call and end - start >= accumulation:
@@ -115,7 +117,7 @@ class ScanRunner:
                     state = self._close_window(plan, state, window)
                     window = None
         if window is not None:  # the data ended within a window: the update has fewer steps
-            state = self._close_window(self._block_plan, state, window)
+            state = self._close_window(plan, state, window)
         self._executables.returned(state)
         self.state = None
         return state, parts
@@ -125,7 +127,13 @@ class ScanRunner:
         self._limit_pending()
         self._block = block
         self._batches = jax.device_put(block.batches, self._plan.device)
-        self._block_plan = replace(self._plan, batch=block.spec, capacity=block.capacity)
+        plan = replace(self._plan, batch=block.spec, capacity=block.capacity)
+        if (
+            self._entered and plan == self._block_plan
+        ):  # the same object, so that executables are found by it
+            return
+        self._block_plan = plan
+        self._entered = False  # whether that is the plan of a block
         self._form = form = self._executables.form(self._block_plan)
         # Where code must be unrolled, so must a whole update be, or be run in parts.
         self._update_fits_one_call = form.is_loop or self._accumulation <= (form.unroll or 1)
@@ -192,7 +200,7 @@ class ScanRunner:
 
     def _part(self, result: Any, steps: int) -> Part:
         self._last_result = result
-        return Part(result, steps, self._block_plan.records)
+        return Part(result, steps, self._plan.records)
 
     def _call(self, executable: Executable, *arguments: Any) -> Any:
         self.dispatches += 1
