@@ -116,6 +116,8 @@ def test_mean_equals_one_big_batch(strategy, name):
 
 @pytest.mark.parametrize("name", MODELS)
 def test_mean_equals_one_big_batch_for_other_losses(strategy, name):
+    if name == "regularizers" and keras.__version__.startswith("3.13."):
+        pytest.skip("in keras 3.13 an activity regularizer is a sum over the rows of a batch")
     assert_equals_big_batch(MODELS[name], accumulating(MODELS[name], strategy))
 
 

@@ -16,6 +16,11 @@ RTOL = ATOL = 1e-6  # float32, compiled into other programs
 ROWS, BATCH_SIZE = 22, 4
 
 
+# To build a model, Keras before 3.15 draws more batches than one, and trains without the others.
+KEEPS_BATCHES = tuple(map(int, keras.__version__.split(".")[:2])) >= (3, 15)
+keras_keeps_batches = pytest.mark.skipif(not KEEPS_BATCHES, reason="this Keras loses batches")
+
+
 def rows(count=ROWS):
     random = np.random.default_rng(8)
     x = random.normal(size=(count, 3)).astype("float32")
@@ -238,7 +243,7 @@ class Batches(keras.utils.PyDataset):
 
 
 @pytest.mark.parametrize("shuffle", [False, True])
-@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("workers", [0, pytest.param(2, marks=keras_keeps_batches)])
 @pytest.mark.parametrize("sizes", [(4, 4, 4, 4, 4, 2), (4, 4, 3, 4, 4)])
 def test_py_dataset(strategy, sizes, workers, shuffle):
     assert_fits_are_same(
@@ -260,6 +265,7 @@ def test_py_dataset_is_told_of_epochs_as_often(strategy):
     assert counts[0] == counts[1]
 
 
+@keras_keeps_batches
 def test_py_dataset_with_steps_weights_and_validation(strategy):
     assert_fits_are_same(
         strategy,
@@ -269,6 +275,7 @@ def test_py_dataset_with_steps_weights_and_validation(strategy):
     )
 
 
+@keras_keeps_batches
 def test_an_endless_py_dataset(strategy):
     class Endless(Batches):
         def __len__(self):
@@ -384,6 +391,7 @@ def test_generators_of_weights_dicts_and_other_shapes(strategy):
     assert_fits_are_same(strategy, weighted)
 
 
+@keras_keeps_batches
 def test_validation_data_from_a_generator(strategy):
     x, y = rows()
     assert_fits_are_same(
