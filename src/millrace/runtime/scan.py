@@ -128,13 +128,10 @@ class ScanRunner:
         self._block = block
         self._batches = jax.device_put(block.batches, self._plan.device)
         plan = replace(self._plan, batch=block.spec, capacity=block.capacity)
-        if (
-            self._entered and plan == self._block_plan
-        ):  # the same object, so that executables are found by it
-            return
-        self._block_plan = plan
-        self._entered = False  # whether that is the plan of a block
-        self._form = form = self._executables.form(self._block_plan)
+        if self._entered and plan == self._block_plan:
+            return  # with the same object, by which executables are found
+        self._block_plan, self._entered = plan, True
+        self._form = form = self._executables.form(plan)
         # Where code must be unrolled, so must a whole update be, or be run in parts.
         self._update_fits_one_call = form.is_loop or self._accumulation <= (form.unroll or 1)
 

@@ -93,7 +93,7 @@ def _loop(model: keras.Model, name: str, mode: Mode, controller: Controller) -> 
         model = controller.model
         check_model(model, mode, controller.options.accumulation)
         if mode is Mode.TRAIN and model.compiled and model.steps_per_execution == 1:
-            hint_steps_per_execution(model, None)
+            hint_steps_per_execution(model)
         with controller.running():
             if controller.options.asynchronous_callbacks:
                 bound = signature.bind(model, *args, **kwargs)

@@ -134,11 +134,10 @@ def _check_optimizer(model: keras.Model, name: str, accumulation: Accumulation) 
         optimizer = getattr(optimizer, "inner_optimizer", None)
 
 
-def hint_steps_per_execution(model: keras.Model, steps: int | None) -> None:
-    """Logs once per model that executions of one step leave speed on the table."""
+def hint_steps_per_execution(model: keras.Model) -> None:
+    """Logs that executions of one step leave speed on the table."""
     logger.info(
         "model %r runs one step per execution. Set steps_per_execution in compile() to a larger "
-        "number, such as %d, for fewer round trips to Python.",
+        "number, such as 100, for fewer round trips to Python.",
         model.name,
-        min(steps or 100, 100),
     )
