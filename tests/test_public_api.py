@@ -38,6 +38,8 @@ ERRORS = {
     "NonFiniteError": FloatingPointError,
     "OptionError": ValueError,
     "PlanError": RuntimeError,
+    "ScheduleError": ValueError,
+    "TaskError": RuntimeError,
 }
 
 

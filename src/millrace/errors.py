@@ -8,7 +8,9 @@
     ├── ModelError         the model does what a compiled loop cannot run     (also RuntimeError)
     ├── DataError          the data cannot be fed to a compiled loop          (also ValueError)
     ├── NonFiniteError     jax_debug_nans or _infs found one            (also FloatingPointError)
-    └── PlanError          options, model and data do not fit together        (also RuntimeError)
+    ├── PlanError          options, model and data do not fit together        (also RuntimeError)
+    ├── ScheduleError      tasks that no pipeline could run in that order     (also ValueError)
+    └── TaskError          one task of a running pipeline failed              (also RuntimeError)
 
 Each is also the builtin error that users of Keras would catch in its place. A message says what
 happened, shows the values, and ends with what to set instead.
@@ -100,4 +102,22 @@ class PlanError(MillraceError, RuntimeError):
     Wrong: `steps_per_execution=8` with an accumulation of 3, on an epoch of 100 steps.
 
     Right: `steps_per_execution=9` with an accumulation of 3.
+    """
+
+
+class ScheduleError(MillraceError, ValueError):
+    """A schedule misses a task, or orders tasks in a way that no pipeline could run.
+
+    Wrong: `0F0 0B0 / 1B0 1F0`, where the backward of stage 1 comes before its own forward.
+
+    Right: `0F0 0B0 / 1F0 1B0`
+    """
+
+
+class TaskError(MillraceError, RuntimeError):
+    """One task of a running pipeline failed. The message shows the schedule with it marked.
+
+    Wrong: stages whose activations do not fit their device.
+
+    Right: more stages, or a smaller micro-batch.
     """
