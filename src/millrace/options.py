@@ -51,11 +51,38 @@ class Feed:
     max_resident_bytes: int = 256 * MIB  # data sets up to this size stay on the device
 
 
+CompilerOptions = Mapping[str, Any]  # of XLA, by name
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pipelining:
+    """How the stages of a pipelined model run."""
+
+    # None until set: how many micro-batches an update has decides how long devices idle, so no
+    # default is right for many.
+    steps: int | None = None
+    reduction: Reduction = Reduction.MEAN
+    dtype: AccumulatorDtype = None
+    schedule: Any = "1f1b"  # a name, a function, or text in the notation of schedules/text.py
+    device_mapping: tuple[int, ...] | None = None  # of each stage; None is 0, 1, 2, ...
+    forward_options: tuple[CompilerOptions, ...] | None = None  # of each stage
+    backward_options: tuple[CompilerOptions, ...] | None = None
+    update_options: CompilerOptions | None = None
+
+    @property
+    def accumulation(self) -> Accumulation | None:
+        """How micro-batches make one update; None until their number is set."""
+        if self.steps is None:
+            return None
+        return Accumulation(steps=self.steps, reduction=self.reduction, dtype=self.dtype)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
     """All options of one model."""
 
     accumulation: Accumulation = Accumulation()
+    pipelining: Pipelining = Pipelining()
     feed: Feed = Feed()
     asynchronous_callbacks: bool = False
 

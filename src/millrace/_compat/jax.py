@@ -4,6 +4,7 @@ from typing import Any
 
 import jax
 from jax._src import xla_bridge
+from jax._src.array import ArrayImpl
 from jax._src.api_util import InternalFloatingPointError
 from jax.extend import core as extend_core
 
@@ -14,6 +15,17 @@ def backends_are_initialized() -> bool:
     No public call tells without starting them.
     """
     return xla_bridge.backends_are_initialized()
+
+
+def uncommitted(array: Any) -> Any:
+    """Returns the array, on the device where it is, free to be moved by what uses it.
+
+    What a compiled program returns is committed: an operation on two such arrays of different
+    devices is an error, and no public call takes the commitment back.
+    """
+    if not array._committed:
+        return array
+    return ArrayImpl(array.aval, array.sharding, array._arrays, committed=False, _skip_checks=True)
 
 
 def looks_for_non_finite() -> bool:

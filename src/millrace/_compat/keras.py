@@ -8,6 +8,7 @@
 `restore_state`   the state that Keras keeps beside the variables while a loop runs.
 `compute_gradient_step`   loss, gradients and metrics of one micro-batch without the update, which
                   `train_step` only has together with it.
+`compute_forward` the same without the gradients, for all three loops.
 """
 
 import abc
@@ -25,6 +26,7 @@ from millrace.errors import MillraceError
 
 __all__ = [
     "EpochIterator",
+    "compute_forward",
     "compute_gradient_step",
     "epoch_order",
     "get_data_adapter",
@@ -200,6 +202,41 @@ def compute_gradient_step(model: Any, state: Any, batch: Any) -> tuple[Any, Any,
         metrics, unscaled_loss, x, y, y_pred, sample_weight
     )
     return gradients, non_trainable, metrics, logs
+
+
+def compute_forward(model: Any, loop: str, state: Any, batch: Any) -> tuple[Any, Any, Any]:
+    """Runs one micro-batch forward.
+
+    Args:
+        model: a Keras model, compiled where the loop is not `"predict"`.
+        loop: `"train"`, `"test"` or `"predict"`.
+        state: the values that this loop passes to a step.
+        batch: what the data adapter yields: x, y and sample weights.
+
+    Returns:
+        The loss to differentiate (scaled, where the optimizer scales it; None for other loops
+        than `"train"`), the new state, and the logs or the predictions.
+    """
+    if loop == "predict":
+        outputs, non_trainable = model.predict_step(state, batch)
+        return None, (state[0], non_trainable), outputs
+    training = loop == "train"
+    trainable, non_trainable, *optimizer, metrics = state
+    x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(batch)
+    loss, (unscaled_loss, y_pred, non_trainable, metrics) = model.compute_loss_and_updates(
+        trainable,
+        non_trainable,
+        metrics,
+        x,
+        y,
+        sample_weight,
+        training=training,
+        optimizer_variables=optimizer[0] if training else None,
+    )
+    logs, metrics = model._update_metrics_variables(
+        metrics, unscaled_loss, x, y, y_pred, sample_weight
+    )
+    return (loss if training else None), (trainable, non_trainable, *optimizer, metrics), logs
 
 
 def layers_without_jit(model: Any) -> list[str]:

@@ -4,7 +4,7 @@ import contextlib
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import jax
@@ -29,12 +29,14 @@ def compile_program(
     model_name: str,
     log: list[CompileRecord],
     trace_seconds: float = 0.0,
+    compiler_options: Mapping[str, Any] | None = None,
 ) -> Executable:
     """Compiles `program` for the plan's device and adds a record to `log`.
 
     What takes longer than two seconds says so: on a terminal, and to the `millrace` logger at
     level INFO.
-    `trace_seconds` are those that tracing the program's step has taken already.
+    `trace_seconds` are those that tracing the program's step has taken already. XLA gets
+    `compiler_options` for this program alone.
     """
     sharding = jax.sharding.SingleDeviceSharding(plan.device)
     arguments = jax.tree.map(
@@ -48,7 +50,7 @@ def compile_program(
         donated = () if looks_for_non_finite() else program.donated
         lowered = jax.jit(program.function, donate_argnums=donated).lower(*arguments)
         traced = time.perf_counter()
-        compiled = lowered.compile()
+        compiled = lowered.compile(dict(compiler_options) if compiler_options else None)
         end = time.perf_counter()
     memory = compiled.memory_analysis()
     log.append(

@@ -10,7 +10,7 @@ divides by the sum of these weights, so a window that ends with a smaller batch 
 big batch. `sum` adds the gradients as they are: each is already a mean over its own rows.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,20 +26,19 @@ Gradients = list[jax.Array]
 
 @dataclass(frozen=True, slots=True)
 class Accumulator:
-    """The three functions of an accumulation, over lists in the order of trainable variables."""
+    """The three functions of an accumulation, over lists in the order of the variables."""
 
     zeros: Callable[[], Gradients]
     add: Callable[[Gradients, Any, Any], Gradients]
     finish: Callable[[Gradients, Any], Gradients]
 
 
-def make_accumulator(model: keras.Model, accumulation: Accumulation) -> Accumulator:
-    """Builds the accumulator of a model's trainable variables.
+def make_accumulator(variables: Sequence[Any], accumulation: Accumulation) -> Accumulator:
+    """Builds the accumulator of trainable `variables`, all of a model's or those of one stage.
 
     Raises:
         OptionError: if the chosen dtype is none, or not a floating one.
     """
-    variables = model.trainable_variables
     dtypes = [accumulator_dtype(accumulation.dtype, variable) for variable in variables]
     # float8 layers store new scales in the "gradient" of a variable. They replace each other.
     replaces = [bool(getattr(variable, "overwrite_with_gradient", False)) for variable in variables]

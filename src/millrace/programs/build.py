@@ -94,7 +94,7 @@ class ProgramBuilder:
 
     def accumulate(self, form: LoopForm) -> Program:
         """`count` micro-batches of a window. Unrolled, the form counts micro-batches."""
-        accumulator = make_accumulator(self._model, self._plan.accumulation)
+        accumulator = make_accumulator(self._model.trainable_variables, self._plan.accumulation)
 
         def accumulate(
             state: State, accumulated: Any, batches: Any, start: Any, count: Any, coefficient: Any
@@ -114,12 +114,12 @@ class ProgramBuilder:
 
     def zeros(self) -> Program:
         """What a window accumulates into."""
-        accumulator = make_accumulator(self._model, self._plan.accumulation)
+        accumulator = make_accumulator(self._model.trainable_variables, self._plan.accumulation)
         return self._program("zeros", accumulator.zeros, (), ())
 
     def apply(self) -> Program:
         """The update at the end of a window."""
-        accumulator = make_accumulator(self._model, self._plan.accumulation)
+        accumulator = make_accumulator(self._model.trainable_variables, self._plan.accumulation)
 
         def apply(state: State, accumulated: Any, scale: Any) -> State:
             return apply_gradients(self._model, state, accumulator.finish(accumulated, scale))
@@ -138,7 +138,7 @@ class ProgramBuilder:
         self, carry: tuple[State, Any], batches: Any, start: Any, index: Any, form: LoopForm
     ) -> tuple[State, Any]:
         accumulation = self._plan.accumulation
-        accumulator = make_accumulator(self._model, accumulation)
+        accumulator = make_accumulator(self._model.trainable_variables, accumulation)
         (trainable, non_trainable, optimizer, metrics), records = carry
 
         # Weights and optimizer state stand still within a window: they stay out of its carry.
@@ -182,7 +182,9 @@ class ProgramBuilder:
         return records
 
     def _accumulated(self) -> Any:
-        return jax.eval_shape(make_accumulator(self._model, self._plan.accumulation).zeros)
+        return jax.eval_shape(
+            make_accumulator(self._model.trainable_variables, self._plan.accumulation).zeros
+        )
 
     def _program(
         self,

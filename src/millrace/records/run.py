@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from millrace.records.feeds import FeedStatistics
+from millrace.records.pipeline import PipelineStatistics
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,3 +15,4 @@ class RunStatistics:
     compilations: int
     compile_seconds: float
     infeed: FeedStatistics
+    pipeline: PipelineStatistics  # of the pipelined function that ran last

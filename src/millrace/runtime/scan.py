@@ -9,7 +9,7 @@ A window is what one update accumulates over. Nearly all lie whole in one segmen
 from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import numpy as np
@@ -20,14 +20,7 @@ from millrace.feeds.block import Block, Segment
 from millrace.plan import LoopForm, Mode, Plan
 from millrace.programs.accumulate import scale_of, weight_of
 from millrace.programs.state import State
-
-
-class Part(NamedTuple):
-    """What one call of compiled code gave: its result, and how many steps it ran."""
-
-    result: Any  # logs or outputs
-    steps: int
-    records: int  # length of the result's first axis, where every step has one
+from millrace.runtime.part import Part
 
 
 @dataclass(slots=True)
@@ -83,8 +76,9 @@ class ScanRunner:
         Returns:
             The new state, and a part for each call that has a result.
         """
-        self._executables.see(state)
         self.state = state
+        self.state = state = self._on_device(state)
+        self._executables.see(state)
         if self._plan.each_step and longest > self._plan.records:
             self._plan = replace(self._plan, records=longest)
             self._block = None  # its plan is out of date
@@ -121,6 +115,14 @@ class ScanRunner:
         self._executables.returned(state)
         self.state = None
         return state, parts
+
+    def _on_device(self, state: State) -> State:
+        if self._executables.knows(state):
+            return state
+        device = self._plan.device
+        if all(leaf.devices() == {device} for leaf in jax.tree.leaves(state)):
+            return state
+        return jax.device_put(state, device)
 
     def _enter(self, block: Block) -> None:
         """Makes `block` the one that is run, and waits where too many are queued."""
@@ -216,6 +218,7 @@ class ScanRunner:
     def release(self) -> None:
         """Lets go of the blocks of a loop that has ended."""
         self._pending.clear()
+        self._executables.forget()
         self._block = self._batches = self._last_result = None
 
 

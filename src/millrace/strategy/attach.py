@@ -13,7 +13,7 @@ import functools
 import inspect
 import json
 import pathlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -33,9 +33,9 @@ OPTIONS_FILE = "millrace.json"
 _LOOPS = {"fit": Mode.TRAIN, "evaluate": Mode.TEST, "predict": Mode.PREDICT}
 
 
-def attach(model: keras.Model, device: jax.Device, totals: Totals) -> Controller:
+def attach(model: keras.Model, devices: Sequence[jax.Device], totals: Totals) -> Controller:
     """Attaches `model`; at the start of its construction too, so no layer is looked at."""
-    controller = Controller(model, device, totals)
+    controller = Controller(model, devices, totals)
     attributes: dict[str, Any] = {ATTRIBUTE: controller}
     for method in METHODS:
         attributes[method.__name__] = _bound(method, controller)
@@ -91,7 +91,7 @@ def _loop(model: keras.Model, name: str, mode: Mode, controller: Controller) -> 
 
     def loop(*args: Any, **kwargs: Any) -> Any:
         model = controller.model
-        check_model(model, mode, controller.options.accumulation)
+        controller.check(mode)
         if mode is Mode.TRAIN and model.compiled and model.steps_per_execution == 1:
             hint_steps_per_execution(model)
         with controller.running():

@@ -50,7 +50,9 @@ def check_steps(
     return truncated
 
 
-def check_model(model: keras.Model, mode: Mode, accumulation: Accumulation) -> None:
+def check_model(
+    model: keras.Model, mode: Mode, accumulation: Accumulation, is_pipelined: bool = False
+) -> None:
     """Refuses models whose step is not one pure function that can be compiled.
 
     Raises:
@@ -74,6 +76,12 @@ def check_model(model: keras.Model, mode: Mode, accumulation: Accumulation) -> N
     step = f"{mode.value}_step"
     if getattr(type(model), step) is not getattr(keras.Model, step):
         _check_own_step(model, name, step)
+        if is_pipelined:
+            raise ModelError(
+                f"{name} is pipelined and overrides {step}(), which runs the whole model at once. "
+                "Override compute_loss() or compute_metrics() instead, which the last stage calls, "
+                "or call reset_pipeline_stage_assignment()."
+            )
         if mode is Mode.TRAIN and accumulation.steps > 1:
             raise ModelError(
                 f"{name} overrides train_step(), which updates the weights at every step, and "

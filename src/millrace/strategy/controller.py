@@ -1,17 +1,21 @@
 """What a strategy knows of one model: its options, its functions, its open feeds."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import jax
 import keras
 
+from millrace.errors import PlanError
 from millrace.feeds.blocks import STEPS_TOGETHER, BlockShape
-from millrace.options import Options
+from millrace.options import Accumulation, Options
 from millrace.plan import BatchSpec, Mode
 from millrace.records.compilation import CompileRecord
 from millrace.records.feeds import FeedStatistics
+from millrace.records.pipeline import PipelineStatistics
+from millrace.strategy.checks import check_model
+from millrace.strategy.pipelining import Stages
 
 if TYPE_CHECKING:
     from millrace.strategy.functions import LoopFunction
@@ -25,6 +29,7 @@ class Totals:
     def __init__(self) -> None:
         self.compile_log: list[CompileRecord] = []
         self.infeed = FeedStatistics()
+        self.pipeline = PipelineStatistics()
         self.executions = 0
         self.dispatches = 0
 
@@ -32,16 +37,48 @@ class Totals:
 class Controller:
     """One per attached model, as the attribute `_millrace`."""
 
-    def __init__(self, model: keras.Model, device: jax.Device, totals: Totals):
+    def __init__(self, model: keras.Model, devices: Sequence[jax.Device], totals: Totals):
         # A cycle, as Keras models have many: a bound method must keep its model alive.
         self.model = model
-        self.device = device
+        self.devices = tuple(devices)
         self.totals = totals
         self.options = Options()
+        self.stages = Stages(model)
         self.functions: dict[Mode, LoopFunction] = {}
         self._capacities: dict[tuple[Mode, bool], dict[BatchSpec, int]] = {}
         self._iterators: list[Any] = []  # with feeds that the running call has opened
         self._running = 0  # nesting of fit, evaluate and predict
+
+    @property
+    def device(self) -> jax.Device:
+        """Where a model that is not a pipeline runs."""
+        return self.devices[0]
+
+    @property
+    def feed_device(self) -> jax.Device:
+        """Where blocks of batches go: those of a pipeline are cut up in host memory."""
+        is_pipelined = self.stages.assignment() is not None
+        return jax.local_devices(backend="cpu")[0] if is_pipelined else self.device
+
+    @property
+    def accumulation(self) -> Accumulation:
+        """What one update of the model accumulates; a pipeline has options of its own."""
+        own = self.options.pipelining.accumulation
+        if own is None or (self.stages.assignment() is None and self.model.built):
+            return self.options.accumulation
+        return own
+
+    def check(self, mode: Mode) -> None:
+        """Refuses what the model cannot run, before anything is compiled."""
+        is_pipelined = self.stages.assignment() is not None
+        check_model(self.model, mode, self.accumulation, is_pipelined)
+        if is_pipelined and mode is Mode.TRAIN and self.options.pipelining.accumulation is None:
+            raise PlanError(
+                f"The pipelined model {self.model.name!r} was not told how many micro-batches make "
+                "one weight update. Call model.set_pipelining_options("
+                "gradient_accumulation_steps_per_replica=...) before fit: a multiple of the number "
+                "of stages keeps the devices busy."
+            )
 
     def replace_options(self, options: Options, keep_functions: bool = False) -> None:
         """Puts other options in force, from the next fit, evaluate or predict on."""
@@ -63,7 +100,7 @@ class Controller:
         feed = self.options.feed
         return BlockShape(
             max_bytes=feed.max_block_bytes,
-            units=(steps_per_execution, self.options.accumulation.steps),
+            units=(steps_per_execution, self.accumulation.steps),
             known=self._capacities.setdefault((mode, on_batch), {}),
             together=1 if on_batch else STEPS_TOGETHER,
         )

@@ -77,7 +77,7 @@ class FeedEpochIterator(EpochIterator):
         self._residency_known = False
         check_data(self.data_adapter, self.num_batches, mode)
         self.steps_per_execution = check_steps(
-            controller.options.accumulation, mode, self.steps_per_execution, self.num_batches
+            controller.accumulation, mode, self.steps_per_execution, self.num_batches
         )
         controller.opened(self)
 
@@ -140,7 +140,7 @@ class FeedEpochIterator(EpochIterator):
             order = epoch_order(resident.rows, batch_size, self._arguments.get("shuffle", False))
             return lambda is_awaited: resident.blocks(order, batch_size, shape)
         return functools.partial(
-            stacked_blocks, self.host_batches(), self._sizes, shape, controller.device
+            stacked_blocks, self.host_batches(), self._sizes, shape, controller.feed_device
         )
 
     def _resident_arrays(self) -> ResidentArrays | None:
@@ -152,7 +152,7 @@ class FeedEpochIterator(EpochIterator):
             if limit and whole and is_array_adapter(self.data_adapter):
                 arrays = _whole_arrays(self._arguments, limit)
                 if arrays is not None:
-                    self._resident = ResidentArrays(arrays, self._controller.device)
+                    self._resident = ResidentArrays(arrays, self._controller.feed_device)
         return self._resident
 
 

@@ -14,21 +14,26 @@ from millrace.feeds.block import Segment
 from millrace.feeds.blocks import stacked_blocks
 from millrace.plan import BatchSpec, Mode, Plan
 from millrace.programs.state import State, as_state
-from millrace.runtime.scan import Part, ScanRunner
-from millrace.strategy.checks import check_model
+from millrace.runtime.part import Part
+from millrace.runtime.pipeline import PipelineRunner
+from millrace.runtime.scan import ScanRunner
 from millrace.strategy.controller import Controller
 from millrace.strategy.epochs import Execution
+from millrace.strategy.pipelining import make_pipeline_runner
+
+Runner = ScanRunner | PipelineRunner
 
 
 class LoopFunction:
     """Train, test or predict function of one model. It holds the executables of its mode."""
 
     def __init__(self, controller: Controller, mode: Mode):
-        check_model(controller.model, mode, controller.options.accumulation)
+        controller.check(mode)
         self._controller = controller
         self._mode = mode
+        self._assignment = controller.stages.assignment()
         self._executables = Executables(controller.model, controller.totals.compile_log)
-        self._runners: dict[bool, ScanRunner] = {}
+        self._runners: dict[bool, Runner] = {}
         # For `asynchronous.py`, when the results of every step are wanted: what the last execution
         # gave, still on the device, and how many steps a call may run before it gives something.
         self.parts: list[Part] = []
@@ -55,7 +60,7 @@ class LoopFunction:
         dispatches = runner.dispatches
         chunk = self.chunk if step_logs else None
         try:
-            state, parts = runner.run(self._on_device(state), segments, longest, chunk)
+            state, parts = runner.run(as_state(state), segments, longest, chunk)
         except BaseException as error:
             self._rescue(runner.state)
             if is_non_finite_error(error):
@@ -67,6 +72,8 @@ class LoopFunction:
                 ) from error
             raise
         totals = self._controller.totals
+        if isinstance(runner, PipelineRunner):
+            totals.pipeline = runner.statistics
         totals.dispatches += runner.dispatches - dispatches
         totals.executions += 1
         if not parts:
@@ -77,29 +84,41 @@ class LoopFunction:
     def release(self) -> None:
         """Lets go of the data of a loop that has ended."""
         self.parts = []
-        self._executables.forget()
         for runner in self._runners.values():
             runner.release()
 
-    def _runner(self, step_logs: bool) -> ScanRunner:
+    def _runner(self, step_logs: bool) -> Runner:
         if step_logs not in self._runners:
-            options = self._controller.options
-            plan = Plan(
-                mode=self._mode,
-                batch=BatchSpec(None, (), ()),
-                capacity=0,
-                accumulation=options.accumulation,
-                step_logs=step_logs,
-                records=0,
-                device=self._controller.device,
-            )
-            self._runners[step_logs] = ScanRunner(
-                self._executables,
-                plan,
-                max_pending=options.feed.prefetch_depth,
-                single_steps=self._controller.model.steps_per_execution == 1,
-            )
+            self._runners[step_logs] = self._make_runner(step_logs)
         return self._runners[step_logs]
+
+    def _make_runner(self, step_logs: bool) -> Runner:
+        controller = self._controller
+        options = controller.options
+        plan = Plan(
+            mode=self._mode,
+            batch=BatchSpec(None, (), ()),
+            capacity=0,
+            accumulation=controller.accumulation,
+            step_logs=step_logs,
+            records=0,
+            device=controller.device,
+        )
+        if self._assignment is not None:
+            return make_pipeline_runner(
+                controller.model,
+                self._assignment,
+                options.pipelining,
+                plan,
+                controller.devices,
+                controller.totals.compile_log,
+            )
+        return ScanRunner(
+            self._executables,
+            plan,
+            max_pending=options.feed.prefetch_depth,
+            single_steps=controller.model.steps_per_execution == 1,
+        )
 
     def _rescue(self, state: State | None) -> None:
         """Puts the newest values back into the model, from where Keras took them."""
@@ -111,17 +130,8 @@ class LoopFunction:
         longest = controller.model.steps_per_execution
         batches = [batch for batch, _ in zip(iterator, range(longest), strict=False)]
         shape = controller.block_shape(self._mode, len(batches) or 1, on_batch=True)
-        blocks = stacked_blocks(iter(batches), [len(batches)], shape, controller.device)
+        blocks = stacked_blocks(iter(batches), [len(batches)], shape, controller.feed_device)
         return [Segment(block, 0, block.steps) for block in blocks]
-
-    def _on_device(self, state: State) -> State:
-        if self._executables.knows(state):
-            return state
-        state = as_state(state)
-        device = self._controller.device
-        if all(leaf.devices() == {device} for leaf in jax.tree.leaves(state)):
-            return state
-        return jax.device_put(state, device)
 
     def _combine(self, parts: list[Part], step_logs: bool) -> Any:
         if self._mode is Mode.PREDICT:

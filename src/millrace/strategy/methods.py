@@ -13,6 +13,7 @@ from millrace.options import (
 )
 from millrace.programs.accumulate import accumulator_dtype
 from millrace.strategy.controller import Controller
+from millrace.strategy.pipeline_methods import PIPELINE_METHODS
 
 _ACCUMULATION_REASONS = {
     "opt": "the optimizer is the one given to compile().",
@@ -135,4 +136,5 @@ METHODS = (
     set_gradient_accumulation_options,
     set_infeed_queue_options,
     set_asynchronous_callbacks,
+    *PIPELINE_METHODS,
 )

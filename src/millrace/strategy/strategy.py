@@ -10,6 +10,7 @@ import jax
 import keras
 
 from millrace.devices import find_devices
+from millrace.graph.marks import stages_allowed
 from millrace.errors import DTypeError, ModelError, OptionError, PlanError
 from millrace.records.compilation import CompileRecord
 from millrace.records.run import RunStatistics
@@ -67,6 +68,7 @@ class Strategy:
             compilations=len(log),
             compile_seconds=sum(record.seconds for record in log),
             infeed=self._totals.infeed,
+            pipeline=self._totals.pipeline,
         )
 
     @contextmanager
@@ -84,7 +86,7 @@ class Strategy:
         _scope.strategy = self
         _attach_models_built_in_scopes()
         try:
-            with jax.default_device(self._devices[0]):
+            with jax.default_device(self._devices[0]), stages_allowed():
                 yield self
         finally:
             _scope.strategy = None
@@ -101,7 +103,7 @@ class Strategy:
                 "keras.Sequential([...])."
             )
         if controller_of(model) is None or controller_of(model).totals is not self._totals:  # type: ignore[union-attr]
-            attach(model, self._devices[0], self._totals)
+            attach(model, self._devices, self._totals)
             model.train_function = model.test_function = model.predict_function = None
         return model
 

@@ -1,0 +1,189 @@
+"""Taking jaxprs apart and building functions of the parts. Checked on jax 0.10.0, 0.10.2, 0.12.0.1.
+
+`jax.extend.core` has the classes, and says of itself that they may change. What they need besides
+is private: the scope of an equation, the debugging facts that a new jaxpr must carry, and the
+removal of what is not used from conditionals and loops.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+from jax import api_util
+from jax.extend import core as extend_core
+from jax.interpreters import partial_eval
+
+Var = Any  # of a jaxpr: hashed and compared by identity
+Equation = Any
+
+
+@dataclass(frozen=True, slots=True)
+class Graph:
+    """Equations between named values: a jaxpr whose constants lie beside it."""
+
+    invars: tuple[Var, ...]
+    outvars: tuple[Any, ...]  # variables or literals
+    equations: tuple[Equation, ...]
+    constants: dict[Var, Any]
+
+
+def trace(function: Callable[..., Any], *arguments: Any) -> tuple[Graph, Any]:
+    """Traces `function` at specs, and returns its graph and the tree of its result's specs."""
+    closed, result = jax.make_jaxpr(function, return_shape=True)(*arguments)
+    jaxpr: Any = closed.jaxpr
+    constants = dict(zip(jaxpr.constvars, closed.consts, strict=True))
+    return Graph(tuple(jaxpr.invars), tuple(jaxpr.outvars), tuple(jaxpr.eqns), constants), result
+
+
+def is_literal(atom: Any) -> bool:
+    """Whether an input of an equation is a number written into it."""
+    return isinstance(atom, extend_core.Literal)
+
+
+def variables(atoms: Iterable[Any]) -> Iterator[Var]:
+    """Yields those of `atoms` that are variables."""
+    return (atom for atom in atoms if not is_literal(atom))
+
+
+def scope(equation: Equation) -> str:
+    """Returns the names of `jax.named_scope` around an equation, outermost first."""
+    return str(equation.source_info.name_stack)
+
+
+def inner_scopes(equation: Equation) -> Iterator[str]:
+    """Yields the scopes of the equations within a loop, a conditional or a jitted call."""
+    for leaf in jax.tree.leaves(list(equation.params.values()), is_leaf=_is_jaxpr):
+        if _is_jaxpr(leaf):
+            for inner in getattr(leaf, "jaxpr", leaf).eqns:
+                yield scope(inner)
+                yield from inner_scopes(inner)
+
+
+def has_effects(equation: Equation) -> bool:
+    """Whether an equation does something besides its results, such as printing."""
+    return bool(equation.effects)
+
+
+def used(graph: Graph, outvars: Sequence[Any], known: Iterable[Var] = ()) -> Graph:
+    """Returns the part of `graph` that `outvars` follow from.
+
+    Args:
+        graph: where to take equations from.
+        outvars: results of the part, variables of the graph or literals.
+        known: variables that the part is given, in place of the equations that make them.
+
+    Returns:
+        A graph whose `invars` are those it uses: of the graph's, in their order, then of `known`.
+    """
+    known = tuple(known)
+    stop = set(known)
+    needed = set(variables(outvars))
+    kept: list[Equation] = []
+    for equation in reversed(graph.equations):
+        if any(out in needed and out not in stop for out in equation.outvars):
+            kept.append(equation)
+            needed.update(variables(equation.invars))
+    given = [var for var in (*graph.invars, *known) if var in needed]
+    constants = {var: value for var, value in graph.constants.items() if var in needed}
+    return Graph(tuple(dict.fromkeys(given)), tuple(outvars), tuple(reversed(kept)), constants)
+
+
+def pruned(graph: Graph, known: Iterable[Var] = ()) -> Graph:
+    """Returns `graph` without what its results do not need, inside conditionals and loops too."""
+    part = used(graph, graph.outvars, known)
+    names = (*part.constants, *part.invars)
+    open_part = Graph(names, part.outvars, part.equations, {})
+    jaxpr, is_used = partial_eval.dce_jaxpr(_jaxpr(open_part), [True] * len(part.outvars))
+    names = [var for var, use in zip(names, is_used, strict=True) if use]
+    # `dce_jaxpr` keeps the variables of what it keeps.
+    constants = {var: part.constants[var] for var in names if var in part.constants}
+    invars = tuple(var for var in names if var not in constants)
+    return Graph(invars, tuple(jaxpr.outvars), tuple(jaxpr.eqns), constants)
+
+
+def as_function(graph: Graph) -> Callable[..., list[Any]]:
+    """Returns a function of the values of `graph.invars` that returns those of its `outvars`."""
+    jaxpr: Any = _jaxpr(graph)
+    closed = extend_core.ClosedJaxpr(jaxpr, list(graph.constants.values()))
+    return extend_core.jaxpr_as_fun(closed)
+
+
+def renamed(graph: Graph, names: Mapping[Var, Any], constants: Mapping[Var, Any]) -> Graph:
+    """Returns `graph` with other variables or literals in the place of some of its inputs.
+
+    Args:
+        graph: whose inputs are replaced.
+        names: what replaces an input; several may become one.
+        constants: of another graph; a name that is one of these becomes a constant of this one.
+    """
+
+    def read(atom: Any) -> Any:
+        return atom if is_literal(atom) else names.get(atom, atom)
+
+    equations = [e.replace(invars=list(map(read, e.invars))) for e in graph.equations]
+    outvars = tuple(map(read, graph.outvars))
+    taken = {var: constants[var] for var in variables(names.values()) if var in constants}
+    invars = [read(var) for var in graph.invars]
+    invars = [var for var in dict.fromkeys(variables(invars)) if var not in taken]
+    return Graph(tuple(invars), outvars, tuple(equations), {**graph.constants, **taken})
+
+
+def inlined(graph: Graph) -> Graph:
+    """Returns `graph` with its jitted calls opened, so that parts of them can be left out."""
+    constants = dict(graph.constants)
+    equations: list[Equation] = []
+    names: dict[Var, Any] = {}
+
+    def read(atom: Any) -> Any:
+        return atom if is_literal(atom) else names.get(atom, atom)
+
+    def add(eqns: Iterable[Equation]) -> None:
+        for equation in eqns:
+            inner = equation.params.get("jaxpr")
+            if equation.primitive.name not in ("jit", "pjit") or inner is None:
+                fresh = [names.get(var, var) for var in equation.outvars]
+                invars = [read(atom) for atom in equation.invars]
+                equations.append(equation.replace(invars=invars, outvars=fresh))
+                continue
+            body = inner.jaxpr
+            # A jaxpr that is called twice has one set of variables: each call gets its own.
+            bound = dict(zip(body.invars, map(read, equation.invars), strict=True))
+            for var, value in zip(body.constvars, inner.consts, strict=True):
+                bound[var] = _like(var)
+                constants[bound[var]] = value
+            for eqn in body.eqns:
+                bound.update((out, _like(out)) for out in eqn.outvars)
+            saved = {var: names[var] for var in bound if var in names}
+            names.update(bound)
+            add(body.eqns)
+            results = [read(atom) for atom in body.outvars]
+            for var in bound:
+                names.pop(var, None)
+            names.update(saved)
+            names.update(zip(equation.outvars, results, strict=True))
+
+    add(graph.equations)
+    return Graph(graph.invars, tuple(map(read, graph.outvars)), tuple(equations), constants)
+
+
+def _like(var: Var) -> Var:
+    # A `DropVar` is a variable whose value nobody reads; a fresh one may as well be a plain one.
+    return extend_core.Var(var.aval)
+
+
+def _jaxpr(graph: Graph) -> Any:
+    def part(*arguments: Any) -> Any:
+        return arguments
+
+    effects = frozenset().union(*(equation.effects for equation in graph.equations))
+    info = api_util.debug_info("millrace", part, graph.invars, {})
+    info = info._replace(result_paths=("",) * len(graph.outvars))
+    return extend_core.Jaxpr(
+        list(graph.constants), list(graph.invars), list(graph.outvars), list(graph.equations),
+        effects, debug_info=info,
+    )  # fmt: skip
+
+
+def _is_jaxpr(leaf: object) -> bool:
+    return isinstance(leaf, (extend_core.ClosedJaxpr, extend_core.Jaxpr))

@@ -1,0 +1,131 @@
+"""The command `millrace`.
+
+    millrace simulate    draws the schedule of a pipeline, with its bubble and its memory
+
+Drawings and tables are plain ASCII with colours on top, which a terminal shows and a pipe drops.
+"""
+
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from millrace.errors import MillraceError, OptionError
+from millrace.records.timeline import Timeline
+from millrace.schedules.simulate import simulate
+from millrace.schedules.table import SCHEDULES, make_schedule
+from millrace.schedules.task import Pass
+from millrace.schedules.text import grid, write
+from millrace.schedules.textbook import textbook_bubble
+
+COLORS = {"F": "black on green", "B": "black on cyan", "I": "black on cyan", "W": "black on yellow"}
+TIME = click.FloatRange(0, min_open=True)
+
+
+class Commands(click.Group):
+    """Shows an error of ours as its message, without a traceback."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Runs the command that was asked for."""
+        try:
+            return super().invoke(ctx)
+        except MillraceError as error:
+            click.echo(f"Error: {error}", err=True)
+            ctx.exit(2)
+
+
+@click.group(cls=Commands)
+@click.version_option(package_name="millrace")
+def main() -> None:
+    """Looks at what millrace does, without running a model."""
+
+
+@main.command("simulate")
+@click.option("--stages", required=True, type=int, help="Stages in the pipeline.")
+@click.option("--micro-batches", required=True, type=int, help="Micro-batches in one update.")
+@click.option(
+    "--schedule",
+    default="1f1b",
+    help=f"One of {', '.join(SCHEDULES)}; or a file.",
+    show_default=True,
+)
+@click.option("--groups", type=click.IntRange(1), help="Device groups, for looped.")
+@click.option("--forward", default=1.0, type=TIME, help="Time of one forward.", show_default=True)
+@click.option("--backward", default=2.0, type=TIME, help="Time of one backward.", show_default=True)
+@click.option(
+    "--transfer",
+    default=0.0,
+    type=click.FloatRange(0),
+    help="Time between two groups.",
+    show_default=True,
+)
+@click.option("--text", is_flag=True, help="Print the tasks only, in the notation of files.")
+def simulate_command(
+    stages: int,
+    micro_batches: int,
+    schedule: str,
+    groups: int | None,
+    forward: float,
+    backward: float,
+    transfer: float,
+    text: bool,
+) -> None:
+    """Draws a schedule and says how long it idles and what it holds.
+
+    A file has a line for each device group with its tasks, such as "0F0 0F1 0B0 0B1". The halves
+    of a split backward take half its time each.
+    """
+    name = schedule.lower()
+    if name == "looped" and (groups is None or groups > stages):
+        raise OptionError(
+            f"--schedule {schedule} has several stages on each device group. "
+            f"Set --groups to a number below {stages}, such as {max(stages // 2, 1)}. "
+            f"Received: {groups}."
+        )
+    if name != "looped" and groups is not None:
+        raise OptionError(
+            f"--groups {groups} does nothing for --schedule {schedule}, which has a row for each "
+            "group already. Remove it, or set --schedule looped."
+        )
+    num_groups = groups or stages
+    tasks = make_schedule(
+        schedule, stages, micro_batches, tuple(stage % num_groups for stage in range(stages))
+    )
+    if text:
+        click.echo(write(tasks))
+        return
+    half = backward / 2
+    cost = dict(zip(Pass, (forward, backward, half, half), strict=True))
+    timeline = simulate(tasks, cost, transfer)
+    bubble = textbook_bubble(name, stages, micro_batches, num_groups, forward, backward)
+    console = Console(highlight=False, soft_wrap=True)
+    console.print(f"{schedule}: {stages} stages, {micro_batches} micro-batches\n", markup=False)
+    console.print(_drawing(timeline, console.width))
+    console.print("\nF forward, B backward, I and W its halves for inputs and weights\n")
+    console.print(f"end     {timeline.end:g}")
+    formula = "" if bubble is None else f"   (textbook, with free transfers: {bubble:.1%})"
+    console.print(f"bubble  {timeline.bubble:.1%}{formula}\n")
+    console.print(_table(timeline))
+
+
+def _drawing(timeline: Timeline, width: int) -> Text:
+    drawing = Text(grid(timeline, width=width), no_wrap=True)
+    for letter, color in COLORS.items():
+        drawing.highlight_regex(rf"\b[0-9]*{letter}[0-9]+-*", color)
+    return drawing
+
+
+def _table(timeline: Timeline) -> Table:
+    table = Table("group", "stages", "idle", "activation sets: peak", "of each stage", box=None)
+    for group, idle in enumerate(timeline.idle):
+        stages = sorted({span.stage for span in timeline.spans if span.group == group})
+        table.add_row(
+            str(group),
+            ", ".join(map(str, stages)),
+            f"{idle:g}",
+            str(timeline.peak_in_flight[group]),
+            ", ".join(str(timeline.in_flight[stage]) for stage in stages),
+        )
+    return table

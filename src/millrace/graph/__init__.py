@@ -1,0 +1,1 @@
+"""The calls of a Keras model, and the pipeline stage of each."""

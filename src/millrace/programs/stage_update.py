@@ -1,0 +1,71 @@
+"""The update of a pipelined model, traced once for all weights and cut by stage."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import keras
+
+from millrace._compat.jaxpr import trace
+from millrace.graph.split_update import SplitUpdate, split_update
+from millrace.graph.stage import Slot, Split
+from millrace.options import Accumulation
+from millrace.programs.accumulate import make_accumulator
+
+
+def contributions(split: Split) -> list[tuple[int, int]]:
+    """Returns (stage, weight) for each gradient that the stages accumulate, in a fixed order.
+
+    A weight used by several stages has one at each of them.
+    """
+    return [(stage.index, weight) for stage in split.stages for weight in stage.trainable]
+
+
+def split_stage_update(
+    model: keras.Model, split: Split, trainable: Any, optimizer: Any, accumulation: Accumulation
+) -> SplitUpdate:
+    """Traces one update and cuts it.
+
+    Args:
+        model: a compiled Keras model.
+        split: its stages.
+        trainable: specs of the weights.
+        optimizer: specs of the optimizer's values.
+        accumulation: how gradients were added up.
+    """
+    accumulator = make_accumulator(model.trainable_variables, accumulation)
+    zeros = jax.eval_shape(accumulator.zeros)
+    made = contributions(split)
+    last = len(split.stages) - 1
+
+    def update(gradients: Any, optimizer: Any, scale: Any, trainable: Any) -> Any:
+        sums: list[Any] = [None] * len(zeros)
+        for (_, weight), gradient in zip(made, gradients, strict=True):
+            sums[weight] = gradient if sums[weight] is None else sums[weight] + gradient
+        whole = [
+            jnp.zeros(z.shape, z.dtype) if s is None else s
+            for s, z in zip(sums, zeros, strict=True)
+        ]
+        whole = accumulator.finish(whole, scale)
+        new, optimizer = model.optimizer.stateless_apply(list(optimizer), whole, list(trainable))
+        new = [n.astype(old.dtype) for n, old in zip(new, trainable, strict=True)]
+        return optimizer, new
+
+    gradients = [zeros[weight] for _, weight in made]
+    scale = jax.ShapeDtypeStruct((), jnp.float32)
+    graph, _ = trace(update, gradients, list(optimizer), scale, list(trainable))
+    inputs = [
+        *_slots("gradient", gradients),
+        *_slots("optimizer", optimizer),
+        Slot("scale", 0),
+        *_slots("trainable", trainable),
+    ]
+    outputs = [*_slots("optimizer", optimizer), *_slots("trainable", trainable)]
+    homes = {slot: split.owners.get(slot, last) for slot in _slots("trainable", trainable)}
+    for number, (_, weight) in enumerate(made):
+        homes[Slot("gradient", number)] = homes[Slot("trainable", weight)]
+    return split_update(graph, inputs, outputs, homes, last)
+
+
+def _slots(role: str, values: Any) -> list[Slot]:
+    return [Slot(role, index) for index in range(len(values))]

@@ -1,0 +1,274 @@
+"""Stages -> programs.
+
+    name             arguments                                                     results
+    forward          weights, fixed, changing, batch, carried                      sent, changing,
+                                                                                   results, residuals
+    backward         weights, held, cotangents, accumulated, coefficient           returned, accumulated
+    backward_input   weights, held, cotangents                                     returned, kept
+    backward_weight  weights, held, cotangents, kept, accumulated, coefficient     accumulated
+    zeros                                                                          accumulated
+    partial, shared, final    lists of values                                      lists of values
+    logs             metric values                                                 logs
+
+Each is for one stage. `changing` is the state that the stage's forward changes, `fixed` what it
+only reads. Lists are in the order of the records of `graph/stage.py`.
+"""
+
+from collections.abc import Callable, Sequence
+from functools import cached_property
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import keras
+
+from millrace._compat.jaxpr import Graph, as_function
+from millrace.graph.calls import LayerCall
+from millrace.graph.place import Marks
+from millrace.graph.split_update import Part, SplitUpdate
+from millrace.graph.stage import Slot, Split, Stage
+from millrace.plan import Mode, Plan
+from millrace.programs.accumulate import Accumulator, make_accumulator
+from millrace.programs.build import Program
+from millrace.programs.passes import Passes, make_passes
+from millrace.programs.split_step import ROLES, split_step
+from millrace.programs.stage_update import split_stage_update
+from millrace.programs.state import State
+from millrace.programs.step import final_logs
+
+
+class StageBuilder:
+    """Makes the programs of one mode of a pipelined model, for one shape of batch."""
+
+    def __init__(
+        self,
+        model: keras.Model,
+        plan: Plan,
+        calls: Sequence[LayerCall],
+        marks: Marks,
+        state: State,
+    ):
+        """Traces one step and cuts it.
+
+        Args:
+            model: a compiled Keras model.
+            plan: of the mode and batch; its device does not matter here.
+            calls: the layer calls that the marks number.
+            marks: the stage of each.
+            state: specs of the state.
+        """
+        self._model = model
+        self._plan = plan
+        self._specs = dict(zip(ROLES[plan.mode], state, strict=True))
+        batch = [
+            jax.ShapeDtypeStruct(shape, dtype)
+            for shape, dtype in zip(plan.batch.shapes, plan.batch.dtypes, strict=True)
+        ]
+        self._batch = batch
+        tree = jax.tree.unflatten(plan.batch.treedef, batch)
+        self.split: Split = split_step(
+            model, plan.mode, calls, marks, state, tree, each_step=plan.step_logs
+        )
+        self._passes: dict[int, Passes] = {}
+
+    @cached_property
+    def update(self) -> SplitUpdate:
+        """The update by stage."""
+        return split_stage_update(
+            self._model,
+            self.split,
+            self._specs["trainable"],
+            self._specs["optimizer"],
+            self._plan.accumulation,
+        )
+
+    def passes(self, stage: int) -> Passes:
+        """The passes of a stage. Differentiated once."""
+        if stage not in self._passes:
+            self._passes[stage] = make_passes(self.split.stages[stage], self.split)
+        return self._passes[stage]
+
+    def forward(self, index: int) -> Program:
+        """One micro-batch through a stage."""
+        stage = self.split.stages[index]
+        training = self._plan.mode is Mode.TRAIN
+        graph = self.passes(index).forward if training else stage.graph
+        run = as_function(graph)
+        fixed, changing = state_groups(stage)
+        order = [(fixed if s in fixed else changing).index(s) for s in stage.state]
+        lead = self._plan.step_logs
+
+        def forward(
+            weights: Any, fixed_values: Any, changing_values: Any, batch: Any, carried: Any
+        ) -> Any:
+            state = [
+                (fixed_values if slot in fixed else changing_values)[place]
+                for slot, place in zip(stage.state, order, strict=True)
+            ]
+            outputs = run(*weights, *state, *batch, *carried)
+            ends = [len(stage.sent), len(stage.new_state), len(stage.results)]
+            sent, new, results, residuals = _cut(outputs, ends)
+            if lead:
+                results = [leaf[None] for leaf in results]
+            return sent, new, results, residuals
+
+        arguments = (
+            self._weights(stage),
+            [self._slot(slot) for slot in fixed],
+            [self._slot(slot) for slot in changing],
+            [self._batch[leaf] for leaf in stage.batch],
+            [self._value(number) for number in stage.carried],
+        )
+        return self._program("forward", index, forward, arguments, (2,))
+
+    def backward(self, index: int) -> Program:
+        """The gradients of one micro-batch at a stage, added to those before it."""
+        stage, passes = self.split.stages[index], self.passes(index)
+        run = as_function(passes.backward)
+        add = self._accumulator(stage).add
+
+        def backward(
+            weights: Any, held: Any, cotangents: Any, accumulated: Any, coefficient: Any
+        ) -> Any:
+            outputs = run(*weights, *held, *cotangents)
+            returned, gradients = _cut(outputs, [len(passes.returns)])
+            return returned, add(accumulated, gradients, coefficient)
+
+        held, cotangents = self._held(index), self._cotangents(index)
+        arguments = (
+            self._weights(stage), held, cotangents, self._accumulated(stage), _FACTOR
+        )  # fmt: skip
+        return self._program("backward", index, backward, arguments, (3,))
+
+    def backward_input(self, index: int) -> Program:
+        """What the stages before this one wait for."""
+        stage, passes = self.split.stages[index], self.passes(index)
+        run = as_function(passes.backward_input)
+
+        def backward_input(weights: Any, held: Any, cotangents: Any) -> Any:
+            return _cut(run(*weights, *held, *cotangents), [len(passes.returns)])
+
+        arguments = (self._weights(stage), self._held(index), self._cotangents(index))
+        return self._program("backward_input", index, backward_input, arguments, ())
+
+    def backward_weight(self, index: int) -> Program:
+        """The rest of backward: the gradients, added to those before them."""
+        stage, passes = self.split.stages[index], self.passes(index)
+        run = as_function(passes.backward_weight)
+        add = self._accumulator(stage).add
+
+        def backward_weight(
+            weights: Any, held: Any, cotangents: Any, kept: Any, accumulated: Any, coefficient: Any
+        ) -> Any:
+            return add(accumulated, run(*weights, *held, *cotangents, *kept), coefficient)
+
+        held, cotangents = self._held(index), self._cotangents(index)
+        kept = passes.backward_input.outvars[len(passes.returns) :]
+        arguments = (
+            self._weights(stage),
+            [held[k] for k in passes.weight_held],
+            [cotangents[k] for k in passes.weight_cotangents],
+            [_spec(var) for var in kept],
+            self._accumulated(stage),
+            _FACTOR,
+        )
+        return self._program("backward_weight", index, backward_weight, arguments, (4,))
+
+    def zeros(self, index: int) -> Program:
+        """What a stage accumulates into."""
+        zeros = self._accumulator(self.split.stages[index]).zeros
+        return self._program("zeros", index, zeros, (), ())
+
+    def part(self, name: str, index: int, part: Part) -> Program:
+        """A part of the update. Its first argument are the values that it replaces.
+
+        The last of its results is a zero to wait for: all others are replaced in their turn.
+        """
+        replaced = self.replaced(part)
+        run = as_function(part.graph)
+        specs = dict(zip(part.inputs, map(_spec, part.graph.invars), strict=True))
+
+        def update(old: Any, others: Any) -> Any:
+            values = iter(others)
+            given = dict(zip(replaced, old, strict=True))
+            outputs = run(*(given[s] if s in given else next(values) for s in part.inputs))
+            return [*outputs, jnp.zeros(())]
+
+        arguments = (
+            [specs[slot] for slot in replaced],
+            [specs[slot] for slot in part.inputs if slot not in replaced],
+        )
+        return self._program(name, index, update, arguments, (0,))
+
+    def replaced(self, part: Part) -> list[Slot]:
+        """Returns the inputs of a part whose memory its results take over."""
+        others = [p for p in self.update.final.values() if p is not part]
+        shared = {slot for p in others for slot in p.inputs}
+        return [slot for slot in part.inputs if slot in part.outputs and slot not in shared]
+
+    def logs(self, index: int) -> Program:
+        """The logs that follow from the metrics' values."""
+        metrics = self._specs["metric"]
+
+        def logs(metrics: Any) -> Any:
+            return final_logs(self._model, (metrics,))
+
+        return self._program("logs", index, logs, (metrics,), ())
+
+    def _accumulator(self, stage: Stage) -> Accumulator:
+        variables = [self._model.trainable_variables[i] for i in stage.trainable]
+        return make_accumulator(variables, self._plan.accumulation)
+
+    def _accumulated(self, stage: Stage) -> Any:
+        return jax.eval_shape(self._accumulator(stage).zeros)
+
+    def _weights(self, stage: Stage) -> list[Any]:
+        return [self._specs["trainable"][index] for index in stage.trainable]
+
+    def _slot(self, slot: Slot) -> Any:
+        return self._specs[slot.role][slot.index]
+
+    def _value(self, number: int) -> jax.ShapeDtypeStruct:
+        value = self.split.values[number]
+        return jax.ShapeDtypeStruct(value.shape, value.dtype)
+
+    def _cotangents(self, index: int) -> list[jax.ShapeDtypeStruct]:
+        return [self._value(number) for number, _ in self.passes(index).cotangents]
+
+    def _held(self, index: int) -> list[jax.ShapeDtypeStruct]:
+        passes = self.passes(index)
+        first = len(self.split.stages[index].trainable)
+        return [_spec(var) for var in passes.backward.invars[first : first + len(passes.held)]]
+
+    def _program(
+        self,
+        name: str,
+        index: int,
+        function: Callable[..., Any],
+        arguments: tuple[Any, ...],
+        donated: tuple[int, ...],
+    ) -> Program:
+        name = f"{self._plan.mode.value}_{name} of stage {index}"
+        return Program(name, function, arguments, None, donated)
+
+
+_FACTOR = jax.ShapeDtypeStruct((), jnp.float32)
+
+
+def state_groups(stage: Stage) -> tuple[list[Slot], list[Slot]]:
+    """Returns the state that a stage's forward only reads, and that which it changes."""
+    changing = [slot for slot in stage.new_state if slot in stage.state]
+    return [slot for slot in stage.state if slot not in changing], changing
+
+
+def _cut(values: Sequence[Any], lengths: Sequence[int]) -> list[list[Any]]:
+    """Cuts a list into parts of these lengths, and a last one of what is left."""
+    parts, begin = [], 0
+    for length in lengths:
+        parts.append(list(values[begin : begin + length]))
+        begin += length
+    return [*parts, list(values[begin:])]
+
+
+def _spec(var: Any) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(var.aval.shape, var.aval.dtype)

@@ -1,0 +1,162 @@
+"""The tasks of one stage: each takes its inputs from the buffers, and leaves there what it made."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from millrace.compiling.executable import Executable
+from millrace.plan import Mode
+from millrace.programs.build import Program
+from millrace.programs.stages import StageBuilder
+from millrace.runtime.buffers import Buffers
+from millrace.runtime.stage_state import StageState
+from millrace.runtime.transfer import transfer
+
+# (name, stage, how to make the program) -> executable
+Find = Callable[[str, int, Callable[[], Program]], Executable]
+
+
+class StageTasks:
+    """Runs the tasks of one stage on micro-batches of one shape.
+
+    Calls return before the device has computed anything, so a task costs the time of its dispatch:
+    what can be looked up is looked up once, here.
+    """
+
+    def __init__(
+        self,
+        builder: StageBuilder,
+        mode: Mode,
+        index: int,
+        devices: Sequence[jax.Device],
+        find: Find,
+    ):
+        self._stage = stage = builder.split.stages[index]
+        self._builder = builder
+        self._index = index
+        self._find = find
+        self._device = devices[index]
+        values = builder.split.values
+        # For each device: (place among the sent values, number, stages that take it there).
+        self._routes = _routes(
+            [(k, n, values[n].consumers) for k, n in enumerate(stage.sent)], devices
+        )
+        self._executables: dict[str, Executable] = {}
+        if mode is not Mode.TRAIN:
+            self._held: list[tuple[int, int]] | None = None
+            return
+        passes = builder.passes(index)
+        self._passes = passes
+        groups = ("batch", "carried", "sent", "residual")
+        self._held = [(groups.index(source), place) for source, place in passes.held]
+        self._answers = _routes(
+            [(k, n, (values[n].producer,)) for k, n in enumerate(passes.returns)], devices
+        )
+
+    def forward(
+        self, micro_batch: int, leaves: Sequence[Any], state: StageState, buffers: Buffers
+    ) -> dict[int, Any]:
+        """Runs the stage forward, and returns the leaves of the step's result that it makes."""
+        stage, index = self._stage, self._index
+        batch = [leaves[leaf] for leaf in stage.batch]
+        if batch:
+            batch = transfer(batch, self._device)
+        carried = buffers.take_carried(index, micro_batch, stage.carried)
+        run = self._executables.get("forward") or self._get("forward", self._builder.forward)
+        sent, state.changing[index], results, residuals = run(
+            state.weights[index], state.fixed[index], state.changing[index], batch, carried
+        )
+        for device, route in self._routes:
+            arrays = [sent[place] for place, _, _ in route]
+            if device is not self._device:
+                arrays = transfer(arrays, device)
+            for array, (_, number, stages) in zip(arrays, route, strict=True):
+                for consumer in stages:
+                    buffers.send(consumer, micro_batch, number, array)
+        if self._held is not None:
+            groups = (batch, carried, sent, residuals)
+            buffers.hold(index, micro_batch, [groups[g][place] for g, place in self._held])
+        return dict(zip(stage.results, results, strict=True))
+
+    def backward(
+        self,
+        micro_batch: int,
+        state: StageState,
+        buffers: Buffers,
+        sums: list[Any],
+        weight: np.float32,
+    ) -> None:
+        """Runs the stage backward, and adds its gradients to `sums[stage]`."""
+        index = self._index
+        held = buffers.take_held(index, micro_batch)
+        cotangents = buffers.take_cotangents(index, micro_batch, self._passes.cotangents)
+        run = self._executables.get("backward") or self._get("backward", self._builder.backward)
+        returned, sums[index] = run(state.weights[index], held, cotangents, sums[index], weight)
+        self._answer(micro_batch, returned, buffers)
+
+    def backward_input(self, micro_batch: int, state: StageState, buffers: Buffers) -> None:
+        """Runs the half of backward that earlier stages wait for."""
+        index, passes = self._index, self._passes
+        held = buffers.take_held(index, micro_batch)
+        cotangents = buffers.take_cotangents(index, micro_batch, passes.cotangents)
+        kept: list[Any] = []
+        if passes.returns:  # the first stage gives nothing back: all its work is the other half
+            run = self._executables.get("backward_input") or self._get(
+                "backward_input", self._builder.backward_input
+            )
+            returned, kept = run(state.weights[index], held, cotangents)
+            self._answer(micro_batch, returned, buffers)
+        rest = (
+            [held[k] for k in passes.weight_held],
+            [cotangents[k] for k in passes.weight_cotangents],
+            kept,
+        )
+        buffers.keep(index, micro_batch, rest)
+
+    def backward_weight(
+        self,
+        micro_batch: int,
+        state: StageState,
+        buffers: Buffers,
+        sums: list[Any],
+        weight: np.float32,
+    ) -> None:
+        """Runs the other half, and adds its gradients to `sums[stage]`."""
+        index = self._index
+        run = self._executables.get("backward_weight") or self._get(
+            "backward_weight", self._builder.backward_weight
+        )
+        rest = buffers.take_kept(index, micro_batch)
+        sums[index] = run(state.weights[index], *rest, sums[index], weight)
+
+    def zeros(self) -> list[Any]:
+        """Returns what the stage accumulates into."""
+        run = self._executables.get("zeros") or self._get("zeros", self._builder.zeros)
+        return run()
+
+    def _answer(self, micro_batch: int, returned: list[Any], buffers: Buffers) -> None:
+        for device, route in self._answers:
+            arrays = [returned[place] for place, _, _ in route]
+            if device is not self._device:
+                arrays = transfer(arrays, device)
+            for array, (_, number, (producer,)) in zip(arrays, route, strict=True):
+                buffers.answer(producer, micro_batch, (number, self._index), array)
+
+    def _get(self, name: str, make: Callable[[int], Program]) -> Executable:
+        found = self._find(name, self._index, lambda: make(self._index))
+        self._executables[name] = found
+        return found
+
+
+def _routes(
+    sent: Sequence[tuple[int, int, tuple[int, ...]]], devices: Sequence[jax.Device]
+) -> list[tuple[jax.Device, list[tuple[int, int, tuple[int, ...]]]]]:
+    """Groups what is sent by the device that it goes to."""
+    routes: dict[jax.Device, list[tuple[int, int, tuple[int, ...]]]] = {}
+    for place, number, stages in sent:
+        for device in dict.fromkeys(devices[stage] for stage in stages):
+            there = tuple(stage for stage in stages if devices[stage] == device)
+            routes.setdefault(device, []).append((place, number, there))
+    return list(routes.items())

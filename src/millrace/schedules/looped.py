@@ -1,0 +1,78 @@
+"""Looped: several stages on each device group, so that a micro-batch goes round more than once.
+
+    group 0 |0F0 0F1 2F0 2F1         2B0----     2B1---- 0B0---- 0B1----
+    group 1 |    1F0 1F1 3F0 3B0---- 3F1 3B1---- 1B0---- 1B1----
+
+Stage s is on device group s % num_groups. With v stages on each group a stage is a v-th as long,
+and so is the time in which a group waits for its first micro-batch: the bubble is
+`(p - 1) / (v * m + p - 1)` for p groups and m micro-batches. The price is v times the transfers.
+Source: the interleaved schedule of Narayanan et al. 2021, arXiv 2104.04473, section 2.2.
+"""
+
+from millrace.errors import ScheduleError
+from millrace.schedules.sizes import check_sizes
+from millrace.schedules.task import Pass, Schedule, Task
+
+
+def looped(num_stages: int, num_micro_batches: int, num_groups: int) -> Schedule:
+    """Lists, group by group, the tasks of one weight update.
+
+    Args:
+        num_stages: stages in the pipeline. A number that is no multiple of the groups leaves the
+            last groups with one stage less.
+        num_micro_batches: micro-batches accumulated into the update, per replica. The bubble
+            above needs a multiple of `num_groups`; any other number works and idles a bit more.
+        num_groups: device groups.
+
+    Returns:
+        For each device group the tasks of all its stages, in the order in which it runs them.
+
+    Raises:
+        ScheduleError: if one of the three is below 1, or a group would have no stage.
+    """
+    check_sizes(
+        "Looped",
+        num_stages=num_stages,
+        num_micro_batches=num_micro_batches,
+        num_groups=num_groups,
+    )
+    if num_groups > num_stages:
+        raise ScheduleError(
+            f"num_groups={num_groups} device groups cannot share num_stages={num_stages} stages: "
+            f"{num_groups - num_stages} of them would have none. Use {num_stages} groups or fewer."
+        )
+    # A window of micro-batches goes through one stage of a group before the next one begins. It
+    # takes as many as there are groups, so that its first is back when its last has left. Where
+    # they do not come out even, longer windows idle less than a short one at the end would.
+    num_windows = max(1, num_micro_batches // num_groups)
+    window = -(-num_micro_batches // num_windows)
+    rounds = -(-num_stages // num_groups)
+    return tuple(
+        tuple(
+            task
+            for task in _group_tasks(group, num_groups, rounds, window, num_windows)
+            # What is left out comes last in the pipeline or in the update: nothing waits for it.
+            if task.stage < num_stages and task.micro_batch < num_micro_batches
+        )
+        for group in range(num_groups)
+    )
+
+
+def _group_tasks(
+    group: int, num_groups: int, rounds: int, window: int, num_windows: int
+) -> list[Task]:
+    stages = [group + num_groups * r for r in range(rounds)]
+    forwards: list[Task] = []
+    backwards: list[Task] = []
+    for first in range(0, window * num_windows, window):
+        micro_batches = range(first, first + window)
+        forwards += [Task(s, Pass.FORWARD, m) for s in stages for m in micro_batches]
+        backwards += [Task(s, Pass.BACKWARD, m) for s in reversed(stages) for m in micro_batches]
+    # The first backward is of the last stage, so all rounds but one come before it; the rest is
+    # 1F1B with a run-ahead of 2, for the way down the pipeline and back.
+    warmup = min(2 * (num_groups - 1 - group) + (rounds - 1) * window, len(forwards))
+    steady = len(forwards) - warmup
+    tasks = forwards[:warmup]
+    for forward, backward in zip(forwards[warmup:], backwards[:steady], strict=True):
+        tasks += [forward, backward]
+    return tasks + backwards[steady:]

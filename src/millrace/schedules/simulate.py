@@ -1,0 +1,92 @@
+"""A schedule and the cost of its tasks -> when each of them runs.
+
+    stage 0 |F0 F1       B0---    B1---
+    stage 1 |   F0 B0--- F1 B1---
+
+A device group runs its tasks in the order of its row, each as soon as the group is free and what
+the task waits for has arrived.
+"""
+
+from collections import deque
+from collections.abc import Callable, Mapping
+
+from millrace.errors import ScheduleError
+from millrace.records.timeline import Span, Timeline
+from millrace.schedules.deadlock import deadlock_message
+from millrace.schedules.dependencies import dependencies
+from millrace.schedules.task import Pass, Schedule, Task
+
+UNIT_COST: Mapping[Pass, float] = {
+    Pass.FORWARD: 1.0,
+    Pass.BACKWARD: 2.0,  # one product for the inputs and one for the weights, where F has one
+    Pass.BACKWARD_INPUT: 1.0,
+    Pass.BACKWARD_WEIGHT: 1.0,
+}
+
+
+def simulate(
+    schedule: Schedule,
+    cost: Mapping[Pass, float] | Callable[[Task], float],
+    transfer: float = 0.0,
+) -> Timeline:
+    """Works out when each task runs, and with it bubble and memory.
+
+    Args:
+        schedule: rows of tasks, one for each device group.
+        cost: time of each pass, or a function that gives the time of each task.
+        transfer: time from one device group to another, in the same unit. A group goes on
+            working meanwhile. Stages of one group have none between them.
+
+    Returns:
+        The tasks by start, with ties by row. The row is the span's group.
+
+    Raises:
+        ScheduleError: if the schedule stops before its end, or `cost` lacks a pass.
+    """
+    waits = dependencies(schedule)
+    group = {task: row for row, tasks in enumerate(schedule) for task in tasks}
+    end: dict[Task, float] = {}
+    free = [0.0] * len(schedule)
+    spans: list[Span] = []
+    left = [deque(row) for row in schedule]
+    progress = True
+    while progress:
+        progress = False
+        for row, tasks in enumerate(left):
+            while tasks and all(other in end for other in waits[tasks[0]]):
+                progress = True
+                task = tasks.popleft()
+                arrivals = [
+                    end[other] + (transfer if group[other] != row else 0.0) for other in waits[task]
+                ]
+                start = max([free[row], *arrivals])
+                free[row] = end[task] = start + _cost(cost, task)
+                spans.append(Span(task.stage, task.kind, task.micro_batch, row, start, end[task]))
+    if any(left):
+        raise ScheduleError(deadlock_message(schedule, waits, end))
+    return Timeline(tuple(sorted(spans, key=lambda span: (span.start, span.group))), len(schedule))
+
+
+def merged(schedule: Schedule) -> tuple[Task, ...]:
+    """Returns the tasks of all rows in one order in which each comes after what it waits for.
+
+    It is the order of their starts in a simulation with `UNIT_COST`. A host that calls the
+    tasks one by one, without waiting for results, keeps all device groups busy with it.
+
+    Raises:
+        ScheduleError: if the schedule stops before its end.
+    """
+    spans = simulate(schedule, UNIT_COST).spans
+    return tuple(Task(span.stage, Pass(span.kind), span.micro_batch) for span in spans)
+
+
+def _cost(cost: Mapping[Pass, float] | Callable[[Task], float], task: Task) -> float:
+    if callable(cost):
+        return cost(task)
+    if task.kind not in cost:
+        given = ", ".join(f"Pass.{kind.name}" for kind in cost)
+        raise ScheduleError(
+            f"The schedule has {task}, and `cost` has only {given}. "
+            f"Add the time of Pass.{task.kind.name} to it."
+        )
+    return cost[task.kind]

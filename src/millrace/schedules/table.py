@@ -1,0 +1,147 @@
+"""What a user may write for a schedule -> a schedule that is checked.
+
+"1f1b"                     a name of SCHEDULES, in any case
+my_schedule                a function (num_stages, num_micro_batches) -> rows of tasks, or text
+"0F0 0F1 ..."              text, one line for each device group
+Path("my_schedule.txt")    a file of such text
+"""
+
+import difflib
+import functools
+import os
+import pathlib
+import re
+from collections.abc import Callable, Mapping, Sequence
+
+from millrace.errors import ScheduleError
+from millrace.schedules.check import check
+from millrace.schedules.gpipe import gpipe
+from millrace.schedules.looped import looped
+from millrace.schedules.one_f_one_b import one_f_one_b
+from millrace.schedules.sequential import sequential
+from millrace.schedules.task import Schedule, Task, parse_task
+from millrace.schedules.text import parse
+from millrace.schedules.zero_bubble import zero_bubble
+
+Rows = str | Sequence[str | Sequence[Task | str]]
+ScheduleFunction = Callable[[int, int], Rows]
+ScheduleChoice = str | pathlib.Path | ScheduleFunction
+
+SCHEDULES: Mapping[str, Callable[..., Schedule]] = {
+    "gpipe": gpipe,
+    "1f1b": one_f_one_b,
+    "grouped": functools.partial(one_f_one_b, run_ahead=2),
+    "sequential": sequential,
+    "looped": looped,  # the only one that takes the number of device groups, too
+    "zero_bubble": zero_bubble,
+}
+
+
+def make_schedule(
+    choice: ScheduleChoice, num_stages: int, num_micro_batches: int, groups: tuple[int, ...]
+) -> Schedule:
+    """Makes the schedule of one weight update.
+
+    Args:
+        choice: a name, a function, a text or a path, as above. A text for more micro-batches is
+            cut to the first `num_micro_batches`: the last update of an epoch may be shorter.
+        num_stages: stages in the pipeline.
+        num_micro_batches: micro-batches accumulated into the update, per replica.
+        groups: the device group of each stage. Only "looped" reads it; its row r is then the
+            group that comes r-th in `groups`. The other names have a row for each stage.
+
+    Returns:
+        Rows of tasks that have passed `check`.
+
+    Raises:
+        ScheduleError: if the choice is none of these, does not fit, or fails the check.
+    """
+    if callable(choice):
+        schedule = _of_function(choice, num_stages, num_micro_batches)
+    elif name := _name(choice):
+        more = (_num_groups(groups, num_stages),) if name == "looped" else ()
+        schedule = SCHEDULES[name](num_stages, num_micro_batches, *more)
+    else:
+        schedule = _shortened(parse(_text(choice)), num_micro_batches)
+    check(schedule, num_stages, num_micro_batches)
+    return schedule
+
+
+def check_choice(choice: object) -> None:
+    """Returns if `choice` may be a schedule, as far as that shows without a pipeline.
+
+    Raises:
+        ScheduleError: if it is no known name, no function, and no readable text or file.
+    """
+    if not callable(choice) and not _name(choice):
+        parse(_text(choice))
+
+
+def check_choice(choice: ScheduleChoice) -> None:
+    """Refuses a choice that is wrong for every number of stages and micro-batches.
+
+    Raises:
+        ScheduleError: if it is no name, no function, no file, and no text of tasks.
+    """
+    if not callable(choice) and not _name(choice):
+        parse(_text(choice))
+
+
+def _name(choice: object) -> str:
+    """Returns the name in SCHEDULES that `choice` is, or nothing."""
+    return choice.lower() if isinstance(choice, str) and choice.lower() in SCHEDULES else ""
+
+
+def _text(choice: object) -> str:
+    if isinstance(choice, str | pathlib.Path) and os.path.isfile(choice):
+        return pathlib.Path(choice).read_text()
+    if isinstance(choice, str) and re.search(r"\s|^[0-9]+[FBIW][0-9]+", choice):
+        return choice
+    names = ", ".join(SCHEDULES)
+    near = difflib.get_close_matches(str(choice).lower(), SCHEDULES, n=1)
+    meant = f"Did you mean {near[0]!r}? " if near else ""
+    raise ScheduleError(
+        f"schedule={choice!r} is no schedule and no file. {meant}Use one of {names}; a function "
+        "(num_stages, num_micro_batches) of your own; or text such as '0F0 0B0', or its file."
+    )
+
+
+def _of_function(function: ScheduleFunction, num_stages: int, num_micro_batches: int) -> Schedule:
+    rows = function(num_stages, num_micro_batches)
+    try:
+        if isinstance(rows, str):
+            return parse(rows)
+        return tuple(tuple(map(_task, r.split() if isinstance(r, str) else r)) for r in rows)
+    except TypeError:
+        raise ScheduleError(
+            f"The schedule function {function!r} returned {rows!r}. Return a list of rows, each "
+            "a list of tasks or a text such as '0F0 0B0'."
+        ) from None
+
+
+def _task(task: Task | str) -> Task:
+    return task if isinstance(task, Task) else parse_task(task)
+
+
+def _shortened(schedule: Schedule, num_micro_batches: int) -> Schedule:
+    """Leaves out all later micro-batches. Nothing earlier waits for them."""
+    found = max((task.micro_batch + 1 for row in schedule for task in row), default=0)
+    if found < num_micro_batches:
+        raise ScheduleError(
+            f"The schedule is written for {found} micro-batches, and the update has "
+            f"{num_micro_batches}. Add the tasks of the others, or set "
+            f"gradient_accumulation_steps_per_replica={max(found, 1)}."
+        )
+    return tuple(tuple(t for t in row if t.micro_batch < num_micro_batches) for row in schedule)
+
+
+def _num_groups(groups: tuple[int, ...], num_stages: int) -> int:
+    order = list(dict.fromkeys(groups))  # by first appearance
+    count = max(len(order), 1)
+    if [order.index(group) for group in groups] != [s % count for s in range(num_stages)]:
+        raise ScheduleError(
+            f"The looped schedule goes round the device groups, stage by stage. Received: "
+            f"device groups {list(groups)} for {num_stages} stages. "
+            f"Set device_mapping={[s % count for s in range(num_stages)]}."
+        )
+    return count

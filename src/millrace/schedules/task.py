@@ -1,0 +1,53 @@
+"""What a schedule is made of: one pass of one stage on one micro-batch.
+
+2F0 ── micro-batch 0
+│└──── F forward, B backward, or B in halves: I for the inputs, W for the weights
+└───── stage 2
+"""
+
+import enum
+import re
+from dataclasses import dataclass
+
+from millrace.errors import ScheduleError
+
+
+class Pass(enum.StrEnum):
+    """What a stage does with a micro-batch."""
+
+    FORWARD = "F"
+    BACKWARD = "B"
+    BACKWARD_INPUT = "I"  # the half that the stage before waits for
+    BACKWARD_WEIGHT = "W"  # the half that nobody waits for but the update
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """One pass of one stage on one micro-batch. Prints as `2F0`."""
+
+    stage: int
+    kind: Pass
+    micro_batch: int
+
+    def __str__(self) -> str:
+        return f"{self.stage}{self.kind}{self.micro_batch}"
+
+
+Schedule = tuple[tuple[Task, ...], ...]
+"""For each device group its tasks in order. Idle time follows from the dependencies."""
+
+
+def parse_task(word: str) -> Task:
+    """Returns the task that prints as `word`.
+
+    Raises:
+        ScheduleError: if no task prints so.
+    """
+    match = re.fullmatch(r"([0-9]+)([FBIW])([0-9]+)", word)
+    if match is None:
+        raise ScheduleError(
+            f"{word!r} is no task. Write stage, pass and micro-batch, such as 2F0 for the forward "
+            "of stage 2 on micro-batch 0. The passes are F, B, I and W."
+        )
+    stage, letter, micro_batch = match.groups()
+    return Task(int(stage), Pass(letter), int(micro_batch))

@@ -1,0 +1,236 @@
+"""The methods that make an attached model a pipeline."""
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from millrace.errors import OptionError
+from millrace.options import (
+    CompilerOptions,
+    Pipelining,
+    reduction,
+    refuse_unknown,
+    whole_number,
+)
+from millrace.programs.accumulate import accumulator_dtype
+from millrace.schedules.table import check_choice
+from millrace.strategy.controller import Controller
+from millrace.strategy.stage_costs import balanced, stage_summary
+
+_AUTOMATIC = "it follows from the model, its compile() and the data given to fit."
+_MEMORY = "it arrives with offloading and recomputation, which this version does not have."
+_REPLICAS = "it arrives with replicas, which this version does not have."
+_REASONS = {
+    "gradient_accumulation_count": "set gradient_accumulation_steps_per_replica instead.",
+    "experimental_normalize_gradients": (
+        "set gradient_accumulation_reduction_method='mean' for True, 'sum' for False."
+    ),
+    **dict.fromkeys(
+        ("computational_stages", "repeat_count", "inputs", "infeed_queue", "outfeed_queue"),
+        _AUTOMATIC,
+    ),
+    "optimizer_function": "the optimizer is the one given to compile().",
+    "outfeed_loss": "fit reports the loss. Read it from the logs of a callback.",
+    "outfeed_mask": "fit reports the logs only, and predict the outputs.",
+    "accumulate_outfeed": "metrics always accumulate on the device.",
+    "accumulate_outfeed_dtype": "metrics always accumulate on the device, in their own dtype.",
+    "batch_serialization_iterations": (
+        "set gradient_accumulation_steps_per_replica to that many times as much, and "
+        "pipeline_schedule='sequential'."
+    ),
+    "continuous_weight_updates": "weights stand still within an update.",
+    **dict.fromkeys(
+        (
+            "recomputation_mode",
+            "offload_weight_update_variables",
+            "offload_activations",
+            "offload_gradient_accumulation_buffers",
+            "offload_weights",
+        ),
+        _MEMORY,
+    ),
+    **dict.fromkeys(
+        ("replicated_optimizer_state_sharding", "replicated_weight_sharding"), _REPLICAS
+    ),
+    "forward_propagation_stages_poplar_options": (
+        "set forward_propagation_stages_compiler_options, with the names of XLA."
+    ),
+    "backward_propagation_stages_poplar_options": (
+        "set backward_propagation_stages_compiler_options, with the names of XLA."
+    ),
+    "weight_update_poplar_options": ("set weight_update_compiler_options, with the names of XLA."),
+}
+
+
+def set_pipelining_options(
+    controller: Controller,
+    *,
+    gradient_accumulation_steps_per_replica: int | None = None,
+    device_mapping: Sequence[int] | None = None,
+    gradient_accumulation_reduction_method: Any = None,
+    pipeline_schedule: Any = "1f1b",
+    gradient_accumulation_dtype: Any = None,
+    forward_propagation_stages_compiler_options: Sequence[CompilerOptions] | None = None,
+    backward_propagation_stages_compiler_options: Sequence[CompilerOptions] | None = None,
+    weight_update_compiler_options: CompilerOptions | None = None,
+    **unknown: Any,
+) -> None:
+    """Chooses how the stages of a pipelined model run. The numbers do not depend on it.
+
+    Args:
+        controller: of the model whose method this becomes.
+        gradient_accumulation_steps_per_replica: micro-batches (steps) in one weight update. Must be
+            set before fit; evaluate and predict need none. None keeps what was set before.
+        device_mapping: for each stage the place of its device in `strategy.devices`. Stages may
+            share devices. None keeps what was set before; at first stage i is on device i.
+        gradient_accumulation_reduction_method: `"mean"` (default) or `"sum"`. None keeps what was
+            set before.
+        pipeline_schedule: `"1f1b"`, `"grouped"`, `"gpipe"`, `"sequential"`, `"looped"`,
+            `"zero_bubble"`, a function of the numbers of stages and of micro-batches, or the
+            schedule as text (`docs/schedules.md`).
+        gradient_accumulation_dtype: of the accumulators: None is each variable's own, a name is
+            for all, a function of the variable chooses for each.
+        forward_propagation_stages_compiler_options: for each stage a dict of options of XLA.
+        backward_propagation_stages_compiler_options: the same for the backward passes.
+        weight_update_compiler_options: a dict of options of XLA for the update.
+        **unknown: refused, with the nearest name or what to set instead.
+
+    The first three keep earlier values where they are None; the others are replaced by every call.
+
+    Raises:
+        OptionError: for a value that nothing can do with, or an unknown option.
+        ScheduleError: for an unknown schedule.
+    """
+    setter = "set_pipelining_options"
+    refuse_unknown(setter, unknown, _names(set_pipelining_options), _REASONS)
+    before = controller.options.pipelining
+    check_choice(pipeline_schedule)
+    for variable in controller.model.trainable_variables:
+        accumulator_dtype(gradient_accumulation_dtype, variable)
+    steps, method = gradient_accumulation_steps_per_replica, gradient_accumulation_reduction_method
+    pipelining = Pipelining(
+        steps=before.steps if steps is None else whole_number(_STEPS, steps, 1),
+        reduction=before.reduction if method is None else reduction(method),
+        dtype=gradient_accumulation_dtype,
+        schedule=pipeline_schedule,
+        device_mapping=before.device_mapping
+        if device_mapping is None
+        else _mapping(device_mapping),
+        forward_options=_stage_options(
+            "forward_propagation_stages_compiler_options",
+            forward_propagation_stages_compiler_options,
+        ),
+        backward_options=_stage_options(
+            "backward_propagation_stages_compiler_options",
+            backward_propagation_stages_compiler_options,
+        ),
+        update_options=_options("weight_update_compiler_options", weight_update_compiler_options),
+    )
+    controller.replace_options(replace(controller.options, pipelining=pipelining))
+
+
+def set_pipeline_stage_assignment(
+    controller: Controller, assignment: Any, *, num_stages: int | None = None
+) -> None:
+    """Chooses the stage of each layer call.
+
+    Args:
+        controller: of the model whose method this becomes.
+        assignment: for a Sequential a list of whole numbers, one for each layer; for any model
+            the list of `get_pipeline_stage_assignment`, with stages set. `"auto"` balances the
+            FLOPs of the calls over `num_stages`.
+        num_stages: of `"auto"`.
+
+    Raises:
+        OptionError: if the list does not fit the model, has gaps, or flows backwards.
+        ModelError: if it is a subclassed model, or `"auto"`, and the model is not built.
+    """
+    if isinstance(assignment, str):
+        controller.stages.put(balanced(controller.model, assignment, num_stages))
+    elif num_stages is not None:
+        raise OptionError(
+            f"num_stages={num_stages} goes with the assignment 'auto'. A list says by itself how "
+            "many stages there are: leave num_stages out."
+        )
+    else:
+        controller.stages.set(assignment)
+    controller.replace_options(controller.options)
+
+
+def get_pipeline_stage_assignment(controller: Controller) -> list[Any]:
+    """Returns an object for each layer call, in execution order, with its stage or None.
+
+    Set `pipeline_stage` of the objects, and give the list to `set_pipeline_stage_assignment`.
+
+    Raises:
+        ModelError: if it is a subclassed model that is not built.
+    """
+    return controller.stages.get()
+
+
+def reset_pipeline_stage_assignment(controller: Controller) -> None:
+    """Makes the model one that is not pipelined."""
+    controller.stages.reset()
+    controller.replace_options(controller.options)
+
+
+def print_pipeline_stage_assignment_summary(
+    controller: Controller,
+    line_length: int | None = None,
+    print_fn: Callable[[str], Any] | None = None,
+) -> None:
+    """Prints the stage of each layer call, and the parameters and FLOPs of each stage.
+
+    Args:
+        controller: of the model whose method this becomes.
+        line_length: characters of a line.
+        print_fn: called with each line; None is `print`.
+    """
+    for line in stage_summary(controller.model, controller.stages.assignment(), line_length):
+        (print_fn or print)(line)
+
+
+PIPELINE_METHODS = (
+    set_pipelining_options,
+    set_pipeline_stage_assignment,
+    get_pipeline_stage_assignment,
+    reset_pipeline_stage_assignment,
+    print_pipeline_stage_assignment_summary,
+)
+
+_STEPS = "gradient_accumulation_steps_per_replica"
+
+
+def _names(method: Callable[..., Any]) -> list[str]:
+    kinds = inspect.signature(method).parameters.values()
+    return [p.name for p in kinds if p.kind is p.KEYWORD_ONLY]
+
+
+def _mapping(mapping: Any) -> tuple[int, ...]:
+    if not isinstance(mapping, Sequence) or isinstance(mapping, str) or not mapping:
+        raise OptionError(
+            "device_mapping must be a list with a device number for each stage, such as [0, 1]. "
+            f"Received: {mapping!r}."
+        )
+    return tuple(whole_number(f"device_mapping[{k}]", d, 0) for k, d in enumerate(mapping))
+
+
+def _stage_options(name: str, given: Any) -> tuple[CompilerOptions, ...] | None:
+    if given is None:
+        return None
+    if not isinstance(given, Sequence) or isinstance(given, str):
+        raise OptionError(
+            f"{name} must be a list with a dict of compiler options for each stage. Received: "
+            f"{given!r}."
+        )
+    return tuple(_options(f"{name}[{k}]", each) or {} for k, each in enumerate(given))
+
+
+def _options(name: str, given: Any) -> CompilerOptions | None:
+    if given is not None and not isinstance(given, Mapping):
+        raise OptionError(
+            f"{name} must be a dict of compiler options of XLA. Received: {given!r}. Set {{}} for "
+            "none."
+        )
+    return given
