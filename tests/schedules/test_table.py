@@ -7,7 +7,7 @@ from millrace.schedules.check import check
 from millrace.schedules.gpipe import gpipe
 from millrace.schedules.one_f_one_b import one_f_one_b
 from millrace.schedules.table import SCHEDULES, check_choice, make_schedule
-from millrace.schedules.text import parse, write
+from millrace.schedules.text import grid, parse, write
 
 OWN = "0F0 0B0 0F1 0B1  # all on one group after the other \n 1F0 1B0 1F1 1B1"
 
@@ -66,6 +66,15 @@ def test_text_and_files(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert make_schedule("my schedule", 2, 2, (0, 1)) == parse(OWN)
     assert make_schedule("0F0,0B0", 1, 1, (0,)) == parse("0F0 0B0")
+
+
+def test_the_drawings_of_the_docs():
+    page = (pathlib.Path(__file__).parents[2] / "docs" / "schedules.md").read_text()
+    sizes = {"gpipe": (3, 4), "sequential": (3, 2), "looped": (4, 2)}
+    for name in SCHEDULES:
+        p, m = sizes.get(name, (3, 5))
+        for line in grid(make_schedule(name, p, m, (0, 1, 0, 1))).splitlines():
+            assert f"    {line}\n" in page.partition(f'**`"{name}"`**')[2].partition("**`")[0]
 
 
 def test_a_choice_can_be_checked_without_a_pipeline(tmp_path):

@@ -4,8 +4,8 @@ from typing import Any
 
 import jax
 from jax._src import xla_bridge
-from jax._src.array import ArrayImpl
 from jax._src.api_util import InternalFloatingPointError
+from jax._src.array import ArrayImpl
 from jax.extend import core as extend_core
 
 

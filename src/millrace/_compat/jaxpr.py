@@ -53,16 +53,17 @@ def scope(equation: Equation) -> str:
 
 def inner_scopes(equation: Equation) -> Iterator[str]:
     """Yields the scopes of the equations within a loop, a conditional or a jitted call."""
+    for body in inner_equations(equation):
+        for inner in body:
+            yield scope(inner)
+            yield from inner_scopes(inner)
+
+
+def inner_equations(equation: Equation) -> Iterator[Sequence[Equation]]:
+    """Yields the equations of each body of a loop, a conditional or a jitted call."""
     for leaf in jax.tree.leaves(list(equation.params.values()), is_leaf=_is_jaxpr):
         if _is_jaxpr(leaf):
-            for inner in getattr(leaf, "jaxpr", leaf).eqns:
-                yield scope(inner)
-                yield from inner_scopes(inner)
-
-
-def has_effects(equation: Equation) -> bool:
-    """Whether an equation does something besides its results, such as printing."""
-    return bool(equation.effects)
+            yield getattr(leaf, "jaxpr", leaf).eqns
 
 
 def used(graph: Graph, outvars: Sequence[Any], known: Iterable[Var] = ()) -> Graph:

@@ -30,6 +30,7 @@ __all__ = [
     "Assignment",
     "NestedPipelineStageAssignment",
     "PipelineStageAssignment",
+    "assign",
     "check_unchanged",
     "default_assignment",
     "from_json",
@@ -88,7 +89,7 @@ def default_assignment(model: Any) -> Assignment | None:
                 "pipeline stage, and other calls of the model are. Move it into `with "
                 "PipelineStage(...)`, or set all stages by set_pipeline_stage_assignment()."
             )
-    return _checked(calls, [stage for stage in stages if stage is not None])
+    return assign(calls, [stage for stage in stages if stage is not None])
 
 
 def _scoped_stages(
@@ -122,10 +123,15 @@ def set_assignment(model: Any, given: Any) -> Assignment:
     stages = read_list(model, calls, given)
     if isinstance(model, keras.Sequential):
         check_sequence(calls, stages)
-    return _checked(calls, [stage for some in stages for stage in some])
+    return assign(calls, [stage for some in stages for stage in some])
 
 
-def _checked(calls: Sequence[LayerCall], stages: Sequence[int]) -> Assignment:
+def assign(calls: Sequence[LayerCall], stages: Sequence[int]) -> Assignment:
+    """Returns the assignment of these stages to the leaves of `calls`.
+
+    Raises:
+        OptionError: if they have gaps or flow backwards.
+    """
     check_no_gap(stages)
     check_flow(calls, stages)
     return Assignment(_labels(calls), tuple(stages), max(stages) + 1)
@@ -187,7 +193,7 @@ def from_json(data: dict[str, Any], model: Any) -> Assignment:
             f"only one of the two calls layer '{other[0][0]}' (node index {other[0][1]}). Call "
             "set_pipeline_stage_assignment() on the loaded model."
         )
-    return _checked(calls, [stages[name] for name in _names(calls)])
+    return assign(calls, [stages[name] for name in _names(calls)])
 
 
 def _names(calls: Iterable[LayerCall]) -> list[tuple[str, int]]:

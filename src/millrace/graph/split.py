@@ -170,7 +170,7 @@ def _is_floating(dtype: Any) -> bool:
 
 
 def _owners(stages: Sequence[Stage]) -> dict[Slot, int]:
-    """Returns where each value lives: at the stage that changes it, else the first that reads it."""
+    """Returns where each value lives: where it changes, else where it is first read."""
     owners: dict[Slot, int] = {}
     for stage in stages:
         for slot in (*(Slot("trainable", i) for i in stage.trainable), *stage.state):

@@ -1,5 +1,6 @@
 """The calls of a subclassed model: nothing but a run shows them, and shapes are enough for one."""
 
+import contextlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -10,6 +11,8 @@ import keras
 from millrace._compat.keras_graph import (
     are_layers_built,
     around_calls,
+    graph_of,
+    has_own_call,
     run_symbolically,
     takes_training,
 )
@@ -66,6 +69,23 @@ def run_on_shapes(model: Any, arguments: Arguments | None) -> list[Ran]:
         f"{errors[0]} Its calls cannot be found. Call the model on a batch of its data to see "
         "where it fails."
     ) from errors[0]
+
+
+def built_arguments(model: Any) -> Arguments:
+    """Returns what a built model is called with, as `keras.KerasTensor`s."""
+    if graph_of(model) is not None:
+        return (model.input,), {}
+    if has_own_call(model):
+        run_on_shapes(model, None)  # raises where it cannot be called
+    for args, kwargs in _guess_arguments(model):
+        if takes_training(model):
+            kwargs = {**kwargs, "training": True}
+        with contextlib.suppress(Exception):
+            run_symbolically(model, *args, **kwargs)
+            return args, kwargs
+    raise ModelError(
+        f"The shapes of the data of {model.name!r} are not known. Begin it with keras.Input(shape)."
+    )
 
 
 def _guess_arguments(model: Any) -> list[Arguments]:

@@ -1,14 +1,16 @@
 """Stages -> programs.
 
-    name             arguments                                                     results
-    forward          weights, fixed, changing, batch, carried                      sent, changing,
-                                                                                   results, residuals
-    backward         weights, held, cotangents, accumulated, coefficient           returned, accumulated
-    backward_input   weights, held, cotangents                                     returned, kept
-    backward_weight  weights, held, cotangents, kept, accumulated, coefficient     accumulated
-    zeros                                                                          accumulated
-    partial, shared, final    lists of values                                      lists of values
-    logs             metric values                                                 logs
+    forward          weights, fixed, changing, batch, carried
+                     -> sent, changing, results, residuals
+    backward         weights, held, cotangents, accumulated, coefficient
+                     -> returned, accumulated
+    backward_input   weights, held, cotangents
+                     -> returned, kept
+    backward_weight  weights, held, cotangents, kept, accumulated, coefficient
+                     -> accumulated
+    zeros            -> accumulated
+    partial, shared, final    the parts of an update: graph/split_update.py
+    logs             metric values -> logs
 
 Each is for one stage. `changing` is the state that the stage's forward changes, `fixed` what it
 only reads. Lists are in the order of the records of `graph/stage.py`.
@@ -22,7 +24,7 @@ import jax
 import jax.numpy as jnp
 import keras
 
-from millrace._compat.jaxpr import Graph, as_function
+from millrace._compat.jaxpr import as_function
 from millrace.graph.calls import LayerCall
 from millrace.graph.place import Marks
 from millrace.graph.split_update import Part, SplitUpdate

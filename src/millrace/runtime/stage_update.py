@@ -8,8 +8,8 @@ import numpy as np
 
 from millrace.graph.split_update import Part
 from millrace.graph.stage import Slot
-from millrace.programs.stages import StageBuilder
 from millrace.programs.stage_update import contributions
+from millrace.programs.stages import StageBuilder
 from millrace.runtime.stage_state import StageState
 from millrace.runtime.stage_tasks import Find
 

@@ -68,16 +68,6 @@ def make_schedule(
 
 
 def check_choice(choice: object) -> None:
-    """Returns if `choice` may be a schedule, as far as that shows without a pipeline.
-
-    Raises:
-        ScheduleError: if it is no known name, no function, and no readable text or file.
-    """
-    if not callable(choice) and not _name(choice):
-        parse(_text(choice))
-
-
-def check_choice(choice: ScheduleChoice) -> None:
     """Refuses a choice that is wrong for every number of stages and micro-batches.
 
     Raises:

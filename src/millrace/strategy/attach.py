@@ -11,24 +11,19 @@ look classes up by name. What attachment adds to a model:
 
 import functools
 import inspect
-import json
-import pathlib
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, replace
 from typing import Any
 
 import jax
 import keras
 
-from millrace.options import Accumulation, Feed, Options, Reduction
 from millrace.plan import Mode
 from millrace.strategy.asynchronous import StepCallbackList
-from millrace.strategy.checks import check_model, hint_steps_per_execution
+from millrace.strategy.checks import hint_steps_per_execution
 from millrace.strategy.controller import ATTRIBUTE, Controller, Totals
 from millrace.strategy.functions import LoopFunction
 from millrace.strategy.methods import METHODS
-
-OPTIONS_FILE = "millrace.json"
+from millrace.strategy.saving import load_options, save_options
 
 _LOOPS = {"fit": Mode.TRAIN, "evaluate": Mode.TEST, "predict": Mode.PREDICT}
 
@@ -125,14 +120,7 @@ def _save_assets(model: keras.Model, controller: Controller) -> Callable[[str], 
     def save_assets(directory: str) -> None:
         if own is not None:
             own(controller.model, directory)
-        options = controller.options
-        data = asdict(options)
-        data["accumulation"]["reduction"] = options.accumulation.reduction.value
-        if callable(options.accumulation.dtype):
-            data["accumulation"]["dtype"] = None  # a function is the program's, not the model's
-        path = pathlib.Path(directory)
-        path.mkdir(parents=True, exist_ok=True)
-        (path / OPTIONS_FILE).write_text(json.dumps(data, indent=1))
+        save_options(controller, directory)
 
     return save_assets
 
@@ -143,19 +131,6 @@ def _load_assets(model: keras.Model, controller: Controller) -> Callable[[str], 
     def load_assets(directory: str) -> None:
         if own is not None:
             own(controller.model, directory)
-        path = pathlib.Path(directory or ".") / OPTIONS_FILE
-        if directory and path.is_file():
-            controller.replace_options(_options(json.loads(path.read_text())))
+        load_options(controller, directory)
 
     return load_assets
-
-
-def _options(data: dict[str, Any]) -> Options:
-    accumulation = dict(data["accumulation"])
-    accumulation["reduction"] = Reduction(accumulation["reduction"])
-    return replace(
-        Options(),
-        accumulation=Accumulation(**accumulation),
-        feed=Feed(**data["feed"]),
-        asynchronous_callbacks=data["asynchronous_callbacks"],
-    )

@@ -10,8 +10,8 @@ import jax
 import keras
 
 from millrace.devices import find_devices
-from millrace.graph.marks import stages_allowed
 from millrace.errors import DTypeError, ModelError, OptionError, PlanError
+from millrace.graph.marks import stages_allowed
 from millrace.records.compilation import CompileRecord
 from millrace.records.run import RunStatistics
 from millrace.strategy.attach import attach
