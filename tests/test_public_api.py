@@ -8,7 +8,7 @@ import keras
 
 import millrace
 
-PUBLIC = {"Strategy", "errors", "records"}
+PUBLIC = {"PipelineStage", "Strategy", "errors", "records"}
 STRATEGY = {
     "__init__": "(self, devices=None)",
     "attach": "(self, model)",
@@ -19,6 +19,16 @@ STRATEGY = {
     "statistics": "(self)",
 }
 METHODS = {
+    "get_pipeline_stage_assignment": "()",
+    "print_pipeline_stage_assignment_summary": "(line_length=None, print_fn=None)",
+    "reset_pipeline_stage_assignment": "()",
+    "set_pipeline_stage_assignment": "(assignment, *, num_stages=None)",
+    "set_pipelining_options": (
+        "(*, gradient_accumulation_steps_per_replica=None, device_mapping=None, "
+        "gradient_accumulation_reduction_method=None, pipeline_schedule='1f1b', "
+        "gradient_accumulation_dtype=None, forward_propagation_stages_compiler_options=None, "
+        "backward_propagation_stages_compiler_options=None, weight_update_compiler_options=None)"
+    ),
     "set_asynchronous_callbacks": "(asynchronous=False)",
     "set_gradient_accumulation_options": (
         "(*, gradient_accumulation_steps_per_replica=None, "
@@ -52,7 +62,7 @@ def parameters(function):
 
 def test_names_of_the_package():
     packages = {"_backend", "_compat", "strategy", "programs", "plan", "options", "feeds"}
-    packages |= {"compiling", "runtime", "devices"}
+    packages |= {"compiling", "runtime", "devices", "graph", "schedules", "cli"}
     names = {name for name in vars(millrace) if not name.startswith("__")}
     assert names - packages == PUBLIC
 

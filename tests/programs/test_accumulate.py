@@ -39,7 +39,8 @@ def test_mean_weighs_by_rows(rows):
     gradients = gradients_of(len(rows))
     coefficients = [weight_of(Reduction.MEAN, n, rows[0]) for n in rows]
     scale = scale_of(Reduction.MEAN, sum(coefficients))
-    result = accumulate(make_accumulator(model(), Accumulation()), gradients, coefficients, scale)
+    accumulator = make_accumulator(model().trainable_variables, Accumulation())
+    result = accumulate(accumulator, gradients, coefficients, scale)
     for index, found in enumerate(result):
         stacked = np.stack([np.asarray(g[index], np.float64) for g in gradients])
         wanted = np.average(stacked, axis=0, weights=rows)
@@ -51,7 +52,8 @@ def test_sum_adds_them_as_they_are():
     coefficients = [weight_of(Reduction.SUM, n, 4) for n in (4, 4, 1)]
     assert coefficients == [1, 1, 1]
     scale = scale_of(Reduction.SUM, 3.0)
-    result = accumulate(make_accumulator(model(), Accumulation()), gradients, coefficients, scale)
+    accumulator = make_accumulator(model().trainable_variables, Accumulation())
+    result = accumulate(accumulator, gradients, coefficients, scale)
     wanted = gradients[0][0] + gradients[1][0] + gradients[2][0]
     np.testing.assert_array_equal(result[0], wanted)
 
@@ -66,7 +68,9 @@ def test_sum_adds_them_as_they_are():
     ],
 )
 def test_the_dtype_of_each_accumulator(choice, dtypes):
-    accumulator = make_accumulator(model("bfloat16"), Accumulation(dtype=choice))
+    accumulator = make_accumulator(
+        model("bfloat16").trainable_variables, Accumulation(dtype=choice)
+    )
     total = accumulator.add(accumulator.zeros(), gradients_of(1, jnp.bfloat16)[0], 1.0)
     assert [value.dtype.name for value in total] == dtypes
 
@@ -75,5 +79,6 @@ def test_variables_that_are_overwritten_keep_the_last_gradient():
     built = model()
     built.trainable_variables[0].overwrite_with_gradient = True
     gradients = gradients_of(3)
-    result = accumulate(make_accumulator(built, Accumulation()), gradients, [1.0] * 3, 1 / 3)
+    accumulator = make_accumulator(built.trainable_variables, Accumulation())
+    result = accumulate(accumulator, gradients, [1.0] * 3, 1 / 3)
     np.testing.assert_array_equal(result[0], gradients[2][0])

@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 
 import millrace
-from millrace.strategy.attach import OPTIONS_FILE, detach
+from millrace.strategy.attach import detach
+from millrace.strategy.saving import OPTIONS_FILE
 
 
 @keras.saving.register_keras_serializable("millrace_tests")

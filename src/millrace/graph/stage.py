@@ -6,12 +6,13 @@ trainable, state, batch, carried  ->  [ stage ]  ->  sent, loss, new state, resu
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 from millrace._compat.jaxpr import Graph
 
 
-class Slot(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Slot:
     """One value of a step's inputs or outputs: its role, and its place among those of the role."""
 
     role: str  # in: "trainable", "non_trainable", "optimizer", "metric", "batch"

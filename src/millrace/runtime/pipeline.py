@@ -135,7 +135,7 @@ class PipelineRunner:
             shape = self._shape(segment.block.spec, state)
             leaves = jax.tree.leaves(segment.block.batches)
             for step in range(segment.start, segment.start + segment.count):
-                yield _MicroBatch([leaf[step] for leaf in leaves], shape)
+                yield _MicroBatch([leaf[step, ...] for leaf in leaves], shape)
 
     def _shape(self, spec: Any, state: State) -> _Shape:
         shape = self._shapes.get(spec)

@@ -1,6 +1,6 @@
 """The tasks of one stage: each takes its inputs from the buffers, and leaves there what it made."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -12,7 +12,7 @@ from millrace.programs.build import Program
 from millrace.programs.stages import StageBuilder
 from millrace.runtime.buffers import Buffers
 from millrace.runtime.stage_state import StageState
-from millrace.runtime.transfer import transfer
+from millrace.runtime.transfer import Transfer
 
 # (name, stage, how to make the program) -> executable
 Find = Callable[[str, int, Callable[[], Program]], Executable]
@@ -37,11 +37,12 @@ class StageTasks:
         self._builder = builder
         self._index = index
         self._find = find
-        self._device = devices[index]
+        transfers = {device: Transfer(device) for device in devices}
+        self._here = transfers[devices[index]]
         values = builder.split.values
         # For each device: (place among the sent values, number, stages that take it there).
         self._routes = _routes(
-            [(k, n, values[n].consumers) for k, n in enumerate(stage.sent)], devices
+            [(k, n, values[n].consumers) for k, n in enumerate(stage.sent)], devices, transfers
         )
         self._executables: dict[str, Executable] = {}
         if mode is not Mode.TRAIN:
@@ -52,7 +53,9 @@ class StageTasks:
         groups = ("batch", "carried", "sent", "residual")
         self._held = [(groups.index(source), place) for source, place in passes.held]
         self._answers = _routes(
-            [(k, n, (values[n].producer,)) for k, n in enumerate(passes.returns)], devices
+            [(k, n, (values[n].producer,)) for k, n in enumerate(passes.returns)],
+            devices,
+            transfers,
         )
 
     def forward(
@@ -60,18 +63,16 @@ class StageTasks:
     ) -> dict[int, Any]:
         """Runs the stage forward, and returns the leaves of the step's result that it makes."""
         stage, index = self._stage, self._index
-        batch = [leaves[leaf] for leaf in stage.batch]
-        if batch:
-            batch = transfer(batch, self._device)
+        batch = self._here.batch([leaves[leaf] for leaf in stage.batch])
         carried = buffers.take_carried(index, micro_batch, stage.carried)
         run = self._executables.get("forward") or self._get("forward", self._builder.forward)
         sent, state.changing[index], results, residuals = run(
             state.weights[index], state.fixed[index], state.changing[index], batch, carried
         )
-        for device, route in self._routes:
+        for there, route in self._routes:
             arrays = [sent[place] for place, _, _ in route]
-            if device is not self._device:
-                arrays = transfer(arrays, device)
+            if there is not self._here:
+                arrays = there.values(arrays)
             for array, (_, number, stages) in zip(arrays, route, strict=True):
                 for consumer in stages:
                     buffers.send(consumer, micro_batch, number, array)
@@ -137,10 +138,10 @@ class StageTasks:
         return run()
 
     def _answer(self, micro_batch: int, returned: list[Any], buffers: Buffers) -> None:
-        for device, route in self._answers:
+        for there, route in self._answers:
             arrays = [returned[place] for place, _, _ in route]
-            if device is not self._device:
-                arrays = transfer(arrays, device)
+            if there is not self._here:
+                arrays = there.values(arrays)
             for array, (_, number, (producer,)) in zip(arrays, route, strict=True):
                 buffers.answer(producer, micro_batch, (number, self._index), array)
 
@@ -151,12 +152,14 @@ class StageTasks:
 
 
 def _routes(
-    sent: Sequence[tuple[int, int, tuple[int, ...]]], devices: Sequence[jax.Device]
-) -> list[tuple[jax.Device, list[tuple[int, int, tuple[int, ...]]]]]:
+    sent: Sequence[tuple[int, int, tuple[int, ...]]],
+    devices: Sequence[jax.Device],
+    transfers: Mapping[jax.Device, Transfer],
+) -> list[tuple[Transfer, list[tuple[int, int, tuple[int, ...]]]]]:
     """Groups what is sent by the device that it goes to."""
     routes: dict[jax.Device, list[tuple[int, int, tuple[int, ...]]]] = {}
     for place, number, stages in sent:
         for device in dict.fromkeys(devices[stage] for stage in stages):
             there = tuple(stage for stage in stages if devices[stage] == device)
             routes.setdefault(device, []).append((place, number, there))
-    return list(routes.items())
+    return [(transfers[device], route) for device, route in routes.items()]
