@@ -66,13 +66,24 @@ def inner_equations(equation: Equation) -> Iterator[Sequence[Equation]]:
             yield getattr(leaf, "jaxpr", leaf).eqns
 
 
-def used(graph: Graph, outvars: Sequence[Any], known: Iterable[Var] = ()) -> Graph:
+def with_effects(graph: Graph) -> list[Equation]:
+    """Returns the equations that do something besides their results, such as printing."""
+    return [equation for equation in graph.equations if equation.effects]
+
+
+def used(
+    graph: Graph,
+    outvars: Sequence[Any],
+    known: Iterable[Var] = (),
+    also: Iterable[Equation] = (),
+) -> Graph:
     """Returns the part of `graph` that `outvars` follow from.
 
     Args:
         graph: where to take equations from.
         outvars: results of the part, variables of the graph or literals.
         known: variables that the part is given, in place of the equations that make them.
+        also: equations to keep for what they do, whether or not their results are needed.
 
     Returns:
         A graph whose `invars` are those it uses: of the graph's, in their order, then of `known`.
@@ -81,8 +92,10 @@ def used(graph: Graph, outvars: Sequence[Any], known: Iterable[Var] = ()) -> Gra
     stop = set(known)
     needed = set(variables(outvars))
     kept: list[Equation] = []
+    wanted = set(map(id, also))
     for equation in reversed(graph.equations):
-        if any(out in needed and out not in stop for out in equation.outvars):
+        makes = any(out in needed and out not in stop for out in equation.outvars)
+        if makes or id(equation) in wanted:
             kept.append(equation)
             needed.update(variables(equation.invars))
     given = [var for var in (*graph.invars, *known) if var in needed]

@@ -93,6 +93,11 @@ def graph_of(model: Any) -> Any:
     return model._functional if isinstance(model, keras.Sequential) else model
 
 
+def input_structure(graph: Any) -> Any:
+    """Returns the `keras.KerasTensor`s that a Functional is called with, as it takes them."""
+    return graph._inputs_struct
+
+
 def are_layers_built(model: Any) -> bool:
     """Whether `model` and all layers inside have their variables."""
     return all(layer.built for layer in model._flatten_layers())

@@ -35,6 +35,7 @@ __all__ = [
     "default_assignment",
     "from_json",
     "get_assignment",
+    "scoped_stages",
     "set_assignment",
     "to_json",
 ]
@@ -60,7 +61,7 @@ def get_assignment(model: Any, current: Assignment | None) -> list[AnyAssignment
     calls = find_calls(model)
     if current is not None and current.stages is not None:
         return make_list(calls, iter(current.stages))
-    return make_list(calls, iter(_scoped_stages(calls) if has_own_call(model) else ()))
+    return make_list(calls, iter(scoped_stages(calls) if has_own_call(model) else ()))
 
 
 def default_assignment(model: Any) -> Assignment | None:
@@ -79,7 +80,7 @@ def default_assignment(model: Any) -> Assignment | None:
     if entered and has_own_call(model):
         check_no_gap(entered)
         return Assignment(_labels(calls), None, max(entered) + 1)
-    stages = _scoped_stages(calls)
+    stages = scoped_stages(calls)
     if all(stage is None for stage in stages):
         return None
     for leaf, stage in zip(leaves(calls), stages, strict=True):
@@ -92,15 +93,22 @@ def default_assignment(model: Any) -> Assignment | None:
     return assign(calls, [stage for stage in stages if stage is not None])
 
 
-def _scoped_stages(
+def scoped_stages(
     calls: Iterable[LayerCall], around: int | None = None, made_in: int | None = None
 ) -> list[int | None]:
+    """Returns the stage that scopes give to each leaf, None where there is none.
+
+    Args:
+        calls: of a model, or of a nested one.
+        around: stage of the scope around the nested model's call.
+        made_in: stage of the scope in which the nested model was made.
+    """
     stages: list[int | None] = []
     for call in calls:
         scope = around if call.scope_stage is None else call.scope_stage
         creation = made_in if call.creation_stage is None else call.creation_stage
         if call.inner:
-            stages += _scoped_stages(call.inner, scope, creation)
+            stages += scoped_stages(call.inner, scope, creation)
         else:
             stages.append(creation if scope is None else scope)
     return stages

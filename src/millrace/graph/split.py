@@ -9,7 +9,7 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from millrace._compat.jaxpr import Graph, Var, is_literal, used, variables
+from millrace._compat.jaxpr import Graph, Var, is_literal, used, variables, with_effects
 from millrace.errors import ModelError, OptionError
 from millrace.graph.place import Marks, place
 from millrace.graph.stage import Slot, Split, Stage, Value
@@ -40,7 +40,7 @@ def split(
         OptionError: if there is only one, or one of them is empty.
     """
     slots = dict(zip(graph.invars, inputs, strict=True))
-    graph = used(graph, graph.outvars)
+    graph = used(graph, graph.outvars, also=with_effects(graph))
     placed = place(graph, [var for var in slots if slots[var].role in STATE], marks)
     _check_stages(placed)
     flow = _Flow(graph, slots, dict(zip(outputs, graph.outvars, strict=True)), placed)
@@ -127,7 +127,13 @@ class _Flow:
         results = [slot for slot in own if slot.role == "result"]
         loss = [slot for slot in own if slot.role == "loss"]
         outvars = sent + [own[slot] for slot in (*loss, *new_state, *results)]
-        part = used(self._graph, outvars, [v for v in numbers if self._made_in[v] != index])
+        effects = [
+            equation
+            for equation, stage in zip(self._graph.equations, self._placed, strict=True)
+            if stage == index and equation.effects
+        ]
+        others = [var for var in numbers if self._made_in[var] != index]
+        part = used(self._graph, outvars, others, effects)
         given = {self._slots[var]: var for var in part.invars if var in self._slots}
         trainable, batch = _of(given, "trainable"), _of(given, "batch")
         state = [slot for slot in given if slot.role not in ("trainable", "batch")]

@@ -13,6 +13,7 @@ from millrace._compat.keras_graph import (
     around_calls,
     graph_of,
     has_own_call,
+    input_structure,
     run_symbolically,
     takes_training,
 )
@@ -73,8 +74,9 @@ def run_on_shapes(model: Any, arguments: Arguments | None) -> list[Ran]:
 
 def built_arguments(model: Any) -> Arguments:
     """Returns what a built model is called with, as `keras.KerasTensor`s."""
-    if graph_of(model) is not None:
-        return (model.input,), {}
+    graph = graph_of(model)
+    if graph is not None:
+        return (input_structure(graph),), {}
     if has_own_call(model):
         run_on_shapes(model, None)  # raises where it cannot be called
     for args, kwargs in _guess_arguments(model):

@@ -30,6 +30,7 @@ from millrace._compat.jaxpr import (
     renamed,
     trace,
     used,
+    with_effects,
 )
 from millrace.graph.stage import Split, Stage
 
@@ -91,7 +92,7 @@ def make_passes(stage: Stage, split: Split) -> Passes:
     results = [var for k, var in enumerate(outvars) if k != loss]
     arguments = (*weights, *held, *received)
     return Passes(
-        forward=_with(used(forward, (*results, *only)), forward.invars),
+        forward=_with(used(forward, (*results, *only), also=with_effects(forward)), forward.invars),
         held=tuple(held.values()),
         cotangents=cotangents,
         returns=learning,

@@ -101,17 +101,12 @@ class PipelineRunner:
         """
         del longest, chunk
         self.state, self._values, self._task_seconds = state, None, []
-        parts: list[Part] = []
-        steps = 0
-        micro_batches = self._micro_batches(state, segments)
-        size = self._plan.accumulation.steps if self._plan.mode is Mode.TRAIN else 1
-        while window := list(islice(micro_batches, size)):
-            steps += len(window)
-            if self._plan.mode is Mode.TRAIN:
-                parts += self._update(window)
-                self.state = self._stage_state.state()
-            else:
-                parts += self._forward(window[0])
+        try:
+            parts, steps = self._run(state, segments)
+        except BaseException:
+            # Micro-batches of the update that failed have changed some of the state already.
+            self.state = self._values.state() if self._values is not None else state
+            raise
         if steps:
             state = self._stage_state.state()
             if not parts:
@@ -119,6 +114,16 @@ class PipelineRunner:
             self._count_tasks()
         self.state = self._values = None
         return state, parts
+
+    def _run(self, state: State, segments: Iterable[Segment]) -> tuple[list[Part], int]:
+        parts: list[Part] = []
+        steps = 0
+        trains = self._plan.mode is Mode.TRAIN
+        micro_batches = self._micro_batches(state, segments)
+        while window := list(islice(micro_batches, self._plan.accumulation.steps if trains else 1)):
+            parts += self._update(window) if trains else self._forward(window[0])
+            steps += len(window)
+        return parts, steps
 
     def release(self) -> None:
         """Lets go of what a loop that has ended was waiting for."""

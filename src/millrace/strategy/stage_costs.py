@@ -10,7 +10,7 @@ import keras
 
 from millrace._compat.jaxpr import trace
 from millrace.errors import ModelError, OptionError
-from millrace.graph.assignment import Assignment, assign
+from millrace.graph.assignment import Assignment, assign, scoped_stages
 from millrace.graph.balance import balance
 from millrace.graph.calls import LayerCall, find_calls, leaf_edges, leaves, marked_calls
 from millrace.graph.flops import flops_of_calls, shares
@@ -45,8 +45,12 @@ def balanced(model: Any, word: str, num_stages: int | None) -> Assignment:
 def stage_summary(model: Any, assignment: Assignment | None, line_length: int | None) -> list[str]:
     """Returns the lines of the summary, with the cost of stages where they can be counted."""
     calls = find_calls(model)
-    stages = assignment.stages if assignment is not None else None
-    costs = _stage_costs(model, calls, stages) if stages is not None and model.built else None
+    stages: Sequence[int | None] | None = None
+    if assignment is not None:
+        stages = scoped_stages(calls) if assignment.stages is None else assignment.stages
+    known = [stage for stage in stages or () if stage is not None]
+    can_count = model.built and known and len(known) == len(leaves(calls))
+    costs = _stage_costs(model, calls, known) if can_count else None
     return summary_lines(model, calls, stages, line_length, costs)
 
 
