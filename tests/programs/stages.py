@@ -57,6 +57,6 @@ def compiled(model, **arguments):
 
 def cut(model, stages, mode=Mode.TRAIN, data=None):
     calls = find_calls(model)
-    marks = Marks(stages, [leaf.label for leaf in leaves(calls)])
+    marks = Marks(stages, max(stages) + 1, [leaf.label for leaf in leaves(calls)])
     data = batch() if data is None else data
     return split_step(model, mode, calls, marks, specs(state_of(model, mode)), specs(data), False)

@@ -28,6 +28,7 @@ class Marks:
     """What the scopes in a traced step stand for."""
 
     stages: Sequence[int] | None  # of each layer call; None where `call` itself has the scopes
+    num_stages: int
     names: Sequence[str]  # of each layer call, for messages
 
     def stage(self, name: str) -> int | None:
@@ -57,7 +58,7 @@ def place(graph: Graph, weights: Sequence[Var], marks: Marks) -> list[int]:
         ModelError: if a stage takes a value of a later one, or one equation spans several stages.
     """
     marked = [_mark(equation, marks) for equation in graph.equations]
-    last = max((stage for stage in marked if stage is not None), default=0)
+    last = marks.num_stages - 1
     home = _first_uses(graph, set(weights), marked)
     stages: list[int | None] = []
     made_in: dict[Var, int] = {}  # stage of a variable that an equation made

@@ -10,7 +10,7 @@ from typing import Any
 import jax.numpy as jnp
 
 from millrace._compat.jaxpr import Graph, Var, is_literal, used, variables, with_effects
-from millrace.errors import ModelError, OptionError
+from millrace.errors import ModelError
 from millrace.graph.place import Marks, place
 from millrace.graph.stage import Slot, Split, Stage, Value
 
@@ -37,46 +37,36 @@ def split(
 
     Raises:
         ModelError: if its stages cannot run as a pipeline.
-        OptionError: if there is only one, or one of them is empty.
     """
     slots = dict(zip(graph.invars, inputs, strict=True))
     graph = used(graph, graph.outvars, also=with_effects(graph))
     placed = place(graph, [var for var in slots if slots[var].role in STATE], marks)
-    _check_stages(placed)
-    flow = _Flow(graph, slots, dict(zip(outputs, graph.outvars, strict=True)), placed)
+    results = dict(zip(outputs, graph.outvars, strict=True))
+    flow = _Flow(graph, slots, results, placed, marks.num_stages - 1)
     flow.check_state(describe)
     values = flow.values()
     numbers = {var: number for number, var in enumerate(values)}
-    stages = tuple(flow.stage(index, numbers) for index in range(max(placed) + 1))
+    # A stage may be empty: one of Dropout alone computes nothing in evaluation.
+    stages = tuple(flow.stage(index, numbers) for index in range(marks.num_stages))
     return Split(stages, tuple(values.values()), _owners(stages), result)
-
-
-def _check_stages(placed: Sequence[int]) -> None:
-    found = sorted(set(placed))
-    missing = sorted(set(range(max(found, default=0) + 1)) - set(found))
-    if missing:
-        raise OptionError(
-            f"No layer is on stage {missing[0]}: the layers are on the stages {found}. Number the "
-            "stages from 0 without gaps."
-        )
-    if len(found) < 2:
-        raise OptionError(
-            "A pipeline has at least two stages, and all layers are on stage 0. Put some of them "
-            "on stage 1, or call reset_pipeline_stage_assignment()."
-        )
 
 
 class _Flow:
     """Who makes and who takes each variable of a placed graph."""
 
     def __init__(
-        self, graph: Graph, slots: dict[Var, Slot], outputs: dict[Slot, Any], placed: Sequence[int]
+        self,
+        graph: Graph,
+        slots: dict[Var, Slot],
+        outputs: dict[Slot, Any],
+        placed: Sequence[int],
+        last: int,
     ):
         self._graph = graph
         self._slots = slots
         self._outputs = outputs
         self._placed = placed
-        self._last = max(placed)
+        self._last = last
         self._made_in: dict[Var, int] = {}
         self._taken_in: dict[Var, set[int]] = {}
         for equation, stage in zip(graph.equations, placed, strict=True):

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 import jax
 import keras
 
-from millrace.errors import PlanError
 from millrace.feeds.blocks import STEPS_TOGETHER, BlockShape
 from millrace.options import Accumulation, Options
 from millrace.plan import BatchSpec, Mode
@@ -15,7 +14,7 @@ from millrace.records.compilation import CompileRecord
 from millrace.records.feeds import FeedStatistics
 from millrace.records.pipeline import PipelineStatistics
 from millrace.strategy.checks import check_model
-from millrace.strategy.pipelining import Stages
+from millrace.strategy.pipelining import Stages, check_pipeline
 
 if TYPE_CHECKING:
     from millrace.strategy.functions import LoopFunction
@@ -70,15 +69,10 @@ class Controller:
 
     def check(self, mode: Mode) -> None:
         """Refuses what the model cannot run, before anything is compiled."""
-        is_pipelined = self.stages.assignment() is not None
-        check_model(self.model, mode, self.accumulation, is_pipelined)
-        if is_pipelined and mode is Mode.TRAIN and self.options.pipelining.accumulation is None:
-            raise PlanError(
-                f"The pipelined model {self.model.name!r} was not told how many micro-batches make "
-                "one weight update. Call model.set_pipelining_options("
-                "gradient_accumulation_steps_per_replica=...) before fit: a multiple of the number "
-                "of stages keeps the devices busy."
-            )
+        assignment = self.stages.assignment()
+        check_model(self.model, mode, self.accumulation, assignment is not None)
+        if assignment is not None:
+            check_pipeline(self.model, assignment, self.options.pipelining, self.devices, mode)
 
     def replace_options(self, options: Options, keep_functions: bool = False) -> None:
         """Puts other options in force, from the next fit, evaluate or predict on."""

@@ -7,7 +7,7 @@ import jax
 import keras
 
 from millrace.compiling.stage_executables import StageExecutables
-from millrace.errors import PlanError
+from millrace.errors import OptionError, PlanError
 from millrace.graph.assignment import (
     Assignment,
     check_unchanged,
@@ -19,7 +19,7 @@ from millrace.graph.calls import find_calls, leaves
 from millrace.graph.marks import stages_were_entered
 from millrace.graph.place import Marks
 from millrace.options import Pipelining
-from millrace.plan import Plan
+from millrace.plan import Mode, Plan
 from millrace.records.compilation import CompileRecord
 from millrace.runtime.pipeline import PipelineRunner
 from millrace.schedules.table import make_schedule
@@ -95,6 +95,48 @@ def stage_devices(
     return tuple(devices[index] for index in given)
 
 
+def check_pipeline(
+    model: keras.Model,
+    assignment: Assignment,
+    pipelining: Pipelining,
+    devices: Sequence[jax.Device],
+    mode: Mode,
+) -> None:
+    """Refuses options that do not fit the stages, before anything is traced.
+
+    Raises:
+        OptionError: if there is only one stage.
+        PlanError: if a list of options has another length than the stages, or devices are missing.
+        ScheduleError: if the schedule is not one for these stages and micro-batches.
+    """
+    stages = assignment.num_stages
+    if stages < 2:
+        raise OptionError(
+            f"A pipeline has at least two stages, and all layers of {model.name!r} are on stage 0. "
+            "Put some of them on stage 1, or call reset_pipeline_stage_assignment()."
+        )
+    placed = stage_devices(stages, pipelining.device_mapping, devices)
+    for which, given in (
+        ("forward", pipelining.forward_options),
+        ("backward", pipelining.backward_options),
+    ):
+        if given is not None and len(given) != stages:
+            raise PlanError(
+                f"{which}_propagation_stages_compiler_options has {len(given)} entries, and the "
+                f"model has {stages} pipeline stages. Give a dict for each stage, {{}} for none."
+            )
+    if mode is not Mode.TRAIN:
+        return
+    if pipelining.steps is None:
+        raise PlanError(
+            f"The pipelined model {model.name!r} was not told how many micro-batches make one "
+            "weight update. Call model.set_pipelining_options("
+            "gradient_accumulation_steps_per_replica=...) before fit: several times the number of "
+            f"stages, here {stages}, keeps the devices busy."
+        )
+    make_schedule(pipelining.schedule, stages, pipelining.steps, _groups(placed, devices))
+
+
 def make_pipeline_runner(
     model: keras.Model,
     assignment: Assignment,
@@ -107,11 +149,17 @@ def make_pipeline_runner(
     scoped = assignment.stages is None
     calls = () if scoped else find_calls(model)
     names = [leaf.label for leaf in leaves(calls)]
-    executables = StageExecutables(model, calls, Marks(assignment.stages, names), log, pipelining)
+    executables = StageExecutables(
+        model, calls, Marks(assignment.stages, assignment.num_stages, names), log, pipelining
+    )
     placed = stage_devices(assignment.num_stages, pipelining.device_mapping, devices)
-    groups = tuple(devices.index(device) for device in placed)
+    groups = _groups(placed, devices)
 
     def schedule(num_micro_batches: int) -> Any:
         return make_schedule(pipelining.schedule, assignment.num_stages, num_micro_batches, groups)
 
     return PipelineRunner(executables, plan, placed, schedule)
+
+
+def _groups(placed: Sequence[jax.Device], devices: Sequence[jax.Device]) -> tuple[int, ...]:
+    return tuple(devices.index(device) for device in placed)
