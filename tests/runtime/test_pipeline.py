@@ -60,7 +60,7 @@ def test_activations_in_flight_are_those_of_the_schedule(strategy, name, in_flig
 
 
 def test_nothing_is_left_in_flight_and_bytes_are_flat(strategy, monkeypatch):
-    """Of all micro-batches an update accumulates, 1F1B holds at most as many as there are stages."""
+    """Of all micro-batches of an update, 1F1B holds at most as many as there are stages."""
     made, peaks = [], {}
 
     class Watched(Buffers):
@@ -107,7 +107,7 @@ def test_a_failed_task_shows_the_schedule_with_its_cell_marked(strategy, monkeyp
         return backward(self, micro_batch, *arguments)
 
     monkeypatch.setattr(stage_tasks.StageTasks, "backward", fails)
-    with pytest.raises(TaskError, match="1B2 failed.*backward pass of stage 1 on micro-batch 2"):
+    with pytest.raises(TaskError, match=r"1B2 failed.*backward pass of stage 1 on micro-batch 2"):
         model.fit(*data(8), batch_size=2, verbose=0)
     with pytest.raises(TaskError, match=r"out of memory, say(.|\n)*>1B2<"):
         model.fit(*data(8), batch_size=2, verbose=0)

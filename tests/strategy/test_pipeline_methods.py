@@ -103,7 +103,7 @@ def test_other_options_are_refused_with_what_to_do_instead(strategy, option, adv
 
 @pytest.mark.parametrize("schedule", ["1f2b", "0F0 0X0", "no/such/file.txt", 3])
 def test_an_unknown_schedule_is_refused_when_it_is_set(strategy, schedule):
-    with pytest.raises(ScheduleError, match="1f1b|0X0"):
+    with pytest.raises(ScheduleError, match=r"1f1b|0X0"):
         sequential(strategy).set_pipelining_options(pipeline_schedule=schedule)
 
 
@@ -241,7 +241,7 @@ def test_looped_says_which_mapping_it_needs(strategy):
 
 def test_a_text_for_other_stages(strategy):
     model = pipelined(strategy, pipeline_schedule="0F0 0F1 0B0 0B1")
-    with pytest.raises(ScheduleError, match="1F0|stage 1"):
+    with pytest.raises(ScheduleError, match=r"1F0|stage 1"):
         fit(model)
 
 
@@ -257,7 +257,7 @@ def test_auto_needs_a_number_and_a_built_model(strategy):
         model.set_pipeline_stage_assignment("auto", num_stages=5)
     with strategy.scope():
         deferred = keras.Sequential([layers.Dense(2), layers.Dense(1)])
-    with pytest.raises(ModelError, match="not built.*keras.Input"):
+    with pytest.raises(ModelError, match=r"not built.*keras.Input"):
         deferred.set_pipeline_stage_assignment("auto", num_stages=2)
 
 
@@ -305,6 +305,7 @@ def test_scopes_make_a_pipeline_and_reset_unmakes_it(strategy):
 def test_stages_and_options_travel_with_the_model(strategy, tmp_path, caplog):
     model = pipelined(strategy, (0, 1, 1, 2), pipeline_schedule="gpipe", device_mapping=[2, 0, 1])
     fit(model)
+    expected = model.predict(data()[0], batch_size=2, verbose=0)
     model.save(tmp_path / "model.keras")
     with strategy.scope():
         loaded = keras.models.load_model(tmp_path / "model.keras")
@@ -315,7 +316,8 @@ def test_stages_and_options_travel_with_the_model(strategy, tmp_path, caplog):
         np.testing.assert_array_equal(one, other)
     assert fit(loaded).history == fit(model).history
     stock = keras.models.load_model(tmp_path / "model.keras")  # outside of a scope
-    np.testing.assert_allclose(stock.predict(data()[0], verbose=0), model(data()[0]), rtol=3e-2)
+    found = stock.predict(data()[0], batch_size=2, verbose=0)
+    np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-6)
     model.set_pipelining_options(pipeline_schedule=lambda stages, steps: "")
     with caplog.at_level("INFO", "millrace"):
         model.save(tmp_path / "again.keras")
