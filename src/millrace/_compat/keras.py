@@ -4,6 +4,7 @@
                   from it; nothing public decides what they draw.
 `get_data_adapter`, `is_array_adapter`   what Keras makes of `x`, in the order it would feed it.
 `is_endless`      whether a data set says of itself that it never ends.
+`layer_of`        the layer that a variable belongs to.
 `layers_without_jit`   of all layers, nested ones included.
 `restore_state`   the state that Keras keeps beside the variables while a loop runs.
 `compute_gradient_step`   loss, gradients and metrics of one micro-batch without the update, which
@@ -33,6 +34,7 @@ __all__ = [
     "install_epoch_iterator",
     "is_array_adapter",
     "is_endless",
+    "layer_of",
     "layers_without_jit",
     "metric_logs",
     "restore_state",
@@ -242,6 +244,16 @@ def compute_forward(model: Any, loop: str, state: Any, batch: Any) -> tuple[Any,
 def layers_without_jit(model: Any) -> list[str]:
     """Returns the names of layers that say of themselves that they cannot be compiled."""
     return [x.name for x in model._flatten_layers() if not getattr(x, "supports_jit", True)]
+
+
+def layer_of(model: Any, variable: Any) -> str | None:
+    """Returns the name of the innermost layer that has `variable`, None if it is the model's own.
+
+    A variable's path does not always tell: a seed generator's has no layer in it.
+    """
+    owners = [x for x in model._flatten_layers() if any(v is variable for v in x.variables)]
+    inner = [x for x in owners if x is not model]
+    return min(inner, key=lambda x: len(x.variables)).name if inner else None
 
 
 def restore_state(model: Any, state: Any) -> None:

@@ -8,7 +8,7 @@ import jax
 import keras
 
 from millrace._compat.jaxpr import trace
-from millrace._compat.keras import compute_forward
+from millrace._compat.keras import compute_forward, layer_of
 from millrace.graph.calls import LayerCall, marked_calls
 from millrace.graph.place import MODEL_SCOPE, Marks
 from millrace.graph.split import split
@@ -101,4 +101,6 @@ def _path(model: keras.Model, slot: Slot) -> str:
         "metric": model.metrics_variables,
         "optimizer": model.optimizer.variables if model.optimizer is not None else [],
     }
-    return f"Variable {variables[slot.role][slot.index].path!r}"
+    variable = variables[slot.role][slot.index]
+    layer = layer_of(model, variable)
+    return f"Variable {variable.path!r}" + (f" of layer {layer!r}" if layer else "")

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from millrace._compat.jax import is_non_finite_error
+from millrace._compat.jax import is_non_finite_error, looks_for_non_finite
 from millrace.compiling.stage_executables import StageExecutables
 from millrace.errors import TaskError
 from millrace.feeds.block import Segment
@@ -101,6 +101,7 @@ class PipelineRunner:
         """
         del longest, chunk
         self.state, self._values, self._task_seconds = state, None, []
+        self._in_flight = (0,) * len(self._devices)
         try:
             parts, steps = self._run(state, segments)
         except BaseException:
@@ -143,9 +144,10 @@ class PipelineRunner:
                 yield _MicroBatch([leaf[step, ...] for leaf in leaves], shape)
 
     def _shape(self, spec: Any, state: State) -> _Shape:
-        shape = self._shapes.get(spec)
+        key = (spec, looks_for_non_finite())  # which decides what may be donated
+        shape = self._shapes.get(key)
         if shape is None:
-            shape = self._shapes[spec] = self._make_shape(spec, state)
+            shape = self._shapes[key] = self._make_shape(spec, state)
         if self._values is None:
             split = shape.builder.split
             owners = dict(split.owners)
@@ -199,9 +201,12 @@ class PipelineRunner:
                     raise
                 raise _task_error(error, task, schedule) from error
             self._task_seconds.append(time.perf_counter() - begin)
-        self._in_flight = tuple(buffers.peaks.get(s, 0) for s in range(len(self._devices)))
+        self._in_flight = tuple(
+            max(peak, buffers.peaks.get(stage, 0)) for stage, peak in enumerate(self._in_flight)
+        )
         scale = np.float32(scale_of(reduction, sum(weights)))
         if first.update is not None:
+            self.dispatches += len(sums) + first.update.dispatches
             self._wait(first.update.run(state, sums, scale), MAX_PENDING_UPDATES)
         return [self._part(r, each) for r, each in zip(results, window, strict=True) if r]
 
@@ -222,10 +227,9 @@ class PipelineRunner:
 
     def _logs(self, state: State) -> Any:
         """Returns the logs of the last step, where they follow from the metrics."""
-        shape = next(iter(self._shapes.values()))
+        (spec, _), shape = next(iter(self._shapes.items()))
         last = len(self._devices) - 1
-        plan, device = self._plan, self._devices[last]
-        plan = replace(plan, batch=next(iter(self._shapes)))
+        plan, device = replace(self._plan, batch=spec), self._devices[last]
         run = self._executables.find(
             shape.builder, plan, device, "logs", last, lambda: shape.builder.logs(last)
         )

@@ -24,7 +24,9 @@ class StageUpdate:
         self._update = builder.update
         self._made = contributions(builder.split)
         self._last = len(devices) - 1
-        self.dispatches = 0
+        shared = self._update.shared is not None
+        # Calls of compiled code in one update.
+        self.dispatches = len(self._update.partial) + shared + len(self._update.final)
 
     def run(self, state: StageState, sums: Sequence[Sequence[Any]], scale: np.float32) -> Any:
         """Applies the accumulated gradients, and returns something that is ready once they are.
@@ -78,6 +80,5 @@ class StageUpdate:
     def _call(self, name: str, stage: int, part: Part, values: dict[Slot, Any]) -> list[Any]:
         run = self._find(name, stage, lambda: self._builder.part(name, stage, part))
         replaced = self._builder.replaced(part)
-        self.dispatches += 1
         others = [value for slot, value in values.items() if slot not in replaced]
         return run([values[slot] for slot in replaced], others)

@@ -19,7 +19,7 @@ from millrace.runtime.pipeline import PipelineRunner
 from millrace.runtime.scan import ScanRunner
 from millrace.strategy.controller import Controller
 from millrace.strategy.epochs import Execution
-from millrace.strategy.pipelining import make_pipeline_runner
+from millrace.strategy.pipelining import make_pipeline_runner, marks_of
 
 Runner = ScanRunner | PipelineRunner
 
@@ -31,7 +31,10 @@ class LoopFunction:
         controller.check(mode)
         self._controller = controller
         self._mode = mode
-        self._assignment = controller.stages.assignment()
+        # Found out now: while a loop runs, Keras takes the values out of the variables.
+        assignment = controller.stages.assignment()
+        self._accumulation = controller.accumulation
+        self._pipeline = None if assignment is None else marks_of(controller.model, assignment)
         self._executables = Executables(controller.model, controller.totals.compile_log)
         self._runners: dict[bool, Runner] = {}
         # For `asynchronous.py`, when the results of every step are wanted: what the last execution
@@ -99,15 +102,15 @@ class LoopFunction:
             mode=self._mode,
             batch=BatchSpec(None, (), ()),
             capacity=0,
-            accumulation=controller.accumulation,
+            accumulation=self._accumulation,
             step_logs=step_logs,
             records=0,
             device=controller.device,
         )
-        if self._assignment is not None:
+        if self._pipeline is not None:
             return make_pipeline_runner(
                 controller.model,
-                self._assignment,
+                *self._pipeline,
                 options.pipelining,
                 plan,
                 controller.devices,

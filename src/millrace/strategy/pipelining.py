@@ -15,7 +15,7 @@ from millrace.graph.assignment import (
     get_assignment,
     set_assignment,
 )
-from millrace.graph.calls import find_calls, leaves
+from millrace.graph.calls import LayerCall, find_calls, leaves
 from millrace.graph.marks import stages_were_entered
 from millrace.graph.place import Marks
 from millrace.options import Pipelining
@@ -42,7 +42,8 @@ class Stages:
             OptionError: if scopes give a stage to some calls only.
         """
         if self._set is not None:
-            check_unchanged(self._set, self._model)
+            if isinstance(self._model, keras.Sequential):  # the only kind that can be changed
+                check_unchanged(self._set, self._model)
             return self._set
         if self._by_scopes and self._scoped is None and self._scopes_can_be_read():
             self._scoped = default_assignment(self._model)
@@ -137,26 +138,32 @@ def check_pipeline(
     make_schedule(pipelining.schedule, stages, pipelining.steps, _groups(placed, devices))
 
 
+def marks_of(model: keras.Model, assignment: Assignment) -> tuple[tuple[LayerCall, ...], Marks]:
+    """Returns the layer calls of a model that are to be marked, and what their marks stand for.
+
+    A subclassed model is run for it, so its variables must have their values.
+    """
+    calls = () if assignment.stages is None else find_calls(model)
+    names = [leaf.label for leaf in leaves(calls)]
+    return calls, Marks(assignment.stages, assignment.num_stages, names)
+
+
 def make_pipeline_runner(
     model: keras.Model,
-    assignment: Assignment,
+    calls: Sequence[LayerCall],
+    marks: Marks,
     pipelining: Pipelining,
     plan: Plan,
     devices: Sequence[jax.Device],
     log: list[CompileRecord],
 ) -> PipelineRunner:
     """Makes the runner of one mode of a pipelined model."""
-    scoped = assignment.stages is None
-    calls = () if scoped else find_calls(model)
-    names = [leaf.label for leaf in leaves(calls)]
-    executables = StageExecutables(
-        model, calls, Marks(assignment.stages, assignment.num_stages, names), log, pipelining
-    )
-    placed = stage_devices(assignment.num_stages, pipelining.device_mapping, devices)
+    executables = StageExecutables(model, calls, marks, log, pipelining)
+    placed = stage_devices(marks.num_stages, pipelining.device_mapping, devices)
     groups = _groups(placed, devices)
 
     def schedule(num_micro_batches: int) -> Any:
-        return make_schedule(pipelining.schedule, assignment.num_stages, num_micro_batches, groups)
+        return make_schedule(pipelining.schedule, marks.num_stages, num_micro_batches, groups)
 
     return PipelineRunner(executables, plan, placed, schedule)
 

@@ -1,0 +1,259 @@
+"""What cutting a model into stages costs: time on one core, dispatch per task, memory in flight.
+
+Claims. Tax: all stages on one device, one core, take at most 1.10x the time of the same updates in
+one piece. Dispatch: the host spends at most 60 us on a task (median, small stages). Memory: 1F1B
+holds as much with 64 micro-batches as with 16, where GPipe holds 4x. Peers: the unpipelined program
+with the same accumulation, and a handwritten scan of gradients in JAX without Keras.
+
+    in one piece   | scan of 16 gradients                  | update |
+    pipelined      | 0F0 1F0 1B0 0B0 ... one at a time     | update of each stage |
+
+With `device_mapping=[0, 0]` tasks run one after the other, so the wall clock of `fit` is the sum of
+the stages' times. It counts transfers within the device, dispatch and Keras's loop, too.
+"""
+
+import argparse
+import multiprocessing
+import os
+import statistics
+from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, replace
+from typing import Any
+
+import millrace  # isort: skip
+import jax
+import jax.numpy as jnp
+import keras
+from jax import lax
+
+import harness
+import models
+from millrace.runtime import pipeline
+from millrace.runtime.buffers import Buffers
+
+LAYERS = 8
+WINDOW = 16  # micro-batches in one update
+ROWS = 64  # of a micro-batch
+WIDTHS = {512: 8, 1024: 2}  # and how many updates one fit makes
+STAGES = (2, 4)
+SCHEDULES = ("1f1b", "grouped", "zero_bubble", "gpipe")
+MICRO_BATCHES = (4, 16, 64)
+TAX, DISPATCH = 1.10, 60  # the latter in microseconds
+
+
+def dense_case(width: int, batch: int, updates: int) -> models.Case:
+    """Returns a model of equal layers, with as many rows as the updates take."""
+
+    def build() -> keras.Model:
+        hidden = [keras.layers.Dense(width, "tanh") for _ in range(LAYERS)]
+        return keras.Sequential([keras.Input((width,)), *hidden])
+
+    def forward(weights: list[Any], x: Any) -> Any:
+        for kernel, bias in zip(weights[::2], weights[1::2], strict=True):
+            x = jnp.tanh(x @ kernel + bias)
+        return x
+
+    rows = batch * WINDOW * updates
+    return models.Case(f"width {width}", rows, batch, (width,), (width,), build, forward)
+
+
+def cut(
+    model: keras.Model, stages: int, window: int = WINDOW, schedule: str = "1f1b", **options: Any
+) -> keras.Model:
+    """Puts the layers of a model on stages of equal size."""
+    model.set_pipeline_stage_assignment([k * stages // LAYERS for k in range(LAYERS)])
+    model.set_pipelining_options(
+        gradient_accumulation_steps_per_replica=window, pipeline_schedule=schedule, **options
+    )
+    return model
+
+
+def tax(strategy: millrace.Strategy, case: models.Case, rounds: int) -> list[str]:
+    """Prints the times of one width and returns its ratios as lines."""
+    x, y = case.data()
+
+    def fit(model):
+        arguments = {"batch_size": case.batch, "shuffle": False, "verbose": 0}
+        return lambda: model.fit(x, y, **arguments)
+
+    whole = strategy.attach(case.model(steps_per_execution=case.steps))
+    whole.set_gradient_accumulation_options(gradient_accumulation_steps_per_replica=WINDOW)
+    cases = {"in one piece": fit(whole)}
+    for stages in STAGES:
+        model = strategy.attach(case.model(steps_per_execution=case.steps))
+        cases[f"{stages} stages"] = fit(cut(model, stages, device_mapping=[0] * stages))
+
+    batches = models.stacked(case)
+    states, updates = [models.handwritten_state(case)], updates_by_scan(case)
+
+    def scan():
+        states[0] = jax.block_until_ready(updates(states[0], batches))
+
+    cases["jax scan"] = scan
+    times = harness.paired(cases, rounds)
+    print(
+        f"{case.name}: {LAYERS} layers, {case.steps // WINDOW} updates of {WINDOW} x {case.batch}"
+    )
+    for name, values in times.items():
+        harness.row(name, values, case.steps)
+    lines = []
+    for stages in STAGES:
+        own, name = times[f"{stages} stages"], f"{case.name}, {stages} stages"
+        _, line = harness.ratio(f"{name}: pipelined / in one piece", own, times["in one piece"])
+        # Where layers are small, as with --small, dispatch is most of the time.
+        lines.append(line + (f"   claim <= {TAX:.2f}x" if case.inputs[0] in WIDTHS else ""))
+        lines.append(harness.ratio(f"{name}: pipelined / jax scan", own, times["jax scan"])[1])
+    return lines
+
+
+def updates_by_scan(case: models.Case) -> Any:
+    """Returns updates of whole windows in one dispatch, with the arithmetic of `models`."""
+    b1, b2 = models.BETA1, models.BETA2
+
+    def loss_of(weights, batch):
+        x, y = batch
+        return jnp.mean((case.forward(weights, x) - y) ** 2)
+
+    def update(state, window):
+        weights, first, second, count, total, seen = state
+
+        def micro_batch(carry, batch):
+            summed, total = carry
+            loss, gradients = jax.value_and_grad(loss_of)(weights, batch)
+            return (jax.tree.map(jnp.add, summed, gradients), total + loss * case.batch), None
+
+        carry = (jax.tree.map(jnp.zeros_like, weights), total)
+        (summed, total), _ = lax.scan(micro_batch, carry, window)
+        gradients = [g / WINDOW for g in summed]
+        count = count + 1
+        t = count.astype(jnp.float32)
+        alpha = models.RATE * jnp.sqrt(1 - b2**t) / (1 - b1**t)
+        first = [m + (g - m) * (1 - b1) for m, g in zip(first, gradients, strict=True)]
+        second = [v + (g * g - v) * (1 - b2) for v, g in zip(second, gradients, strict=True)]
+        weights = [
+            w - m * alpha / (jnp.sqrt(v) + models.EPSILON)
+            for w, m, v in zip(weights, first, second, strict=True)
+        ]
+        return (weights, first, second, count, total, seen + case.batch * WINDOW), None
+
+    def updates(state, batches):
+        windows = jax.tree.map(lambda a: a.reshape(-1, WINDOW, *a.shape[1:]), batches)
+        return lax.scan(update, state, windows)[0]
+
+    return jax.jit(updates, donate_argnums=0)
+
+
+def small_case(window: int, updates: int) -> models.Case:
+    """Returns stages that compute next to nothing."""
+    case = dense_case(64, 8, 1)
+    return replace(case, rows=case.batch * window * updates)
+
+
+def dispatch(strategy: millrace.Strategy, rounds: int) -> str:
+    """Returns the host's time per task, of small stages on four devices and all cores."""
+    case = small_case(WINDOW, updates=4)
+    model = cut(strategy.attach(case.model(steps_per_execution=case.steps)), 4)
+    medians = []
+    for turn in range(rounds + 1):
+        model.fit(*case.data(), batch_size=case.batch, verbose=0)
+        if turn:  # the first one compiles
+            medians.append(strategy.statistics().pipeline.last_task_seconds * 1e6)
+    return (
+        f"dispatch per task = {statistics.median(medians):.1f} us "
+        f"({min(medians):.1f}-{max(medians):.1f}, n={len(medians)})   claim <= {DISPATCH} us"
+    )
+
+
+class WatchedBuffers(Buffers):
+    """Counts the bytes that wait between tasks, each array once, as the host sees it."""
+
+    most = 0
+
+    def hold(self, stage: int, micro_batch: int, arrays: Any) -> None:
+        """Holds, and looks how much waits now."""
+        super().hold(stage, micro_batch, arrays)
+        WatchedBuffers.most = max(WatchedBuffers.most, self.nbytes())
+
+
+@dataclass(frozen=True)
+class Held:
+    """What one schedule held at most."""
+
+    sets: tuple[int, ...]  # activation sets of each stage
+    nbytes: int  # of all stages together
+
+
+def held(strategy: millrace.Strategy, schedule: str, window: int) -> Held:
+    """Runs one update on four devices."""
+    case = small_case(window, updates=1)
+    model = strategy.attach(case.model(steps_per_execution=window))
+    cut(model, 4, window, schedule)
+    WatchedBuffers.most = 0
+    model.fit(*case.data(), batch_size=case.batch, verbose=0)
+    return Held(strategy.statistics().pipeline.last_in_flight, WatchedBuffers.most)
+
+
+def memory(
+    strategy: millrace.Strategy, schedules: Sequence[str], windows: Sequence[int]
+) -> list[str]:
+    """Prints what each schedule holds, and returns how that grows."""
+    case = small_case(1, 1)
+    print(f"held in flight: {case.name}, micro-batches of {case.batch} rows, 4 stages")
+    print("  schedule      micro-batches   activation sets of each stage      KiB")
+    lines = []
+    pipeline.Buffers = WatchedBuffers  # type: ignore[misc]
+    for schedule in schedules:
+        found = {window: held(strategy, schedule, window) for window in windows}
+        for window, each in found.items():
+            sets = ", ".join(map(str, each.sets))
+            print(f"  {schedule:14}{window:13}   {sets:30}{each.nbytes / 1024:8.0f}")
+        *_, fewer, more = windows
+        growth = found[more].nbytes / found[fewer].nbytes
+        claims = {"1f1b": "   claim = 1.00x", "gpipe": f"   claim = {more / fewer:.2f}x"}
+        name = f"{schedule}: bytes in flight, {more} / {fewer} micro-batches"
+        lines.append(f"{name} = {growth:.2f}x{claims.get(schedule, '')}")
+    pipeline.Buffers = Buffers  # type: ignore[misc]
+    return lines
+
+
+def tax_and_memory(options: argparse.Namespace) -> list[str]:
+    """Runs what is to run on one core, and returns its ratios as lines."""
+    strategy = millrace.Strategy(devices="cpu:4")
+    lines = []
+    for width, updates in {64: 1}.items() if options.small else WIDTHS.items():
+        case = dense_case(width, ROWS, updates)
+        if options.only in case.name:
+            lines += tax(strategy, case, options.rounds)
+    if options.only in "memory":
+        schedules = ("1f1b", "gpipe") if options.small else SCHEDULES
+        lines += memory(strategy, schedules, MICRO_BATCHES[: 2 if options.small else None])
+    return lines
+
+
+def on_one_core(function: Any, *arguments: Any) -> Any:
+    """Calls a function in a process of its own, which sees one core when it imports JAX."""
+    cores = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {min(cores)})  # of this thread, from which the process inherits it
+    try:
+        with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
+            return pool.submit(function, *arguments).result()
+    finally:
+        os.sched_setaffinity(0, cores)
+
+
+def main() -> None:
+    """Runs all parts and prints the ratios last."""
+    options = harness.arguments(__doc__)
+    strategy = millrace.Strategy(devices="cpu:4")  # before the header, which starts JAX
+    harness.header("The pipeline tax: stages on one core, dispatch, and memory in flight")
+    print("on one core:", flush=True)
+    lines = on_one_core(tax_and_memory, options)
+    if options.only in "dispatch":
+        lines.append(dispatch(strategy, options.rounds))
+    print()
+    print("\n".join(lines))
+
+
+if __name__ == "__main__":
+    main()
