@@ -69,13 +69,17 @@ class RandomGraph:
         return [int(np.sum(between <= number)) for number in range(num_calls)]
 
 
+def case_of(graph):
+    return cases.Case(
+        f"graph-{graph.seed}", graph.build, graph.data, rows=2 * UPDATES * cases.BATCH_SIZE,
+        compile=graph.compile, fit=lambda data: {"epochs": 1},
+    )  # fmt: skip
+
+
 @pytest.mark.parametrize("seed", GRAPHS)
 def test_random_graphs(seed):
     graph = RandomGraph(seed)
-    case = cases.Case(
-        f"graph-{seed}", graph.build, graph.data, rows=2 * UPDATES * cases.BATCH_SIZE,
-        compile=graph.compile, fit=lambda data: {"epochs": 1},
-    )  # fmt: skip
+    case = case_of(graph)
     stages = graph.stages(len(cases.compiled(case).operations) - 1)
     model = pipes.pipelined(
         case, stages, pipeline_schedule=graph.schedule, device_mapping=graph.mapping
@@ -83,3 +87,13 @@ def test_random_graphs(seed):
     found = pipes.fit(case, model)
     assert int(model.optimizer.iterations) == UPDATES
     cases.assert_same(found, pipes.fit(case, pipes.accumulated(case)))
+
+
+@pytest.mark.parametrize("seed", range(100, 104))
+def test_the_order_of_tasks_and_the_devices_change_no_bit(seed):
+    graph = RandomGraph(seed)
+    case = case_of(graph)
+    stages = graph.stages(len(cases.compiled(case).operations) - 1)
+    schedule = "gpipe" if graph.schedule == "zero_bubble" else graph.schedule
+    other = pipes.pipelined(case, stages, pipeline_schedule=schedule, device_mapping=graph.mapping)
+    pipes.assert_bits(pipes.fit(case, other), pipes.fit(case, pipes.pipelined(case, stages)))
