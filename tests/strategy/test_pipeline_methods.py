@@ -340,3 +340,30 @@ def test_a_stage_may_compute_nothing(strategy):
         model.evaluate(x, y, batch_size=2, verbose=0)
         found = model.predict(x, batch_size=2, verbose=0)
         np.testing.assert_allclose(found, model(x), rtol=1e-6, atol=1e-6)
+
+
+class Subclassed(keras.Model):
+    def __init__(self):
+        super().__init__()
+        self.dense = layers.Dense(1)
+
+    def call(self, inputs):
+        return self.dense(inputs)
+
+
+def test_a_model_whose_calls_cannot_be_found_is_a_pipeline_for_nobody(strategy, monkeypatch):
+    def fails(*arguments, **keywords):
+        raise TypeError("not on shapes alone")
+
+    with strategy.scope():
+        with millrace.PipelineStage(0):  # in some other model: now every model is looked through
+            layers.Dense(1)
+        model = Subclassed()
+    model(data()[0])
+    model.compile("sgd", "mse", steps_per_execution=2)
+    monkeypatch.setattr("millrace.graph.watch.run_symbolically", fails)
+    fit(model)
+    assert strategy.statistics().pipeline.tasks == 0
+    model.set_pipelining_options(gradient_accumulation_steps_per_replica=2)
+    with pytest.raises(ModelError, match="does not run on shapes alone: not on shapes"):
+        fit(model)

@@ -71,6 +71,8 @@ class Controller:
         """Refuses what the model cannot run, before anything is compiled."""
         assignment = self.stages.assignment()
         check_model(self.model, mode, self.accumulation, assignment is not None)
+        if assignment is None and self.options.pipelining.steps is not None:
+            self.stages.check_readable()
         if assignment is not None:
             check_pipeline(self.model, assignment, self.options.pipelining, self.devices, mode)
 

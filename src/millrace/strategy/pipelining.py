@@ -7,7 +7,7 @@ import jax
 import keras
 
 from millrace.compiling.stage_executables import StageExecutables
-from millrace.errors import OptionError, PlanError
+from millrace.errors import ModelError, OptionError, PlanError
 from millrace.graph.assignment import (
     Assignment,
     check_unchanged,
@@ -26,13 +26,21 @@ from millrace.schedules.table import make_schedule
 
 
 class Stages:
-    """The stages of one model: set by its methods, or by `PipelineStage` scopes."""
+    """The stages of one model: set by its methods, or by `PipelineStage` scopes.
+
+    Finding the calls of a subclassed model runs it, which needs values in its variables, and a
+    running loop of Keras has taken them out. So what was found is kept while the layers are the
+    same, and the first to ask are those who make a loop's function.
+    """
 
     def __init__(self, model: keras.Model):
         self._model = model
         self._set: Assignment | None = None
+        self._set_for: Any = None  # the layers that it was set for
         self._by_scopes = True  # until a method sets or resets the stages
         self._scoped: Assignment | None = None
+        self._scoped_for: Any = None
+        self._unreadable: ModelError | None = None
 
     def assignment(self) -> Assignment | None:
         """Returns the stage of each layer call, or None if the model is not a pipeline.
@@ -42,12 +50,24 @@ class Stages:
             OptionError: if scopes give a stage to some calls only.
         """
         if self._set is not None:
-            if isinstance(self._model, keras.Sequential):  # the only kind that can be changed
+            if self._set_for != self._layers():
                 check_unchanged(self._set, self._model)
             return self._set
-        if self._by_scopes and self._scoped is None and self._scopes_can_be_read():
-            self._scoped = default_assignment(self._model)
-        return self._scoped if self._by_scopes else None
+        # A subclassed model that is not built has no calls yet.
+        if self._by_scopes and stages_were_entered() and self._model.built:
+            if self._scoped_for != self._layers():
+                self._scoped_for, self._scoped = self._layers(), self._read_scopes()
+            return self._scoped
+        return None
+
+    def check_readable(self) -> None:
+        """Says why the scopes of a model that is meant to be a pipeline cannot be read.
+
+        Raises:
+            ModelError: if it is a subclassed model that does not run on shapes.
+        """
+        if self._unreadable is not None:
+            raise self._unreadable
 
     def get(self) -> list[Any]:
         """Returns an object for each layer call, with its present stage."""
@@ -59,16 +79,25 @@ class Stages:
 
     def put(self, assignment: Assignment) -> None:
         """Puts a checked assignment in force."""
-        self._set, self._by_scopes = assignment, False
+        self._set, self._set_for, self._by_scopes = assignment, self._layers(), False
 
     def reset(self) -> None:
         """Makes the model one that is not a pipeline, whatever its scopes say."""
         self._set, self._by_scopes = None, False
 
-    def _scopes_can_be_read(self) -> bool:
-        # A subclassed model is run once on shapes to find out: only if some scope was entered
-        # at all, and it is built.
-        return stages_were_entered() and self._model.built
+    def _layers(self) -> Any:
+        """Returns what tells whether layers came or went, which they can in a Sequential only."""
+        if isinstance(self._model, keras.Sequential):
+            return tuple(map(id, self._model.layers))
+        return "built"
+
+    def _read_scopes(self) -> Assignment | None:
+        self._unreadable = None
+        try:
+            return default_assignment(self._model)
+        except ModelError as error:
+            self._unreadable = error  # of no interest where nobody asked for a pipeline
+            return None
 
 
 def stage_devices(
