@@ -1,12 +1,13 @@
 """What the pipeline runtime does, seen from a model: its numbers are in tests/equivalence."""
 
+import jax
 import keras
 import numpy as np
 import pytest
 from keras import layers
 
 import millrace
-from millrace.errors import TaskError
+from millrace.errors import NonFiniteError, TaskError
 from millrace.runtime import stage_tasks
 from millrace.runtime.buffers import Buffers
 from millrace.schedules.table import make_schedule
@@ -118,6 +119,22 @@ def test_a_failed_task_shows_the_schedule_with_its_cell_marked(strategy, monkeyp
     model.fit(*data(8), batch_size=2, verbose=0)
 
 
+def test_nan_debugging_of_jax_names_the_task(strategy):
+    model = pipeline(strategy, steps=2, updates=2)
+    x, y = data(16)
+    model.fit(x, y, batch_size=2, verbose=0)
+    y = y.copy()
+    y[11] = np.nan  # of micro-batch 5: the second of its update
+    jax.config.update("jax_debug_nans", True)
+    try:
+        with pytest.raises(NonFiniteError, match=r"A nan came out of task 2F1(.|\n)*>2F1<"):
+            model.fit(x, y, batch_size=2, verbose=0, shuffle=False)
+    finally:
+        jax.config.update("jax_debug_nans", False)
+    assert all(np.isfinite(each).all() for each in model.get_weights())
+    assert np.isfinite(model.fit(x, x[:, :1], batch_size=2, verbose=0).history["loss"]).all()
+
+
 def test_the_updates_before_a_failed_one_stay(strategy):
     model = pipeline(strategy, steps=2, updates=2)
 
@@ -137,8 +154,6 @@ def test_the_updates_before_a_failed_one_stay(strategy):
 
 
 def test_compiler_options_reach_the_programs_of_their_stage_only(strategy, monkeypatch):
-    import jax
-
     seen = []
     compile_lowered = jax.stages.Lowered.compile
 

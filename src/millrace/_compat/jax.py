@@ -3,6 +3,7 @@
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax._src import xla_bridge
 from jax._src.api_util import InternalFloatingPointError
@@ -68,6 +69,16 @@ def looks_for_non_finite() -> bool:
     """Whether JAX checks what every executable returns for NaN or infinity."""
     config: Any = jax.config  # which declares its options when it runs
     return bool(config.jax_debug_nans or config.jax_debug_infs)
+
+
+def non_finite(array: jax.Array) -> str | None:
+    """Returns "nan" or "inf" if an array has one and JAX was told to look for it."""
+    config: Any = jax.config
+    if config.jax_debug_nans and bool(jnp.isnan(array).any()):
+        return "nan"
+    if config.jax_debug_infs and bool(jnp.isinf(array).any()):
+        return "inf"
+    return None
 
 
 def is_non_finite_error(error: BaseException) -> bool:

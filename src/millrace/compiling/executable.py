@@ -8,9 +8,10 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import rich.console
 
-from millrace._compat.jax import looks_for_non_finite
+from millrace._compat.jax import looks_for_non_finite, non_finite
 from millrace.plan import Plan
 from millrace.programs.build import Program
 from millrace.records.compilation import CompileRecord
@@ -65,7 +66,24 @@ def compile_program(
             temporary_bytes=getattr(memory, "temp_size_in_bytes", 0) or 0,
         )
     )
-    return compiled
+    return checked(compiled) if looks_for_non_finite() else compiled
+
+
+def checked(executable: Executable) -> Executable:
+    """Returns an executable whose results are looked through for what JAX was told to look for.
+
+    JAX looks through those of an executable's first call itself, and of later ones only where its
+    fast way of calling does not apply.
+    """
+
+    def run(*arguments: Any) -> Any:
+        results = executable(*arguments)
+        for leaf in jax.tree.leaves(results):
+            if jnp.issubdtype(leaf.dtype, jnp.inexact) and (found := non_finite(leaf)):
+                raise FloatingPointError(found)
+        return results
+
+    return run
 
 
 def _announce(what: str) -> None:

@@ -18,7 +18,7 @@ import numpy as np
 
 from millrace._compat.jax import is_non_finite_error, looks_for_non_finite
 from millrace.compiling.stage_executables import StageExecutables
-from millrace.errors import TaskError
+from millrace.errors import MillraceError, NonFiniteError, TaskError
 from millrace.feeds.block import Segment
 from millrace.plan import Mode, Plan
 from millrace.programs.accumulate import scale_of, weight_of
@@ -197,8 +197,6 @@ class PipelineRunner:
                 else:
                     stage.backward_weight(number, state, buffers, sums, coefficients[number])
             except Exception as error:
-                if is_non_finite_error(error):
-                    raise
                 raise _task_error(error, task, schedule) from error
             self._task_seconds.append(time.perf_counter() - begin)
         self._in_flight = tuple(
@@ -260,9 +258,15 @@ class PipelineRunner:
         )
 
 
-def _task_error(error: Exception, task: Task, schedule: Schedule) -> TaskError:
-    return TaskError(
-        f"Task {task} failed: the {task.kind.name.lower()} pass of stage {task.stage} on "
-        f"micro-batch {task.micro_batch}. {type(error).__name__}: {error}\n"
-        f"{grid(schedule, marked=task)}"
-    )
+def _task_error(error: Exception, task: Task, schedule: Schedule) -> MillraceError:
+    where = f"the {task.kind.name.lower()} pass of stage {task.stage} on micro-batch"
+    where = f"{where} {task.micro_batch}"
+    drawing = grid(schedule, marked=task)
+    if is_non_finite_error(error):
+        return NonFiniteError(
+            f"A {error.args[-1]} came out of task {task}: {where}. jax_debug_nans or "
+            "jax_debug_infs told JAX to look for one. The model has the weights from before this "
+            "update. Look at the layers of that stage and at the data of that micro-batch, or use "
+            f"keras.callbacks.TerminateOnNaN() to only stop.\n{drawing}"
+        )
+    return TaskError(f"Task {task} failed: {where}. {type(error).__name__}: {error}\n{drawing}")

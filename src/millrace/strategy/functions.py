@@ -66,7 +66,7 @@ class LoopFunction:
             state, parts = runner.run(as_state(state), segments, longest, chunk)
         except BaseException as error:
             self._rescue(runner.state)
-            if is_non_finite_error(error):
+            if is_non_finite_error(error) and not isinstance(error, NonFiniteError):
                 raise NonFiniteError(
                     f"A {error.args[-1]} came out of '{self._mode.value}_run' over {longest} "
                     "steps, where jax_debug_nans or jax_debug_infs told JAX to look for one. The "
