@@ -238,7 +238,10 @@ class TinyGpt(keras.Model):
 
     def __init__(self, **kwargs: Any):
         super().__init__(**kwargs)
-        self.embedding = layers.Embedding(11, 4)
+        # Of the size that LayerNormalization makes it: Keras's default is a twentieth of it, and
+        # so would be blown up with its rounding errors.
+        normal = keras.initializers.RandomNormal(stddev=1.0)
+        self.embedding = layers.Embedding(11, 4, embeddings_initializer=normal)
         self.positions = layers.Embedding(6, 4)
         self.blocks = [Block(), Block()]
         self.norm = layers.LayerNormalization()

@@ -1,0 +1,49 @@
+"""Cutting a model changes rounding, and nothing else.
+
+In float32 a wrong term of 1e-6 would pass for rounding. In float64 rounding is 1e-16, so a pipeline
+and the model in one piece must agree to 1e-12. JAX has 64 bits in whole processes only, so this is
+a process of its own.
+"""
+
+import os
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+HERE = pathlib.Path(__file__).parent
+PROGRAM = """
+from dataclasses import replace
+
+import cases, keras, pipeline_cases as pipes
+
+keras.config.set_floatx("float64")
+EXACT = cases.Tolerance(rtol=1e-12, atol=1e-12)
+TRANSFORMER = cases.Case(
+    "gpt", pipes.TinyGpt, pipes.next_words, compile=pipes.word_scores, policy="float64"
+)
+pipes.assert_as_accumulated(replace(TRANSFORMER, tolerance=EXACT), None)
+clipped = cases.optimizer("SGD", 0.1, momentum=0.9, global_clipnorm=0.1)
+for case in cases.MODELS:
+    if case.name in ("batchnorm-dropout", "nested", "regularizers-constraints", "masked-embedding"):
+        changes = {"policy": "float64", "tolerance": EXACT, "compile": clipped}
+        stages = [0, 0, 0, 0, 0, 1, 1] if case.name == "nested" else 2
+        model = pipes.assert_as_accumulated(
+            replace(case, **changes), stages, pipeline_schedule="zero_bubble"
+        )
+        assert model.trainable_variables[0].dtype == "float64"
+        print(case.name, "agrees")
+"""
+
+
+@pytest.mark.slow
+def test_pipelines_agree_to_the_last_digits_of_float64():
+    environment = {**os.environ, "JAX_ENABLE_X64": "1", "KERAS_BACKEND": "jax"}
+    environment["PYTHONPATH"] = str(HERE)
+    result = subprocess.run(
+        [sys.executable, "-c", PROGRAM],
+        capture_output=True, text=True, env=environment, check=False,
+    )  # fmt: skip
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.count("agrees") == 4
