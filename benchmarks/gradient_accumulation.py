@@ -90,7 +90,6 @@ def epoch_by_windows(case: models.Case):
 
     State and loss are those of `models.handwritten_step`.
     """
-    b1, b2 = models.BETA1, models.BETA2
 
     def loss_of(weights, batch):
         x, y = batch
@@ -115,15 +114,7 @@ def epoch_by_windows(case: models.Case):
         carry = (jax.tree.map(jnp.zeros_like, weights), total, seen)
         (summed, total, seen), _ = lax.scan(micro_batch, carry, window)
         gradients = [g / WINDOW for g in summed]
-        count = count + 1
-        t = count.astype(jnp.float32)
-        alpha = models.RATE * jnp.sqrt(1 - b2**t) / (1 - b1**t)
-        first = [m + (g - m) * (1 - b1) for m, g in zip(first, gradients, strict=True)]
-        second = [v + (g * g - v) * (1 - b2) for v, g in zip(second, gradients, strict=True)]
-        weights = [
-            w - m * alpha / (jnp.sqrt(v) + models.EPSILON)
-            for w, m, v in zip(weights, first, second, strict=True)
-        ]
+        weights, first, second, count = models.adam(weights, first, second, count, gradients)
         return (weights, first, second, count, total, seen), None
 
     def epoch(state, batches):

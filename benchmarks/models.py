@@ -70,19 +70,25 @@ def handwritten_step(case: Case) -> Callable[[Any, Any], Any]:
     def step(state: Any, batch: Any) -> Any:
         weights, first, second, count, total, seen = state
         loss, gradients = jax.value_and_grad(loss_of)(weights, batch)
-        count = count + 1
-        t = count.astype(jnp.float32)
-        alpha = RATE * jnp.sqrt(1 - BETA2**t) / (1 - BETA1**t)
-        first = [m + (g - m) * (1 - BETA1) for m, g in zip(first, gradients, strict=True)]
-        second = [v + (g * g - v) * (1 - BETA2) for v, g in zip(second, gradients, strict=True)]
-        weights = [
-            w - m * alpha / (jnp.sqrt(v) + EPSILON)
-            for w, m, v in zip(weights, first, second, strict=True)
-        ]
+        weights, first, second, count = adam(weights, first, second, count, gradients)
         rows = batch[0].shape[0]
         return weights, first, second, count, total + loss * rows, seen + rows
 
     return step
+
+
+def adam(weights: Any, first: Any, second: Any, count: Any, gradients: Any) -> Any:
+    """Returns weights, both moments and the number of updates after one more."""
+    count = count + 1
+    t = count.astype(jnp.float32)
+    alpha = RATE * jnp.sqrt(1 - BETA2**t) / (1 - BETA1**t)
+    first = [m + (g - m) * (1 - BETA1) for m, g in zip(first, gradients, strict=True)]
+    second = [v + (g * g - v) * (1 - BETA2) for v, g in zip(second, gradients, strict=True)]
+    weights = [
+        w - m * alpha / (jnp.sqrt(v) + EPSILON)
+        for w, m, v in zip(weights, first, second, strict=True)
+    ]
+    return weights, first, second, count
 
 
 def handwritten_state(case: Case) -> Any:

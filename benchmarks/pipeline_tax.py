@@ -109,7 +109,6 @@ def tax(strategy: millrace.Strategy, case: models.Case, rounds: int) -> list[str
 
 def updates_by_scan(case: models.Case) -> Any:
     """Returns updates of whole windows in one dispatch, with the arithmetic of `models`."""
-    b1, b2 = models.BETA1, models.BETA2
 
     def loss_of(weights, batch):
         x, y = batch
@@ -126,15 +125,7 @@ def updates_by_scan(case: models.Case) -> Any:
         carry = (jax.tree.map(jnp.zeros_like, weights), total)
         (summed, total), _ = lax.scan(micro_batch, carry, window)
         gradients = [g / WINDOW for g in summed]
-        count = count + 1
-        t = count.astype(jnp.float32)
-        alpha = models.RATE * jnp.sqrt(1 - b2**t) / (1 - b1**t)
-        first = [m + (g - m) * (1 - b1) for m, g in zip(first, gradients, strict=True)]
-        second = [v + (g * g - v) * (1 - b2) for v, g in zip(second, gradients, strict=True)]
-        weights = [
-            w - m * alpha / (jnp.sqrt(v) + models.EPSILON)
-            for w, m, v in zip(weights, first, second, strict=True)
-        ]
+        weights, first, second, count = models.adam(weights, first, second, count, gradients)
         return (weights, first, second, count, total, seen + case.batch * WINDOW), None
 
     def updates(state, batches):

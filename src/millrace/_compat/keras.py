@@ -23,7 +23,7 @@ import numpy as np
 from keras.src.backend.jax import trainer as _trainer
 from keras.src.trainers.data_adapters import array_data_adapter, get_data_adapter
 
-from millrace.errors import MillraceError
+from millrace._compat.needed import check_names
 
 __all__ = [
     "EpochIterator",
@@ -42,17 +42,16 @@ __all__ = [
 
 _StockEpochIterator = _trainer.JAXEpochIterator
 
-_NEEDED = {
-    keras.Model: ("compute_loss_and_updates", "_update_metrics_variables", "_symbolic_build"),
-    _StockEpochIterator: ("_enumerate_iterator", "_interrupted_warning", "catch_stop_iteration"),
-}
-for _owner, _names in _NEEDED.items():
-    for _name in _names:
-        if not hasattr(_owner, _name):
-            raise MillraceError(
-                f"keras {keras.__version__} has no {_owner.__name__}.{_name}, which millrace "
-                "builds on. Install a version from 3.13 to 3.15."
-            )
+check_names(
+    {
+        keras.Model: ("compute_loss_and_updates", "_update_metrics_variables", "_symbolic_build"),
+        _StockEpochIterator: (
+            "_enumerate_iterator",
+            "_interrupted_warning",
+            "catch_stop_iteration",
+        ),
+    }
+)
 
 
 class EpochIterator(_StockEpochIterator, abc.ABC):

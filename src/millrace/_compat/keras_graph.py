@@ -24,21 +24,16 @@ from keras.src.ops.function import Function
 from keras.src.ops.node import Node
 from keras.src.ops.operation import Operation
 
-from millrace.errors import MillraceError
+from millrace._compat.needed import check_names
 
-_NEEDED = {
-    Function: ("_run_through_graph",),
-    Operation: ("__init__",),
-    keras.Layer: ("__call__", "stateless_call", "_flatten_layers"),
-    global_state: ("get_global_attribute",),
-}
-for _owner, _names in _NEEDED.items():
-    for _name in _names:
-        if not hasattr(_owner, _name):
-            raise MillraceError(
-                f"keras {keras.__version__} has no {_owner.__name__}.{_name}, which millrace "
-                "builds on. Install a version from 3.13 to 3.15."
-            )
+check_names(
+    {
+        Function: ("_run_through_graph",),
+        Operation: ("__init__",),
+        keras.Layer: ("__call__", "stateless_call", "_flatten_layers"),
+        global_state: ("get_global_attribute",),
+    }
+)
 
 _STAGE = "_millrace_stage"
 
