@@ -84,7 +84,9 @@ def _make_virtual(number: int) -> None:
     if not backends_are_initialized():
         # XLA_FLAGS may have set a number already; below we see whether it is enough.
         with contextlib.suppress(RuntimeError, ValueError):
-            jax.config.update("jax_num_cpu_devices", max(number, 1))
+            # Whoever asked for more before, another strategy say, gets them.
+            asked = getattr(jax.config, "jax_num_cpu_devices", 0)
+            jax.config.update("jax_num_cpu_devices", max(number, asked, 1))
     present = len(_devices_of("cpu"))
     if present < number:
         raise DeviceError(

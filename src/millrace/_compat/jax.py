@@ -10,7 +10,6 @@ from jax._src.api_util import InternalFloatingPointError
 from jax._src.array import ArrayImpl
 from jax._src.core import ShapedArray
 from jax._src.lib import xla_client  # type: ignore[attr-defined]
-from jax.extend import core as extend_core
 
 
 def backends_are_initialized() -> bool:
@@ -88,26 +87,3 @@ def is_non_finite_error(error: BaseException) -> bool:
     were compiled ahead of time let this private class through.
     """
     return isinstance(error, InternalFloatingPointError | FloatingPointError)
-
-
-def primitive_counts(jaxpr: extend_core.ClosedJaxpr) -> dict[str, int]:
-    """Returns how often each primitive occurs in `jaxpr`, nested ones included.
-
-    A primitive's nested jaxprs are found among its parameters, as `jax.make_jaxpr` prints them;
-    `jax.extend.core` has the classes and no walk over them.
-    """
-    counts: dict[str, int] = {}
-    pending: list[object] = [jaxpr.jaxpr]
-    while pending:
-        inner = pending.pop()
-        for equation in inner.eqns:  # type: ignore[attr-defined]
-            name = equation.primitive.name
-            counts[name] = counts.get(name, 0) + 1
-            for leaf in jax.tree.leaves(list(equation.params.values()), is_leaf=_is_jaxpr):
-                if _is_jaxpr(leaf):
-                    pending.append(getattr(leaf, "jaxpr", leaf))
-    return counts
-
-
-def _is_jaxpr(leaf: object) -> bool:
-    return isinstance(leaf, (extend_core.ClosedJaxpr, extend_core.Jaxpr))

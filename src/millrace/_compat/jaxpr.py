@@ -66,6 +66,18 @@ def inner_equations(equation: Equation) -> Iterator[Sequence[Equation]]:
             yield getattr(leaf, "jaxpr", leaf).eqns
 
 
+def primitive_counts(jaxpr: Any) -> dict[str, int]:
+    """Returns how often each primitive occurs in a closed jaxpr, nested ones included."""
+    counts: dict[str, int] = {}
+    pending: list[Sequence[Equation]] = [jaxpr.jaxpr.eqns]
+    while pending:
+        for equation in pending.pop():
+            name = equation.primitive.name
+            counts[name] = counts.get(name, 0) + 1
+            pending.extend(inner_equations(equation))
+    return counts
+
+
 def with_effects(graph: Graph) -> list[Equation]:
     """Returns the equations that do something besides their results, such as printing."""
     return [equation for equation in graph.equations if equation.effects]

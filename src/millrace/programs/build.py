@@ -23,7 +23,7 @@ import jax.numpy as jnp
 import keras
 from jax import lax
 
-from millrace._compat.jax import primitive_counts
+from millrace._compat.jaxpr import primitive_counts
 from millrace.plan import LoopForm, Mode, Plan, choose_loop_form
 from millrace.programs.accumulate import make_accumulator, scale_of
 from millrace.programs.loop import batch_at, record_at, repeat

@@ -49,11 +49,6 @@ class Passes:
     weight_held: tuple[int, ...]  # places in `held` that backward_weight takes
     weight_cotangents: tuple[int, ...]  # places in `cotangents` that it takes
 
-    @property
-    def num_residuals(self) -> int:
-        """Arrays that forward makes only for backward."""
-        return sum(source == "residual" for source, _ in self.held)
-
 
 def make_passes(stage: Stage, split: Split) -> Passes:
     """Differentiates one stage."""

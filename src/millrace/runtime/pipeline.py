@@ -108,8 +108,8 @@ class PipelineRunner:
             # Micro-batches of the update that failed have changed some of the state already.
             self.state = self._values.state() if self._values is not None else state
             raise
-        if steps:
-            state = self._stage_state.state()
+        if self._values is not None:
+            state = self._values.state()
             if not parts:
                 parts = [Part(self._logs(state), steps, 1)]
             self._count_tasks()
@@ -122,7 +122,10 @@ class PipelineRunner:
         trains = self._plan.mode is Mode.TRAIN
         micro_batches = self._micro_batches(state, segments)
         while window := list(islice(micro_batches, self._plan.accumulation.steps if trains else 1)):
-            parts += self._update(window) if trains else self._forward(window[0])
+            if self._values is None:
+                self._values = self._place(state, window[0].shape)
+            run = self._update if trains else self._forward
+            parts += run(window, self._values)
             steps += len(window)
         return parts, steps
 
@@ -130,11 +133,12 @@ class PipelineRunner:
         """Lets go of what a loop that has ended was waiting for."""
         self._probes.clear()
 
-    @property
-    def _stage_state(self) -> StageState:
-        if self._values is None:
-            raise RuntimeError("no execution is running")
-        return self._values
+    def _place(self, state: State, shape: _Shape) -> StageState:
+        owners = dict(shape.builder.split.owners)
+        if shape.update is not None:
+            owners.update(shape.builder.update.owners)
+        mode, split = self._plan.mode, shape.builder.split
+        return StageState(mode, state, split, owners, self._devices)
 
     def _micro_batches(self, state: State, segments: Iterable[Segment]) -> Iterator[_MicroBatch]:
         for segment in segments:
@@ -148,12 +152,6 @@ class PipelineRunner:
         shape = self._shapes.get(key)
         if shape is None:
             shape = self._shapes[key] = self._make_shape(spec, state)
-        if self._values is None:
-            split = shape.builder.split
-            owners = dict(split.owners)
-            if shape.update is not None:
-                owners.update(shape.builder.update.owners)
-            self._values = StageState(self._plan.mode, state, split, owners, self._devices)
         return shape
 
     def _make_shape(self, spec: Any, state: State) -> _Shape:
@@ -172,9 +170,9 @@ class PipelineRunner:
         update = StageUpdate(builder, self._devices, find) if trains else None
         return _Shape(builder, stages, update, spec.rows)
 
-    def _update(self, window: list[_MicroBatch]) -> list[Part]:
+    def _update(self, window: list[_MicroBatch], state: StageState) -> list[Part]:
         """Runs one update, and returns a part for each micro-batch if they have results."""
-        state, first = self._stage_state, window[0].shape
+        first = window[0].shape
         reduction = self._plan.accumulation.reduction
         weights = [weight_of(reduction, each.shape.rows, first.rows) for each in window]
         coefficients = [np.float32(weight) for weight in weights]
@@ -208,9 +206,9 @@ class PipelineRunner:
             self._wait(first.update.run(state, sums, scale), MAX_PENDING_UPDATES)
         return [self._part(r, each) for r, each in zip(results, window, strict=True) if r]
 
-    def _forward(self, micro_batch: _MicroBatch) -> list[Part]:
+    def _forward(self, window: list[_MicroBatch], state: StageState) -> list[Part]:
         """Runs one micro-batch through all stages; the devices overlap without being told."""
-        state, buffers = self._stage_state, Buffers()
+        (micro_batch,), buffers = window, Buffers()
         results: dict[int, Any] = {}
         for stage in micro_batch.shape.stages:
             begin = time.perf_counter()

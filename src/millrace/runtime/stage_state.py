@@ -11,6 +11,7 @@ from millrace.plan import Mode
 from millrace.programs.split_step import ROLES
 from millrace.programs.stages import state_groups
 from millrace.programs.state import State, Values
+from millrace.runtime.transfer import on_device
 
 
 class StageState:
@@ -38,8 +39,8 @@ class StageState:
         for role, values in self._values.items():
             for index, value in enumerate(values):
                 stage = owners.get(Slot(role, index))
-                if stage is not None and value.devices() != {devices[stage]}:
-                    values[index] = jax.device_put(value, devices[stage])
+                if stage is not None:
+                    values[index] = on_device(value, devices[stage])
         groups = [state_groups(stage) for stage in split.stages]
         self._fixed_slots = [fixed for fixed, _ in groups]
         self._changing_slots = [changing for _, changing in groups]
@@ -59,8 +60,7 @@ class StageState:
 
     def at(self, slot: Slot, stage: int) -> Any:
         """Returns a value on the device of `stage`."""
-        value, device = self[slot], self._devices[stage]
-        return value if value.devices() == {device} else jax.device_put(value, device)
+        return on_device(self[slot], self._devices[stage])
 
     def refresh(self) -> None:
         """Gives the stages the values of the last update."""

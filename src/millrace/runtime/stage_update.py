@@ -6,12 +6,13 @@ from typing import Any
 import jax
 import numpy as np
 
+from millrace.compiling.executable import Executable
 from millrace.graph.split_update import Part
 from millrace.graph.stage import Slot
-from millrace.programs.stage_update import contributions
 from millrace.programs.stages import StageBuilder
 from millrace.runtime.stage_state import StageState
 from millrace.runtime.stage_tasks import Find
+from millrace.runtime.transfer import on_device
 
 
 class StageUpdate:
@@ -22,8 +23,8 @@ class StageUpdate:
         self._devices = devices
         self._find = find
         self._update = builder.update
-        self._made = contributions(builder.split)
         self._last = len(devices) - 1
+        self._found: dict[tuple[str, int], tuple[Executable, list[Slot]]] = {}
         shared = self._update.shared is not None
         # Calls of compiled code in one update.
         self.dispatches = len(self._update.partial) + shared + len(self._update.final)
@@ -71,14 +72,16 @@ class StageUpdate:
         for slot in part.inputs:
             if slot not in known:
                 values[slot] = state.at(slot, stage)
-            elif slot.role == "scale" or known[slot].devices() == {device}:
-                values[slot] = known[slot]
+            elif slot.role == "scale":
+                values[slot] = known[slot]  # a number on the host
             else:
-                values[slot] = jax.device_put(known[slot], device)
+                values[slot] = on_device(known[slot], device)
         return values
 
     def _call(self, name: str, stage: int, part: Part, values: dict[Slot, Any]) -> list[Any]:
-        run = self._find(name, stage, lambda: self._builder.part(name, stage, part))
-        replaced = self._builder.replaced(part)
+        if (name, stage) not in self._found:
+            run = self._find(name, stage, lambda: self._builder.part(name, stage, part))
+            self._found[name, stage] = run, self._builder.replaced(part)
+        run, replaced = self._found[name, stage]
         others = [value for slot, value in values.items() if slot not in replaced]
         return run([values[slot] for slot in replaced], others)

@@ -8,6 +8,11 @@ import jax
 from millrace._compat.jax import DeviceCopies
 
 
+def on_device(value: Any, device: jax.Device) -> Any:
+    """Returns an array on `device`: itself if it is there, else a copy that has been started."""
+    return value if value.devices() == {device} else jax.device_put(value, device)
+
+
 class Transfer:
     """Starts transfers to one device."""
 
