@@ -48,6 +48,15 @@ def test_virtual_devices_are_made():
     assert result.stdout.strip() == "8", result.stderr
 
 
+def test_a_strategy_leaves_others_the_devices_that_they_asked_for():
+    """JAX starts with the first array, and until then a smaller number would replace the larger."""
+    result = run(
+        "import jax; jax.config.update('jax_num_cpu_devices', 8); import millrace as m; "
+        "m.Strategy(devices='cpu:4'); print(len(m.Strategy(devices='cpu').devices))"
+    )
+    assert result.stdout.strip() == "8", result.stderr
+
+
 def test_jax_started_too_early():
     result = run("import jax; jax.devices(); import millrace; millrace.Strategy(devices='cpu:8')")
     assert "DeviceError: devices='cpu:8' needs 8 CPU devices" in result.stderr

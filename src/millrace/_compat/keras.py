@@ -186,21 +186,9 @@ def compute_gradient_step(model: Any, state: Any, batch: Any) -> tuple[Any, Any,
         Gradients in the order of the trainable variables (of the scaled loss, where the optimizer
         scales it), new non-trainable values, new metric values, logs.
     """
-    trainable, non_trainable, optimizer, metrics = state
-    x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(batch)
-    (_, aux), gradients = jax.value_and_grad(model.compute_loss_and_updates, has_aux=True)(
-        trainable,
-        non_trainable,
-        metrics,
-        x,
-        y,
-        sample_weight,
-        training=True,
-        optimizer_variables=optimizer,
-    )
-    unscaled_loss, y_pred, non_trainable, metrics = aux
-    logs, metrics = model._update_metrics_variables(
-        metrics, unscaled_loss, x, y, y_pred, sample_weight
+    compute = jax.value_and_grad(model.compute_loss_and_updates, has_aux=True)
+    (_, gradients), (_, non_trainable, _, metrics), logs = _run_forward(
+        model, compute, state, batch, training=True
     )
     return gradients, non_trainable, metrics, logs
 
@@ -222,9 +210,23 @@ def compute_forward(model: Any, loop: str, state: Any, batch: Any) -> tuple[Any,
         outputs, non_trainable = model.predict_step(state, batch)
         return None, (state[0], non_trainable), outputs
     training = loop == "train"
+    (loss, _), new, logs = _run_forward(
+        model, model.compute_loss_and_updates, state, batch, training
+    )
+    return (loss if training else None), new, logs
+
+
+def _run_forward(
+    model: Any, compute: Any, state: Any, batch: Any, training: bool
+) -> tuple[tuple[Any, Any], tuple[Any, ...], Any]:
+    """Runs one micro-batch by `compute_loss_and_updates`, or by its gradient.
+
+    Returns:
+        The loss and the gradients (None without), the new state, and the logs.
+    """
     trainable, non_trainable, *optimizer, metrics = state
     x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(batch)
-    loss, (unscaled_loss, y_pred, non_trainable, metrics) = model.compute_loss_and_updates(
+    result, rest = compute(
         trainable,
         non_trainable,
         metrics,
@@ -234,10 +236,15 @@ def compute_forward(model: Any, loop: str, state: Any, batch: Any) -> tuple[Any,
         training=training,
         optimizer_variables=optimizer[0] if training else None,
     )
+    # `value_and_grad` returns (loss, rest), gradients; the function itself loss, rest.
+    (loss, rest), gradients = (
+        (result, rest) if isinstance(result, tuple) else ((result, rest), None)
+    )
+    unscaled_loss, y_pred, non_trainable, metrics = rest
     logs, metrics = model._update_metrics_variables(
         metrics, unscaled_loss, x, y, y_pred, sample_weight
     )
-    return (loss if training else None), (trainable, non_trainable, *optimizer, metrics), logs
+    return (loss, gradients), (trainable, non_trainable, *optimizer, metrics), logs
 
 
 def layers_without_jit(model: Any) -> list[str]:
