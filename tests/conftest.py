@@ -26,5 +26,5 @@ def seeds():
 
 @pytest.fixture
 def strategy():
-    """A strategy on the first CPU device."""
-    return millrace.Strategy()
+    """A strategy on the first CPU device: on all eight, models would run as eight replicas."""
+    return millrace.Strategy(devices=1)

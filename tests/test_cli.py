@@ -18,7 +18,10 @@ def run(*words, width=100, size=SIZE):
 
 
 def test_the_flags():
-    assert set(main.commands) == {"simulate"}
+    assert set(main.commands) == {"launch", "simulate"}
+    assert " ".join(flag for p in main.commands["launch"].params for flag in p.opts) == (
+        "--processes --devices-per-process --timeout --no-pin script arguments"
+    )
     assert " ".join(flag for p in main.commands["simulate"].params for flag in p.opts) == (
         "--stages --micro-batches --schedule --groups --forward --backward --transfer --text"
     )

@@ -64,9 +64,8 @@ def test_jax_started_too_early():
     assert "strategy = millrace.Strategy(devices='cpu:8')" in result.stderr
 
 
-def test_a_model_runs_on_the_first_device_of_its_strategy():
-
-    devices = jax.devices()[3:5]
+def test_a_model_runs_on_the_device_of_its_strategy():
+    devices = jax.devices()[3:4]
     strategy = millrace.Strategy(devices)
     with strategy.scope():
         model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])

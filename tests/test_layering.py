@@ -7,12 +7,13 @@ SOURCE = pathlib.Path(__file__).parent.parent / "src" / "millrace"
 LEVELS = [
     {"_compat", "_backend"},
     {"options", "records"},
-    {"graph", "schedules", "reports", "devices"},
+    {"graph", "schedules", "reports", "devices", "processes"},
     {"plan"},
     {"programs"},
     {"compiling", "feeds"},
     {"runtime"},
-    {"strategy", "layers", "optimizers", "callbacks", "checkpoint", "benchmark"},
+    {"strategy", "distributed", "launch", "layers", "optimizers", "callbacks", "checkpoint"}
+    | {"benchmark"},
     {"cli", "ipu"},
     {"__init__"},
 ]

@@ -8,7 +8,7 @@ import keras
 
 import millrace
 
-PUBLIC = {"PipelineStage", "Strategy", "errors", "records"}
+PUBLIC = {"PipelineStage", "Strategy", "distributed", "errors", "records"}
 STRATEGY = {
     "__init__": "(self, devices=None)",
     "attach": "(self, model)",
@@ -23,11 +23,16 @@ METHODS = {
     "print_pipeline_stage_assignment_summary": "(line_length=None, print_fn=None)",
     "reset_pipeline_stage_assignment": "()",
     "set_pipeline_stage_assignment": "(assignment, *, num_stages=None)",
+    "set_replication_options": (
+        "(*, replicated_metric_reduction_method=None, replicated_optimizer_state_sharding=None, "
+        "replicated_weight_sharding=None)"
+    ),
     "set_pipelining_options": (
         "(*, gradient_accumulation_steps_per_replica=None, device_mapping=None, "
         "gradient_accumulation_reduction_method=None, pipeline_schedule='1f1b', "
         "gradient_accumulation_dtype=None, forward_propagation_stages_compiler_options=None, "
-        "backward_propagation_stages_compiler_options=None, weight_update_compiler_options=None)"
+        "backward_propagation_stages_compiler_options=None, weight_update_compiler_options=None, "
+        "replicated_optimizer_state_sharding=None, replicated_weight_sharding=None)"
     ),
     "set_asynchronous_callbacks": "(asynchronous=False)",
     "set_gradient_accumulation_options": (
@@ -38,6 +43,10 @@ METHODS = {
         "(*, prefetch_depth=None, max_block_bytes=None, max_resident_bytes=None)"
     ),
 }
+DISTRIBUTED = (
+    "(coordinator_address=None, num_processes=None, process_id=None, local_device_ids=None, *, "
+    "initialization_timeout=300, heartbeat_timeout=30)"
+)
 ERRORS = {
     "BackendError": RuntimeError,
     "DTypeError": TypeError,
@@ -48,6 +57,7 @@ ERRORS = {
     "NonFiniteError": FloatingPointError,
     "OptionError": ValueError,
     "PlanError": RuntimeError,
+    "ProcessError": RuntimeError,
     "ScheduleError": ValueError,
     "TaskError": RuntimeError,
 }
@@ -63,6 +73,7 @@ def parameters(function):
 def test_names_of_the_package():
     packages = {"_backend", "_compat", "strategy", "programs", "plan", "options", "feeds"}
     packages |= {"compiling", "runtime", "devices", "graph", "schedules", "cli"}
+    packages |= {"processes", "launch"}
     names = {name for name in vars(millrace) if not name.startswith("__")}
     assert names - packages == PUBLIC
 
@@ -74,6 +85,10 @@ def test_strategy():
         member = inspect.getattr_static(millrace.Strategy, name)
         found = "property" if isinstance(member, property) else parameters(member)
         assert found == signature, name
+
+
+def test_distributed():
+    assert parameters(millrace.distributed.initialize) == DISTRIBUTED
 
 
 def test_methods_of_an_attached_model(strategy):

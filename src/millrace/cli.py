@@ -1,6 +1,7 @@
 """The command `millrace`.
 
     millrace simulate    draws the schedule of a pipeline, with its bubble and its memory
+    millrace launch      runs a script as several processes on this machine
 
 Drawings and tables are plain ASCII with colours on top, which a terminal shows and a pipe drops.
 """
@@ -13,6 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from millrace.errors import MillraceError, OptionError
+from millrace.launch import Launch, launch
 from millrace.records.timeline import Timeline
 from millrace.schedules.simulate import simulate
 from millrace.schedules.table import SCHEDULES, make_schedule
@@ -39,7 +41,7 @@ class Commands(click.Group):
 @click.group(cls=Commands)
 @click.version_option(package_name="millrace")
 def main() -> None:
-    """Looks at what millrace does, without running a model."""
+    """Looks at what millrace does, and runs it on several processes."""
 
 
 @main.command("simulate")
@@ -108,6 +110,40 @@ def simulate_command(
     formula = "" if bubble is None else f"   (textbook, with free transfers: {bubble:.1%})"
     console.print(f"bubble  {timeline.bubble:.1%}{formula}\n")
     console.print(_table(timeline))
+
+
+@main.command("launch", context_settings={"allow_interspersed_args": False})
+@click.option("--processes", required=True, type=click.IntRange(1), help="Processes to start.")
+@click.option(
+    "--devices-per-process", type=click.IntRange(1), help="Virtual CPU devices of each process."
+)
+@click.option(
+    "--timeout",
+    default=30.0,
+    type=TIME,
+    help="Seconds that the others have to end after one failed.",
+    show_default=True,
+)
+@click.option("--no-pin", is_flag=True, help="Let every process use all cores.")
+@click.argument("script", type=click.Path(exists=True, dir_okay=False))
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+@click.pass_context
+def launch_command(
+    context: click.Context,
+    processes: int,
+    devices_per_process: int | None,
+    timeout: float,
+    no_pin: bool,
+    script: str,
+    arguments: tuple[str, ...],
+) -> None:
+    """Runs a script as several processes on this machine.
+
+    The script calls millrace.distributed.initialize(). Each process is pinned to its own share of
+    the cores. Process 0 prints here, the others each into a file. When one fails, all end.
+    """
+    plan = Launch((script, *arguments), processes, devices_per_process, timeout, not no_pin)
+    context.exit(launch(plan, lambda line: click.echo(line, err=True)))
 
 
 def _drawing(timeline: Timeline, width: int) -> Text:

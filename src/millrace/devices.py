@@ -1,13 +1,123 @@
-"""Which devices a strategy runs on."""
+"""Which devices a strategy runs on, and how they are shared out.
+
+devices of the strategy     0  1  2  3  4  5  6  7        a pipeline of two stages
+replica                     0     1     2     3           consecutive devices
+group of stage 0            0     2     4     6           one device of each replica
+group of stage 1               1     3     5     7
+"""
 
 import contextlib
+import functools
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import jax
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
 
-from millrace._compat.jax import backends_are_initialized
-from millrace.errors import DeviceError, OptionError
+from millrace._compat.jax import backends_are_initialized, uncommitted
+from millrace.errors import DeviceError, OptionError, PlanError
+
+REPLICA = "replica"  # the axis of every mesh
+
+
+@dataclass(frozen=True)
+class DeviceGroup:
+    """The devices that run one stage: one for each replica. A model in one piece has one group."""
+
+    devices: tuple[jax.Device, ...]
+
+    @property
+    def replicas(self) -> int:
+        """How many copies of the model there are."""
+        return len(self.devices)
+
+    @property
+    def platform(self) -> str:
+        """Of the devices, as JAX names it."""
+        return self.devices[0].platform
+
+    @functools.cached_property
+    def mesh(self) -> Mesh:
+        """The devices along the axis of replicas."""
+        return Mesh(np.array(self.devices), (REPLICA,))
+
+    @functools.cached_property
+    def local(self) -> tuple[int, ...]:
+        """Replicas whose device belongs to this process."""
+        here = jax.process_index()
+        return tuple(k for k, device in enumerate(self.devices) if device.process_index == here)
+
+    @functools.cached_property
+    def is_local(self) -> bool:
+        """Whether all devices belong to this process."""
+        return len(self.local) == self.replicas
+
+    @functools.cached_property
+    def whole(self) -> jax.sharding.Sharding:
+        """How a value lies that every replica has."""
+        if self.replicas == 1:
+            return SingleDeviceSharding(self.devices[0])
+        return NamedSharding(self.mesh, PartitionSpec())
+
+    def split(self, axis: int) -> jax.sharding.Sharding:
+        """How a value lies whose `axis` the replicas share out, equal parts for each."""
+        if self.replicas == 1:
+            return SingleDeviceSharding(self.devices[0])
+        return NamedSharding(self.mesh, PartitionSpec(*[None] * axis, REPLICA))
+
+
+def share_out(devices: Sequence[jax.Device], size: int) -> tuple[DeviceGroup, ...]:
+    """Returns the groups of as many replicas, of `size` groups each, as there are devices for.
+
+    Raises:
+        PlanError: if the devices are not a multiple of `size`.
+    """
+    number = len(devices)
+    if number % size:
+        fitting = [n for n in (number - number % size, number - number % size + size) if n]
+        raise PlanError(
+            f"One replica of the pipeline takes {size} devices, and the strategy has {number}, "
+            f"which is not a multiple of {size}. Set devices to {' or '.join(map(str, fitting))}, "
+            "or let stages share devices with device_mapping in set_pipelining_options()."
+        )
+    return tuple(DeviceGroup(tuple(devices[group::size])) for group in range(size))
+
+
+def put_parts(part: Any, group: DeviceGroup, axis: int) -> jax.Array:
+    """Puts the parts of this process's replicas where they belong.
+
+    Args:
+        part: a host array with one entry along `axis` for each of `group.local`; without that
+            axis where the group has one device.
+        group: whose devices get the parts.
+        axis: along which the replicas lie.
+    """
+    sharding = group.split(axis)
+    if group.is_local:
+        return jax.device_put(part, sharding)
+    shape = (*part.shape[:axis], group.replicas, *part.shape[axis + 1 :])
+    return jax.make_array_from_process_local_data(sharding, part, shape)
+
+
+def place(value: Any, sharding: jax.sharding.Sharding) -> jax.Array:
+    """Returns `value` where `sharding` says. Every process that takes part has the whole value."""
+    if isinstance(value, jax.Array) and value.sharding == sharding:
+        return value
+    if sharding.is_fully_addressable:
+        return jax.device_put(value, sharding)
+    host = np.asarray(value)
+    return jax.make_array_from_callback(host.shape, sharding, lambda index: host[index])
+
+
+def on_one_device(value: Any) -> Any:
+    """Returns an array that several devices share out as one on the first of them, uncommitted."""
+    sharding = getattr(value, "sharding", None)
+    if sharding is None or len(sharding.device_set) == 1 or sharding.is_fully_replicated:
+        return value
+    return uncommitted(jax.device_put(value, sharding.mesh.devices.flat[0]))
 
 
 def find_devices(devices: object) -> tuple[jax.Device, ...]:

@@ -9,6 +9,7 @@
     ├── DataError          the data cannot be fed to a compiled loop          (also ValueError)
     ├── NonFiniteError     jax_debug_nans or _infs found one            (also FloatingPointError)
     ├── PlanError          options, model and data do not fit together        (also RuntimeError)
+    ├── ProcessError       a process of the run did not come, or failed       (also RuntimeError)
     ├── ScheduleError      tasks that no pipeline could run in that order     (also ValueError)
     └── TaskError          one task of a running pipeline failed              (also RuntimeError)
 
@@ -102,6 +103,15 @@ class PlanError(MillraceError, RuntimeError):
     Wrong: `steps_per_execution=8` with an accumulation of 3, on an epoch of 100 steps.
 
     Right: `steps_per_execution=9` with an accumulation of 3.
+    """
+
+
+class ProcessError(MillraceError, RuntimeError):
+    """The processes of a run did not all come, or one of them failed.
+
+    Wrong: two runs at once, both with `coordinator_address="node1:1234"`.
+
+    Right: a port for each, the same in all processes of one run.
     """
 
 

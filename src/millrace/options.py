@@ -19,6 +19,15 @@ class Reduction(enum.Enum):
     SUM = "sum"
 
 
+class MetricReduction(enum.Enum):
+    """What is reported of the metrics of several replicas."""
+
+    MEAN = "mean"  # over the batches of all replicas: their states are added
+    SUM = "sum"  # of the replicas' values
+    LIST = "list"  # every replica's value
+    NONE = "none"  # the last replica's value
+
+
 # `keras.Variable` is spelled `Any` here: options know neither Keras nor JAX.
 AccumulatorDtype = str | Callable[[Any], str | None] | None
 
@@ -34,6 +43,15 @@ class Accumulation:
     steps: int = 1
     reduction: Reduction = Reduction.MEAN
     dtype: AccumulatorDtype = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Replication:
+    """What replicas report, and what they share out instead of holding it all."""
+
+    metrics: MetricReduction = MetricReduction.MEAN
+    shard_optimizer_state: bool = False
+    shard_weights: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,6 +101,7 @@ class Options:
 
     accumulation: Accumulation = Accumulation()
     pipelining: Pipelining = Pipelining()
+    replication: Replication = Replication()
     feed: Feed = Feed()
     asynchronous_callbacks: bool = False
 
@@ -120,6 +139,18 @@ def reduction(value: object) -> Reduction:
             f"gradient_accumulation_reduction_method must be one of {names}. Received: {value!r}."
         )
     return Reduction(value.lower())
+
+
+def metric_reduction(value: object) -> MetricReduction:
+    """Returns the reduction of metrics of that name, in any case, or lists the names."""
+    if isinstance(value, MetricReduction):
+        return value
+    names = [member.value for member in MetricReduction]
+    if not isinstance(value, str) or value.lower() not in names:
+        raise OptionError(
+            f"replicated_metric_reduction_method must be one of {names}. Received: {value!r}."
+        )
+    return MetricReduction(value.lower())
 
 
 def refuse_unknown(

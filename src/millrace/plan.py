@@ -5,10 +5,10 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-import jax
 import numpy as np
 
-from millrace.options import Accumulation
+from millrace.devices import DeviceGroup
+from millrace.options import Accumulation, Replication
 
 
 class Mode(enum.Enum):
@@ -58,7 +58,18 @@ class Plan:
     accumulation: Accumulation
     step_logs: bool  # deliver the logs of every step, not of the last one only
     records: int  # steps whose results one call can return, where those of every step are wanted
-    device: jax.Device
+    group: DeviceGroup
+    replication: Replication = Replication()
+
+    @property
+    def replicas(self) -> int:
+        """Copies of the model, each with a batch of its own in every step."""
+        return self.group.replicas
+
+    @property
+    def window(self) -> int:
+        """Steps that belong together: those of one update; outside of training, one a replica."""
+        return self.replicas * (self.accumulation.steps if self.mode is Mode.TRAIN else 1)
 
     @property
     def each_step(self) -> bool:

@@ -5,6 +5,7 @@ import jax.numpy as jnp
 
 from millrace.compiling import executable
 from millrace.compiling.executable import compile_program
+from millrace.devices import DeviceGroup
 from millrace.options import Accumulation
 from millrace.plan import BatchSpec, Mode, Plan
 from millrace.programs.build import Program
@@ -20,7 +21,7 @@ def plan():
         accumulation=Accumulation(),
         step_logs=False,
         records=0,
-        device=jax.devices()[2],
+        group=DeviceGroup((jax.devices()[2],)),
     )
 
 

@@ -24,9 +24,16 @@ STEPS = 2  # in an update, where nothing else is said
 
 
 @functools.cache
-def strategy() -> millrace.Strategy:
-    """One for all tests, on more devices than any pipeline has stages."""
-    return millrace.Strategy(devices="cpu:8")
+def strategy(devices: int = 1) -> millrace.Strategy:
+    """One for all tests, on so many of eight virtual CPU devices."""
+    return millrace.Strategy(millrace.Strategy(devices="cpu:8").devices[:devices])
+
+
+def devices_of(stages: int | list[int], device_mapping: list[int] | None = None) -> int:
+    """Returns how many devices one pipeline takes; twice as many would be two replicas of it."""
+    if device_mapping is not None:
+        return max(device_mapping) + 1
+    return stages if isinstance(stages, int) else max(stages) + 1
 
 
 def leaf_calls(items: list[Any]) -> list[Any]:
@@ -60,10 +67,16 @@ def pipelined(
     stages: int | list[int] | None = 2,
     steps: int = STEPS,
     executed: int = 2,
+    devices: int | None = None,
     **options: Any,
 ) -> keras.Model:
-    """Returns the case's model as a pipeline; `executed` updates are one execution."""
-    model = cases.compiled(case, strategy(), steps * executed)
+    """Returns the case's model as a pipeline; `executed` updates are one execution.
+
+    `devices` are those that the stages need, and must be given where scopes say the stages.
+    """
+    if devices is None:
+        devices = devices_of(stages, options.get("device_mapping"))
+    model = cases.compiled(case, strategy(devices), steps * executed)
     build(case, model)
     if stages is not None:
         cut(model, stages)
@@ -75,7 +88,7 @@ def accumulated(
     case: cases.Case, steps: int = STEPS, executed: int = 2, **options: Any
 ) -> keras.Model:
     """Returns the case's model in one piece, which accumulates as the pipeline does."""
-    model = cases.compiled(case, strategy(), steps * executed)
+    model = cases.compiled(case, strategy(1), steps * executed)
     build(case, model)
     model.reset_pipeline_stage_assignment()  # that of scopes
     model.set_gradient_accumulation_options(

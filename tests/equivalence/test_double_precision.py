@@ -23,7 +23,7 @@ EXACT = cases.Tolerance(rtol=1e-12, atol=1e-12)
 TRANSFORMER = cases.Case(
     "gpt", pipes.TinyGpt, pipes.next_words, compile=pipes.word_scores, policy="float64"
 )
-pipes.assert_as_accumulated(replace(TRANSFORMER, tolerance=EXACT), None)
+pipes.assert_as_accumulated(replace(TRANSFORMER, tolerance=EXACT), None, devices=3)
 clipped = cases.optimizer("SGD", 0.1, momentum=0.9, global_clipnorm=0.1)
 for case in cases.MODELS:
     if case.name in ("batchnorm-dropout", "nested", "regularizers-constraints", "masked-embedding"):

@@ -273,7 +273,8 @@ def test_an_embedding_that_the_last_stage_reads_too(mapping):
 @pytest.mark.parametrize("mapping", [None, [0, 1, 0]])
 def test_a_subclassed_model_with_stages_in_its_call(mapping):
     case = cases.Case("gpt", pipes.TinyGpt, pipes.next_words, compile=pipes.word_scores)
-    model = pipes.assert_as_accumulated(case, None, device_mapping=mapping)
+    devices = 3 if mapping is None else 2
+    model = pipes.assert_as_accumulated(case, None, device_mapping=mapping, devices=devices)
     assert model.embedding.embeddings.shape == (11, 4)
 
 
@@ -432,10 +433,18 @@ def test_single_batches():
 def test_the_stages_change_between_fits():
     """Weights and the optimizer's state move to where they now belong."""
     case = cases.Case("changes", cases.normalized, compile=momentum)
-    model, reference = pipes.pipelined(case, [0, 0, 0, 1, 1]), pipes.accumulated(case)
+    model = pipes.pipelined(case, [0, 0, 0, 1, 1], device_mapping=[0, 3])
+    reference = pipes.accumulated(case)
     cases.assert_same(pipes.fit(case, model), pipes.fit(case, reference))
     pipes.cut(model, [0, 1, 1, 1, 2])
     model.set_pipelining_options(device_mapping=[3, 1, 0])
+    cases.assert_same(pipes.fit(case, model), pipes.fit(case, reference))
+
+
+def test_a_pipeline_becomes_one_piece_between_fits():
+    case = cases.Case("changes", cases.normalized, compile=momentum)
+    model = pipes.pipelined(case, [0, 0, 0, 1, 1], device_mapping=[0, 0])
+    reference = pipes.accumulated(case)
     cases.assert_same(pipes.fit(case, model), pipes.fit(case, reference))
     model.reset_pipeline_stage_assignment()
     model.set_gradient_accumulation_options(gradient_accumulation_steps_per_replica=pipes.STEPS)
@@ -451,7 +460,7 @@ def test_a_trained_pipeline_is_a_keras_model_like_any_other(tmp_path):
     cases.assert_close(np.array(model(x)), np.array(reference(x)))
     cases.assert_close(model.get_weights(), reference.get_weights())
     model.save(tmp_path / "model.keras")
-    with pipes.strategy().scope():
+    with pipes.strategy(2).scope():
         loaded = keras.models.load_model(tmp_path / "model.keras")
     calls = loaded.get_pipeline_stage_assignment()
     assert [call.pipeline_stage for call in calls] == [0, 1]
@@ -459,7 +468,7 @@ def test_a_trained_pipeline_is_a_keras_model_like_any_other(tmp_path):
     cases.assert_close(loaded.predict(x, verbose=0), reference.predict(x, verbose=0))
     # Not with `reference` itself: plain Keras, too, trains a loaded model on to other weights.
     reference.save(tmp_path / "reference.keras")
-    with pipes.strategy().scope():
+    with pipes.strategy(1).scope():
         loaded_reference = keras.models.load_model(tmp_path / "reference.keras")
     cases.assert_same(pipes.fit(case, loaded), pipes.fit(case, loaded_reference))
 
@@ -481,7 +490,7 @@ def test_a_resnet_cut_in_the_middle():
         loss="sparse_categorical_crossentropy",
     )
     case = cases.Case("resnet", build, pictures, rows=8, compile=compile_)
-    model = pipes.pipelined(case, None, executed=1)
+    model = pipes.pipelined(case, None, executed=1, devices=2)
     stage, assignment = 0, model.get_pipeline_stage_assignment()
     for call in assignment:
         call.pipeline_stage = stage

@@ -2,11 +2,12 @@ import jax
 import numpy as np
 import pytest
 
+from millrace.devices import DeviceGroup
 from millrace.errors import DataError
-from millrace.feeds.block import ALIGNMENT, batch_spec, empty_block
+from millrace.feeds.block import ALIGNMENT, Destination, batch_spec, empty_block
 from millrace.feeds.blocks import BlockShape, ResidentArrays, stacked_blocks
 
-CPU = jax.devices("cpu")[0]
+CPU = Destination(DeviceGroup((jax.devices("cpu")[0],)))
 
 
 def shape(max_bytes=2**20, units=(1, 1), known=None, together=1):
@@ -94,7 +95,7 @@ def test_leaves_without_a_fixed_shape_are_refused():
 @pytest.mark.parametrize("steps", [1, 3, 1000])
 def test_host_blocks_are_aligned_so_that_jax_does_not_copy_them(steps):
     spec = batch_spec((np.zeros((5, 3), np.float32), np.zeros(5, np.int8)))
-    leaves = empty_block(spec, steps)
+    leaves = empty_block(spec, (steps,))
     assert [leaf.shape for leaf in leaves] == [(steps, 5, 3), (steps, 5)]
     assert all(leaf.ctypes.data % ALIGNMENT == 0 for leaf in leaves)
 
@@ -107,7 +108,7 @@ def test_rows_are_gathered_in_order(on_host, rows):
     resident = ResidentArrays((x, y), CPU)
     if not on_host:  # the path of accelerators, on the device that is here
         resident._on_host = False
-        resident._leaves = jax.device_put(resident._leaves, CPU)
+        resident._leaves = CPU.put(resident._leaves)
     order = np.random.default_rng(0).permutation(rows).astype(np.int32)
     nbytes = batch_spec((x[:4], y[:4])).nbytes
     blocks = list(resident.blocks(order, 4, shape(max_bytes=2 * nbytes)))

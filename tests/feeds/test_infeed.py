@@ -6,10 +6,12 @@ import jax
 import numpy as np
 import pytest
 
+from millrace.devices import DeviceGroup
+from millrace.feeds.block import Destination
 from millrace.feeds.blocks import BlockShape, stacked_blocks
 from millrace.feeds.infeed import Infeed
 
-CPU = jax.devices("cpu")[0]
+CPU = Destination(DeviceGroup((jax.devices("cpu")[0],)))
 
 
 def ALWAYS():  # noqa: N802 - a block for every execution

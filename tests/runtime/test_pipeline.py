@@ -15,7 +15,8 @@ from millrace.schedules.table import make_schedule
 
 @pytest.fixture
 def strategy():
-    return millrace.Strategy(devices="cpu:4")
+    """A device for each of three stages: one replica of the pipeline."""
+    return millrace.Strategy(devices="cpu:3")
 
 
 def data(rows):

@@ -1,11 +1,12 @@
 """Private JAX. Checked on jax 0.10.0, 0.10.2 and 0.12.0.1."""
 
+import os
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax._src import xla_bridge
+from jax._src import clusters, distributed, xla_bridge
 from jax._src.api_util import InternalFloatingPointError
 from jax._src.array import ArrayImpl
 from jax._src.core import ShapedArray
@@ -32,16 +33,25 @@ def uncommitted(array: Any) -> Any:
 
 
 class DeviceCopies:
-    """Starts copies to one device with as little Python as there is.
+    """Starts copies to one device, or to one device for each replica, with little Python.
 
     `jax.device_put` does the same and takes 22 us for an array, these take 3 from host memory and
     7 from another device: a task of a pipeline is to take 60 in all, and has two or three of them.
     """
 
-    def __init__(self, device: jax.Device):
-        self._device = device
-        self._sharding = jax.sharding.SingleDeviceSharding(device)
-        self._devices = self._sharding._internal_device_list
+    def __init__(self, sharding: Any, replicas: tuple[int, ...]):
+        """Prepares copies.
+
+        Args:
+            sharding: of one device, or of the first axis over the devices of replicas.
+            replicas: those whose device belongs to this process.
+        """
+        self._sharding = sharding
+        self._list = sharding._internal_device_list
+        devices = list(sharding._device_assignment)
+        self._is_split = len(devices) > 1
+        self._replicas = replicas
+        self._devices = [devices[k] for k in replicas]
         self._avals: dict[Any, Any] = {}
 
     def from_host(self, array: np.ndarray) -> jax.Array:
@@ -51,13 +61,14 @@ class DeviceCopies:
         if aval is None:
             dtype = jax.dtypes.canonicalize_dtype(array.dtype)
             aval = self._avals[key] = ShapedArray(array.shape, dtype)
-        return xla_client.batched_device_put(aval, self._sharding, [array], [self._device], True)
+        parts = [array[k : k + 1] for k in self._replicas] if self._is_split else [array]
+        return xla_client.batched_device_put(aval, self._sharding, parts, self._devices, True)
 
     def from_device(self, arrays: list[jax.Array]) -> list[jax.Array]:
-        """Copies arrays that are on another device; they may still be being computed."""
+        """Copies arrays that are on other devices; they may still be being computed."""
         number = len(arrays)
         return xla_client.batched_copy_array_to_devices_with_sharding(
-            arrays, [self._devices] * number, [self._sharding] * number, [_COPY] * number
+            arrays, [self._list] * number, [self._sharding] * number, [_COPY] * number
         )
 
 
@@ -87,3 +98,43 @@ def is_non_finite_error(error: BaseException) -> bool:
     were compiled ahead of time let this private class through.
     """
     return isinstance(error, InternalFloatingPointError | FloatingPointError)
+
+
+def process_index() -> int:
+    """The number of this process among those that `jax.distributed` has connected.
+
+    `jax.process_index()` asks the devices, and so starts them.
+    """
+    return distributed.global_state.process_id
+
+
+def process_count() -> int:
+    """How many processes `jax.distributed` has connected; 1 without it."""
+    return distributed.global_state.num_processes
+
+
+def key_value_store() -> Any:
+    """The store that `jax.distributed` has for all processes; None without it.
+
+    Its client has no public name. Of its methods, `key_value_set`, `key_value_dir_get`,
+    `blocking_key_value_get` and `key_value_delete` are the same in all versions checked.
+    """
+    return distributed.global_state.client
+
+
+def recognise_cluster(
+    coordinator_address: str | None,
+    num_processes: int | None,
+    process_id: int | None,
+    local_device_ids: Any,
+    timeout: int,
+) -> tuple[str | None, int | None, int | None, Any]:
+    """Fills in what Slurm, MPI, Kubernetes and other clusters say of this process.
+
+    `jax.distributed.initialize` does this, too, and then connects at once; the address must be
+    known before, to meet there.
+    """
+    address = coordinator_address or os.environ.get("JAX_COORDINATOR_ADDRESS")
+    return clusters.ClusterEnv.auto_detect_unset_distributed_params(
+        address, num_processes, process_id, local_device_ids, None, timeout
+    )

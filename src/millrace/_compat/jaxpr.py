@@ -66,10 +66,10 @@ def inner_equations(equation: Equation) -> Iterator[Sequence[Equation]]:
             yield getattr(leaf, "jaxpr", leaf).eqns
 
 
-def primitive_counts(jaxpr: Any) -> dict[str, int]:
-    """Returns how often each primitive occurs in a closed jaxpr, nested ones included."""
+def primitive_counts(equations: Sequence[Equation]) -> dict[str, int]:
+    """Returns how often each primitive occurs in equations, nested ones included."""
     counts: dict[str, int] = {}
-    pending: list[Sequence[Equation]] = [jaxpr.jaxpr.eqns]
+    pending: list[Sequence[Equation]] = [equations]
     while pending:
         for equation in pending.pop():
             name = equation.primitive.name

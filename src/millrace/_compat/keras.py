@@ -6,7 +6,6 @@
 `is_endless`      whether a data set says of itself that it never ends.
 `layer_of`        the layer that a variable belongs to.
 `layers_without_jit`   of all layers, nested ones included.
-`restore_state`   the state that Keras keeps beside the variables while a loop runs.
 `compute_gradient_step`   loss, gradients and metrics of one micro-batch without the update, which
                   `train_step` only has together with it.
 `compute_forward` the same without the gradients, for all three loops.
@@ -37,7 +36,6 @@ __all__ = [
     "layer_of",
     "layers_without_jit",
     "metric_logs",
-    "restore_state",
 ]
 
 _StockEpochIterator = _trainer.JAXEpochIterator
@@ -260,27 +258,6 @@ def layer_of(model: Any, variable: Any) -> str | None:
     owners = [x for x in model._flatten_layers() if any(v is variable for v in x.variables)]
     inner = [x for x in owners if x is not model]
     return min(inner, key=lambda x: len(x.variables)).name if inner else None
-
-
-def restore_state(model: Any, state: Any) -> None:
-    """Gives a model's variables values, as if Keras's loop had ended and put them back.
-
-    While a loop runs its variables hold nothing, and an exception out of the first execution
-    leaves them so.
-    """
-    trainable, non_trainable, *rest = state
-    groups = [
-        (model.trainable_variables, trainable),
-        (model.non_trainable_variables, non_trainable),
-    ]
-    if len(rest) == 2:
-        groups.append((model.optimizer.variables, rest[0]))
-    if rest:
-        groups.append((model.metrics_variables, rest[-1]))
-    for variables, values in groups:
-        for variable, value in zip(variables, values, strict=True):
-            variable.assign(value)
-    model._jax_state_synced = True
 
 
 def metric_logs(model: Any, metric_values: Any) -> dict[str, Any]:

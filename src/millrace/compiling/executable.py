@@ -32,16 +32,17 @@ def compile_program(
     trace_seconds: float = 0.0,
     compiler_options: Mapping[str, Any] | None = None,
 ) -> Executable:
-    """Compiles `program` for the plan's device and adds a record to `log`.
+    """Compiles `program` for the plan's devices and adds a record to `log`.
 
     What takes longer than two seconds says so: on a terminal, and to the `millrace` logger at
     level INFO.
     `trace_seconds` are those that tracing the program's step has taken already. XLA gets
     `compiler_options` for this program alone.
     """
-    sharding = jax.sharding.SingleDeviceSharding(plan.device)
     arguments = jax.tree.map(
-        lambda spec: jax.ShapeDtypeStruct(spec.shape, spec.dtype, sharding=sharding),
+        lambda spec: jax.ShapeDtypeStruct(
+            spec.shape, spec.dtype, sharding=spec.sharding or plan.group.whole
+        ),
         program.arguments,
     )
     what = f"{program.name} of {model_name!r} for batches of {plan.batch}"
@@ -49,7 +50,8 @@ def compile_program(
         begin = time.perf_counter()
         # What JAX finds non-finite is reported with the state from before, so that must survive.
         donated = () if looks_for_non_finite() else program.donated
-        lowered = jax.jit(program.function, donate_argnums=donated).lower(*arguments)
+        jitted = jax.jit(program.function, donate_argnums=donated, out_shardings=program.results)
+        lowered = jitted.lower(*arguments)
         traced = time.perf_counter()
         compiled = lowered.compile(dict(compiler_options) if compiler_options else None)
         end = time.perf_counter()

@@ -9,6 +9,7 @@ from millrace._compat.jax import looks_for_non_finite
 from millrace.compiling.executable import Executable, compile_program
 from millrace.plan import LoopForm, Plan
 from millrace.programs.build import ProgramBuilder
+from millrace.programs.replicas import ReplicaBuilder
 from millrace.programs.state import State
 from millrace.records.compilation import CompileRecord
 
@@ -23,7 +24,7 @@ class Executables:
     def __init__(self, model: keras.Model, log: list[CompileRecord]):
         self._model = model
         self._log = log
-        self._builders: dict[Any, ProgramBuilder] = {}
+        self._builders: dict[Any, ProgramBuilder | ReplicaBuilder] = {}
         self._executables: dict[Any, Executable] = {}
         self._state: State | None = None  # the one whose specs we have
         self._specs: Any = None
@@ -76,10 +77,11 @@ class Executables:
         """Returns the program of an update."""
         return self._find(plan, "apply")
 
-    def _builder(self, plan: Plan) -> ProgramBuilder:
+    def _builder(self, plan: Plan) -> ProgramBuilder | ReplicaBuilder:
         key = (plan, self._specs_key)
         if key not in self._builders:
-            self._builders[key] = ProgramBuilder(self._model, plan, self._specs)
+            make = ProgramBuilder if plan.replicas == 1 else ReplicaBuilder
+            self._builders[key] = make(self._model, plan, self._specs)
         return self._builders[key]
 
     def _find(self, plan: Plan, name: str, unroll: int | None = None) -> Executable:

@@ -9,18 +9,20 @@ import keras
 
 from millrace._compat.jax import looks_for_non_finite
 from millrace.compiling.executable import Executable, compile_program
+from millrace.devices import DeviceGroup
 from millrace.graph.calls import LayerCall
 from millrace.graph.place import Marks
 from millrace.options import CompilerOptions, Pipelining
 from millrace.plan import Plan
 from millrace.programs.build import Program
+from millrace.programs.replica_stages import ReplicaStageBuilder
 from millrace.programs.stages import StageBuilder
 from millrace.programs.state import State
 from millrace.records.compilation import CompileRecord
 
 
 class StageExecutables:
-    """Finds or compiles the executable of a stage's pass, for the device of the stage.
+    """Finds or compiles the executable of a stage's pass, for the devices of the stage.
 
     It belongs to one compiled function of one model with one assignment of stages, so what it
     must tell apart is the plan, the specs of the state and the device.
@@ -42,27 +44,30 @@ class StageExecutables:
         self._builders: dict[Any, StageBuilder] = {}
         self._executables: dict[Any, Executable] = {}
 
-    def builder(self, plan: Plan, state: State) -> StageBuilder:
+    def builder(self, plan: Plan, state: State, groups: Sequence[DeviceGroup]) -> StageBuilder:
         """Returns what makes the programs of a plan. Traces one step if it is new."""
         specs = jax.tree.map(lambda v: jax.ShapeDtypeStruct(v.shape, v.dtype), state)
         key = (plan, tuple((spec.shape, spec.dtype) for spec in jax.tree.leaves(specs)))
         if key not in self._builders:
-            self._builders[key] = StageBuilder(self._model, plan, self._calls, self._marks, specs)
+            given = (self._model, plan, self._calls, self._marks, specs)
+            self._builders[key] = (
+                StageBuilder(*given) if plan.replicas == 1 else ReplicaStageBuilder(*given, groups)
+            )
         return self._builders[key]
 
     def find(
         self,
         builder: StageBuilder,
         plan: Plan,
-        device: jax.Device,
+        group: DeviceGroup,
         name: str,
         stage: int,
         make: Callable[[], Program],
     ) -> Executable:
-        """Returns the executable of that name, stage and device; `make` makes its program."""
-        key = (builder, name, stage, device, looks_for_non_finite())
+        """Returns the executable of that name, stage and group; `make` makes its program."""
+        key = (builder, name, stage, group, looks_for_non_finite())
         if key not in self._executables:
-            placed = replace(plan, device=device)
+            placed = replace(plan, group=group)
             options = self._options(name, stage)
             self._executables[key] = compile_program(
                 make(), placed, self._model.name, self._log, compiler_options=options

@@ -2,8 +2,11 @@
 
     batches of a data adapter      x[32, 64] y[32]   x[32, 64] y[32]   ...
     block on the device            x[capacity, 32, 64]  y[capacity, 32]
+    with replicas                  x[capacity / replicas, replicas, 32, 64]  y[...]
 
 Executions do not have to end where blocks do: an execution takes segments `(block, start, count)`.
+Batch `j` of the data goes to replica `j % replicas`, so a row of a block with replicas is a round:
+a step of each of them. A process keeps the batches of its own replicas only.
 """
 
 import math
@@ -13,6 +16,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from millrace.devices import DeviceGroup, put_parts
 from millrace.errors import DataError
 from millrace.plan import BatchSpec
 
@@ -23,10 +27,45 @@ ALIGNMENT = 64  # bytes; JAX takes over an aligned host array on CPU and copies 
 class Block:
     """Equally shaped batches, on the device or, on CPU, in host memory."""
 
-    batches: Any  # leaves are [capacity, ...]
+    batches: Any  # leaves are [capacity, ...], with replicas [rounds, replicas here, ...]
     spec: BatchSpec  # of one batch
     capacity: int
     steps: int  # batches in use; what follows them is padding that no program reads
+
+
+@dataclass(frozen=True, slots=True)
+class Destination:
+    """Where blocks go."""
+
+    group: DeviceGroup
+    stays_on_host: bool = False  # until a task of a pipeline takes a batch
+
+    @property
+    def replicas(self) -> int:
+        """Batches in a round."""
+        return self.group.replicas
+
+    @property
+    def kept(self) -> tuple[int, ...]:
+        """Replicas whose batches are kept."""
+        return tuple(range(self.replicas)) if self.stays_on_host else self.group.local
+
+    @property
+    def is_host_memory(self) -> bool:
+        """Whether a block is left in host memory, which on CPU is that of the device."""
+        return self.stays_on_host or self.group.platform == "cpu"
+
+    def lead(self, capacity: int) -> tuple[int, ...]:
+        """Returns the first axes of a block's leaves."""
+        if self.replicas == 1:
+            return (capacity,)
+        return (capacity // self.replicas, len(self.kept))
+
+    def put(self, leaves: list[np.ndarray]) -> list[jax.Array]:
+        """Starts the transfer of a block's leaves to the devices."""
+        if self.replicas == 1:
+            return jax.device_put(leaves, self.group.whole)
+        return [put_parts(leaf, self.group, 1) for leaf in leaves]
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,14 +120,14 @@ class SpecReader:
         return self._spec
 
 
-def empty_block(spec: BatchSpec, capacity: int) -> list[np.ndarray]:
-    """Returns fresh, aligned host arrays `[capacity, ...]` for the leaves of a block.
+def empty_block(spec: BatchSpec, lead: tuple[int, ...]) -> list[np.ndarray]:
+    """Returns fresh, aligned host arrays `[*lead, ...]` for the leaves of a block.
 
     Always fresh: JAX keeps using the memory of an aligned array after taking it over, so a buffer
     that is filled again changes batches that are still waiting for their turn.
     """
     return [
-        _aligned((capacity, *shape), dtype)
+        _aligned((*lead, *shape), dtype)
         for shape, dtype in zip(spec.shapes, spec.dtypes, strict=True)
     ]
 
@@ -101,12 +140,12 @@ def _aligned(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
 
 
 def make_block(
-    leaves: list[np.ndarray], spec: BatchSpec, capacity: int, steps: int, device: jax.Device
+    leaves: list[np.ndarray], spec: BatchSpec, capacity: int, steps: int, destination: Destination
 ) -> Block:
     """Makes a block of filled host arrays, and starts their transfer.
 
     On CPU there is nothing to transfer, and what JAX does instead would only delay the data set
     on whose thread this runs: the runner does it when the block's turn has come.
     """
-    moved = leaves if device.platform == "cpu" else jax.device_put(leaves, device)
+    moved = leaves if destination.is_host_memory else destination.put(leaves)
     return Block(jax.tree.unflatten(spec.treedef, moved), spec, capacity, steps)

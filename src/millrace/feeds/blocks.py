@@ -7,7 +7,15 @@ from typing import Any
 import jax
 import numpy as np
 
-from millrace.feeds.block import Block, SpecReader, batch_spec, empty_block, make_block
+from millrace.devices import place
+from millrace.feeds.block import (
+    Block,
+    Destination,
+    SpecReader,
+    batch_spec,
+    empty_block,
+    make_block,
+)
 from millrace.plan import BatchSpec
 
 FIRST_BLOCK_BYTES = 2**17  # of an epoch: some 0.1 ms of copying rows
@@ -23,6 +31,7 @@ class BlockShape:
     units: tuple[int, int]  # steps of an execution, of an update: whole ones where they fit
     known: dict[BatchSpec, int]  # capacities that have executables; shared by all feeds of a mode
     together: int = STEPS_TOGETHER  # steps that a block of short executions holds
+    replicas: int = 1  # a block holds whole rounds of them
 
     def capacity(self, spec: BatchSpec, wanted: int) -> int:
         """Returns the capacity for `wanted` steps, at most what `max_bytes` allows.
@@ -32,10 +41,11 @@ class BlockShape:
         """
         nbytes = max(1, spec.nbytes)
         most = max(1, self.max_bytes // nbytes)
-        unit = next((unit for unit in self.units if unit <= most), 1)
-        most -= most % unit
+        unit = next((unit for unit in self.units if unit <= most), self.replicas)
+        most = max(most - most % unit, self.replicas)
         together = min(self.together, SHORT_BYTES // nbytes)
         wanted = min(max(wanted, together), most)
+        wanted = -(-wanted // self.replicas) * self.replicas
         known = self.known.get(spec, 0)
         if known < wanted:
             self.known[spec] = wanted
@@ -56,12 +66,20 @@ class BlockShape:
         most -= most % (execution if execution <= most else update)
         return most if 0 < most < steps else steps
 
+    def room(self, position: int) -> int | None:
+        """Returns how many steps a block that begins at a step of the epoch may hold; None: all.
+
+        With replicas every update begins a round, so a block within an update ends with it.
+        """
+        left = -position % self.units[1]
+        return left if self.replicas > 1 and left else None
+
 
 def stacked_blocks(
     batches: Iterator[Any],
     sizes: Iterable[int],
     shape: BlockShape,
-    device: jax.Device,
+    destination: Destination,
     is_awaited: Callable[[], bool] = lambda: True,
 ) -> Iterator[Block]:
     """Stacks batches as they come.
@@ -74,11 +92,12 @@ def stacked_blocks(
         batches: what a data adapter yields.
         sizes: steps of each execution.
         shape: bounds of a block.
-        device: where blocks go.
+        destination: where blocks go.
         is_awaited: whether whoever takes the blocks has none left.
     """
     specs = SpecReader()
     stack: _Stack | None = None
+    position = 0  # steps since the epoch began
     for size in sizes:
         for left in range(size, 0, -1):
             try:
@@ -87,52 +106,72 @@ def stacked_blocks(
             except BaseException as error:
                 # The batches before the end, or before a broken one, are trained first.
                 if stack is not None:
-                    yield stack.block(device)
+                    yield stack.block()
                 if isinstance(error, StopIteration):
                     return
                 raise
             if stack is not None and stack.spec != spec:
-                yield stack.block(device)
+                yield stack.block()
                 stack = None
             if stack is None:
-                stack = _Stack(spec, shape.capacity(spec, left))
+                stack = _Stack(spec, shape.capacity(spec, left), shape.room(position), destination)
             stack.add(batch)
+            position += 1
             if stack.room == 0 or (left == 1 and (stack.room < size or is_awaited())):
-                yield stack.block(device)
+                yield stack.block()
                 stack = None
     if stack is not None:
-        yield stack.block(device)
+        yield stack.block()
 
 
 class _Stack:
     """A block that is being filled."""
 
-    def __init__(self, spec: BatchSpec, capacity: int):
+    def __init__(self, spec: BatchSpec, capacity: int, most: int | None, destination: Destination):
         self.spec = spec
         self._capacity = capacity
-        self._leaves = empty_block(spec, capacity)
+        self._most = capacity if most is None else min(most, capacity)
+        self._destination = destination
+        self._leaves = empty_block(spec, destination.lead(capacity))
         self._steps = 0
 
     @property
     def room(self) -> int:
-        return self._capacity - self._steps
+        return self._most - self._steps
 
     def add(self, batch: Any) -> None:
+        place = self._place(self._steps)
+        self._steps += 1
+        if place is None:
+            return
         # Copied at once: a generator may fill the same buffer for its next batch.
         for target, leaf in zip(self._leaves, jax.tree.leaves(batch), strict=True):
-            target[self._steps] = leaf
-        self._steps += 1
+            target[place] = leaf
 
-    def block(self, device: jax.Device) -> Block:
-        return make_block(self._leaves, self.spec, self._capacity, self._steps, device)
+    def block(self) -> Block:
+        replicas = self._destination.replicas
+        for step in range(self._steps, -(-self._steps // replicas) * replicas):
+            # What fills the last round up is computed with, and not counted.
+            if (place := self._place(step)) is not None:
+                for target in self._leaves:
+                    target[place] = 0
+        return make_block(self._leaves, self.spec, self._capacity, self._steps, self._destination)
+
+    def _place(self, step: int) -> Any:
+        """Returns where a step's batch goes, None if another process has its replica."""
+        if self._destination.replicas == 1:
+            return step
+        round_, replica = divmod(step, self._destination.replicas)
+        kept = self._destination.kept
+        return (round_, kept.index(replica)) if replica in kept else None
 
 
 class ResidentArrays:
-    """A data set that stays on the device, batches of which are gathered there."""
+    """A data set that stays on the devices, batches of which are gathered there."""
 
-    def __init__(self, arrays: Any, device: jax.Device):
-        """Moves `arrays`, leaves `[rows, ...]` with one number of rows, to the device."""
-        self._device = device
+    def __init__(self, arrays: Any, destination: Destination):
+        """Moves `arrays`, leaves `[rows, ...]` with one number of rows, to the devices."""
+        self._destination = destination
         self.spec = batch_spec(arrays)
         self.rows = self.spec.rows
         leaves = [
@@ -141,8 +180,9 @@ class ResidentArrays:
         ]
         # On CPU the device's memory is the host's, and NumPy copies rows several times faster
         # than XLA's CPU gather does.
-        self._on_host = device.platform == "cpu"
-        self._leaves: Any = leaves if self._on_host else jax.device_put(leaves, device)
+        self._on_host = destination.is_host_memory
+        whole = destination.group.whole
+        self._leaves: Any = leaves if self._on_host else [place(leaf, whole) for leaf in leaves]
 
     def blocks(self, order: np.ndarray, batch_size: int, shape: BlockShape) -> Iterator[Block]:
         """Yields blocks of full batches in `order`, and one of the smaller last batch.
@@ -165,24 +205,30 @@ class ResidentArrays:
             done += steps
             turn += 1
         if rest := len(order) % batch_size:
-            yield self._gather(order[None, -rest:], self._spec_of(rest), 1)
+            yield self._gather(order[None, -rest:], self._spec_of(rest), shape.replicas)
 
     def _spec_of(self, rows: int) -> BatchSpec:
         shapes = tuple((rows, *shape[1:]) for shape in self.spec.shapes)
         return BatchSpec(self.spec.treedef, shapes, self.spec.dtypes)
 
     def _gather(self, rows: np.ndarray, spec: BatchSpec, capacity: int) -> Block:
-        steps = len(rows)
+        steps, destination = len(rows), self._destination
+        if destination.replicas > 1 or not self._on_host:
+            # Steps that fill up a round, or a block on an accelerator, are of row 0.
+            filled = destination.replicas if self._on_host else capacity
+            padded = np.zeros((-(-steps // filled) * filled, rows.shape[1]), np.int32)
+            padded[:steps] = rows
+            rows = padded
+        if destination.replicas > 1:
+            rows = rows.reshape(-1, destination.replicas, rows.shape[1])[:, list(destination.kept)]
         if self._on_host:
-            leaves = empty_block(spec, capacity)
+            leaves = empty_block(spec, destination.lead(capacity))
             for target, source in zip(leaves, self._leaves, strict=True):
                 # "clip" lets NumPy write into `out` directly; the row numbers are in range.
-                np.take(source, rows, axis=0, out=target[:steps], mode="clip")
-            return make_block(leaves, spec, capacity, steps, self._device)
-        padded = np.zeros((capacity, rows.shape[1]), np.int32)
-        padded[:steps] = rows
-        leaves = _take_rows(self._leaves, jax.device_put(padded, self._device))
-        return Block(jax.tree.unflatten(spec.treedef, leaves), spec, capacity, steps)
+                np.take(source, rows, axis=0, out=target[: len(rows)], mode="clip")
+            return make_block(leaves, spec, capacity, steps, destination)
+        taken = _take_rows(self._leaves, *destination.put([rows]))
+        return Block(jax.tree.unflatten(spec.treedef, taken), spec, capacity, steps)
 
 
 @jax.jit

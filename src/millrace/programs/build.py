@@ -46,6 +46,7 @@ class Program:
     arguments: tuple[Any, ...]  # trees of jax.ShapeDtypeStruct
     unrolled: int | None  # turns, where it is not a loop
     donated: tuple[int, ...]  # positions of arguments whose memory the results reuse
+    results: Any = None  # shardings of the results, where the group has several devices
 
 
 class ProgramBuilder:
@@ -62,18 +63,18 @@ class ProgramBuilder:
         self._model = model
         self._plan = plan
         self._state = state
-        self._batches = _batch_specs(plan, (plan.capacity,))
+        self._batches = batch_specs(plan, (plan.capacity,))
         self._accumulates = plan.mode is Mode.TRAIN and plan.accumulation.steps > 1
         make = make_gradient_step(model) if self._accumulates else make_step(model, plan.mode)
         self._step = jax.jit(make)
         begin = time.perf_counter()
-        traced = self._step.trace(state, _batch_specs(plan, ()))
+        traced = self._step.trace(state, batch_specs(plan, ()))
         self.trace_seconds = time.perf_counter() - begin
         self._step_result = traced.out_info[-1]
         # What a loop must carry from step to step besides state.
         self._logs_at_end = not plan.each_step and logs_follow_from_metrics(model, plan.mode)
         self.form = choose_loop_form(
-            plan.mode, plan.device.platform, primitive_counts(traced.jaxpr)
+            plan.mode, plan.group.platform, primitive_counts(traced.jaxpr.jaxpr.eqns)
         )
 
     def run(self, form: LoopForm) -> Program:
@@ -178,7 +179,7 @@ class ProgramBuilder:
         if self._logs_at_end:
             return final_logs(self._model, state)
         if self._plan.mode is Mode.PREDICT and not self._plan.step_logs:
-            return jax.tree.map(_merge_steps, records)
+            return jax.tree.map(merge_steps, records)
         return records
 
     def _accumulated(self) -> Any:
@@ -202,7 +203,8 @@ _INDEX = jax.ShapeDtypeStruct((), jnp.int32)
 _FACTOR = jax.ShapeDtypeStruct((), jnp.float32)
 
 
-def _batch_specs(plan: Plan, lead: tuple[int, ...]) -> Any:
+def batch_specs(plan: Plan, lead: tuple[int, ...]) -> Any:
+    """Returns the specs of a batch, or with `lead` of a block, whose leaves are `[*lead, ...]`."""
     leaves = [
         jax.ShapeDtypeStruct((*lead, *shape), dtype)
         for shape, dtype in zip(plan.batch.shapes, plan.batch.dtypes, strict=True)
@@ -210,6 +212,6 @@ def _batch_specs(plan: Plan, lead: tuple[int, ...]) -> Any:
     return jax.tree.unflatten(plan.batch.treedef, leaves)
 
 
-def _merge_steps(leaf: jax.Array) -> jax.Array:
+def merge_steps(leaf: jax.Array) -> jax.Array:
     """`[records, rows, ...]` -> `[records * rows, ...]`, as Keras concatenates predictions."""
     return lax.collapse(leaf, 0, 2) if leaf.ndim > 1 else leaf

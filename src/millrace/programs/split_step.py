@@ -14,14 +14,9 @@ from millrace.graph.place import MODEL_SCOPE, Marks
 from millrace.graph.split import split
 from millrace.graph.stage import Slot, Split
 from millrace.plan import Mode
-from millrace.programs.state import State, as_lists, as_state, settle
+from millrace.programs.state import ROLES, State, as_lists, as_state, settle
 from millrace.programs.step import logs_follow_from_metrics
 
-ROLES = {
-    Mode.TRAIN: ("trainable", "non_trainable", "optimizer", "metric"),
-    Mode.TEST: ("trainable", "non_trainable", "metric"),
-    Mode.PREDICT: ("trainable", "non_trainable"),
-}
 CHANGING = ("non_trainable", "metric")  # with every micro-batch; the others with every update
 
 

@@ -33,9 +33,9 @@ from millrace.plan import Mode, Plan
 from millrace.programs.accumulate import Accumulator, make_accumulator
 from millrace.programs.build import Program
 from millrace.programs.passes import Passes, make_passes
-from millrace.programs.split_step import ROLES, split_step
+from millrace.programs.split_step import split_step
 from millrace.programs.stage_update import split_stage_update
-from millrace.programs.state import State
+from millrace.programs.state import ROLES, State
 from millrace.programs.step import final_logs
 
 
@@ -210,7 +210,7 @@ class StageBuilder:
 
     def logs(self, index: int) -> Program:
         """The logs that follow from the metrics' values."""
-        metrics = self._specs["metric"]
+        metrics = list(self._specs["metric"])
 
         def logs(metrics: Any) -> Any:
             return final_logs(self._model, (metrics,))
@@ -259,8 +259,7 @@ _FACTOR = jax.ShapeDtypeStruct((), jnp.float32)
 
 def state_groups(stage: Stage) -> tuple[list[Slot], list[Slot]]:
     """Returns the state that a stage's forward only reads, and that which it changes."""
-    changing = [slot for slot in stage.new_state if slot in stage.state]
-    return [slot for slot in stage.state if slot not in changing], changing
+    return [slot for slot in stage.state if slot not in stage.new_state], list(stage.new_state)
 
 
 def _cut(values: Sequence[Any], lengths: Sequence[int]) -> list[list[Any]]:

@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 
 from millrace.errors import ModelError
+from millrace.plan import Mode
 
 
 @jax.tree_util.register_pytree_node_class
@@ -53,10 +54,11 @@ class Values:
 State = tuple[Values, ...]
 
 ROLES = {
-    4: ("trainable", "non-trainable", "optimizer", "metric"),
-    3: ("trainable", "non-trainable", "metric"),
-    2: ("trainable", "non-trainable"),
+    Mode.TRAIN: ("trainable", "non_trainable", "optimizer", "metric"),
+    Mode.TEST: ("trainable", "non_trainable", "metric"),
+    Mode.PREDICT: ("trainable", "non_trainable"),
 }
+_WORDS = {len(roles): [role.replace("_", "-") for role in roles] for roles in ROLES.values()}
 
 
 def as_state(parts: Iterable[Iterable[Any]]) -> State:
@@ -86,7 +88,7 @@ def settle(new: State, old: State) -> State:
         Values(
             _settle_one(n, o, role, index) for index, (n, o) in enumerate(zip(ns, os, strict=True))
         )
-        for ns, os, role in zip(new, old, ROLES[len(old)], strict=True)
+        for ns, os, role in zip(new, old, _WORDS[len(old)], strict=True)
     )
 
 
@@ -105,5 +107,5 @@ def _sizes(state: Any, parts: int) -> str:
     if len(state) != parts:
         return f"{len(state)} lists"
     return " + ".join(
-        f"{len(values)} {role}" for values, role in zip(state, ROLES[parts], strict=True)
+        f"{len(values)} {role}" for values, role in zip(state, _WORDS[parts], strict=True)
     )

@@ -7,49 +7,36 @@ update.run(...)                     each stage where its weights live
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from itertools import islice
 from statistics import median
-from typing import Any, NamedTuple
+from typing import Any, cast
 
 import jax
 import numpy as np
 
-from millrace._compat.jax import is_non_finite_error, looks_for_non_finite
+from millrace._compat.jax import looks_for_non_finite
 from millrace.compiling.stage_executables import StageExecutables
-from millrace.errors import MillraceError, NonFiniteError, TaskError
+from millrace.devices import DeviceGroup
 from millrace.feeds.block import Segment
 from millrace.plan import Mode, Plan
 from millrace.programs.accumulate import scale_of, weight_of
-from millrace.programs.stages import StageBuilder
+from millrace.programs.replica_stages import ReplicaStageBuilder
 from millrace.programs.state import State
 from millrace.records.pipeline import PipelineStatistics
 from millrace.runtime.buffers import Buffers
+from millrace.runtime.micro_batches import MicroBatch, Shape, micro_batches, next_window
 from millrace.runtime.part import Part
+from millrace.runtime.replica_stage_state import ReplicaStageState
 from millrace.runtime.stage_state import StageState
 from millrace.runtime.stage_tasks import StageTasks
 from millrace.runtime.stage_update import StageUpdate
+from millrace.runtime.task_error import task_error
 from millrace.schedules.simulate import merged
 from millrace.schedules.task import Pass, Schedule, Task
-from millrace.schedules.text import grid
 
 MAX_PENDING_UPDATES = 2  # dispatched and not finished: enough that the devices never wait
 FORWARD_AHEAD = 2  # micro-batches per stage by which evaluation may be ahead of the devices
-
-
-class _Shape(NamedTuple):
-    """What runs micro-batches of one shape."""
-
-    builder: StageBuilder
-    stages: list[StageTasks]
-    update: StageUpdate | None
-    rows: int
-
-
-class _MicroBatch(NamedTuple):
-    leaves: Sequence[Any]  # of x, y and sample weights, in host memory
-    shape: _Shape
 
 
 class PipelineRunner:
@@ -59,7 +46,7 @@ class PipelineRunner:
         self,
         executables: StageExecutables,
         plan: Plan,
-        devices: Sequence[jax.Device],
+        groups: Sequence[DeviceGroup],
         make_schedule: Callable[[int], Schedule],
     ):
         """Makes a runner.
@@ -67,16 +54,19 @@ class PipelineRunner:
         Args:
             executables: where compiled code comes from.
             plan: a plan of the mode; its batch is replaced by that of each block.
-            devices: of each stage.
+            groups: of each stage.
             make_schedule: returns the schedule of an update of so many micro-batches.
         """
         self._executables = executables
         self._plan = replace(plan, capacity=1, records=1)
-        self._devices = tuple(devices)
+        self._groups = tuple(groups)
+        self._last = len(groups) - 1  # stage
+        self._replicas = plan.replicas
         self._make_schedule = make_schedule
         self._schedules: dict[int, tuple[Schedule, tuple[Task, ...]]] = {}
-        self._shapes: dict[Any, _Shape] = {}
+        self._shapes: dict[Any, Shape] = {}
         self._values: StageState | None = None
+        self._before: ReplicaStageState | None = None  # of the execution before this one
         self._probes: deque[Any] = deque()
         self._task_seconds: list[float] = []
         self._in_flight: tuple[int, ...] = ()
@@ -101,7 +91,7 @@ class PipelineRunner:
         """
         del longest, chunk
         self.state, self._values, self._task_seconds = state, None, []
-        self._in_flight = (0,) * len(self._devices)
+        self._in_flight = (0,) * len(self._groups)
         try:
             parts, steps = self._run(state, segments)
         except BaseException:
@@ -109,9 +99,11 @@ class PipelineRunner:
             self.state = self._values.state() if self._values is not None else state
             raise
         if self._values is not None:
+            if self._plan.mode is not Mode.TRAIN:
+                self._settle(next(iter(self._shapes.values())), [[]] * len(self._groups), 1)
+            if not parts and self._plan.mode is not Mode.PREDICT:
+                parts = [Part(self._logs(self._values), steps, 1)]
             state = self._values.state()
-            if not parts:
-                parts = [Part(self._logs(state), steps, 1)]
             self._count_tasks()
         self.state = self._values = None
         return state, parts
@@ -120,66 +112,63 @@ class PipelineRunner:
         parts: list[Part] = []
         steps = 0
         trains = self._plan.mode is Mode.TRAIN
-        micro_batches = self._micro_batches(state, segments)
-        while window := list(islice(micro_batches, self._plan.accumulation.steps if trains else 1)):
+        size = self._plan.window if trains else 1
+        rest = micro_batches(segments, lambda spec: self._shape(spec, state), self._replicas)
+        while window := next_window(rest, size):
             if self._values is None:
                 self._values = self._place(state, window[0].shape)
             run = self._update if trains else self._forward
             parts += run(window, self._values)
-            steps += len(window)
+            steps += sum(micro_batch.steps for micro_batch in window)
         return parts, steps
 
     def release(self) -> None:
         """Lets go of what a loop that has ended was waiting for."""
         self._probes.clear()
 
-    def _place(self, state: State, shape: _Shape) -> StageState:
-        owners = dict(shape.builder.split.owners)
+    def _place(self, state: State, shape: Shape) -> StageState:
+        builder, mode = shape.builder, self._plan.mode
+        owners = dict(builder.split.owners)
         if shape.update is not None:
-            owners.update(shape.builder.update.owners)
-        mode, split = self._plan.mode, shape.builder.split
-        return StageState(mode, state, split, owners, self._devices)
+            owners.update(builder.update.owners)
+        if not isinstance(builder, ReplicaStageBuilder):
+            return StageState(mode, state, builder, owners, self._groups)
+        self._before = ReplicaStageState(mode, state, builder, owners, self._groups, self._before)
+        return self._before
 
-    def _micro_batches(self, state: State, segments: Iterable[Segment]) -> Iterator[_MicroBatch]:
-        for segment in segments:
-            shape = self._shape(segment.block.spec, state)
-            leaves = jax.tree.leaves(segment.block.batches)
-            for step in range(segment.start, segment.start + segment.count):
-                yield _MicroBatch([leaf[step, ...] for leaf in leaves], shape)
-
-    def _shape(self, spec: Any, state: State) -> _Shape:
+    def _shape(self, spec: Any, state: State) -> Shape:
         key = (spec, looks_for_non_finite())  # which decides what may be donated
         shape = self._shapes.get(key)
         if shape is None:
             shape = self._shapes[key] = self._make_shape(spec, state)
         return shape
 
-    def _make_shape(self, spec: Any, state: State) -> _Shape:
+    def _make_shape(self, spec: Any, state: State) -> Shape:
         plan = replace(self._plan, batch=spec)
-        builder = self._executables.builder(plan, state)
+        builder = self._executables.builder(plan, state, self._groups)
 
         def find(name: str, stage: int, make: Any) -> Any:
-            device = self._devices[stage]
-            return self._executables.find(builder, plan, device, name, stage, make)
+            return self._executables.find(builder, plan, self._groups[stage], name, stage, make)
 
         stages = [
-            StageTasks(builder, plan.mode, index, self._devices, find)
-            for index in range(len(self._devices))
+            StageTasks(builder, plan.mode, index, self._groups, find)
+            for index in range(len(self._groups))
         ]
-        trains = plan.mode is Mode.TRAIN
-        update = StageUpdate(builder, self._devices, find) if trains else None
-        return _Shape(builder, stages, update, spec.rows)
+        update = StageUpdate(builder, find) if plan.mode is Mode.TRAIN else None
+        return Shape(builder, stages, update, spec.rows)
 
-    def _update(self, window: list[_MicroBatch], state: StageState) -> list[Part]:
+    def _update(self, window: list[MicroBatch], state: StageState) -> list[Part]:
         """Runs one update, and returns a part for each micro-batch if they have results."""
         first = window[0].shape
         reduction = self._plan.accumulation.reduction
         weights = [weight_of(reduction, each.shape.rows, first.rows) for each in window]
         coefficients = [np.float32(weight) for weight in weights]
+        counted = [each.counted(self._replicas) for each in window]
         schedule, order = self._schedule(len(window))
         buffers = Buffers()
         sums = [stage.zeros() for stage in first.stages]
         results: list[dict[int, Any]] = [{} for _ in window]
+        parts: list[Part] = []
         for task in order:
             number = task.micro_batch
             micro_batch = window[number]
@@ -187,49 +176,76 @@ class PipelineRunner:
             begin = time.perf_counter()
             try:
                 if task.kind is Pass.FORWARD:
-                    results[number] |= stage.forward(number, micro_batch.leaves, state, buffers)
+                    results[number] |= stage.forward(
+                        number, micro_batch.leaves, state, buffers, *counted[number]
+                    )
+                    if task.stage == self._last:
+                        parts += self._parts(results[number], micro_batch, state)
                 elif task.kind is Pass.BACKWARD:
-                    stage.backward(number, state, buffers, sums, coefficients[number])
+                    stage.backward(
+                        number, state, buffers, sums, coefficients[number], *counted[number]
+                    )
                 elif task.kind is Pass.BACKWARD_INPUT:
                     stage.backward_input(number, state, buffers)
                 else:
-                    stage.backward_weight(number, state, buffers, sums, coefficients[number])
+                    stage.backward_weight(
+                        number, state, buffers, sums, coefficients[number], *counted[number]
+                    )
             except Exception as error:
-                raise _task_error(error, task, schedule) from error
+                raise task_error(error, task, schedule) from error
             self._task_seconds.append(time.perf_counter() - begin)
         self._in_flight = tuple(
             max(peak, buffers.peaks.get(stage, 0)) for stage, peak in enumerate(self._in_flight)
         )
-        scale = np.float32(scale_of(reduction, sum(weights)))
+        steps = [each.steps for each in window]
+        self._settle(first, sums, max(steps))
+        total = sum(weight * each for weight, each in zip(weights, steps, strict=True))
+        scale = np.float32(scale_of(reduction, total))
         if first.update is not None:
             self.dispatches += len(sums) + first.update.dispatches
             self._wait(first.update.run(state, sums, scale), MAX_PENDING_UPDATES)
-        return [self._part(r, each) for r, each in zip(results, window, strict=True) if r]
+        return parts
 
-    def _forward(self, window: list[_MicroBatch], state: StageState) -> list[Part]:
+    def _forward(self, window: list[MicroBatch], state: StageState) -> list[Part]:
         """Runs one micro-batch through all stages; the devices overlap without being told."""
         (micro_batch,), buffers = window, Buffers()
+        counted = micro_batch.counted(self._replicas)
         results: dict[int, Any] = {}
         for stage in micro_batch.shape.stages:
             begin = time.perf_counter()
-            results |= stage.forward(0, micro_batch.leaves, state, buffers)
+            results |= stage.forward(0, micro_batch.leaves, state, buffers, *counted)
             self._task_seconds.append(time.perf_counter() - begin)
-        self._wait(buffers.newest, FORWARD_AHEAD * len(self._devices))
-        return [self._part(results, micro_batch)] if results else []
+        self._wait(buffers.newest, FORWARD_AHEAD * len(self._groups))
+        return self._parts(results, micro_batch, state)
 
-    def _part(self, results: dict[int, Any], micro_batch: _MicroBatch) -> Part:
+    def _settle(self, shape: Shape, sums: list[Any], replicas: int) -> None:
+        """Adds up over replicas what they left; `replicas` is how many had a batch."""
+        if self._replicas > 1:
+            for stage in shape.stages:
+                stage.settle(sums, cast(ReplicaStageState, self._values), np.int32(replicas))
+
+    def _parts(
+        self, results: dict[int, Any], micro_batch: MicroBatch, state: StageState
+    ) -> list[Part]:
+        """Returns the part of a micro-batch, if it has results."""
         tree = jax.tree.structure(micro_batch.shape.builder.split.result)
-        return Part(jax.tree.unflatten(tree, [results[leaf] for leaf in sorted(results)]), 1, 1)
+        if results:
+            result = jax.tree.unflatten(tree, [results[leaf] for leaf in sorted(results)])
+        elif self._plan.step_logs and self._plan.mode is not Mode.PREDICT:
+            result = self._logs(state)
+        else:
+            return []
+        return [Part(result, micro_batch.steps, self._replicas)]
 
-    def _logs(self, state: State) -> Any:
+    def _logs(self, state: StageState) -> Any:
         """Returns the logs of the last step, where they follow from the metrics."""
         (spec, _), shape = next(iter(self._shapes.items()))
-        last = len(self._devices) - 1
-        plan, device = replace(self._plan, batch=spec), self._devices[last]
+        last, group = self._last, self._groups[self._last]
+        plan = replace(self._plan, batch=spec)
         run = self._executables.find(
-            shape.builder, plan, device, "logs", last, lambda: shape.builder.logs(last)
+            shape.builder, plan, group, "logs", last, lambda: shape.builder.logs(last)
         )
-        return run(jax.device_put(state[-1], device))
+        return run(*state.metrics())
 
     def _schedule(self, num_micro_batches: int) -> tuple[Schedule, tuple[Task, ...]]:
         if num_micro_batches not in self._schedules:
@@ -254,17 +270,3 @@ class PipelineRunner:
             last_task_seconds=median(seconds),
             last_in_flight=self._in_flight,
         )
-
-
-def _task_error(error: Exception, task: Task, schedule: Schedule) -> MillraceError:
-    where = f"the {task.kind.name.lower()} pass of stage {task.stage} on micro-batch"
-    where = f"{where} {task.micro_batch}"
-    drawing = grid(schedule, marked=task)
-    if is_non_finite_error(error):
-        return NonFiniteError(
-            f"A {error.args[-1]} came out of task {task}: {where}. jax_debug_nans or "
-            "jax_debug_infs told JAX to look for one. The model has the weights from before this "
-            "update. Look at the layers of that stage and at the data of that micro-batch, or use "
-            f"keras.callbacks.TerminateOnNaN() to only stop.\n{drawing}"
-        )
-    return TaskError(f"Task {task} failed: {where}. {type(error).__name__}: {error}\n{drawing}")

@@ -3,7 +3,8 @@
     segment      |0 1 2 3 4 5 6 7 8 9|         accumulation 4
     calls         run(0, 8)  accumulate(8, 2)  the window goes on in the next segment
 
-A window is what one update accumulates over. Nearly all lie whole in one segment.
+A window is what one update accumulates over, with replicas over the batches of all of them.
+Nearly all lie whole in one segment.
 """
 
 from collections import deque
@@ -16,11 +17,12 @@ import numpy as np
 
 from millrace.compiling.executable import Executable
 from millrace.compiling.executables import Executables
-from millrace.feeds.block import Block, Segment
+from millrace.feeds.block import Block, Destination, Segment
 from millrace.plan import LoopForm, Mode, Plan
 from millrace.programs.accumulate import scale_of, weight_of
 from millrace.programs.state import State
 from millrace.runtime.part import Part
+from millrace.runtime.placement import Placement
 
 
 @dataclass(slots=True)
@@ -56,11 +58,13 @@ class ScanRunner:
         self._entered = False  # whether that is the plan of a block
         self._form = LoopForm(unroll=None)
         self._update_fits_one_call = True
-        self._accumulation = plan.accumulation.steps if plan.mode is Mode.TRAIN else 1
+        self._placement = Placement(plan)
+        self._destination = Destination(plan.group)
+        self._replicas, self._window = plan.replicas, plan.window
         self._last_result: Any = None
         self.dispatches = 0
-        # The newest state of a running execution; what is left of it if the execution fails.
-        self.state: State | None = None
+        self._given: State | None = None  # what a running execution began with
+        self._newest: State | None = None  # and what it has come to
 
     def run(
         self, state: State, segments: Iterable[Segment], longest: int, chunk: int | None = None
@@ -76,15 +80,18 @@ class ScanRunner:
         Returns:
             The new state, and a part for each call that has a result.
         """
-        self.state = state
-        self.state = state = self._on_device(state)
+        self._given, self._newest = state, None
+        if not self._executables.knows(state):
+            state = self._placement.enter(state)
+        self._newest = state
         self._executables.see(state)
         if self._plan.each_step and longest > self._plan.records:
-            self._plan = replace(self._plan, records=longest)
+            records = -(-longest // self._replicas) * self._replicas
+            self._plan = replace(self._plan, records=records)
             self._block = None  # its plan is out of date
         parts: list[Part] = []
         window: _Window | None = None
-        plan, accumulation = self._plan, self._accumulation
+        plan, size = self._plan, self._window
         for segment in segments:
             block, start = segment.block, segment.start
             if block is not self._block:
@@ -92,50 +99,60 @@ class ScanRunner:
             plan = self._block_plan
             end = start + segment.count
             while start < end:
-                if window is None and self._update_fits_one_call and end - start >= accumulation:
-                    whole = (end - start) // accumulation * accumulation
-                    for steps, unroll in self._turns(whole, accumulation, longest, chunk):
+                whole = self._whole(end - start) if window is None else 0
+                if whole:
+                    for steps, unroll in self._turns(whole, size, longest, chunk):
                         run = self._executables.run(plan, unroll)
                         state, result = self._call(run, state, self._batches, start, steps)
-                        self.state = state
+                        self._newest = state
                         parts.append(self._part(result, steps))
                         start += steps
                     continue
                 if window is None:
                     window = self._open_window(plan, block.spec.rows)
-                steps = min(end - start, accumulation - window.steps)
+                steps = min(end - start, size - window.steps)
                 state = self._accumulate(plan, state, window, block, start, steps, parts)
-                self.state = state
+                self._newest = state
                 start += steps
-                if window.steps == accumulation:
+                if window.steps == size:
                     state = self._close_window(plan, state, window)
                     window = None
         if window is not None:  # the data ended within a window: the update has fewer steps
             state = self._close_window(plan, state, window)
         self._executables.returned(state)
-        self.state = None
-        return state, parts
+        self._given = self._newest = None
+        return self._placement.leave(state), parts
 
-    def _on_device(self, state: State) -> State:
-        if self._executables.knows(state):
-            return state
-        device = self._plan.device
-        if all(leaf.devices() == {device} for leaf in jax.tree.leaves(state)):
-            return state
-        return jax.device_put(state, device)
+    @property
+    def state(self) -> State | None:
+        """The newest state of a running execution; what is left of it if the execution fails."""
+        return self._given if self._newest is None else self._placement.leave(self._newest)
+
+    def _whole(self, steps: int) -> int:
+        """Returns how many of the next steps one program can run whole."""
+        if self._plan.mode is not Mode.TRAIN:
+            return steps
+        return steps // self._window * self._window if self._update_fits_one_call else 0
 
     def _enter(self, block: Block) -> None:
         """Makes `block` the one that is run, and waits where too many are queued."""
         self._limit_pending()
         self._block = block
-        self._batches = jax.device_put(block.batches, self._plan.device)
+        self._batches = self._on_devices(block.batches)
         plan = replace(self._plan, batch=block.spec, capacity=block.capacity)
         if self._entered and plan == self._block_plan:
             return  # with the same object, by which executables are found
         self._block_plan, self._entered = plan, True
         self._form = form = self._executables.form(plan)
         # Where code must be unrolled, so must a whole update be, or be run in parts.
-        self._update_fits_one_call = form.is_loop or self._accumulation <= (form.unroll or 1)
+        rounds = self._window // self._replicas
+        self._update_fits_one_call = form.is_loop or rounds <= (form.unroll or 1)
+
+    def _on_devices(self, batches: Any) -> Any:
+        leaves, tree = jax.tree.flatten(batches)
+        if self._destination.is_host_memory:
+            leaves = self._destination.put(leaves)
+        return jax.tree.unflatten(tree, leaves)
 
     def _accumulate(
         self,
@@ -149,7 +166,7 @@ class ScanRunner:
     ) -> State:
         rows = block.spec.rows
         coefficient = weight_of(plan.accumulation.reduction, rows, window.first_rows)
-        for steps, unroll in self._turns(count, 1, plan.accumulation.steps, None):
+        for steps, unroll in self._turns(count, self._replicas, self._window, None):
             accumulate = self._executables.accumulate(plan, unroll)
             state, window.accumulated, result = self._call(
                 accumulate,
@@ -180,22 +197,22 @@ class ScanRunner:
         """Yields (steps, turns to unroll or None) of calls that together run `count` steps.
 
         A loop runs any number of steps. Unrolled code has a fixed length; what it leaves over
-        runs one turn at a time. A turn is `unit` steps: one update.
+        runs one turn at a time. A turn is `unit` steps: one update, or one round, the last of
+        which may have fewer.
         """
         form = self._form
-        turns = count // unit
         if form.is_loop and not self._single_steps:
-            most = turns if chunk is None else max(1, chunk // unit)
-            while turns:
-                now = min(turns, most)
-                yield now * unit, None
-                turns -= now
-            return
-        unroll = best_unroll(form, max(1, longest // unit), unit)
-        while turns:
-            now = unroll if turns >= unroll else 1
-            yield now * unit, now
-            turns -= now
+            most = count if chunk is None else max(1, chunk // unit) * unit
+            unroll = None
+        else:
+            unroll = best_unroll(form, max(1, longest // unit), unit // self._replicas)
+            most = unroll * unit
+        while count:
+            if unroll is not None and count < most:
+                unroll, most = 1, unit
+            steps = min(count, most)
+            yield steps, unroll
+            count -= steps
 
     def _part(self, result: Any, steps: int) -> Part:
         self._last_result = result
@@ -219,6 +236,7 @@ class ScanRunner:
         """Lets go of the blocks of a loop that has ended."""
         self._pending.clear()
         self._executables.forget()
+        self._placement.release()
         self._block = self._batches = self._last_result = None
 
 

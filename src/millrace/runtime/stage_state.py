@@ -3,14 +3,12 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import jax
-
 from millrace._compat.jax import uncommitted
-from millrace.graph.stage import Slot, Split
+from millrace.devices import DeviceGroup
+from millrace.graph.stage import Slot
 from millrace.plan import Mode
-from millrace.programs.split_step import ROLES
-from millrace.programs.stages import state_groups
-from millrace.programs.state import State, Values
+from millrace.programs.stages import StageBuilder, state_groups
+from millrace.programs.state import ROLES, State, Values
 from millrace.runtime.transfer import on_device
 
 
@@ -25,30 +23,30 @@ class StageState:
         self,
         mode: Mode,
         state: State,
-        split: Split,
+        builder: StageBuilder,
         owners: Mapping[Slot, int],
-        devices: Sequence[jax.Device],
+        groups: Sequence[DeviceGroup],
     ):
         """Moves each value to the device of the stage that it lives at."""
         self._roles = ROLES[mode]
-        self._split = split
-        self._devices = devices
+        self._stages = builder.split.stages
+        self._groups = groups
         self._values: dict[str, list[Any]] = {
             role: list(values) for role, values in zip(self._roles, state, strict=True)
         }
         for role, values in self._values.items():
             for index, value in enumerate(values):
-                stage = owners.get(Slot(role, index))
-                if stage is not None:
-                    values[index] = on_device(value, devices[stage])
-        groups = [state_groups(stage) for stage in split.stages]
-        self._fixed_slots = [fixed for fixed, _ in groups]
-        self._changing_slots = [changing for _, changing in groups]
+                slot = Slot(role, index)
+                if slot in owners:
+                    values[index] = self.lay(value, slot, owners[slot])
+        groups_of_slots = [state_groups(stage) for stage in self._stages]
+        self._fixed_slots = [fixed for fixed, _ in groups_of_slots]
+        self._changing_slots = [changing for _, changing in groups_of_slots]
         # What forward and backward take, by stage.
         self.weights: list[list[Any]] = []
         self.fixed: list[list[Any]] = []
         self.changing: list[list[Any]] = [
-            [self[s] for s in slots] for slots in self._changing_slots
+            self._changing(stage, slots) for stage, slots in enumerate(self._changing_slots)
         ]
         self.refresh()
 
@@ -58,15 +56,20 @@ class StageState:
     def __setitem__(self, slot: Slot, value: Any) -> None:
         self._values[slot.role][slot.index] = value
 
+    def lay(self, value: Any, slot: Slot, stage: int) -> Any:
+        """Returns a value as it lies at `stage`: itself, or a copy that has been started."""
+        del slot
+        return on_device(value, self._groups[stage].devices[0])
+
     def at(self, slot: Slot, stage: int) -> Any:
-        """Returns a value on the device of `stage`."""
-        return on_device(self[slot], self._devices[stage])
+        """Returns a value of the state as it lies at `stage`."""
+        return self.lay(self[slot], slot, stage)
 
     def refresh(self) -> None:
         """Gives the stages the values of the last update."""
-        stages = self._split.stages
         self.weights = [
-            [self.at(Slot("trainable", k), s.index) for k in s.trainable] for s in stages
+            [self.at(Slot("trainable", k), stage.index) for k in stage.trainable]
+            for stage in self._stages
         ]
         self.fixed = [
             [self.at(slot, stage) for slot in slots]
@@ -83,3 +86,12 @@ class StageState:
             for slot, value in zip(slots, values, strict=True):
                 self[slot] = value
         return tuple(Values(map(uncommitted, self._values[role])) for role in self._roles)
+
+    def metrics(self) -> tuple[Any, ...]:
+        """Returns what the program of logs takes: values of the metrics, at the last stage."""
+        device = self._groups[-1].devices[0]
+        return ([on_device(value, device) for value in self.state()[-1]],)
+
+    def _changing(self, stage: int, slots: Sequence[Slot]) -> list[Any]:
+        del stage
+        return [self[slot] for slot in slots]

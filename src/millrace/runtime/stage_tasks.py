@@ -1,16 +1,18 @@
 """The tasks of one stage: each takes its inputs from the buffers, and leaves there what it made."""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
-import jax
 import numpy as np
 
 from millrace.compiling.executable import Executable
+from millrace.devices import DeviceGroup
 from millrace.plan import Mode
 from millrace.programs.build import Program
+from millrace.programs.replica_stages import ReplicaStageBuilder
 from millrace.programs.stages import StageBuilder
 from millrace.runtime.buffers import Buffers
+from millrace.runtime.replica_stage_state import ReplicaStageState
 from millrace.runtime.stage_state import StageState
 from millrace.runtime.transfer import Transfer
 
@@ -21,6 +23,8 @@ Find = Callable[[str, int, Callable[[], Program]], Executable]
 class StageTasks:
     """Runs the tasks of one stage on micro-batches of one shape.
 
+    With replicas each takes one more argument: how many of them have a batch.
+
     Calls return before the device has computed anything, so a task costs the time of its dispatch:
     what can be looked up is looked up once, here.
     """
@@ -30,19 +34,19 @@ class StageTasks:
         builder: StageBuilder,
         mode: Mode,
         index: int,
-        devices: Sequence[jax.Device],
+        groups: Sequence[DeviceGroup],
         find: Find,
     ):
         self._stage = stage = builder.split.stages[index]
         self._builder = builder
         self._index = index
         self._find = find
-        transfers = {device: Transfer(device) for device in devices}
-        self._here = transfers[devices[index]]
+        transfers = {group: Transfer(group) for group in groups}
+        self._here = transfers[groups[index]]
         values = builder.split.values
-        # For each device: (place among the sent values, number, stages that take it there).
+        # For each group: (place among the sent values, number, stages that take it there).
         self._routes = _routes(
-            [(k, n, values[n].consumers) for k, n in enumerate(stage.sent)], devices, transfers
+            [(k, n, values[n].consumers) for k, n in enumerate(stage.sent)], groups, transfers
         )
         self._executables: dict[str, Executable] = {}
         if mode is not Mode.TRAIN:
@@ -50,16 +54,21 @@ class StageTasks:
             return
         passes = builder.passes(index)
         self._passes = passes
-        groups = ("batch", "carried", "sent", "residual")
-        self._held = [(groups.index(source), place) for source, place in passes.held]
+        sources = ("batch", "carried", "sent", "residual")
+        self._held = [(sources.index(source), place) for source, place in passes.held]
         self._answers = _routes(
             [(k, n, (values[n].producer,)) for k, n in enumerate(passes.returns)],
-            devices,
+            groups,
             transfers,
         )
 
     def forward(
-        self, micro_batch: int, leaves: Sequence[Any], state: StageState, buffers: Buffers
+        self,
+        micro_batch: int,
+        leaves: Sequence[Any],
+        state: StageState,
+        buffers: Buffers,
+        *steps: np.int32,
     ) -> dict[int, Any]:
         """Runs the stage forward, and returns the leaves of the step's result that it makes."""
         stage, index = self._stage, self._index
@@ -67,7 +76,7 @@ class StageTasks:
         carried = buffers.take_carried(index, micro_batch, stage.carried)
         run = self._executables.get("forward") or self._get("forward", self._builder.forward)
         sent, state.changing[index], results, residuals = run(
-            state.weights[index], state.fixed[index], state.changing[index], batch, carried
+            state.weights[index], state.fixed[index], state.changing[index], batch, carried, *steps
         )
         for there, route in self._routes:
             arrays = [sent[place] for place, _, _ in route]
@@ -77,8 +86,8 @@ class StageTasks:
                 for consumer in stages:
                     buffers.send(consumer, micro_batch, number, array)
         if self._held is not None:
-            groups = (batch, carried, sent, residuals)
-            buffers.hold(index, micro_batch, [groups[g][place] for g, place in self._held])
+            made = (batch, carried, sent, residuals)
+            buffers.hold(index, micro_batch, [made[s][place] for s, place in self._held])
         return dict(zip(stage.results, results, strict=True))
 
     def backward(
@@ -88,13 +97,16 @@ class StageTasks:
         buffers: Buffers,
         sums: list[Any],
         weight: np.float32,
+        *steps: np.int32,
     ) -> None:
         """Runs the stage backward, and adds its gradients to `sums[stage]`."""
         index = self._index
         held = buffers.take_held(index, micro_batch)
         cotangents = buffers.take_cotangents(index, micro_batch, self._passes.cotangents)
         run = self._executables.get("backward") or self._get("backward", self._builder.backward)
-        returned, sums[index] = run(state.weights[index], held, cotangents, sums[index], weight)
+        returned, sums[index] = run(
+            state.weights[index], held, cotangents, sums[index], weight, *steps
+        )
         self._answer(micro_batch, returned, buffers)
 
     def backward_input(self, micro_batch: int, state: StageState, buffers: Buffers) -> None:
@@ -123,6 +135,7 @@ class StageTasks:
         buffers: Buffers,
         sums: list[Any],
         weight: np.float32,
+        *steps: np.int32,
     ) -> None:
         """Runs the other half, and adds its gradients to `sums[stage]`."""
         index = self._index
@@ -130,12 +143,20 @@ class StageTasks:
             "backward_weight", self._builder.backward_weight
         )
         rest = buffers.take_kept(index, micro_batch)
-        sums[index] = run(state.weights[index], *rest, sums[index], weight)
+        sums[index] = run(state.weights[index], *rest, sums[index], weight, *steps)
 
     def zeros(self) -> list[Any]:
         """Returns what the stage accumulates into."""
         run = self._executables.get("zeros") or self._get("zeros", self._builder.zeros)
         return run()
+
+    def settle(self, sums: list[Any], state: ReplicaStageState, steps: np.int32) -> None:
+        """Adds up over replicas what a window left, in `sums[stage]` and in the state."""
+        index = self._index
+        builder = cast(ReplicaStageBuilder, self._builder)
+        run = self._executables.get("settle") or self._get("settle", builder.settle)
+        sums[index], parts, whole = run(sums[index], state.unsettled(index), steps)
+        state.settle(index, parts, whole)
 
     def _answer(self, micro_batch: int, returned: list[Any], buffers: Buffers) -> None:
         for there, route in self._answers:
@@ -153,13 +174,13 @@ class StageTasks:
 
 def _routes(
     sent: Sequence[tuple[int, int, tuple[int, ...]]],
-    devices: Sequence[jax.Device],
-    transfers: Mapping[jax.Device, Transfer],
+    groups: Sequence[DeviceGroup],
+    transfers: Mapping[DeviceGroup, Transfer],
 ) -> list[tuple[Transfer, list[tuple[int, int, tuple[int, ...]]]]]:
-    """Groups what is sent by the device that it goes to."""
-    routes: dict[jax.Device, list[tuple[int, int, tuple[int, ...]]]] = {}
+    """Groups what is sent by the device group that it goes to."""
+    routes: dict[DeviceGroup, list[tuple[int, int, tuple[int, ...]]]] = {}
     for place, number, stages in sent:
-        for device in dict.fromkeys(devices[stage] for stage in stages):
-            there = tuple(stage for stage in stages if devices[stage] == device)
-            routes.setdefault(device, []).append((place, number, there))
-    return [(transfers[device], route) for device, route in routes.items()]
+        for group in dict.fromkeys(groups[stage] for stage in stages):
+            there = tuple(stage for stage in stages if groups[stage] == group)
+            routes.setdefault(group, []).append((place, number, there))
+    return [(transfers[group], route) for group, route in routes.items()]

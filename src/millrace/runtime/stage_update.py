@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from typing import Any
 
-import jax
 import numpy as np
 
 from millrace.compiling.executable import Executable
@@ -12,18 +11,16 @@ from millrace.graph.stage import Slot
 from millrace.programs.stages import StageBuilder
 from millrace.runtime.stage_state import StageState
 from millrace.runtime.stage_tasks import Find
-from millrace.runtime.transfer import on_device
 
 
 class StageUpdate:
     """Updates the weights of each stage where they live."""
 
-    def __init__(self, builder: StageBuilder, devices: Sequence[jax.Device], find: Find):
+    def __init__(self, builder: StageBuilder, find: Find):
         self._builder = builder
-        self._devices = devices
         self._find = find
         self._update = builder.update
-        self._last = len(devices) - 1
+        self._last = len(builder.split.stages) - 1
         self._found: dict[tuple[str, int], tuple[Executable, list[Slot]]] = {}
         shared = self._update.shared is not None
         # Calls of compiled code in one update.
@@ -67,7 +64,6 @@ class StageUpdate:
     def _inputs(
         self, part: Part, stage: int, known: dict[Slot, Any], state: StageState
     ) -> dict[Slot, Any]:
-        device = self._devices[stage]
         values: dict[Slot, Any] = {}
         for slot in part.inputs:
             if slot not in known:
@@ -75,7 +71,7 @@ class StageUpdate:
             elif slot.role == "scale":
                 values[slot] = known[slot]  # a number on the host
             else:
-                values[slot] = on_device(known[slot], device)
+                values[slot] = state.lay(known[slot], slot, stage)
         return values
 
     def _call(self, name: str, stage: int, part: Part, values: dict[Slot, Any]) -> list[Any]:

@@ -1,4 +1,4 @@
-"""Moving arrays to the device of a stage. Nothing waits, and nothing goes through host memory."""
+"""Moving arrays to the devices of a stage. Nothing waits, and nothing goes through host memory."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -6,6 +6,7 @@ from typing import Any
 import jax
 
 from millrace._compat.jax import DeviceCopies
+from millrace.devices import DeviceGroup
 
 
 def on_device(value: Any, device: jax.Device) -> Any:
@@ -14,11 +15,11 @@ def on_device(value: Any, device: jax.Device) -> Any:
 
 
 class Transfer:
-    """Starts transfers to one device."""
+    """Starts transfers to the devices of one group; with replicas, of arrays `[replicas, ...]`."""
 
-    def __init__(self, device: jax.Device):
-        self.device = device
-        self._copies = DeviceCopies(device)
+    def __init__(self, group: DeviceGroup):
+        self.group = group
+        self._copies = DeviceCopies(group.split(0), group.local)
 
     def batch(self, leaves: Sequence[Any]) -> list[Any]:
         """Moves leaves of a batch, which are in host memory."""

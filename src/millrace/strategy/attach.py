@@ -6,6 +6,7 @@ look classes up by name. What attachment adds to a model:
     make_train_function and its kind   return our functions to Keras's loops
     fit, evaluate, predict             Keras's, with threads that end whichever way they end
     set_*_options ...                  `methods.py`
+    jax_state_sync                     what lies on several devices comes back to the variables
     save_assets, load_assets           the options travel in a `.keras` file; stock Keras skips them
 """
 
@@ -17,6 +18,7 @@ from typing import Any
 import jax
 import keras
 
+from millrace._compat.keras_state import map_loop_state, report_logs
 from millrace.plan import Mode
 from millrace.strategy.asynchronous import StepCallbackList
 from millrace.strategy.checks import hint_steps_per_execution
@@ -38,6 +40,9 @@ def attach(model: keras.Model, devices: Sequence[jax.Device], totals: Totals) ->
         attributes[f"make_{mode.value}_function"] = _make_function(controller, mode)
     for name, mode in _LOOPS.items():
         attributes[name] = _loop(model, name, mode, controller)
+    name, report = report_logs(model, lambda: controller.reports_each_replica)
+    attributes[name] = report
+    attributes["jax_state_sync"] = _state_sync(controller)
     attributes["save_assets"] = _save_assets(model, controller)
     attributes["load_assets"] = _load_assets(model, controller)
     for name, value in attributes.items():
@@ -49,6 +54,7 @@ def attach(model: keras.Model, devices: Sequence[jax.Device], totals: Totals) ->
 def detach(model: keras.Model) -> None:
     """Makes `model` a stock one again. Weights, optimizer and compilation stay."""
     names = [ATTRIBUTE, *(m.__name__ for m in METHODS), *_LOOPS, "save_assets", "load_assets"]
+    names += ["jax_state_sync", "_get_metrics_result_or_logs"]
     names += [f"make_{mode.value}_function" for mode in Mode]
     for name in names:
         model.__dict__.pop(name, None)
@@ -112,6 +118,15 @@ def _loop(model: keras.Model, name: str, mode: Mode, controller: Controller) -> 
     _, *parameters = signature.parameters.values()  # without self
     loop.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
     return loop
+
+
+def _state_sync(controller: Controller) -> Callable[[], None]:
+    def jax_state_sync() -> None:
+        model = controller.model
+        map_loop_state(model, controller.gather)
+        type(model).jax_state_sync(model)
+
+    return jax_state_sync
 
 
 def _save_assets(model: keras.Model, controller: Controller) -> Callable[[str], None]:

@@ -28,30 +28,54 @@ def check_data(adapter: Any, num_batches: int | None, mode: Mode) -> None:
 
 
 def check_steps(
-    accumulation: Accumulation, mode: Mode, steps_per_execution: int, steps: int | None
+    accumulation: Accumulation,
+    mode: Mode,
+    steps_per_execution: int,
+    steps: int | None,
+    replicas: int = 1,
 ) -> int:
     """Returns the steps of a full execution: no more than the epoch has.
+
+    With replicas, the one step per execution of Keras's default stands for one update, or outside
+    of training for one step of each replica: less is no work for all of them.
 
     Raises:
         PlanError: if an update would begin in one execution and end in another.
     """
+    trains = mode is Mode.TRAIN
+    window = replicas * (accumulation.steps if trains else 1)
+    if replicas > 1 and steps_per_execution == 1:
+        steps_per_execution = window
     truncated = min(steps_per_execution, steps or steps_per_execution)
-    window = accumulation.steps
-    if mode is Mode.TRAIN and steps_per_execution % window and truncated != steps:
-        down = steps_per_execution - steps_per_execution % window
-        raise PlanError(
-            f"steps_per_execution={steps_per_execution} is not a whole number of weight updates. "
-            f"One update takes gradient_accumulation_steps_per_replica x replicas = {window} x 1 = "
-            f"{window} steps, and the epoch has {steps or 'an unknown number of'} steps. Set "
-            f"steps_per_execution={down or window} in compile(), or "
-            "gradient_accumulation_steps_per_replica to a divisor of "
-            f"{steps_per_execution}."
+    if steps_per_execution % window == 0 or truncated == steps:
+        return truncated
+    down = steps_per_execution - steps_per_execution % window
+    what, product = (
+        (
+            "weight updates. One update takes gradient_accumulation_steps_per_replica x replicas",
+            f"{accumulation.steps} x {replicas}",
         )
-    return truncated
+        if trains
+        else ("rounds. One round takes one step of each replica: replicas", f"{replicas}")
+    )
+    other = (
+        f"gradient_accumulation_steps_per_replica to a divisor of {steps_per_execution}"
+        if trains and replicas == 1
+        else "devices of the strategy to another number"
+    )
+    raise PlanError(
+        f"steps_per_execution={steps_per_execution} is not a whole number of {what} = {product} = "
+        f"{window} steps, and the epoch has {steps or 'an unknown number of'} steps. Set "
+        f"steps_per_execution={down or window} in compile(), or {other}."
+    )
 
 
 def check_model(
-    model: keras.Model, mode: Mode, accumulation: Accumulation, is_pipelined: bool = False
+    model: keras.Model,
+    mode: Mode,
+    accumulation: Accumulation,
+    is_pipelined: bool = False,
+    replicas: int = 1,
 ) -> None:
     """Refuses models whose step is not one pure function that can be compiled.
 
@@ -81,6 +105,12 @@ def check_model(
                 f"{name} is pipelined and overrides {step}(), which runs the whole model at once. "
                 "Override compute_loss() or compute_metrics() instead, which the last stage calls, "
                 "or call reset_pipeline_stage_assignment()."
+            )
+        if mode is Mode.TRAIN and replicas > 1:
+            raise ModelError(
+                f"{name} overrides train_step(), which updates the weights of one replica, and the "
+                f"strategy would run it as {replicas} replicas. Override compute_loss() instead, "
+                "which leaves the update to the strategy, or set Strategy(devices=1)."
             )
         if mode is Mode.TRAIN and accumulation.steps > 1:
             raise ModelError(
@@ -148,4 +178,26 @@ def hint_steps_per_execution(model: keras.Model) -> None:
         "model %r runs one step per execution. Set steps_per_execution in compile() to a larger "
         "number, such as 100, for fewer round trips to Python.",
         model.name,
+    )
+
+
+def log_replicas(name: str, replicas: int, steps: int, rows: int | None) -> None:
+    """Logs what several replicas make of one update.
+
+    Args:
+        name: of the model.
+        replicas: copies of it.
+        steps: accumulation of each.
+        rows: of one batch; None if nobody knows.
+    """
+    total = replicas * steps
+    logger.info(
+        "model %r runs as %d replicas: one update takes gradient_accumulation_steps_per_replica x "
+        "replicas = %d x %d = %d steps%s.",
+        name,
+        replicas,
+        steps,
+        replicas,
+        total,
+        f" of {rows} rows, a global batch of {total * rows} rows" if rows else "",
     )

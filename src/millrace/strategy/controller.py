@@ -7,14 +7,16 @@ from typing import TYPE_CHECKING, Any
 import jax
 import keras
 
+from millrace.devices import DeviceGroup, on_one_device, share_out
+from millrace.feeds.block import Destination
 from millrace.feeds.blocks import STEPS_TOGETHER, BlockShape
-from millrace.options import Accumulation, Options
+from millrace.options import Accumulation, MetricReduction, Options
 from millrace.plan import BatchSpec, Mode
 from millrace.records.compilation import CompileRecord
 from millrace.records.feeds import FeedStatistics
 from millrace.records.pipeline import PipelineStatistics
 from millrace.strategy.checks import check_model
-from millrace.strategy.pipelining import Stages, check_pipeline
+from millrace.strategy.pipelining import Stages, check_pipeline, groups_needed
 
 if TYPE_CHECKING:
     from millrace.strategy.functions import LoopFunction
@@ -49,15 +51,33 @@ class Controller:
         self._running = 0  # nesting of fit, evaluate and predict
 
     @property
-    def device(self) -> jax.Device:
-        """Where a model that is not a pipeline runs."""
-        return self.devices[0]
+    def groups(self) -> tuple[DeviceGroup, ...]:
+        """The groups of devices that the model runs on: one, or as many as its pipeline takes.
+
+        Raises:
+            PlanError: if the devices are not a whole number of replicas.
+        """
+        assignment = self.stages.assignment()
+        size = 1
+        if assignment is not None:
+            mapping = self.options.pipelining.device_mapping
+            size = groups_needed(assignment.num_stages, mapping, len(self.devices))
+        return share_out(self.devices, size)
 
     @property
-    def feed_device(self) -> jax.Device:
+    def replicas(self) -> int:
+        """Copies of the model, each with a batch of its own in every step."""
+        return self.groups[0].replicas
+
+    @property
+    def destination(self) -> Destination:
         """Where blocks of batches go: those of a pipeline are cut up in host memory."""
         is_pipelined = self.stages.assignment() is not None
-        return jax.local_devices(backend="cpu")[0] if is_pipelined else self.device
+        return Destination(self.groups[0], stays_on_host=is_pipelined)
+
+    def window(self, mode: Mode) -> int:
+        """Steps that belong together: those of one update; outside of training, one a replica."""
+        return self.replicas * (self.accumulation.steps if mode is Mode.TRAIN else 1)
 
     @property
     def accumulation(self) -> Accumulation:
@@ -67,14 +87,26 @@ class Controller:
             return self.options.accumulation
         return own
 
+    @property
+    def reports_each_replica(self) -> bool:
+        """Whether logs are of the replicas, not of the metrics over all batches."""
+        return self.options.replication.metrics is not MetricReduction.MEAN and self.replicas > 1
+
+    def gather(self, role: str, values: Any) -> Any:
+        """Returns values of a running loop as variables of the model can hold them."""
+        if role == "trainable" and self.stages.assignment() is not None:
+            return list(map(on_one_device, values))
+        return values
+
     def check(self, mode: Mode) -> None:
         """Refuses what the model cannot run, before anything is compiled."""
         assignment = self.stages.assignment()
-        check_model(self.model, mode, self.accumulation, assignment is not None)
+        replicas = self.replicas
+        check_model(self.model, mode, self.accumulation, assignment is not None, replicas)
         if assignment is None and self.options.pipelining.steps is not None:
             self.stages.check_readable()
         if assignment is not None:
-            check_pipeline(self.model, assignment, self.options.pipelining, self.devices, mode)
+            check_pipeline(self.model, assignment, self.options.pipelining, len(self.groups), mode)
 
     def replace_options(self, options: Options, keep_functions: bool = False) -> None:
         """Puts other options in force, from the next fit, evaluate or predict on."""
@@ -96,9 +128,10 @@ class Controller:
         feed = self.options.feed
         return BlockShape(
             max_bytes=feed.max_block_bytes,
-            units=(steps_per_execution, self.accumulation.steps),
+            units=(steps_per_execution, self.window(mode)),
             known=self._capacities.setdefault((mode, on_batch), {}),
             together=1 if on_batch else STEPS_TOGETHER,
+            replicas=self.replicas,
         )
 
     @contextmanager

@@ -27,7 +27,7 @@ from millrace.feeds.block import Block, Segment, batch_spec
 from millrace.feeds.blocks import ResidentArrays, stacked_blocks
 from millrace.feeds.infeed import Infeed
 from millrace.plan import Mode
-from millrace.strategy.checks import check_data, check_steps
+from millrace.strategy.checks import check_data, check_steps, log_replicas
 from millrace.strategy.controller import Controller, controller_of
 
 
@@ -77,8 +77,16 @@ class FeedEpochIterator(EpochIterator):
         self._residency_known = False
         check_data(self.data_adapter, self.num_batches, mode)
         self.steps_per_execution = check_steps(
-            controller.accumulation, mode, self.steps_per_execution, self.num_batches
+            controller.accumulation,
+            mode,
+            self.steps_per_execution,
+            self.num_batches,
+            controller.replicas,
         )
+        if mode is Mode.TRAIN and controller.replicas > 1:
+            rows = getattr(self.data_adapter, "batch_size", None)
+            steps = controller.accumulation.steps
+            log_replicas(controller.model.name, controller.replicas, steps, rows)
         controller.opened(self)
 
     def infeed(self) -> Infeed:
@@ -140,7 +148,7 @@ class FeedEpochIterator(EpochIterator):
             order = epoch_order(resident.rows, batch_size, self._arguments.get("shuffle", False))
             return lambda is_awaited: resident.blocks(order, batch_size, shape)
         return functools.partial(
-            stacked_blocks, self.host_batches(), self._sizes, shape, controller.feed_device
+            stacked_blocks, self.host_batches(), self._sizes, shape, controller.destination
         )
 
     def _resident_arrays(self) -> ResidentArrays | None:
@@ -152,7 +160,7 @@ class FeedEpochIterator(EpochIterator):
             if limit and whole and is_array_adapter(self.data_adapter):
                 arrays = _whole_arrays(self._arguments, limit)
                 if arrays is not None:
-                    self._resident = ResidentArrays(arrays, self._controller.feed_device)
+                    self._resident = ResidentArrays(arrays, self._controller.destination)
         return self._resident
 
 

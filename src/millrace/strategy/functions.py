@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from millrace._compat.jax import is_non_finite_error
-from millrace._compat.keras import restore_state
+from millrace._compat.keras_state import restore_state
 from millrace.compiling.executables import Executables
 from millrace.errors import NonFiniteError
 from millrace.feeds.block import Segment
@@ -105,7 +105,8 @@ class LoopFunction:
             accumulation=self._accumulation,
             step_logs=step_logs,
             records=0,
-            device=controller.device,
+            group=controller.groups[0],
+            replication=options.replication,
         )
         if self._pipeline is not None:
             return make_pipeline_runner(
@@ -113,14 +114,14 @@ class LoopFunction:
                 *self._pipeline,
                 options.pipelining,
                 plan,
-                controller.devices,
+                controller.groups,
                 controller.totals.compile_log,
             )
         return ScanRunner(
             self._executables,
             plan,
             max_pending=options.feed.prefetch_depth,
-            single_steps=controller.model.steps_per_execution == 1,
+            single_steps=controller.model.steps_per_execution == plan.replicas == 1,
         )
 
     def _rescue(self, state: State | None) -> None:
@@ -133,7 +134,7 @@ class LoopFunction:
         longest = controller.model.steps_per_execution
         batches = [batch for batch, _ in zip(iterator, range(longest), strict=False)]
         shape = controller.block_shape(self._mode, len(batches) or 1, on_batch=True)
-        blocks = stacked_blocks(iter(batches), [len(batches)], shape, controller.feed_device)
+        blocks = stacked_blocks(iter(batches), [len(batches)], shape, controller.destination)
         return [Segment(block, 0, block.steps) for block in blocks]
 
     def _combine(self, parts: list[Part], step_logs: bool) -> Any:

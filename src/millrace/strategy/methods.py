@@ -14,6 +14,7 @@ from millrace.options import (
 from millrace.programs.accumulate import accumulator_dtype
 from millrace.strategy.controller import Controller
 from millrace.strategy.pipeline_methods import PIPELINE_METHODS
+from millrace.strategy.replication_methods import set_replication_options
 
 _ACCUMULATION_REASONS = {
     "opt": "the optimizer is the one given to compile().",
@@ -136,5 +137,6 @@ METHODS = (
     set_gradient_accumulation_options,
     set_infeed_queue_options,
     set_asynchronous_callbacks,
+    set_replication_options,
     *PIPELINE_METHODS,
 )

@@ -16,11 +16,11 @@ from millrace.options import (
 from millrace.programs.accumulate import accumulator_dtype
 from millrace.schedules.table import check_choice
 from millrace.strategy.controller import Controller
+from millrace.strategy.replication_methods import with_sharding
 from millrace.strategy.stage_costs import balanced, stage_summary
 
 _AUTOMATIC = "it follows from the model, its compile() and the data given to fit."
 _MEMORY = "it arrives with offloading and recomputation, which this version does not have."
-_REPLICAS = "it arrives with replicas, which this version does not have."
 _REASONS = {
     "gradient_accumulation_count": "set gradient_accumulation_steps_per_replica instead.",
     "experimental_normalize_gradients": (
@@ -50,9 +50,6 @@ _REASONS = {
         ),
         _MEMORY,
     ),
-    **dict.fromkeys(
-        ("replicated_optimizer_state_sharding", "replicated_weight_sharding"), _REPLICAS
-    ),
     "forward_propagation_stages_poplar_options": (
         "set forward_propagation_stages_compiler_options, with the names of XLA."
     ),
@@ -74,6 +71,8 @@ def set_pipelining_options(
     forward_propagation_stages_compiler_options: Sequence[CompilerOptions] | None = None,
     backward_propagation_stages_compiler_options: Sequence[CompilerOptions] | None = None,
     weight_update_compiler_options: CompilerOptions | None = None,
+    replicated_optimizer_state_sharding: bool | None = None,
+    replicated_weight_sharding: bool | None = None,
     **unknown: Any,
 ) -> None:
     """Chooses how the stages of a pipelined model run. The numbers do not depend on it.
@@ -94,6 +93,8 @@ def set_pipelining_options(
         forward_propagation_stages_compiler_options: for each stage a dict of options of XLA.
         backward_propagation_stages_compiler_options: the same for the backward passes.
         weight_update_compiler_options: a dict of options of XLA for the update.
+        replicated_optimizer_state_sharding: as in `set_replication_options`; None keeps it.
+        replicated_weight_sharding: as in `set_replication_options`; None keeps it.
         **unknown: refused, with the nearest name or what to set instead.
 
     The first three keep earlier values where they are None; the others are replaced by every call.
@@ -127,7 +128,14 @@ def set_pipelining_options(
         ),
         update_options=_options("weight_update_compiler_options", weight_update_compiler_options),
     )
-    controller.replace_options(replace(controller.options, pipelining=pipelining))
+    replication = with_sharding(
+        controller.options.replication,
+        replicated_optimizer_state_sharding,
+        replicated_weight_sharding,
+    )
+    controller.replace_options(
+        replace(controller.options, pipelining=pipelining, replication=replication)
+    )
 
 
 def set_pipeline_stage_assignment(

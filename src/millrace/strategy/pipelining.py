@@ -3,10 +3,10 @@
 from collections.abc import Sequence
 from typing import Any
 
-import jax
 import keras
 
 from millrace.compiling.stage_executables import StageExecutables
+from millrace.devices import DeviceGroup
 from millrace.errors import ModelError, OptionError, PlanError
 from millrace.graph.assignment import (
     Assignment,
@@ -100,10 +100,8 @@ class Stages:
             return None
 
 
-def stage_devices(
-    num_stages: int, mapping: Sequence[int] | None, devices: Sequence[jax.Device]
-) -> tuple[jax.Device, ...]:
-    """Returns the device of each stage.
+def groups_needed(num_stages: int, mapping: Sequence[int] | None, num_devices: int) -> int:
+    """Returns how many device groups a pipeline has: one for each device of one replica.
 
     Raises:
         PlanError: if the mapping has another length than the stages, or the strategy has fewer
@@ -115,28 +113,28 @@ def stage_devices(
             f"device_mapping={given} has {len(given)} entries, and the model has {num_stages} "
             "pipeline stages. Give one device for each stage in set_pipelining_options()."
         )
-    if max(given) >= len(devices):
+    if max(given) >= num_devices:
         raise PlanError(
             f"The {num_stages} pipeline stages need the devices {sorted(set(given))}, and the "
-            f"strategy has {len(devices)}. Set devices to {max(given) + 1} or more, such as "
+            f"strategy has {num_devices}. Set devices to {max(given) + 1} or more, such as "
             f"Strategy(devices='cpu:{max(given) + 1}'), or let stages share devices: "
-            f"device_mapping={[k % len(devices) for k in range(num_stages)]}."
+            f"device_mapping={[k % num_devices for k in range(num_stages)]}."
         )
-    return tuple(devices[index] for index in given)
+    return max(given) + 1
 
 
 def check_pipeline(
     model: keras.Model,
     assignment: Assignment,
     pipelining: Pipelining,
-    devices: Sequence[jax.Device],
+    num_groups: int,
     mode: Mode,
 ) -> None:
     """Refuses options that do not fit the stages, before anything is traced.
 
     Raises:
         OptionError: if there is only one stage.
-        PlanError: if a list of options has another length than the stages, or devices are missing.
+        PlanError: if a list of options has another length than the stages.
         ScheduleError: if the schedule is not one for these stages and micro-batches.
     """
     stages = assignment.num_stages
@@ -145,7 +143,6 @@ def check_pipeline(
             f"A pipeline has at least two stages, and all layers of {model.name!r} are on stage 0. "
             "Put some of them on stage 1, or call reset_pipeline_stage_assignment()."
         )
-    placed = stage_devices(stages, pipelining.device_mapping, devices)
     for which, given in (
         ("forward", pipelining.forward_options),
         ("backward", pipelining.backward_options),
@@ -164,7 +161,7 @@ def check_pipeline(
             "gradient_accumulation_steps_per_replica=...) before fit: several times the number of "
             f"stages, here {stages}, keeps the devices busy."
         )
-    make_schedule(pipelining.schedule, stages, pipelining.steps, _groups(placed, devices))
+    make_schedule(pipelining.schedule, stages, pipelining.steps, _groups(pipelining, stages))
 
 
 def marks_of(model: keras.Model, assignment: Assignment) -> tuple[tuple[LayerCall, ...], Marks]:
@@ -183,19 +180,19 @@ def make_pipeline_runner(
     marks: Marks,
     pipelining: Pipelining,
     plan: Plan,
-    devices: Sequence[jax.Device],
+    groups: Sequence[DeviceGroup],
     log: list[CompileRecord],
 ) -> PipelineRunner:
     """Makes the runner of one mode of a pipelined model."""
     executables = StageExecutables(model, calls, marks, log, pipelining)
-    placed = stage_devices(marks.num_stages, pipelining.device_mapping, devices)
-    groups = _groups(placed, devices)
+    numbers = _groups(pipelining, marks.num_stages)
 
     def schedule(num_micro_batches: int) -> Any:
-        return make_schedule(pipelining.schedule, marks.num_stages, num_micro_batches, groups)
+        return make_schedule(pipelining.schedule, marks.num_stages, num_micro_batches, numbers)
 
-    return PipelineRunner(executables, plan, placed, schedule)
+    return PipelineRunner(executables, plan, [groups[number] for number in numbers], schedule)
 
 
-def _groups(placed: Sequence[jax.Device], devices: Sequence[jax.Device]) -> tuple[int, ...]:
-    return tuple(devices.index(device) for device in placed)
+def _groups(pipelining: Pipelining, num_stages: int) -> tuple[int, ...]:
+    """Returns the number of the device group of each stage."""
+    return pipelining.device_mapping or tuple(range(num_stages))

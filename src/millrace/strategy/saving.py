@@ -7,7 +7,15 @@ from dataclasses import asdict
 from typing import Any
 
 from millrace.graph.assignment import from_json, to_json
-from millrace.options import Accumulation, Feed, Options, Pipelining, Reduction
+from millrace.options import (
+    Accumulation,
+    Feed,
+    MetricReduction,
+    Options,
+    Pipelining,
+    Reduction,
+    Replication,
+)
 from millrace.strategy.controller import Controller
 
 OPTIONS_FILE = "millrace.json"
@@ -21,6 +29,7 @@ def save_options(controller: Controller, directory: str) -> None:
     data = asdict(options)
     for name, part in (("accumulation", options.accumulation), ("pipelining", options.pipelining)):
         data[name]["reduction"] = part.reduction.value
+    data["replication"]["metrics"] = options.replication.metrics.value
     functions = {
         "gradient accumulation dtype": (data["accumulation"], "dtype", None),
         "gradient_accumulation_dtype": (data["pipelining"], "dtype", None),
@@ -59,12 +68,15 @@ def _options(data: dict[str, Any]) -> Options:
         values = dict(data.get(name, {}))
         if "reduction" in values:
             values["reduction"] = Reduction(values["reduction"])
+        if "metrics" in values:
+            values["metrics"] = MetricReduction(values["metrics"])
         # JSON has lists where the records have tuples.
         return {key: tuple(v) if isinstance(v, list) else v for key, v in values.items()}
 
     return Options(
         accumulation=Accumulation(**part("accumulation")),
         pipelining=Pipelining(**part("pipelining")),
+        replication=Replication(**part("replication")),
         feed=Feed(**data["feed"]),
         asynchronous_callbacks=data["asynchronous_callbacks"],
     )

@@ -1,6 +1,5 @@
 """A strategy: the devices to run on, and a scope in which models are attached to it."""
 
-import logging
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -17,8 +16,6 @@ from millrace.records.run import RunStatistics
 from millrace.strategy.attach import attach
 from millrace.strategy.controller import Totals, controller_of
 
-logger = logging.getLogger("millrace")
-
 
 class Strategy:
     """Runs the loops of stock Keras models as compiled programs.
@@ -31,7 +28,8 @@ class Strategy:
 
     Args:
         devices: None for the default platform's, a number of them, `"cpu:8"` for eight virtual
-            CPU devices, or a sequence of JAX devices. An unpipelined model runs on the first.
+            CPU devices, or a sequence of JAX devices. A model runs as many replicas as there are
+            devices for: one on each, or on as many as its pipeline takes.
 
     Raises:
         DeviceError: if there are no such devices, or JAX started too early to make them.
@@ -41,13 +39,6 @@ class Strategy:
     def __init__(self, devices: int | str | Sequence[jax.Device] | None = None):
         self._devices = find_devices(devices)
         self._totals = Totals()
-        if len(self._devices) > 1:
-            logger.info(
-                "the strategy has %d devices; a model that is neither pipelined nor replicated "
-                "runs on the first, %s.",
-                len(self._devices),
-                self._devices[0],
-            )
 
     @property
     def devices(self) -> tuple[jax.Device, ...]:

@@ -1,0 +1,128 @@
+"""What a step does to the values that no gradient changes, where several replicas do it at once.
+
+    unchanged    whole on every replica, and stays so
+    counter      a step adds a fixed number: the seed of a dropout layer, a number of calls
+    averaged     moving statistics: each replica's differ, and their mean goes on
+    last         whole numbers that are no counters: those of the last batch go on
+
+Counters go on as if the batches had come one after the other: replica `r` begins `r` steps ahead,
+and all go on from `replicas` steps later. So a batch has the dropout mask that it would have on
+one device, and no two replicas have the same.
+"""
+
+import enum
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from millrace._compat.jaxpr import Graph, as_function, is_literal, used
+from millrace.devices import REPLICA
+
+
+class Follows(enum.Enum):
+    """How a value goes on after a round of all replicas."""
+
+    UNCHANGED = "unchanged"
+    COUNTER = "counter"
+    AVERAGED = "averaged"
+    LAST = "last"
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """How one value goes on."""
+
+    follows: Follows
+    step: Any = None  # what a step adds to a counter
+
+
+def find_rule(graph: Graph, before: Any, after: Any) -> Rule:
+    """Finds the rule of a value of the state in a traced step.
+
+    Args:
+        graph: the step.
+        before: the variable of the value that goes in; None if the step does not read it.
+        after: that of the value that comes out, or a literal.
+    """
+    if after is before:
+        return Rule(Follows.UNCHANGED)
+    if jnp.issubdtype(after.aval.dtype, jnp.inexact):
+        return Rule(Follows.AVERAGED)
+    if before is not None and not is_literal(after):
+        step = _added(used(graph, [after]), before)
+        if step is not None:
+            return Rule(Follows.COUNTER, step)
+    return Rule(Follows.LAST)
+
+
+def _added(part: Graph, before: Any) -> np.ndarray | None:
+    """Returns what `part` adds to its one input, None if it does anything else."""
+    shape, dtype = before.aval.shape, before.aval.dtype
+    if part.invars != (before,) or dtype == jnp.bool_:
+        return None
+    run = as_function(part)
+    starts = [np.zeros(shape, dtype), np.full(shape, 12345, dtype)]
+    with jax.ensure_compile_time_eval():
+        ends = [np.asarray(run(start)[0]) for start in starts]
+    added = [end - start for start, end in zip(starts, ends, strict=True)]
+    return added[0] if np.array_equal(*added) else None
+
+
+def begin(rules: Sequence[Rule], values: Sequence[Any], replica: Any) -> list[Any]:
+    """Returns what this replica's step is given."""
+    return [
+        value + (rule.step * replica).astype(value.dtype)
+        if rule.follows is Follows.COUNTER
+        else value
+        for rule, value in zip(rules, values, strict=True)
+    ]
+
+
+def end(
+    rules: Sequence[Rule], before: Sequence[Any], after: Sequence[Any], active: Any, steps: Any
+) -> list[Any]:
+    """Returns what goes on within this replica.
+
+    Args:
+        rules: of the values.
+        before: what the round began with.
+        after: what this replica's step made of what `begin` gave it.
+        active: whether this replica had a batch in the round; None if all had.
+        steps: batches in the round.
+    """
+    going_on = []
+    for rule, old, new in zip(rules, before, after, strict=True):
+        if rule.follows is Follows.UNCHANGED:
+            going_on.append(old)
+        elif rule.follows is Follows.COUNTER:
+            going_on.append(old + (rule.step * steps).astype(old.dtype))
+        else:
+            going_on.append(new if active is None else jnp.where(active, new, old))
+    return going_on
+
+
+def merge(rules: Sequence[Rule], values: Sequence[Any], replica: Any, active: Any) -> list[Any]:
+    """Makes one value of those of all replicas; runs under a mesh with their axis.
+
+    Args:
+        rules: of the values.
+        values: this replica's.
+        replica: its number.
+        active: how many replicas, the first ones, have had a batch.
+    """
+    merged = []
+    for rule, value in zip(rules, values, strict=True):
+        if rule.follows is Follows.AVERAGED:
+            wide = value.astype(jnp.promote_types(value.dtype, jnp.float32))
+            total = lax.psum(jnp.where(replica < active, wide, 0), REPLICA)
+            value = (total / active).astype(value.dtype)
+        elif rule.follows is Follows.LAST:
+            mine = jnp.where(replica == active - 1, value, jnp.zeros_like(value))
+            value = lax.psum(mine.astype(jnp.int32), REPLICA).astype(value.dtype)
+        merged.append(value)
+    return merged

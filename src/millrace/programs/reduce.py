@@ -1,0 +1,81 @@
+"""The gradients of all replicas become one, once per update.
+
+every replica's sum   [replicas, ...]   ->  their sum, whole on each device
+                                        ->  or in equal parts, where the state is shared out
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.sharding import PartitionSpec
+
+from millrace.devices import REPLICA
+from millrace.plan import Plan
+from millrace.programs.accumulate import Gradients, make_accumulator
+from millrace.programs.shared_state import axis_of
+
+
+class Reduction:
+    """Adds up the gradients of trainable variables over replicas."""
+
+    def __init__(self, variables: Sequence[Any], plan: Plan):
+        """Decides how each gradient arrives.
+
+        Args:
+            variables: trainable `keras.Variable`s, all of a model's or those of one stage.
+            plan: of the programs.
+        """
+        self._plan = plan
+        # float8 layers store new scales in the "gradient": the largest serves all replicas.
+        self._replaces = [bool(getattr(v, "overwrite_with_gradient", False)) for v in variables]
+        # A gradient arrives in parts where what is made of it lies so.
+        role = "optimizer" if plan.replication.shard_optimizer_state else "trainable"
+        axes = [axis_of(plan, role, tuple(v.shape)) for v in variables]
+        self._axes = [
+            None if replace else axis for axis, replace in zip(axes, self._replaces, strict=True)
+        ]
+        self.specs = [
+            PartitionSpec() if axis is None else PartitionSpec(*[None] * axis, REPLICA)
+            for axis in self._axes
+        ]
+        zeros = jax.eval_shape(make_accumulator(variables, plan.accumulation).zeros)
+        split = plan.group.split(0)
+        # What replicas accumulate into.
+        self.sums = [
+            jax.ShapeDtypeStruct((plan.replicas, *spec.shape), spec.dtype, sharding=split)
+            for spec in zeros
+        ]
+
+    def zeros(self) -> Gradients:
+        """Returns what the replicas accumulate into, `[replicas, ...]`."""
+        return [jnp.zeros(spec.shape, spec.dtype) for spec in self.sums]
+
+    def add_up(self, gradients: Sequence[jax.Array]) -> Gradients:
+        """Adds up what each replica has; runs under the mesh's axis. The layout is `specs`."""
+        reduced = []
+        for value, axis, replaces in zip(gradients, self._axes, self._replaces, strict=True):
+            if replaces:
+                reduced.append(lax.pmax(value, REPLICA))
+            elif axis is None:
+                reduced.append(lax.psum(value, REPLICA))
+            else:
+                scattered = lax.psum_scatter(value, REPLICA, scatter_dimension=axis, tiled=True)
+                reduced.append(scattered)
+        return reduced
+
+    def add_up_sums(self, sums: Sequence[jax.Array]) -> Gradients:
+        """Adds up `[replicas, ...]`, seen as whole values."""
+
+        def under_mesh(sums: Any) -> Gradients:
+            return self.add_up([value[0] for value in sums])
+
+        return jax.shard_map(
+            under_mesh,
+            mesh=self._plan.group.mesh,
+            in_specs=PartitionSpec(REPLICA),
+            out_specs=self.specs,
+            check_vma=False,
+        )(list(sums))

@@ -1,0 +1,318 @@
+"""Stages -> programs, for several replicas: those of `stages.py`, under a mesh of replicas.
+
+    forward, backward, ...   as there, on every replica, with a last argument `steps`: how many
+                             replicas, the first ones, have a batch
+    settle                   sums, changing, steps -> gradients, changing, whole values
+                             once per update, and at the end of evaluation
+
+What replicas have in common (weights, gradients added up, counters) is whole on each device of
+the stage's group; what differs has an axis in front: `[replicas, ...]`.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import keras
+from jax import lax
+from jax.sharding import PartitionSpec
+
+from millrace.devices import REPLICA, DeviceGroup
+from millrace.graph.calls import LayerCall
+from millrace.graph.place import Marks
+from millrace.graph.split_update import Part
+from millrace.graph.stage import Slot
+from millrace.plan import Mode, Plan
+from millrace.programs import follow
+from millrace.programs.build import Program
+from millrace.programs.follow import Follows, Rule
+from millrace.programs.reduce import Reduction
+from millrace.programs.replica_logs import ReplicaLogs, across_replicas
+from millrace.programs.shared_state import layout_of, merged_metrics
+from millrace.programs.stage_update import contributions
+from millrace.programs.stages import StageBuilder, state_groups
+from millrace.programs.state import State, Values
+
+WHOLE, PARTS = PartitionSpec(), PartitionSpec(REPLICA)
+
+
+class ReplicaStageBuilder(StageBuilder):
+    """Makes the programs of one mode of a pipelined model with replicas."""
+
+    def __init__(
+        self,
+        model: keras.Model,
+        plan: Plan,
+        calls: Sequence[LayerCall],
+        marks: Marks,
+        state: State,
+        groups: Sequence[DeviceGroup],
+    ):
+        """Traces the step of one replica and cuts it.
+
+        Args:
+            model: a compiled Keras model.
+            plan: of the mode and batch of one replica; its group does not matter here.
+            calls: the layer calls that the marks number.
+            marks: the stage of each.
+            state: specs of the state of one replica.
+            groups: of each stage.
+        """
+        super().__init__(model, replace(plan, step_logs=False), calls, marks, state)
+        self._each_step = plan.step_logs
+        self._plans = [replace(plan, group=group) for group in groups]
+        self._rules: dict[int, list[Rule | None]] = {}
+
+    def rules(self, index: int) -> list[Rule | None]:
+        """Returns how each value that a stage's forward changes goes on; None for metrics."""
+        if index not in self._rules:
+            stage = self.split.stages[index]
+            inputs = dict(
+                zip(stage.state, stage.graph.invars[len(stage.trainable) :], strict=False)
+            )
+            first = len(stage.sent) + stage.has_loss
+            results = dict(zip(stage.new_state, stage.graph.outvars[first:], strict=False))
+            self._rules[index] = [
+                None
+                if slot.role == "metric"
+                else follow.find_rule(stage.graph, inputs.get(slot), results[slot])
+                for slot in state_groups(stage)[1]
+            ]
+        return self._rules[index]
+
+    def is_whole(self, index: int) -> list[bool]:
+        """Returns which of the values that a stage's forward changes all replicas share."""
+        return [rule is not None and rule.follows is Follows.COUNTER for rule in self.rules(index)]
+
+    def layout(self, index: int, slot: Slot) -> jax.sharding.Sharding:
+        """Returns how a value lies on the group of a stage between updates."""
+        plan = self._plans[index]
+        if slot.role == "gradient":
+            _, weight = contributions(self.split)[slot.index]
+            spec = Reduction([self._model.trainable_variables[weight]], plan).specs[0]
+            return jax.sharding.NamedSharding(plan.group.mesh, spec)
+        if slot.role in ("trainable", "optimizer"):
+            return layout_of(plan, slot.role, tuple(self._slot(slot).shape))
+        return plan.group.whole
+
+    def forward(self, index: int) -> Program:
+        """One micro-batch of each replica through a stage."""
+        program, rules = super().forward(index), self.rules(index)
+        plan = self._plans[index]
+        shared = [WHOLE if whole else PARTS for whole in self.is_whole(index)]
+        results = self._result_layout
+
+        def forward(
+            weights: Any, fixed: Any, changing: Any, batch: Any, carried: Any, steps: Any
+        ) -> Any:
+            me = lax.axis_index(REPLICA)
+            old = [v if s is WHOLE else v[0] for v, s in zip(changing, shared, strict=True)]
+            known = [rule or Rule(Follows.LAST) for rule in rules]
+            begun = follow.begin(known, old, me)
+            sent, new, made, residuals = program.function(
+                weights, fixed, begun, _own(batch), _own(carried)
+            )
+            new = follow.end(known, old, new, me < steps, steps)
+            new = [v if s is WHOLE else v[None] for v, s in zip(new, shared, strict=True)]
+            return _led(sent), new, self._across(made, me < steps, steps), _led(residuals)
+
+        weights, fixed, changing, batch, carried = program.arguments
+        stage = self.split.stages[index]
+        arguments = (
+            self._laid_out(index, [Slot("trainable", i) for i in stage.trainable], weights),
+            self._laid_out(index, state_groups(stage)[0], fixed),
+            [
+                _whole(plan, spec) if s is WHOLE else _split(plan, spec)
+                for spec, s in zip(changing, shared, strict=True)
+            ],
+            [_split(plan, spec) for spec in batch],
+            [_split(plan, spec) for spec in carried],
+            _STEPS,
+        )
+        return self._under_mesh(
+            index, program, forward, arguments,
+            (WHOLE, WHOLE, shared, PARTS, PARTS, WHOLE), (PARTS, shared, results, PARTS),
+        )  # fmt: skip
+
+    def backward(self, index: int) -> Program:
+        """The gradients of one micro-batch of each replica, added to those before it."""
+        return self._pass(index, super().backward(index), sums=3, result=1)
+
+    def backward_input(self, index: int) -> Program:
+        """What the stages before this one wait for."""
+        return self._pass(index, super().backward_input(index))
+
+    def backward_weight(self, index: int) -> Program:
+        """The rest of backward: the gradients, added to those before them."""
+        return self._pass(index, super().backward_weight(index), sums=4)
+
+    def zeros(self, index: int) -> Program:
+        """What the replicas of a stage accumulate into."""
+        reduction = self._reduction(index)
+        shardings = [spec.sharding for spec in reduction.sums]
+        program = self._program("zeros", index, reduction.zeros, (), ())
+        return replace(program, results=shardings)
+
+    def settle(self, index: int) -> Program:
+        """Adds up over replicas what a window left: gradients, moving statistics, metrics."""
+        plan, rules = self._plans[index], self.rules(index)
+        reduction = self._reduction(index)
+        trains = plan.mode is Mode.TRAIN
+        parts = [k for k, whole in enumerate(self.is_whole(index)) if not whole]
+
+        def settle(sums: Any, changing: Any, steps: Any) -> Any:
+            me = lax.axis_index(REPLICA)
+            gradients = reduction.add_up(_own(sums)) if trains else []
+            own, whole = [], []
+            for place, value in zip(parts, _own(changing), strict=True):
+                rule = rules[place]
+                if rule is None:
+                    whole.append(lax.psum(value, REPLICA))
+                else:
+                    (value,) = follow.merge([rule], [value], me, jnp.minimum(steps, plan.replicas))
+                    whole.append(value)
+                own.append(value)
+            return gradients, _led(own), whole
+
+        slots = state_groups(self.split.stages[index])[1]
+        changing = [_split(plan, self._slot(slots[place])) for place in parts]
+        program = self._program("settle", index, settle, (), (1,))
+        arguments = (reduction.sums if trains else [], changing, _STEPS)
+        specs = (reduction.specs if trains else WHOLE, PARTS, WHOLE)
+        return self._under_mesh(index, program, settle, arguments, (PARTS, PARTS, WHOLE), specs)
+
+    def part(self, name: str, index: int, part: Part) -> Program:
+        """A part of the update, on values that lie as they do between updates."""
+        program = super().part(name, index, part)
+        replaced = self.replaced(part)
+        others = [slot for slot in part.inputs if slot not in replaced]
+        arguments = tuple(
+            self._laid_out(index, slots, specs)
+            for slots, specs in zip((replaced, others), program.arguments, strict=True)
+        )
+        results = [self.layout(index, slot) for slot in part.outputs]
+        results.append(self._plans[index].group.whole)
+        return replace(program, arguments=arguments, results=results)
+
+    def logs(self, index: int) -> Program:
+        """The logs that follow from the metric values of all replicas."""
+        plan = self._plans[index]
+        records = ReplicaLogs(self._model, replace(plan, step_logs=False), None)
+        repeats = plan.replicas if self._each_step else None
+
+        def logs(parts: Any) -> Any:
+            sums = merged_metrics([*parts, *parts])
+            found = records.result((Values([*parts, *sums]),), None)
+            if repeats is None:
+                return found
+            return jax.tree.map(lambda v: jnp.broadcast_to(v, (repeats, *v.shape)), found)
+
+        arguments = ([_split(plan, spec) for spec in self._specs["metric"]],)
+        program = self._program("logs", index, logs, arguments, ())
+        return replace(program, results=plan.group.whole)
+
+    def _pass(
+        self, index: int, program: Program, sums: int | None = None, result: int | None = None
+    ) -> Program:
+        """Runs a pass on every replica; `sums` is what only those with a batch add to.
+
+        Args:
+            index: of the stage.
+            program: that of one replica.
+            sums: place of the accumulated gradients among the arguments.
+            result: their place among the results; None if they are the result.
+        """
+        plan = self._plans[index]
+        weights, *rest = program.arguments
+        scalars = 0 if sums is None else 1  # the coefficient, which all replicas share
+
+        def run(weights: Any, *given: Any) -> Any:
+            if sums is None:
+                return _led(program.function(weights, *map(_own, given)))
+            *split, coefficient, steps = given
+            own = list(map(_own, split))
+            made = program.function(weights, *own, coefficient)
+            added = made if result is None else made[result]
+            active = lax.axis_index(REPLICA) < steps
+            kept = [jnp.where(active, n, o) for n, o in zip(added, own[sums - 1], strict=True)]
+            return _led(kept if result is None else (*made[:result], kept, *made[result + 1 :]))
+
+        parts = rest[: len(rest) - scalars]
+        arguments = (
+            self._laid_out(
+                index,
+                [Slot("trainable", i) for i in self.split.stages[index].trainable],
+                weights,
+            ),
+            *([_split(plan, spec) for spec in part] for part in parts),
+            *rest[len(parts) :],
+            *((_STEPS,) if scalars else ()),
+        )
+        specs = (WHOLE, *(PARTS for _ in parts), *(WHOLE,) * (2 * scalars))
+        return self._under_mesh(index, program, run, arguments, specs, PARTS)
+
+    def _under_mesh(
+        self,
+        index: int,
+        program: Program,
+        function: Any,
+        arguments: tuple[Any, ...],
+        in_specs: Any,
+        out_specs: Any,
+    ) -> Program:
+        run = jax.shard_map(
+            function,
+            mesh=self._plans[index].group.mesh,
+            in_specs=in_specs,
+            out_specs=out_specs,
+            check_vma=False,
+        )
+        return replace(program, function=run, arguments=arguments)
+
+    def _across(self, results: Sequence[Any], active: Any, steps: Any) -> list[Any]:
+        """Returns a stage's results for all replicas: outputs side by side, logs as one."""
+        plan = self._plans[0]
+        if plan.mode is not Mode.PREDICT:
+            repeats = plan.replicas if self._each_step else None
+            return across_replicas(results, plan.replication.metrics, active, steps, repeats)
+        if self._each_step:
+            return [leaf[None] for leaf in results]
+        return [leaf if leaf.ndim else leaf[None] for leaf in results]
+
+    @property
+    def _result_layout(self) -> PartitionSpec:
+        return PARTS if self._plans[0].mode is Mode.PREDICT else WHOLE
+
+    def _reduction(self, index: int) -> Reduction:
+        variables = [self._model.trainable_variables[i] for i in self.split.stages[index].trainable]
+        return Reduction(variables, self._plans[index])
+
+    def _laid_out(self, index: int, slots: Sequence[Slot], specs: Sequence[Any]) -> list[Any]:
+        return [
+            jax.ShapeDtypeStruct(spec.shape, spec.dtype, sharding=self.layout(index, slot))
+            for slot, spec in zip(slots, specs, strict=True)
+        ]
+
+
+_STEPS = jax.ShapeDtypeStruct((), jnp.int32)
+
+
+def _own(values: Any) -> list[Any]:
+    """Returns what one replica has of values `[1, ...]`."""
+    return [value[0] for value in values]
+
+
+def _led(values: Any) -> Any:
+    """Gives one replica's values the axis of replicas."""
+    return jax.tree.map(lambda value: value[None], values)
+
+
+def _whole(plan: Plan, spec: Any) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(spec.shape, spec.dtype, sharding=plan.group.whole)
+
+
+def _split(plan: Plan, spec: Any) -> jax.ShapeDtypeStruct:
+    shape = (plan.replicas, *spec.shape)
+    return jax.ShapeDtypeStruct(shape, spec.dtype, sharding=plan.group.split(0))

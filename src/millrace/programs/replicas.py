@@ -1,0 +1,150 @@
+"""Plan -> programs of a model in one piece, for several replicas: the same five as in `build.py`.
+
+    run          weights ---------------------------------------+
+                 batches [rounds, replicas, ...]                |
+                   |  each replica: forward and backward of its micro-batches, in a loop
+                   v                                            v
+                 gradients, added up once over replicas ->  update  -> weights
+
+What is under the mesh's axis is written for one replica (`rounds.py`); everything else, the update
+included, sees whole values, and XLA shares it out as their layouts say. `start` and `count` are
+steps, of which a round takes one for each replica.
+"""
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import keras
+from jax import lax
+
+from millrace.plan import LoopForm, Mode, Plan, choose_loop_form
+from millrace.programs.accumulate import make_accumulator, scale_of
+from millrace.programs.build import Program, batch_specs
+from millrace.programs.loop import repeat
+from millrace.programs.reduce import Reduction
+from millrace.programs.replica_logs import ReplicaLogs
+from millrace.programs.rounds import Rounds
+from millrace.programs.shared_state import layouts, of_one_replica, specs_of
+from millrace.programs.state import State, Values
+from millrace.programs.traced_step import TracedStep
+from millrace.programs.update import apply_gradients
+
+
+class ReplicaBuilder:
+    """Makes the programs of one plan. The step is traced once, however many are made of it."""
+
+    def __init__(self, model: keras.Model, plan: Plan, state: State):
+        """Traces the step of one replica.
+
+        Args:
+            model: a compiled Keras model.
+            plan: what the programs are to do.
+            state: specs of the state, as trees of `jax.ShapeDtypeStruct`. Metrics are twice
+                there: `[replicas, ...]`, and their sum.
+        """
+        self._model, self._plan = model, plan
+        self._trains = plan.mode is Mode.TRAIN
+        self._state, self._layouts = specs_of(plan, state), layouts(plan, state)
+        rounds = plan.capacity // plan.replicas
+        self._batches = jax.tree.map(
+            lambda s: jax.ShapeDtypeStruct(s.shape, s.dtype, sharding=plan.group.split(1)),
+            batch_specs(plan, (rounds, plan.replicas)),
+        )
+        begin = time.perf_counter()
+        step = TracedStep(model, plan, of_one_replica(plan, state))
+        self.trace_seconds = time.perf_counter() - begin
+        self.form = choose_loop_form(plan.mode, plan.group.platform, step.primitives)
+        variables = model.trainable_variables if self._trains else []
+        self._accumulator = make_accumulator(variables, plan.accumulation)
+        self._reduction = Reduction(variables, plan)
+        self._logs = ReplicaLogs(model, plan, step.result)
+        self._rounds = Rounds(model, plan, step, self._logs, self._reduction)
+
+    def run(self, form: LoopForm) -> Program:
+        """`count` steps: whole updates, or rounds. Unrolled, the form counts these."""
+        function = self._updates(form) if self._trains else self._evaluation(form)
+        specs = (self._state, self._batches, _INDEX, _INDEX)
+        results = (self._layouts, self._plan.group.whole)
+        return self._program("run", function, specs, (0,), results, form.unroll)
+
+    def accumulate(self, form: LoopForm) -> Program:
+        """`count` micro-batches of a window. Unrolled, the form counts rounds."""
+
+        def accumulate(
+            state: State, accumulated: Any, batches: Any, start: Any, count: Any, coefficient: Any
+        ) -> tuple[State, Any, Any]:
+            accumulated, state, records = self._rounds.some(
+                form, state, accumulated, self._logs.first(), batches, start, count, coefficient
+            )
+            return state, accumulated, self._logs.result(state, records)
+
+        sums, group = self._reduction.sums, self._plan.group
+        specs = (self._state, sums, self._batches, _INDEX, _INDEX, _FACTOR)
+        results = (self._layouts, [group.split(0)] * len(sums), group.whole)
+        return self._program("accumulate", accumulate, specs, (0, 1), results, form.unroll)
+
+    def zeros(self) -> Program:
+        """What a window accumulates into, on each replica."""
+        results = [spec.sharding for spec in self._reduction.sums]
+        return self._program("zeros", self._reduction.zeros, (), (), results)
+
+    def apply(self) -> Program:
+        """The update at the end of a window."""
+
+        def apply(state: State, accumulated: Any, scale: Any) -> State:
+            return self._apply(state, self._reduction.add_up_sums(accumulated), scale)
+
+        specs = (self._state, self._reduction.sums, _FACTOR)
+        return self._program("apply", apply, specs, (0,), self._layouts)
+
+    def _updates(self, form: LoopForm) -> Callable[..., Any]:
+        accumulation, window = self._plan.accumulation, self._plan.window
+        inner = form if form.is_loop else LoopForm(unroll=accumulation.steps)
+
+        def run(state: State, batches: Any, start: Any, count: Any) -> tuple[State, Any]:
+            def body(update: Any, carry: Any) -> Any:
+                state, records = carry
+                first = start + update * window
+                sums, state, records = self._rounds.update(
+                    inner, state, records, batches, first, update
+                )
+                return self._apply(state, sums, scale_of(accumulation.reduction, window)), records
+
+            state, records = repeat(body, (state, self._logs.first()), count // window, form)
+            return state, self._logs.result(state, records)
+
+        return run
+
+    def _evaluation(self, form: LoopForm) -> Callable[..., Any]:
+        def run(state: State, batches: Any, start: Any, count: Any) -> tuple[State, Any]:
+            _, state, records = self._rounds.some(
+                form, state, [], self._logs.first(), batches, start, count, jnp.float32(1)
+            )
+            return state, self._logs.result(state, records)
+
+        return run
+
+    def _apply(self, state: State, gradients: Any, scale: Any) -> State:
+        gradients = self._accumulator.finish(gradients, scale)
+        new = apply_gradients(self._model, (*state[:3], Values(())), gradients)
+        # The values that go round a loop keep their layouts only where it is told to.
+        return jax.tree.map(lax.with_sharding_constraint, (*new[:3], state[3]), self._layouts)
+
+    def _program(
+        self,
+        name: str,
+        function: Callable[..., Any],
+        arguments: tuple[Any, ...],
+        donated: tuple[int, ...],
+        results: Any,
+        unrolled: int | None = None,
+    ) -> Program:
+        name = f"{self._plan.mode.value}_{name}"
+        return Program(name, function, arguments, unrolled, donated, results)
+
+
+_INDEX = jax.ShapeDtypeStruct((), jnp.int32)
+_FACTOR = jax.ShapeDtypeStruct((), jnp.float32)

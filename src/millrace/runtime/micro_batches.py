@@ -1,0 +1,63 @@
+"""What a pipeline takes out of blocks: micro-batches, one of each replica at a time.
+
+block leaves   [capacity, rows, ...]          ->  [rows, ...]
+with replicas  [rounds, replicas, rows, ...]  ->  [replicas, rows, ...], the last may be partly
+                                                  used: `steps` says how many are
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from millrace.feeds.block import Segment
+from millrace.plan import BatchSpec
+from millrace.programs.stages import StageBuilder
+from millrace.runtime.stage_tasks import StageTasks
+from millrace.runtime.stage_update import StageUpdate
+
+
+class Shape(NamedTuple):
+    """What runs micro-batches of one shape."""
+
+    builder: StageBuilder
+    stages: list[StageTasks]
+    update: StageUpdate | None
+    rows: int
+
+
+class MicroBatch(NamedTuple):
+    """One batch, or one for each replica."""
+
+    leaves: Sequence[Any]  # of x, y and sample weights, in host memory
+    shape: Shape
+    steps: int  # replicas that have a batch; 1 without replicas
+
+    def counted(self, replicas: int) -> tuple[np.int32, ...]:
+        """Returns what the programs of several replicas take besides their arrays."""
+        return () if replicas == 1 else (np.int32(self.steps),)
+
+
+def micro_batches(
+    segments: Iterable[Segment], shape_of: Callable[[BatchSpec], Shape], replicas: int
+) -> Iterator[MicroBatch]:
+    """Yields the micro-batches of segments, which begin with a round."""
+    for segment in segments:
+        shape = shape_of(segment.block.spec)
+        leaves = jax.tree.leaves(segment.block.batches)
+        end = segment.start + segment.count
+        for step in range(segment.start, end, replicas):
+            entry = step // replicas
+            yield MicroBatch(
+                [leaf[entry, ...] for leaf in leaves], shape, min(replicas, end - step)
+            )
+
+
+def next_window(rest: Iterator[MicroBatch], steps: int) -> list[MicroBatch]:
+    """Returns the next micro-batches that make `steps` steps together; fewer at the data's end."""
+    window: list[MicroBatch] = []
+    while steps > 0 and (micro_batch := next(rest, None)) is not None:
+        window.append(micro_batch)
+        steps -= micro_batch.steps
+    return window

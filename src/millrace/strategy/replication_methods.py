@@ -1,0 +1,70 @@
+"""The method that chooses what replicas report and share out. Their number follows from devices."""
+
+from dataclasses import replace
+from typing import Any
+
+from millrace.options import Replication, metric_reduction, refuse_unknown, truth
+from millrace.strategy.controller import Controller
+
+_KNOWN = (
+    "replicated_metric_reduction_method",
+    "replicated_optimizer_state_sharding",
+    "replicated_weight_sharding",
+)
+_REASONS = {
+    "replicas": "their number follows from the devices of the strategy and of the pipeline.",
+    "offload_weight_update_variables": (
+        "it arrives with offloading and recomputation, which this version does not have."
+    ),
+}
+
+
+def set_replication_options(
+    controller: Controller,
+    *,
+    replicated_metric_reduction_method: Any = None,
+    replicated_optimizer_state_sharding: bool | None = None,
+    replicated_weight_sharding: bool | None = None,
+    **unknown: Any,
+) -> None:
+    """Chooses what several replicas report, and what they share out among them.
+
+    Args:
+        controller: of the model whose method this becomes.
+        replicated_metric_reduction_method: `"mean"` (default): metrics over the batches of all
+            replicas; `"sum"` of the replicas' values; `"list"` of them; `"none"`: the last
+            replica's value.
+        replicated_optimizer_state_sharding: True keeps on each replica's devices an equal part of
+            the optimizer's values, of which it updates the weights: ZeRO-1.
+        replicated_weight_sharding: True keeps of the weights a part there, too, and gathers them
+            where an update's micro-batches need them: ZeRO-3.
+        **unknown: refused, with the nearest name.
+
+    None keeps what was set before. A value whose axes the replicas cannot share out equally stays
+    whole.
+
+    Raises:
+        OptionError: for a value that is none of these, or an unknown option.
+    """
+    refuse_unknown("set_replication_options", unknown, _KNOWN, _REASONS)
+    replication = controller.options.replication
+    if replicated_metric_reduction_method is not None:
+        method = metric_reduction(replicated_metric_reduction_method)
+        replication = replace(replication, metrics=method)
+    replication = with_sharding(
+        replication, replicated_optimizer_state_sharding, replicated_weight_sharding
+    )
+    controller.replace_options(replace(controller.options, replication=replication))
+
+
+def with_sharding(
+    replication: Replication, optimizer_state: bool | None, weights: bool | None
+) -> Replication:
+    """Returns `replication` with other choices of what is shared out; None keeps what was set."""
+    if optimizer_state is not None:
+        chosen = truth("replicated_optimizer_state_sharding", optimizer_state)
+        replication = replace(replication, shard_optimizer_state=chosen)
+    if weights is not None:
+        chosen = truth("replicated_weight_sharding", weights)
+        replication = replace(replication, shard_weights=chosen)
+    return replication

@@ -1,0 +1,61 @@
+import jax
+import pytest
+
+from millrace.errors import ProcessError, TaskError
+from millrace.processes import failure
+from millrace.processes.facts import Member
+from millrace.processes.failure import Together, announce_failure, describe, failure_of_others
+from millrace.processes.line import Line
+
+MEMBERS = [Member(0, "node1", 10), Member(1, "node2", 11)]
+
+
+def raised(error):
+    try:
+        raise error
+    except type(error) as caught:
+        return caught
+
+
+def test_nothing_without_other_processes():
+    announce_failure(ValueError("no"))
+    assert failure_of_others(0) is None
+
+
+def test_says_who_failed_first(monkeypatch):
+    line = Line(0, MEMBERS, {})
+    monkeypatch.setattr(failure, "_together", Together(line, print))
+    assert failure_of_others(0) is None
+    line._record(failure.Failure(MEMBERS[1], "ValueError: no"))
+    announce_failure(ValueError("later"))
+    assert failure_of_others(0) == "process 1 (host node2, pid 11) failed first: ValueError: no"
+
+
+def test_the_failure_of_this_process_is_none_of_others(monkeypatch):
+    monkeypatch.setattr(failure, "_together", Together(Line(0, MEMBERS, {}), print))
+    announce_failure(ValueError("no"))
+    assert failure_of_others(0) is None
+
+
+def test_an_error_is_described_with_its_line():
+    assert describe(ValueError("no")) == "ValueError: no"
+    text = describe(raised(ValueError("no" * 2000)))
+    assert text.startswith("ValueError: nono")
+    assert f"... ({__file__}, line " in text
+
+
+@pytest.mark.parametrize(
+    ("error", "follows"),
+    [
+        (ValueError("no"), False),
+        (ValueError("UNKNOWN: Gloo all-reduce failed: Connection closed by peer"), True),
+        (jax.errors.JaxRuntimeError("INTERNAL: NCCL"), True),
+        (ProcessError("lost"), True),
+        (TaskError("0F0 failed"), False),
+    ],
+)
+def test_what_may_follow_from_the_end_of_another(error, follows):
+    assert failure._may_follow(error) is follows
+    wrapped = TaskError("a task failed")
+    wrapped.__cause__ = error
+    assert failure._may_follow(wrapped) is follows

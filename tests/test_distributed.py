@@ -1,0 +1,215 @@
+"""Runs of two processes, each a few seconds long: JAX is imported in every one.
+
+Bounds on time are from above, for a machine that is busy. What notices a death is the line
+between the processes: heartbeats would need longer than SECONDS.
+"""
+
+import ast
+import logging
+import os
+import tempfile
+import time
+
+import jax
+import pytest
+
+from millrace import distributed
+from millrace.errors import DeviceError, OptionError, ProcessError
+from millrace.launch import Launch, launch
+
+SECONDS = 60
+START = """
+import os, sys, time
+import millrace
+millrace.distributed.initialize(initialization_timeout=120, heartbeat_timeout=120)
+import jax, keras, numpy as np
+from jax.sharding import NamedSharding, PartitionSpec as P
+from millrace.processes.agreement import check_same
+from millrace.processes.facts import process_count, process_index
+from millrace.processes.failure import failure_of_others
+
+index = process_index()
+devices = jax.devices()
+mesh = jax.make_mesh((len(devices),), ("data",))
+add = jax.jit(
+    jax.shard_map(lambda x: jax.lax.psum(x, "data"), mesh=mesh, in_specs=P("data"), out_specs=P())
+)
+numbers = np.arange(len(devices), dtype="float32")
+spread = NamedSharding(mesh, P("data"))
+def total():
+    x = jax.make_array_from_callback(numbers.shape, spread, lambda where: numbers[where])
+    return float(add(x)[0])
+total()
+"""
+WAIT = "total()"  # for the other process, which does not come
+
+
+@pytest.fixture
+def start(tmp_path, monkeypatch, capfd):
+    """Runs code in two processes; returns the status, what was said, and both outputs."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    script = tmp_path / "script.py"
+
+    def run(code, **options):
+        said = []
+        script.write_text(START + code)
+        status = launch(Launch((str(script),), 2, timeout=SECONDS, **options), said.append)
+        (log,) = tmp_path.glob("millrace-launch-*/process-1.log")
+        captured = capfd.readouterr()
+        outputs = captured.out + captured.err, log.read_text()
+        return status, "\n".join(said), outputs, time.time()
+
+    return run
+
+
+def test_two_processes_compute_and_compare_together(start):
+    code = """
+def errors_of(parts, timeout=60):
+    try:
+        check_same(parts, timeout)
+    except millrace.errors.MillraceError as error:
+        return type(error).__name__ + ": " + str(error)
+
+same = errors_of({"options": "a", "model": "b"})
+other = errors_of({"options": "a", "weights": f"hash{index}"})
+print("FOUND", repr((index, process_count(), len(devices), len(jax.local_devices()), total(),
+                     float(np.random.rand()), float(keras.random.uniform(())), same, other)))
+late = errors_of({}, 0.5) if index == 0 else None
+print("LATE", repr(late), flush=True)
+total()
+"""
+    status, said, outputs, _ = start(code, devices=2)
+    assert status == 0, (said, outputs)
+    assert "initialize()" not in said
+    found = [
+        ast.literal_eval(line.removeprefix("FOUND "))
+        for output in outputs
+        for line in output.splitlines()
+        if line.startswith("FOUND ")
+    ]
+    assert [one[0] for one in found] == [0, 1]
+    assert found[0][1:] == found[1][1:]
+    assert found[0][1:5] == (2, 4, 2, 0 + 1 + 2 + 3)
+    same, other = found[0][-2:]
+    assert same is None
+    assert other.startswith("PlanError: The processes of this run do not have the same weights.")
+    assert "process 0: hash0; process 1: hash1. Call keras.utils.set_random_seed(1)" in other
+    assert "In 0.5 seconds, these did not come to comparison 3: 1." in outputs[0]
+
+
+def test_an_error_in_one_ends_the_other_that_waits_for_it(start):
+    code = f"""
+if index == 1:
+    print("TIME", time.time(), flush=True)
+    raise ValueError("no luck")
+{WAIT}
+"""
+    status, said, outputs, end = start(code)
+    assert status == 1
+    assert "process 1 failed first (exit status 1): ValueError: no luck" in said
+    assert 'raise ValueError("no luck")\n' in outputs[1].partition("Traceback")[2]
+    assert "failed first" not in outputs[1]
+    assert ", pid " in outputs[0].partition("millrace: process 1 (host ")[2]
+    assert "failed first: ValueError: no luck (" in outputs[0]
+    assert "millrace: process 0 of 2 ends with it." in outputs[0]
+    assert "Traceback" not in outputs[0]  # that of the connection that was lost
+    assert end - float(outputs[1].partition("TIME ")[2].split()[0]) < SECONDS / 2
+
+
+@pytest.mark.parametrize("index", [0, 1])
+def test_a_killed_process_ends_the_other(start, index):
+    code = f"""
+if index == {index}:
+    print("TIME", time.time(), flush=True)
+    os.kill(os.getpid(), 9)
+try:
+    {WAIT}
+except Exception:
+    print("EXPLAINED", failure_of_others(), flush=True)
+    raise
+"""
+    status, said, outputs, end = start(code)
+    assert status == 137
+    assert f"process {index} failed first (SIGKILL): it died without a Python error" in said
+    other = outputs[1 - index]
+    assert f"millrace: process {index} (host " in other
+    assert "failed first: it died without a Python error. It was killed (SIGKILL)" in other
+    assert "Traceback" not in other
+    assert "EXPLAINED None" not in other
+    assert end - float(outputs[index].partition("TIME ")[2].split()[0]) < SECONDS / 2
+
+
+@pytest.mark.slow
+def test_an_exit_status_is_an_error_too(start):
+    status, said, outputs, _ = start(f"if index == 1: sys.exit(3)\n{WAIT}")
+    assert status == 3
+    assert "process 1 failed first (exit status 3): it ended with exit status 3." in said
+    assert "failed first: it ended with exit status 3." in outputs[0]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("index", [0, 1])
+def test_a_process_that_is_done_waits_for_the_other(start, index):
+    status, said, outputs, _ = start(f"time.sleep(5 * (index == {index}))\nprint('done')")
+    assert status == 0, (said, outputs)
+    assert all("done\n" in output for output in outputs), outputs
+
+
+@pytest.fixture
+def before_jax(monkeypatch):
+    """As if JAX had not started yet, and no cluster had started this process."""
+    monkeypatch.setattr(distributed, "backends_are_initialized", lambda: False)
+    monkeypatch.delenv("JAX_COORDINATOR_ADDRESS", raising=False)
+
+
+def test_after_jax_has_started():
+    jax.devices()
+    with pytest.raises(DeviceError, match=r"already started.*Move the line\n.*initialize\(\)\nab"):
+        distributed.initialize()
+
+
+def test_twice(before_jax, monkeypatch):
+    monkeypatch.setattr(jax.distributed, "is_initialized", lambda: True)
+    with pytest.raises(ProcessError, match=r"Process 0 of 1 is connected already. Call .* once"):
+        distributed.initialize()
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [{}, {"coordinator_address": "node1:1234", "num_processes": 1, "process_id": 0}],
+)
+def test_a_run_of_one_process_does_nothing(before_jax, caplog, arguments):
+    with caplog.at_level(logging.INFO, "millrace"):
+        distributed.initialize(**arguments)
+    assert "it runs alone" in caplog.text
+
+
+def test_a_worker_of_multiprocessing_is_no_process_of_the_run(monkeypatch, caplog):
+    monkeypatch.setattr(distributed.multiprocessing, "parent_process", lambda: object())
+    with caplog.at_level(logging.INFO, "millrace"):
+        distributed.initialize("node1:1234", 2, 0)
+    assert "does nothing in a worker" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("node1:1234",), "num_processes and process_id must be known, too"),
+        ((None, 2, 0), r"Received: .*'num_processes': 2.* Set coordinator_address, or start the"),
+        (("node1:1234", 2, 2), r"from 0 to num_processes - 1 = 1\. Received: 2\."),
+        (("node1", 2, 0), r"such as 'node1:1234'\. Received: 'node1'\."),
+    ],
+)
+def test_incomplete_or_wrong_arguments(before_jax, arguments, message):
+    with pytest.raises(OptionError, match=message):
+        distributed.initialize(*arguments)
+
+
+def test_what_the_launcher_said_is_taken_once(before_jax, monkeypatch, tmp_path):
+    monkeypatch.setattr(distributed.Launched, "end_with_launcher", lambda self: None)
+    told = distributed.Launched("127.0.0.1:1", 1, 0, None, str(tmp_path), os.getpid())
+    for name, value in told.to_environment().items():
+        monkeypatch.setenv(name, value)
+    distributed.initialize()
+    assert (tmp_path / "initialized-0").exists()
+    assert "MILLRACE_LAUNCH" not in os.environ
