@@ -17,7 +17,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
 
-from millrace._compat.jax import backends_are_initialized, uncommitted
+from millrace._compat.jax import backends_are_initialized
 from millrace.errors import DeviceError, OptionError, PlanError
 
 REPLICA = "replica"  # the axis of every mesh
@@ -102,22 +102,33 @@ def put_parts(part: Any, group: DeviceGroup, axis: int) -> jax.Array:
     return jax.make_array_from_process_local_data(sharding, part, shape)
 
 
+def home(devices: Sequence[jax.Device]) -> jax.Device:
+    """Returns the first device of this process.
+
+    Raises:
+        DeviceError: if all are devices of other processes.
+    """
+    here = jax.process_index()
+    for device in devices:
+        if device.process_index == here:
+            return device
+    owners = sorted({device.process_index for device in devices})
+    raise DeviceError(
+        f"None of the strategy's devices {list(devices)} belongs to this process, number {here}: "
+        f"they are those of {owners}. Every process takes part in a strategy: set devices=None for "
+        "the devices of all processes, or to jax.local_devices() for a strategy of each process's "
+        "own."
+    )
+
+
 def place(value: Any, sharding: jax.sharding.Sharding) -> jax.Array:
     """Returns `value` where `sharding` says. Every process that takes part has the whole value."""
     if isinstance(value, jax.Array) and value.sharding == sharding:
         return value
-    if sharding.is_fully_addressable:
+    if sharding.is_fully_addressable and getattr(value, "is_fully_addressable", True):
         return jax.device_put(value, sharding)
     host = np.asarray(value)
     return jax.make_array_from_callback(host.shape, sharding, lambda index: host[index])
-
-
-def on_one_device(value: Any) -> Any:
-    """Returns an array that several devices share out as one on the first of them, uncommitted."""
-    sharding = getattr(value, "sharding", None)
-    if sharding is None or len(sharding.device_set) == 1 or sharding.is_fully_replicated:
-        return value
-    return uncommitted(jax.device_put(value, sharding.mesh.devices.flat[0]))
 
 
 def find_devices(devices: object) -> tuple[jax.Device, ...]:

@@ -7,6 +7,7 @@ with one seed for all and a common end (`processes/failure.py`).
 import contextlib
 import logging
 import multiprocessing
+import os
 import random
 from collections.abc import Sequence
 from typing import Any
@@ -23,6 +24,7 @@ from millrace.processes.failure import end_together
 _LOGGER = logging.getLogger("millrace")
 # A process that is done waits for the others, which may save or evaluate for long. Those that die
 # meanwhile are noticed by other means.
+_THREADS_PER_DEVICE = 4
 _SHUTDOWN_SECONDS = 24 * 3600
 
 
@@ -122,7 +124,22 @@ def _place(address: str | None, count: int | None, index: int | None) -> Place |
     return Place(address, index, count)
 
 
+def _enough_threads() -> None:
+    """Gives XLA's CPU client more threads than this process has virtual devices.
+
+    A device that waits for others in a collective holds a thread of the pool. With as many threads
+    as devices, and stages in other processes, all of them waited and none was left for the program
+    that they waited for.
+    """
+    devices = getattr(jax.config, "jax_num_cpu_devices", 1)
+    if devices > 1:
+        threads = str(max(os.cpu_count() or 1, _THREADS_PER_DEVICE * devices))
+        for name in ("NPROC", "PJRT_NPROC"):
+            os.environ.setdefault(name, threads)
+
+
 def _connect(place: Place, local_device_ids: Any, timeout: int, heartbeat_timeout: int) -> None:
+    _enough_threads()
     _set("jax_cpu_collectives_implementation", "gloo")  # the default of newer versions only
     # It would take SIGTERM, so that a process could no longer be ended by it.
     _set("jax_enable_preemption_service", False)

@@ -59,7 +59,7 @@ class Plan:
     step_logs: bool  # deliver the logs of every step, not of the last one only
     records: int  # steps whose results one call can return, where those of every step are wanted
     group: DeviceGroup
-    replication: Replication = Replication()
+    replication: Replication
 
     @property
     def replicas(self) -> int:

@@ -6,7 +6,7 @@ import jax.numpy as jnp
 from millrace.compiling import executable
 from millrace.compiling.executable import compile_program
 from millrace.devices import DeviceGroup
-from millrace.options import Accumulation
+from millrace.options import Accumulation, Replication
 from millrace.plan import BatchSpec, Mode, Plan
 from millrace.programs.build import Program
 
@@ -22,6 +22,7 @@ def plan():
         step_logs=False,
         records=0,
         group=DeviceGroup((jax.devices()[2],)),
+        replication=Replication(),
     )
 
 

@@ -13,7 +13,7 @@ import dataclasses
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import cases
 import jax
@@ -22,6 +22,8 @@ import numpy as np
 import pipeline_cases as pipes
 import pytest
 from keras import layers, ops
+
+from millrace.runtime.replica_stage_state import ReplicaStageState
 
 REPLICAS = 2  # where nothing else is said
 STEPS = 2  # of each replica in an update
@@ -119,6 +121,42 @@ def assert_copies_agree(model: keras.Model, replicas: int) -> None:
         assert len({shard.device for shard in shards}) == len(shards) == replicas, name
         copies = {np.asarray(shard.data).tobytes() for shard in shards}
         assert len(copies) == 1, f"{name} differs: {[np.asarray(s.data) for s in shards]}"
+
+
+class Laid(NamedTuple):
+    """How a value of a pipeline lay on devices when an execution had ended."""
+
+    devices: tuple[int, ...]
+    whole: int  # bytes of the value
+    held: int  # bytes of it on one device
+
+
+def fit_and_watch(
+    case: cases.Case, model: keras.Model, replicas: int, **arguments: Any
+) -> tuple[cases.Outcome, list[Laid]]:
+    """Fits a pipeline, and asserts after each execution that all replicas have the same bits.
+
+    After fit it is too late: the stages are on different devices, and Keras gets one replica's
+    copy of each value, so that `model(x)` can put them together.
+    """
+    laid: list[Laid] = []
+    export = ReplicaStageState._export
+
+    def spy(self: Any, value: Any) -> Any:
+        if isinstance(value, jax.Array):
+            shards = value.addressable_shards
+            ids = tuple(shard.device.id for shard in shards)
+            laid.append(Laid(ids, value.nbytes, shards[0].data.nbytes))
+            if value.sharding.is_fully_replicated and len(shards) > 1:
+                assert len(shards) == replicas
+                assert len({np.asarray(shard.data).tobytes() for shard in shards}) == 1
+        return export(self, value)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ReplicaStageState, "_export", spy)
+        outcome = pipes.fit(case, model, **arguments)
+    assert any(len(each.devices) == replicas for each in laid)
+    return outcome, laid
 
 
 def bytes_on_each_device(variables: list[Any]) -> dict[Any, int]:

@@ -130,3 +130,15 @@ def across_replicas(
     if repeats is None:
         return found
     return jax.tree.map(lambda value: jnp.broadcast_to(value, (repeats, *value.shape)), found)
+
+
+def side_by_side(outputs: Any, each_step: bool, gather: bool) -> list[Any]:
+    """Returns a replica's outputs as part of those of all; runs under the mesh's axis.
+
+    Args:
+        outputs: of this replica, `[rows, ...]`.
+        each_step: whether each replica's are to be an entry of their own.
+        gather: whether every replica needs all of them.
+    """
+    led = [leaf[None] if each_step or not leaf.ndim else leaf for leaf in outputs]
+    return [lax.all_gather(leaf, REPLICA, axis=0, tiled=True) for leaf in led] if gather else led

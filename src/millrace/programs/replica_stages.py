@@ -28,8 +28,9 @@ from millrace.plan import Mode, Plan
 from millrace.programs import follow
 from millrace.programs.build import Program
 from millrace.programs.follow import Follows, Rule
+from millrace.programs.mesh_values import own_part, split_spec, whole_spec, with_axis
 from millrace.programs.reduce import Reduction
-from millrace.programs.replica_logs import ReplicaLogs, across_replicas
+from millrace.programs.replica_logs import ReplicaLogs, across_replicas, side_by_side
 from millrace.programs.shared_state import layout_of, merged_metrics
 from millrace.programs.stage_update import contributions
 from millrace.programs.stages import StageBuilder, state_groups
@@ -112,11 +113,11 @@ class ReplicaStageBuilder(StageBuilder):
             known = [rule or Rule(Follows.LAST) for rule in rules]
             begun = follow.begin(known, old, me)
             sent, new, made, residuals = program.function(
-                weights, fixed, begun, _own(batch), _own(carried)
+                weights, fixed, begun, own_part(batch), own_part(carried)
             )
             new = follow.end(known, old, new, me < steps, steps)
             new = [v if s is WHOLE else v[None] for v, s in zip(new, shared, strict=True)]
-            return _led(sent), new, self._across(made, me < steps, steps), _led(residuals)
+            return with_axis(sent), new, self._across(made, me < steps, steps), with_axis(residuals)
 
         weights, fixed, changing, batch, carried = program.arguments
         stage = self.split.stages[index]
@@ -124,11 +125,11 @@ class ReplicaStageBuilder(StageBuilder):
             self._laid_out(index, [Slot("trainable", i) for i in stage.trainable], weights),
             self._laid_out(index, state_groups(stage)[0], fixed),
             [
-                _whole(plan, spec) if s is WHOLE else _split(plan, spec)
+                whole_spec(plan, spec) if s is WHOLE else split_spec(plan, spec)
                 for spec, s in zip(changing, shared, strict=True)
             ],
-            [_split(plan, spec) for spec in batch],
-            [_split(plan, spec) for spec in carried],
+            [split_spec(plan, spec) for spec in batch],
+            [split_spec(plan, spec) for spec in carried],
             _STEPS,
         )
         return self._under_mesh(
@@ -164,9 +165,9 @@ class ReplicaStageBuilder(StageBuilder):
 
         def settle(sums: Any, changing: Any, steps: Any) -> Any:
             me = lax.axis_index(REPLICA)
-            gradients = reduction.add_up(_own(sums)) if trains else []
+            gradients = reduction.add_up(own_part(sums)) if trains else []
             own, whole = [], []
-            for place, value in zip(parts, _own(changing), strict=True):
+            for place, value in zip(parts, own_part(changing), strict=True):
                 rule = rules[place]
                 if rule is None:
                     whole.append(lax.psum(value, REPLICA))
@@ -174,13 +175,13 @@ class ReplicaStageBuilder(StageBuilder):
                     (value,) = follow.merge([rule], [value], me, jnp.minimum(steps, plan.replicas))
                     whole.append(value)
                 own.append(value)
-            return gradients, _led(own), whole
+            return gradients, with_axis(own), whole
 
         slots = state_groups(self.split.stages[index])[1]
-        changing = [_split(plan, self._slot(slots[place])) for place in parts]
+        changing = [split_spec(plan, self._slot(slots[place])) for place in parts]
         program = self._program("settle", index, settle, (), (1,))
-        arguments = (reduction.sums if trains else [], changing, _STEPS)
-        specs = (reduction.specs if trains else WHOLE, PARTS, WHOLE)
+        sums, layout = (reduction.sums, reduction.specs) if trains else ([], WHOLE)
+        arguments, specs = (sums, changing, _STEPS), (layout, PARTS, WHOLE)
         return self._under_mesh(index, program, settle, arguments, (PARTS, PARTS, WHOLE), specs)
 
     def part(self, name: str, index: int, part: Part) -> Program:
@@ -209,7 +210,7 @@ class ReplicaStageBuilder(StageBuilder):
                 return found
             return jax.tree.map(lambda v: jnp.broadcast_to(v, (repeats, *v.shape)), found)
 
-        arguments = ([_split(plan, spec) for spec in self._specs["metric"]],)
+        arguments = ([split_spec(plan, spec) for spec in self._specs["metric"]],)
         program = self._program("logs", index, logs, arguments, ())
         return replace(program, results=plan.group.whole)
 
@@ -230,14 +231,16 @@ class ReplicaStageBuilder(StageBuilder):
 
         def run(weights: Any, *given: Any) -> Any:
             if sums is None:
-                return _led(program.function(weights, *map(_own, given)))
+                return with_axis(program.function(weights, *map(own_part, given)))
             *split, coefficient, steps = given
-            own = list(map(_own, split))
+            own = list(map(own_part, split))
             made = program.function(weights, *own, coefficient)
             added = made if result is None else made[result]
             active = lax.axis_index(REPLICA) < steps
             kept = [jnp.where(active, n, o) for n, o in zip(added, own[sums - 1], strict=True)]
-            return _led(kept if result is None else (*made[:result], kept, *made[result + 1 :]))
+            return with_axis(
+                kept if result is None else (*made[:result], kept, *made[result + 1 :])
+            )
 
         parts = rest[: len(rest) - scalars]
         arguments = (
@@ -246,7 +249,7 @@ class ReplicaStageBuilder(StageBuilder):
                 [Slot("trainable", i) for i in self.split.stages[index].trainable],
                 weights,
             ),
-            *([_split(plan, spec) for spec in part] for part in parts),
+            *([split_spec(plan, spec) for spec in part] for part in parts),
             *rest[len(parts) :],
             *((_STEPS,) if scalars else ()),
         )
@@ -277,13 +280,12 @@ class ReplicaStageBuilder(StageBuilder):
         if plan.mode is not Mode.PREDICT:
             repeats = plan.replicas if self._each_step else None
             return across_replicas(results, plan.replication.metrics, active, steps, repeats)
-        if self._each_step:
-            return [leaf[None] for leaf in results]
-        return [leaf if leaf.ndim else leaf[None] for leaf in results]
+        return side_by_side(results, self._each_step, gather=self._result_layout is WHOLE)
 
     @property
     def _result_layout(self) -> PartitionSpec:
-        return PARTS if self._plans[0].mode is Mode.PREDICT else WHOLE
+        is_local = all(plan.group.is_local for plan in self._plans)
+        return PARTS if self._plans[0].mode is Mode.PREDICT and is_local else WHOLE
 
     def _reduction(self, index: int) -> Reduction:
         variables = [self._model.trainable_variables[i] for i in self.split.stages[index].trainable]
@@ -297,22 +299,3 @@ class ReplicaStageBuilder(StageBuilder):
 
 
 _STEPS = jax.ShapeDtypeStruct((), jnp.int32)
-
-
-def _own(values: Any) -> list[Any]:
-    """Returns what one replica has of values `[1, ...]`."""
-    return [value[0] for value in values]
-
-
-def _led(values: Any) -> Any:
-    """Gives one replica's values the axis of replicas."""
-    return jax.tree.map(lambda value: value[None], values)
-
-
-def _whole(plan: Plan, spec: Any) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct(spec.shape, spec.dtype, sharding=plan.group.whole)
-
-
-def _split(plan: Plan, spec: Any) -> jax.ShapeDtypeStruct:
-    shape = (plan.replicas, *spec.shape)
-    return jax.ShapeDtypeStruct(shape, spec.dtype, sharding=plan.group.split(0))

@@ -202,6 +202,21 @@ class StageBuilder:
         )
         return self._program(name, index, update, arguments, (0,))
 
+    def spec_of(self, slot: Slot) -> Any:
+        """Returns the spec of a value that goes into a part of the update."""
+        if slot.role in ROLES[self._plan.mode]:
+            return self._slot(slot)
+        update = self.update
+        parts = [*update.partial.values(), *update.final.values()]
+        parts += [update.shared] if update.shared is not None else []
+        found = (
+            var
+            for part in parts
+            for place, var in zip(part.inputs, part.graph.invars, strict=True)
+            if place == slot
+        )
+        return _spec(next(found))
+
     def replaced(self, part: Part) -> list[Slot]:
         """Returns the inputs of a part whose memory its results take over."""
         others = [p for p in self.update.final.values() if p is not part]

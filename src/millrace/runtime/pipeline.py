@@ -21,10 +21,10 @@ from millrace.devices import DeviceGroup
 from millrace.feeds.block import Segment
 from millrace.plan import Mode, Plan
 from millrace.programs.accumulate import scale_of, weight_of
-from millrace.programs.replica_stages import ReplicaStageBuilder
 from millrace.programs.state import State
 from millrace.records.pipeline import PipelineStatistics
 from millrace.runtime.buffers import Buffers
+from millrace.runtime.kept_state import KeptState
 from millrace.runtime.micro_batches import MicroBatch, Shape, micro_batches, next_window
 from millrace.runtime.part import Part
 from millrace.runtime.replica_stage_state import ReplicaStageState
@@ -66,7 +66,7 @@ class PipelineRunner:
         self._schedules: dict[int, tuple[Schedule, tuple[Task, ...]]] = {}
         self._shapes: dict[Any, Shape] = {}
         self._values: StageState | None = None
-        self._before: ReplicaStageState | None = None  # of the execution before this one
+        self._kept = KeptState(groups)
         self._probes: deque[Any] = deque()
         self._task_seconds: list[float] = []
         self._in_flight: tuple[int, ...] = ()
@@ -97,6 +97,7 @@ class PipelineRunner:
         except BaseException:
             # Micro-batches of the update that failed have changed some of the state already.
             self.state = self._values.state() if self._values is not None else state
+            self._kept.release()
             raise
         if self._values is not None:
             if self._plan.mode is not Mode.TRAIN:
@@ -104,6 +105,7 @@ class PipelineRunner:
             if not parts and self._plan.mode is not Mode.PREDICT:
                 parts = [Part(self._logs(self._values), steps, 1)]
             state = self._values.state()
+            self._kept.keep(state, self._values)
             self._count_tasks()
         self.state = self._values = None
         return state, parts
@@ -116,25 +118,20 @@ class PipelineRunner:
         rest = micro_batches(segments, lambda spec: self._shape(spec, state), self._replicas)
         while window := next_window(rest, size):
             if self._values is None:
-                self._values = self._place(state, window[0].shape)
+                self._values = self._kept.enter(self._plan.mode, state, window[0].shape)
             run = self._update if trains else self._forward
             parts += run(window, self._values)
             steps += sum(micro_batch.steps for micro_batch in window)
         return parts, steps
 
+    def gather(self, role: str, values: Iterable[Any]) -> list[Any]:
+        """Returns values of the state as variables hold them; all processes call it together."""
+        return self._kept.gather(role, values)
+
     def release(self) -> None:
         """Lets go of what a loop that has ended was waiting for."""
         self._probes.clear()
-
-    def _place(self, state: State, shape: Shape) -> StageState:
-        builder, mode = shape.builder, self._plan.mode
-        owners = dict(builder.split.owners)
-        if shape.update is not None:
-            owners.update(builder.update.owners)
-        if not isinstance(builder, ReplicaStageBuilder):
-            return StageState(mode, state, builder, owners, self._groups)
-        self._before = ReplicaStageState(mode, state, builder, owners, self._groups, self._before)
-        return self._before
+        self._kept.release()
 
     def _shape(self, spec: Any, state: State) -> Shape:
         key = (spec, looks_for_non_finite())  # which decides what may be donated
@@ -154,7 +151,7 @@ class PipelineRunner:
             StageTasks(builder, plan.mode, index, self._groups, find)
             for index in range(len(self._groups))
         ]
-        update = StageUpdate(builder, find) if plan.mode is Mode.TRAIN else None
+        update = StageUpdate(builder, self._groups, find) if plan.mode is Mode.TRAIN else None
         return Shape(builder, stages, update, spec.rows)
 
     def _update(self, window: list[MicroBatch], state: StageState) -> list[Part]:
@@ -242,10 +239,13 @@ class PipelineRunner:
         (spec, _), shape = next(iter(self._shapes.items()))
         last, group = self._last, self._groups[self._last]
         plan = replace(self._plan, batch=spec)
-        run = self._executables.find(
-            shape.builder, plan, group, "logs", last, lambda: shape.builder.logs(last)
-        )
-        return run(*state.metrics())
+        logs = None
+        if group.local:
+            run = self._executables.find(
+                shape.builder, plan, group, "logs", last, lambda: shape.builder.logs(last)
+            )
+            logs = run(*state.metrics())
+        return self._kept.share_result(logs, last, lambda: shape.builder.logs(last))
 
     def _schedule(self, num_micro_batches: int) -> tuple[Schedule, tuple[Task, ...]]:
         if num_micro_batches not in self._schedules:

@@ -117,6 +117,8 @@ class ReplicaStageState(StageState):
 
     def _changing_of(self, stage: int) -> list[tuple[Slot, bool]]:
         """Returns the values that a stage changes, and whether all replicas share them."""
+        if not self._groups[stage].local:
+            return []
         return list(zip(self._changing_slots[stage], self._builder.is_whole(stage), strict=True))
 
     def _is_known(self, slot: Slot) -> bool:

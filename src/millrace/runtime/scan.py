@@ -21,6 +21,7 @@ from millrace.feeds.block import Block, Destination, Segment
 from millrace.plan import LoopForm, Mode, Plan
 from millrace.programs.accumulate import scale_of, weight_of
 from millrace.programs.state import State
+from millrace.runtime.gather import gathered
 from millrace.runtime.part import Part
 from millrace.runtime.placement import Placement
 
@@ -127,6 +128,11 @@ class ScanRunner:
     def state(self) -> State | None:
         """The newest state of a running execution; what is left of it if the execution fails."""
         return self._given if self._newest is None else self._placement.leave(self._newest)
+
+    def gather(self, role: str, values: Iterable[Any]) -> list[Any]:
+        """Returns values of the state as variables hold them; all processes call it together."""
+        del role
+        return [gathered(value) for value in values]
 
     def _whole(self, steps: int) -> int:
         """Returns how many of the next steps one program can run whole."""

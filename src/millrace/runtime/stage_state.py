@@ -16,7 +16,8 @@ class StageState:
     """Takes a state apart, holds what the stages take of it, and puts it together again.
 
     A value lives at one stage. A stage on another device that reads it has a copy, which is made
-    anew when the value has changed.
+    anew when the value has changed. What lives in another process is here as it was when Keras
+    gave it to the pipeline.
     """
 
     def __init__(
@@ -27,8 +28,11 @@ class StageState:
         owners: Mapping[Slot, int],
         groups: Sequence[DeviceGroup],
     ):
-        """Moves each value to the device of the stage that it lives at."""
+        """Moves each value to the devices of the stage that it lives at."""
         self._roles = ROLES[mode]
+        self.owners = owners
+        # Copies of values that live in another process, by slot and the stage that reads them.
+        self.copies: dict[tuple[Slot, int], Any] = {}
         self._stages = builder.split.stages
         self._groups = groups
         self._values: dict[str, list[Any]] = {
@@ -37,7 +41,7 @@ class StageState:
         for role, values in self._values.items():
             for index, value in enumerate(values):
                 slot = Slot(role, index)
-                if slot in owners:
+                if slot in owners and groups[owners[slot]].local:
                     values[index] = self.lay(value, slot, owners[slot])
         groups_of_slots = [state_groups(stage) for stage in self._stages]
         self._fixed_slots = [fixed for fixed, _ in groups_of_slots]
@@ -46,7 +50,8 @@ class StageState:
         self.weights: list[list[Any]] = []
         self.fixed: list[list[Any]] = []
         self.changing: list[list[Any]] = [
-            self._changing(stage, slots) for stage, slots in enumerate(self._changing_slots)
+            self._changing(stage, slots) if groups[stage].local else []
+            for stage, slots in enumerate(self._changing_slots)
         ]
         self.refresh()
 
@@ -63,16 +68,18 @@ class StageState:
 
     def at(self, slot: Slot, stage: int) -> Any:
         """Returns a value of the state as it lies at `stage`."""
-        return self.lay(self[slot], slot, stage)
+        copy = self.copies.get((slot, stage))
+        return self.lay(self[slot], slot, stage) if copy is None else copy
 
     def refresh(self) -> None:
         """Gives the stages the values of the last update."""
+        here = [bool(group.local) for group in self._groups]
         self.weights = [
-            [self.at(Slot("trainable", k), stage.index) for k in stage.trainable]
-            for stage in self._stages
+            [self.at(Slot("trainable", k), stage.index) for k in stage.trainable] if is_here else []
+            for stage, is_here in zip(self._stages, here, strict=True)
         ]
         self.fixed = [
-            [self.at(slot, stage) for slot in slots]
+            [self.at(slot, stage) for slot in slots] if here[stage] else []
             for stage, slots in enumerate(self._fixed_slots)
         ]
 
@@ -83,7 +90,7 @@ class StageState:
         gathers the values that live on different devices.
         """
         for slots, values in zip(self._changing_slots, self.changing, strict=True):
-            for slot, value in zip(slots, values, strict=True):
+            for slot, value in zip(slots, values, strict=bool(values)):
                 self[slot] = value
         return tuple(Values(map(uncommitted, self._values[role])) for role in self._roles)
 

@@ -1,8 +1,9 @@
 """The tasks of one stage: each takes its inputs from the buffers, and leaves there what it made."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, cast
 
+import jax
 import numpy as np
 
 from millrace.compiling.executable import Executable
@@ -13,8 +14,9 @@ from millrace.programs.replica_stages import ReplicaStageBuilder
 from millrace.programs.stages import StageBuilder
 from millrace.runtime.buffers import Buffers
 from millrace.runtime.replica_stage_state import ReplicaStageState
+from millrace.runtime.routes import routes
 from millrace.runtime.stage_state import StageState
-from millrace.runtime.transfer import Transfer
+from millrace.runtime.transfer import Copies, ToAll
 
 # (name, stage, how to make the program) -> executable
 Find = Callable[[str, int, Callable[[], Program]], Executable]
@@ -23,7 +25,8 @@ Find = Callable[[str, int, Callable[[], Program]], Executable]
 class StageTasks:
     """Runs the tasks of one stage on micro-batches of one shape.
 
-    With replicas each takes one more argument: how many of them have a batch.
+    With replicas each takes one more argument: how many of them have a batch. In a process that
+    has no device of the stage, a task only takes what is sent to the stages that are here.
 
     Calls return before the device has computed anything, so a task costs the time of its dispatch:
     what can be looked up is looked up once, here.
@@ -41,13 +44,20 @@ class StageTasks:
         self._builder = builder
         self._index = index
         self._find = find
-        transfers = {group: Transfer(group) for group in groups}
-        self._here = transfers[groups[index]]
+        group = groups[index]
+        self.is_here = bool(group.local)
+        self._copies = Copies(group) if self.is_here else None
         values = builder.split.values
         # For each group: (place among the sent values, number, stages that take it there).
-        self._routes = _routes(
-            [(k, n, values[n].consumers) for k, n in enumerate(stage.sent)], groups, transfers
+        self._routes = routes(
+            [(k, n, values[n].consumers) for k, n in enumerate(stage.sent)], builder, index, groups
         )
+        self._to_all = self._result_specs = None
+        if stage.results and any(not each.is_local for each in groups):
+            self._to_all = ToAll(group, groups)
+            program = builder.forward(index)
+            made = jax.eval_shape(program.function, *program.arguments)
+            self._result_specs = made[2]
         self._executables: dict[str, Executable] = {}
         if mode is not Mode.TRAIN:
             self._held: list[tuple[int, int]] | None = None
@@ -56,10 +66,11 @@ class StageTasks:
         self._passes = passes
         sources = ("batch", "carried", "sent", "residual")
         self._held = [(sources.index(source), place) for source, place in passes.held]
-        self._answers = _routes(
+        self._answers = routes(
             [(k, n, (values[n].producer,)) for k, n in enumerate(passes.returns)],
+            builder,
+            index,
             groups,
-            transfers,
         )
 
     def forward(
@@ -72,23 +83,29 @@ class StageTasks:
     ) -> dict[int, Any]:
         """Runs the stage forward, and returns the leaves of the step's result that it makes."""
         stage, index = self._stage, self._index
-        batch = self._here.batch([leaves[leaf] for leaf in stage.batch])
-        carried = buffers.take_carried(index, micro_batch, stage.carried)
-        run = self._executables.get("forward") or self._get("forward", self._builder.forward)
-        sent, state.changing[index], results, residuals = run(
-            state.weights[index], state.fixed[index], state.changing[index], batch, carried, *steps
-        )
-        for there, route in self._routes:
-            arrays = [sent[place] for place, _, _ in route]
-            if there is not self._here:
-                arrays = there.values(arrays)
-            for array, (_, number, stages) in zip(arrays, route, strict=True):
+        sent, results = None, None
+        if self._copies is not None:
+            batch = self._copies.batch([leaves[leaf] for leaf in stage.batch])
+            carried = buffers.take_carried(index, micro_batch, stage.carried)
+            run = self._executables.get("forward") or self._get("forward", self._builder.forward)
+            sent, state.changing[index], results, residuals = run(
+                state.weights[index],
+                state.fixed[index],
+                state.changing[index],
+                batch,
+                carried,
+                *steps,
+            )
+            if self._held is not None:
+                made = (batch, carried, sent, residuals)
+                buffers.hold(index, micro_batch, [made[s][place] for s, place in self._held])
+        for route in self._routes:
+            for array, number, stages in route.carry(sent):
                 for consumer in stages:
                     buffers.send(consumer, micro_batch, number, array)
-        if self._held is not None:
-            made = (batch, carried, sent, residuals)
-            buffers.hold(index, micro_batch, [made[s][place] for s, place in self._held])
-        return dict(zip(stage.results, results, strict=True))
+        if self._to_all is not None:
+            results = self._to_all.share(results, self._result_specs or [])
+        return dict(zip(stage.results, results or [], strict=results is not None))
 
     def backward(
         self,
@@ -101,6 +118,9 @@ class StageTasks:
     ) -> None:
         """Runs the stage backward, and adds its gradients to `sums[stage]`."""
         index = self._index
+        if not self.is_here:
+            self._answer(micro_batch, None, buffers)
+            return
         held = buffers.take_held(index, micro_batch)
         cotangents = buffers.take_cotangents(index, micro_batch, self._passes.cotangents)
         run = self._executables.get("backward") or self._get("backward", self._builder.backward)
@@ -112,6 +132,9 @@ class StageTasks:
     def backward_input(self, micro_batch: int, state: StageState, buffers: Buffers) -> None:
         """Runs the half of backward that earlier stages wait for."""
         index, passes = self._index, self._passes
+        if not self.is_here:
+            self._answer(micro_batch, None, buffers)
+            return
         held = buffers.take_held(index, micro_batch)
         cotangents = buffers.take_cotangents(index, micro_batch, passes.cotangents)
         kept: list[Any] = []
@@ -139,6 +162,8 @@ class StageTasks:
     ) -> None:
         """Runs the other half, and adds its gradients to `sums[stage]`."""
         index = self._index
+        if not self.is_here:
+            return
         run = self._executables.get("backward_weight") or self._get(
             "backward_weight", self._builder.backward_weight
         )
@@ -146,41 +171,28 @@ class StageTasks:
         sums[index] = run(state.weights[index], *rest, sums[index], weight, *steps)
 
     def zeros(self) -> list[Any]:
-        """Returns what the stage accumulates into."""
+        """Returns what the stage accumulates into; nothing where it is not here."""
+        if not self.is_here:
+            return []
         run = self._executables.get("zeros") or self._get("zeros", self._builder.zeros)
         return run()
 
     def settle(self, sums: list[Any], state: ReplicaStageState, steps: np.int32) -> None:
         """Adds up over replicas what a window left, in `sums[stage]` and in the state."""
         index = self._index
+        if not self.is_here:
+            return
         builder = cast(ReplicaStageBuilder, self._builder)
         run = self._executables.get("settle") or self._get("settle", builder.settle)
         sums[index], parts, whole = run(sums[index], state.unsettled(index), steps)
         state.settle(index, parts, whole)
 
-    def _answer(self, micro_batch: int, returned: list[Any], buffers: Buffers) -> None:
-        for there, route in self._answers:
-            arrays = [returned[place] for place, _, _ in route]
-            if there is not self._here:
-                arrays = there.values(arrays)
-            for array, (_, number, (producer,)) in zip(arrays, route, strict=True):
+    def _answer(self, micro_batch: int, returned: list[Any] | None, buffers: Buffers) -> None:
+        for route in self._answers:
+            for array, number, (producer,) in route.carry(returned):
                 buffers.answer(producer, micro_batch, (number, self._index), array)
 
     def _get(self, name: str, make: Callable[[int], Program]) -> Executable:
         found = self._find(name, self._index, lambda: make(self._index))
         self._executables[name] = found
         return found
-
-
-def _routes(
-    sent: Sequence[tuple[int, int, tuple[int, ...]]],
-    groups: Sequence[DeviceGroup],
-    transfers: Mapping[DeviceGroup, Transfer],
-) -> list[tuple[Transfer, list[tuple[int, int, tuple[int, ...]]]]]:
-    """Groups what is sent by the device group that it goes to."""
-    routes: dict[DeviceGroup, list[tuple[int, int, tuple[int, ...]]]] = {}
-    for place, number, stages in sent:
-        for group in dict.fromkeys(groups[stage] for stage in stages):
-            there = tuple(stage for stage in stages if groups[stage] == group)
-            routes.setdefault(group, []).append((place, number, there))
-    return [(transfers[group], route) for group, route in routes.items()]

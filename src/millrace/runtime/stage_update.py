@@ -6,21 +6,25 @@ from typing import Any
 import numpy as np
 
 from millrace.compiling.executable import Executable
+from millrace.devices import DeviceGroup
 from millrace.graph.split_update import Part
 from millrace.graph.stage import Slot
 from millrace.programs.stages import StageBuilder
 from millrace.runtime.stage_state import StageState
 from millrace.runtime.stage_tasks import Find
+from millrace.runtime.update_moves import Known, UpdateMoves
 
 
 class StageUpdate:
     """Updates the weights of each stage where they live."""
 
-    def __init__(self, builder: StageBuilder, find: Find):
+    def __init__(self, builder: StageBuilder, groups: Sequence[DeviceGroup], find: Find):
         self._builder = builder
         self._find = find
         self._update = builder.update
-        self._last = len(builder.split.stages) - 1
+        self._last = len(groups) - 1
+        self._here = [bool(group.local) for group in groups]
+        self._moves = UpdateMoves(builder, groups)
         self._found: dict[tuple[str, int], tuple[Executable, list[Slot]]] = {}
         shared = self._update.shared is not None
         # Calls of compiled code in one update.
@@ -31,47 +35,53 @@ class StageUpdate:
 
         Args:
             state: gets the new weights and optimizer state.
-            sums: accumulated gradients, by stage and place in `Stage.trainable`.
+            sums: accumulated gradients, by stage and place in `Stage.trainable`; none of a stage
+                that is not here.
             scale: what a gradient is multiplied by.
         """
-        gradients = [gradient for stage in sums for gradient in stage]
-        known: dict[Slot, Any] = {Slot("scale", 0): scale}
-        known.update((Slot("gradient", k), array) for k, array in enumerate(gradients))
         update = self._update
+        known: Known = {(Slot("scale", 0), None): scale}
+        number = 0
+        for stage, gradients in zip(self._builder.split.stages, sums, strict=True):
+            for place, array in enumerate(gradients):
+                known[Slot("gradient", number + place), None] = array
+            number += len(stage.trainable)
+        self._moves.begin(known, state)
         for stage, part in update.partial.items():
             self._run("partial", stage, part, known, state)
+        self._moves.after_partial(known)
         if update.shared is not None:
             self._run("shared", self._last, update.shared, known, state)
+        self._moves.after_shared(known)
+        final = {stage: part for stage, part in update.final.items() if self._here[stage]}
         # All inputs first: a stage's results take over the memory of its old values.
-        inputs = {
-            stage: self._inputs(part, stage, known, state) for stage, part in update.final.items()
-        }
+        inputs = {stage: self._inputs(part, stage, known, state) for stage, part in final.items()}
         probes = []
-        for stage, part in update.final.items():
+        for stage, part in final.items():
             *outputs, probe = self._call("final", stage, part, inputs[stage])
             probes.append(probe)
             for slot, value in zip(part.outputs, outputs, strict=True):
                 state[slot] = value
+        self._moves.after_final(state)
         state.refresh()
         return probes
 
-    def _run(
-        self, name: str, stage: int, part: Part, known: dict[Slot, Any], state: StageState
-    ) -> None:
-        *outputs, _ = self._call(name, stage, part, self._inputs(part, stage, known, state))
-        known.update(zip(part.outputs, outputs, strict=True))
+    def _run(self, name: str, stage: int, part: Part, known: Known, state: StageState) -> None:
+        if self._here[stage]:
+            *outputs, _ = self._call(name, stage, part, self._inputs(part, stage, known, state))
+            known.update(((s, None), v) for s, v in zip(part.outputs, outputs, strict=True))
 
-    def _inputs(
-        self, part: Part, stage: int, known: dict[Slot, Any], state: StageState
-    ) -> dict[Slot, Any]:
+    def _inputs(self, part: Part, stage: int, known: Known, state: StageState) -> dict[Slot, Any]:
         values: dict[Slot, Any] = {}
         for slot in part.inputs:
-            if slot not in known:
+            if (slot, stage) in known:  # from another process
+                values[slot] = known[slot, stage]
+            elif (slot, None) not in known:
                 values[slot] = state.at(slot, stage)
             elif slot.role == "scale":
-                values[slot] = known[slot]  # a number on the host
+                values[slot] = known[slot, None]  # a number on the host
             else:
-                values[slot] = state.lay(known[slot], slot, stage)
+                values[slot] = state.lay(known[slot, None], slot, stage)
         return values
 
     def _call(self, name: str, stage: int, part: Part, values: dict[Slot, Any]) -> list[Any]:

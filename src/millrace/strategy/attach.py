@@ -7,6 +7,7 @@ look classes up by name. What attachment adds to a model:
     fit, evaluate, predict             Keras's, with threads that end whichever way they end
     set_*_options ...                  `methods.py`
     jax_state_sync                     what lies on several devices comes back to the variables
+    save, save_weights                 with many processes, files that are never half written
     save_assets, load_assets           the options travel in a `.keras` file; stock Keras skips them
 """
 
@@ -26,7 +27,9 @@ from millrace.strategy.controller import ATTRIBUTE, Controller, Totals
 from millrace.strategy.functions import LoopFunction
 from millrace.strategy.methods import METHODS
 from millrace.strategy.saving import load_options, save_options
+from millrace.strategy.together import agree, quiet_unless_first, whole_files
 
+_FILES = ("save", "save_weights")
 _LOOPS = {"fit": Mode.TRAIN, "evaluate": Mode.TEST, "predict": Mode.PREDICT}
 
 
@@ -43,6 +46,8 @@ def attach(model: keras.Model, devices: Sequence[jax.Device], totals: Totals) ->
     name, report = report_logs(model, lambda: controller.reports_each_replica)
     attributes[name] = report
     attributes["jax_state_sync"] = _state_sync(controller)
+    for name in _FILES:
+        attributes[name] = whole_files(model, name)
     attributes["save_assets"] = _save_assets(model, controller)
     attributes["load_assets"] = _load_assets(model, controller)
     for name, value in attributes.items():
@@ -54,7 +59,7 @@ def attach(model: keras.Model, devices: Sequence[jax.Device], totals: Totals) ->
 def detach(model: keras.Model) -> None:
     """Makes `model` a stock one again. Weights, optimizer and compilation stay."""
     names = [ATTRIBUTE, *(m.__name__ for m in METHODS), *_LOOPS, "save_assets", "load_assets"]
-    names += ["jax_state_sync", "_get_metrics_result_or_logs"]
+    names += ["jax_state_sync", "_get_metrics_result_or_logs", *_FILES]
     names += [f"make_{mode.value}_function" for mode in Mode]
     for name in names:
         model.__dict__.pop(name, None)
@@ -93,26 +98,27 @@ def _loop(model: keras.Model, name: str, mode: Mode, controller: Controller) -> 
     def loop(*args: Any, **kwargs: Any) -> Any:
         model = controller.model
         controller.check(mode)
+        agree(controller, mode)
         if mode is Mode.TRAIN and model.compiled and model.steps_per_execution == 1:
             hint_steps_per_execution(model)
+        bound = signature.bind(model, *args, **kwargs)
+        bound.apply_defaults()
+        arguments = bound.arguments
+        quiet_unless_first(arguments)
         with controller.running():
-            if controller.options.asynchronous_callbacks:
-                bound = signature.bind(model, *args, **kwargs)
-                bound.apply_defaults()
-                arguments = bound.arguments
-                if not isinstance(arguments["callbacks"], StepCallbackList):
-                    verbose = arguments["verbose"]
-                    arguments["callbacks"] = StepCallbackList(
-                        arguments["callbacks"],
-                        controller,
-                        add_history=mode is Mode.TRAIN,
-                        add_progbar=verbose != 0,
-                        verbose=verbose,
-                        epochs=arguments.get("epochs", 1),
-                        steps=None,
-                    )
-                return stock(*bound.args, **bound.kwargs)
-            return stock(model, *args, **kwargs)
+            per_step = controller.options.asynchronous_callbacks
+            if per_step and not isinstance(arguments["callbacks"], StepCallbackList):
+                verbose = arguments["verbose"]
+                arguments["callbacks"] = StepCallbackList(
+                    arguments["callbacks"],
+                    controller,
+                    add_history=mode is Mode.TRAIN,
+                    add_progbar=verbose != 0,
+                    verbose=verbose,
+                    epochs=arguments.get("epochs", 1),
+                    steps=None,
+                )
+            return stock(*bound.args, **bound.kwargs)
 
     functools.update_wrapper(loop, stock)
     _, *parameters = signature.parameters.values()  # without self

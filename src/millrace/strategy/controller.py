@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 import keras
 
-from millrace.devices import DeviceGroup, on_one_device, share_out
+from millrace.devices import DeviceGroup, share_out
 from millrace.feeds.block import Destination
 from millrace.feeds.blocks import STEPS_TOGETHER, BlockShape
 from millrace.options import Accumulation, MetricReduction, Options
@@ -46,6 +46,7 @@ class Controller:
         self.options = Options()
         self.stages = Stages(model)
         self.functions: dict[Mode, LoopFunction] = {}
+        self.running_function: LoopFunction | None = None  # whose state Keras keeps
         self._capacities: dict[tuple[Mode, bool], dict[BatchSpec, int]] = {}
         self._iterators: list[Any] = []  # with feeds that the running call has opened
         self._running = 0  # nesting of fit, evaluate and predict
@@ -94,8 +95,8 @@ class Controller:
 
     def gather(self, role: str, values: Any) -> Any:
         """Returns values of a running loop as variables of the model can hold them."""
-        if role == "trainable" and self.stages.assignment() is not None:
-            return list(map(on_one_device, values))
+        if self.running_function is not None:
+            values = self.running_function.gather(role, values)
         return values
 
     def check(self, mode: Mode) -> None:
@@ -148,6 +149,11 @@ class Controller:
                 self._iterators.clear()
                 for function in self.functions.values():
                     function.release()
+
+    @property
+    def is_running(self) -> bool:
+        """Whether fit, evaluate or predict is going on."""
+        return self._running > 0
 
     def opened(self, iterator: Any) -> None:
         """Takes note of an epoch iterator to close at the end."""

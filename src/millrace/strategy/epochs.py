@@ -29,6 +29,7 @@ from millrace.feeds.infeed import Infeed
 from millrace.plan import Mode
 from millrace.strategy.checks import check_data, check_steps, log_replicas
 from millrace.strategy.controller import Controller, controller_of
+from millrace.strategy.together import agree_on_data, agree_on_order
 
 
 class Execution:
@@ -83,8 +84,9 @@ class FeedEpochIterator(EpochIterator):
             self.num_batches,
             controller.replicas,
         )
+        rows = getattr(self.data_adapter, "batch_size", None)
+        agree_on_data(self.num_batches, rows)
         if mode is Mode.TRAIN and controller.replicas > 1:
-            rows = getattr(self.data_adapter, "batch_size", None)
             steps = controller.accumulation.steps
             log_replicas(controller.model.name, controller.replicas, steps, rows)
         controller.opened(self)
@@ -146,6 +148,7 @@ class FeedEpochIterator(EpochIterator):
             # Drawn here, on the thread that Keras would draw it on: it uses NumPy's generator.
             batch_size: Any = self.data_adapter.batch_size
             order = epoch_order(resident.rows, batch_size, self._arguments.get("shuffle", False))
+            agree_on_order(order)
             return lambda is_awaited: resident.blocks(order, batch_size, shape)
         return functools.partial(
             stacked_blocks, self.host_batches(), self._sizes, shape, controller.destination

@@ -14,12 +14,14 @@ from millrace.feeds.block import Segment
 from millrace.feeds.blocks import stacked_blocks
 from millrace.plan import BatchSpec, Mode, Plan
 from millrace.programs.state import State, as_state
+from millrace.runtime.gather import own_copy
 from millrace.runtime.part import Part
 from millrace.runtime.pipeline import PipelineRunner
 from millrace.runtime.scan import ScanRunner
 from millrace.strategy.controller import Controller
 from millrace.strategy.epochs import Execution
 from millrace.strategy.pipelining import make_pipeline_runner, marks_of
+from millrace.strategy.together import raise_failure_of_others
 
 Runner = ScanRunner | PipelineRunner
 
@@ -54,6 +56,7 @@ class LoopFunction:
         """
         step_logs = self._controller.options.asynchronous_callbacks
         runner = self._runner(step_logs)
+        self._controller.running_function = self
         if isinstance(iterator, Execution):
             segments: Iterable[Segment] = iterator.take()
             longest = iterator.longest
@@ -65,6 +68,7 @@ class LoopFunction:
         try:
             state, parts = runner.run(as_state(state), segments, longest, chunk)
         except BaseException as error:
+            raise_failure_of_others(error)
             self._rescue(runner.state)
             if is_non_finite_error(error) and not isinstance(error, NonFiniteError):
                 raise NonFiniteError(
@@ -81,8 +85,13 @@ class LoopFunction:
         totals.executions += 1
         if not parts:
             raise StopIteration
+        parts = [part._replace(result=jax.tree.map(own_copy, part.result)) for part in parts]
         self.parts = parts if step_logs else []
         return self._combine(parts, step_logs), state
+
+    def gather(self, role: str, values: Any) -> Any:
+        """Returns values of the state as variables of the model can hold them."""
+        return self._runner(self._controller.options.asynchronous_callbacks).gather(role, values)
 
     def release(self) -> None:
         """Lets go of the data of a loop that has ended."""

@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import keras
 
-from millrace.devices import find_devices
+from millrace.devices import find_devices, home
 from millrace.errors import DTypeError, ModelError, OptionError, PlanError
 from millrace.graph.marks import stages_allowed
 from millrace.records.compilation import CompileRecord
@@ -38,6 +38,7 @@ class Strategy:
 
     def __init__(self, devices: int | str | Sequence[jax.Device] | None = None):
         self._devices = find_devices(devices)
+        self._home = home(self._devices)
         self._totals = Totals()
 
     @property
@@ -77,7 +78,7 @@ class Strategy:
         _scope.strategy = self
         _attach_models_built_in_scopes()
         try:
-            with jax.default_device(self._devices[0]), stages_allowed():
+            with jax.default_device(self._home), stages_allowed():
                 yield self
         finally:
             _scope.strategy = None
@@ -125,7 +126,7 @@ class Strategy:
                     f"An argument of run() is float64, of shape {leaf.shape}: devices compute in "
                     "32 bits or fewer. Cast it with .astype('float32')."
                 )
-        with jax.default_device(self._devices[0]):
+        with jax.default_device(self._home):
             return jax.block_until_ready(fn(*args, **(kwargs or {})))
 
 

@@ -1,0 +1,72 @@
+"""Arrays from process to process: JAX's experimental transfer server, and shards without copies.
+
+    sender                                   receiver
+    server.await_pull(number, arrays)        connection.pull(number, specs) -> arrays
+
+Neither call waits, in whichever order they come; arrays may still be being computed. Checked on jax
+0.10.0, 0.10.2 and 0.12.0.1.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+from jax._src import distributed
+from jax._src.array import ArrayImpl
+from jax._src.core import ShapedArray
+
+transfer: Any
+try:
+    from jax.experimental import transfer
+except (ImportError, AttributeError):  # a jaxlib that was built without it
+    transfer = None
+
+
+def has_transfer_server() -> bool:
+    """Whether this jaxlib can send arrays to other processes without a program for it."""
+    return transfer is not None
+
+
+def start_transfer_server(device: jax.Device, host: str) -> Any:
+    """Starts the server of this process, on a free port that it chooses.
+
+    Args:
+        device: of the platform whose arrays are sent.
+        host: the address of this machine that the others reach.
+    """
+    # `use_raw_buffers` takes a fifth off the time of a small transfer. It also sends garbage where
+    # the sender has donated the array meanwhile, which is an error without it.
+    return transfer.start_transfer_server(device.client, f"{host}:0", [f"{host}:0"])
+
+
+def coordinator_address() -> str:
+    """Where the processes of `jax.distributed` have met, such as "node1:1234"."""
+    return distributed.global_state.coordinator_address or "127.0.0.1:0"
+
+
+def shards(array: jax.Array) -> list[jax.Array]:
+    """Returns this process's shards, in the order of the sharding's devices.
+
+    `addressable_shards` makes an object and an index for each, in 12 us more.
+    """
+    parts: Any = array
+    return parts._arrays
+
+
+class Assembly:
+    """Makes one array of the shards of this process.
+
+    `jax.make_array_from_single_device_arrays` checks shapes and devices anew in every call.
+    """
+
+    def __init__(self, sharding: jax.sharding.Sharding):
+        self._sharding = sharding
+        self._avals: dict[Any, Any] = {}
+
+    def __call__(self, spec: jax.ShapeDtypeStruct, parts: Sequence[Any]) -> jax.Array:
+        """Returns the array; parts are in the order of the sharding's devices."""
+        key = (spec.shape, spec.dtype)
+        aval = self._avals.get(key)
+        if aval is None:
+            aval = self._avals[key] = ShapedArray(*key)
+        return ArrayImpl(aval, self._sharding, list(parts), committed=True, _skip_checks=True)

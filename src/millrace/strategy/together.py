@@ -1,0 +1,138 @@
+"""What the processes of a run do together when they train one model.
+
+before a call    compare model, options, weights and data: see `processes/agreement.py`
+while it runs    the first one prints
+when it fails    the error names the process that failed first
+files            each is complete or not there, whoever writes it and whenever that one dies
+"""
+
+import inspect
+import json
+import os
+import pathlib
+import zlib
+from collections.abc import Callable, Iterable
+from dataclasses import asdict
+from typing import Any
+
+import keras
+import numpy as np
+
+from millrace.errors import ProcessError
+from millrace.options import Options
+from millrace.plan import Mode
+from millrace.processes.agreement import check_same
+from millrace.processes.facts import process_count, process_index
+from millrace.processes.failure import failure_of_others
+from millrace.strategy.controller import Controller
+
+AGREEMENT_SECONDS = 600.0  # between the first process and the last: one may load data for longer
+
+
+def agree(controller: Controller, mode: Mode) -> None:
+    """Compares what all processes need alike for a call of fit, evaluate or predict.
+
+    Raises:
+        PlanError: in every process, naming what differs.
+        ProcessError: if a process does not come.
+    """
+    if process_count() == 1:
+        return
+    model = controller.model
+    assignment = controller.stages.assignment()
+    parts = {
+        "call": f"{mode.value} of {model.name!r}",
+        "devices": ", ".join(map(str, controller.devices)),
+        "model": _layers(model),
+        "stages": "none" if assignment is None else str(assignment.stages),
+        "options": _options(controller.options),
+        "compile": _compilation(model),
+    }
+    if not controller.is_running:  # validation within fit has the weights of that fit
+        parts["weights"] = _checksum(variable.value for variable in model.variables)
+    check_same(parts, AGREEMENT_SECONDS)
+
+
+def agree_on_order(order: np.ndarray) -> None:
+    """Compares the order in which the rows of an epoch come."""
+    if process_count() > 1:
+        check_same({"data order": f"{len(order)} rows, {_checksum([order])}"}, AGREEMENT_SECONDS)
+
+
+def agree_on_data(batches: int | None, rows: int | None) -> None:
+    """Compares how many batches of how many rows an epoch has."""
+    if process_count() > 1:
+        check_same({"data": f"{batches} batches of {rows} rows"}, AGREEMENT_SECONDS)
+
+
+def raise_failure_of_others(error: BaseException) -> None:
+    """Raises for the process that failed first, if `error` only follows from its failure."""
+    if process_count() > 1 and isinstance(error, Exception) and (why := failure_of_others()):
+        raise ProcessError(why) from error
+
+
+def quiet_unless_first(arguments: dict[str, Any]) -> None:
+    """Turns the progress bar of a call off in all processes but the first."""
+    if process_index():
+        arguments["verbose"] = 0
+
+
+def whole_files(model: keras.Model, name: str) -> Callable[..., Any]:
+    """Returns a method that writes a file, such as `save`, in a run of many processes.
+
+    All of them write the same, perhaps to the same place, and each may be ended at any time. So
+    the file is written under another name and takes its own when it is complete.
+    """
+    stock = getattr(type(model), name)
+    signature = inspect.signature(stock)
+
+    def write(*args: Any, **kwargs: Any) -> Any:
+        bound = signature.bind(model, *args, **kwargs)
+        given = bound.arguments.get("filepath")
+        replaces = bound.arguments.get("overwrite", True) or not os.path.exists(str(given))
+        path = pathlib.Path(given) if isinstance(given, str | os.PathLike) else None
+        if process_count() == 1 or not replaces or path is None or not path.suffix:
+            return stock(*bound.args, **bound.kwargs)
+        # Keras looks at all suffixes: "model.weights.h5".
+        partial = path.with_name(f"partial-{os.getpid()}-{path.name}")
+        bound.arguments["filepath"] = str(partial)
+        try:
+            result = stock(*bound.args, **bound.kwargs)
+            os.replace(partial, path)
+        finally:
+            partial.unlink(missing_ok=True)
+        return result
+
+    write.__doc__ = stock.__doc__
+    return write
+
+
+def _layers(model: keras.Model) -> str:
+    kinds = [type(layer).__name__ for layer in model.layers]
+    shapes = [(v.path, tuple(v.shape), str(v.dtype)) for v in model.variables]
+    return f"{len(kinds)} layers, {len(shapes)} variables, {_digest(json.dumps([kinds, shapes]))}"
+
+
+def _options(options: Options) -> str:
+    # Functions differ from process to process by their address only.
+    return str(json.dumps(asdict(options), default=lambda x: getattr(x, "__qualname__", str(x))))
+
+
+def _compilation(model: keras.Model) -> str:
+    if not model.compiled:
+        return "not compiled"
+    optimizer = keras.optimizers.serialize(model.optimizer) if model.optimizer else None
+    text = json.dumps(optimizer, default=str, sort_keys=True)
+    return f"steps_per_execution={model.steps_per_execution}, optimizer {text}"
+
+
+def _checksum(values: Iterable[Any]) -> str:
+    total = 0
+    for value in values:
+        if getattr(value, "is_fully_addressable", True):
+            total = zlib.crc32(np.ascontiguousarray(np.asarray(value)).data.cast("B"), total)
+    return f"{total:08x}"
+
+
+def _digest(text: str) -> str:
+    return f"{zlib.crc32(text.encode()):08x}"
