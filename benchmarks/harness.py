@@ -12,12 +12,20 @@ import jax
 import keras
 
 
-def arguments(description: str, rounds: int = 7) -> argparse.Namespace:
-    """Reads `--small` (seconds instead of minutes: does it still run?) and `--rounds`."""
+def arguments(description: str, rounds: int = 7, **more: str) -> argparse.Namespace:
+    """Reads `--small` (seconds instead of minutes: does it still run?) and `--rounds`.
+
+    Args:
+        description: the benchmark's docstring.
+        rounds: paired repeats unless the user says otherwise.
+        **more: options of one benchmark, which take a text, with their help.
+    """
     parser = argparse.ArgumentParser(description=description.splitlines()[0])
     parser.add_argument("--small", action="store_true", help="few steps and rounds, as in CI")
     parser.add_argument("--rounds", type=int, default=rounds, help="paired repeats")
     parser.add_argument("--only", default="", help="run only cases whose name contains this")
+    for name, text in more.items():
+        parser.add_argument(f"--{name.replace('_', '-')}", help=text)
     options = parser.parse_args()
     if options.small:
         options.rounds = 2

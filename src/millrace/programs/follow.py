@@ -18,10 +18,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 
 from millrace._compat.jaxpr import Graph, as_function, is_literal, used
-from millrace.devices import REPLICA
 
 
 class Follows(enum.Enum):
@@ -106,8 +104,10 @@ def end(
     return going_on
 
 
-def merge(rules: Sequence[Rule], values: Sequence[Any], replica: Any, active: Any) -> list[Any]:
-    """Makes one value of those of all replicas; runs under a mesh with their axis.
+def shares(
+    rules: Sequence[Rule], values: Sequence[Any], replica: Any, active: Any
+) -> list[jax.Array]:
+    """Returns what this replica gives towards the values that go on: they are added up.
 
     Args:
         rules: of the values.
@@ -115,14 +115,27 @@ def merge(rules: Sequence[Rule], values: Sequence[Any], replica: Any, active: An
         replica: its number.
         active: how many replicas, the first ones, have had a batch.
     """
-    merged = []
+    given = []
     for rule, value in zip(rules, values, strict=True):
         if rule.follows is Follows.AVERAGED:
             wide = value.astype(jnp.promote_types(value.dtype, jnp.float32))
-            total = lax.psum(jnp.where(replica < active, wide, 0), REPLICA)
-            value = (total / active).astype(value.dtype)
+            given.append(jnp.where(replica < active, wide, jnp.zeros_like(wide)))
         elif rule.follows is Follows.LAST:
             mine = jnp.where(replica == active - 1, value, jnp.zeros_like(value))
-            value = lax.psum(mine.astype(jnp.int32), REPLICA).astype(value.dtype)
-        merged.append(value)
-    return merged
+            given.append(mine.astype(jnp.int32))
+    return given
+
+
+def merged(
+    rules: Sequence[Rule], values: Sequence[Any], sums: Sequence[jax.Array], active: Any
+) -> list[Any]:
+    """Returns the values that go on, the same on every replica, given the sums of `shares`."""
+    left = iter(sums)
+    found = []
+    for rule, value in zip(rules, values, strict=True):
+        if rule.follows is Follows.AVERAGED:
+            value = (next(left) / active).astype(value.dtype)
+        elif rule.follows is Follows.LAST:
+            value = next(left).astype(value.dtype)
+        found.append(value)
+    return found

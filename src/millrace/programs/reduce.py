@@ -15,6 +15,7 @@ from jax.sharding import PartitionSpec
 from millrace.devices import REPLICA
 from millrace.plan import Plan
 from millrace.programs.accumulate import Gradients, make_accumulator
+from millrace.programs.add_up import add_up, packs
 from millrace.programs.shared_state import axis_of
 
 
@@ -53,24 +54,46 @@ class Reduction:
         """Returns what the replicas accumulate into, `[replicas, ...]`."""
         return [jnp.zeros(spec.shape, spec.dtype) for spec in self.sums]
 
-    def add_up(self, gradients: Sequence[jax.Array]) -> Gradients:
-        """Adds up what each replica has; runs under the mesh's axis. The layout is `specs`."""
-        reduced = []
-        for value, axis, replaces in zip(gradients, self._axes, self._replaces, strict=True):
-            if replaces:
-                reduced.append(lax.pmax(value, REPLICA))
-            elif axis is None:
-                reduced.append(lax.psum(value, REPLICA))
+    def add_up(
+        self, gradients: Sequence[jax.Array], others: Sequence[jax.Array] = ()
+    ) -> tuple[Gradients, list[jax.Array]]:
+        """Adds up what each replica has; runs under the mesh's axis.
+
+        Args:
+            gradients: of this replica.
+            others: more values, to be added up in the same operation.
+
+        Returns:
+            Gradients, which lie as `specs` says, and the sums of the others.
+        """
+        at_once = packs(self._plan)
+        reduced: list[Any] = [None] * len(gradients)
+        summed: list[int] = []  # places of those that are added up whole
+        for place, (value, axis) in enumerate(zip(gradients, self._axes, strict=True)):
+            if self._replaces[place]:
+                reduced[place] = lax.pmax(value, REPLICA)
+            elif axis is None or at_once:
+                summed.append(place)
             else:
-                scattered = lax.psum_scatter(value, REPLICA, scatter_dimension=axis, tiled=True)
-                reduced.append(scattered)
-        return reduced
+                reduced[place] = lax.psum_scatter(
+                    value, REPLICA, scatter_dimension=axis, tiled=True
+                )
+        sums = add_up([*(gradients[place] for place in summed), *others], self._plan)
+        for place, value in zip(summed, sums, strict=False):
+            axis = self._axes[place]
+            reduced[place] = value if axis is None else self._own_part(value, axis)
+        return reduced, sums[len(summed) :]
+
+    def _own_part(self, value: jax.Array, axis: int) -> jax.Array:
+        size = value.shape[axis] // self._plan.replicas
+        begin = lax.axis_index(REPLICA) * size
+        return lax.dynamic_slice_in_dim(value, begin, size, axis)
 
     def add_up_sums(self, sums: Sequence[jax.Array]) -> Gradients:
         """Adds up `[replicas, ...]`, seen as whole values."""
 
         def under_mesh(sums: Any) -> Gradients:
-            return self.add_up([value[0] for value in sums])
+            return self.add_up([value[0] for value in sums])[0]
 
         return jax.shard_map(
             under_mesh,

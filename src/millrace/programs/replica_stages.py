@@ -160,28 +160,29 @@ class ReplicaStageBuilder(StageBuilder):
         """Adds up over replicas what a window left: gradients, moving statistics, metrics."""
         plan, rules = self._plans[index], self.rules(index)
         reduction = self._reduction(index)
-        trains = plan.mode is Mode.TRAIN
         parts = [k for k, whole in enumerate(self.is_whole(index)) if not whole]
 
         def settle(sums: Any, changing: Any, steps: Any) -> Any:
-            me = lax.axis_index(REPLICA)
-            gradients = reduction.add_up(own_part(sums)) if trains else []
-            own, whole = [], []
-            for place, value in zip(parts, own_part(changing), strict=True):
-                rule = rules[place]
-                if rule is None:
-                    whole.append(lax.psum(value, REPLICA))
-                else:
-                    (value,) = follow.merge([rule], [value], me, jnp.minimum(steps, plan.replicas))
-                    whole.append(value)
-                own.append(value)
-            return gradients, with_axis(own), whole
+            own = own_part(changing)
+            known = [rules[place] for place in parts]
+            metrics = [v for v, rule in zip(own, known, strict=True) if rule is None]
+            others = [v for v, rule in zip(own, known, strict=True) if rule is not None]
+            followed = [rule for rule in known if rule is not None]
+            active = jnp.minimum(steps, plan.replicas)
+            shares = follow.shares(followed, others, lax.axis_index(REPLICA), active)
+            gradients, sums = reduction.add_up(own_part(sums), [*metrics, *shares])
+            agreed = iter(follow.merged(followed, others, sums[len(metrics) :], active))
+            totals = iter(sums)
+            whole = [next(totals if rule is None else agreed) for rule in known]
+            # Each replica's metrics stay its own; all else is the same from here on.
+            mine = [v if r is None else w for v, w, r in zip(own, whole, known, strict=True)]
+            return gradients, with_axis(mine), whole
 
         slots = state_groups(self.split.stages[index])[1]
         changing = [split_spec(plan, self._slot(slots[place])) for place in parts]
         program = self._program("settle", index, settle, (), (1,))
-        sums, layout = (reduction.sums, reduction.specs) if trains else ([], WHOLE)
-        arguments, specs = (sums, changing, _STEPS), (layout, PARTS, WHOLE)
+        arguments = (reduction.sums, changing, _STEPS)
+        specs = (reduction.specs, PARTS, WHOLE)
         return self._under_mesh(index, program, settle, arguments, (PARTS, PARTS, WHOLE), specs)
 
     def part(self, name: str, index: int, part: Part) -> Program:
@@ -288,8 +289,10 @@ class ReplicaStageBuilder(StageBuilder):
         return PARTS if self._plans[0].mode is Mode.PREDICT and is_local else WHOLE
 
     def _reduction(self, index: int) -> Reduction:
-        variables = [self._model.trainable_variables[i] for i in self.split.stages[index].trainable]
-        return Reduction(variables, self._plans[index])
+        plan, trainable = self._plans[index], self.split.stages[index].trainable
+        accumulates = plan.mode is Mode.TRAIN
+        variables = [self._model.trainable_variables[i] for i in trainable if accumulates]
+        return Reduction(variables, plan)
 
     def _laid_out(self, index: int, slots: Sequence[Slot], specs: Sequence[Any]) -> list[Any]:
         return [

@@ -79,6 +79,7 @@ class ReplicaBuilder:
             accumulated, state, records = self._rounds.some(
                 form, state, accumulated, self._logs.first(), batches, start, count, coefficient
             )
+            state = self._rounds.with_metric_sums(state)
             return state, accumulated, self._logs.result(state, records)
 
         sums, group = self._reduction.sums, self._plan.group
@@ -114,6 +115,7 @@ class ReplicaBuilder:
                 return self._apply(state, sums, scale_of(accumulation.reduction, window)), records
 
             state, records = repeat(body, (state, self._logs.first()), count // window, form)
+            state = self._rounds.with_metric_sums(state)
             return state, self._logs.result(state, records)
 
         return run
@@ -123,6 +125,7 @@ class ReplicaBuilder:
             _, state, records = self._rounds.some(
                 form, state, [], self._logs.first(), batches, start, count, jnp.float32(1)
             )
+            state = self._rounds.with_metric_sums(state)
             return state, self._logs.result(state, records)
 
         return run

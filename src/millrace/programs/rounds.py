@@ -19,10 +19,10 @@ from millrace.devices import REPLICA
 from millrace.plan import LoopForm, Mode, Plan
 from millrace.programs import follow
 from millrace.programs.accumulate import make_accumulator
+from millrace.programs.add_up import add_up
 from millrace.programs.loop import batch_at, repeat
 from millrace.programs.reduce import Reduction
 from millrace.programs.replica_logs import ReplicaLogs
-from millrace.programs.shared_state import merged_metrics
 from millrace.programs.state import State, Values
 from millrace.programs.traced_step import TracedStep
 
@@ -65,7 +65,7 @@ class Rounds:
         def rounds(given: Any, batches: Any, first: Any, update: Any) -> Any:
             carry = (*given, self._accumulator.zeros())
             *rest, sums = self._loop(form, steps, carry, batches, first, None, 1.0, update * steps)
-            return self._merged(rest, None), self._reduction.add_up(sums)
+            return self._agreed(rest, sums, self._plan.replicas)
 
         run = self._under_mesh(rounds, self._reduction.specs)
         first = start // self._plan.replicas
@@ -105,7 +105,8 @@ class Rounds:
             *rest, sums = self._loop(
                 form, -(-count // replicas), carry, batches, first, count, factor, 0
             )
-            return self._merged(rest, count), [value[None] for value in sums]
+            rest, _ = self._agreed(rest, None, jnp.minimum(count, replicas))
+            return rest, [value[None] for value in sums]
 
         run = self._under_mesh(rounds, PARTS, (PARTS, WHOLE, WHOLE))
         given = self._given(state, records)
@@ -148,13 +149,23 @@ class Rounds:
 
         return repeat(body, (non_trainable, [m[0] for m in metrics], records, sums), rounds, form)
 
-    def _merged(self, rest: Any, count: Any) -> Any:
-        """Returns what a replica gives back: values that all share, its metrics, its records."""
+    def _agreed(self, rest: Any, sums: Any, active: Any) -> tuple[Any, Any]:
+        """Returns what a replica gives back: values that all share, its metrics, its records.
+
+        Args:
+            rest: what its loop ended with.
+            sums: gradients to add up over replicas; None if they stay each replica's own.
+            active: how many replicas have had a batch.
+        """
         non_trainable, metrics, records = rest
-        replicas = self._plan.replicas
-        active = replicas if count is None else jnp.minimum(count, replicas)
-        merged = follow.merge(self._step.rules, non_trainable, lax.axis_index(REPLICA), active)
-        return merged, [value[None] for value in metrics], records
+        rules = self._step.rules
+        shares = follow.shares(rules, non_trainable, lax.axis_index(REPLICA), active)
+        if sums is None:
+            added = add_up(shares, self._plan)
+        else:
+            sums, added = self._reduction.add_up(sums, shares)
+        agreed = follow.merged(rules, non_trainable, added, active)
+        return (agreed, [value[None] for value in metrics], records), sums
 
     def _given(self, state: State, records: Any) -> Any:
         """Takes from whole values what the replicas are given."""
@@ -168,8 +179,24 @@ class Rounds:
         non_trainable, metrics, records = rest
         new = [state[0], Values(non_trainable), *state[2:]]
         if len(state) > 2:
-            new[-1] = Values([*metrics, *merged_metrics([*metrics, *metrics])])
+            # Their sums follow when the call ends: `with_metric_sums`.
+            new[-1] = Values([*metrics, *list(state[-1])[len(metrics) :]])
         return tuple(new), records
+
+    def with_metric_sums(self, state: State) -> State:
+        """Returns a state whose metrics have their sums over replicas."""
+        if len(state) == 2:
+            return state
+        metrics = list(state[-1])
+        parts = metrics[: len(metrics) // 2]
+
+        def under_mesh(parts: Any) -> Any:
+            return add_up([value[0] for value in parts], self._plan)
+
+        sums = jax.shard_map(
+            under_mesh, mesh=self._plan.group.mesh, in_specs=PARTS, out_specs=WHOLE, check_vma=False
+        )(parts)
+        return (*state[:-1], Values([*parts, *sums]))
 
     def _under_mesh(self, function: Any, sums: Any, more: Any = None) -> Any:
         records = self._logs.layout

@@ -62,7 +62,7 @@ _WORDS = {len(roles): [role.replace("_", "-") for role in roles] for roles in RO
 
 
 def as_state(parts: Iterable[Iterable[Any]]) -> State:
-    """Makes a state of lists, as Keras passes them. One that Keras only passes on stays the same."""
+    """Makes a state of lists, as Keras passes them. One that it only passes on stays the same."""
     if isinstance(parts, tuple) and all(isinstance(part, Values) for part in parts):
         return cast(State, parts)
     return tuple(part if isinstance(part, Values) else Values(part) for part in parts)

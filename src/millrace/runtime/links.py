@@ -13,8 +13,9 @@ thread. On two pinned CPU cores, 128 KiB, loopback (medians, busy machine):
     device_put   0.16 ms          0.78 ms         0.66 ms       0.13 ms    (across processes)
 
 XLA's CPU client runs programs of one device in order, also those with a collective: what is queued
-behind a permute waits for the other process. A 1F1B pipeline of two stages takes 94 ms for an
-update with `Permute` and 78 ms with `Pull`, where each stage alone takes 62 ms.
+behind a permute waits for the other process. With each move right after its task, a 1F1B pipeline
+of two stages takes 94 ms for an update with `Permute` and 78 ms with `Pull`, where each stage alone
+takes 62 ms.
 """
 
 from collections.abc import Sequence

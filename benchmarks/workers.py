@@ -1,0 +1,101 @@
+"""Benchmarks of several processes: each pinned to one core, told what to run when.
+
+    parent    tell("pipeline") ──> worker 0, core 0 ──> seconds
+                               └─> worker 1, core 1 ──> seconds
+
+The worker's half (`serve`) imports nothing, so that a peer's process can use it without JAX.
+"""
+
+import contextlib
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+
+WAIT = 600.0  # seconds for a worker to build and compile
+
+
+def free_address() -> str:
+    """Returns an address of this machine that nobody listens on."""
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return f"127.0.0.1:{found.getsockname()[1]}"
+
+
+def serve(cases: dict[str, Callable[[], object]], about: str = "") -> None:
+    """Runs cases by name, as the parent asks for them, until it hangs up."""
+    print(f"ready {about}", flush=True)
+    for line in sys.stdin:
+        function = cases[line.strip()]
+        begin = time.perf_counter()
+        function()
+        print(f"result {time.perf_counter() - begin}", flush=True)
+
+
+class Workers:
+    """Processes that do the same thing at the same time."""
+
+    def __init__(self, command: Sequence[str], cores: Sequence[int], python: str = sys.executable):
+        """Starts `python *command index` on each of the cores, and does not wait for it."""
+        self._processes = []
+        self.about = ""
+        for index, core in enumerate(cores):
+            with _pinned(core):
+                self._processes.append(
+                    subprocess.Popen(
+                        [python, *command, str(index)],
+                        stdin=subprocess.PIPE,
+                        stdout=subprocess.PIPE,
+                        stderr=None if os.environ.get("SHOW") else subprocess.DEVNULL,
+                        text=True,
+                        env=os.environ | {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"},
+                    )
+                )
+
+    def wait(self) -> "Workers":
+        """Waits until all are ready."""
+        self.about = self._answers("ready")[0]
+        return self
+
+    def tell(self, case: str) -> list[float]:
+        """Has all run a case, and returns their seconds."""
+        for process in self._processes:
+            assert process.stdin is not None  # noqa: S101 - for the type checker
+            process.stdin.write(case + "\n")
+            process.stdin.flush()
+        return [float(answer) for answer in self._answers("result")]
+
+    def stop(self) -> None:
+        """Ends the processes."""
+        for process in self._processes:
+            process.kill()
+        for process in self._processes:
+            process.communicate()
+
+    def _answers(self, word: str) -> list[str]:
+        answers = []
+        for process in self._processes:
+            assert process.stdout is not None  # noqa: S101 - for the type checker
+            # Libraries print lines of their own.
+            line = next((line for line in process.stdout if line.startswith(f"{word} ")), None)
+            if line is None:
+                self.stop()
+                raise SystemExit(
+                    f"A worker ended before its {word}: {' '.join(map(str, process.args))}\n"  # pyright: ignore
+                    "Set SHOW=1 to see what it says."
+                )
+            answers.append(line.partition(" ")[2].strip())
+        return answers
+
+
+@contextlib.contextmanager
+def _pinned(core: int) -> Iterator[None]:
+    """Processes that are started within inherit the core; JAX looks at it when it starts."""
+    cores = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {core})
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, cores)
