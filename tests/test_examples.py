@@ -15,11 +15,11 @@ CASES = [
 ]
 
 
-def run(path, directory):
+def run(path, directory, *command):
     # Without what the tests set up for themselves: as a user would run it, in any directory.
     environment = {k: v for k, v in os.environ.items() if k != "KERAS_BACKEND"}
     result = subprocess.run(
-        [sys.executable, str(path), "--small"],
+        [sys.executable, *command, str(path), "--small"],
         cwd=directory,
         env=environment,
         capture_output=True,
@@ -34,6 +34,18 @@ def run(path, directory):
 @pytest.mark.parametrize("path", CASES)
 def test_runs(path, tmp_path):
     run(path, tmp_path)
+
+
+@pytest.mark.slow
+def test_two_processes_get_what_one_gets(tmp_path):
+    def losses(*command):
+        output = run(ROOT / "examples" / "processes.py", tmp_path, *command)
+        return [float(loss) for loss in re.findall(r"epoch \d+: loss ([\d.]+)", output)]
+
+    command = "from millrace.cli import main; main()", "launch", "--processes", "2"
+    alone = losses()
+    assert len(alone) == 2
+    assert losses("-c", *command) == pytest.approx(alone, rel=1e-6)
 
 
 def test_the_example_of_the_readme_runs(tmp_path):

@@ -30,7 +30,8 @@ class Block:
     batches: Any  # leaves are [capacity, ...], with replicas [rounds, replicas here, ...]
     spec: BatchSpec  # of one batch
     capacity: int
-    steps: int  # batches in use; what follows them is padding that no program reads
+    steps: int  # batches in use; what surrounds them is padding that does not count
+    first: int = 0  # step of the first of them: its replica, where a block begins within a round
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +141,12 @@ def _aligned(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
 
 
 def make_block(
-    leaves: list[np.ndarray], spec: BatchSpec, capacity: int, steps: int, destination: Destination
+    leaves: list[np.ndarray],
+    spec: BatchSpec,
+    capacity: int,
+    steps: int,
+    destination: Destination,
+    first: int = 0,
 ) -> Block:
     """Makes a block of filled host arrays, and starts their transfer.
 
@@ -148,4 +154,4 @@ def make_block(
     on whose thread this runs: the runner does it when the block's turn has come.
     """
     moved = leaves if destination.is_host_memory else destination.put(leaves)
-    return Block(jax.tree.unflatten(spec.treedef, moved), spec, capacity, steps)
+    return Block(jax.tree.unflatten(spec.treedef, moved), spec, capacity, steps, first)

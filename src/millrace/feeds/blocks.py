@@ -114,7 +114,9 @@ def stacked_blocks(
                 yield stack.block()
                 stack = None
             if stack is None:
-                stack = _Stack(spec, shape.capacity(spec, left), shape.room(position), destination)
+                first = position % shape.replicas
+                capacity = shape.capacity(spec, first + left)
+                stack = _Stack(spec, capacity, shape.room(position), first, destination)
             stack.add(batch)
             position += 1
             if stack.room == 0 or (left == 1 and (stack.room < size or is_awaited())):
@@ -127,10 +129,18 @@ def stacked_blocks(
 class _Stack:
     """A block that is being filled."""
 
-    def __init__(self, spec: BatchSpec, capacity: int, most: int | None, destination: Destination):
+    def __init__(
+        self,
+        spec: BatchSpec,
+        capacity: int,
+        most: int | None,
+        first: int,
+        destination: Destination,
+    ):
         self.spec = spec
         self._capacity = capacity
-        self._most = capacity if most is None else min(most, capacity)
+        self._first = first
+        self._most = capacity - first if most is None else min(most, capacity - first)
         self._destination = destination
         self._leaves = empty_block(spec, destination.lead(capacity))
         self._steps = 0
@@ -140,7 +150,7 @@ class _Stack:
         return self._most - self._steps
 
     def add(self, batch: Any) -> None:
-        place = self._place(self._steps)
+        place = self._place(self._first + self._steps)
         self._steps += 1
         if place is None:
             return
@@ -149,13 +159,20 @@ class _Stack:
             target[place] = leaf
 
     def block(self) -> Block:
-        replicas = self._destination.replicas
-        for step in range(self._steps, -(-self._steps // replicas) * replicas):
+        replicas, end = self._destination.replicas, self._first + self._steps
+        for step in (*range(self._first), *range(end, -(-end // replicas) * replicas)):
             # What fills the last round up is computed with, and not counted.
             if (place := self._place(step)) is not None:
                 for target in self._leaves:
                     target[place] = 0
-        return make_block(self._leaves, self.spec, self._capacity, self._steps, self._destination)
+        return make_block(
+            self._leaves,
+            self.spec,
+            self._capacity,
+            self._steps,
+            self._destination,
+            self._first,
+        )
 
     def _place(self, step: int) -> Any:
         """Returns where a step's batch goes, None if another process has its replica."""
@@ -205,19 +222,20 @@ class ResidentArrays:
             done += steps
             turn += 1
         if rest := len(order) % batch_size:
-            yield self._gather(order[None, -rest:], self._spec_of(rest), shape.replicas)
+            first = full % shape.replicas
+            yield self._gather(order[None, -rest:], self._spec_of(rest), shape.replicas, first)
 
     def _spec_of(self, rows: int) -> BatchSpec:
         shapes = tuple((rows, *shape[1:]) for shape in self.spec.shapes)
         return BatchSpec(self.spec.treedef, shapes, self.spec.dtypes)
 
-    def _gather(self, rows: np.ndarray, spec: BatchSpec, capacity: int) -> Block:
+    def _gather(self, rows: np.ndarray, spec: BatchSpec, capacity: int, first: int = 0) -> Block:
         steps, destination = len(rows), self._destination
         if destination.replicas > 1 or not self._on_host:
             # Steps that fill up a round, or a block on an accelerator, are of row 0.
             filled = destination.replicas if self._on_host else capacity
-            padded = np.zeros((-(-steps // filled) * filled, rows.shape[1]), np.int32)
-            padded[:steps] = rows
+            padded = np.zeros((-(-(first + steps) // filled) * filled, rows.shape[1]), np.int32)
+            padded[first : first + steps] = rows
             rows = padded
         if destination.replicas > 1:
             rows = rows.reshape(-1, destination.replicas, rows.shape[1])[:, list(destination.kept)]
@@ -226,9 +244,9 @@ class ResidentArrays:
             for target, source in zip(leaves, self._leaves, strict=True):
                 # "clip" lets NumPy write into `out` directly; the row numbers are in range.
                 np.take(source, rows, axis=0, out=target[: len(rows)], mode="clip")
-            return make_block(leaves, spec, capacity, steps, destination)
+            return make_block(leaves, spec, capacity, steps, destination, first)
         taken = _take_rows(self._leaves, *destination.put([rows]))
-        return Block(jax.tree.unflatten(spec.treedef, taken), spec, capacity, steps)
+        return Block(jax.tree.unflatten(spec.treedef, taken), spec, capacity, steps, first)
 
 
 @jax.jit

@@ -48,7 +48,7 @@ class Infeed:
             if block is None:
                 return
             count = min(steps, block.steps - self._used)
-            segment = Segment(block, self._used, count)
+            segment = Segment(block, block.first + self._used, count)
             self._used += count
             steps -= count
             yield segment

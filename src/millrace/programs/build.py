@@ -4,8 +4,8 @@
     run          state, batches, start, count                 state, result
     accumulate   state, accumulated, batches, start, count,   state, accumulated, result
                  coefficient
-    zeros                                                     accumulated
-    apply        state, accumulated, scale                    state
+    zeros        state                                        accumulated
+    apply        state, accumulated, scale, steps             state
 
 `run` is the path of nearly every step: `count` steps of a block from `start` on, as whole updates.
 The others are for windows that no single block holds whole: the shorter one at the end of an
@@ -116,16 +116,24 @@ class ProgramBuilder:
     def zeros(self) -> Program:
         """What a window accumulates into."""
         accumulator = make_accumulator(self._model.trainable_variables, self._plan.accumulation)
-        return self._program("zeros", accumulator.zeros, (), ())
+
+        def zeros(state: State) -> Any:
+            del state
+            return accumulator.zeros()
+
+        return self._program("zeros", zeros, (self._state,), ())
 
     def apply(self) -> Program:
         """The update at the end of a window."""
         accumulator = make_accumulator(self._model.trainable_variables, self._plan.accumulation)
 
-        def apply(state: State, accumulated: Any, scale: Any) -> State:
+        def apply(state: State, accumulated: Any, scale: Any, steps: Any) -> State:
+            del steps
             return apply_gradients(self._model, state, accumulator.finish(accumulated, scale))
 
-        return self._program("apply", apply, (self._state, self._accumulated(), _FACTOR), (0,))
+        return self._program(
+            "apply", apply, (self._state, self._accumulated(), _FACTOR, _INDEX), (0,)
+        )
 
     def _plain_step(
         self, carry: tuple[State, Any], batches: Any, start: Any, index: Any, form: LoopForm

@@ -38,6 +38,11 @@ class Rule:
     follows: Follows
     step: Any = None  # what a step adds to a counter
 
+    @property
+    def differs(self) -> bool:
+        """Whether replicas have values of their own until an update ends."""
+        return self.follows in (Follows.AVERAGED, Follows.LAST)
+
 
 def find_rule(graph: Graph, before: Any, after: Any) -> Rule:
     """Finds the rule of a value of the state in a traced step.
@@ -71,10 +76,10 @@ def _added(part: Graph, before: Any) -> np.ndarray | None:
     return added[0] if np.array_equal(*added) else None
 
 
-def begin(rules: Sequence[Rule], values: Sequence[Any], replica: Any) -> list[Any]:
-    """Returns what this replica's step is given."""
+def begin(rules: Sequence[Rule], values: Sequence[Any], before: Any) -> list[Any]:
+    """Returns what this replica's step is given; `before` are the round's steps before its own."""
     return [
-        value + (rule.step * replica).astype(value.dtype)
+        value + (rule.step * before).astype(value.dtype)
         if rule.follows is Follows.COUNTER
         else value
         for rule, value in zip(rules, values, strict=True)
@@ -104,24 +109,22 @@ def end(
     return going_on
 
 
-def shares(
-    rules: Sequence[Rule], values: Sequence[Any], replica: Any, active: Any
-) -> list[jax.Array]:
+def shares(rules: Sequence[Rule], values: Sequence[Any], had: Any, last: Any) -> list[jax.Array]:
     """Returns what this replica gives towards the values that go on: they are added up.
 
     Args:
         rules: of the values.
         values: this replica's.
-        replica: its number.
-        active: how many replicas, the first ones, have had a batch.
+        had: whether it had a batch.
+        last: whether it had the last one.
     """
     given = []
     for rule, value in zip(rules, values, strict=True):
         if rule.follows is Follows.AVERAGED:
             wide = value.astype(jnp.promote_types(value.dtype, jnp.float32))
-            given.append(jnp.where(replica < active, wide, jnp.zeros_like(wide)))
+            given.append(jnp.where(had, wide, jnp.zeros_like(wide)))
         elif rule.follows is Follows.LAST:
-            mine = jnp.where(replica == active - 1, value, jnp.zeros_like(value))
+            mine = jnp.where(last, value, jnp.zeros_like(value))
             given.append(mine.astype(jnp.int32))
     return given
 
@@ -129,7 +132,10 @@ def shares(
 def merged(
     rules: Sequence[Rule], values: Sequence[Any], sums: Sequence[jax.Array], active: Any
 ) -> list[Any]:
-    """Returns the values that go on, the same on every replica, given the sums of `shares`."""
+    """Returns the values that go on, the same on every replica, given the sums of `shares`.
+
+    `active` is how many replicas had a batch.
+    """
     left = iter(sums)
     found = []
     for rule, value in zip(rules, values, strict=True):

@@ -88,17 +88,3 @@ class Reduction:
         size = value.shape[axis] // self._plan.replicas
         begin = lax.axis_index(REPLICA) * size
         return lax.dynamic_slice_in_dim(value, begin, size, axis)
-
-    def add_up_sums(self, sums: Sequence[jax.Array]) -> Gradients:
-        """Adds up `[replicas, ...]`, seen as whole values."""
-
-        def under_mesh(sums: Any) -> Gradients:
-            return self.add_up([value[0] for value in sums])[0]
-
-        return jax.shard_map(
-            under_mesh,
-            mesh=self._plan.group.mesh,
-            in_specs=PartitionSpec(REPLICA),
-            out_specs=self.specs,
-            check_vma=False,
-        )(list(sums))

@@ -113,7 +113,7 @@ def across_replicas(
         logs: of this replica.
         reduction: what to report.
         active: whether it had a batch.
-        steps: how many had.
+        steps: the first replica that had, and how many had.
         repeats: as many times as the result is to be there, `[repeats, ...]`; None: without axis.
     """
 
@@ -121,10 +121,10 @@ def across_replicas(
         if reduction is MetricReduction.LIST:
             return lax.all_gather(value, REPLICA)
         if reduction is MetricReduction.NONE:
-            wanted = lax.axis_index(REPLICA) == steps - 1
+            wanted = lax.axis_index(REPLICA) == steps[0] + steps[1] - 1
             return lax.psum(jnp.where(wanted, value, jnp.zeros_like(value)), REPLICA)
         total = lax.psum(jnp.where(active, value, jnp.zeros_like(value)), REPLICA)
-        return total if reduction is MetricReduction.SUM else total / steps
+        return total if reduction is MetricReduction.SUM else total / steps[1]
 
     found = jax.tree.map(one, logs)
     if repeats is None:

@@ -1,7 +1,7 @@
 """Stages -> programs, for several replicas: those of `stages.py`, under a mesh of replicas.
 
-    forward, backward, ...   as there, on every replica, with a last argument `steps`: how many
-                             replicas, the first ones, have a batch
+    forward, backward, ...   as there, on every replica, with a last argument `steps`: the first
+                             replica that has a batch, and how many have
     settle                   sums, changing, steps -> gradients, changing, whole values
                              once per update, and at the end of evaluation
 
@@ -108,16 +108,17 @@ class ReplicaStageBuilder(StageBuilder):
         def forward(
             weights: Any, fixed: Any, changing: Any, batch: Any, carried: Any, steps: Any
         ) -> Any:
-            me = lax.axis_index(REPLICA)
+            before = lax.axis_index(REPLICA) - steps[0]
+            active = (before >= 0) & (before < steps[1])
             old = [v if s is WHOLE else v[0] for v, s in zip(changing, shared, strict=True)]
             known = [rule or Rule(Follows.LAST) for rule in rules]
-            begun = follow.begin(known, old, me)
+            begun = follow.begin(known, old, before)
             sent, new, made, residuals = program.function(
                 weights, fixed, begun, own_part(batch), own_part(carried)
             )
-            new = follow.end(known, old, new, me < steps, steps)
+            new = follow.end(known, old, new, active, steps[1])
             new = [v if s is WHOLE else v[None] for v, s in zip(new, shared, strict=True)]
-            return with_axis(sent), new, self._across(made, me < steps, steps), with_axis(residuals)
+            return with_axis(sent), new, self._across(made, active, steps), with_axis(residuals)
 
         weights, fixed, changing, batch, carried = program.arguments
         stage = self.split.stages[index]
@@ -168,8 +169,9 @@ class ReplicaStageBuilder(StageBuilder):
             metrics = [v for v, rule in zip(own, known, strict=True) if rule is None]
             others = [v for v, rule in zip(own, known, strict=True) if rule is not None]
             followed = [rule for rule in known if rule is not None]
-            active = jnp.minimum(steps, plan.replicas)
-            shares = follow.shares(followed, others, lax.axis_index(REPLICA), active)
+            me, active = lax.axis_index(REPLICA), jnp.minimum(steps[1], plan.replicas)
+            had, last = me < active, me == (steps[1] - 1) % plan.replicas
+            shares = follow.shares(followed, others, had, last)
             gradients, sums = reduction.add_up(own_part(sums), [*metrics, *shares])
             agreed = iter(follow.merged(followed, others, sums[len(metrics) :], active))
             totals = iter(sums)
@@ -237,7 +239,8 @@ class ReplicaStageBuilder(StageBuilder):
             own = list(map(own_part, split))
             made = program.function(weights, *own, coefficient)
             added = made if result is None else made[result]
-            active = lax.axis_index(REPLICA) < steps
+            place = lax.axis_index(REPLICA) - steps[0]
+            active = (place >= 0) & (place < steps[1])
             kept = [jnp.where(active, n, o) for n, o in zip(added, own[sums - 1], strict=True)]
             return with_axis(
                 kept if result is None else (*made[:result], kept, *made[result + 1 :])
@@ -301,4 +304,4 @@ class ReplicaStageBuilder(StageBuilder):
         ]
 
 
-_STEPS = jax.ShapeDtypeStruct((), jnp.int32)
+_STEPS = jax.ShapeDtypeStruct((2,), jnp.int32)

@@ -24,6 +24,7 @@ from millrace.plan import LoopForm, Mode, Plan, choose_loop_form
 from millrace.programs.accumulate import make_accumulator, scale_of
 from millrace.programs.build import Program, batch_specs
 from millrace.programs.loop import repeat
+from millrace.programs.mesh_values import split_spec
 from millrace.programs.reduce import Reduction
 from millrace.programs.replica_logs import ReplicaLogs
 from millrace.programs.rounds import Rounds
@@ -82,24 +83,30 @@ class ReplicaBuilder:
             state = self._rounds.with_metric_sums(state)
             return state, accumulated, self._logs.result(state, records)
 
-        sums, group = self._reduction.sums, self._plan.group
+        sums, group = self._accumulated(), self._plan.group
         specs = (self._state, sums, self._batches, _INDEX, _INDEX, _FACTOR)
         results = (self._layouts, [group.split(0)] * len(sums), group.whole)
         return self._program("accumulate", accumulate, specs, (0, 1), results, form.unroll)
 
     def zeros(self) -> Program:
         """What a window accumulates into, on each replica."""
-        results = [spec.sharding for spec in self._reduction.sums]
-        return self._program("zeros", self._reduction.zeros, (), (), results)
+        results = [spec.sharding for spec in self._accumulated()]
+        return self._program("zeros", self._rounds.open, (self._state,), (), results)
 
     def apply(self) -> Program:
         """The update at the end of a window."""
 
-        def apply(state: State, accumulated: Any, scale: Any) -> State:
-            return self._apply(state, self._reduction.add_up_sums(accumulated), scale)
+        def apply(state: State, accumulated: Any, scale: Any, steps: Any) -> State:
+            gradients, state = self._rounds.close(state, accumulated, steps)
+            return self._apply(state, gradients, scale)
 
-        specs = (self._state, self._reduction.sums, _FACTOR)
+        specs = (self._state, self._accumulated(), _FACTOR, _INDEX)
         return self._program("apply", apply, specs, (0,), self._layouts)
+
+    def _accumulated(self) -> list[jax.ShapeDtypeStruct]:
+        values, plan = list(self._state[1]), self._plan
+        held = [split_spec(plan, values[place]) for place in self._rounds.differing]
+        return [*self._reduction.sums, *held]
 
     def _updates(self, form: LoopForm) -> Callable[..., Any]:
         accumulation, window = self._plan.accumulation, self._plan.window

@@ -43,6 +43,8 @@ class Rounds:
         self._plan, self._step, self._logs, self._reduction = plan, step, logs, reduction
         variables = model.trainable_variables if plan.mode is Mode.TRAIN else []
         self._accumulator = make_accumulator(variables, plan.accumulation)
+        # Values of the state that replicas do not have in common within a window.
+        self.differing = [k for k, rule in enumerate(step.rules) if rule.differs]
 
     def update(
         self, form: LoopForm, state: State, records: Any, batches: Any, start: Any, update: Any
@@ -65,53 +67,100 @@ class Rounds:
         def rounds(given: Any, batches: Any, first: Any, update: Any) -> Any:
             carry = (*given, self._accumulator.zeros())
             *rest, sums = self._loop(form, steps, carry, batches, first, None, 1.0, update * steps)
-            return self._agreed(rest, sums, self._plan.replicas)
+            return self._agreed(rest, sums, 0, self._plan.replicas)
 
-        run = self._under_mesh(rounds, self._reduction.specs)
-        first = start // self._plan.replicas
-        rest, sums = run(self._given(state, records), batches, first, jnp.int32(update))
+        run = self._under_mesh(rounds, self._reduction.specs, (WHOLE, WHOLE))
+        rest, sums = run(self._given(state, records), batches, start, jnp.int32(update))
         return sums, *self._taken(state, rest)
+
+    def open(self, state: State) -> list[jax.Array]:
+        """Returns what a window accumulates into, `[replicas, ...]`.
+
+        Gradients, followed by the values that differ between replicas until the window closes.
+        """
+        values = list(state[1])
+        shape = (self._plan.replicas,)
+        held = [jnp.broadcast_to(values[k], (*shape, *values[k].shape)) for k in self.differing]
+        return [*self._reduction.zeros(), *held]
 
     def some(
         self,
         form: LoopForm,
         state: State,
-        sums: Any,
+        accumulated: Any,
         records: Any,
         batches: Any,
         start: Any,
         count: Any,
         coefficient: Any,
     ) -> tuple[Any, State, Any]:
-        """Runs `count` steps, in the last round of which replicas may have no batch.
+        """Runs `count` steps; in the first and the last round replicas may have no batch.
 
         Args:
             form: of the loop over rounds.
             state: whole values.
-            sums: accumulated gradients `[replicas, ...]`; none outside of training.
+            accumulated: by a window so far, as `open` returns it; none outside of training.
             records: results so far.
             batches: of the block, `[rounds, replicas, ...]`.
-            start: first step in the block, of replica 0.
+            start: first step in the block: its round and its replica.
             count: steps.
             coefficient: weight of a micro-batch.
 
         Returns:
-            Sums, the new state, results.
+            What is accumulated, the new state, results.
         """
-        replicas = self._plan.replicas
+        trains, size = self._plan.mode is Mode.TRAIN, len(self._reduction.sums)
 
-        def rounds(given: Any, batches: Any, first: Any, sums: Any, count: Any, factor: Any) -> Any:
-            carry = (*given, [value[0] for value in sums])
-            *rest, sums = self._loop(
-                form, -(-count // replicas), carry, batches, first, count, factor, 0
-            )
-            rest, _ = self._agreed(rest, None, jnp.minimum(count, replicas))
-            return rest, [value[None] for value in sums]
+        def rounds(
+            given: Any, batches: Any, start: Any, accumulated: Any, count: Any, factor: Any
+        ) -> Any:
+            trainable, optimizer, whole, metrics, records = given
+            own = [value[0] for value in accumulated]
+            mine = dict(zip(self.differing, own[size:], strict=True)) if trains else {}
+            non_trainable = [mine.get(k, value) for k, value in enumerate(whole)]
+            carry = (trainable, optimizer, non_trainable, metrics, records, own[:size])
+            number = -(-(start % self._plan.replicas + count) // self._plan.replicas)
+            *rest, sums = self._loop(form, number, carry, batches, start, count, factor, 0)
+            if not trains:
+                return self._agreed(rest, None, start, count)[0], []
+            non_trainable, metrics, records = rest
+            sums = [*sums, *(non_trainable[k] for k in self.differing)]
+            # The state has these as they were, until the window closes.
+            kept = [whole[k] if k in mine else value for k, value in enumerate(non_trainable)]
+            return (kept, [m[None] for m in metrics], records), [value[None] for value in sums]
 
-        run = self._under_mesh(rounds, PARTS, (PARTS, WHOLE, WHOLE))
+        run = self._under_mesh(rounds, PARTS, (WHOLE, PARTS, WHOLE, WHOLE))
         given = self._given(state, records)
-        rest, sums = run(given, batches, start // replicas, list(sums), count, coefficient)
-        return sums, *self._taken(state, rest)
+        rest, made = run(given, batches, start, list(accumulated), count, coefficient)
+        return made, *self._taken(state, rest)
+
+    def close(self, state: State, accumulated: Any, steps: Any) -> tuple[Any, State]:
+        """Returns a window's gradients, added up over replicas, and the state after it.
+
+        Args:
+            state: whole values.
+            accumulated: by the window.
+            steps: of the window.
+        """
+        size, rules = len(self._reduction.sums), [self._step.rules[k] for k in self.differing]
+
+        def agree(accumulated: Any, steps: Any) -> Any:
+            own = [value[0] for value in accumulated]
+            shares = follow.shares(rules, own[size:], *self._had(0, steps))
+            gradients, added = self._reduction.add_up(own[:size], shares)
+            active = jnp.minimum(steps, self._plan.replicas)
+            return gradients, follow.merged(rules, own[size:], added, active)
+
+        gradients, agreed = jax.shard_map(
+            agree,
+            mesh=self._plan.group.mesh,
+            in_specs=(PARTS, WHOLE),
+            out_specs=(self._reduction.specs, WHOLE),
+            check_vma=False,
+        )(list(accumulated), steps)
+        known = dict(zip(self.differing, agreed, strict=True))
+        values = [known.get(k, value) for k, value in enumerate(state[1])]
+        return gradients, (state[0], Values(values), *state[2:])
 
     def _loop(
         self,
@@ -119,7 +168,7 @@ class Rounds:
         rounds: Any,
         carry: Any,
         batches: Any,
-        first: Any,
+        start: Any,
         count: Any,
         coefficient: Any,
         first_record: Any,
@@ -131,11 +180,16 @@ class Rounds:
 
         def body(turn: Any, carry: Any) -> Any:
             non_trainable, metrics, records, sums = carry
-            left = None if count is None else count - turn * replicas
-            active = None if left is None else me < left
-            steps = replicas if left is None else jnp.minimum(left, replicas)
-            batch = jax.tree.map(lambda leaf: leaf[0], batch_at(batches, first + turn))
-            begun = follow.begin(rules, non_trainable, me)
+            number = start // replicas + turn
+            active, before, steps = None, me, replicas
+            if count is not None:
+                first = jnp.maximum(number * replicas, start)
+                end = jnp.minimum((number + 1) * replicas, start + count)
+                step = number * replicas + me
+                active = (step >= first) & (step < end)
+                before, steps = step - first, end - first
+            batch = jax.tree.map(lambda leaf: leaf[0], batch_at(batches, number))
+            begun = follow.begin(rules, non_trainable, before)
             gradients, ended, new, result = self._step.run(
                 trainable, optimizer, begun, metrics, batch
             )
@@ -149,21 +203,28 @@ class Rounds:
 
         return repeat(body, (non_trainable, [m[0] for m in metrics], records, sums), rounds, form)
 
-    def _agreed(self, rest: Any, sums: Any, active: Any) -> tuple[Any, Any]:
+    def _had(self, start: Any, count: Any) -> tuple[Any, Any]:
+        """Returns whether this replica had one of `count` steps from `start` on, and the last."""
+        me, replicas = lax.axis_index(REPLICA), self._plan.replicas
+        return (me - start) % replicas < count, me == (start + count - 1) % replicas
+
+    def _agreed(self, rest: Any, sums: Any, start: Any, count: Any) -> tuple[Any, Any]:
         """Returns what a replica gives back: values that all share, its metrics, its records.
 
         Args:
             rest: what its loop ended with.
-            sums: gradients to add up over replicas; None if they stay each replica's own.
-            active: how many replicas have had a batch.
+            sums: gradients to add up over replicas; None if there are none.
+            start: first step.
+            count: steps.
         """
         non_trainable, metrics, records = rest
         rules = self._step.rules
-        shares = follow.shares(rules, non_trainable, lax.axis_index(REPLICA), active)
+        shares = follow.shares(rules, non_trainable, *self._had(start, count))
         if sums is None:
             added = add_up(shares, self._plan)
         else:
             sums, added = self._reduction.add_up(sums, shares)
+        active = jnp.minimum(count, self._plan.replicas)
         agreed = follow.merged(rules, non_trainable, added, active)
         return (agreed, [value[None] for value in metrics], records), sums
 
@@ -198,7 +259,7 @@ class Rounds:
         )(parts)
         return (*state[:-1], Values([*parts, *sums]))
 
-    def _under_mesh(self, function: Any, sums: Any, more: Any = None) -> Any:
+    def _under_mesh(self, function: Any, made: Any, scalars: Any) -> Any:
         records = self._logs.layout
         return jax.shard_map(
             function,
@@ -206,9 +267,8 @@ class Rounds:
             in_specs=(
                 (WHOLE, WHOLE, WHOLE, PARTS, records),
                 PartitionSpec(None, REPLICA),
-                WHOLE,
-                *(more or (WHOLE,)),
+                *scalars,
             ),
-            out_specs=((WHOLE, PARTS, records), sums),
+            out_specs=((WHOLE, PARTS, records), made),
             check_vma=False,
         )

@@ -33,25 +33,27 @@ class MicroBatch(NamedTuple):
     leaves: Sequence[Any]  # of x, y and sample weights, in host memory
     shape: Shape
     steps: int  # replicas that have a batch; 1 without replicas
+    first: int  # replica that does
 
-    def counted(self, replicas: int) -> tuple[np.int32, ...]:
+    def counted(self, replicas: int) -> tuple[np.ndarray, ...]:
         """Returns what the programs of several replicas take besides their arrays."""
-        return () if replicas == 1 else (np.int32(self.steps),)
+        return () if replicas == 1 else (np.array([self.first, self.steps], np.int32),)
 
 
 def micro_batches(
     segments: Iterable[Segment], shape_of: Callable[[BatchSpec], Shape], replicas: int
 ) -> Iterator[MicroBatch]:
-    """Yields the micro-batches of segments, which begin with a round."""
+    """Yields the micro-batches of segments."""
     for segment in segments:
         shape = shape_of(segment.block.spec)
         leaves = jax.tree.leaves(segment.block.batches)
         end = segment.start + segment.count
-        for step in range(segment.start, end, replicas):
-            entry = step // replicas
-            yield MicroBatch(
-                [leaf[entry, ...] for leaf in leaves], shape, min(replicas, end - step)
-            )
+        step = segment.start
+        while step < end:
+            entry, first = divmod(step, replicas)
+            steps = min(replicas - first, end - step)
+            yield MicroBatch([leaf[entry, ...] for leaf in leaves], shape, steps, first)
+            step += steps
 
 
 def next_window(rest: Iterator[MicroBatch], steps: int) -> list[MicroBatch]:

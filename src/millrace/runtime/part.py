@@ -9,3 +9,4 @@ class Part(NamedTuple):
     result: Any  # logs or outputs
     steps: int
     records: int  # length of the result's first axis, where every step has one
+    first: int = 0  # of these, where replicas before it had no batch

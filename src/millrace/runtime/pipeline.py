@@ -101,7 +101,7 @@ class PipelineRunner:
             raise
         if self._values is not None:
             if self._plan.mode is not Mode.TRAIN:
-                self._settle(next(iter(self._shapes.values())), [[]] * len(self._groups), 1)
+                self._settle(next(iter(self._shapes.values())), [[]] * len(self._groups), steps)
             if not parts and self._plan.mode is not Mode.PREDICT:
                 parts = [Part(self._logs(self._values), steps, 1)]
             state = self._values.state()
@@ -195,7 +195,7 @@ class PipelineRunner:
             max(peak, buffers.peaks.get(stage, 0)) for stage, peak in enumerate(self._in_flight)
         )
         steps = [each.steps for each in window]
-        self._settle(first, sums, max(steps))
+        self._settle(first, sums, sum(steps))
         total = sum(weight * each for weight, each in zip(weights, steps, strict=True))
         scale = np.float32(scale_of(reduction, total))
         if first.update is not None:
@@ -215,11 +215,13 @@ class PipelineRunner:
         self._wait(buffers.newest, FORWARD_AHEAD * len(self._groups))
         return self._parts(results, micro_batch, state)
 
-    def _settle(self, shape: Shape, sums: list[Any], replicas: int) -> None:
-        """Adds up over replicas what they left; `replicas` is how many had a batch."""
+    def _settle(self, shape: Shape, sums: list[Any], steps: int) -> None:
+        """Adds up over replicas what they left after `steps` steps."""
         if self._replicas > 1:
             for stage in shape.stages:
-                stage.settle(sums, cast(ReplicaStageState, self._values), np.int32(replicas))
+                stage.settle(
+                    sums, cast(ReplicaStageState, self._values), np.array([0, steps], np.int32)
+                )
 
     def _parts(
         self, results: dict[int, Any], micro_batch: MicroBatch, state: StageState
@@ -232,7 +234,7 @@ class PipelineRunner:
             result = self._logs(state)
         else:
             return []
-        return [Part(result, micro_batch.steps, self._replicas)]
+        return [Part(result, micro_batch.steps, self._replicas, micro_batch.first)]
 
     def _logs(self, state: StageState) -> Any:
         """Returns the logs of the last step, where they follow from the metrics."""

@@ -102,15 +102,15 @@ class ScanRunner:
             while start < end:
                 whole = self._whole(end - start) if window is None else 0
                 if whole:
-                    for steps, unroll in self._turns(whole, size, longest, chunk):
+                    for steps, unroll in self._turns(start, whole, size, longest, chunk):
                         run = self._executables.run(plan, unroll)
                         state, result = self._call(run, state, self._batches, start, steps)
                         self._newest = state
-                        parts.append(self._part(result, steps))
+                        parts.append(self._part(result, start, steps))
                         start += steps
                     continue
                 if window is None:
-                    window = self._open_window(plan, block.spec.rows)
+                    window = self._open_window(plan, state, block.spec.rows)
                 steps = min(end - start, size - window.steps)
                 state = self._accumulate(plan, state, window, block, start, steps, parts)
                 self._newest = state
@@ -172,7 +172,7 @@ class ScanRunner:
     ) -> State:
         rows = block.spec.rows
         coefficient = weight_of(plan.accumulation.reduction, rows, window.first_rows)
-        for steps, unroll in self._turns(count, self._replicas, self._window, None):
+        for steps, unroll in self._turns(start, count, self._replicas, self._window, None):
             accumulate = self._executables.accumulate(plan, unroll)
             state, window.accumulated, result = self._call(
                 accumulate,
@@ -183,28 +183,28 @@ class ScanRunner:
                 steps,
                 np.float32(coefficient),
             )
-            parts.append(self._part(result, steps))
+            parts.append(self._part(result, start, steps))
             start += steps
         window.steps += count
         window.weight += count * coefficient
         return state
 
-    def _open_window(self, plan: Plan, rows: int) -> _Window:
-        return _Window(self._call(self._executables.zeros(plan)), 0, 0.0, rows)
+    def _open_window(self, plan: Plan, state: State, rows: int) -> _Window:
+        return _Window(self._call(self._executables.zeros(plan), state), 0, 0.0, rows)
 
     def _close_window(self, plan: Plan, state: State, window: _Window) -> State:
         scale = scale_of(plan.accumulation.reduction, window.weight)
         apply = self._executables.apply(plan)
-        return self._call(apply, state, window.accumulated, np.float32(scale))
+        return self._call(apply, state, window.accumulated, np.float32(scale), window.steps)
 
     def _turns(
-        self, count: int, unit: int, longest: int, chunk: int | None
+        self, start: int, count: int, unit: int, longest: int, chunk: int | None
     ) -> Iterator[tuple[int, int | None]]:
         """Yields (steps, turns to unroll or None) of calls that together run `count` steps.
 
         A loop runs any number of steps. Unrolled code has a fixed length; what it leaves over
         runs one turn at a time. A turn is `unit` steps: one update, or one round, the last of
-        which may have fewer.
+        which may have fewer, as may the first where `start` is within a round.
         """
         form = self._form
         if form.is_loop and not self._single_steps:
@@ -214,15 +214,17 @@ class ScanRunner:
             unroll = best_unroll(form, max(1, longest // unit), unit // self._replicas)
             most = unroll * unit
         while count:
-            if unroll is not None and count < most:
-                unroll, most = 1, unit
-            steps = min(count, most)
-            yield steps, unroll
+            begun = start % self._replicas
+            if unroll is not None and (begun or count < most):
+                yield (steps := min(count, unit - begun)), 1
+            else:
+                yield (steps := min(count, most)), unroll
+            start += steps
             count -= steps
 
-    def _part(self, result: Any, steps: int) -> Part:
+    def _part(self, result: Any, start: int, steps: int) -> Part:
         self._last_result = result
-        return Part(result, steps, self._plan.records)
+        return Part(result, steps, self._plan.records, start % self._replicas)
 
     def _call(self, executable: Executable, *arguments: Any) -> Any:
         self.dispatches += 1

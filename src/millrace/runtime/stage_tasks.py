@@ -25,7 +25,7 @@ Find = Callable[[str, int, Callable[[], Program]], Executable]
 class StageTasks:
     """Runs the tasks of one stage on micro-batches of one shape.
 
-    With replicas each takes one more argument: how many of them have a batch. In a process that
+    With replicas each takes one more argument: which of them have a batch. In a process that
     has no device of the stage, a task only takes what is sent to the stages that are here.
 
     Calls return before the device has computed anything, so a task costs the time of its dispatch:
@@ -79,7 +79,7 @@ class StageTasks:
         leaves: Sequence[Any],
         state: StageState,
         buffers: Buffers,
-        *steps: np.int32,
+        *steps: np.ndarray,
     ) -> dict[int, Any]:
         """Runs the stage forward, and returns the leaves of the step's result that it makes."""
         stage, index = self._stage, self._index
@@ -114,7 +114,7 @@ class StageTasks:
         buffers: Buffers,
         sums: list[Any],
         weight: np.float32,
-        *steps: np.int32,
+        *steps: np.ndarray,
     ) -> None:
         """Runs the stage backward, and adds its gradients to `sums[stage]`."""
         index = self._index
@@ -158,7 +158,7 @@ class StageTasks:
         buffers: Buffers,
         sums: list[Any],
         weight: np.float32,
-        *steps: np.int32,
+        *steps: np.ndarray,
     ) -> None:
         """Runs the other half, and adds its gradients to `sums[stage]`."""
         index = self._index
@@ -177,7 +177,7 @@ class StageTasks:
         run = self._executables.get("zeros") or self._get("zeros", self._builder.zeros)
         return run()
 
-    def settle(self, sums: list[Any], state: ReplicaStageState, steps: np.int32) -> None:
+    def settle(self, sums: list[Any], state: ReplicaStageState, steps: np.ndarray) -> None:
         """Adds up over replicas what a window left, in `sums[stage]` and in the state."""
         index = self._index
         if not self.is_here:

@@ -91,7 +91,7 @@ class StepCallbackList(keras.callbacks.CallbackList):
         for part in function.parts:
             values = jax.tree.map(np.asarray, part.result)  # waits for this part only
             arrived.append((time.perf_counter(), part.steps))
-            for index in range(part.steps):
+            for index in range(part.first, part.first + part.steps):
                 if step > first:
                     self._call(mode, "begin", step, None)
                 entry = jax.tree.map(lambda leaf, i=index: leaf[i], values)

@@ -104,7 +104,7 @@ def _loop(model: keras.Model, name: str, mode: Mode, controller: Controller) -> 
         bound = signature.bind(model, *args, **kwargs)
         bound.apply_defaults()
         arguments = bound.arguments
-        quiet_unless_first(arguments)
+        quiet_unless_first(controller, arguments)
         with controller.running():
             per_step = controller.options.asynchronous_callbacks
             if per_step and not isinstance(arguments["callbacks"], StepCallbackList):

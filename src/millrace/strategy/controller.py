@@ -12,6 +12,7 @@ from millrace.feeds.block import Destination
 from millrace.feeds.blocks import STEPS_TOGETHER, BlockShape
 from millrace.options import Accumulation, MetricReduction, Options
 from millrace.plan import BatchSpec, Mode
+from millrace.processes.facts import process_index
 from millrace.records.compilation import CompileRecord
 from millrace.records.feeds import FeedStatistics
 from millrace.records.pipeline import PipelineStatistics
@@ -149,6 +150,11 @@ class Controller:
                 self._iterators.clear()
                 for function in self.functions.values():
                     function.release()
+
+    @property
+    def spans_processes(self) -> bool:
+        """Whether some devices of the strategy belong to other processes."""
+        return any(device.process_index != process_index() for device in self.devices)
 
     @property
     def is_running(self) -> bool:

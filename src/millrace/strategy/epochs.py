@@ -85,7 +85,7 @@ class FeedEpochIterator(EpochIterator):
             controller.replicas,
         )
         rows = getattr(self.data_adapter, "batch_size", None)
-        agree_on_data(self.num_batches, rows)
+        agree_on_data(controller, self.num_batches, rows)
         if mode is Mode.TRAIN and controller.replicas > 1:
             steps = controller.accumulation.steps
             log_replicas(controller.model.name, controller.replicas, steps, rows)
@@ -148,7 +148,7 @@ class FeedEpochIterator(EpochIterator):
             # Drawn here, on the thread that Keras would draw it on: it uses NumPy's generator.
             batch_size: Any = self.data_adapter.batch_size
             order = epoch_order(resident.rows, batch_size, self._arguments.get("shuffle", False))
-            agree_on_order(order)
+            agree_on_order(controller, order)
             return lambda is_awaited: resident.blocks(order, batch_size, shape)
         return functools.partial(
             stacked_blocks, self.host_batches(), self._sizes, shape, controller.destination

@@ -151,7 +151,7 @@ class LoopFunction:
             return _concatenate([(_merged if step_logs else _used_rows)(part) for part in parts])
         last = parts[-1]
         if step_logs:
-            return jax.tree.map(lambda leaf: leaf[last.steps - 1], last.result)
+            return jax.tree.map(lambda leaf: leaf[last.first + last.steps - 1], last.result)
         return last.result
 
 
@@ -162,15 +162,17 @@ def _used_rows(part: Part) -> Any:
     """
 
     def used(leaf: jax.Array) -> jax.Array:
-        rows = len(leaf) // part.records * part.steps
-        return leaf if rows == len(leaf) else leaf[:rows]
+        rows = len(leaf) // part.records
+        whole = part.steps == part.records
+        return leaf if whole else leaf[part.first * rows : (part.first + part.steps) * rows]
 
     return jax.tree.map(used, part.result)
 
 
 def _merged(part: Part) -> Any:
     """Outputs `[records, rows, ...]` as `[steps * rows, ...]`."""
-    return jax.tree.map(lambda leaf: leaf[: part.steps].reshape(-1, *leaf.shape[2:]), part.result)
+    used = slice(part.first, part.first + part.steps)
+    return jax.tree.map(lambda leaf: leaf[used].reshape(-1, *leaf.shape[2:]), part.result)
 
 
 def _concatenate(outputs: list[Any]) -> Any:

@@ -36,7 +36,7 @@ def agree(controller: Controller, mode: Mode) -> None:
         PlanError: in every process, naming what differs.
         ProcessError: if a process does not come.
     """
-    if process_count() == 1:
+    if not controller.spans_processes:
         return
     model = controller.model
     assignment = controller.stages.assignment()
@@ -53,15 +53,15 @@ def agree(controller: Controller, mode: Mode) -> None:
     check_same(parts, AGREEMENT_SECONDS)
 
 
-def agree_on_order(order: np.ndarray) -> None:
+def agree_on_order(controller: Controller, order: np.ndarray) -> None:
     """Compares the order in which the rows of an epoch come."""
-    if process_count() > 1:
+    if controller.spans_processes:
         check_same({"data order": f"{len(order)} rows, {_checksum([order])}"}, AGREEMENT_SECONDS)
 
 
-def agree_on_data(batches: int | None, rows: int | None) -> None:
+def agree_on_data(controller: Controller, batches: int | None, rows: int | None) -> None:
     """Compares how many batches of how many rows an epoch has."""
-    if process_count() > 1:
+    if controller.spans_processes:
         check_same({"data": f"{batches} batches of {rows} rows"}, AGREEMENT_SECONDS)
 
 
@@ -71,9 +71,9 @@ def raise_failure_of_others(error: BaseException) -> None:
         raise ProcessError(why) from error
 
 
-def quiet_unless_first(arguments: dict[str, Any]) -> None:
+def quiet_unless_first(controller: Controller, arguments: dict[str, Any]) -> None:
     """Turns the progress bar of a call off in all processes but the first."""
-    if process_index():
+    if controller.spans_processes and process_index():
         arguments["verbose"] = 0
 
 
