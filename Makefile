@@ -23,16 +23,19 @@ demo: $(READY)  ## train a digit classifier and print where the time went
 	@$(BIN)/python examples/digits.py
 
 test: $(READY)  ## the tests, on the python3 at hand
-	@$(BIN)/python -m pytest -q -n 2 -m "not slow and not gpu"
+	@$(BIN)/python -m pytest -q -n 2 -m "not slow and not gpu and not exhaustive"
 
 test-slow: $(READY)  ## the tests of more than ten seconds each
 	@$(BIN)/python -m pytest -q -m "slow and not gpu"
+
+test-exhaustive: $(READY)  ## every combination of replicas; an hour
+	@$(BIN)/python -m pytest -q -n 2 -m "exhaustive and not gpu"
 
 test-oldest:  ## the tests on the oldest supported Keras and JAX
 	@test -d .venv-oldest || $(PY) -m venv .venv-oldest
 	@.venv-oldest/bin/python -m pip install -q --disable-pip-version-check -r requirements/oldest.txt
 	@.venv-oldest/bin/python -m pip install -q --disable-pip-version-check --no-deps -e .
-	@.venv-oldest/bin/python -m pytest -q -n 2 -m "not slow and not gpu"
+	@.venv-oldest/bin/python -m pytest -q -n 2 -m "not slow and not gpu and not exhaustive"
 
 test-sources:  ## the tests that read from tensorflow, with it installed (250 MB)
 	@test -d .venv-sources || $(PY) -m venv .venv-sources

@@ -83,14 +83,14 @@ def test_a_mapping_with_a_gap_leaves_devices_out():
     assert devices_of_stages(laid, 2) == {(2, 5), (0, 3)}
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_three_replicas():
     case = cases.Case("three", rows=38, compile=momentum)
     found, _ = replicas.fit_and_watch(case, replicas.pipelined(case, 3, 2, 1), 3)
     cases.assert_same(found, pipes.in_one_piece(case, 3))
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("rows", [32, 34, 1])
 def test_pipelines_train_as_plain_keras_with_their_batches_in_one(rows):
     case = cases.Case("global-batch", rows=rows, compile=momentum)
@@ -170,7 +170,7 @@ def test_tied_weights(name, mapping):
     replicas.assert_as_one_device(case, model)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_subclassed_model_with_stages_in_its_call():
     case = cases.Case("gpt", pipes.TinyGpt, pipes.next_words, compile=pipes.word_scores)
     model = replicas.pipelined(case, REPLICAS, None, groups=3)
@@ -193,7 +193,7 @@ OPTIMIZERS = {
 }  # fmt: skip
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_optimizers(name):
     case = cases.Case(name, rows=38, compile=OPTIMIZERS[name])
@@ -219,7 +219,7 @@ def test_an_infinity_in_one_stage_of_one_replica_skips_the_update_of_all():
     assert float(model.optimizer.dynamic_scale) < 2.0
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_sum_adds_the_gradients_of_all_batches():
     case = cases.Case("sum", rows=32, compile=cases.optimizer("SGD", 0.02))
     model = replicas.pipelined(case, **replicas.SUMS)
@@ -243,7 +243,7 @@ def test_fit_with_validation_evaluate_and_predict():
     pipes.assert_same_runs(found, expected, cases.FLOAT32)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("rows", [3, 20, 34])
 def test_evaluate_and_predict_give_what_plain_keras_gives(rows):
     """Without a number of micro-batches, and of any number of batches."""
@@ -322,7 +322,7 @@ def test_a_generator_and_a_second_fit_that_compiles_nothing():
     assert compiled[0] == compiled[1]
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_asynchronous_callbacks_see_every_step():
     class Steps(keras.callbacks.Callback):
         def __init__(self):
@@ -341,7 +341,7 @@ def test_asynchronous_callbacks_see_every_step():
     cases.assert_close(steps.logs, {name: v[-1] for name, v in outcome.history.items()})
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_stages_replicas_and_one_piece_follow_each_other():
     """Four devices: two replicas of two stages, one of four, four in one piece. The same update."""
     case = cases.Case("changes", cases.noisy, rows=38, compile=momentum)
@@ -397,7 +397,7 @@ def test_micro_batches_exchange_nothing_between_replicas(monkeypatch):
         assert found == few.get(name, found), name
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("seed", range(6))
 def test_random_numbers_of_everything(seed):
     """Replicas, stages, schedule, accumulation, rows and batch size at random: as one device."""

@@ -75,7 +75,7 @@ def test_replicas_without_accumulation_train_as_plain_keras():
     cases.assert_same(found, fit_in_order(cases.compiled(case), case, 8))
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_all_devices_of_the_platform_are_replicas():
     case = cases.Case("all", rows=24, compile=momentum)
     model = cases.compiled(case, millrace.Strategy())
@@ -240,7 +240,7 @@ FITS = {
 }
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("name", FITS)
 def test_weights_of_rows_and_validation(name):
     compile_ = cases.binary(
@@ -252,7 +252,7 @@ def test_weights_of_rows_and_validation(name):
     replicas.assert_as_one_device(case, replicas.replicated(case))
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("name", ["bfloat16", "float16"])
 def test_half_precision_policies(name):
     (case,) = (case for case in cases.OPTIONS if case.name == name)
@@ -296,7 +296,7 @@ def plain_measured():
     return pipes.run(MEASURED, pipes.accumulated(MEASURED, 4))
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("number", [2, 4])
 def test_fit_with_validation_evaluate_and_predict(number):
     model = replicas.replicated(MEASURED, number, 4 // number)
@@ -390,7 +390,7 @@ def test_a_generator_without_a_known_end():
     cases.assert_same(*outcomes)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_evaluate_and_predict_from_a_generator():
     case = cases.Case("generated", rows=38)
     model, plain = replicas.replicated(case), cases.compiled(case)
@@ -401,7 +401,7 @@ def test_evaluate_and_predict_from_a_generator():
     cases.assert_close(found, plain.predict(data["x"], **arguments))
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_epochs_that_end_within_an_update():
     """Epochs of 5 batches out of one generator: updates of 4 and of 1."""
     case = cases.Case("steps", rows=40, compile=momentum)
@@ -428,7 +428,7 @@ def test_blocks_change_no_result(bytes_of_block):
     replicas.assert_as_one_device(case, model)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("executed", [1, 50])
 def test_updates_of_an_execution_change_no_result(executed):
     case = dataclasses.replace(NOISY, rows=38)
@@ -565,7 +565,7 @@ def test_asynchronous_callbacks_see_every_step():
     cases.assert_close(predicted, model.predict(case.data(38)["x"], **arguments))
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_callbacks_change_weights_between_executions(tmp_path):
     class Halves(keras.callbacks.Callback):
         """Reads the weights after each execution, and changes them after the first epoch."""
@@ -678,7 +678,7 @@ def test_one_device_exchanges_nothing(monkeypatch):
     assert not any(exchanges(monkeypatch, classifier, cases.images, 1, 2).values())
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("seed", range(6))
 def test_random_numbers_of_everything(seed):
     """Replicas, accumulation, rows, batch and block sizes at random: as one device."""

@@ -128,7 +128,7 @@ MODELS = {
 }
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("name", MODELS)
 def test_models(name):
     case = MODELS[name]
@@ -136,7 +136,7 @@ def test_models(name):
     cases.assert_same(pipes.fit(case, model), unsharded(case))
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_fit_with_validation_evaluate_and_predict():
     case = cases.Case("run", wide, eight_numbers, cases.RAGGED, regression(adam))
     found = pipes.run(case, replicas.replicated(case, replication=BOTH))
@@ -160,7 +160,7 @@ def test_single_batches_and_callbacks():
     cases.assert_close(*outcomes)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_the_sharding_changes_between_fits():
     case = WIDE["adam"]
     model, reference = replicas.replicated(case), replicas.replicated(case)
@@ -214,7 +214,7 @@ def test_optimizers_of_pipelines(name):
     cases.assert_same(pipes.fit(WIDE[name], model), unsharded(WIDE[name]))
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("sharding", ["state", "weights"])
 @pytest.mark.parametrize("schedule", ["gpipe", "sequential", "zero_bubble"])
 def test_schedules_of_pipelines(schedule, sharding):
@@ -224,7 +224,7 @@ def test_schedules_of_pipelines(schedule, sharding):
     cases.assert_same(pipes.fit(PIPELINE, model), unsharded(PIPELINE))
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("mapping", [[0, 1, 0], [0, 1, 2]])
 def test_tied_weights_of_pipelines(mapping):
     case = MODELS["tied"]

@@ -5,7 +5,7 @@ import pytest
 
 from millrace.errors import ScheduleError
 from millrace.schedules.one_f_one_b import one_f_one_b
-from millrace.schedules.rendezvous import Move, check_rendezvous, events, timetable
+from millrace.schedules.rendezvous import Move, check_rendezvous, events, timetable, walk
 from millrace.schedules.table import SCHEDULES, make_schedule
 from millrace.schedules.task import Pass
 
@@ -80,6 +80,8 @@ def test_one_order_for_all_never_blocks(name, p):
         schedule = make_schedule(name, p * v, m, tuple(stage % p for stage in range(p * v)))
         every = [(a, b) for a in range(p * v) for b in range(a + 1, p * v)]
         for owners, links in itertools.product(assignments(p, rng), (None, every)):
+            walked = walk(schedule, every if links else list(itertools.pairwise(range(p * v))))
+            check_rendezvous(schedule, owners, events(schedule, owners, walked))
             found = events(schedule, owners, timetable(schedule, links))
             check_rendezvous(schedule, owners, found)
             for row, tasks in enumerate(schedule):

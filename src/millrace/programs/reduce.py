@@ -32,9 +32,9 @@ class Reduction:
         self._plan = plan
         # float8 layers store new scales in the "gradient": the largest serves all replicas.
         self._replaces = [bool(getattr(v, "overwrite_with_gradient", False)) for v in variables]
-        # A gradient arrives in parts where what is made of it lies so.
-        role = "optimizer" if plan.replication.shard_optimizer_state else "trainable"
-        axes = [axis_of(plan, role, tuple(v.shape)) for v in variables]
+        # A gradient arrives in parts where the optimizer's values lie so. Of weights alone that
+        # would have these values updated in parts and gathered again.
+        axes = [axis_of(plan, "optimizer", tuple(v.shape)) for v in variables]
         self._axes = [
             None if replace else axis for axis, replace in zip(axes, self._replaces, strict=True)
         ]

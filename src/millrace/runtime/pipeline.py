@@ -32,6 +32,7 @@ from millrace.runtime.stage_state import StageState
 from millrace.runtime.stage_tasks import StageTasks
 from millrace.runtime.stage_update import StageUpdate
 from millrace.runtime.task_error import task_error
+from millrace.schedules.rendezvous import check_rendezvous, events, walk
 from millrace.schedules.simulate import merged
 from millrace.schedules.task import Pass, Schedule, Task
 
@@ -252,8 +253,19 @@ class PipelineRunner:
     def _schedule(self, num_micro_batches: int) -> tuple[Schedule, tuple[Task, ...]]:
         if num_micro_batches not in self._schedules:
             schedule = self._make_schedule(num_micro_batches)
+            self._check_processes(schedule)
             self._schedules[num_micro_batches] = schedule, merged(schedule)
         return self._schedules[num_micro_batches]
+
+    def _check_processes(self, schedule: Schedule) -> None:
+        """Proves that no process of several waits for ever; all of them walk one order."""
+        groups = [self._groups[tasks[0].stage] for tasks in schedule]
+        if all(group.is_local for group in groups):
+            return
+        owners = [{device.process_index for device in group.devices} for group in groups]
+        values = next(iter(self._shapes.values())).builder.split.values
+        links = {(value.producer, stage) for value in values for stage in value.consumers}
+        check_rendezvous(schedule, owners, events(schedule, owners, walk(schedule, links)))
 
     def _wait(self, probe: Any, pending: int) -> None:
         """Waits where too much is dispatched. JAX would queue tasks as fast as they are called."""

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 from millrace.errors import ScheduleError
 from millrace.schedules.dependencies import dependencies
-from millrace.schedules.simulate import UNIT_COST, simulate
+from millrace.schedules.simulate import UNIT_COST, merged, simulate
 from millrace.schedules.task import Pass, Schedule, Task
 
 Owners = Sequence[Collection[int]]
@@ -66,6 +66,21 @@ def timetable(
         timed += [(span.end, False, move) for move in _moves(task, links)]
     # What a task takes may arrive at the time at which it starts.
     return tuple(event for _, _, event in sorted(timed, key=lambda entry: entry[:2]))
+
+
+def walk(schedule: Schedule, links: Collection[tuple[int, int]]) -> tuple[Event, ...]:
+    """Returns the tasks of all rows in the order of `merged`, each followed by its moves.
+
+    It is the order in which a host calls them that does not wait for anything.
+
+    Args:
+        schedule: rows of tasks.
+        links: pairs of a stage and a later one that takes what its forward makes.
+
+    Raises:
+        ScheduleError: if the schedule stops before its end.
+    """
+    return tuple(event for task in merged(schedule) for event in (task, *_moves(task, links)))
 
 
 def events(

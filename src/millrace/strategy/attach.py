@@ -99,7 +99,8 @@ def _loop(model: keras.Model, name: str, mode: Mode, controller: Controller) -> 
         model = controller.model
         controller.check(mode)
         agree(controller, mode)
-        if mode is Mode.TRAIN and model.compiled and model.steps_per_execution == 1:
+        short = model.compiled and model.steps_per_execution == controller.replicas == 1
+        if mode is Mode.TRAIN and short:
             hint_steps_per_execution(model)
         bound = signature.bind(model, *args, **kwargs)
         bound.apply_defaults()

@@ -53,10 +53,10 @@ def check_steps(
     what, product = (
         (
             "weight updates. One update takes gradient_accumulation_steps_per_replica x replicas",
-            f"{accumulation.steps} x {replicas}",
+            f"{accumulation.steps} x {replicas} = ",
         )
         if trains
-        else ("rounds. One round takes one step of each replica: replicas", f"{replicas}")
+        else ("rounds. One round takes one step of each of the replicas", "")
     )
     other = (
         f"gradient_accumulation_steps_per_replica to a divisor of {steps_per_execution}"
@@ -64,7 +64,7 @@ def check_steps(
         else "devices of the strategy to another number"
     )
     raise PlanError(
-        f"steps_per_execution={steps_per_execution} is not a whole number of {what} = {product} = "
+        f"steps_per_execution={steps_per_execution} is not a whole number of {what} = {product}"
         f"{window} steps, and the epoch has {steps or 'an unknown number of'} steps. Set "
         f"steps_per_execution={down or window} in compile(), or {other}."
     )

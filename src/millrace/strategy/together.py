@@ -94,7 +94,7 @@ def whole_files(model: keras.Model, name: str) -> Callable[..., Any]:
         if process_count() == 1 or not replaces or path is None or not path.suffix:
             return stock(*bound.args, **bound.kwargs)
         # Keras looks at all suffixes: "model.weights.h5".
-        partial = path.with_name(f"partial-{os.getpid()}-{path.name}")
+        partial = path.with_name(f"partial-{process_index()}-{os.getpid()}-{path.name}")
         bound.arguments["filepath"] = str(partial)
         try:
             result = stock(*bound.args, **bound.kwargs)

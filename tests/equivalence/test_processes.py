@@ -1,0 +1,137 @@
+"""Pipelines and replicas over processes train as one device does; a process that dies ends all."""
+
+import os
+import pathlib
+import re
+import signal
+import subprocess
+import sys
+import zipfile
+
+import pytest
+
+SCRIPT = pathlib.Path(__file__).parent / "process_script.py"
+LAUNCH = [str(pathlib.Path(sys.executable).with_name("millrace")), "launch", "--processes", "2"]
+QUICK = [
+    "replicas that share out state and weights",
+    "tied weights",
+    "stages that cross in both directions",
+]
+
+
+def launch(script, *arguments, devices=1, timeout=500):
+    return subprocess.run(
+        [*LAUNCH, "--devices-per-process", str(devices), str(script), *arguments],
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+    )
+
+
+def same(result):
+    assert result.returncode == 0, result.stdout + result.stderr
+    return re.findall(r"^same: (.*) \(", result.stdout, re.MULTILINE)
+
+
+def test_numbers_over_processes_are_those_of_one_device():
+    assert same(launch(SCRIPT, *QUICK, devices=2)) == QUICK
+
+
+@pytest.mark.slow
+def test_all_ways_to_lie_over_processes():
+    found = same(launch(SCRIPT, devices=2, timeout=1200))
+    assert len(found) == SCRIPT.read_text().count('": (')
+
+
+BEGIN = """
+import millrace
+millrace.distributed.initialize()
+import os, signal, sys, jax, keras, numpy as np
+process = jax.process_index()
+x = np.ones((64, 4), "float32")
+with millrace.Strategy().scope():
+    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(4), keras.layers.Dense(1)])
+model.compile("sgd", "mse", steps_per_execution=4)
+stages, accumulation = [0, 1], 4
+"""
+PIPELINE = """
+model.set_pipeline_stage_assignment(stages)
+model.set_pipelining_options(gradient_accumulation_steps_per_replica=accumulation)
+"""
+ANOTHER = """
+with millrace.Strategy().scope():
+    layers = [keras.layers.Dense(1 + process), keras.layers.Dense(1)]
+    model = keras.Sequential([keras.Input((4,)), *layers])
+model.compile("sgd", "mse", steps_per_execution=4)
+"""
+
+
+@pytest.mark.parametrize(
+    ("change", "what"),
+    [
+        ("model.layers[0].bias.assign(model.layers[0].bias + process)", "weights"),
+        ("accumulation = 4 - 2 * process", "options"),
+        (ANOTHER, "model"),
+    ],
+)
+def test_processes_that_differ_say_so(tmp_path, change, what):
+    script = tmp_path / "script.py"
+    fit = "model.fit(x, x[:, :1], batch_size=4, verbose=0)"
+    script.write_text(BEGIN + change + PIPELINE + fit)
+    result = launch(script)
+    assert result.returncode == 1
+    assert f"do not have the same {what}" in result.stderr
+    assert "process 0:" in result.stderr
+    assert "process 1:" in result.stderr
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+def test_a_process_that_dies_ends_the_others_and_leaves_the_last_checkpoint(tmp_path, victim):
+    script = tmp_path / "script.py"
+    script.write_text(
+        BEGIN
+        + PIPELINE
+        + f"""
+class Die(keras.callbacks.Callback):
+    def on_epoch_end(self, epoch, logs=None):
+        if epoch == 2 and process == {victim}:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+saves = keras.callbacks.ModelCheckpoint("model.keras")
+model.fit(x, x[:, :1], batch_size=4, epochs=1000, verbose=0, callbacks=[saves, Die()])
+"""
+    )
+    result = subprocess.run(
+        [*LAUNCH, str(script)], capture_output=True, text=True, timeout=300, cwd=tmp_path
+    )
+    assert result.returncode == 128 + signal.SIGKILL
+    assert re.search(rf"process {victim} \(.*\) failed first", result.stderr + result.stdout) or (
+        f"process {victim} failed first" in result.stderr + result.stdout
+    )
+    with zipfile.ZipFile(tmp_path / "model.keras") as file:
+        assert file.testzip() is None
+    assert os.path.getsize(tmp_path / "model.keras") > 0
+
+
+def test_only_the_first_process_shows_a_bar(tmp_path):
+    script = tmp_path / "script.py"
+    fit = "model.fit(x, x[:, :1], batch_size=4, epochs=2)"
+    script.write_text(BEGIN + PIPELINE + fit + "\nprint(process, sorted(model.history.history))")
+    result = launch(script)
+    assert result.returncode == 0, result.stderr
+    assert "Epoch 2/2" in result.stdout
+    (log,) = re.findall(r"process 1 writes to (\S+)", result.stdout + result.stderr)
+    written = pathlib.Path(log).read_text()
+    assert "1 ['loss']" in written
+    assert "Epoch" not in written
+
+
+def test_devices_of_other_processes_only(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import millrace\nmillrace.distributed.initialize()\nimport jax\n"
+        "millrace.Strategy(devices=[jax.devices()[0]])"
+    )
+    result = launch(script)
+    assert result.returncode == 1
+    assert "belongs to this process, number 1" in result.stderr + result.stdout
