@@ -51,6 +51,7 @@ def one_forward_one_backward():
     return in_order(pipeline_schedule="1f1b")
 
 
+@pytest.mark.exhaustive
 def test_eight_devices_are_two_replicas_of_four_stages():
     found, laid = one_forward_one_backward()
     expected = pipes.in_one_piece(DROPOUTS, REPLICAS * STEPS)
@@ -63,17 +64,20 @@ def test_schedules_and_devices_change_no_bit(name):
     pipes.assert_bits(in_order(**ORDERS[name])[0], one_forward_one_backward()[0])
 
 
+@pytest.mark.exhaustive
 def test_zero_bubble_changes_rounding_only():
     found, _ = in_order(pipeline_schedule="zero_bubble")
     cases.assert_same(found, one_forward_one_backward()[0])
 
 
+@pytest.mark.exhaustive
 def test_statistics_are_those_of_replicas_in_one_piece():
     """Averaged over replicas once per update, in the order of micro-batches before that."""
     expected = pipes.fit(DROPOUTS, replicas.replicated(DROPOUTS))
     cases.assert_same(one_forward_one_backward()[0], expected)
 
 
+@pytest.mark.exhaustive
 def test_a_mapping_with_a_gap_leaves_devices_out():
     """A mapping to devices 2 and 0 takes three for each replica, of which one is idle."""
     case = cases.Case("gap", rows=24, compile=momentum)
@@ -130,6 +134,7 @@ MODELS = [replicas.without_magnified_rounding(case) for case in cases.MODELS if 
     slow_but_for(MODELS, "subclassed"),
     ids=lambda case: case.name,
 )
+@pytest.mark.exhaustive
 def test_models(case):
     stages = [0, 0, 0, 0, 0, 1, 1] if case.name == "nested" else 2
     model = replicas.pipelined(case, REPLICAS, stages)
@@ -200,6 +205,7 @@ def test_optimizers(name):
     replicas.assert_as_one_device(case, replicas.pipelined(case))
 
 
+@pytest.mark.exhaustive
 def test_an_infinity_in_one_stage_of_one_replica_skips_the_update_of_all():
     def with_large_value(rows):
         data = cases.table(rows)
@@ -276,6 +282,7 @@ def test_metrics_of_replicas(method):
     replicas.assert_metrics(found, expected)
 
 
+@pytest.mark.exhaustive
 def test_single_batches_are_updates_of_their_own():
     case = cases.Case("on-batch", cases.normalized)
     model, reference = replicas.pipelined(case), pipes.plain(case)
@@ -290,6 +297,7 @@ def test_single_batches_are_updates_of_their_own():
     cases.assert_close(np.array(model(x)), np.array(reference(x)))
 
 
+@pytest.mark.exhaustive
 def test_batches_of_changing_numbers_of_rows():
     case = cases.Case("rows", cases.noisy, rows=24, compile=momentum)
     sizes = [3, 1, 3, 3, 1, 3]
@@ -302,6 +310,7 @@ def test_batches_of_changing_numbers_of_rows():
     cases.assert_same(*outcomes)
 
 
+@pytest.mark.exhaustive
 def test_a_generator_and_a_second_fit_that_compiles_nothing():
     case = cases.Case("generated", rows=38, compile=momentum)
     strategy = millrace.Strategy(devices=4)
@@ -356,6 +365,7 @@ def test_stages_replicas_and_one_piece_follow_each_other():
     replicas.assert_copies_agree(model, 4)
 
 
+@pytest.mark.exhaustive
 def test_a_trained_pipeline_is_a_keras_model_like_any_other(tmp_path):
     case = cases.Case("uses", rows=38, compile=momentum)
     model, reference = replicas.pipelined(case), pipes.accumulated(case, REPLICAS * STEPS)

@@ -61,6 +61,7 @@ def fit_in_order(model, case, batch_size, **arguments):
 
 
 @pytest.mark.parametrize("rows", [slow(24), slow(26), 29, 1])
+@pytest.mark.exhaustive
 def test_replicas_train_as_plain_keras_with_their_batches_in_one(rows):
     """Batches of 2 rows, 8 in an update; of 29 rows the last update has 2 batches and 1 row."""
     case = cases.Case("global-batch", rows=rows, compile=momentum)
@@ -199,6 +200,7 @@ OPTIMIZERS = {
 
 
 @pytest.mark.parametrize("name", slow_but_for(OPTIMIZERS, "global-clipnorm"))
+@pytest.mark.exhaustive
 def test_optimizers(name):
     case = cases.Case(name, rows=38, compile=OPTIMIZERS[name])
     model = replicas.replicated(case)
@@ -274,6 +276,7 @@ def plain_convnet():
     ("number", "steps", "rows"),
     [(2, 2, 35), slow(2, 16, 140), slow(4, 1, 70)],
 )
+@pytest.mark.exhaustive
 def test_convnets(number, steps, rows):
     """Unrolled on CPU: updates of 2 several to a call, of 16 in parts."""
     case = cases.Case("convnet", plain_convnet, cases.images, rows, three_classes)
@@ -309,6 +312,7 @@ PREDICTS = cases.Case(
 
 
 @pytest.mark.parametrize("steps_per_execution", [1, slow(4), slow(100)])
+@pytest.mark.exhaustive
 def test_evaluate_and_predict_give_what_plain_keras_gives(steps_per_execution):
     """Of any number of batches, and in the order of the data."""
     plain = cases.compiled(PREDICTS)
@@ -368,6 +372,7 @@ def embedded():
     )
 
 
+@pytest.mark.exhaustive
 def test_batches_of_changing_lengths():
     """As sentences have that are padded to the longest of their batch."""
     case = cases.Case("lengths", embedded, cases.words, rows=24, compile=momentum)
@@ -380,6 +385,7 @@ def test_batches_of_changing_lengths():
     cases.assert_same(*outcomes)
 
 
+@pytest.mark.exhaustive
 def test_a_generator_without_a_known_end():
     case = cases.Case("generated", cases.noisy, rows=38, compile=momentum)
     outcomes = []
@@ -420,6 +426,7 @@ def test_epochs_that_end_within_an_update():
 
 
 @pytest.mark.parametrize("bytes_of_block", [slow(1), 5 * 112, slow(2**20)])
+@pytest.mark.exhaustive
 def test_blocks_change_no_result(bytes_of_block):
     """Of one batch, of five, of all; and read again in every epoch."""
     case = dataclasses.replace(NOISY, rows=38)
@@ -463,6 +470,7 @@ def test_metrics_of_replicas(number, method, capsys):
     assert "mae" in capsys.readouterr().out
 
 
+@pytest.mark.exhaustive
 def test_the_reduction_of_metrics_changes_between_fits():
     case = replicas.STILL
     model = replicas.replicated(case)
@@ -545,6 +553,7 @@ def test_callbacks_see_the_steps_of_all_replicas(steps_per_execution, begins, en
     assert steps.steps("test") == steps.steps("predict") == list(rounds)
 
 
+@pytest.mark.exhaustive
 def test_asynchronous_callbacks_see_every_step():
     case = cases.Case("steps", rows=38, compile=momentum)
     model = replicas.replicated(case)
@@ -608,6 +617,7 @@ def test_callbacks_change_weights_between_executions(tmp_path):
     cases.assert_close(found[1:], expected[1:])
 
 
+@pytest.mark.exhaustive
 def test_a_trained_model_is_a_keras_model_like_any_other(tmp_path):
     """Also on another number of replicas: four of one step, and then two of two."""
     case = cases.Case("uses", rows=38, compile=momentum)

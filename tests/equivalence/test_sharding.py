@@ -104,6 +104,7 @@ def test_each_device_holds_its_share(number, sharding):
 
 
 @pytest.mark.parametrize("number", [slow(3), slow(5), 4])
+@pytest.mark.exhaustive
 def test_axes_that_replicas_do_not_divide(number):
     """Hidden layers of 8 and 1 on four replicas, which leave a vector of one number whole."""
     case = cases.Case("odd", rows=38, compile=regression(adam))
@@ -144,6 +145,7 @@ def test_fit_with_validation_evaluate_and_predict():
     pipes.assert_same_runs(found, expected, cases.FLOAT32)
 
 
+@pytest.mark.exhaustive
 def test_single_batches_and_callbacks():
     class Halves(keras.callbacks.Callback):
         def on_epoch_end(self, epoch, logs=None):
@@ -170,6 +172,7 @@ def test_the_sharding_changes_between_fits():
     replicas.assert_copies_agree(model, REPLICAS)
 
 
+@pytest.mark.exhaustive
 def test_a_trained_model_is_a_keras_model_like_any_other(tmp_path):
     case = WIDE["adam"]
     model = replicas.replicated(case, replication=BOTH)
@@ -209,6 +212,7 @@ def test_pipelines_share_out_each_stage(setter):
 @pytest.mark.parametrize(
     "name", [slow("global-clipnorm"), slow("ema"), slow("muon"), "loss-scaling"]
 )
+@pytest.mark.exhaustive
 def test_optimizers_of_pipelines(name):
     model = replicas.pipelined(WIDE[name], replication=BOTH)
     cases.assert_same(pipes.fit(WIDE[name], model), unsharded(WIDE[name]))
