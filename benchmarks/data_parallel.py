@@ -64,7 +64,8 @@ def _convnet(filters: int) -> list[Any]:
 CASES = (
     Case("mlp", (64,), 32, 1, 200, lambda: _mlp(128), False),
     Case("convnet", (16, 16, 1), 32, 1, 100, lambda: _convnet(8), False),
-    Case("mlp 1024", (256,), 256, 4, 10, lambda: _mlp(1024), True),
+    Case("mlp 1024", (256,), 256, 4, 10, lambda: _mlp(1024), False),
+    Case("mlp 1024, 16 batches", (256,), 256, 16, 4, lambda: _mlp(1024), True),
     Case("convnet 32", (32, 32, 3), 32, 4, 5, lambda: _convnet(32), True),
 )
 
