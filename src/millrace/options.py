@@ -5,11 +5,12 @@ import enum
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from millrace.errors import OptionError
 
 MIB = 2**20
+Kind = TypeVar("Kind", bound=enum.Enum)
 
 
 class Reduction(enum.Enum):
@@ -130,27 +131,22 @@ def truth(name: str, value: object) -> bool:
 
 
 def reduction(value: object) -> Reduction:
-    """Returns the reduction of that name, in any case, or lists the names."""
-    if isinstance(value, Reduction):
-        return value
-    names = [member.value for member in Reduction]
-    if not isinstance(value, str) or value.lower() not in names:
-        raise OptionError(
-            f"gradient_accumulation_reduction_method must be one of {names}. Received: {value!r}."
-        )
-    return Reduction(value.lower())
+    """Returns the reduction of gradients of that name, in any case, or lists the names."""
+    return _member(Reduction, "gradient_accumulation_reduction_method", value)
 
 
 def metric_reduction(value: object) -> MetricReduction:
     """Returns the reduction of metrics of that name, in any case, or lists the names."""
-    if isinstance(value, MetricReduction):
+    return _member(MetricReduction, "replicated_metric_reduction_method", value)
+
+
+def _member(kind: type[Kind], option: str, value: object) -> Kind:
+    if isinstance(value, kind):
         return value
-    names = [member.value for member in MetricReduction]
+    names = [member.value for member in kind]
     if not isinstance(value, str) or value.lower() not in names:
-        raise OptionError(
-            f"replicated_metric_reduction_method must be one of {names}. Received: {value!r}."
-        )
-    return MetricReduction(value.lower())
+        raise OptionError(f"{option} must be one of {names}. Received: {value!r}.")
+    return kind(value.lower())
 
 
 def refuse_unknown(

@@ -112,7 +112,7 @@ def compare(name, devices, options):
     found = train(devices, optimizer=make and make(), **options)
     for what, values in expected.items():
         for got, value in zip(found[what], values, strict=True):
-            np.testing.assert_allclose(got, value, rtol=2e-6, atol=2e-6, err_msg=f"{name}: {what}")
+            np.testing.assert_allclose(got, value, rtol=1e-6, atol=1e-6, err_msg=f"{name}: {what}")
     print(f"same: {name} ({time.perf_counter() - begin:.0f} s)", flush=True)
 
 

@@ -207,8 +207,7 @@ class ReplicaStageBuilder(StageBuilder):
         repeats = plan.replicas if self._each_step else None
 
         def logs(parts: Any) -> Any:
-            sums = merged_metrics([*parts, *parts])
-            found = records.result((Values([*parts, *sums]),), None)
+            found = records.result((Values([*parts, *merged_metrics(parts)]),), None)
             if repeats is None:
                 return found
             return jax.tree.map(lambda v: jnp.broadcast_to(v, (repeats, *v.shape)), found)

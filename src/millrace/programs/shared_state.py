@@ -67,7 +67,6 @@ def specs_of(plan: Plan, state: State) -> State:
     )
 
 
-def merged_metrics(values: Any) -> list[jax.Array]:
+def merged_metrics(parts: Any) -> list[jax.Array]:
     """Adds up the metric states of the replicas: those of Keras are sums and counts."""
-    half = len(values) // 2
-    return [value.sum(axis=0, dtype=value.dtype) for value in list(values)[:half]]
+    return [value.sum(axis=0, dtype=value.dtype) for value in parts]
