@@ -1,6 +1,7 @@
-"""Says at import which private name of Keras is gone, rather than where it is first used."""
+"""How millrace holds on to private Keras: it says at import which name is gone, and wraps methods."""
 
-from collections.abc import Mapping, Sequence
+import functools
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import keras
@@ -21,3 +22,12 @@ def check_names(needed: Mapping[Any, Sequence[str]]) -> None:
                     f"keras {keras.__version__} has no {owner.__name__}.{name}, which millrace "
                     "builds on. Install a version from 3.13 to 3.15."
                 )
+
+
+def wrap(owner: Any, name: str, wrapper: Callable[[Any], Any]) -> None:
+    """Replaces a function; one replaced before, by a module since reloaded, is replaced anew."""
+    current = getattr(owner, name)
+    original = getattr(current, "millrace_original", current)
+    wrapped: Any = functools.wraps(original)(wrapper(original))
+    wrapped.millrace_original = original
+    setattr(owner, name, wrapped)

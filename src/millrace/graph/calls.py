@@ -18,8 +18,8 @@ from typing import Any
 import jax
 import keras
 
+from millrace._compat.keras_calls import around_calls
 from millrace._compat.keras_graph import (
-    around_calls,
     graph_of,
     has_own_call,
     inbound_operations,

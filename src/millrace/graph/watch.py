@@ -8,9 +8,9 @@ from typing import Any
 
 import keras
 
+from millrace._compat.keras_calls import around_calls
 from millrace._compat.keras_graph import (
     are_layers_built,
-    around_calls,
     graph_of,
     has_own_call,
     input_structure,

@@ -1,0 +1,189 @@
+"""Private Keras for the calls that a running model makes. Checked on keras 3.13.0 and 3.15.1.
+
+`around_calls`    wraps every call that a model makes while it runs. Keras runs a graph inside one
+                  private method, and gives what it calls there no name that tells two calls apart.
+`after_calls`     sees what every layer returns, however deep it is called.
+"""
+
+import functools
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
+
+import keras
+from keras.src.backend.jax import core
+from keras.src.ops.function import Function
+
+from millrace._compat.keras_graph import graph_of, numbered_nodes
+from millrace._compat.needed import check_names, wrap
+
+check_names(
+    {
+        Function: ("_run_through_graph",),
+        keras.Layer: ("__call__", "stateless_call"),
+        core: ("remat",),
+    }
+)
+
+
+class _Frame:
+    """A running model, whose calls are counted; None stands for no model or an ordinary layer."""
+
+    def __init__(self, model: Any):
+        self.model = model
+        self.counts: dict[int, int] = {}
+
+    def count(self, operation: Any) -> int:
+        """Returns how often this run has called `operation` before."""
+        number = self.counts.get(id(operation), 0)
+        self.counts[id(operation)] = number + 1
+        return number
+
+
+Around = Callable[[Any, Any, int], AbstractContextManager[Any]]
+
+
+See = Callable[[tuple[Any, ...], Any], None]
+Recompute = Callable[[Any], Any]
+
+
+class _Running(threading.local):
+    frame: _Frame | None = None
+    around: Around | None = None
+    see: See | None = None
+    recompute: Recompute | None = None
+    path: tuple[Any, ...] = ()
+
+
+_running = _Running()
+
+
+@contextmanager
+def around_calls(model: Any, around: Around) -> Iterator[None]:
+    """Wraps each call that `model` makes in this thread, and those of models nested in it.
+
+    A call is a node of a graph or, where there is no graph, a layer's `__call__`. What happens
+    inside a layer that is no `keras.Model` is part of that layer's call.
+
+    Args:
+        model: the outermost model, called by `__call__`, `stateless_call` or `call`.
+        around: called with the model that makes the call, the operation, and which of the
+            operation's calls by that model it is; returns the context to run the call in. In a
+            graph calls are numbered as by `numbered_nodes`, elsewhere in the order of the run.
+    """
+    _wrap_calls()
+    before = _running.frame, _running.around
+    _running.frame, _running.around = _Frame(model), around
+    try:
+        yield
+    finally:
+        _running.frame, _running.around = before
+
+
+@contextmanager
+def after_calls(see: See, recompute: Recompute) -> Iterator[None]:
+    """Shows `see` what each layer returns that is called in this thread.
+
+    Args:
+        see: called with the layers whose calls are running, from the outermost to the one that
+            has returned, and with what it returned.
+        recompute: called with a function that Keras is about to have recomputed in the backward
+            pass; returns the function to use instead.
+    """
+    _wrap_calls()
+    before = _running.see, _running.recompute, _running.path
+    _running.see, _running.recompute, _running.path = see, recompute, ()
+    try:
+        yield
+    finally:
+        _running.see, _running.recompute, _running.path = before
+
+
+@contextmanager
+def _one_call(frame: _Frame, operation: Any, node_index: int) -> Iterator[None]:
+    with _running.around(frame.model, operation, node_index):  # type: ignore[misc]
+        _running.frame = _Frame(operation) if isinstance(operation, keras.Model) else None
+        try:
+            yield
+        finally:
+            _running.frame = frame
+
+
+@functools.cache
+def _wrap_calls() -> None:
+    wrap(keras.Layer, "__call__", _wrapped_call)
+    wrap(core, "remat", _wrapped_remat)
+    wrap(keras.Layer, "stateless_call", _wrapped_stateless_call)
+    wrap(Function, "_run_through_graph", _wrapped_graph_run)
+
+
+def _wrapped_call(original: Any) -> Any:
+    def framed(self: Any, *args: Any, **kwargs: Any) -> Any:
+        frame = _running.frame
+        if frame is None:
+            return original(self, *args, **kwargs)
+        if frame.model is self:
+            frame.counts.clear()
+            return original(self, *args, **kwargs)
+        if graph_of(frame.model) is not None:  # which is wrapped where the graph is run
+            return original(self, *args, **kwargs)
+        with _one_call(frame, self, frame.count(self)):
+            return original(self, *args, **kwargs)
+
+    def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N807
+        see = _running.see
+        if see is None:
+            return framed(self, *args, **kwargs)
+        path = _running.path
+        _running.path = (*path, self)
+        try:
+            outputs = framed(self, *args, **kwargs)
+        finally:
+            _running.path = path
+        see((*path, self), outputs)
+        return outputs
+
+    return __call__
+
+
+def _wrapped_remat(original: Any) -> Any:
+    def remat(f: Any) -> Any:
+        recompute = _running.recompute
+        return original(f) if recompute is None else recompute(f)
+
+    return remat
+
+
+def _wrapped_stateless_call(original: Any) -> Any:
+    def stateless_call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if _running.frame is not None and _running.frame.model is self:
+            _running.frame.counts.clear()  # a new run: this calls `call`, and not `__call__`
+        return original(self, *args, **kwargs)
+
+    return stateless_call
+
+
+def _wrapped_graph_run(original: Any) -> Any:
+    def _run_through_graph(
+        self: Any, inputs: Any, operation_fn: Any = lambda op: op, call_fn: Any = None
+    ) -> Any:
+        frame = _running.frame
+        if frame is None or call_fn is not None or graph_of(frame.model) is not self:
+            return original(self, inputs, operation_fn=operation_fn, call_fn=call_fn)
+        nodes = iter(numbered_nodes(self))
+
+        def wrapped_fn(operation: Any) -> Any:
+            # Keras skips nodes that lack an optional input, so this may skip some, too.
+            node_index = next(index for node, index in nodes if node.operation is operation)
+            function = operation_fn(operation)
+
+            def call(*args: Any, **kwargs: Any) -> Any:
+                with _one_call(frame, operation, node_index):
+                    return function(*args, **kwargs)
+
+            return call
+
+        return original(self, inputs, operation_fn=wrapped_fn, call_fn=None)
+
+    return _run_through_graph
