@@ -10,7 +10,9 @@
     ├── NonFiniteError     jax_debug_nans or _infs found one            (also FloatingPointError)
     ├── PlanError          options, model and data do not fit together        (also RuntimeError)
     ├── ProcessError       a process of the run did not come, or failed       (also RuntimeError)
+    ├── QueueError         a queue was read in a way that it cannot be        (also RuntimeError)
     ├── ScheduleError      tasks that no pipeline could run in that order     (also ValueError)
+    ├── TapError           a value cannot be carried out of a program         (also ValueError)
     └── TaskError          one task of a running pipeline failed              (also RuntimeError)
 
 Each is also the builtin error that users of Keras would catch in its place. A message says what
@@ -115,12 +117,41 @@ class ProcessError(MillraceError, RuntimeError):
     """
 
 
+class QueueError(MillraceError, RuntimeError):
+    """A queue was read in a way that it cannot be.
+
+    Wrong:
+
+        queue = millrace.OutfeedQueue(mode="last")
+        queue.dequeue()                   # before anything was enqueued
+
+    Right:
+
+        strategy.run(train)               # which enqueues
+        queue.dequeue()
+    """
+
+
 class ScheduleError(MillraceError, ValueError):
     """A schedule misses a task, or orders tasks in a way that no pipeline could run.
 
     Wrong: `0F0 0B0 / 1B0 1F0`, where the backward of stage 1 comes before its own forward.
 
     Right: `0F0 0B0 / 1F0 1B0`
+    """
+
+
+class TapError(MillraceError, ValueError):
+    """A value cannot be carried out of a program.
+
+    Wrong:
+
+        queue.enqueue(loss)
+        queue.enqueue(accuracy)           # in the same program
+
+    Right:
+
+        queue.enqueue({"loss": loss, "accuracy": accuracy})
     """
 
 

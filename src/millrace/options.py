@@ -13,6 +13,20 @@ MIB = 2**20
 Kind = TypeVar("Kind", bound=enum.Enum)
 
 
+class Moment(enum.Enum):
+    """When the gradients of an update are looked at."""
+
+    AFTER_COMPUTE = "after_compute"  # those of every micro-batch
+    BEFORE_APPLY = "before_apply"  # what is about to be applied, once per update
+
+
+class QueueMode(enum.Enum):
+    """What an outfeed queue keeps."""
+
+    ALL = "all"
+    LAST = "last"
+
+
 class Reduction(enum.Enum):
     """How the gradients of one update's micro-batches become one gradient."""
 
@@ -97,6 +111,40 @@ class Pipelining:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Taps:
+    """Tensors whose statistics leave the programs of training, by patterns of names.
+
+    A pattern is as in a shell, `dense*`, and matches a whole name or its last part.
+    """
+
+    activations: tuple[str, ...] = ()
+    micro_gradients: tuple[str, ...] = ()  # of every micro-batch
+    gradients: tuple[str, ...] = ()  # that are about to be applied
+    every: int = 1  # updates
+    stops: bool = False  # at the first update with a gradient that is not finite, before it
+
+    def __bool__(self) -> bool:
+        return bool(self.activations or self.micro_gradients or self.gradients)
+
+    def __or__(self, other: "Taps") -> "Taps":
+        """Returns what serves both."""
+        return Taps(
+            activations=_union(self.activations, other.activations),
+            micro_gradients=_union(self.micro_gradients, other.micro_gradients),
+            gradients=_union(self.gradients, other.gradients),
+            every=math.gcd(self.every, other.every),
+            stops=self.stops or other.stops,
+        )
+
+
+def _union(some: tuple[str, ...], more: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys((*some, *more)))
+
+
+NO_TAPS = Taps()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
     """All options of one model."""
 
@@ -133,6 +181,16 @@ def truth(name: str, value: object) -> bool:
 def reduction(value: object) -> Reduction:
     """Returns the reduction of gradients of that name, in any case, or lists the names."""
     return _member(Reduction, "gradient_accumulation_reduction_method", value)
+
+
+def moment(value: object) -> Moment:
+    """Returns the moment of that name, in any case, or lists the names."""
+    return _member(Moment, "when", value)
+
+
+def queue_mode(value: object) -> QueueMode:
+    """Returns the mode of an outfeed queue of that name, in any case, or lists the names."""
+    return _member(QueueMode, "mode", value)
 
 
 def metric_reduction(value: object) -> MetricReduction:

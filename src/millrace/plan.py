@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from millrace.devices import DeviceGroup
-from millrace.options import Accumulation, Replication
+from millrace.options import NO_TAPS, Accumulation, Replication, Taps
 
 
 class Mode(enum.Enum):
@@ -60,6 +60,8 @@ class Plan:
     records: int  # steps whose results one call can return, where those of every step are wanted
     group: DeviceGroup
     replication: Replication
+    taps: Taps = NO_TAPS
+    tapped: bool = False  # whether a step carries out more than its result
 
     @property
     def replicas(self) -> int:

@@ -9,7 +9,7 @@ import numpy as np
 from jax._src import clusters, distributed, xla_bridge
 from jax._src.api_util import InternalFloatingPointError
 from jax._src.array import ArrayImpl
-from jax._src.core import ShapedArray
+from jax._src.core import ShapedArray, get_opaque_trace_state
 from jax._src.lib import xla_client  # type: ignore[attr-defined]
 
 
@@ -138,3 +138,12 @@ def recognise_cluster(
     return clusters.ClusterEnv.auto_detect_unset_distributed_params(
         address, num_processes, process_id, local_device_ids, None, timeout
     )
+
+
+def trace_state() -> Any:
+    """Returns what is equal for two moments within one trace, and differs between traces.
+
+    A value of an inner trace cannot be used in an outer one, and no public call says which of
+    them is current.
+    """
+    return get_opaque_trace_state()

@@ -12,6 +12,7 @@
 """
 
 import abc
+import functools
 import inspect
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -172,19 +173,23 @@ def is_endless(adapter: Any) -> bool:
     return hasattr(adapter, "py_dataset") and adapter.num_batches is None
 
 
-def compute_gradient_step(model: Any, state: Any, batch: Any) -> tuple[Any, Any, Any, Any]:
+def compute_gradient_step(
+    model: Any, state: Any, batch: Any, value_and_grad: Callable[[Any], Any] | None = None
+) -> tuple[Any, Any, Any, Any]:
     """Runs one micro-batch forward and backward.
 
     Args:
         model: a compiled Keras model.
         state: trainable, non-trainable, optimizer and metric values, in the model's order.
         batch: what the data adapter yields: x, y and sample weights.
+        value_and_grad: differentiates a function of `(loss, auxiliary)`; None is JAX's own.
 
     Returns:
         Gradients in the order of the trainable variables (of the scaled loss, where the optimizer
         scales it), new non-trainable values, new metric values, logs.
     """
-    compute = jax.value_and_grad(model.compute_loss_and_updates, has_aux=True)
+    differentiate = value_and_grad or functools.partial(jax.value_and_grad, has_aux=True)
+    compute = differentiate(model.compute_loss_and_updates)
     (_, gradients), (_, non_trainable, _, metrics), logs = _run_forward(
         model, compute, state, batch, training=True
     )

@@ -5,6 +5,7 @@
 `record_stages`   notes a pipeline stage on graph nodes and layers as they are made. `Node` has no
                   public hook, and a layer's `__call__` does not know the node that it ends with.
 `run_symbolically`   runs a model on shapes only, without adding nodes to its layers.
+`is_symbolic`     whether layers run only to find out shapes.
 `is_calling`      whether a layer or a model is running, which Keras keeps as a global.
 """
 
@@ -15,6 +16,7 @@ from typing import Any
 import keras
 from keras.src import backend
 from keras.src.backend.common import global_state
+from keras.src.backend.common.symbolic_scope import in_symbolic_scope
 from keras.src.models.functional import Functional
 from keras.src.ops.node import Node
 from keras.src.ops.operation import Operation
@@ -101,6 +103,11 @@ def is_calling() -> bool:
     """Whether a layer or a model is being called in this thread, by `fit` too."""
     context = global_state.get_global_attribute("current_call_ctx")
     return context is not None or backend.in_stateless_scope()
+
+
+def is_symbolic() -> bool:
+    """Whether layers run in this thread only to find out the shapes of what they return."""
+    return in_symbolic_scope()
 
 
 def run_symbolically(model: Any, *args: Any, **kwargs: Any) -> None:

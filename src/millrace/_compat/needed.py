@@ -1,4 +1,4 @@
-"""How millrace holds on to private Keras: it says at import which name is gone, and wraps methods."""
+"""Private names of Keras: those that are gone are named at import; functions are wrapped once."""
 
 import functools
 from collections.abc import Callable, Mapping, Sequence

@@ -61,6 +61,14 @@ class Executables:
         """Returns the loop form of the plan's programs. Traces one step if it is new."""
         return self._builder(plan).form
 
+    def taps_found(self, plan: Plan) -> bool:
+        """Whether the model taps values that the plan's programs do not carry out."""
+        return self._builder(plan).taps_found
+
+    def tap_room(self, plan: Plan) -> int | None:
+        """Returns how many steps a call may have whose taps it returns; None: any number."""
+        return self._builder(plan).tap_room
+
     def run(self, plan: Plan, unroll: int | None) -> Executable:
         """Returns the program of whole updates; `unroll` counts updates, None is a loop."""
         return self._find(plan, "run", unroll)

@@ -1,11 +1,11 @@
 """Plan -> programs.
 
     name         arguments                                    results
-    run          state, batches, start, count                 state, result
-    accumulate   state, accumulated, batches, start, count,   state, accumulated, result
+    run          state, batches, start, count                 state, result, taps
+    accumulate   state, accumulated, batches, start, count,   state, accumulated, result, taps
                  coefficient
     zeros        state                                        accumulated
-    apply        state, accumulated, scale, steps             state
+    apply        state, accumulated, scale, steps             state, taps
 
 `run` is the path of nearly every step: `count` steps of a block from `start` on, as whole updates.
 The others are for windows that no single block holds whole: the shorter one at the end of an
@@ -16,6 +16,7 @@ with `step_logs` and when predicting those of every step, `[records, ...]`.
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import jax
@@ -25,7 +26,7 @@ from jax import lax
 
 from millrace._compat.jaxpr import primitive_counts
 from millrace.plan import LoopForm, Mode, Plan, choose_loop_form
-from millrace.programs.accumulate import make_accumulator, scale_of
+from millrace.programs.accumulate import Accumulator, make_accumulator, scale_of
 from millrace.programs.loop import batch_at, record_at, repeat
 from millrace.programs.state import State
 from millrace.programs.step import (
@@ -34,7 +35,12 @@ from millrace.programs.step import (
     make_gradient_step,
     make_step,
 )
+from millrace.programs.tap_records import Taps, room, steps_in_room
+from millrace.programs.tapped_step import make_tapped_step, make_tapped_update, unless
+from millrace.programs.taps import Tapped, collection_open
 from millrace.programs.update import apply_gradients
+
+Carry = tuple[State, Any, Taps]  # state, logs or outputs so far, taps so far
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,58 +70,92 @@ class ProgramBuilder:
         self._plan = plan
         self._state = state
         self._batches = batch_specs(plan, (plan.capacity,))
-        self._accumulates = plan.mode is Mode.TRAIN and plan.accumulation.steps > 1
-        make = make_gradient_step(model) if self._accumulates else make_step(model, plan.mode)
-        self._step = jax.jit(make)
+        trains = plan.mode is Mode.TRAIN
+        self._accumulates = trains and (plan.accumulation.steps > 1 or plan.tapped)
+        self._step, self._update = self._functions()
         begin = time.perf_counter()
-        traced = self._step.trace(state, batch_specs(plan, ()))
+        with collection_open(keeps=False) as found:
+            traced = self._step.trace(state, batch_specs(plan, ()))
+        # Whether the model taps values of its own, which only a plan that is told so carries out.
+        self.taps_found = bool(found)
         self.trace_seconds = time.perf_counter() - begin
-        self._step_result = traced.out_info[-1]
+        result, self._step_taps = traced.out_info
+        self._step_result = result[-1]
+        self._update_taps = self._specs_of_update_taps(result[0]) if plan.tapped else Tapped()
+        # Steps of a call whose taps fit into its results; any number, where there are none.
+        window = plan.accumulation.steps if trains else 1
+        self.tap_room = (
+            steps_in_room(self._step_taps, plan.records, window) if plan.tapped else None
+        )
         # What a loop must carry from step to step besides state.
         self._logs_at_end = not plan.each_step and logs_follow_from_metrics(model, plan.mode)
         self.form = choose_loop_form(
             plan.mode, plan.group.platform, primitive_counts(traced.jaxpr.jaxpr.eqns)
         )
 
+    @cached_property
+    def _accumulator(self) -> Accumulator:
+        return make_accumulator(self._model.trainable_variables, self._plan.accumulation)
+
+    def _functions(self) -> tuple[Any, Any]:
+        """Returns the step and the update; each with taps, which are none in a plain plan."""
+        model, plan = self._model, self._plan
+        if plan.tapped:
+            return jax.jit(make_tapped_step(model, plan)), make_tapped_update(model, plan)
+        step = make_gradient_step(model) if self._accumulates else make_step(model, plan.mode)
+
+        def plain_update(state: State, gradients: Any, halted: Any) -> Any:
+            return apply_gradients(model, state, gradients), Tapped(), halted
+
+        return jax.jit(lambda state, batch: (step(state, batch), Tapped())), plain_update
+
+    def _specs_of_update_taps(self, gradients: Any) -> Tapped:
+        if not self._accumulates:
+            return Tapped()
+        return jax.eval_shape(self._update, self._state, list(gradients), None)[1]
+
     def run(self, form: LoopForm) -> Program:
         """`count` steps as whole updates. Unrolled, the form counts updates."""
         window = self._plan.accumulation.steps if self._accumulates else 1
         turn = self._window if self._accumulates else self._plain_step
 
-        def run(state: State, batches: Any, start: Any, count: Any) -> tuple[State, Any]:
-            def body(update: Any, carry: tuple[State, Any]) -> tuple[State, Any]:
+        def run(state: State, batches: Any, start: Any, count: Any) -> tuple[State, Any, Taps]:
+            def body(update: Any, carry: Carry) -> Carry:
                 return turn(carry, batches, start, update * window, form)
 
-            carry = (state, self._first_records())
-            state, records = repeat(body, carry, count // window, form)
-            return state, self._result(state, records)
+            carry = (state, self._first_records(), self._room())
+            until = (lambda carry: carry[2].halted) if self._plan.taps.stops else None
+            state, records, taps = repeat(body, carry, count // window, form, until)
+            return state, self._result(state, records), taps
 
         specs = (self._state, self._batches, _INDEX, _INDEX)
         return self._program("run", run, specs, (0,), form.unroll)
 
     def accumulate(self, form: LoopForm) -> Program:
         """`count` micro-batches of a window. Unrolled, the form counts micro-batches."""
-        accumulator = make_accumulator(self._model.trainable_variables, self._plan.accumulation)
+        accumulator = self._accumulator
 
         def accumulate(
             state: State, accumulated: Any, batches: Any, start: Any, count: Any, coefficient: Any
-        ) -> tuple[State, Any, Any]:
+        ) -> tuple[State, Any, Any, Taps]:
             def body(index: Any, carry: Any) -> Any:
-                state, accumulated, records = carry
-                gradients, state, logs = self._step(state, batch_at(batches, start + index))
+                state, accumulated, records, taps = carry
+                result, tapped = self._step(state, batch_at(batches, start + index))
+                gradients, state, logs = result
                 accumulated = accumulator.add(accumulated, gradients, coefficient)
-                return state, accumulated, self._record(records, index, logs)
+                records = self._record(records, index, logs)
+                return state, accumulated, records, taps.with_step(index, tapped)
 
-            carry = (state, accumulated, self._first_records())
-            state, accumulated, records = repeat(body, carry, count, form)
-            return state, accumulated, self._result(state, records)
+            carry = (state, accumulated, self._first_records(), self._room())
+            state, accumulated, records, taps = repeat(body, carry, count, form)
+            return state, accumulated, self._result(state, records), taps
 
         specs = (self._state, self._accumulated(), self._batches, _INDEX, _INDEX, _FACTOR)
         return self._program("accumulate", accumulate, specs, (0, 1), form.unroll)
 
     def zeros(self) -> Program:
         """What a window accumulates into."""
-        accumulator = make_accumulator(self._model.trainable_variables, self._plan.accumulation)
+        accumulator = self._accumulator
 
         def zeros(state: State) -> Any:
             del state
@@ -125,50 +165,82 @@ class ProgramBuilder:
 
     def apply(self) -> Program:
         """The update at the end of a window."""
-        accumulator = make_accumulator(self._model.trainable_variables, self._plan.accumulation)
+        accumulator = self._accumulator
 
-        def apply(state: State, accumulated: Any, scale: Any, steps: Any) -> State:
+        def apply(state: State, accumulated: Any, scale: Any, steps: Any) -> tuple[State, Taps]:
             del steps
-            return apply_gradients(self._model, state, accumulator.finish(accumulated, scale))
+            new, tapped, halted = self._update(
+                state, accumulator.finish(accumulated, scale), self._room().halted
+            )
+            entry = jax.tree.map(lambda leaf: leaf[None], tapped)
+            return unless(halted, new, state), Taps(updates=entry, halted=halted)
 
         return self._program(
             "apply", apply, (self._state, self._accumulated(), _FACTOR, _INDEX), (0,)
         )
 
     def _plain_step(
-        self, carry: tuple[State, Any], batches: Any, start: Any, index: Any, form: LoopForm
-    ) -> tuple[State, Any]:
+        self, carry: Carry, batches: Any, start: Any, index: Any, form: LoopForm
+    ) -> Carry:
         del form
-        state, records = carry
-        state, result = self._step(state, batch_at(batches, start + index))
-        return state, self._record(records, index, result)
+        state, records, taps = carry
+        (state, result), tapped = self._step(state, batch_at(batches, start + index))
+        return state, self._record(records, index, result), taps.with_step(index, tapped)
 
-    def _window(
-        self, carry: tuple[State, Any], batches: Any, start: Any, index: Any, form: LoopForm
-    ) -> tuple[State, Any]:
+    def _window(self, carry: Carry, batches: Any, start: Any, index: Any, form: LoopForm) -> Carry:
         accumulation = self._plan.accumulation
-        accumulator = make_accumulator(self._model.trainable_variables, accumulation)
-        (trainable, non_trainable, optimizer, metrics), records = carry
+        before, records, taps = carry
+        trainable, non_trainable, optimizer, metrics = before
 
         # Weights and optimizer state stand still within a window: they stay out of its carry.
         def body(turn: Any, inner: Any) -> Any:
-            non_trainable, metrics, accumulated, records = inner
+            non_trainable, metrics, accumulated, records, taps = inner
             state = (trainable, non_trainable, optimizer, metrics)
-            batch = batch_at(batches, start + index + turn)
-            gradients, (_, non_trainable, _, metrics), logs = self._step(state, batch)
-            accumulated = accumulator.add(accumulated, gradients, 1.0)
+            result, tapped = self._step(state, batch_at(batches, start + index + turn))
+            gradients, (_, non_trainable, _, metrics), logs = result
+            accumulated = self._added(accumulated, gradients)
             records = self._record(records, index + turn, logs)
-            return non_trainable, metrics, accumulated, records
+            return (
+                non_trainable,
+                metrics,
+                accumulated,
+                records,
+                taps.with_step(index + turn, tapped),
+            )
 
-        inner = (non_trainable, metrics, accumulator.zeros(), records)
-        inner_form = form if form.is_loop else LoopForm(unroll=accumulation.steps)
-        inner = repeat(body, inner, accumulation.steps, inner_form)
-        non_trainable, metrics, accumulated, records = inner
-        gradients = accumulator.finish(
-            accumulated, scale_of(accumulation.reduction, accumulation.steps)
-        )
+        inner = (non_trainable, metrics, self._nothing(), records, taps)
+        if accumulation.steps > 1:
+            inner_form = form if form.is_loop else LoopForm(unroll=accumulation.steps)
+            inner = repeat(body, inner, accumulation.steps, inner_form)
+        else:
+            inner = body(0, inner)
+        non_trainable, metrics, gradients, records, taps = inner
         state = (trainable, non_trainable, optimizer, metrics)
-        return apply_gradients(self._model, state, gradients), records
+        new, tapped, halted = self._update(state, self._finished(gradients), taps.halted)
+        taps = taps.with_update(index // accumulation.steps, tapped)._replace(halted=halted)
+        return unless(halted, new, before), records, taps
+
+    def _nothing(self) -> Any:
+        """Returns what a window in one piece accumulates into; a single step needs nothing."""
+        return self._accumulator.zeros() if self._plan.accumulation.steps > 1 else None
+
+    def _added(self, accumulated: Any, gradients: Any) -> Any:
+        if accumulated is None:
+            return list(gradients)
+        return self._accumulator.add(accumulated, gradients, 1.0)
+
+    def _finished(self, accumulated: Any) -> Any:
+        accumulation = self._plan.accumulation
+        if accumulation.steps == 1:
+            return accumulated
+        scale = scale_of(accumulation.reduction, accumulation.steps)
+        return self._accumulator.finish(accumulated, scale)
+
+    def _room(self) -> Taps:
+        """Returns room for the taps of one call."""
+        plan, steps = self._plan, self.tap_room or 0
+        updates = -(-steps // plan.accumulation.steps)
+        return room(self._step_taps, steps, self._update_taps, updates, halts=plan.taps.stops)
 
     def _first_records(self) -> Any:
         if self._logs_at_end:
@@ -191,9 +263,7 @@ class ProgramBuilder:
         return records
 
     def _accumulated(self) -> Any:
-        return jax.eval_shape(
-            make_accumulator(self._model.trainable_variables, self._plan.accumulation).zeros
-        )
+        return jax.eval_shape(self._accumulator.zeros)
 
     def _program(
         self,

@@ -30,6 +30,7 @@ from millrace.programs.replica_logs import ReplicaLogs
 from millrace.programs.rounds import Rounds
 from millrace.programs.shared_state import layouts, of_one_replica, specs_of
 from millrace.programs.state import State, Values
+from millrace.programs.tap_records import Taps
 from millrace.programs.traced_step import TracedStep
 from millrace.programs.update import apply_gradients
 
@@ -54,6 +55,7 @@ class ReplicaBuilder:
             lambda s: jax.ShapeDtypeStruct(s.shape, s.dtype, sharding=plan.group.split(1)),
             batch_specs(plan, (rounds, plan.replicas)),
         )
+        self.taps_found, self.tap_room = False, None
         begin = time.perf_counter()
         step = TracedStep(model, plan, of_one_replica(plan, state))
         self.trace_seconds = time.perf_counter() - begin
@@ -68,7 +70,7 @@ class ReplicaBuilder:
         """`count` steps: whole updates, or rounds. Unrolled, the form counts these."""
         function = self._updates(form) if self._trains else self._evaluation(form)
         specs = (self._state, self._batches, _INDEX, _INDEX)
-        results = (self._layouts, self._plan.group.whole)
+        results = (self._layouts, self._plan.group.whole, Taps())
         return self._program("run", function, specs, (0,), results, form.unroll)
 
     def accumulate(self, form: LoopForm) -> Program:
@@ -76,16 +78,16 @@ class ReplicaBuilder:
 
         def accumulate(
             state: State, accumulated: Any, batches: Any, start: Any, count: Any, coefficient: Any
-        ) -> tuple[State, Any, Any]:
+        ) -> tuple[State, Any, Any, Taps]:
             accumulated, state, records = self._rounds.some(
                 form, state, accumulated, self._logs.first(), batches, start, count, coefficient
             )
             state = self._rounds.with_metric_sums(state)
-            return state, accumulated, self._logs.result(state, records)
+            return state, accumulated, self._logs.result(state, records), Taps()
 
         sums, group = self._accumulated(), self._plan.group
         specs = (self._state, sums, self._batches, _INDEX, _INDEX, _FACTOR)
-        results = (self._layouts, [group.split(0)] * len(sums), group.whole)
+        results = (self._layouts, [group.split(0)] * len(sums), group.whole, Taps())
         return self._program("accumulate", accumulate, specs, (0, 1), results, form.unroll)
 
     def zeros(self) -> Program:
@@ -96,12 +98,12 @@ class ReplicaBuilder:
     def apply(self) -> Program:
         """The update at the end of a window."""
 
-        def apply(state: State, accumulated: Any, scale: Any, steps: Any) -> State:
+        def apply(state: State, accumulated: Any, scale: Any, steps: Any) -> tuple[State, Taps]:
             gradients, state = self._rounds.close(state, accumulated, steps)
-            return self._apply(state, gradients, scale)
+            return self._apply(state, gradients, scale), Taps()
 
         specs = (self._state, self._accumulated(), _FACTOR, _INDEX)
-        return self._program("apply", apply, specs, (0,), self._layouts)
+        return self._program("apply", apply, specs, (0,), (self._layouts, Taps()))
 
     def _accumulated(self) -> list[jax.ShapeDtypeStruct]:
         values, plan = list(self._state[1]), self._plan
@@ -112,7 +114,7 @@ class ReplicaBuilder:
         accumulation, window = self._plan.accumulation, self._plan.window
         inner = form if form.is_loop else LoopForm(unroll=accumulation.steps)
 
-        def run(state: State, batches: Any, start: Any, count: Any) -> tuple[State, Any]:
+        def run(state: State, batches: Any, start: Any, count: Any) -> tuple[State, Any, Taps]:
             def body(update: Any, carry: Any) -> Any:
                 state, records = carry
                 first = start + update * window
@@ -123,17 +125,17 @@ class ReplicaBuilder:
 
             state, records = repeat(body, (state, self._logs.first()), count // window, form)
             state = self._rounds.with_metric_sums(state)
-            return state, self._logs.result(state, records)
+            return state, self._logs.result(state, records), Taps()
 
         return run
 
     def _evaluation(self, form: LoopForm) -> Callable[..., Any]:
-        def run(state: State, batches: Any, start: Any, count: Any) -> tuple[State, Any]:
+        def run(state: State, batches: Any, start: Any, count: Any) -> tuple[State, Any, Taps]:
             _, state, records = self._rounds.some(
                 form, state, [], self._logs.first(), batches, start, count, jnp.float32(1)
             )
             state = self._rounds.with_metric_sums(state)
-            return state, self._logs.result(state, records)
+            return state, self._logs.result(state, records), Taps()
 
         return run
 

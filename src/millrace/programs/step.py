@@ -8,6 +8,7 @@ import keras
 from millrace._compat.keras import compute_gradient_step, metric_logs
 from millrace.plan import Mode
 from millrace.programs.state import State, as_lists, as_state, settle
+from millrace.programs.taps import is_open, value_and_grad
 
 Step = Callable[[State, Any], tuple[State, Any]]
 
@@ -35,11 +36,14 @@ def make_step(model: keras.Model, mode: Mode) -> Step:
 
 
 def make_gradient_step(model: keras.Model) -> Callable[[State, Any], tuple[Any, State, Any]]:
-    """Returns a step without the update: gradients, the other new state, logs."""
+    """Returns a step without the update: gradients, the other new state, logs.
+
+    What the model taps on the way is tapped in the trace of the caller.
+    """
 
     def gradient_step(state: State, batch: Any) -> tuple[Any, State, Any]:
         gradients, non_trainable, metrics, logs = compute_gradient_step(
-            model, as_lists(state), batch
+            model, as_lists(state), batch, value_and_grad if is_open() else None
         )
         new = as_state((state[0], non_trainable, state[2], metrics))
         return gradients, settle(new, state), logs

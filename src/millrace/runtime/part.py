@@ -2,6 +2,8 @@
 
 from typing import Any, NamedTuple
 
+from millrace.programs.tap_records import Taps
+
 
 class Part(NamedTuple):
     """What one call of compiled code, or one micro-batch, gave: its result, and its steps."""
@@ -10,3 +12,5 @@ class Part(NamedTuple):
     steps: int
     records: int  # length of the result's first axis, where every step has one
     first: int = 0  # of these, where replicas before it had no batch
+    taps: Taps = Taps()  # entries of all `steps` from `first` on, and of their updates
+    updates: int = 0  # that ended in this part

@@ -21,6 +21,7 @@ from millrace.feeds.block import Block, Destination, Segment
 from millrace.plan import LoopForm, Mode, Plan
 from millrace.programs.accumulate import scale_of, weight_of
 from millrace.programs.state import State
+from millrace.programs.tap_records import Taps
 from millrace.runtime.gather import gathered
 from millrace.runtime.part import Part
 from millrace.runtime.placement import Placement
@@ -52,6 +53,8 @@ class ScanRunner:
         self._plan = plan
         self._max_pending = max_pending
         self._single_steps = single_steps
+        self._longest = 1
+        self._tap_room: int | None = None
         self._pending: deque[Any] = deque()
         self._block: Block | None = None
         self._batches: Any = None  # of the block, on the device
@@ -86,10 +89,8 @@ class ScanRunner:
             state = self._placement.enter(state)
         self._newest = state
         self._executables.see(state)
-        if self._plan.each_step and longest > self._plan.records:
-            records = -(-longest // self._replicas) * self._replicas
-            self._plan = replace(self._plan, records=records)
-            self._block = None  # its plan is out of date
+        self._longest = longest
+        self._make_room()
         parts: list[Part] = []
         window: _Window | None = None
         plan, size = self._plan, self._window
@@ -104,9 +105,9 @@ class ScanRunner:
                 if whole:
                     for steps, unroll in self._turns(start, whole, size, longest, chunk):
                         run = self._executables.run(plan, unroll)
-                        state, result = self._call(run, state, self._batches, start, steps)
+                        state, result, taps = self._call(run, state, self._batches, start, steps)
                         self._newest = state
-                        parts.append(self._part(result, start, steps))
+                        parts.append(self._part(result, taps, start, steps, steps // size))
                         start += steps
                     continue
                 if window is None:
@@ -116,10 +117,10 @@ class ScanRunner:
                 self._newest = state
                 start += steps
                 if window.steps == size:
-                    state = self._close_window(plan, state, window)
+                    state = self._close_window(plan, state, window, parts)
                     window = None
         if window is not None:  # the data ended within a window: the update has fewer steps
-            state = self._close_window(plan, state, window)
+            state = self._close_window(plan, state, window, parts)
         self._executables.returned(state)
         self._given = self._newest = None
         return self._placement.leave(state), parts
@@ -140,16 +141,31 @@ class ScanRunner:
             return steps
         return steps // self._window * self._window if self._update_fits_one_call else 0
 
+    def _make_room(self) -> None:
+        """Lets calls return the results of all steps of an execution, where those are wanted."""
+        plan = self._plan
+        if (plan.each_step or plan.tapped) and self._longest > plan.records:
+            records = -(-self._longest // self._replicas) * self._replicas
+            self._plan = replace(plan, records=records)
+            self._block = None  # its plan is out of date
+
     def _enter(self, block: Block) -> None:
         """Makes `block` the one that is run, and waits where too many are queued."""
         self._limit_pending()
         self._block = block
         self._batches = self._on_devices(block.batches)
         plan = replace(self._plan, batch=block.spec, capacity=block.capacity)
+        if not plan.tapped and self._executables.taps_found(plan):
+            # Only a trace shows that a layer enqueues. The first plan's trace was for that.
+            self._plan = replace(self._plan, tapped=True)
+            self._make_room()
+            plan = replace(self._plan, batch=block.spec, capacity=block.capacity)
+            self._block = block
         if self._entered and plan == self._block_plan:
             return  # with the same object, by which executables are found
         self._block_plan, self._entered = plan, True
         self._form = form = self._executables.form(plan)
+        self._tap_room = self._executables.tap_room(plan)
         # Where code must be unrolled, so must a whole update be, or be run in parts.
         rounds = self._window // self._replicas
         self._update_fits_one_call = form.is_loop or rounds <= (form.unroll or 1)
@@ -174,7 +190,7 @@ class ScanRunner:
         coefficient = weight_of(plan.accumulation.reduction, rows, window.first_rows)
         for steps, unroll in self._turns(start, count, self._replicas, self._window, None):
             accumulate = self._executables.accumulate(plan, unroll)
-            state, window.accumulated, result = self._call(
+            state, window.accumulated, result, taps = self._call(
                 accumulate,
                 state,
                 window.accumulated,
@@ -183,7 +199,7 @@ class ScanRunner:
                 steps,
                 np.float32(coefficient),
             )
-            parts.append(self._part(result, start, steps))
+            parts.append(self._part(result, taps, start, steps, 0))
             start += steps
         window.steps += count
         window.weight += count * coefficient
@@ -192,10 +208,14 @@ class ScanRunner:
     def _open_window(self, plan: Plan, state: State, rows: int) -> _Window:
         return _Window(self._call(self._executables.zeros(plan), state), 0, 0.0, rows)
 
-    def _close_window(self, plan: Plan, state: State, window: _Window) -> State:
-        scale = scale_of(plan.accumulation.reduction, window.weight)
+    def _close_window(self, plan: Plan, state: State, window: _Window, parts: list[Part]) -> State:
+        scale = np.float32(scale_of(plan.accumulation.reduction, window.weight))
         apply = self._executables.apply(plan)
-        return self._call(apply, state, window.accumulated, np.float32(scale), window.steps)
+        state, taps = self._call(apply, state, window.accumulated, scale, window.steps)
+        if plan.tapped:  # they belong to the part of the window's last steps
+            whole = parts[-1].taps._replace(updates=taps.updates, halted=taps.halted)
+            parts[-1] = parts[-1]._replace(taps=whole, updates=1)
+        return state
 
     def _turns(
         self, start: int, count: int, unit: int, longest: int, chunk: int | None
@@ -207,6 +227,8 @@ class ScanRunner:
         which may have fewer, as may the first where `start` is within a round.
         """
         form = self._form
+        if self._tap_room is not None:
+            chunk = min(chunk or self._tap_room, self._tap_room)
         if form.is_loop and not self._single_steps:
             most = count if chunk is None else max(1, chunk // unit) * unit
             unroll = None
@@ -222,9 +244,10 @@ class ScanRunner:
             start += steps
             count -= steps
 
-    def _part(self, result: Any, start: int, steps: int) -> Part:
+    def _part(self, result: Any, taps: Taps, start: int, steps: int, updates: int) -> Part:
         self._last_result = result
-        return Part(result, steps, self._plan.records, start % self._replicas)
+        first = start % self._replicas
+        return Part(result, steps, self._plan.records, first, taps, updates)
 
     def _call(self, executable: Executable, *arguments: Any) -> Any:
         self.dispatches += 1

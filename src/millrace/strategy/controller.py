@@ -1,5 +1,7 @@
 """What a strategy knows of one model: its options, its functions, its open feeds."""
 
+import functools
+import operator
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -10,7 +12,8 @@ import keras
 from millrace.devices import DeviceGroup, share_out
 from millrace.feeds.block import Destination
 from millrace.feeds.blocks import STEPS_TOGETHER, BlockShape
-from millrace.options import Accumulation, MetricReduction, Options
+from millrace.feeds.delivery import Delivery, Listener
+from millrace.options import NO_TAPS, Accumulation, MetricReduction, Options, Taps
 from millrace.plan import BatchSpec, Mode
 from millrace.processes.facts import process_index
 from millrace.records.compilation import CompileRecord
@@ -48,6 +51,8 @@ class Controller:
         self.stages = Stages(model)
         self.functions: dict[Mode, LoopFunction] = {}
         self.running_function: LoopFunction | None = None  # whose state Keras keeps
+        self.outfeed = Delivery()
+        self._taps: dict[Any, Taps] = {}  # by who wants them
         self._capacities: dict[tuple[Mode, bool], dict[BatchSpec, int]] = {}
         self._iterators: list[Any] = []  # with feeds that the running call has opened
         self._running = 0  # nesting of fit, evaluate and predict
@@ -110,6 +115,22 @@ class Controller:
         if assignment is not None:
             check_pipeline(self.model, assignment, self.options.pipelining, len(self.groups), mode)
 
+    @property
+    def taps(self) -> Taps:
+        """Tensors whose statistics somebody wants."""
+        return functools.reduce(operator.or_, self._taps.values(), NO_TAPS)
+
+    def watch(self, listener: Listener, taps: Taps) -> None:
+        """Lets a listener have statistics of tensors, from the next execution on."""
+        self._taps[listener] = taps
+        self.outfeed.listeners.append(listener)
+
+    def unwatch(self, listener: Listener) -> None:
+        """Ends what `watch` began, once all is delivered."""
+        if self._taps.pop(listener, None) is not None:
+            self.outfeed.flush()
+            self.outfeed.listeners.remove(listener)
+
     def replace_options(self, options: Options, keep_functions: bool = False) -> None:
         """Puts other options in force, from the next fit, evaluate or predict on."""
         self.options = options
@@ -150,6 +171,7 @@ class Controller:
                 self._iterators.clear()
                 for function in self.functions.values():
                     function.release()
+                self.outfeed.close()
 
     @property
     def spans_processes(self) -> bool:

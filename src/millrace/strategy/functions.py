@@ -12,6 +12,8 @@ from millrace.compiling.executables import Executables
 from millrace.errors import NonFiniteError
 from millrace.feeds.block import Segment
 from millrace.feeds.blocks import stacked_blocks
+from millrace.feeds.delivery import queues_of
+from millrace.options import NO_TAPS, Taps
 from millrace.plan import BatchSpec, Mode, Plan
 from millrace.programs.state import State, as_state
 from millrace.runtime.gather import own_copy
@@ -24,6 +26,10 @@ from millrace.strategy.pipelining import make_pipeline_runner, marks_of
 from millrace.strategy.together import raise_failure_of_others
 
 Runner = ScanRunner | PipelineRunner
+
+# Work in one call where a queue takes values: what is carried out can be read after the call. A
+# call costs 50 to 100 us.
+LIVE_SECONDS = 0.002
 
 
 class LoopFunction:
@@ -38,11 +44,12 @@ class LoopFunction:
         self._accumulation = controller.accumulation
         self._pipeline = None if assignment is None else marks_of(controller.model, assignment)
         self._executables = Executables(controller.model, controller.totals.compile_log)
-        self._runners: dict[bool, Runner] = {}
+        self._runners: dict[tuple[bool, Taps], Runner] = {}
         # For `asynchronous.py`, when the results of every step are wanted: what the last execution
         # gave, still on the device, and how many steps a call may run before it gives something.
         self.parts: list[Part] = []
         self.chunk = 8
+        self._is_queued = False  # whether taps go into queues, which may be read at any time
 
     def __call__(self, state: State, iterator: Iterator[Any]) -> tuple[Any, State]:
         """Runs one execution.
@@ -64,7 +71,7 @@ class LoopFunction:
             segments = self._segments_of(iterator)
             longest = sum(segment.count for segment in segments)
         dispatches = runner.dispatches
-        chunk = self.chunk if step_logs else None
+        chunk = self._chunk(step_logs)
         try:
             state, parts = runner.run(as_state(state), segments, longest, chunk)
         except BaseException as error:
@@ -86,12 +93,33 @@ class LoopFunction:
         if not parts:
             raise StopIteration
         parts = [part._replace(result=jax.tree.map(own_copy, part.result)) for part in parts]
+        self._deliver(parts)
         self.parts = parts if step_logs else []
         return self._combine(parts, step_logs), state
 
+    def _chunk(self, step_logs: bool) -> int | None:
+        """Returns how many steps a call may run at most; None: as many as there are."""
+        chunks = [self.chunk] if step_logs else []
+        if self._is_queued:
+            seconds = self._controller.outfeed.seconds_per_step
+            chunks.append(max(1, round(LIVE_SECONDS / seconds)) if seconds else 1)
+        return min(chunks, default=None)
+
+    def _deliver(self, parts: list[Part]) -> None:
+        """Hands over what taps have carried out."""
+        tapped = [part for part in parts if part.taps.steps or part.taps.updates]
+        if not tapped:
+            return
+        outfeed = self._controller.outfeed
+        self._is_queued = any(queues_of(part.taps) for part in tapped)
+        outfeed.deliver(tapped, self._controller.replicas)
+        if not self._controller.is_running:  # one batch, after which nobody closes it
+            outfeed.close()
+
     def gather(self, role: str, values: Any) -> Any:
         """Returns values of the state as variables of the model can hold them."""
-        return self._runner(self._controller.options.asynchronous_callbacks).gather(role, values)
+        runner = self._runner(self._controller.options.asynchronous_callbacks)
+        return runner.gather(role, values)
 
     def release(self) -> None:
         """Lets go of the data of a loop that has ended."""
@@ -100,11 +128,13 @@ class LoopFunction:
             runner.release()
 
     def _runner(self, step_logs: bool) -> Runner:
-        if step_logs not in self._runners:
-            self._runners[step_logs] = self._make_runner(step_logs)
-        return self._runners[step_logs]
+        taps = self._controller.taps if self._mode is Mode.TRAIN else NO_TAPS
+        key = (step_logs, taps)
+        if key not in self._runners:
+            self._runners[key] = self._make_runner(*key)
+        return self._runners[key]
 
-    def _make_runner(self, step_logs: bool) -> Runner:
+    def _make_runner(self, step_logs: bool, taps: Taps) -> Runner:
         controller = self._controller
         options = controller.options
         plan = Plan(
@@ -116,6 +146,8 @@ class LoopFunction:
             records=0,
             group=controller.groups[0],
             replication=options.replication,
+            taps=taps,
+            tapped=bool(taps),
         )
         if self._pipeline is not None:
             return make_pipeline_runner(

@@ -1,0 +1,100 @@
+"""A step and an update, each with what they carry out of their program.
+
+gradient_step(state, batch)   -> gradients, state, logs    and taps: one entry per micro-batch
+update(state, gradients)      -> state                     and taps: one entry per update
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import keras
+
+from millrace.plan import Mode, Plan
+from millrace.programs.accumulate import Gradients
+from millrace.programs.state import State
+from millrace.programs.step import make_gradient_step, make_step
+from millrace.programs.taps import Tapped, collecting
+from millrace.programs.tensor_taps import (
+    activations_tapped,
+    found_non_finite,
+    packed,
+    tap_gradients,
+)
+from millrace.programs.update import apply_gradients
+
+# An optimizer with a method of this name is shown the gradients of every micro-batch.
+AFTER_COMPUTE = "tap_micro_gradients"
+
+
+def make_tapped_step(model: keras.Model, plan: Plan) -> Callable[[State, Any], tuple[Any, Tapped]]:
+    """Returns a step with its taps: the gradient step when training, Keras's own otherwise.
+
+    A `train_step` of the user's own is not among them: what it differentiates is out of reach.
+    """
+    trains = plan.mode is Mode.TRAIN
+    step: Any = make_gradient_step(model) if trains else make_step(model, plan.mode)
+
+    def run(state: State, batch: Any) -> Any:
+        if not trains:
+            return step(state, batch)
+        due = is_due(model, state, plan.taps.every)
+        with activations_tapped(model, plan.taps.activations, due):
+            gradients, new, logs = step(state, batch)
+        tap_micro_gradients(model, plan, gradients, due)
+        return gradients, new, logs
+
+    def tapped(state: State, batch: Any) -> tuple[Any, Tapped]:
+        result, found = collecting(run)(state, batch)
+        return result, packed(found)
+
+    return tapped
+
+
+def make_tapped_update(
+    model: keras.Model, plan: Plan
+) -> Callable[[State, Gradients, Any], tuple[State, Tapped, Any]]:
+    """Returns the update with its taps, and whether it was or had to be halted.
+
+    Its last argument is the same of the updates before it: what halted stays so. `halted` is None
+    where nobody asked for it.
+    """
+
+    def run(state: State, gradients: Gradients) -> State:
+        due = is_due(model, state, plan.taps.every)
+        tap_gradients(model, gradients, plan.taps.gradients, due)
+        return apply_gradients(model, state, gradients)
+
+    def tapped(state: State, gradients: Gradients, halted: Any) -> tuple[State, Tapped, Any]:
+        new, found = collecting(run)(state, gradients)
+        found = packed(found)
+        if halted is not None:
+            halted = halted | found_non_finite(found)
+        return new, found, halted
+
+    return tapped
+
+
+def unless(halted: Any, new: State, old: State) -> State:
+    """Returns `new`, or `old` where an update was halted. The choice fuses with the update."""
+    if halted is None:
+        return new
+    return jax.tree.map(lambda n, o: jnp.where(halted, o, n), new, old)
+
+
+def tap_micro_gradients(model: keras.Model, plan: Plan, gradients: Any, due: Any) -> None:
+    """Taps what is wanted of the gradients of one micro-batch."""
+    tap_gradients(model, gradients, plan.taps.micro_gradients, due)
+    show = getattr(model.optimizer, AFTER_COMPUTE, None)
+    if show is not None:
+        show(gradients, model.trainable_variables)
+
+
+def is_due(model: keras.Model, state: State, every: int) -> Any:
+    """Returns whether this update is one of those to look at; None if all are."""
+    if every == 1:
+        return None
+    variables = model.optimizer.variables
+    place = next(k for k, v in enumerate(variables) if v is model.optimizer.iterations)
+    return jnp.asarray(state[2][place]) % every == 0

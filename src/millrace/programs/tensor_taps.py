@@ -1,0 +1,123 @@
+"""Statistics of activations and gradients, as taps of a step.
+
+    activation   what a layer returned, in forward: name `encoder/dense`, its second call `dense#1`
+    gradient     of a variable, after a micro-batch or before an update: name `dense/kernel`
+
+All of a step leave as one array, `[tensors, 8]`.
+"""
+
+import fnmatch
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import keras
+
+from millrace._compat.keras_calls import after_calls
+from millrace.programs.statistics import statistics_of
+from millrace.programs.taps import Tapped, belongs_here, checkpoint, is_tapped, tap
+from millrace.records.tensors import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """The key of statistics, `[tensors, 8]`: whose they are."""
+
+    tensors: tuple[Tensor, ...]
+
+
+def matches(name: str, patterns: Sequence[str]) -> bool:
+    """Whether a name, or the name below some of the layers around it, has one of the patterns."""
+    parts = name.split("/")
+    ends = ["/".join(parts[k:]) for k in range(len(parts))]
+    return any(fnmatch.fnmatchcase(end, pattern) for pattern in patterns for end in ends)
+
+
+@contextmanager
+def activations_tapped(
+    model: keras.Model, patterns: Sequence[str], due: Any = None
+) -> Iterator[None]:
+    """Taps statistics of what layers return inside, where their names match.
+
+    Models in a model are no layers of their own: what they return is what their last layer does.
+
+    Args:
+        model: whose layers they are.
+        patterns: of names; without any nothing happens.
+        due: whether statistics are wanted in this step, a traced truth value; None: always.
+    """
+    if not patterns:
+        yield
+        return
+    counts: dict[str, int] = {}
+
+    def see(path: tuple[Any, ...], outputs: Any) -> None:
+        layer = path[-1]
+        if isinstance(layer, keras.Model) or not belongs_here():
+            return
+        name = "/".join(one.name for one in path if one is not model)
+        number = counts[name] = counts.get(name, -1) + 1
+        if matches(name, patterns):
+            for place, leaf in enumerate(floating(outputs)):
+                label = name + (f"#{number}" if number else "") + (f":{place}" if place else "")
+                _tap_statistics(Tensor("activation", label), leaf, due)
+
+    with after_calls(see, checkpoint):
+        yield
+
+
+def tap_gradients(
+    model: keras.Model, gradients: Sequence[Any], patterns: Sequence[str], due: Any = None
+) -> None:
+    """Taps statistics of gradients whose variables match, in the order of the variables."""
+    for variable, gradient in zip(model.trainable_variables, gradients, strict=True):
+        name = gradient_name(model, variable)
+        if gradient is not None and matches(name, patterns):
+            _tap_statistics(Tensor("gradient", name), gradient, due)
+
+
+def gradient_name(model: keras.Model, variable: Any) -> str:
+    """Returns the path of a variable below its model, such as `encoder/dense/kernel`."""
+    return str(variable.path).removeprefix(f"{model.name}/")
+
+
+def floating(outputs: Any) -> list[Any]:
+    """Returns the leaves that have statistics: numbers that are no indices."""
+    return [
+        leaf
+        for leaf in jax.tree.leaves(outputs)
+        if hasattr(leaf, "dtype") and jnp.issubdtype(leaf.dtype, jnp.floating)
+    ]
+
+
+def _tap_statistics(tensor: Tensor, value: Any, due: Any) -> None:
+    if is_tapped(tensor):
+        return
+    value = jax.lax.stop_gradient(value)
+    if due is None:
+        row = statistics_of(value)
+    else:
+        nothing = jnp.full(8, jnp.nan).at[6:].set(-1.0)  # a count that no tensor has
+        row = jax.lax.cond(due, lambda: statistics_of(value), lambda: nothing)
+    tap(tensor, row)
+
+
+def packed(tapped: Tapped) -> Tapped:
+    """Returns taps with all statistics as one value, under the key `Rows`, in front."""
+    rows = {key: value for key, value in tapped.items() if isinstance(key, Tensor)}
+    if not rows:
+        return tapped
+    others = {key: value for key, value in tapped.items() if key not in rows}
+    keys = (Rows(tuple(rows)), *others)
+    return Tapped(keys, (jnp.stack(list(rows.values())), *others.values()))
+
+
+def found_non_finite(tapped: Tapped) -> Any:
+    """Returns whether a tensor among packed taps has a NaN or an infinity, a traced truth value."""
+    rows = [value for key, value in tapped.items() if isinstance(key, Rows)]
+    if not rows:
+        return jnp.bool_(False)
+    return (rows[0][:, 6:] > 0).any()

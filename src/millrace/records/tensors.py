@@ -1,0 +1,39 @@
+"""Tensors that were looked at while a model trained."""
+
+from dataclasses import dataclass
+from typing import Any
+
+STATISTICS = ("mean", "std", "min", "max", "norm", "zeros", "nans", "infs")
+# mean, standard deviation of the population, smallest, largest, Euclidean norm, share of zeros
+# (0 to 1), and how many elements are NaN or infinite.
+
+
+@dataclass(frozen=True, slots=True)
+class Tensor:
+    """An activation or a gradient, by name."""
+
+    kind: str  # "activation" or "gradient"
+    name: (
+        str  # of the layer, below those around it: "encoder/dense"; of the variable: "dense/kernel"
+    )
+
+    def __str__(self) -> str:
+        return f"{self.kind} {self.name}"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TensorRows:
+    """Statistics of some tensors, entry by entry."""
+
+    tensors: tuple[Tensor, ...]
+    values: Any  # NumPy, [entries, tensors, statistics]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StatisticsBlock:
+    """What one call of compiled code has carried out."""
+
+    steps: int
+    updates: int
+    of_steps: TensorRows | None  # an entry for each step (micro-batch)
+    of_updates: TensorRows | None  # an entry for each update
