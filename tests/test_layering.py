@@ -12,8 +12,8 @@ LEVELS = [
     {"programs"},
     {"compiling", "feeds"},
     {"runtime"},
-    {"strategy", "distributed", "launch", "layers", "optimizers", "callbacks", "checkpoint"}
-    | {"benchmark"},
+    {"strategy", "distributed", "launch", "layers", "optimizers", "checkpoint"},
+    {"callbacks", "benchmark", "loops", "replay"},
     {"cli", "ipu"},
     {"__init__"},
 ]

@@ -34,7 +34,7 @@ METHODS = {
         "backward_propagation_stages_compiler_options=None, weight_update_compiler_options=None, "
         "replicated_optimizer_state_sharding=None, replicated_weight_sharding=None)"
     ),
-    "set_asynchronous_callbacks": "(asynchronous=False)",
+    "set_asynchronous_callbacks": "(asynchronous=False, *, stop_within=None)",
     "set_gradient_accumulation_options": (
         "(*, gradient_accumulation_steps_per_replica=None, "
         "gradient_accumulation_reduction_method=None, dtype=None)"

@@ -153,6 +153,7 @@ class Options:
     replication: Replication = Replication()
     feed: Feed = Feed()
     asynchronous_callbacks: bool = False
+    stop_within: int | None = None  # steps, once a callback wants training to stop
 
 
 def whole_number(name: str, value: object, minimum: int) -> int:

@@ -5,6 +5,8 @@ import keras
 import numpy as np
 import pytest
 
+from millrace.errors import OptionError, PlanError
+
 
 class Recorder(keras.callbacks.Callback):
     """Notes every call with its time and thread."""
@@ -164,3 +166,42 @@ def test_the_progress_bar_sees_every_step(strategy, capsys):
     model.set_asynchronous_callbacks(True)
     model.fit(*data(80), batch_size=4, verbose=1)
     assert "20/20" in capsys.readouterr().out
+
+
+class StopsAt(keras.callbacks.Callback):
+    """Stops training at one step, and keeps the weights that the model has then."""
+
+    def __init__(self, step):
+        super().__init__()
+        self.step = step
+        self.seen = []
+
+    def on_train_batch_end(self, batch, logs=None):
+        self.seen.append(batch)
+        if batch == self.step:
+            self.model.stop_training = True
+
+
+@pytest.mark.parametrize(("within", "steps"), [(1, 7), (4, 8), (None, 20)])
+def test_training_stops_with_the_state_of_the_step_that_asked_for_it(strategy, within, steps):
+    model = strategy.attach(build(20))
+    model.set_asynchronous_callbacks(True, stop_within=within)
+    watcher = StopsAt(6)
+    x, y = data(40 * 8)
+    model.fit(x, y, batch_size=8, epochs=2, shuffle=False, verbose=0, callbacks=[watcher])
+    assert watcher.seen == list(range(steps))
+    assert int(model.optimizer.iterations) == steps
+    plain = build(1)
+    plain.fit(x[: steps * 8], y[: steps * 8], batch_size=8, shuffle=False, verbose=0)
+    for mine, theirs in zip(model.get_weights(), plain.get_weights(), strict=True):
+        np.testing.assert_allclose(mine, theirs, rtol=1e-6, atol=1e-7)
+
+
+def test_a_stop_within_an_update_is_refused(strategy):
+    model = strategy.attach(build(8))
+    model.set_gradient_accumulation_options(gradient_accumulation_steps_per_replica=4)
+    model.set_asynchronous_callbacks(True, stop_within=6)
+    with pytest.raises(PlanError, match=r"stop_within=6 .* Set stop_within=4"):
+        model.fit(*data(64), batch_size=8, verbose=0)
+    with pytest.raises(OptionError, match="does nothing without"):
+        model.set_asynchronous_callbacks(False, stop_within=4)

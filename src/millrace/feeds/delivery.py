@@ -45,6 +45,7 @@ class Delivery:
 
     def __init__(self) -> None:
         self.listeners: list[Listener] = []
+        self.takes_queues = True  # or statistics only
         self.seconds_per_step = 0.0  # as parts arrived
         self._parts: deque[tuple[Any, int]] = deque()
         self._change = threading.Condition()
@@ -60,7 +61,7 @@ class Delivery:
             Exception: what bringing an earlier part has raised.
         """
         for part in parts:
-            for queue in queues_of(part.taps):
+            for queue in self._queues_of(part):
                 queue.expect()
             with self._change:
                 self._change.wait_for(
@@ -107,7 +108,7 @@ class Delivery:
                 self._change.notify_all()
 
     def _bring(self, part: Any, replicas: int) -> None:
-        queues = queues_of(part.taps)
+        queues = self._queues_of(part)
         try:
             # On CPU these are views of memory that no program writes to again.
             steps = _fetched(part.taps.steps)
@@ -119,11 +120,11 @@ class Delivery:
             raise
         rounds = slice(part.first // replicas, -(-(part.first + part.steps) // replicas))
         for key, value in steps.items():
-            if not isinstance(key, Rows):
+            if key in queues:
                 entries = jax.tree.map(lambda leaf: leaf[rounds], value)
                 key.receive(entries, rounds.stop - rounds.start)
         for key, value in updates.items():
-            if not isinstance(key, Rows):
+            if key in queues:
                 key.receive(jax.tree.map(lambda leaf: leaf[: part.updates], value), part.updates)
         if self.listeners:
             block = StatisticsBlock(
@@ -134,6 +135,9 @@ class Delivery:
             )
             for listener in tuple(self.listeners):
                 listener.statistics(block)
+
+    def _queues_of(self, part: Any) -> list[Any]:
+        return queues_of(part.taps) if self.takes_queues else []
 
     def _measure(self, steps: int) -> None:
         now = time.perf_counter()
@@ -155,7 +159,7 @@ def queues_of(taps: Taps) -> list[Any]:
 
 
 def _fetched(tapped: Tapped) -> Tapped:
-    return jax.tree.map(np.asarray, tapped)
+    return jax.tree.map(_on_host, tapped)
 
 
 def _rows(tapped: Tapped, first: int, number: int, replicas: int) -> TensorRows | None:
@@ -169,3 +173,8 @@ def _rows(tapped: Tapped, first: int, number: int, replicas: int) -> TensorRows 
         arrays.append(flat[first : first + number])
     tensors = tuple(tensor for key, _ in found for tensor in key.tensors)
     return TensorRows(tensors, np.concatenate(arrays, axis=1))
+
+
+def _on_host(leaf: jax.Array) -> np.ndarray:
+    whole = leaf if leaf.is_fully_addressable else leaf.addressable_data(0)
+    return np.asarray(whole)

@@ -32,11 +32,13 @@ from millrace.programs.mesh_values import own_part, split_spec, whole_spec, with
 from millrace.programs.reduce import Reduction
 from millrace.programs.replica_logs import ReplicaLogs, across_replicas, side_by_side
 from millrace.programs.shared_state import layout_of, merged_metrics
+from millrace.programs.stage_taps import across_rounds, bundle_of_update
 from millrace.programs.stage_update import contributions
 from millrace.programs.stages import StageBuilder, state_groups
 from millrace.programs.state import State, Values
 
 WHOLE, PARTS = PartitionSpec(), PartitionSpec(REPLICA)
+ROUNDS = PartitionSpec(None, REPLICA)  # of what is tapped, `[1, replicas, ...]`
 
 
 class ReplicaStageBuilder(StageBuilder):
@@ -103,7 +105,10 @@ class ReplicaStageBuilder(StageBuilder):
         program, rules = super().forward(index), self.rules(index)
         plan = self._plans[index]
         shared = [WHOLE if whole else PARTS for whole in self.is_whole(index)]
-        results = self._result_layout
+        number = len(self.split.stages[index].results)
+        results: Any = self._result_layout
+        if (tapped := self.taps.forward(index)) is not None:
+            results = [results] * number + [self._tap_layout(index)] * tapped.number
 
         def forward(
             weights: Any, fixed: Any, changing: Any, batch: Any, carried: Any, steps: Any
@@ -118,7 +123,10 @@ class ReplicaStageBuilder(StageBuilder):
             )
             new = follow.end(known, old, new, active, steps[1])
             new = [v if s is WHOLE else v[None] for v, s in zip(new, shared, strict=True)]
-            return with_axis(sent), new, self._across(made, active, steps), with_axis(residuals)
+            shown = self._across(made[:number], active, steps)
+            if tapped is not None:
+                shown += across_rounds(made[number:], self._tap_layout(index) is WHOLE)
+            return with_axis(sent), new, shown, with_axis(residuals)
 
         weights, fixed, changing, batch, carried = program.arguments
         stage = self.split.stages[index]
@@ -148,7 +156,8 @@ class ReplicaStageBuilder(StageBuilder):
 
     def backward_weight(self, index: int) -> Program:
         """The rest of backward: the gradients, added to those before them."""
-        return self._pass(index, super().backward_weight(index), sums=4)
+        result = None if self.taps.backward(index) is None else 0
+        return self._pass(index, super().backward_weight(index), sums=4, result=result)
 
     def zeros(self, index: int) -> Program:
         """What the replicas of a stage accumulate into."""
@@ -197,7 +206,8 @@ class ReplicaStageBuilder(StageBuilder):
             for slots, specs in zip((replaced, others), program.arguments, strict=True)
         )
         results = [self.layout(index, slot) for slot in part.outputs]
-        results.append(self._plans[index].group.whole)
+        tapped = bundle_of_update(self.update.taps, part, index)
+        results += [self._plans[index].group.whole] * (1 + (tapped.number if tapped else 0))
         return replace(program, arguments=arguments, results=results)
 
     def logs(self, index: int) -> Program:
@@ -225,9 +235,9 @@ class ReplicaStageBuilder(StageBuilder):
             index: of the stage.
             program: that of one replica.
             sums: place of the accumulated gradients among the arguments.
-            result: their place among the results; None if they are the result.
+            result: their place among the results, before what is tapped; None if they are all.
         """
-        plan = self._plans[index]
+        plan, taps = self._plans[index], self._tap_layout(index)
         weights, *rest = program.arguments
         scalars = 0 if sums is None else 1  # the coefficient, which all replicas share
 
@@ -241,9 +251,10 @@ class ReplicaStageBuilder(StageBuilder):
             place = lax.axis_index(REPLICA) - steps[0]
             active = (place >= 0) & (place < steps[1])
             kept = [jnp.where(active, n, o) for n, o in zip(added, own[sums - 1], strict=True)]
-            return with_axis(
-                kept if result is None else (*made[:result], kept, *made[result + 1 :])
-            )
+            if result is None:
+                return with_axis(kept)
+            tapped = (across_rounds(arrays, taps is WHOLE) for arrays in made[result + 1 :])
+            return *with_axis((*made[:result], kept)), *tapped
 
         parts = rest[: len(rest) - scalars]
         arguments = (
@@ -257,7 +268,10 @@ class ReplicaStageBuilder(StageBuilder):
             *((_STEPS,) if scalars else ()),
         )
         specs = (WHOLE, *(PARTS for _ in parts), *(WHOLE,) * (2 * scalars))
-        return self._under_mesh(index, program, run, arguments, specs, PARTS)
+        results: Any = PARTS
+        if result is not None and self.taps.backward(index) is not None:
+            results = (*(PARTS,) * (result + 1), taps)
+        return self._under_mesh(index, program, run, arguments, specs, results)
 
     def _under_mesh(
         self,
@@ -284,6 +298,10 @@ class ReplicaStageBuilder(StageBuilder):
             repeats = plan.replicas if self._each_step else None
             return across_replicas(results, plan.replication.metrics, active, steps, repeats)
         return side_by_side(results, self._each_step, gather=self._result_layout is WHOLE)
+
+    def _tap_layout(self, index: int) -> PartitionSpec:
+        """Returns how what a stage taps lies: each process has all that its stages tap."""
+        return ROUNDS if self._plans[index].group.is_local else WHOLE
 
     @property
     def _result_layout(self) -> PartitionSpec:

@@ -27,12 +27,14 @@ from millrace.programs.loop import repeat
 from millrace.programs.mesh_values import split_spec
 from millrace.programs.reduce import Reduction
 from millrace.programs.replica_logs import ReplicaLogs
+from millrace.programs.replica_records import ReplicaRecords
 from millrace.programs.rounds import Rounds
 from millrace.programs.shared_state import layouts, of_one_replica, specs_of
 from millrace.programs.state import State, Values
-from millrace.programs.tap_records import Taps
+from millrace.programs.tap_records import Taps, room, steps_in_room
+from millrace.programs.tapped_step import make_tapped_update, unless
+from millrace.programs.taps import Tapped
 from millrace.programs.traced_step import TracedStep
-from millrace.programs.update import apply_gradients
 
 
 class ReplicaBuilder:
@@ -55,7 +57,6 @@ class ReplicaBuilder:
             lambda s: jax.ShapeDtypeStruct(s.shape, s.dtype, sharding=plan.group.split(1)),
             batch_specs(plan, (rounds, plan.replicas)),
         )
-        self.taps_found, self.tap_room = False, None
         begin = time.perf_counter()
         step = TracedStep(model, plan, of_one_replica(plan, state))
         self.trace_seconds = time.perf_counter() - begin
@@ -63,14 +64,28 @@ class ReplicaBuilder:
         variables = model.trainable_variables if self._trains else []
         self._accumulator = make_accumulator(variables, plan.accumulation)
         self._reduction = Reduction(variables, plan)
-        self._logs = ReplicaLogs(model, plan, step.result)
-        self._rounds = Rounds(model, plan, step, self._logs, self._reduction)
+        self.taps_found = step.taps_found
+        # Steps of a call whose taps fit into its results; any number, where there are none.
+        self.tap_room = (
+            steps_in_room(step.tapped, plan.records, plan.window) if plan.tapped else None
+        )
+        self._tap_rounds = (self.tap_room or 0) // plan.replicas
+        self._records = ReplicaRecords(
+            ReplicaLogs(model, plan, step.result), step.tapped, self._tap_rounds, plan.replicas
+        )
+        self._rounds = Rounds(model, plan, step, self._records, self._reduction)
+        self._update = make_tapped_update(model, plan)
+        self._update_taps = self._specs_of_update_taps() if plan.tapped and self._trains else None
+        # Every process needs what is tapped of all replicas; one alone leaves it where it is.
+        group = plan.group
+        step_taps = group.split(1) if group.is_local else group.whole
+        self._tap_layout = Taps(step_taps, group.whole, group.whole)
 
     def run(self, form: LoopForm) -> Program:
         """`count` steps: whole updates, or rounds. Unrolled, the form counts these."""
         function = self._updates(form) if self._trains else self._evaluation(form)
         specs = (self._state, self._batches, _INDEX, _INDEX)
-        results = (self._layouts, self._plan.group.whole, Taps())
+        results = (self._layouts, self._plan.group.whole, self._tap_layout)
         return self._program("run", function, specs, (0,), results, form.unroll)
 
     def accumulate(self, form: LoopForm) -> Program:
@@ -80,14 +95,15 @@ class ReplicaBuilder:
             state: State, accumulated: Any, batches: Any, start: Any, count: Any, coefficient: Any
         ) -> tuple[State, Any, Any, Taps]:
             accumulated, state, records = self._rounds.some(
-                form, state, accumulated, self._logs.first(), batches, start, count, coefficient
+                form, state, accumulated, self._records.first(), batches, start, count, coefficient
             )
             state = self._rounds.with_metric_sums(state)
-            return state, accumulated, self._logs.result(state, records), Taps()
+            result, tapped = self._records.result(state, records)
+            return state, accumulated, result, Taps(tapped)
 
         sums, group = self._accumulated(), self._plan.group
         specs = (self._state, sums, self._batches, _INDEX, _INDEX, _FACTOR)
-        results = (self._layouts, [group.split(0)] * len(sums), group.whole, Taps())
+        results = (self._layouts, [group.split(0)] * len(sums), group.whole, self._tap_layout)
         return self._program("accumulate", accumulate, specs, (0, 1), results, form.unroll)
 
     def zeros(self) -> Program:
@@ -100,10 +116,13 @@ class ReplicaBuilder:
 
         def apply(state: State, accumulated: Any, scale: Any, steps: Any) -> tuple[State, Taps]:
             gradients, state = self._rounds.close(state, accumulated, steps)
-            return self._apply(state, gradients, scale), Taps()
+            new, tapped, halted = self._apply(state, gradients, scale, self._room().halted)
+            entry = jax.tree.map(lambda leaf: leaf[None], tapped)
+            new = self._laid_out(unless(halted, new, state))
+            return new, Taps(updates=entry, halted=halted)
 
         specs = (self._state, self._accumulated(), _FACTOR, _INDEX)
-        return self._program("apply", apply, specs, (0,), (self._layouts, Taps()))
+        return self._program("apply", apply, specs, (0,), (self._layouts, self._tap_layout))
 
     def _accumulated(self) -> list[jax.ShapeDtypeStruct]:
         values, plan = list(self._state[1]), self._plan
@@ -116,34 +135,56 @@ class ReplicaBuilder:
 
         def run(state: State, batches: Any, start: Any, count: Any) -> tuple[State, Any, Taps]:
             def body(update: Any, carry: Any) -> Any:
-                state, records = carry
+                before, records, taps = carry
                 first = start + update * window
                 sums, state, records = self._rounds.update(
-                    inner, state, records, batches, first, update
+                    inner, before, records, batches, first, update
                 )
-                return self._apply(state, sums, scale_of(accumulation.reduction, window)), records
+                scale = scale_of(accumulation.reduction, window)
+                new, tapped, halted = self._apply(state, sums, scale, taps.halted)
+                taps = taps.with_update(update, tapped)._replace(halted=halted)
+                return self._laid_out(unless(halted, new, before)), records, taps
 
-            state, records = repeat(body, (state, self._logs.first()), count // window, form)
+            carry = (state, self._records.first(), self._room())
+            until = (lambda carry: carry[2].halted) if self._plan.taps.stops else None
+            state, records, taps = repeat(body, carry, count // window, form, until)
             state = self._rounds.with_metric_sums(state)
-            return state, self._logs.result(state, records), Taps()
+            result, tapped = self._records.result(state, records)
+            return state, result, taps._replace(steps=tapped)
 
         return run
 
     def _evaluation(self, form: LoopForm) -> Callable[..., Any]:
         def run(state: State, batches: Any, start: Any, count: Any) -> tuple[State, Any, Taps]:
             _, state, records = self._rounds.some(
-                form, state, [], self._logs.first(), batches, start, count, jnp.float32(1)
+                form, state, [], self._records.first(), batches, start, count, jnp.float32(1)
             )
             state = self._rounds.with_metric_sums(state)
-            return state, self._logs.result(state, records), Taps()
+            result, tapped = self._records.result(state, records)
+            return state, result, Taps(tapped)
 
         return run
 
-    def _apply(self, state: State, gradients: Any, scale: Any) -> State:
+    def _apply(self, state: State, gradients: Any, scale: Any, halted: Any) -> Any:
         gradients = self._accumulator.finish(gradients, scale)
-        new = apply_gradients(self._model, (*state[:3], Values(())), gradients)
-        # The values that go round a loop keep their layouts only where it is told to.
-        return jax.tree.map(lax.with_sharding_constraint, (*new[:3], state[3]), self._layouts)
+        without_metrics = (*state[:3], Values(()))
+        new, tapped, halted = self._update(without_metrics, gradients, halted)
+        return (*new[:3], state[3]), tapped, halted
+
+    def _laid_out(self, state: State) -> State:
+        """Keeps the layouts of values that go round a loop, which only stay where told to."""
+        return jax.tree.map(lax.with_sharding_constraint, state, self._layouts)
+
+    def _room(self) -> Taps:
+        """Returns room for the taps of the updates of one call; steps have theirs in records."""
+        updates = (self.tap_room or 0) // self._plan.window
+        tapped = self._update_taps or Tapped()
+        return room(Tapped(), 0, tapped, updates, halts=self._plan.taps.stops)
+
+    def _specs_of_update_taps(self) -> Tapped:
+        state = (*self._state[:3], Values(()))
+        zeros = jax.eval_shape(self._accumulator.zeros)
+        return jax.eval_shape(self._update, state, zeros, None)[1]
 
     def _program(
         self,

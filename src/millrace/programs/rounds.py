@@ -22,7 +22,7 @@ from millrace.programs.accumulate import make_accumulator
 from millrace.programs.add_up import add_up
 from millrace.programs.loop import batch_at, repeat
 from millrace.programs.reduce import Reduction
-from millrace.programs.replica_logs import ReplicaLogs
+from millrace.programs.replica_records import ReplicaRecords
 from millrace.programs.state import State, Values
 from millrace.programs.traced_step import TracedStep
 
@@ -37,10 +37,11 @@ class Rounds:
         model: keras.Model,
         plan: Plan,
         step: TracedStep,
-        logs: ReplicaLogs,
+        records: ReplicaRecords,
         reduction: Reduction,
     ):
-        self._plan, self._step, self._logs, self._reduction = plan, step, logs, reduction
+        self._plan, self._step, self._reduction = plan, step, reduction
+        self._records = records
         variables = model.trainable_variables if plan.mode is Mode.TRAIN else []
         self._accumulator = make_accumulator(variables, plan.accumulation)
         # Values of the state that replicas do not have in common within a window.
@@ -176,7 +177,7 @@ class Rounds:
         """Runs this replica's steps. `count` is None where every round is full."""
         trainable, optimizer, non_trainable, metrics, records, sums = carry
         me, replicas = lax.axis_index(REPLICA), self._plan.replicas
-        rules, logs = self._step.rules, self._logs
+        rules, recorder = self._step.rules, self._records
 
         def body(turn: Any, carry: Any) -> Any:
             non_trainable, metrics, records, sums = carry
@@ -190,7 +191,7 @@ class Rounds:
                 before, steps = step - first, end - first
             batch = jax.tree.map(lambda leaf: leaf[0], batch_at(batches, number))
             begun = follow.begin(rules, non_trainable, before)
-            gradients, ended, new, result = self._step.run(
+            gradients, ended, new, result, tapped = self._step.run(
                 trainable, optimizer, begun, metrics, batch
             )
             non_trainable = follow.end(rules, non_trainable, ended, active, steps)
@@ -198,7 +199,7 @@ class Rounds:
                 gradients = [jnp.where(active, g, jnp.zeros_like(g)) for g in gradients]
                 new = [jnp.where(active, n, o) for n, o in zip(new, metrics, strict=True)]
             sums = self._accumulator.add(sums, gradients, coefficient)
-            records = logs.record(records, first_record + turn, new, result, active)
+            records = recorder.record(records, first_record + turn, new, result, tapped, active)
             return non_trainable, new, records, sums
 
         return repeat(body, (non_trainable, [m[0] for m in metrics], records, sums), rounds, form)
@@ -260,7 +261,7 @@ class Rounds:
         return (*state[:-1], Values([*parts, *sums]))
 
     def _under_mesh(self, function: Any, made: Any, scalars: Any) -> Any:
-        records = self._logs.layout
+        records = self._records.layout
         return jax.shard_map(
             function,
             mesh=self._plan.group.mesh,

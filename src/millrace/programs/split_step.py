@@ -16,6 +16,8 @@ from millrace.graph.stage import Slot, Split
 from millrace.plan import Mode
 from millrace.programs.state import ROLES, State, as_lists, as_state, settle
 from millrace.programs.step import logs_follow_from_metrics
+from millrace.programs.taps import collecting
+from millrace.programs.tensor_taps import activations_tapped
 
 CHANGING = ("non_trainable", "metric")  # with every micro-batch; the others with every update
 
@@ -28,6 +30,7 @@ def split_step(
     state: State,
     batch: Any,
     each_step: bool,
+    activations: Sequence[str] = (),
 ) -> Split:
     """Traces the forward of one step and cuts it.
 
@@ -40,6 +43,7 @@ def split_step(
         state: specs of the values of the mode's roles.
         batch: specs of one batch.
         each_step: whether the logs of every step are a result, not of the last one only.
+        activations: patterns of the names of layers whose outputs have their statistics tapped.
 
     Raises:
         ModelError: if the stages cannot be run as a pipeline.
@@ -57,8 +61,17 @@ def split_step(
         changed = {r: v for r, v in zip(roles, new, strict=True) if r in CHANGING}
         return {"loss": loss, "result": result, **changed}
 
-    with marked_calls(model, calls), _marked_model(model):
-        graph, specs = trace(step, state, batch)
+    def tapped_step(state: State, batch: Any) -> Any:
+        made, tapped = collecting(step)(state, batch)
+        return {**made, "tap": tapped}
+
+    # Inside the marks: statistics belong to the stage of their layer.
+    with (
+        marked_calls(model, calls),
+        _marked_model(model),
+        activations_tapped(model, activations),
+    ):
+        graph, specs = trace(tapped_step, state, batch)
     inputs = [
         Slot(role, index)
         for role, values in zip(roles, state, strict=True)
@@ -70,7 +83,10 @@ def split_step(
         for role in sorted(specs)  # the order of leaves in a dict
         for index in range(len(jax.tree.leaves(specs[role])))
     ]
-    return split(graph, inputs, outputs, specs["result"], marks, lambda slot: _path(model, slot))
+    return split(
+        graph, inputs, outputs, specs["result"], marks,
+        lambda slot: _path(model, slot), specs["tap"],
+    )  # fmt: skip
 
 
 @contextmanager

@@ -1,5 +1,6 @@
 """The update of a pipelined model, traced once for all weights and cut by stage."""
 
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -9,8 +10,11 @@ import keras
 from millrace._compat.jaxpr import trace
 from millrace.graph.split_update import SplitUpdate, split_update
 from millrace.graph.stage import Slot, Split
-from millrace.options import Accumulation
+from millrace.options import NO_TAPS, Accumulation, Taps
 from millrace.programs.accumulate import make_accumulator
+from millrace.programs.stage_taps import halted_unless_finite
+from millrace.programs.taps import collecting
+from millrace.programs.tensor_taps import tap_gradients
 
 
 def contributions(split: Split) -> list[tuple[int, int]]:
@@ -22,7 +26,12 @@ def contributions(split: Split) -> list[tuple[int, int]]:
 
 
 def split_stage_update(
-    model: keras.Model, split: Split, trainable: Any, optimizer: Any, accumulation: Accumulation
+    model: keras.Model,
+    split: Split,
+    trainable: Any,
+    optimizer: Any,
+    accumulation: Accumulation,
+    taps: Taps = NO_TAPS,
 ) -> SplitUpdate:
     """Traces one update and cuts it.
 
@@ -32,6 +41,7 @@ def split_stage_update(
         trainable: specs of the weights.
         optimizer: specs of the optimizer's values.
         accumulation: how gradients were added up.
+        taps: which of them have their statistics tapped before they are applied.
     """
     accumulator = make_accumulator(model.trainable_variables, accumulation)
     zeros = jax.eval_shape(accumulator.zeros)
@@ -47,24 +57,33 @@ def split_stage_update(
             for s, z in zip(sums, zeros, strict=True)
         ]
         whole = accumulator.finish(whole, scale)
-        new, optimizer = model.optimizer.stateless_apply(list(optimizer), whole, list(trainable))
+        tap_gradients(model, whole, taps.gradients)
+        new, slots = model.optimizer.stateless_apply(list(optimizer), whole, list(trainable))
         new = [n.astype(old.dtype) for n, old in zip(new, trainable, strict=True)]
-        return optimizer, new
+        results, old = (list(slots), new), (list(optimizer), list(trainable))
+        if taps.stops:
+            results = halted_unless_finite(model, whole, taps.gradients, results, old)
+        return results
 
     gradients = [zeros[weight] for _, weight in made]
     scale = jax.ShapeDtypeStruct((), jnp.float32)
-    graph, _ = trace(update, gradients, list(optimizer), scale, list(trainable))
+    given = (gradients, list(optimizer), scale, list(trainable))
+    graph, (_, tapped) = trace(collecting(update), *given)
     inputs = [
         *_slots("gradient", gradients),
         *_slots("optimizer", optimizer),
         Slot("scale", 0),
         *_slots("trainable", trainable),
     ]
-    outputs = [*_slots("optimizer", optimizer), *_slots("trainable", trainable)]
+    outputs = [
+        *_slots("optimizer", optimizer),
+        *_slots("trainable", trainable),
+        *_slots("tap", jax.tree.leaves(tapped)),
+    ]
     homes = {slot: split.owners.get(slot, last) for slot in _slots("trainable", trainable)}
     for number, (_, weight) in enumerate(made):
         homes[Slot("gradient", number)] = homes[Slot("trainable", weight)]
-    return split_update(graph, inputs, outputs, homes, last)
+    return replace(split_update(graph, inputs, outputs, homes, last), taps=tapped)
 
 
 def _slots(role: str, values: Any) -> list[Slot]:

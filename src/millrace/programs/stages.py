@@ -1,13 +1,13 @@
 """Stages -> programs.
 
     forward          weights, fixed, changing, batch, carried
-                     -> sent, changing, results, residuals
+                     -> sent, changing, results, residuals       (results: and what it taps)
     backward         weights, held, cotangents, accumulated, coefficient
-                     -> returned, accumulated
+                     -> returned, accumulated                    (and what it taps, if anything)
     backward_input   weights, held, cotangents
                      -> returned, kept
     backward_weight  weights, held, cotangents, kept, accumulated, coefficient
-                     -> accumulated
+                     -> accumulated                              (and what it taps, if anything)
     zeros            -> accumulated
     partial, shared, final    the parts of an update: graph/split_update.py
     logs             metric values -> logs
@@ -34,6 +34,7 @@ from millrace.programs.accumulate import Accumulator, make_accumulator
 from millrace.programs.build import Program
 from millrace.programs.passes import Passes, make_passes
 from millrace.programs.split_step import split_step
+from millrace.programs.stage_taps import StageTaps, bundle_of_update
 from millrace.programs.stage_update import split_stage_update
 from millrace.programs.state import ROLES, State
 from millrace.programs.step import final_logs
@@ -69,8 +70,9 @@ class StageBuilder:
         self._batch = batch
         tree = jax.tree.unflatten(plan.batch.treedef, batch)
         self.split: Split = split_step(
-            model, plan.mode, calls, marks, state, tree, each_step=plan.step_logs
+            model, plan.mode, calls, marks, state, tree, plan.step_logs, plan.taps.activations
         )
+        self.taps = StageTaps(model, plan, self.split)
         self._passes: dict[int, Passes] = {}
 
     @cached_property
@@ -82,6 +84,7 @@ class StageBuilder:
             self._specs["trainable"],
             self._specs["optimizer"],
             self._plan.accumulation,
+            self._plan.taps,
         )
 
     def passes(self, stage: int) -> Passes:
@@ -95,7 +98,7 @@ class StageBuilder:
         stage = self.split.stages[index]
         training = self._plan.mode is Mode.TRAIN
         graph = self.passes(index).forward if training else stage.graph
-        run = as_function(graph)
+        run, tapped = as_function(graph), self.taps.forward(index)
         fixed, changing = state_groups(stage)
         order = [(fixed if s in fixed else changing).index(s) for s in stage.state]
         lead = self._plan.step_logs
@@ -108,10 +111,12 @@ class StageBuilder:
                 for slot, place in zip(stage.state, order, strict=True)
             ]
             outputs = run(*weights, *state, *batch, *carried)
-            ends = [len(stage.sent), len(stage.new_state), len(stage.results)]
-            sent, new, results, residuals = _cut(outputs, ends)
+            ends = [len(stage.sent), len(stage.new_state), len(stage.results), len(stage.taps)]
+            sent, new, results, taps, residuals = _cut(outputs, ends)
             if lead:
                 results = [leaf[None] for leaf in results]
+            if tapped is not None:
+                results += tapped.packed(taps)
             return sent, new, results, residuals
 
         arguments = (
@@ -134,7 +139,8 @@ class StageBuilder:
         ) -> Any:
             outputs = run(*weights, *held, *cotangents)
             returned, gradients = _cut(outputs, [len(passes.returns)])
-            return returned, add(accumulated, gradients, coefficient)
+            tapped = self.taps.of_gradients(index, gradients)
+            return returned, add(accumulated, gradients, coefficient), *tapped
 
         held, cotangents = self._held(index), self._cotangents(index)
         arguments = (
@@ -162,7 +168,10 @@ class StageBuilder:
         def backward_weight(
             weights: Any, held: Any, cotangents: Any, kept: Any, accumulated: Any, coefficient: Any
         ) -> Any:
-            return add(accumulated, run(*weights, *held, *cotangents, *kept), coefficient)
+            gradients = run(*weights, *held, *cotangents, *kept)
+            added = add(accumulated, gradients, coefficient)
+            tapped = self.taps.of_gradients(index, gradients)
+            return (added, *tapped) if tapped else added
 
         held, cotangents = self._held(index), self._cotangents(index)
         kept = passes.backward_input.outvars[len(passes.returns) :]
@@ -184,17 +193,19 @@ class StageBuilder:
     def part(self, name: str, index: int, part: Part) -> Program:
         """A part of the update. Its first argument are the values that it replaces.
 
-        The last of its results is a zero to wait for: all others are replaced in their turn.
+        Its results are its outputs, what it taps, and a zero to wait for: the outputs are replaced
+        in their turn.
         """
-        replaced = self.replaced(part)
+        replaced, tapped = self.replaced(part), bundle_of_update(self.update.taps, part, index)
         run = as_function(part.graph)
         specs = dict(zip(part.inputs, map(_spec, part.graph.invars), strict=True))
 
         def update(old: Any, others: Any) -> Any:
             values = iter(others)
             given = dict(zip(replaced, old, strict=True))
-            outputs = run(*(given[s] if s in given else next(values) for s in part.inputs))
-            return [*outputs, jnp.zeros(())]
+            made = run(*(given[s] if s in given else next(values) for s in part.inputs))
+            outputs, taps = _cut(made, [len(part.outputs)])
+            return [*outputs, *(tapped.packed(taps) if tapped else []), jnp.zeros(())]
 
         arguments = (
             [specs[slot] for slot in replaced],

@@ -29,7 +29,7 @@ class Taps(NamedTuple):
         return self._replace(updates=record_at(self.updates, index, tapped)) if tapped else self
 
 
-# Of the results of one call. Room for more is written over in every call, also where it is not used.
+# Of the results of one call. Room is cleared in every call, whether or not it is used.
 MAX_BYTES = 2**20
 
 

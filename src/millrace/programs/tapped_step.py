@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import keras
 
+from millrace.errors import ModelError
 from millrace.plan import Mode, Plan
 from millrace.programs.accumulate import Gradients
 from millrace.programs.state import State
@@ -19,6 +20,7 @@ from millrace.programs.taps import Tapped, collecting
 from millrace.programs.tensor_taps import (
     activations_tapped,
     found_non_finite,
+    loss_scale,
     packed,
     tap_gradients,
 )
@@ -28,21 +30,37 @@ from millrace.programs.update import apply_gradients
 AFTER_COMPUTE = "tap_micro_gradients"
 
 
+def tapping_optimizer(model: keras.Model) -> Any:
+    """Returns the model's optimizer, or the one that it wraps, with that method; None without."""
+    optimizer = getattr(model, "optimizer", None)
+    while optimizer is not None and not hasattr(optimizer, AFTER_COMPUTE):
+        optimizer = getattr(optimizer, "inner_optimizer", None)  # loss scaling wraps one
+    return optimizer
+
+
 def make_tapped_step(model: keras.Model, plan: Plan) -> Callable[[State, Any], tuple[Any, Tapped]]:
     """Returns a step with its taps: the gradient step when training, Keras's own otherwise.
 
-    A `train_step` of the user's own is not among them: what it differentiates is out of reach.
+    Raises:
+        ModelError: for a `train_step` of the user's own: what it differentiates is out of reach.
     """
     trains = plan.mode is Mode.TRAIN
+    if trains and type(model).train_step is not keras.Model.train_step:  # type: ignore[attr-defined]
+        raise ModelError(
+            f"{type(model).__name__} {model.name!r} overrides train_step(), and an outfeed layer, "
+            "an OutfeedOptimizer or a callback carries values out of its step, which the strategy "
+            "then differentiates itself. Override compute_loss() instead, or train without these."
+        )
     step: Any = make_gradient_step(model) if trains else make_step(model, plan.mode)
 
     def run(state: State, batch: Any) -> Any:
         if not trains:
-            return step(state, batch)
+            with activations_tapped(model, ()):
+                return step(state, batch)
         due = is_due(model, state, plan.taps.every)
         with activations_tapped(model, plan.taps.activations, due):
             gradients, new, logs = step(state, batch)
-        tap_micro_gradients(model, plan, gradients, due)
+        tap_micro_gradients(model, plan, gradients, due, loss_scale(model, state[2]))
         return gradients, new, logs
 
     def tapped(state: State, batch: Any) -> tuple[Any, Tapped]:
@@ -63,7 +81,8 @@ def make_tapped_update(
 
     def run(state: State, gradients: Gradients) -> State:
         due = is_due(model, state, plan.taps.every)
-        tap_gradients(model, gradients, plan.taps.gradients, due)
+        scale = loss_scale(model, state[2])
+        tap_gradients(model, gradients, plan.taps.gradients, due, scale)
         return apply_gradients(model, state, gradients)
 
     def tapped(state: State, gradients: Gradients, halted: Any) -> tuple[State, Tapped, Any]:
@@ -83,12 +102,14 @@ def unless(halted: Any, new: State, old: State) -> State:
     return jax.tree.map(lambda n, o: jnp.where(halted, o, n), new, old)
 
 
-def tap_micro_gradients(model: keras.Model, plan: Plan, gradients: Any, due: Any) -> None:
+def tap_micro_gradients(
+    model: keras.Model, plan: Plan, gradients: Any, due: Any, scale: Any
+) -> None:
     """Taps what is wanted of the gradients of one micro-batch."""
-    tap_gradients(model, gradients, plan.taps.micro_gradients, due)
-    show = getattr(model.optimizer, AFTER_COMPUTE, None)
-    if show is not None:
-        show(gradients, model.trainable_variables)
+    tap_gradients(model, gradients, plan.taps.micro_gradients, due, scale)
+    optimizer = tapping_optimizer(model)
+    if optimizer is not None:
+        optimizer.tap_micro_gradients(gradients, model.trainable_variables)
 
 
 def is_due(model: keras.Model, state: State, every: int) -> Any:

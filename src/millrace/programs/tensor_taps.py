@@ -42,21 +42,20 @@ def activations_tapped(
 ) -> Iterator[None]:
     """Taps statistics of what layers return inside, where their names match.
 
+    Values that layers tap themselves get out of what Keras recomputes, whatever the patterns are.
+
     Models in a model are no layers of their own: what they return is what their last layer does.
 
     Args:
         model: whose layers they are.
-        patterns: of names; without any nothing happens.
+        patterns: of names.
         due: whether statistics are wanted in this step, a traced truth value; None: always.
     """
-    if not patterns:
-        yield
-        return
     counts: dict[str, int] = {}
 
     def see(path: tuple[Any, ...], outputs: Any) -> None:
         layer = path[-1]
-        if isinstance(layer, keras.Model) or not belongs_here():
+        if not patterns or isinstance(layer, keras.Model) or not belongs_here():
             return
         name = "/".join(one.name for one in path if one is not model)
         number = counts[name] = counts.get(name, -1) + 1
@@ -70,13 +69,39 @@ def activations_tapped(
 
 
 def tap_gradients(
-    model: keras.Model, gradients: Sequence[Any], patterns: Sequence[str], due: Any = None
+    model: keras.Model,
+    gradients: Sequence[Any],
+    patterns: Sequence[str],
+    due: Any = None,
+    scale: Any = None,
 ) -> None:
-    """Taps statistics of gradients whose variables match, in the order of the variables."""
+    """Taps statistics of gradients whose variables match, in the order of the variables.
+
+    Args:
+        model: whose gradients they are.
+        gradients: one for each trainable variable; None is skipped.
+        patterns: of names.
+        due: whether statistics are wanted in this step, a traced truth value; None: always.
+        scale: what the loss was multiplied by, as by `loss_scale`; None: by nothing.
+    """
     for variable, gradient in zip(model.trainable_variables, gradients, strict=True):
         name = gradient_name(model, variable)
         if gradient is not None and matches(name, patterns):
-            _tap_statistics(Tensor("gradient", name), gradient, due)
+            _tap_statistics(Tensor("gradient", name), gradient, due, scale)
+
+
+def loss_scale(model: keras.Model, optimizer_values: Sequence[Any]) -> Any:
+    """Returns what the optimizer has multiplied the loss by, and gradients with it; None: nothing.
+
+    Args:
+        model: with an optimizer.
+        optimizer_values: of its variables when the loss was computed.
+    """
+    optimizer, one = model.optimizer, jnp.float32(1)
+    state = list(zip(optimizer.variables, optimizer_values, strict=True))
+    with keras.StatelessScope(state_mapping=state):
+        scaled = optimizer.scale_loss(one)
+    return None if scaled is one else scaled
 
 
 def gradient_name(model: keras.Model, variable: Any) -> str:
@@ -93,7 +118,7 @@ def floating(outputs: Any) -> list[Any]:
     ]
 
 
-def _tap_statistics(tensor: Tensor, value: Any, due: Any) -> None:
+def _tap_statistics(tensor: Tensor, value: Any, due: Any, scale: Any = None) -> None:
     if is_tapped(tensor):
         return
     value = jax.lax.stop_gradient(value)
@@ -102,6 +127,8 @@ def _tap_statistics(tensor: Tensor, value: Any, due: Any) -> None:
     else:
         nothing = jnp.full(8, jnp.nan).at[6:].set(-1.0)  # a count that no tensor has
         row = jax.lax.cond(due, lambda: statistics_of(value), lambda: nothing)
+    if scale is not None:  # of eight numbers instead of a whole tensor: all but shares and counts
+        row = row.at[:5].divide(jnp.asarray(scale, row.dtype))
     tap(tensor, row)
 
 

@@ -11,6 +11,8 @@ from millrace.programs.build import batch_specs
 from millrace.programs.follow import Rule, find_rule
 from millrace.programs.state import ROLES, State
 from millrace.programs.step import make_gradient_step, make_step
+from millrace.programs.tapped_step import make_tapped_step
+from millrace.programs.taps import Tapped, collection_open
 
 
 class TracedStep:
@@ -29,17 +31,20 @@ class TracedStep:
             state: specs of the values of one replica.
         """
         trains = plan.mode is Mode.TRAIN
-        make: Any = make_gradient_step(model) if trains else make_step(model, plan.mode)
+        make = make_tapped_step(model, plan) if plan.tapped else _untapped(model, plan)
         roles = ROLES[plan.mode]
 
         def step(state: State, batch: Any) -> Any:
-            *gradients, new, result = make(state, batch)
+            (*gradients, new, result), tapped = make(state, batch)
             new_state = dict(zip(roles, map(list, new), strict=True))
             changed = new_state["non_trainable"], new_state.get("metric", [])
-            return list(gradients[0]) if trains else [], *changed, result
+            return list(gradients[0]) if trains else [], *changed, result, tapped
 
-        graph, specs = trace(step, state, batch_specs(plan, ()))
-        self.result = specs[-1]
+        with collection_open(keeps=False) as found:
+            graph, specs = trace(step, state, batch_specs(plan, ()))
+        # Whether the model taps values of its own, which only a plan that is told so carries out.
+        self.taps_found = bool(found)
+        *_, self.result, self.tapped = specs
         self._tree = jax.tree.structure(specs)
         inputs = dict(zip(roles, map(len, state), strict=True))
         places = [(role, index) for role, size in inputs.items() for index in range(size)]
@@ -65,8 +70,8 @@ class TracedStep:
 
     def run(
         self, trainable: Any, optimizer: Any, non_trainable: Any, metrics: Any, batch: Any
-    ) -> tuple[Any, Any, Any, Any]:
-        """Returns gradients, new non-trainable values, new metric values, and the result.
+    ) -> tuple[Any, Any, Any, Any, Tapped]:
+        """Returns gradients, new non-trainable values, new metric values, the result, and taps.
 
         Args:
             trainable: weights.
@@ -77,3 +82,9 @@ class TracedStep:
         """
         arguments = (*trainable, *non_trainable, *optimizer, *metrics, *jax.tree.leaves(batch))
         return jax.tree.unflatten(self._tree, self._run(*arguments))
+
+
+def _untapped(model: keras.Model, plan: Plan) -> Any:
+    trains = plan.mode is Mode.TRAIN
+    make: Any = make_gradient_step(model) if trains else make_step(model, plan.mode)
+    return lambda state, batch: (make(state, batch), Tapped())

@@ -13,9 +13,8 @@ class Tensor:
     """An activation or a gradient, by name."""
 
     kind: str  # "activation" or "gradient"
-    name: (
-        str  # of the layer, below those around it: "encoder/dense"; of the variable: "dense/kernel"
-    )
+    name: str  # of a layer or variable, below the layers around it: "encoder/dense/kernel"
+    stage: int = 0  # of a pipeline
 
     def __str__(self) -> str:
         return f"{self.kind} {self.name}"

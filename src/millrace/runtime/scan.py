@@ -9,7 +9,7 @@ Nearly all lie whole in one segment.
 
 from collections import deque
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import jax
@@ -23,6 +23,15 @@ from millrace.programs.accumulate import scale_of, weight_of
 from millrace.programs.state import State
 from millrace.programs.tap_records import Taps
 from millrace.runtime.gather import gathered
+from millrace.runtime.halt import (
+    Halted,
+    Span,
+    halted_in_call,
+    halted_in_window,
+    is_halted,
+    kept,
+    with_kept,
+)
 from millrace.runtime.part import Part
 from millrace.runtime.placement import Placement
 
@@ -35,6 +44,8 @@ class _Window:
     steps: int
     weight: float  # sum of the coefficients so far
     first_rows: int
+    before: State | None = None  # where an update may be halted: the state that it began with
+    spans: list[Span] = field(default_factory=list)  # of blocks
 
 
 class ScanRunner:
@@ -55,6 +66,7 @@ class ScanRunner:
         self._single_steps = single_steps
         self._longest = 1
         self._tap_room: int | None = None
+        self.halted: Halted | None = None  # the update before which the last execution ended
         self._pending: deque[Any] = deque()
         self._block: Block | None = None
         self._batches: Any = None  # of the block, on the device
@@ -92,6 +104,15 @@ class ScanRunner:
         self._longest = longest
         self._make_room()
         parts: list[Part] = []
+        self.halted = None
+        state = self._run(state, segments, parts, chunk)
+        self._executables.returned(state)
+        self._given = self._newest = None
+        return self._placement.leave(state), parts
+
+    def _run(
+        self, state: State, segments: Iterable[Segment], parts: list[Part], chunk: int | None
+    ) -> State:
         window: _Window | None = None
         plan, size = self._plan, self._window
         for segment in segments:
@@ -103,11 +124,15 @@ class ScanRunner:
             while start < end:
                 whole = self._whole(end - start) if window is None else 0
                 if whole:
-                    for steps, unroll in self._turns(start, whole, size, longest, chunk):
+                    for steps, unroll in self._turns(start, whole, size, self._longest, chunk):
                         run = self._executables.run(plan, unroll)
                         state, result, taps = self._call(run, state, self._batches, start, steps)
                         self._newest = state
                         parts.append(self._part(result, taps, start, steps, steps // size))
+                        if is_halted(taps):
+                            given = (parts, block, start, size, self._replicas)
+                            self.halted = halted_in_call(*given)
+                            return state
                         start += steps
                     continue
                 if window is None:
@@ -118,12 +143,12 @@ class ScanRunner:
                 start += steps
                 if window.steps == size:
                     state = self._close_window(plan, state, window, parts)
+                    if self.halted is not None:
+                        return state
                     window = None
         if window is not None:  # the data ended within a window: the update has fewer steps
             state = self._close_window(plan, state, window, parts)
-        self._executables.returned(state)
-        self._given = self._newest = None
-        return self._placement.leave(state), parts
+        return state
 
     @property
     def state(self) -> State | None:
@@ -201,12 +226,14 @@ class ScanRunner:
             )
             parts.append(self._part(result, taps, start, steps, 0))
             start += steps
+        window.spans.append((block, start - count, count))
         window.steps += count
         window.weight += count * coefficient
         return state
 
     def _open_window(self, plan: Plan, state: State, rows: int) -> _Window:
-        return _Window(self._call(self._executables.zeros(plan), state), 0, 0.0, rows)
+        before = kept(state) if plan.taps.stops else None
+        return _Window(self._call(self._executables.zeros(plan), state), 0, 0.0, rows, before)
 
     def _close_window(self, plan: Plan, state: State, window: _Window, parts: list[Part]) -> State:
         scale = np.float32(scale_of(plan.accumulation.reduction, window.weight))
@@ -215,6 +242,9 @@ class ScanRunner:
         if plan.tapped:  # they belong to the part of the window's last steps
             whole = parts[-1].taps._replace(updates=taps.updates, halted=taps.halted)
             parts[-1] = parts[-1]._replace(taps=whole, updates=1)
+            if is_halted(taps) and window.before is not None:
+                self.halted = halted_in_window(parts, window.spans, self._replicas)
+                state = with_kept(state, window.before)
         return state
 
     def _turns(

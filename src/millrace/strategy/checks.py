@@ -70,6 +70,23 @@ def check_steps(
     )
 
 
+def shortened_to_stop(steps_per_execution: int, stop_within: int | None, window: int) -> int:
+    """Returns the steps of executions after which training may be stopped.
+
+    Raises:
+        PlanError: if that would be within an update, of `window` steps.
+    """
+    if stop_within is None or stop_within >= steps_per_execution:
+        return steps_per_execution
+    if stop_within % window:
+        raise PlanError(
+            f"stop_within={stop_within} is not a whole number of weight updates, which take "
+            f"{window} steps each. Set stop_within={max(stop_within // window, 1) * window} in "
+            "set_asynchronous_callbacks()."
+        )
+    return stop_within
+
+
 def check_model(
     model: keras.Model,
     mode: Mode,

@@ -53,6 +53,7 @@ class Controller:
         self.running_function: LoopFunction | None = None  # whose state Keras keeps
         self.outfeed = Delivery()
         self._taps: dict[Any, Taps] = {}  # by who wants them
+        self._watching: list[Listener] = []  # since the running call began, until it ends
         self._capacities: dict[tuple[Mode, bool], dict[BatchSpec, int]] = {}
         self._iterators: list[Any] = []  # with feeds that the running call has opened
         self._running = 0  # nesting of fit, evaluate and predict
@@ -121,14 +122,25 @@ class Controller:
         return functools.reduce(operator.or_, self._taps.values(), NO_TAPS)
 
     def watch(self, listener: Listener, taps: Taps) -> None:
-        """Lets a listener have statistics of tensors, from the next execution on."""
+        """Lets a listener have statistics of tensors, from the next execution on.
+
+        Until `unwatch`; within `fit` until that ends, so that nothing is left of one that fails.
+        """
         self._taps[listener] = taps
         self.outfeed.listeners.append(listener)
+        if self.is_running:
+            self._watching.append(listener)
 
     def unwatch(self, listener: Listener) -> None:
         """Ends what `watch` began, once all is delivered."""
+        try:
+            if listener in self._taps:
+                self.outfeed.flush()
+        finally:
+            self._forget(listener)
+
+    def _forget(self, listener: Listener) -> None:
         if self._taps.pop(listener, None) is not None:
-            self.outfeed.flush()
             self.outfeed.listeners.remove(listener)
 
     def replace_options(self, options: Options, keep_functions: bool = False) -> None:
@@ -171,7 +183,12 @@ class Controller:
                 self._iterators.clear()
                 for function in self.functions.values():
                     function.release()
-                self.outfeed.close()
+                try:
+                    self.outfeed.close()
+                finally:
+                    for listener in self._watching:
+                        self._forget(listener)
+                    self._watching.clear()
 
     @property
     def spans_processes(self) -> bool:

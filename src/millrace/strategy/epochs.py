@@ -27,7 +27,12 @@ from millrace.feeds.block import Block, Segment, batch_spec
 from millrace.feeds.blocks import ResidentArrays, stacked_blocks
 from millrace.feeds.infeed import Infeed
 from millrace.plan import Mode
-from millrace.strategy.checks import check_data, check_steps, log_replicas
+from millrace.strategy.checks import (
+    check_data,
+    check_steps,
+    log_replicas,
+    shortened_to_stop,
+)
 from millrace.strategy.controller import Controller, controller_of
 from millrace.strategy.together import agree_on_data, agree_on_order
 
@@ -84,6 +89,10 @@ class FeedEpochIterator(EpochIterator):
             self.num_batches,
             controller.replicas,
         )
+        if mode is Mode.TRAIN:
+            self.steps_per_execution = shortened_to_stop(
+                self.steps_per_execution, controller.options.stop_within, controller.window(mode)
+            )
         rows = getattr(self.data_adapter, "batch_size", None)
         agree_on_data(controller, self.num_batches, rows)
         if mode is Mode.TRAIN and controller.replicas > 1:

@@ -16,7 +16,9 @@ from millrace.feeds.delivery import queues_of
 from millrace.options import NO_TAPS, Taps
 from millrace.plan import BatchSpec, Mode, Plan
 from millrace.programs.state import State, as_state
+from millrace.programs.tapped_step import tapping_optimizer
 from millrace.runtime.gather import own_copy
+from millrace.runtime.halt import Halted
 from millrace.runtime.part import Part
 from millrace.runtime.pipeline import PipelineRunner
 from millrace.runtime.scan import ScanRunner
@@ -42,6 +44,8 @@ class LoopFunction:
         # Found out now: while a loop runs, Keras takes the values out of the variables.
         assignment = controller.stages.assignment()
         self._accumulation = controller.accumulation
+        trains = mode is Mode.TRAIN
+        self._optimizer_taps = trains and tapping_optimizer(controller.model) is not None
         self._pipeline = None if assignment is None else marks_of(controller.model, assignment)
         self._executables = Executables(controller.model, controller.totals.compile_log)
         self._runners: dict[tuple[bool, Taps], Runner] = {}
@@ -49,6 +53,8 @@ class LoopFunction:
         # gave, still on the device, and how many steps a call may run before it gives something.
         self.parts: list[Part] = []
         self.chunk = 8
+        # The update before which the last execution was halted, if it was.
+        self.halted: Halted | None = None
         self._is_queued = False  # whether taps go into queues, which may be read at any time
 
     def __call__(self, state: State, iterator: Iterator[Any]) -> tuple[Any, State]:
@@ -85,6 +91,7 @@ class LoopFunction:
                     "find the step, or use keras.callbacks.TerminateOnNaN() to only stop."
                 ) from error
             raise
+        self.halted = runner.halted
         totals = self._controller.totals
         if isinstance(runner, PipelineRunner):
             totals.pipeline = runner.statistics
@@ -93,7 +100,7 @@ class LoopFunction:
         if not parts:
             raise StopIteration
         parts = [part._replace(result=jax.tree.map(own_copy, part.result)) for part in parts]
-        self._deliver(parts)
+        self._deliver(runner.taps.parts if isinstance(runner, PipelineRunner) else parts)
         self.parts = parts if step_logs else []
         return self._combine(parts, step_logs), state
 
@@ -147,7 +154,7 @@ class LoopFunction:
             group=controller.groups[0],
             replication=options.replication,
             taps=taps,
-            tapped=bool(taps),
+            tapped=bool(taps) or self._optimizer_taps,
         )
         if self._pipeline is not None:
             return make_pipeline_runner(
@@ -172,7 +179,7 @@ class LoopFunction:
 
     def _segments_of(self, iterator: Iterator[Any]) -> list[Segment]:
         controller = self._controller
-        longest = controller.model.steps_per_execution
+        longest = max(controller.model.steps_per_execution, controller.window(self._mode))
         batches = [batch for batch, _ in zip(iterator, range(longest), strict=False)]
         shape = controller.block_shape(self._mode, len(batches) or 1, on_batch=True)
         blocks = stacked_blocks(iter(batches), [len(batches)], shape, controller.destination)

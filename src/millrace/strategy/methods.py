@@ -3,6 +3,7 @@
 from dataclasses import replace
 from typing import Any
 
+from millrace.errors import OptionError
 from millrace.options import (
     Accumulation,
     Feed,
@@ -114,7 +115,9 @@ def set_infeed_queue_options(
     controller.replace_options(replace(controller.options, feed=Feed(**chosen)))
 
 
-def set_asynchronous_callbacks(controller: Controller, asynchronous: bool = False) -> None:
+def set_asynchronous_callbacks(
+    controller: Controller, asynchronous: bool = False, *, stop_within: int | None = None
+) -> None:
     """Delivers batch callbacks for every step while an execution runs, or once per execution.
 
     Takes effect at the next fit, evaluate or predict. Programs that are there stay; those that
@@ -124,12 +127,23 @@ def set_asynchronous_callbacks(controller: Controller, asynchronous: bool = Fals
         controller: of the model whose method this becomes.
         asynchronous: True calls `on_train_batch_end` and its kind once per step, in order, from
             a worker thread. A callback that reads weights then waits for the execution.
+        stop_within: steps after which `fit` has stopped, at most, once a callback sets
+            `model.stop_training`; whole updates. 1 stops with the state of that very step. Longer
+            executions run in pieces of so many steps. None stops after the execution.
 
     Raises:
-        OptionError: if it is neither True nor False.
+        OptionError: if `asynchronous` is neither True nor False, or `stop_within` is below 1 or
+            given where callbacks see no single steps.
     """
     value = truth("asynchronous", asynchronous)
-    options = replace(controller.options, asynchronous_callbacks=value)
+    if stop_within is not None:
+        whole_number("stop_within", stop_within, 1)
+        if not value:
+            raise OptionError(
+                f"stop_within={stop_within} does nothing without callbacks for every step. Set "
+                "asynchronous=True, or compile with a lower steps_per_execution."
+            )
+    options = replace(controller.options, asynchronous_callbacks=value, stop_within=stop_within)
     controller.replace_options(options, keep_functions=True)
 
 

@@ -79,6 +79,7 @@ def _options(data: dict[str, Any]) -> Options:
         replication=Replication(**part("replication")),
         feed=Feed(**data["feed"]),
         asynchronous_callbacks=data["asynchronous_callbacks"],
+        stop_within=data.get("stop_within"),
     )
 
 

@@ -1,0 +1,207 @@
+"""Stops training before the update that would make weights NaN, and says which tensor it was.
+
+    update       ... 36         37         38: a gradient is NaN
+    weights          applied    applied    as they were after 37
+    recorder     statistics of the last updates  ->  a directory, with the batches of update 38
+
+The program compares gradients before it applies them, so nothing is lost and nothing is stored
+while all goes well. To find the tensor, the update is run again with every tensor looked at.
+"""
+
+import logging
+import pathlib
+import re
+import time
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import jax
+import keras
+import numpy as np
+from rich.console import Console
+
+import millrace.strategy.controller as controllers
+from millrace.errors import ModelError, OptionError
+from millrace.graph.assignment import Assignment
+from millrace.options import Taps, whole_number
+from millrace.processes.facts import process_index
+from millrace.records.flight import MODEL_FILE, Flight, FlightRecord, write_flight
+from millrace.records.tensors import StatisticsBlock, Tensor
+from millrace.replay import Replay, counts, is_non_finite, run_again, state_of
+from millrace.runtime.halt import Halted
+
+logger = logging.getLogger("millrace")
+
+
+class NaNWatch(keras.callbacks.Callback):
+    """Stops `fit` before the first update with a NaN or an infinity in a gradient.
+
+    The model keeps the weights, the optimizer state and the seeds from before that update. What it
+    takes to run the update again is written to a directory: `millrace replay DIRECTORY`.
+
+    Args:
+        gradients: patterns of the names of variables, such as `"dense*"`; all by default.
+        last: updates whose statistics are kept and written.
+        directory: under which a directory is made when something is found; None writes nothing.
+
+    Attributes:
+        found: None, or the `millrace.records.FlightRecord` of what was found.
+        written: None, or the directory that was written.
+
+    Raises:
+        OptionError: if `last` is below 1 or a pattern is no text; when training starts, if the
+            optimizer scales the loss, which makes infinities on purpose.
+        ModelError: when training starts, if the model belongs to no strategy.
+    """
+
+    def __init__(
+        self,
+        gradients: str | Sequence[str] = ("*",),
+        *,
+        last: int = 10,
+        directory: str | pathlib.Path | None = "millrace-flights",
+    ):
+        super().__init__()
+        self._gradients = (gradients,) if isinstance(gradients, str) else tuple(gradients)
+        if not self._gradients or not all(isinstance(each, str) for each in self._gradients):
+            raise OptionError(
+                f"gradients must be patterns of names. Received: {gradients!r}. Set gradients='*' "
+                "for all."
+            )
+        self._last = whole_number("last", last, 1)
+        self._directory = None if directory is None else pathlib.Path(directory)
+        self._rows: deque[tuple[int, np.ndarray]] = deque(maxlen=self._last)
+        self._tensors: tuple[Tensor, ...] = ()
+        self._steps = self._updates = self._epoch = 0
+        self.found: FlightRecord | None = None
+        self.written: pathlib.Path | None = None
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        """Has the gradients looked at."""
+        controller = controllers.controller_of(self.model)
+        if controller is None:
+            raise ModelError(
+                "NaNWatch looks into programs that a strategy runs, and this model belongs to "
+                "none. Call strategy.attach(model) before fit."
+            )
+        if isinstance(self.model.optimizer, keras.optimizers.LossScaleOptimizer):
+            raise OptionError(
+                "NaNWatch cannot tell an error from the infinities that a LossScaleOptimizer "
+                "makes and skips on purpose. Leave it out, or compile with auto_scale_loss=False."
+            )
+        self._controller = controller
+        self._rows.clear()
+        self._steps = self._updates = 0
+        self.found = self.written = None
+        controller.watch(self, Taps(gradients=self._gradients, stops=True))
+
+    def on_train_end(self, logs: Any = None) -> None:
+        """Has nothing looked at any more."""
+        self._controller.unwatch(self)
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        """Takes note of the epoch."""
+        self._epoch = epoch
+
+    def statistics(self, block: StatisticsBlock) -> None:
+        """Takes in the gradients of some updates; called by the outfeed's thread."""
+        if block.of_updates is not None:
+            self._tensors = block.of_updates.tensors
+            for row in block.of_updates.values:
+                self._rows.append((self._updates, row))
+                self._updates += 1
+        self._steps += block.steps
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        """Stops training if the execution was halted."""
+        function = self._controller.running_function
+        halted = None if function is None else function.halted
+        if halted is None or self.found is not None:
+            return
+        self._controller.outfeed.flush()
+        self.model.stop_training = True
+        self.model.jax_state_sync()  # what Keras's loop has of the values goes into the variables
+        replayed = self._run_again(halted)
+        self.found = self._record(halted, replayed)
+        self._write(halted)
+        self._say()
+
+    def _run_again(self, halted: Halted) -> Replay | None:
+        accumulation = self._controller.accumulation
+        device = self._controller.groups[0].devices[0]
+        try:
+            state = state_of(self.model)
+            return run_again(self.model, state, halted.batches, accumulation, device)
+        except Exception:  # such as a model that needs all its devices
+            logger.warning("The update could not be run again on one device.", exc_info=True)
+            return None
+
+    def _record(self, halted: Halted, replayed: Replay | None) -> FlightRecord:
+        first = None if replayed is None else replayed.first_non_finite()
+        accumulation = self._controller.accumulation
+        accumulator = accumulation.dtype
+        micro_batch, tensor, row = (None, None, None) if first is None else first
+        nans, infs = (0, 0) if row is None else counts(row)
+        assignment = self._controller.stages.assignment()
+        if tensor is not None and assignment is not None:
+            tensor = replace(tensor, stage=_stage_of(tensor, assignment))
+        return FlightRecord(
+            model=self.model.name,
+            epoch=self._epoch,
+            step=self._steps - len(halted.batches),
+            update=self._updates - 1,
+            micro_batch=micro_batch,
+            tensor=tensor,
+            nans=nans,
+            infs=infs,
+            stages=1 if assignment is None else assignment.num_stages,
+            micro_batches=len(halted.batches),
+            reduction=accumulation.reduction.value,
+            accumulator=accumulator if isinstance(accumulator, str) else None,
+            versions={"jax": jax.__version__, "keras": keras.__version__},
+        )
+
+    def _write(self, halted: Halted) -> None:
+        if self._directory is None or process_index() != 0:
+            return
+        name = f"{self.model.name}-update{self._updates - 1}-{time.strftime('%Y%m%d-%H%M%S')}"
+        directory = self._directory / name
+        flight = Flight(
+            record=self.found,  # type: ignore[arg-type]
+            updates=[number for number, _ in self._rows],
+            tensors=self._tensors,
+            statistics=np.stack([row for _, row in self._rows]),
+            state=state_of(self.model),
+            batches=halted.batches,
+        )
+        directory.mkdir(parents=True, exist_ok=True)
+        self.model.save(directory / MODEL_FILE)
+        write_flight(directory, flight)
+        self.written = directory
+
+    def _say(self) -> None:
+        bad = [
+            str(tensor)
+            for tensor, row in zip(self._tensors, self._rows[-1][1], strict=True)
+            if is_non_finite(row)
+        ]
+        console = Console(stderr=True, highlight=False, soft_wrap=True)
+        console.print(f"\nNaNWatch: {self.found}", style="bold red", markup=False)
+        console.print(
+            f"  {len(bad)} of {len(self._tensors)} gradients are not finite. Training stopped; the "
+            "model has the weights from before this update.",
+            markup=False,
+        )
+        if self.written is not None:
+            console.print(f"  Run it again: millrace replay {self.written}", markup=False)
+
+
+def _stage_of(tensor: Tensor, assignment: Assignment) -> int:
+    """Returns the stage of the layer call that a tensor was found in, by their names."""
+    for label, stage in zip(assignment.labels, assignment.stages or (), strict=False):
+        name = label if tensor.kind == "activation" else re.sub(r"#\d+", "", label)
+        if tensor.name == name or tensor.name.startswith((f"{name}/", f"{name}:")):
+            return stage
+    return tensor.stage

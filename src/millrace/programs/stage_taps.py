@@ -1,0 +1,162 @@
+"""What the programs of a pipeline carry out, each from the stage at which it arises.
+
+    forward           statistics of activations, and what layers enqueue
+    backward          statistics of the gradients of one micro-batch, and what the optimizer's
+    (backward_weight) `tap_micro_gradients` enqueues of them
+    final             statistics of the gradients of an update, and what the optimizer enqueues
+
+Forward and update are traced whole and cut, so a value with leaves of several stages leaves in
+several programs, and is put together again on the host (`runtime/stage_taps.py`). Gradients of a
+micro-batch never are in one trace: each stage shows its own.
+"""
+
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import keras
+from jax import lax
+
+from millrace.devices import REPLICA
+from millrace.graph.split_update import Part
+from millrace.graph.stage import Split
+from millrace.plan import Mode, Plan
+from millrace.programs.accumulate import Gradients
+from millrace.programs.tapped_step import tapping_optimizer
+from millrace.programs.taps import Tapped, collecting, tap
+from millrace.programs.tensor_taps import Rows, gradient_name, matches, tap_gradients
+from millrace.records.tensors import Tensor
+
+HALTED = "halted"  # key of whether an update was not applied; nobody has a queue of this name
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Bundle:
+    """What one program taps, as arrays `[1, ...]`: its statistics as one, then leaves."""
+
+    stage: int
+    trace: int | None  # stage whose own trace has tapped it; None: a trace of all stages
+    rows: Rows | None
+    leaves: tuple[tuple[Hashable, int], ...]  # key of a value, and the leaf's place in it
+    trees: Mapping[Hashable, Any]  # structure of each value
+    _order: tuple[int, ...]  # places of statistics and leaves among the values that are packed
+
+    @property
+    def number(self) -> int:
+        """How many arrays it has."""
+        return len(self.leaves) + (self.rows is not None)
+
+    def packed(self, values: Sequence[Any]) -> list[Any]:
+        """Returns the arrays of tapped values; runs in the program."""
+        found = [values[place] for place in self._order]
+        number = len(self.rows.tensors) if self.rows is not None else 0
+        rows = [jnp.stack(found[:number])] if number else []
+        return [value[None] for value in (*rows, *found[number:])]
+
+
+class StageTaps:
+    """What the programs of one plan carry out."""
+
+    def __init__(self, model: keras.Model, plan: Plan, split: Split):
+        self._model, self._options, self._split = model, plan.taps, split
+        self._trains = plan.mode is Mode.TRAIN
+        self._of_backward: dict[int, Bundle | None] = {}
+
+    @property
+    def iterations(self) -> int:
+        """Which value of the optimizer counts updates."""
+        optimizer = self._model.optimizer
+        return next(k for k, v in enumerate(optimizer.variables) if v is optimizer.iterations)
+
+    def forward(self, index: int) -> Bundle | None:
+        """What a stage's forward taps."""
+        return _bundle(self._split.taps, self._split.stages[index].taps, index)
+
+    def backward(self, index: int) -> Bundle | None:
+        """What the gradients of one micro-batch tap at a stage."""
+        if index not in self._of_backward:
+            self._of_backward[index] = self._find_backward(index) if self._trains else None
+        return self._of_backward[index]
+
+    def of_gradients(self, index: int, gradients: Sequence[Any]) -> tuple[list[Any], ...]:
+        """Returns the arrays of `backward`, or nothing; runs in the program."""
+        bundle = self.backward(index)
+        if bundle is None:
+            return ()
+        _, tapped = collecting(self._show)(index, gradients)
+        return (bundle.packed(jax.tree.leaves(tapped)),)
+
+    def _find_backward(self, index: int) -> Bundle | None:
+        weights = [self._model.trainable_variables[i] for i in self._split.stages[index].trainable]
+        specs = [jax.ShapeDtypeStruct(v.shape, v.dtype) for v in weights]
+        _, tapped = jax.eval_shape(lambda g: collecting(self._show)(index, g), specs)
+        return _bundle(tapped, range(len(jax.tree.leaves(tapped))), index, index)
+
+    def _show(self, index: int, gradients: Sequence[Any]) -> None:
+        variables, places = self._model.trainable_variables, self._split.stages[index].trainable
+        whole: list[Any] = [None] * len(variables)
+        for place, gradient in zip(places, gradients, strict=True):
+            whole[place] = gradient
+        tap_gradients(self._model, whole, self._options.micro_gradients)
+        optimizer = tapping_optimizer(self._model)
+        if optimizer is not None and places:
+            optimizer.tap_micro_gradients(list(gradients), [variables[place] for place in places])
+
+
+def bundle_of_update(tapped: Any, part: Part, stage: int) -> Bundle | None:
+    """What a stage's part of the update taps, of all that the update does."""
+    return _bundle(tapped, part.taps, stage)
+
+
+def halted_unless_finite(
+    model: keras.Model, gradients: Gradients, patterns: Sequence[str], new: Any, old: Any
+) -> Any:
+    """Returns `new`, or `old` where a watched gradient is not finite; taps which it is."""
+    watched = [
+        jnp.isfinite(gradient).all()
+        for variable, gradient in zip(model.trainable_variables, gradients, strict=True)
+        if matches(gradient_name(model, variable), patterns)
+    ]
+    if not watched:
+        return new
+    halted = ~jnp.stack(watched).all()
+    tap(HALTED, halted)
+    return jax.tree.map(lambda n, o: jnp.where(halted, o, n), new, old)
+
+
+def across_rounds(arrays: Sequence[Any], gather: bool) -> list[Any]:
+    """Returns tapped arrays `[1, ...]` of one replica as those of all, `[1, replicas, ...]`.
+
+    Runs under the mesh's axis.
+
+    Args:
+        arrays: of this replica.
+        gather: whether every replica needs all of them, as where they are of several processes.
+    """
+    if gather:
+        return [lax.all_gather(array, REPLICA, axis=1) for array in arrays]
+    return [array[:, None] for array in arrays]
+
+
+def _bundle(
+    tapped: Tapped, numbers: Sequence[int], stage: int, trace: int | None = None
+) -> Bundle | None:
+    """Describes those leaves of a trace's taps that have these numbers; None if there are none."""
+    if not numbers:
+        return None
+    trees = {key: jax.tree.structure(value) for key, value in tapped.items()}
+    every = [(key, place) for key, tree in trees.items() for place in range(tree.num_leaves)]
+    mine = [every[number] for number in numbers]
+    rows = [k for k, (key, _) in enumerate(mine) if isinstance(key, Tensor)]
+    others = [k for k in range(len(mine)) if k not in rows]
+    tensors = tuple(replace(mine[k][0], stage=stage) for k in rows)
+    return Bundle(
+        stage=stage,
+        trace=trace,
+        rows=Rows(tensors) if tensors else None,
+        leaves=tuple(mine[k] for k in others),
+        trees=trees,
+        _order=(*rows, *others),
+    )

@@ -1,0 +1,169 @@
+"""What is left of the update at which training went wrong: enough to run it again.
+
+record.json       what was found where, and how the update was made
+statistics.npz    the watched tensors of the last updates
+state.npz         the model's values from before the update, by role
+batches.npz       its micro-batches
+model.keras       the model, as Keras saves it
+"""
+
+import json
+import pathlib
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import numpy as np
+
+from millrace.errors import DataError
+from millrace.records.tensors import STATISTICS, Tensor
+
+MODEL_FILE = "model.keras"
+_RECORD, _STATISTICS, _STATE, _BATCHES = (
+    "record.json", "statistics.npz", "state.npz", "batches.npz"
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FlightRecord:
+    """Which tensor of which update was the first that was not finite."""
+
+    model: str  # its name
+    epoch: int
+    step: int  # of the fit: the first of the update
+    update: int  # of the fit
+    micro_batch: int | None  # of the update
+    tensor: Tensor | None  # None if running the update again found none
+    nans: int = 0
+    infs: int = 0
+    stages: int = 1  # of the model as a pipeline
+    micro_batches: int = 1  # that make the update
+    reduction: str = "mean"  # of their gradients
+    accumulator: str | None = None  # dtype of what they are added up in
+    versions: Mapping[str, str] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        if self.tensor is None:
+            what = "a gradient is not finite, and no single tensor of it was found"
+        else:
+            stage = f" of stage {self.tensor.stage}" if self.stages > 1 else ""
+            what = f"{self.tensor}{stage} has {self.nans} NaN and {self.infs} infinite elements"
+        where = f"epoch {self.epoch}, step {self.step}, update {self.update}"
+        if self.micro_batch is not None:
+            where += f", micro-batch {self.micro_batch} of {self.micro_batches}"
+        return f"{what} ({where})"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Flight:
+    """A flight record with its arrays."""
+
+    record: FlightRecord
+    updates: Sequence[int]  # numbers of the last updates
+    tensors: Sequence[Tensor]  # that were watched in them
+    statistics: np.ndarray  # [updates, tensors, 8]
+    state: Mapping[str, Sequence[np.ndarray]]  # by role
+    batches: Sequence[Any]  # trees of arrays
+
+
+def write_flight(directory: pathlib.Path, flight: Flight) -> None:
+    """Writes everything but the model."""
+    directory.mkdir(parents=True, exist_ok=True)
+    trees = [_taken_apart(batch) for batch in flight.batches]
+    record = {
+        **asdict(flight.record),
+        "batches": [tree for tree, _ in trees],
+        "tensors": [asdict(tensor) for tensor in flight.tensors],
+        "updates": list(flight.updates),
+        "columns": STATISTICS,
+    }
+    np.savez(directory / _STATISTICS, statistics=flight.statistics)
+    _save(directory / _STATE, {role: list(values) for role, values in flight.state.items()})
+    _save(directory / _BATCHES, {str(k): leaves for k, (_, leaves) in enumerate(trees)})
+    # Last: a directory with a record is complete.
+    (directory / _RECORD).write_text(json.dumps(record, indent=1))
+
+
+def read_flight(directory: pathlib.Path) -> Flight:
+    """Reads what `write_flight` wrote.
+
+    Raises:
+        DataError: if it is not there.
+    """
+    path = directory / _RECORD
+    if not path.is_file():
+        found = sorted(p.name for p in directory.glob("*")) if directory.is_dir() else "nothing"
+        raise DataError(
+            f"{directory} holds no flight record: there is no {_RECORD}, only {found}. Give the "
+            "directory that NaNWatch has printed."
+        )
+    data = json.loads(path.read_text())
+    trees, tensors = data.pop("batches"), data.pop("tensors")
+    updates = data.pop("updates")
+    data.pop("columns")
+    first = data.pop("tensor")
+    leaves = _load(directory / _BATCHES)
+    return Flight(
+        record=FlightRecord(tensor=None if first is None else Tensor(**first), **data),
+        updates=updates,
+        tensors=[Tensor(**tensor) for tensor in tensors],
+        statistics=np.load(directory / _STATISTICS)["statistics"],
+        state=_load(directory / _STATE),
+        batches=[_put_together(tree, leaves[str(k)]) for k, tree in enumerate(trees)],
+    )
+
+
+def _taken_apart(tree: Any) -> tuple[Any, list[np.ndarray]]:
+    """Returns a structure as JSON can hold it, with numbers for its arrays, and the arrays."""
+    leaves: list[np.ndarray] = []
+
+    def visit(node: Any) -> Any:
+        if node is None:
+            return None
+        if isinstance(node, Mapping):
+            return {"dict": {str(key): visit(value) for key, value in node.items()}}
+        if isinstance(node, list | tuple):
+            return {"list" if isinstance(node, list) else "tuple": [visit(v) for v in node]}
+        leaves.append(np.asarray(node))
+        return len(leaves) - 1
+
+    return visit(tree), leaves
+
+
+def _put_together(tree: Any, leaves: Sequence[np.ndarray]) -> Any:
+    if tree is None:
+        return None
+    if isinstance(tree, int):
+        return leaves[tree]
+    ((kind, items),) = tree.items()
+    if kind == "dict":
+        return {key: _put_together(value, leaves) for key, value in items.items()}
+    made = [_put_together(value, leaves) for value in items]
+    return made if kind == "list" else tuple(made)
+
+
+def _save(path: pathlib.Path, groups: Mapping[str, Sequence[np.ndarray]]) -> None:
+    """Saves lists of arrays. NumPy's files know no bfloat16, so that is kept as bytes."""
+    arrays: dict[str, np.ndarray] = {}
+    index: dict[str, list[Any]] = {}
+    for name, values in groups.items():
+        index[name] = [(value.dtype.name, value.shape) for value in values]
+        for number, value in enumerate(values):
+            own = value.dtype.kind in "biufc"
+            raw = value if own else np.frombuffer(value.tobytes(), np.uint8)
+            arrays[f"{name}/{number}"] = raw
+    np.savez(path, index=np.array(json.dumps(index)), **arrays)
+
+
+def _load(path: pathlib.Path) -> dict[str, list[np.ndarray]]:
+    with np.load(path) as file:
+        index = json.loads(str(file["index"]))
+        groups: dict[str, list[np.ndarray]] = {}
+        for name, specs in index.items():
+            groups[name] = []
+            for number, (dtype, shape) in enumerate(specs):
+                raw = file[f"{name}/{number}"]
+                if raw.dtype.name != dtype:
+                    raw = np.frombuffer(raw.tobytes(), np.dtype(dtype))
+                groups[name].append(raw.reshape(shape))
+    return groups

@@ -1,0 +1,187 @@
+import json
+
+import keras
+import numpy as np
+import pytest
+from keras import layers
+
+import millrace
+from millrace.callbacks.nan_watch import NaNWatch
+from millrace.errors import DataError, ModelError, OptionError
+from millrace.records.flight import read_flight
+from millrace.replay import replay
+
+ROWS = 8
+
+
+@keras.saving.register_keras_serializable("tests")
+class Root(layers.Layer):
+    """The square root, whose gradient is infinite at zero and which has none below."""
+
+    def call(self, x):
+        return keras.ops.sqrt(x)
+
+
+def make_model(strategy, accumulation=1, executed=4, convolution=False):
+    keras.utils.set_random_seed(4)
+    shape = (6, 6, 1) if convolution else (4,)
+    head = [layers.Conv2D(3, 3), layers.Flatten()] if convolution else []
+    with strategy.scope():
+        model = keras.Sequential(
+            [
+                keras.Input(shape),
+                *head,
+                layers.Dense(8, "sigmoid", name="first"),
+                layers.Dropout(0.25, seed=3),
+                layers.BatchNormalization(name="norm"),
+                layers.Dense(4, "softplus", name="middle"),
+                Root(name="root"),
+                layers.Dense(1, name="last"),
+            ]
+        )
+    model.compile("adam", "mse", steps_per_execution=accumulation * executed)
+    model.set_gradient_accumulation_options(gradient_accumulation_steps_per_replica=accumulation)
+    return model
+
+
+def make_data(batches, bad=None, convolution=False):
+    """Returns rows that train, with a batch in which one row is infinite."""
+    random = np.random.default_rng(1)
+    shape = (6, 6, 1) if convolution else (4,)
+    x = random.standard_normal((batches * ROWS, *shape)).astype("float32")
+    y = x.reshape(len(x), -1).sum(1, keepdims=True)
+    if bad is not None:
+        x[bad * ROWS + 2] = np.inf
+    return x, y
+
+
+def fit(model, data, **arguments):
+    model.fit(*data, batch_size=ROWS, shuffle=False, verbose=0, **arguments)
+
+
+@pytest.mark.parametrize(
+    ("accumulation", "executed", "bad"),
+    [(1, 4, 6), (1, 20, 6), (3, 2, 7), (3, 20, 11), (3, 20, 13), (1, 1, 0)],
+)
+def test_stops_before_the_update_and_names_what_did_it(
+    strategy, tmp_path, accumulation, executed, bad
+):
+    """14 batches: with an accumulation of 3 the last update has two."""
+    model = make_model(strategy, accumulation, executed)
+    watch = NaNWatch(directory=tmp_path, last=3)
+    fit(model, make_data(14, bad), callbacks=[watch], epochs=2)
+    update, micro_batch = divmod(bad, accumulation)
+    found = watch.found
+    assert (found.tensor.kind, found.tensor.name) == ("activation", "first")
+    assert (found.epoch, found.update, found.micro_batch) == (0, update, micro_batch)
+    assert found.step == update * accumulation
+    assert int(model.optimizer.iterations) == update
+    plain = make_model(strategy, accumulation, 1)
+    if update:
+        x, y = make_data(14, bad)
+        rows = update * accumulation * ROWS
+        fit(plain, (x[:rows], y[:rows]))
+        for mine, theirs in zip(model.variables, plain.variables, strict=True):
+            np.testing.assert_allclose(mine, theirs, rtol=1e-6, atol=1e-7, err_msg=mine.path)
+
+
+def test_the_last_updates_are_kept_and_the_batch(strategy, tmp_path):
+    model = make_model(strategy, executed=20)
+    x, y = make_data(12, bad=9)
+    watch = NaNWatch(directory=tmp_path, last=3)
+    fit(model, (x, y), callbacks=[watch])
+    flight = read_flight(watch.written)
+    assert list(flight.updates) == [7, 8, 9]
+    assert flight.statistics.shape == (3, len(model.trainable_variables), 8)
+    assert np.isfinite(flight.statistics[:2]).all()
+    ((batch, target),) = flight.batches
+    np.testing.assert_array_equal(batch, x[9 * ROWS : 10 * ROWS])
+    np.testing.assert_array_equal(target, y[9 * ROWS : 10 * ROWS])
+    assert json.loads((watch.written / "record.json").read_text())["update"] == 9
+
+
+@pytest.mark.parametrize("convolution", [False, True])
+def test_replay_repeats_the_update(strategy, tmp_path, convolution):
+    model = make_model(strategy, accumulation=2, executed=3, convolution=convolution)
+    watch = NaNWatch(directory=tmp_path)
+    fit(model, make_data(12, 7, convolution), callbacks=[watch])
+    again = replay(watch.written)
+    assert again.repeats
+    assert again.largest_difference < 1e-5
+    micro_batch, tensor, _ = again.replay.first_non_finite()
+    assert micro_batch == 1
+    assert tensor.name == ("conv2d" if convolution else "first")
+
+
+def test_a_gradient_may_be_the_first(strategy, tmp_path):
+    """The square root of zero is zero, and its gradient is not finite."""
+    with strategy.scope():
+        model = keras.Sequential(
+            [
+                keras.Input((2,)),
+                layers.Dense(2, kernel_initializer="zeros", name="zeros"),
+                Root(name="root"),
+            ]
+        )
+    model.compile("sgd", "mse", steps_per_execution=4)
+    data = np.ones((4 * ROWS, 2), "float32"), np.ones((4 * ROWS, 2), "float32")
+    watch = NaNWatch(directory=None)
+    fit(model, data, callbacks=[watch])
+    assert watch.written is None
+    assert watch.found.tensor.kind == "gradient"
+    assert "zeros/" in watch.found.tensor.name
+    assert watch.found.update == 0
+
+
+def test_all_goes_well(strategy, tmp_path):
+    watched, plain = make_model(strategy), make_model(strategy)
+    watch = NaNWatch(directory=tmp_path)
+    fit(watched, make_data(12), callbacks=[watch], epochs=2)
+    fit(plain, make_data(12), epochs=2)
+    assert watch.found is None
+    assert not list(tmp_path.iterdir())
+    for mine, theirs in zip(watched.get_weights(), plain.get_weights(), strict=True):
+        np.testing.assert_allclose(mine, theirs, rtol=1e-6, atol=1e-7)
+
+
+def test_training_goes_on_from_where_it_stopped(strategy, tmp_path):
+    model = make_model(strategy, executed=20)
+    x, y = make_data(12, bad=5)
+    watch = NaNWatch(directory=tmp_path)
+    fit(model, (x, y), callbacks=[watch])
+    good = make_data(12)
+    fit(model, tuple(a[5 * ROWS :] for a in good), callbacks=[watch])
+    assert watch.found is None
+    plain = make_model(strategy)
+    fit(plain, good)
+    for mine, theirs in zip(model.get_weights(), plain.get_weights(), strict=True):
+        np.testing.assert_allclose(mine, theirs, rtol=1e-6, atol=1e-7)
+
+
+def test_what_it_cannot_watch_is_said_when_training_starts(strategy):
+    model = make_model(strategy)
+    millrace_free = keras.Sequential([keras.Input((4,)), layers.Dense(1)])
+    millrace_free.compile("sgd", "mse")
+    with pytest.raises(ModelError, match=r"strategy\.attach\(model\)"):
+        millrace_free.fit(*make_data(2), verbose=0, callbacks=[NaNWatch()])
+    model.compile(keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD()), "mse")
+    with pytest.raises(OptionError, match="auto_scale_loss=False"):
+        model.fit(*make_data(2), verbose=0, callbacks=[NaNWatch()])
+    with pytest.raises(OptionError, match=r"last must be at least 1"):
+        NaNWatch(last=0)
+    with pytest.raises(OptionError, match=r"gradients='\*'"):
+        NaNWatch(gradients=[])
+
+
+def test_a_directory_without_a_record_is_refused(tmp_path):
+    with pytest.raises(DataError, match=r"there is no record\.json"):
+        replay(tmp_path)
+
+
+def test_replicas(tmp_path):
+    model = make_model(millrace.Strategy(devices=2), accumulation=2, executed=6)
+    watch = NaNWatch(directory=tmp_path)
+    fit(model, make_data(12, bad=6), callbacks=[watch])
+    assert (watch.found.update, watch.found.micro_batch) == (1, 2)
+    assert watch.found.tensor.name == "first"
+    assert replay(watch.written).repeats
