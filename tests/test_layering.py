@@ -13,7 +13,8 @@ LEVELS = [
     {"compiling", "feeds"},
     {"runtime"},
     {"strategy", "distributed", "launch", "layers", "optimizers", "checkpoint"},
-    {"callbacks", "benchmark", "loops", "replay"},
+    {"replay"},
+    {"callbacks", "benchmark", "loops"},
     {"cli", "ipu"},
     {"__init__"},
 ]

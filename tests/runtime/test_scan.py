@@ -1,7 +1,7 @@
 import pytest
 
 from millrace.plan import LoopForm
-from millrace.runtime.scan import best_unroll
+from millrace.runtime.window import best_unroll
 
 
 @pytest.mark.parametrize(

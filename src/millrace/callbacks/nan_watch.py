@@ -29,7 +29,7 @@ from millrace.options import Taps, whole_number
 from millrace.processes.facts import process_index
 from millrace.records.flight import MODEL_FILE, Flight, FlightRecord, write_flight
 from millrace.records.tensors import StatisticsBlock, Tensor
-from millrace.replay import Replay, counts, is_non_finite, run_again, state_of
+from millrace.replay.run import Replay, counts, is_non_finite, run_again, state_of
 from millrace.runtime.halt import Halted
 
 logger = logging.getLogger("millrace")

@@ -9,7 +9,7 @@ Nearly all lie whole in one segment.
 
 from collections import deque
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -25,7 +25,6 @@ from millrace.programs.tap_records import Taps
 from millrace.runtime.gather import gathered
 from millrace.runtime.halt import (
     Halted,
-    Span,
     halted_in_call,
     halted_in_window,
     is_halted,
@@ -34,18 +33,7 @@ from millrace.runtime.halt import (
 )
 from millrace.runtime.part import Part
 from millrace.runtime.placement import Placement
-
-
-@dataclass(slots=True)
-class _Window:
-    """An update whose micro-batches do not come from one segment."""
-
-    accumulated: Any
-    steps: int
-    weight: float  # sum of the coefficients so far
-    first_rows: int
-    before: State | None = None  # where an update may be halted: the state that it began with
-    spans: list[Span] = field(default_factory=list)  # of blocks
+from millrace.runtime.window import Turns, Window
 
 
 class ScanRunner:
@@ -113,7 +101,7 @@ class ScanRunner:
     def _run(
         self, state: State, segments: Iterable[Segment], parts: list[Part], chunk: int | None
     ) -> State:
-        window: _Window | None = None
+        window: Window | None = None
         plan, size = self._plan, self._window
         for segment in segments:
             block, start = segment.block, segment.start
@@ -124,7 +112,7 @@ class ScanRunner:
             while start < end:
                 whole = self._whole(end - start) if window is None else 0
                 if whole:
-                    for steps, unroll in self._turns(start, whole, size, self._longest, chunk):
+                    for steps, unroll in self._calls(start, whole, size, self._longest, chunk):
                         run = self._executables.run(plan, unroll)
                         state, result, taps = self._call(run, state, self._batches, start, steps)
                         self._newest = state
@@ -205,7 +193,7 @@ class ScanRunner:
         self,
         plan: Plan,
         state: State,
-        window: _Window,
+        window: Window,
         block: Block,
         start: int,
         count: int,
@@ -213,7 +201,7 @@ class ScanRunner:
     ) -> State:
         rows = block.spec.rows
         coefficient = weight_of(plan.accumulation.reduction, rows, window.first_rows)
-        for steps, unroll in self._turns(start, count, self._replicas, self._window, None):
+        for steps, unroll in self._calls(start, count, self._replicas, self._window, None):
             accumulate = self._executables.accumulate(plan, unroll)
             state, window.accumulated, result, taps = self._call(
                 accumulate,
@@ -231,11 +219,11 @@ class ScanRunner:
         window.weight += count * coefficient
         return state
 
-    def _open_window(self, plan: Plan, state: State, rows: int) -> _Window:
+    def _open_window(self, plan: Plan, state: State, rows: int) -> Window:
         before = kept(state) if plan.taps.stops else None
-        return _Window(self._call(self._executables.zeros(plan), state), 0, 0.0, rows, before)
+        return Window(self._call(self._executables.zeros(plan), state), 0, 0.0, rows, before)
 
-    def _close_window(self, plan: Plan, state: State, window: _Window, parts: list[Part]) -> State:
+    def _close_window(self, plan: Plan, state: State, window: Window, parts: list[Part]) -> State:
         scale = np.float32(scale_of(plan.accumulation.reduction, window.weight))
         apply = self._executables.apply(plan)
         state, taps = self._call(apply, state, window.accumulated, scale, window.steps)
@@ -247,32 +235,15 @@ class ScanRunner:
                 state = with_kept(state, window.before)
         return state
 
-    def _turns(
+    def _calls(
         self, start: int, count: int, unit: int, longest: int, chunk: int | None
     ) -> Iterator[tuple[int, int | None]]:
-        """Yields (steps, turns to unroll or None) of calls that together run `count` steps.
-
-        A loop runs any number of steps. Unrolled code has a fixed length; what it leaves over
-        runs one turn at a time. A turn is `unit` steps: one update, or one round, the last of
-        which may have fewer, as may the first where `start` is within a round.
-        """
-        form = self._form
-        if self._tap_room is not None:
-            chunk = min(chunk or self._tap_room, self._tap_room)
-        if form.is_loop and not self._single_steps:
-            most = count if chunk is None else max(1, chunk // unit) * unit
-            unroll = None
-        else:
-            unroll = best_unroll(form, max(1, longest // unit), unit // self._replicas)
-            most = unroll * unit
-        while count:
-            begun = start % self._replicas
-            if unroll is not None and (begun or count < most):
-                yield (steps := min(count, unit - begun)), 1
-            else:
-                yield (steps := min(count, most)), unroll
-            start += steps
-            count -= steps
+        form = LoopForm(unroll=1) if self._single_steps and self._form.is_loop else self._form
+        limits = [limit for limit in (chunk, self._tap_room) if limit is not None]
+        if not form.is_loop:  # of fixed length, whoever waits for results
+            limits = limits[chunk is not None :]
+        turns = Turns(form, unit, self._replicas, min([longest, *limits]))
+        return turns.calls(start, count, None if not limits else min(limits))
 
     def _part(self, result: Any, taps: Taps, start: int, steps: int, updates: int) -> Part:
         self._last_result = result
@@ -299,15 +270,3 @@ class ScanRunner:
         self._executables.forget()
         self._placement.release()
         self._block = self._batches = self._last_result = None
-
-
-def best_unroll(form: LoopForm, turns: int, unit: int = 1) -> int:
-    """Returns how many turns to unroll for executions of `turns` of them.
-
-    The longest that leaves nothing over, if it is at least half of what may be unrolled: 8 of 8
-    for 1000, 5 for 100. What is left over would run in a second program, which takes longer to
-    compile than it saves. Else the one that takes the fewest calls: 8 for 97.
-    """
-    most = max(1, min(turns, (form.unroll or 1) // unit))
-    whole = [n for n in range(most, (most - 1) // 2, -1) if turns % n == 0]
-    return whole[0] if whole else min(range(most, 0, -1), key=lambda n: turns // n + turns % n)

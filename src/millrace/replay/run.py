@@ -104,9 +104,10 @@ def replay(directory: pathlib.Path, custom_objects: Mapping[str, Any] | None = N
     try:
         model = keras.models.load_model(path, custom_objects=dict(custom_objects or {}))
     except Exception as error:
+        reason = str(error).splitlines()[-1].partition(". ")[0]  # after the whole configuration
         raise DataError(
-            f"The model of the flight record {directory} does not load: {error} If it has layers, "
-            "losses or metrics of your own, name the module that registers them: "
+            f"The model of the flight record {directory} does not load: {reason}. If it has "
+            "layers, losses or metrics of your own, name the module that registers them: "
             "millrace replay DIRECTORY --import my_module."
         ) from error
     record = flight.record
