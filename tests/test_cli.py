@@ -1,3 +1,4 @@
+import json
 import subprocess
 import sys
 
@@ -18,9 +19,15 @@ def run(*words, width=100, size=SIZE):
 
 
 def test_the_flags():
-    assert set(main.commands) == {"launch", "simulate"}
+    assert set(main.commands) == {"benchmark", "launch", "replay", "simulate"}
+    assert " ".join(flag for p in main.commands["benchmark"].params for flag in p.opts) == (
+        "--epochs --elements --json --infeed --model dataset"
+    )
     assert " ".join(flag for p in main.commands["launch"].params for flag in p.opts) == (
         "--processes --devices-per-process --timeout --no-pin script arguments"
+    )
+    assert " ".join(flag for p in main.commands["replay"].params for flag in p.opts) == (
+        "--import --all directory"
     )
     assert " ".join(flag for p in main.commands["simulate"].params for flag in p.opts) == (
         "--stages --micro-batches --schedule --groups --forward --backward --transfer --text"
@@ -113,3 +120,133 @@ def test_runs_as_a_program_and_prints_plain_ascii_into_a_pipe():
     assert result.returncode == 0, result.stderr
     assert result.stdout.isascii()
     assert b"\x1b" not in result.stdout
+
+
+FEEDS = """
+import itertools
+import keras
+import numpy as np
+
+batch = np.ones((4, 3), np.float32), np.ones((4, 1), np.float32)
+listed = [batch] * 7
+
+def endless():
+    return itertools.repeat(batch)
+
+def broken():
+    raise KeyError("no such directory")
+
+def of_size(rows):
+    return listed
+
+def model():
+    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    return model
+
+built = model()
+"""
+
+
+@pytest.fixture
+def feeds(tmp_path, monkeypatch):
+    (tmp_path / "feeds_of_cli.py").write_text(FEEDS)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    yield
+    sys.modules.pop("feeds_of_cli", None)
+
+
+def benchmark(*words, **environment):
+    few = ["--epochs", "2", "--elements", "3"]
+    return CliRunner().invoke(
+        main, ["benchmark", *few, *words], env={"COLUMNS": "100", **environment}
+    )
+
+
+@pytest.mark.parametrize(
+    "name", ["feeds_of_cli:endless", "feeds_of_cli:listed", "feeds_of_cli.py:listed"]
+)
+def test_benchmark_prints_a_table(feeds, name):
+    result = benchmark(name)
+    assert result.exception is None
+    lines = result.stdout.splitlines()
+    assert lines[0].split() == ["epoch", "elements/s", "GB/s", "seconds"]
+    assert [line.split()[:-3] for line in lines[1:3]] == [["data", "set", "1"], ["2"]]
+    assert lines[4].startswith("first element after 0.")
+    assert len(lines) == 5
+    assert result.stderr == ""
+
+
+@pytest.mark.parametrize("model", ["feeds_of_cli:model", "feeds_of_cli.py:built"])
+def test_benchmark_with_infeed_and_model(feeds, model):
+    words = "feeds_of_cli:endless", "--infeed", "--model", model
+    lines = benchmark(*words).stdout.splitlines()
+    assert [line.split()[:-3] for line in lines[1:5]] == [
+        ["data", "set", "1"],
+        ["2"],
+        ["infeed", "1"],
+        ["2"],
+    ]
+    assert [line[:15] for line in lines[8:11]] == [
+        "loading alone  ",
+        "the model alone",
+        "both together  ",
+    ]
+    assert lines[11].startswith("Your input pipeline limits training to ")
+    report = json.loads(benchmark(*words, "--json").stdout)
+    assert set(report) == {"epochs", "first_element_seconds", "infeed", "verdict"}
+    assert report["epochs"][0]["elements_processed"] == 3
+    assert len(report["infeed"]["epochs"]) == 2
+    assert report["verdict"]["steps"] == 3
+
+
+def test_benchmark_shows_progress_on_a_terminal_and_keeps_it_out_of_the_results(feeds):
+    result = benchmark(
+        "feeds_of_cli:endless", "--json", "--model", "feeds_of_cli:model", FORCE_COLOR="1"
+    )
+    assert set(json.loads(result.stdout)) == {"epochs", "first_element_seconds", "verdict"}
+    for title in ("data set", "loading", "the model", "both"):
+        assert title in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (
+            ["feeds_of_cli:endles"],
+            "feeds_of_cli has no 'endles'. Did you mean 'endless'? It has: b",
+        ),
+        (["feed_of_cli:endless"], "There is no module 'feed_of_cli', neither installed nor in "),
+        (["feed.py:endless"], "no file 'feed.py'. Did you mean 'feeds_of_cli.py'?"),
+        (["feeds_of_cli"], "'feeds_of_cli' does not name a variable or a function of a module."),
+        (["feeds_of_cli:endless", "--epochs", "0"], "--epochs must be at least 1. Received: 0."),
+        (
+            ["feeds_of_cli:endless", "--elements", "-1"],
+            "--elements must be at least 1. Received: -",
+        ),
+        (
+            ["feeds_of_cli:listed", "--elements", "4"],
+            "ended after 7 elements, and 2 epochs of 4 el",
+        ),
+        (
+            ["feeds_of_cli:of_size"],
+            "missing a required argument: 'rows'. Set dataset=lambda: of_si",
+        ),
+        (["feeds_of_cli:batch"], "a value of type tuple, which holds all rows at once"),
+        (["feeds_of_cli:endless", "--model", "feeds_of_cli:listed"], "takes a keras.Model first."),
+        (["feeds_of_cli:endless", "--model", "feeds_of_cli:modl"], "Did you mean 'model'?"),
+    ],
+)
+def test_errors_of_benchmark(feeds, words, message):
+    result = benchmark(*words)
+    assert result.exit_code == 2
+    assert result.stderr.startswith("Error: ")
+    assert message in result.stderr
+    assert result.stdout == ""
+
+
+def test_an_error_of_the_data_set_keeps_its_traceback(feeds):
+    result = benchmark("feeds_of_cli:broken")
+    assert isinstance(result.exception, KeyError)
+    assert result.exc_info[2].tb_next is not None

@@ -24,14 +24,14 @@ keras.utils.set_random_seed(2)
 with millrace.Strategy(devices=1).scope():
     model = keras.Sequential([
         keras.Input((3,)),
-        keras.layers.Dense(4, "sigmoid", name="first"),
         keras.layers.Dropout(0.2, seed=1),
+        keras.layers.Dense(4, "sigmoid", name="first"),
         Log(name="log"),
         keras.layers.Dense(1),
     ])
 model.compile("adam", "mse", steps_per_execution=8)
 x = np.random.default_rng(0).standard_normal((64, 3)).astype("float32")
-x[40] = -1e4
+x[40], x[41] = -1e4, 1e4
 model.set_gradient_accumulation_options(gradient_accumulation_steps_per_replica=2)
 watch = millrace.callbacks.NaNWatch(directory="flights")
 model.fit(x, x[:, :1], batch_size=4, shuffle=False, verbose=0, callbacks=[watch])

@@ -2,10 +2,13 @@
 
     millrace simulate    draws the schedule of a pipeline, with its bubble and its memory
     millrace launch      runs a script as several processes on this machine
+    millrace replay      runs an update again that NaNWatch has stopped before
+    millrace benchmark   measures how fast a data set is, and whether a model waits for it
 
 Drawings and tables are plain ASCII with colours on top, which a terminal shows and a pipe drops.
 """
 
+import pathlib
 from typing import Any
 
 import click
@@ -13,9 +16,11 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from millrace.benchmark.command import benchmark_feed
 from millrace.errors import MillraceError, OptionError
 from millrace.launch import Launch, launch
 from millrace.records.timeline import Timeline
+from millrace.replay.table import show
 from millrace.schedules.simulate import simulate
 from millrace.schedules.table import SCHEDULES, make_schedule
 from millrace.schedules.task import Pass
@@ -146,6 +151,28 @@ def launch_command(
     context.exit(launch(plan, lambda line: click.echo(line, err=True)))
 
 
+@main.command("benchmark")
+@click.option("--epochs", default=5, type=int, help="Epochs to time.", show_default=True)
+@click.option("--elements", default=100, type=int, help="Batches of each epoch.", show_default=True)
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@click.option("--infeed", is_flag=True, help="Measure it through the infeed as well.")
+@click.option("--model", metavar="MODULE:MODEL", help="Say whether this model waits for its data.")
+@click.argument("dataset", metavar="MODULE:DATASET")
+def benchmark_command(
+    epochs: int, elements: int, as_json: bool, infeed: bool, model: str | None, dataset: str
+) -> None:
+    """Measures how fast a data set supplies batches.
+
+    MODULE:DATASET is a variable, or a function without arguments, of a module or of a file.py.
+    The current directory can be imported from. A model is named the same way.
+    """
+    report = benchmark_feed(dataset, epochs, elements, infeed, model)
+    if as_json:
+        click.echo(report.as_json())
+    else:
+        report.print()
+
+
 def _drawing(timeline: Timeline, width: int) -> Text:
     drawing = Text(grid(timeline, width=width), no_wrap=True)
     for letter, color in COLORS.items():
@@ -165,3 +192,18 @@ def _table(timeline: Timeline) -> Table:
             ", ".join(str(timeline.in_flight[stage]) for stage in stages),
         )
     return table
+
+
+@main.command("replay")
+@click.option("--import", "modules", multiple=True, help="Module that registers layers of yours.")
+@click.option("--all", "everything", is_flag=True, help="Print every micro-batch.")
+@click.argument("directory", type=click.Path(exists=True, file_okay=False, path_type=pathlib.Path))
+@click.pass_context
+def replay_command(
+    context: click.Context, modules: tuple[str, ...], everything: bool, directory: pathlib.Path
+) -> None:
+    """Runs an update again that NaNWatch has stopped before, and shows every tensor.
+
+    Exits with 1 if it does not go wrong in the same way.
+    """
+    context.exit(0 if show(directory, modules, everything) else 1)

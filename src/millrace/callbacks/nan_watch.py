@@ -47,7 +47,7 @@ class NaNWatch(keras.callbacks.Callback):
         directory: under which a directory is made when something is found; None writes nothing.
 
     Attributes:
-        found: None, or the `millrace.records.FlightRecord` of what was found.
+        found: None, or the `millrace.records.flight.FlightRecord` of what was found.
         written: None, or the directory that was written.
 
     Raises:

@@ -1,0 +1,95 @@
+"""What a benchmark shows: a line per epoch, tables, and progress on a terminal."""
+
+import contextlib
+import logging
+import time
+from collections.abc import Callable, Iterator
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from millrace.records.feed_benchmark import FeedVerdict, Supply, SupplyEpoch
+
+logger = logging.getLogger("millrace")
+
+Tick = Callable[[int], object]  # is told how many elements or steps are done
+
+TICK_SECONDS = 0.1  # between two looks of the bar: it should not be what is measured
+
+
+def say(line: str) -> None:
+    """Prints a line of results."""
+    Console(highlight=False, soft_wrap=True).print(line, markup=False)
+
+
+def tell_epoch(epochs: int, prints: bool, number: int, epoch: SupplyEpoch) -> None:
+    """Logs how an epoch went, and prints it where the user wants that."""
+    line = f"epoch {number}/{epochs}: {epoch}"
+    logger.info(line)
+    if prints:
+        say(line)
+
+
+def supply_table(supplies: dict[str, Supply]) -> Table:
+    """Returns a row for each epoch of each of the measured supplies."""
+    table = Table("", "epoch", "elements/s", "GB/s", "seconds", box=None)
+    for column in table.columns[1:]:
+        column.justify = "right"
+    for name, supply in supplies.items():
+        for number, epoch in enumerate(supply.epochs, 1):
+            table.add_row(
+                name if number == 1 else "",
+                str(number),
+                f"{epoch.elements_per_second:,.1f}",
+                f"{epoch.bandwidth:.3f}",
+                f"{epoch.time_elapsed:.3f}",
+            )
+    return table
+
+
+def verdict_lines(verdict: FeedVerdict) -> str:
+    """Returns the three numbers and the verdict."""
+    rows = {
+        "loading alone": verdict.loader_seconds,
+        "the model alone": verdict.model_seconds,
+        "both together": verdict.both_seconds,
+    }
+    lines = [f"{name:<15} {seconds * 1e3:10.3f} ms/step" for name, seconds in rows.items()]
+    return "\n".join([*lines, str(verdict)])
+
+
+@contextlib.contextmanager
+def progress(*titles: str, each: int) -> Iterator[list[Tick]]:
+    """Shows a bar for each title while someone looks at a terminal.
+
+    Args:
+        *titles: what is done, one after the other.
+        each: elements or steps of each of them.
+
+    Yields:
+        For each title the function that moves its bar on.
+    """
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        yield [lambda count: None for _ in titles]
+        return
+    # Results may go into a pipe while the bar does not: standard output is left alone.
+    columns = TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn()
+    with Progress(*columns, console=console, transient=True, redirect_stdout=False) as bar:
+        yield [_tick(bar, bar.add_task(title, start=False, total=each)) for title in titles]
+
+
+def _tick(bar: Progress, task: TaskID) -> Tick:
+    done, shown = 0, 0.0
+
+    def tick(count: int) -> None:
+        nonlocal done, shown
+        if not done:
+            bar.start_task(task)
+        done += count
+        if (now := time.perf_counter()) - shown > TICK_SECONDS:
+            shown = now
+            bar.update(task, completed=done)
+
+    return tick

@@ -1,0 +1,195 @@
+"""How fast a data set supplies batches, before and behind the infeed.
+
+    dataset_benchmark   data set --> thread --> queue --> copy               host only
+    infeed_benchmark    data set --> thread stacks blocks --> infeed --> device
+
+Both read ahead by a few elements or blocks, as training does.
+"""
+
+import functools
+import itertools
+import json
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+import numpy as np
+
+from millrace.benchmark.measure import Arrivals, measure
+from millrace.benchmark.show import tell_epoch
+from millrace.benchmark.sources import opened
+from millrace.benchmark.supply import ElementQueue
+from millrace.devices import DeviceGroup, find_devices, home
+from millrace.feeds.block import Block, Destination
+from millrace.feeds.blocks import BlockShape, stacked_blocks
+from millrace.feeds.infeed import Infeed
+from millrace.options import Feed, truth, whole_number
+from millrace.records.feed_benchmark import Supply
+
+
+def dataset_benchmark(
+    dataset: Any,
+    number_of_epochs: int,
+    elements_per_epochs: int,
+    *,
+    print_stats: bool = True,
+    do_memcpy: bool = True,
+) -> str:
+    """Measures how fast a data set supplies elements to this process. No device takes part.
+
+    A thread pulls elements into a short queue, and the caller takes them out. An element is what
+    the data set gives at once: one batch. It is read on and on over all epochs, so it must hold
+    `number_of_epochs * elements_per_epochs` of them, and not one more is drawn.
+
+        result = json.loads(millrace.dataset_benchmark(dataset.repeat(), 5, 100))
+        result["epochs"][-1]["elements_per_second"]
+
+    Args:
+        dataset: a tf.data.Dataset, a DataLoader of torch or grain, a keras.utils.PyDataset, any
+            iterable of batches, or a function without arguments that returns one of these.
+        number_of_epochs: epochs to time, each by itself.
+        elements_per_epochs: elements of each epoch.
+        print_stats: whether to print elements and bytes per second of each epoch.
+        do_memcpy: whether every element is copied once, as training on it would.
+
+    Returns:
+        JSON. `epochs` is a list with `elements_processed`, `total_bytes_processed` (in host
+        memory), `time_elapsed` (seconds), `elements_per_second` and `bandwidth` (1e9 bytes per
+        second) of each epoch. `first_element_seconds` counts from opening the data set on and is
+        part of the first epoch's time.
+
+    Raises:
+        OptionError: if a number is below 1.
+        DTypeError: if `dataset` cannot be iterated, or its elements hold no arrays.
+        DataError: if the data ends too early; the message says after how many elements.
+    """
+    supply = _checked(
+        measure_dataset, dataset, number_of_epochs, elements_per_epochs, print_stats, do_memcpy
+    )
+    return json.dumps(supply.as_json())
+
+
+def infeed_benchmark(
+    infeed_queue: Any,
+    number_of_epochs: int,
+    elements_per_epochs: int,
+    *,
+    print_stats: bool = True,
+    do_memcpy: bool = True,
+) -> str:
+    """Measures how fast batches come through millrace's infeed onto the first device.
+
+    As in `fit`, a thread stacks elements into blocks and starts their transfer; the caller waits
+    until each block has arrived, and does nothing with it.
+
+    Args:
+        infeed_queue: an infeed queue, or any data set as in `dataset_benchmark`.
+        number_of_epochs: epochs to time, each by itself.
+        elements_per_epochs: elements of each epoch. A block ends with an epoch.
+        print_stats: whether to print elements and bytes per second of each epoch.
+        do_memcpy: whether blocks go to the device. Otherwise they are left in host memory.
+
+    Returns:
+        JSON as in `dataset_benchmark`; bytes are counted as they arrive, 64-bit numbers as 32.
+
+    Raises:
+        OptionError: if a number is below 1.
+        DTypeError: if the data set cannot be iterated, or its elements hold no arrays.
+        DataError: if the data ends too early, or no device can hold it.
+    """
+    supply = _checked(
+        measure_infeed, infeed_queue, number_of_epochs, elements_per_epochs, print_stats, do_memcpy
+    )
+    return json.dumps(supply.as_json())
+
+
+def _checked(
+    run: Callable[..., Supply],
+    dataset: Any,
+    epochs: object,
+    elements: object,
+    print_stats: object,
+    do_memcpy: object,
+) -> Supply:
+    tell = functools.partial(
+        tell_epoch, whole_number("number_of_epochs", epochs, 1), truth("print_stats", print_stats)
+    )
+    count = whole_number("elements_per_epochs", elements, 1)
+    return run(dataset, epochs, count, copies=truth("do_memcpy", do_memcpy), tell=tell)
+
+
+def measure_dataset(
+    dataset: Any, epochs: int, elements: int, copies: bool = True, **watchers: Any
+) -> Supply:
+    """Does what `dataset_benchmark` says; `watchers` are those of `measure`."""
+    begin = time.perf_counter()
+    with opened(dataset) as source:
+        return measure_elements(source, epochs, elements, begin, copies, **watchers)
+
+
+def measure_elements(
+    source: Iterator[Any],
+    epochs: int,
+    elements: int,
+    begin: float,
+    copies: bool = False,
+    **watchers: Any,
+) -> Supply:
+    """Times elements that a thread pulls out of `source`, which was opened at `begin`."""
+    queue = ElementQueue(source, epochs, elements)
+    arrivals = _copied(queue.take()) if copies else map(_size, queue.take())
+    try:
+        return measure(
+            lambda count: itertools.islice(arrivals, count), epochs, elements, begin, **watchers
+        )
+    finally:
+        queue.close()
+
+
+def _copied(elements: Iterator[Any]) -> Arrivals:
+    targets: list[np.ndarray] = []
+    for element in elements:
+        leaves: list[np.ndarray] = jax.tree.leaves(element)
+        if [(t.shape, t.dtype) for t in targets] != [(x.shape, x.dtype) for x in leaves]:
+            targets = [np.empty_like(leaf, order="C") for leaf in leaves]
+        for target, leaf in zip(targets, leaves, strict=True):
+            np.copyto(target, leaf)
+        yield 1, sum(leaf.nbytes for leaf in leaves)
+
+
+def _size(element: Any) -> tuple[int, int]:
+    return 1, sum(leaf.nbytes for leaf in jax.tree.leaves(element))
+
+
+def measure_infeed(
+    infeed_queue: Any, epochs: int, elements: int, copies: bool = True, **watchers: Any
+) -> Supply:
+    """Does what `infeed_benchmark` says; `watchers` are those of `measure`."""
+    feed = Feed()
+    depth = getattr(infeed_queue, "prefetch_depth", None) or feed.prefetch_depth
+    device = home(find_devices(None))
+    destination = Destination(DeviceGroup((device,)), stays_on_host=not copies)
+    shape = BlockShape(feed.max_block_bytes, units=(elements, 1), known={})
+    begin = time.perf_counter()
+    with opened(infeed_queue) as source:
+        blocks = stacked_blocks(source, [elements] * epochs, shape, destination)
+        infeed = Infeed(lambda is_awaited: blocks, depth)
+
+        def take(count: int) -> Arrivals:
+            for segment in infeed.take(count):
+                if copies:
+                    _wait(segment.block, destination)
+                yield segment.count, segment.count * segment.block.spec.nbytes
+
+        try:
+            return measure(take, epochs, elements, begin, **watchers)
+        finally:
+            infeed.close()
+
+
+def _wait(block: Block, destination: Destination) -> None:
+    leaves = jax.tree.leaves(block.batches)
+    if destination.is_host_memory:  # where the runner, not the feed, hands blocks to JAX
+        leaves = destination.put(leaves)
+    jax.block_until_ready(leaves)

@@ -1,0 +1,108 @@
+"""How fast data came, alone and together with the model that it is for."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+UNLIMITED = 0.95  # a model that runs at this share of its own speed does not wait for its data
+
+Bottleneck = Literal["model", "input pipeline", "overlap"]
+
+
+@dataclass(frozen=True, slots=True)
+class SupplyEpoch:
+    """What came in one epoch of a benchmark. An element is one batch."""
+
+    elements_processed: float
+    total_bytes_processed: float
+    time_elapsed: float  # seconds
+
+    @property
+    def elements_per_second(self) -> float:
+        """Elements over seconds."""
+        return self.elements_processed / self.time_elapsed
+
+    @property
+    def bandwidth(self) -> float:
+        """1e9 bytes per second."""
+        return self.total_bytes_processed / (1e9 * self.time_elapsed)
+
+    def as_json(self) -> dict[str, float]:
+        """Returns the five numbers by name."""
+        return {
+            "elements_processed": self.elements_processed,
+            "total_bytes_processed": self.total_bytes_processed,
+            "time_elapsed": self.time_elapsed,
+            "elements_per_second": self.elements_per_second,
+            "bandwidth": self.bandwidth,
+        }
+
+    def __str__(self) -> str:
+        return f"{self.elements_per_second:,.1f} elements/s, {self.bandwidth:.3f} GB/s"
+
+
+@dataclass(frozen=True, slots=True)
+class Supply:
+    """What a benchmark of a data set or of an infeed measured."""
+
+    epochs: tuple[SupplyEpoch, ...]
+    first_element_seconds: float  # from opening the data set on; part of the first epoch's time
+
+    def as_json(self) -> dict[str, object]:
+        """Returns everything by name; times and rates are of each epoch."""
+        return {
+            "epochs": [epoch.as_json() for epoch in self.epochs],
+            "first_element_seconds": self.first_element_seconds,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class FeedVerdict:
+    """Seconds per step of loading, of training, and of both at once. `str` of it is the verdict."""
+
+    steps: int  # in each epoch that was measured
+    loader_seconds: float  # the data set alone, for nobody
+    model_seconds: float  # fit on one batch over and over
+    both_seconds: float  # fit on the data set
+
+    @property
+    def model_share(self) -> float:
+        """Share of the model's own speed at which it trains on the data set, at most 1."""
+        return min(1.0, self.model_seconds / self.both_seconds)
+
+    @property
+    def bottleneck(self) -> Bottleneck:
+        """What sets the pace: the slower of the two, or that they do not overlap."""
+        if self.model_share >= UNLIMITED:
+            return "model"
+        return "overlap" if self.loader_seconds < self.model_seconds else "input pipeline"
+
+    def as_json(self) -> dict[str, object]:
+        """Returns everything by name."""
+        return {
+            "steps": self.steps,
+            "loader_seconds": self.loader_seconds,
+            "model_seconds": self.model_seconds,
+            "both_seconds": self.both_seconds,
+            "model_share": self.model_share,
+            "bottleneck": self.bottleneck,
+        }
+
+    def __str__(self) -> str:
+        return (
+            f"Your input pipeline limits training to {self.model_share:.0%} of what the model "
+            f"could do. {_REASON[self.bottleneck]}"
+        )
+
+
+_REASON = {
+    "model": "The bottleneck is the model: faster loading would gain nothing.",
+    "input pipeline": (
+        "The bottleneck is the input pipeline: load in parallel, prepare less per batch, or keep "
+        "what was prepared."
+    ),
+    "overlap": (
+        "The bottleneck is neither of them alone, but that they do not overlap: loading would keep "
+        "up, and takes processor time from the model. Leave it cores of its own. (A model without "
+        "a strategy loads between its steps: attach it.)"
+    ),
+}
