@@ -1,14 +1,48 @@
 """The public names and signatures. A change here is a change for every user."""
 
+import functools
 import inspect
 import subprocess
 import sys
 
 import keras
+import pytest
 
 import millrace
 
 PUBLIC = {"PipelineStage", "Strategy", "distributed", "errors", "records"}
+PUBLIC |= {"callbacks", "layers", "optimizers"}
+INSPECTION = {
+    "InfeedQueue": "(dataset, prefetch_depth=2)",
+    "MaybeOutfeedQueue": "(mode='all', filters=None, *, max_bytes=1073741824)",
+    "OutfeedQueue": "(mode='all', *, max_bytes=1073741824)",
+    "callbacks.NaNWatch": "(gradients=('*',), *, last=10, directory='millrace-flights')",
+    "callbacks.OutfeedCallback": "(outfeed_queue, name='OutfeedCallback')",
+    "callbacks.TensorStatistics": (
+        "(activations=(), gradients=(), when='before_apply', every=1, *, print_every=1, "
+        "max_rows=1000000, tensorboard=None, console=None)"
+    ),
+    "compile": "(fn)",
+    "dataset_benchmark": (
+        "(dataset, number_of_epochs, elements_per_epochs, *, print_stats=True, do_memcpy=True)"
+    ),
+    "feed_verdict": "(model, dataset, steps=100, *, print_stats=True)",
+    "infeed_benchmark": (
+        "(infeed_queue, number_of_epochs, elements_per_epochs, *, print_stats=True, do_memcpy=True)"
+    ),
+    "layers.MaybeOutfeed": "(maybe_outfeed_queue, final_outfeed=True, **kwargs)",
+    "layers.Outfeed": "(outfeed_queue, **kwargs)",
+    "layers.outfeed_queues": "(queues)",
+    "optimizers.OutfeedOptimizer": (
+        "(wrapped_optimizer, outfeed_queue, "
+        "outfeed_optimizer_mode=Moment.BEFORE_APPLY, name='OutfeedOptimizer', model=None)"
+    ),
+    "replay.replay": "(directory, custom_objects=None)",
+    "repeat": "(n, body, inputs=None, infeed=None)",
+    "value_and_grad": "(fn, variables, *args, **kwargs)",
+    "while_loop": "(condition, body, inputs=None, infeed=None, maximum_iterations=None)",
+}
+PUBLIC |= {name for name in INSPECTION if "." not in name}
 STRATEGY = {
     "__init__": "(self, devices=None)",
     "attach": "(self, model)",
@@ -52,13 +86,16 @@ ERRORS = {
     "DTypeError": TypeError,
     "DataError": ValueError,
     "DeviceError": RuntimeError,
+    "LoopError": TypeError,
     "MillraceError": Exception,
     "ModelError": RuntimeError,
     "NonFiniteError": FloatingPointError,
     "OptionError": ValueError,
     "PlanError": RuntimeError,
     "ProcessError": RuntimeError,
+    "QueueError": RuntimeError,
     "ScheduleError": ValueError,
+    "TapError": ValueError,
     "TaskError": RuntimeError,
 }
 
@@ -73,7 +110,7 @@ def parameters(function):
 def test_names_of_the_package():
     packages = {"_backend", "_compat", "strategy", "programs", "plan", "options", "feeds"}
     packages |= {"compiling", "runtime", "devices", "graph", "schedules", "cli"}
-    packages |= {"processes", "launch"}
+    packages |= {"processes", "launch", "benchmark", "loops", "replay"}
     names = {name for name in vars(millrace) if not name.startswith("__")}
     assert names - packages == PUBLIC
 
@@ -136,3 +173,12 @@ def test_another_backend_is_refused_with_the_line_to_add():
     result = run("import millrace", KERAS_BACKEND="numpy")
     assert "KERAS_BACKEND='numpy'" in result.stderr
     assert "Set KERAS_BACKEND=jax" in result.stderr
+
+
+@pytest.mark.parametrize("name", INSPECTION)
+def test_what_looks_inside(name):
+    found = functools.reduce(getattr, name.split("."), millrace)
+    shown = parameters(found).replace(
+        "<Moment.BEFORE_APPLY: 'before_apply'>", "Moment.BEFORE_APPLY"
+    )
+    assert shown == INSPECTION[name]

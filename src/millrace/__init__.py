@@ -1,8 +1,14 @@
 """Stock Keras models, trained as whole compiled programs on any XLA device.
 
     cli.py          the command `millrace`
+    callbacks/      look at a model while it trains
+    benchmark/      how fast data comes, and whether a model waits for it
+    loops/          training loops of the user's own, as compiled programs
+    replay/         runs an update again that went wrong
     launch.py       a run of several processes on this machine
     distributed.py  connects the processes of a run
+    layers/         for models: they enqueue what passes through
+    optimizers/     for models: they enqueue gradients
     strategy/       Strategy, its scope, and the methods it adds to models
     feeds/          batches -> blocks on the device
     runtime/        calls executables in order
@@ -20,10 +26,23 @@ Importing millrace before Keras makes JAX the backend.
 """
 
 from millrace import _backend as _backend  # first: it decides how Keras is imported
+from millrace import callbacks as callbacks
 from millrace import distributed as distributed
 from millrace import errors as errors
+from millrace import layers as layers
+from millrace import optimizers as optimizers
 from millrace import records as records
+from millrace.benchmark.throughput import dataset_benchmark as dataset_benchmark
+from millrace.benchmark.throughput import infeed_benchmark as infeed_benchmark
+from millrace.benchmark.verdict import feed_verdict as feed_verdict
+from millrace.feeds.infeed_queue import InfeedQueue as InfeedQueue
+from millrace.feeds.maybe_outfeed import MaybeOutfeedQueue as MaybeOutfeedQueue
+from millrace.feeds.outfeed import OutfeedQueue as OutfeedQueue
 from millrace.graph.marks import PipelineStage as PipelineStage
+from millrace.loops.function import compile as compile
+from millrace.loops.gradients import value_and_grad as value_and_grad
+from millrace.loops.repeat import repeat as repeat
+from millrace.loops.while_loop import while_loop as while_loop
 from millrace.strategy.strategy import Strategy as Strategy
 
 __version__ = "0.1.0"

@@ -4,6 +4,7 @@
     ├── BackendError       Keras runs on something else than JAX              (also RuntimeError)
     ├── DeviceError        the devices asked for do not exist                 (also RuntimeError)
     ├── DTypeError         a value has a type that devices do not compute in  (also TypeError)
+    ├── LoopError          what a loop calls does not fit what the loop gives (also TypeError)
     ├── OptionError        an option has a value that nothing can do with     (also ValueError)
     ├── ModelError         the model does what a compiled loop cannot run     (also RuntimeError)
     ├── DataError          the data cannot be fed to a compiled loop          (also ValueError)
@@ -60,6 +61,15 @@ class DTypeError(MillraceError, TypeError):
     Wrong: `strategy.run(fn, [numpy.zeros(3)])`
 
     Right: `strategy.run(fn, [numpy.zeros(3, "float32")])`
+    """
+
+
+class LoopError(MillraceError, TypeError):
+    """The body or the condition of a loop does not fit what the loop gives it, or carries.
+
+    Wrong: `millrace.repeat(10, lambda count: count * 0.5, inputs=0)`
+
+    Right: `millrace.repeat(10, lambda count: count * 0.5, inputs=0.0)`
     """
 
 

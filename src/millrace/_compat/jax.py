@@ -9,7 +9,7 @@ import numpy as np
 from jax._src import clusters, distributed, xla_bridge
 from jax._src.api_util import InternalFloatingPointError
 from jax._src.array import ArrayImpl
-from jax._src.core import ShapedArray, get_opaque_trace_state
+from jax._src.core import ShapedArray, Tracer, get_opaque_trace_state, trace_state_clean
 from jax._src.lib import xla_client  # type: ignore[attr-defined]
 
 
@@ -147,3 +147,19 @@ def trace_state() -> Any:
     them is current.
     """
     return get_opaque_trace_state()
+
+
+def is_traced(value: Any) -> bool:
+    """Whether a value is one of a trace, and has no numbers yet.
+
+    `jax.core.Tracer` is public, and type checkers do not see the module.
+    """
+    return isinstance(value, Tracer)
+
+
+def is_tracing() -> bool:
+    """Whether operations of this thread become part of a program, or are differentiated.
+
+    No public call tells: a value made within `jax.grad` looks like any other.
+    """
+    return not trace_state_clean()

@@ -5,6 +5,7 @@
 `record_stages`   notes a pipeline stage on graph nodes and layers as they are made. `Node` has no
                   public hook, and a layer's `__call__` does not know the node that it ends with.
 `run_symbolically`   runs a model on shapes only, without adding nodes to its layers.
+`layer_paths`     every layer below a model, with those around it.
 `is_symbolic`     whether layers run only to find out shapes.
 `is_calling`      whether a layer or a model is running, which Keras keeps as a global.
 """
@@ -92,6 +93,24 @@ def input_structure(graph: Any) -> Any:
 def are_layers_built(model: Any) -> bool:
     """Whether `model` and all layers inside have their variables."""
     return all(layer.built for layer in model._flatten_layers())
+
+
+def layer_paths(model: Any) -> list[tuple[Any, ...]]:
+    """Returns each layer below `model` as `(outermost, ..., layer)`, without those of inputs.
+
+    A layer that several others hold is there once for each of them.
+    """
+    found: list[tuple[Any, ...]] = []
+
+    def enter(path: tuple[Any, ...], layer: Any) -> None:
+        for inner in layer._flatten_layers(include_self=False, recursive=False):
+            if inner in path or isinstance(inner, keras.layers.InputLayer):
+                continue
+            found.append((*path, inner))
+            enter((*path, inner), inner)
+
+    enter((), model)
+    return found
 
 
 def takes_training(model: Any) -> bool:

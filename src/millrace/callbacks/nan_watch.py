@@ -95,7 +95,7 @@ class NaNWatch(keras.callbacks.Callback):
         self._rows.clear()
         self._steps = self._updates = 0
         self.found = self.written = None
-        controller.watch(self, Taps(gradients=self._gradients, stops=True))
+        controller.watch(self, Taps(gradients=self._gradients, norms=True, stops=True))
 
     def on_train_end(self, logs: Any = None) -> None:
         """Has nothing looked at any more."""

@@ -24,6 +24,7 @@ def split(
     result: Any,
     marks: Marks,
     describe: Callable[[Slot], str],
+    taps: Any = None,
 ) -> Split:
     """Cuts a step into stages.
 
@@ -34,6 +35,7 @@ def split(
         result: tree of the specs of those outputs that are results.
         marks: what the scopes in it stand for.
         describe: names a value of the state, for messages.
+        taps: tree of the specs of those outputs that are taps.
 
     Raises:
         ModelError: if its stages cannot run as a pipeline.
@@ -48,7 +50,7 @@ def split(
     numbers = {var: number for number, var in enumerate(values)}
     # A stage may be empty: one of Dropout alone computes nothing in evaluation.
     stages = tuple(flow.stage(index, numbers) for index in range(marks.num_stages))
-    return Split(stages, tuple(values.values()), _owners(stages), result)
+    return Split(stages, tuple(values.values()), _owners(stages), result, taps)
 
 
 class _Flow:
@@ -115,8 +117,9 @@ class _Flow:
         }
         new_state = [slot for slot in own if slot.role in STATE]
         results = [slot for slot in own if slot.role == "result"]
+        taps = [slot for slot in own if slot.role == "tap"]
         loss = [slot for slot in own if slot.role == "loss"]
-        outvars = sent + [own[slot] for slot in (*loss, *new_state, *results)]
+        outvars = sent + [own[slot] for slot in (*loss, *new_state, *results, *taps)]
         effects = [
             equation
             for equation, stage in zip(self._graph.equations, self._placed, strict=True)
@@ -140,6 +143,7 @@ class _Flow:
             has_loss=bool(loss),
             new_state=tuple(new_state),
             results=tuple(slot.index for slot in results),
+            taps=tuple(slot.index for slot in taps),
         )
 
     def _is_output_of(self, slot: Slot, var: Any, index: int) -> bool:

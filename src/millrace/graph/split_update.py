@@ -24,6 +24,7 @@ class Part:
     graph: Graph
     inputs: tuple[Slot, ...]  # "trainable", "optimizer", "gradient", "scale"; "partial", "shared"
     outputs: tuple[Slot, ...]  # "trainable", "optimizer"; "partial", "shared"
+    taps: tuple[int, ...] = ()  # leaves of what the update carries out, after the outputs
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +35,7 @@ class SplitUpdate:
     shared: Part | None  # at the last stage
     final: Mapping[int, Part]  # by stage
     owners: Mapping[Slot, int]  # the stage at which a value of the optimizer lives
+    taps: Any = None  # tree of the specs of what the update carries out
 
 
 def split_update(
@@ -48,8 +50,8 @@ def split_update(
     Args:
         graph: the traced update of all weights.
         inputs: what each of its inputs is: "trainable", "optimizer", "gradient" or "scale".
-        outputs: what each of its outputs is: "trainable" or "optimizer".
-        homes: the stage of every weight and gradient.
+        outputs: what each of its outputs is: "trainable", "optimizer" or, after these, "tap".
+        homes: the stage of every weight and gradient, and of taps that are for one.
         last: the last stage, at which the scalars of the optimizer live.
     """
     slots = dict(zip(graph.invars, inputs, strict=True))
@@ -71,12 +73,15 @@ def split_update(
     }
     shared = _part(graph, flow.shared, names, tuple(flow.partial)) if flow.shared else None
     final: dict[int, Part] = {}
+    where = {**owners, **_tap_homes(graph, results, stage_of, flow.shared, last), **homes}
     for stage in range(last + 1):
-        own = [s for s in results if (homes[s] if s in homes else owners[s]) == stage]
+        own = [slot for slot in results if where[slot] == stage]
         if own:
             outvars = [results[slot] for slot in own]
             part = _part(graph, outvars, names, flow.shared)
-            final[stage] = Part(part.graph, part.inputs, tuple(own))
+            new = tuple(slot for slot in own if slot.role != "tap")
+            taps = tuple(slot.index for slot in own if slot.role == "tap")
+            final[stage] = Part(part.graph, part.inputs, new, taps)
     return SplitUpdate(partial, shared, final, owners)
 
 
@@ -103,6 +108,26 @@ def _optimizer_owners(
                 found = [homes[slots[v]] for v in part.invars if slots[v] in homes]
                 owners[slot] = min(found, default=last)
     return owners
+
+
+def _tap_homes(
+    graph: Graph,
+    results: Mapping[Slot, Any],
+    stage_of: Mapping[Var, int],
+    shared: Sequence[Var],
+    last: int,
+) -> dict[Slot, int]:
+    """Returns where each tap is computed: with the one stage that it is made of, else at the last.
+
+    What else it takes, such as a norm of all gradients, is shared with that stage anyway.
+    """
+    found: dict[Slot, int] = {}
+    for slot, var in results.items():
+        if slot.role == "tap":
+            taken = pruned(used(graph, [var], shared), shared).invars
+            stages = {stage_of[v] for v in taken if v in stage_of}
+            found[slot] = stages.pop() if len(stages) == 1 else last
+    return found
 
 
 class _Flow:

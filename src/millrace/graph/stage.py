@@ -1,6 +1,6 @@
 """What a stage is: a part of the traced step, and what goes in and out of it.
 
-trainable, state, batch, carried  ->  [ stage ]  ->  sent, loss, new state, results
+trainable, state, batch, carried  ->  [ stage ]  ->  sent, loss, new state, results, taps
 """
 
 import math
@@ -16,7 +16,7 @@ class Slot:
     """One value of a step's inputs or outputs: its role, and its place among those of the role."""
 
     role: str  # in: "trainable", "non_trainable", "optimizer", "metric", "batch"
-    index: int  # out: "loss", "non_trainable", "metric", "result"
+    index: int  # out: "loss", "non_trainable", "metric", "result", "tap"
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +49,7 @@ class Stage:
     has_loss: bool
     new_state: tuple[Slot, ...]
     results: tuple[int, ...]  # leaves of the step's result: logs or predictions
+    taps: tuple[int, ...]  # leaves of what the step carries out besides
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,3 +60,4 @@ class Split:
     values: tuple[Value, ...]  # what passes between them, by number
     owners: Mapping[Slot, int]  # the stage at which a value of the state lives
     result: Any  # tree of the specs of the step's result
+    taps: Any  # tree of the specs of what it carries out besides

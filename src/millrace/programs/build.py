@@ -26,7 +26,8 @@ from jax import lax
 
 from millrace._compat.jaxpr import primitive_counts
 from millrace.plan import LoopForm, Mode, Plan, choose_loop_form
-from millrace.programs.accumulate import Accumulator, make_accumulator, scale_of
+from millrace.programs.accumulate import Accumulator, make_accumulator
+from millrace.programs.halting import can_wait, run_until_halted, unless
 from millrace.programs.loop import batch_at, record_at, repeat
 from millrace.programs.state import State
 from millrace.programs.step import (
@@ -36,9 +37,10 @@ from millrace.programs.step import (
     make_step,
 )
 from millrace.programs.tap_records import Taps, room, steps_in_room
-from millrace.programs.tapped_step import make_tapped_step, make_tapped_update, unless
+from millrace.programs.tapped_step import make_tapped_step, make_tapped_update
 from millrace.programs.taps import Tapped, collection_open
 from millrace.programs.update import apply_gradients
+from millrace.programs.window import Window
 
 Carry = tuple[State, Any, Taps]  # state, logs or outputs so far, taps so far
 
@@ -73,6 +75,7 @@ class ProgramBuilder:
         trains = plan.mode is Mode.TRAIN
         self._accumulates = trains and (plan.accumulation.steps > 1 or plan.tapped)
         self._step, self._update = self._functions()
+        self._window = Window(self._step, self._record, lambda: self._accumulator, plan)
         begin = time.perf_counter()
         with collection_open(keeps=False) as found:
             traced = self._step.trace(state, batch_specs(plan, ()))
@@ -117,13 +120,17 @@ class ProgramBuilder:
     def run(self, form: LoopForm) -> Program:
         """`count` steps as whole updates. Unrolled, the form counts updates."""
         window = self._plan.accumulation.steps if self._accumulates else 1
-        turn = self._window if self._accumulates else self._plain_step
+        turn = self._whole_update if self._accumulates else self._plain_step
 
         def run(state: State, batches: Any, start: Any, count: Any) -> tuple[State, Any, Taps]:
+            carry = (state, self._first_records(), self._room())
+            if self._plan.taps.stops and form.is_loop and can_wait(self._update_taps):
+                state, records, taps = self._until_halted(carry, batches, start, count // window)
+                return state, self._result(state, records), taps
+
             def body(update: Any, carry: Carry) -> Carry:
                 return turn(carry, batches, start, update * window, form)
 
-            carry = (state, self._first_records(), self._room())
             until = (lambda carry: carry[2].halted) if self._plan.taps.stops else None
             state, records, taps = repeat(body, carry, count // window, form, until)
             return state, self._result(state, records), taps
@@ -187,54 +194,32 @@ class ProgramBuilder:
         (state, result), tapped = self._step(state, batch_at(batches, start + index))
         return state, self._record(records, index, result), taps.with_step(index, tapped)
 
-    def _window(self, carry: Carry, batches: Any, start: Any, index: Any, form: LoopForm) -> Carry:
-        accumulation = self._plan.accumulation
+    def _whole_update(
+        self, carry: Carry, batches: Any, start: Any, index: Any, form: LoopForm
+    ) -> Carry:
         before, records, taps = carry
-        trainable, non_trainable, optimizer, metrics = before
-
-        # Weights and optimizer state stand still within a window: they stay out of its carry.
-        def body(turn: Any, inner: Any) -> Any:
-            non_trainable, metrics, accumulated, records, taps = inner
-            state = (trainable, non_trainable, optimizer, metrics)
-            result, tapped = self._step(state, batch_at(batches, start + index + turn))
-            gradients, (_, non_trainable, _, metrics), logs = result
-            accumulated = self._added(accumulated, gradients)
-            records = self._record(records, index + turn, logs)
-            return (
-                non_trainable,
-                metrics,
-                accumulated,
-                records,
-                taps.with_step(index + turn, tapped),
-            )
-
-        inner = (non_trainable, metrics, self._nothing(), records, taps)
-        if accumulation.steps > 1:
-            inner_form = form if form.is_loop else LoopForm(unroll=accumulation.steps)
-            inner = repeat(body, inner, accumulation.steps, inner_form)
-        else:
-            inner = body(0, inner)
-        non_trainable, metrics, gradients, records, taps = inner
-        state = (trainable, non_trainable, optimizer, metrics)
-        new, tapped, halted = self._update(state, self._finished(gradients), taps.halted)
-        taps = taps.with_update(index // accumulation.steps, tapped)._replace(halted=halted)
+        gradients, after, records, taps = self._window.gradients(
+            before, records, taps, batches, start, index, form
+        )
+        new, tapped, halted = self._update(after.put_into(before), gradients, taps.halted)
+        steps = self._plan.accumulation.steps
+        taps = taps.with_update(index // steps, tapped)._replace(halted=halted)
         return unless(halted, new, before), records, taps
 
-    def _nothing(self) -> Any:
-        """Returns what a window in one piece accumulates into; a single step needs nothing."""
-        return self._accumulator.zeros() if self._plan.accumulation.steps > 1 else None
+    def _until_halted(self, carry: Carry, batches: Any, start: Any, count: Any) -> Carry:
+        loop, steps = LoopForm(unroll=None), self._plan.accumulation.steps
 
-    def _added(self, accumulated: Any, gradients: Any) -> Any:
-        if accumulated is None:
-            return list(gradients)
-        return self._accumulator.add(accumulated, gradients, 1.0)
+        def compute(number: Any, state: State, records: Any, taps: Taps) -> Any:
+            gradients, after, records, taps = self._window.gradients(
+                state, records, taps, batches, start, number * steps, loop
+            )
+            return (gradients, after), records, taps
 
-    def _finished(self, accumulated: Any) -> Any:
-        accumulation = self._plan.accumulation
-        if accumulation.steps == 1:
-            return accumulated
-        scale = scale_of(accumulation.reduction, accumulation.steps)
-        return self._accumulator.finish(accumulated, scale)
+        def apply(state: State, pending: Any) -> State:
+            gradients, after = pending
+            return apply_gradients(self._model, after.put_into(state), gradients)
+
+        return run_until_halted(self._model, self._plan, count, compute, apply, carry)
 
     def _room(self) -> Taps:
         """Returns room for the taps of one call."""

@@ -31,6 +31,7 @@ from millrace.programs.follow import Follows, Rule
 from millrace.programs.mesh_values import own_part, split_spec, whole_spec, with_axis
 from millrace.programs.reduce import Reduction
 from millrace.programs.replica_logs import ReplicaLogs, across_replicas, side_by_side
+from millrace.programs.replica_passes import forward_on_replicas, pass_on_replicas
 from millrace.programs.shared_state import layout_of, merged_metrics
 from millrace.programs.stage_taps import across_rounds, bundle_of_update
 from millrace.programs.stage_update import contributions
@@ -110,24 +111,13 @@ class ReplicaStageBuilder(StageBuilder):
         if (tapped := self.taps.forward(index)) is not None:
             results = [results] * number + [self._tap_layout(index)] * tapped.number
 
-        def forward(
-            weights: Any, fixed: Any, changing: Any, batch: Any, carried: Any, steps: Any
-        ) -> Any:
-            before = lax.axis_index(REPLICA) - steps[0]
-            active = (before >= 0) & (before < steps[1])
-            old = [v if s is WHOLE else v[0] for v, s in zip(changing, shared, strict=True)]
-            known = [rule or Rule(Follows.LAST) for rule in rules]
-            begun = follow.begin(known, old, before)
-            sent, new, made, residuals = program.function(
-                weights, fixed, begun, own_part(batch), own_part(carried)
-            )
-            new = follow.end(known, old, new, active, steps[1])
-            new = [v if s is WHOLE else v[None] for v, s in zip(new, shared, strict=True)]
+        def show(made: Any, active: Any, steps: Any) -> Any:
             shown = self._across(made[:number], active, steps)
             if tapped is not None:
                 shown += across_rounds(made[number:], self._tap_layout(index) is WHOLE)
-            return with_axis(sent), new, shown, with_axis(residuals)
+            return shown
 
+        forward = forward_on_replicas(program.function, rules, self.is_whole(index), show)
         weights, fixed, changing, batch, carried = program.arguments
         stage = self.split.stages[index]
         arguments = (
@@ -241,21 +231,7 @@ class ReplicaStageBuilder(StageBuilder):
         weights, *rest = program.arguments
         scalars = 0 if sums is None else 1  # the coefficient, which all replicas share
 
-        def run(weights: Any, *given: Any) -> Any:
-            if sums is None:
-                return with_axis(program.function(weights, *map(own_part, given)))
-            *split, coefficient, steps = given
-            own = list(map(own_part, split))
-            made = program.function(weights, *own, coefficient)
-            added = made if result is None else made[result]
-            place = lax.axis_index(REPLICA) - steps[0]
-            active = (place >= 0) & (place < steps[1])
-            kept = [jnp.where(active, n, o) for n, o in zip(added, own[sums - 1], strict=True)]
-            if result is None:
-                return with_axis(kept)
-            tapped = (across_rounds(arrays, taps is WHOLE) for arrays in made[result + 1 :])
-            return *with_axis((*made[:result], kept)), *tapped
-
+        run = pass_on_replicas(program.function, sums, result, taps is WHOLE)
         parts = rest[: len(rest) - scalars]
         arguments = (
             self._laid_out(

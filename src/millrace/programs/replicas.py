@@ -23,6 +23,7 @@ from jax import lax
 from millrace.plan import LoopForm, Mode, Plan, choose_loop_form
 from millrace.programs.accumulate import make_accumulator, scale_of
 from millrace.programs.build import Program, batch_specs
+from millrace.programs.halting import can_wait, run_until_halted, unless
 from millrace.programs.loop import repeat
 from millrace.programs.mesh_values import split_spec
 from millrace.programs.reduce import Reduction
@@ -32,9 +33,10 @@ from millrace.programs.rounds import Rounds
 from millrace.programs.shared_state import layouts, of_one_replica, specs_of
 from millrace.programs.state import State, Values
 from millrace.programs.tap_records import Taps, room, steps_in_room
-from millrace.programs.tapped_step import make_tapped_update, unless
+from millrace.programs.tapped_step import make_tapped_update
 from millrace.programs.taps import Tapped
 from millrace.programs.traced_step import TracedStep
+from millrace.programs.update import apply_gradients
 
 
 class ReplicaBuilder:
@@ -79,7 +81,7 @@ class ReplicaBuilder:
         # Every process needs what is tapped of all replicas; one alone leaves it where it is.
         group = plan.group
         step_taps = group.split(1) if group.is_local else group.whole
-        self._tap_layout = Taps(step_taps, group.whole, group.whole)
+        self._tap_layout: Any = Taps(step_taps, group.whole, group.whole)  # type: ignore[arg-type]
 
     def run(self, form: LoopForm) -> Program:
         """`count` steps: whole updates, or rounds. Unrolled, the form counts these."""
@@ -116,7 +118,8 @@ class ReplicaBuilder:
 
         def apply(state: State, accumulated: Any, scale: Any, steps: Any) -> tuple[State, Taps]:
             gradients, state = self._rounds.close(state, accumulated, steps)
-            new, tapped, halted = self._apply(state, gradients, scale, self._room().halted)
+            gradients = self._accumulator.finish(gradients, scale)
+            new, tapped, halted = self._apply(state, gradients, self._room().halted)
             entry = jax.tree.map(lambda leaf: leaf[None], tapped)
             new = self._laid_out(unless(halted, new, state))
             return new, Taps(updates=entry, halted=halted)
@@ -134,20 +137,38 @@ class ReplicaBuilder:
         inner = form if form.is_loop else LoopForm(unroll=accumulation.steps)
 
         def run(state: State, batches: Any, start: Any, count: Any) -> tuple[State, Any, Taps]:
-            def body(update: Any, carry: Any) -> Any:
-                before, records, taps = carry
-                first = start + update * window
-                sums, state, records = self._rounds.update(
-                    inner, before, records, batches, first, update
+            scale = scale_of(accumulation.reduction, window)
+
+            def compute(number: Any, state: State, records: Any, taps: Taps) -> Any:
+                first = start + number * window
+                sums, after, records = self._rounds.update(
+                    inner, state, records, batches, first, number
                 )
-                scale = scale_of(accumulation.reduction, window)
-                new, tapped, halted = self._apply(state, sums, scale, taps.halted)
-                taps = taps.with_update(update, tapped)._replace(halted=halted)
+                gradients = self._accumulator.finish(sums, scale)
+                return (gradients, (after[1], after[3])), records, taps
+
+            def apply(state: State, pending: Any) -> State:
+                gradients, (non_trainable, metrics) = pending
+                before = (state[0], non_trainable, state[2], Values(()))
+                new = apply_gradients(self._model, before, gradients)
+                return self._laid_out((*new[:3], metrics))
+
+            def body(number: Any, carry: Any) -> Any:
+                before, records, taps = carry
+                (gradients, (non_trainable, metrics)), records, taps = compute(number, *carry)
+                state = (before[0], non_trainable, before[2], metrics)
+                new, tapped, halted = self._apply(state, gradients, taps.halted)
+                taps = taps.with_update(number, tapped)._replace(halted=halted)
                 return self._laid_out(unless(halted, new, before)), records, taps
 
             carry = (state, self._records.first(), self._room())
-            until = (lambda carry: carry[2].halted) if self._plan.taps.stops else None
-            state, records, taps = repeat(body, carry, count // window, form, until)
+            stops, tapped = self._plan.taps.stops, self._update_taps
+            if stops and form.is_loop and tapped is not None and can_wait(tapped):
+                given = (self._model, self._plan, count // window, compute, apply)
+                state, records, taps = run_until_halted(*given, carry)
+            else:
+                until = (lambda carry: carry[2].halted) if stops else None
+                state, records, taps = repeat(body, carry, count // window, form, until)
             state = self._rounds.with_metric_sums(state)
             result, tapped = self._records.result(state, records)
             return state, result, taps._replace(steps=tapped)
@@ -165,8 +186,7 @@ class ReplicaBuilder:
 
         return run
 
-    def _apply(self, state: State, gradients: Any, scale: Any, halted: Any) -> Any:
-        gradients = self._accumulator.finish(gradients, scale)
+    def _apply(self, state: State, gradients: Any, halted: Any) -> Any:
         without_metrics = (*state[:3], Values(()))
         new, tapped, halted = self._update(without_metrics, gradients, halted)
         return (*new[:3], state[3]), tapped, halted

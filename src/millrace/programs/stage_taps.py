@@ -21,15 +21,35 @@ from jax import lax
 
 from millrace.devices import REPLICA
 from millrace.graph.split_update import Part
-from millrace.graph.stage import Split
+from millrace.graph.stage import Slot, Split
+from millrace.options import Taps
 from millrace.plan import Mode, Plan
 from millrace.programs.accumulate import Gradients
+from millrace.programs.halting import unless
+from millrace.programs.statistics import all_norms, all_statistics
 from millrace.programs.tapped_step import tapping_optimizer
 from millrace.programs.taps import Tapped, collecting, tap
-from millrace.programs.tensor_taps import Rows, gradient_name, matches, tap_gradients
+from millrace.programs.tensor_taps import (
+    Rows,
+    gradient_name,
+    loss_scale,
+    matches,
+    tap_gradients,
+)
 from millrace.records.tensors import Tensor
 
 HALTED = "halted"  # key of whether an update was not applied; nobody has a queue of this name
+
+
+@dataclass(frozen=True, slots=True)
+class LossScale:
+    """The key of what the optimizer had multiplied the loss of an update's micro-batches by.
+
+    Backward does not know it, so gradients of micro-batches leave as they are, and their statistics
+    are divided by it afterwards, on the devices of their stage.
+    """
+
+    stage: int
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -61,7 +81,8 @@ class StageTaps:
 
     def __init__(self, model: keras.Model, plan: Plan, split: Split):
         self._model, self._options, self._split = model, plan.taps, split
-        self._trains = plan.mode is Mode.TRAIN
+        shows = bool(plan.taps.micro_gradients) or tapping_optimizer(model) is not None
+        self._shows_gradients = plan.mode is Mode.TRAIN and shows
         self._of_backward: dict[int, Bundle | None] = {}
 
     @property
@@ -72,12 +93,13 @@ class StageTaps:
 
     def forward(self, index: int) -> Bundle | None:
         """What a stage's forward taps."""
-        return _bundle(self._split.taps, self._split.stages[index].taps, index)
+        return bundle_of(self._split.taps, self._split.stages[index].taps, index)
 
     def backward(self, index: int) -> Bundle | None:
         """What the gradients of one micro-batch tap at a stage."""
         if index not in self._of_backward:
-            self._of_backward[index] = self._find_backward(index) if self._trains else None
+            found = self._find_backward(index) if self._shows_gradients else None
+            self._of_backward[index] = found
         return self._of_backward[index]
 
     def of_gradients(self, index: int, gradients: Sequence[Any]) -> tuple[list[Any], ...]:
@@ -92,7 +114,7 @@ class StageTaps:
         weights = [self._model.trainable_variables[i] for i in self._split.stages[index].trainable]
         specs = [jax.ShapeDtypeStruct(v.shape, v.dtype) for v in weights]
         _, tapped = jax.eval_shape(lambda g: collecting(self._show)(index, g), specs)
-        return _bundle(tapped, range(len(jax.tree.leaves(tapped))), index, index)
+        return bundle_of(tapped, range(len(jax.tree.leaves(tapped))), index, index)
 
     def _show(self, index: int, gradients: Sequence[Any]) -> None:
         variables, places = self._model.trainable_variables, self._split.stages[index].trainable
@@ -107,7 +129,42 @@ class StageTaps:
 
 def bundle_of_update(tapped: Any, part: Part, stage: int) -> Bundle | None:
     """What a stage's part of the update taps, of all that the update does."""
-    return _bundle(tapped, part.taps, stage)
+    return bundle_of(tapped, part.taps, stage)
+
+
+def tap_stage_update(
+    model: keras.Model, split: Split, taps: Taps, gradients: Gradients, optimizer: Sequence[Any]
+) -> None:
+    """Taps what is wanted of the gradients that are about to be applied.
+
+    Args:
+        model: whose gradients they are.
+        split: its stages.
+        taps: what is wanted.
+        gradients: of all weights.
+        optimizer: values of the optimizer before the update.
+    """
+    scale = loss_scale(model, optimizer)
+    reduce = all_norms if taps.norms else all_statistics
+    last = len(split.stages) - 1
+    homes = [split.owners.get(Slot("trainable", k), last) for k in range(len(gradients))]
+    for stage in range(last + 1):  # one by one: what is computed at once cannot be cut
+        own = [g if home == stage else None for g, home in zip(gradients, homes, strict=True)]
+        tap_gradients(model, own, taps.gradients, scale=scale, reduce=reduce)
+    if scale is not None and taps.micro_gradients:
+        for stage in split.stages:
+            if stage.trainable:
+                tap(LossScale(stage.index), jnp.asarray(scale, jnp.float32))
+
+
+def homes_of(tapped: Tapped) -> dict[Slot, int]:
+    """Returns the stage of those leaves of an update's taps that are for one stage."""
+    keys = [key for key, value in tapped.items() for _ in jax.tree.leaves(value)]
+    return {
+        Slot("tap", number): key.stage
+        for number, key in enumerate(keys)
+        if isinstance(key, LossScale)
+    }
 
 
 def halted_unless_finite(
@@ -123,7 +180,7 @@ def halted_unless_finite(
         return new
     halted = ~jnp.stack(watched).all()
     tap(HALTED, halted)
-    return jax.tree.map(lambda n, o: jnp.where(halted, o, n), new, old)
+    return unless(halted, new, old)
 
 
 def across_rounds(arrays: Sequence[Any], gather: bool) -> list[Any]:
@@ -140,7 +197,7 @@ def across_rounds(arrays: Sequence[Any], gather: bool) -> list[Any]:
     return [array[:, None] for array in arrays]
 
 
-def _bundle(
+def bundle_of(
     tapped: Tapped, numbers: Sequence[int], stage: int, trace: int | None = None
 ) -> Bundle | None:
     """Describes those leaves of a trace's taps that have these numbers; None if there are none."""

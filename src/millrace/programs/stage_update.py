@@ -12,9 +12,8 @@ from millrace.graph.split_update import SplitUpdate, split_update
 from millrace.graph.stage import Slot, Split
 from millrace.options import NO_TAPS, Accumulation, Taps
 from millrace.programs.accumulate import make_accumulator
-from millrace.programs.stage_taps import halted_unless_finite
+from millrace.programs.stage_taps import halted_unless_finite, homes_of, tap_stage_update
 from millrace.programs.taps import collecting
-from millrace.programs.tensor_taps import tap_gradients
 
 
 def contributions(split: Split) -> list[tuple[int, int]]:
@@ -57,7 +56,7 @@ def split_stage_update(
             for s, z in zip(sums, zeros, strict=True)
         ]
         whole = accumulator.finish(whole, scale)
-        tap_gradients(model, whole, taps.gradients)
+        tap_stage_update(model, split, taps, whole, optimizer)
         new, slots = model.optimizer.stateless_apply(list(optimizer), whole, list(trainable))
         new = [n.astype(old.dtype) for n, old in zip(new, trainable, strict=True)]
         results, old = (list(slots), new), (list(optimizer), list(trainable))
@@ -83,6 +82,7 @@ def split_stage_update(
     homes = {slot: split.owners.get(slot, last) for slot in _slots("trainable", trainable)}
     for number, (_, weight) in enumerate(made):
         homes[Slot("gradient", number)] = homes[Slot("trainable", weight)]
+    homes.update(homes_of(tapped))
     return replace(split_update(graph, inputs, outputs, homes, last), taps=tapped)
 
 

@@ -96,8 +96,7 @@ class StageBuilder:
     def forward(self, index: int) -> Program:
         """One micro-batch through a stage."""
         stage = self.split.stages[index]
-        training = self._plan.mode is Mode.TRAIN
-        graph = self.passes(index).forward if training else stage.graph
+        graph = self.passes(index).forward if self._plan.mode is Mode.TRAIN else stage.graph
         run, tapped = as_function(graph), self.taps.forward(index)
         fixed, changing = state_groups(stage)
         order = [(fixed if s in fixed else changing).index(s) for s in stage.state]

@@ -7,7 +7,6 @@ update(state, gradients)      -> state                     and taps: one entry p
 from collections.abc import Callable
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import keras
 
@@ -15,6 +14,7 @@ from millrace.errors import ModelError
 from millrace.plan import Mode, Plan
 from millrace.programs.accumulate import Gradients
 from millrace.programs.state import State
+from millrace.programs.statistics import all_norms, all_statistics
 from millrace.programs.step import make_gradient_step, make_step
 from millrace.programs.taps import Tapped, collecting
 from millrace.programs.tensor_taps import (
@@ -80,9 +80,7 @@ def make_tapped_update(
     """
 
     def run(state: State, gradients: Gradients) -> State:
-        due = is_due(model, state, plan.taps.every)
-        scale = loss_scale(model, state[2])
-        tap_gradients(model, gradients, plan.taps.gradients, due, scale)
+        tap_update(model, plan, state, gradients)
         return apply_gradients(model, state, gradients)
 
     def tapped(state: State, gradients: Gradients, halted: Any) -> tuple[State, Tapped, Any]:
@@ -95,11 +93,12 @@ def make_tapped_update(
     return tapped
 
 
-def unless(halted: Any, new: State, old: State) -> State:
-    """Returns `new`, or `old` where an update was halted. The choice fuses with the update."""
-    if halted is None:
-        return new
-    return jax.tree.map(lambda n, o: jnp.where(halted, o, n), new, old)
+def tap_update(model: keras.Model, plan: Plan, state: State, gradients: Gradients) -> None:
+    """Taps what is wanted of the gradients that are about to be applied."""
+    due = is_due(model, state, plan.taps.every)
+    scale = loss_scale(model, state[2])
+    reduce = all_norms if plan.taps.norms else all_statistics
+    tap_gradients(model, gradients, plan.taps.gradients, due, scale, reduce)
 
 
 def tap_micro_gradients(

@@ -7,7 +7,7 @@ All of a step leave as one array, `[tensors, 8]`.
 """
 
 import fnmatch
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import keras
 
 from millrace._compat.keras_calls import after_calls
-from millrace.programs.statistics import statistics_of
+from millrace.programs.statistics import all_statistics
 from millrace.programs.taps import Tapped, belongs_here, checkpoint, is_tapped, tap
 from millrace.records.tensors import Tensor
 
@@ -52,6 +52,9 @@ def activations_tapped(
         due: whether statistics are wanted in this step, a traced truth value; None: always.
     """
     counts: dict[str, int] = {}
+    # What several layers return, as attention and its last projection do, is reduced once. The
+    # values are kept with their rows: an identity is used again once its object is gone.
+    known: dict[int, tuple[Any, Any]] = {}
 
     def see(path: tuple[Any, ...], outputs: Any) -> None:
         layer = path[-1]
@@ -62,7 +65,11 @@ def activations_tapped(
         if matches(name, patterns):
             for place, leaf in enumerate(floating(outputs)):
                 label = name + (f"#{number}" if number else "") + (f":{place}" if place else "")
-                _tap_statistics(Tensor("activation", label), leaf, due)
+                tensor = Tensor("activation", label)
+                if id(leaf) in known and not is_tapped(tensor):
+                    tap(tensor, known[id(leaf)][1])
+                else:
+                    known[id(leaf)] = leaf, _tap_rows({tensor: leaf}, due)
 
     with after_calls(see, checkpoint):
         yield
@@ -74,6 +81,7 @@ def tap_gradients(
     patterns: Sequence[str],
     due: Any = None,
     scale: Any = None,
+    reduce: Callable[[Sequence[Any]], Any] = all_statistics,
 ) -> None:
     """Taps statistics of gradients whose variables match, in the order of the variables.
 
@@ -83,14 +91,18 @@ def tap_gradients(
         patterns: of names.
         due: whether statistics are wanted in this step, a traced truth value; None: always.
         scale: what the loss was multiplied by, as by `loss_scale`; None: by nothing.
+        reduce: makes the statistics.
     """
-    for variable, gradient in zip(model.trainable_variables, gradients, strict=True):
-        name = gradient_name(model, variable)
-        if gradient is not None and matches(name, patterns):
-            _tap_statistics(Tensor("gradient", name), gradient, due, scale)
+    names = [gradient_name(model, variable) for variable in model.trainable_variables]
+    found = {
+        Tensor("gradient", name): gradient
+        for name, gradient in zip(names, gradients, strict=True)
+        if gradient is not None and matches(name, patterns)
+    }
+    _tap_rows(found, due, scale, reduce)
 
 
-def loss_scale(model: keras.Model, optimizer_values: Sequence[Any]) -> Any:
+def loss_scale(model: keras.Model, optimizer_values: Iterable[Any]) -> Any:
     """Returns what the optimizer has multiplied the loss by, and gradients with it; None: nothing.
 
     Args:
@@ -118,18 +130,27 @@ def floating(outputs: Any) -> list[Any]:
     ]
 
 
-def _tap_statistics(tensor: Tensor, value: Any, due: Any, scale: Any = None) -> None:
-    if is_tapped(tensor):
-        return
-    value = jax.lax.stop_gradient(value)
+def _tap_rows(
+    found: Mapping[Tensor, Any],
+    due: Any,
+    scale: Any = None,
+    reduce: Callable[[Sequence[Any]], Any] = all_statistics,
+) -> Any:
+    """Taps the statistics of tensors and returns those of the last one."""
+    new = [tensor for tensor in found if not is_tapped(tensor)]
+    if not new:
+        return None
+    values = [jax.lax.stop_gradient(found[tensor]) for tensor in new]
     if due is None:
-        row = statistics_of(value)
+        rows = reduce(values)
     else:
-        nothing = jnp.full(8, jnp.nan).at[6:].set(-1.0)  # a count that no tensor has
-        row = jax.lax.cond(due, lambda: statistics_of(value), lambda: nothing)
+        nothing = jnp.full((len(new), 8), jnp.nan).at[:, 6:].set(-1.0)  # counts that none has
+        rows = jax.lax.cond(due, lambda: reduce(values), lambda: nothing)
     if scale is not None:  # of eight numbers instead of a whole tensor: all but shares and counts
-        row = row.at[:5].divide(jnp.asarray(scale, row.dtype))
-    tap(tensor, row)
+        rows = rows.at[:, :5].divide(jnp.asarray(scale, rows.dtype))
+    for number, tensor in enumerate(new):
+        tap(tensor, rows[number])
+    return rows[-1]
 
 
 def packed(tapped: Tapped) -> Tapped:

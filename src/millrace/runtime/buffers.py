@@ -5,11 +5,13 @@
     held         what a stage keeps of a forward until its backward has run
     kept         what backward_input leaves for backward_weight
 
-Everything is dropped when it is taken: its memory is free as soon as the task that took it ran.
+All of it is dropped when it is taken: its memory is free as soon as the task that took it ran.
 """
 
 from collections.abc import Sequence
 from typing import Any
+
+from millrace.programs.stage_taps import Bundle
 
 Place = tuple[int, int]  # stage, micro-batch
 
@@ -24,6 +26,9 @@ class Buffers:
         self._kept: dict[Place, Any] = {}
         self._sets: dict[int, int] = {}
         self.newest: Any = None  # the value sent last
+        # What was tapped, for the host: micro-batch, what it is, and arrays that are small or that
+        # somebody wanted.
+        self.tapped: list[tuple[int, Bundle, list[Any]]] = []
         self.peaks: dict[int, int] = {}  # most activation sets that a stage held at once
 
     def send(self, stage: int, micro_batch: int, number: int, array: Any) -> None:

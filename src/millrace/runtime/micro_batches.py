@@ -25,6 +25,7 @@ class Shape(NamedTuple):
     stages: list[StageTasks]
     update: StageUpdate | None
     rows: int
+    treedef: Any  # of a batch
 
 
 class MicroBatch(NamedTuple):
@@ -38,6 +39,13 @@ class MicroBatch(NamedTuple):
     def counted(self, replicas: int) -> tuple[np.ndarray, ...]:
         """Returns what the programs of several replicas take besides their arrays."""
         return () if replicas == 1 else (np.array([self.first, self.steps], np.int32),)
+
+    def batches(self, replicas: int) -> list[Any]:
+        """Returns copies of the batches, in host memory."""
+        found = [leaf[None] if replicas == 1 else leaf for leaf in self.leaves]
+        places = range(1) if replicas == 1 else range(self.first, self.first + self.steps)
+        tree = self.shape.treedef
+        return [jax.tree.unflatten(tree, [np.array(leaf[k]) for leaf in found]) for k in places]
 
 
 def micro_batches(

@@ -24,17 +24,18 @@ from millrace.programs.accumulate import scale_of, weight_of
 from millrace.programs.state import State
 from millrace.records.pipeline import PipelineStatistics
 from millrace.runtime.buffers import Buffers
+from millrace.runtime.halt import Halted
 from millrace.runtime.kept_state import KeptState
 from millrace.runtime.micro_batches import MicroBatch, Shape, micro_batches, next_window
+from millrace.runtime.orders import Orders
 from millrace.runtime.part import Part
 from millrace.runtime.replica_stage_state import ReplicaStageState
 from millrace.runtime.stage_state import StageState
+from millrace.runtime.stage_taps import TapParts, check_queues
 from millrace.runtime.stage_tasks import StageTasks
 from millrace.runtime.stage_update import StageUpdate
 from millrace.runtime.task_error import task_error
-from millrace.schedules.rendezvous import check_rendezvous, events, walk
-from millrace.schedules.simulate import merged
-from millrace.schedules.task import Pass, Schedule, Task
+from millrace.schedules.task import Pass, Schedule
 
 MAX_PENDING_UPDATES = 2  # dispatched and not finished: enough that the devices never wait
 # Where stages are in several processes, an update is finished before the next one is dispatched:
@@ -66,11 +67,12 @@ class PipelineRunner:
         self._last = len(groups) - 1  # stage
         self._replicas = plan.replicas
         self._spans_processes = any(not group.is_local for group in groups)
-        self._make_schedule = make_schedule
-        self._schedules: dict[int, tuple[Schedule, tuple[Task, ...]]] = {}
+        self._orders = Orders(make_schedule, groups)
         self._shapes: dict[Any, Shape] = {}
         self._values: StageState | None = None
         self._kept = KeptState(groups)
+        # Apart from what `run` returns: also micro-batches without a result have tapped something.
+        self.taps = TapParts(plan, groups)
         self._probes: deque[Any] = deque()
         self._task_seconds: list[float] = []
         self._in_flight: tuple[int, ...] = ()
@@ -95,6 +97,7 @@ class PipelineRunner:
         """
         del longest, chunk
         self.state, self._values, self._task_seconds = state, None, []
+        self.taps.forget()
         self._in_flight = (0,) * len(self._groups)
         try:
             parts, steps = self._run(state, segments)
@@ -110,6 +113,7 @@ class PipelineRunner:
                 parts = [Part(self._logs(self._values), steps, 1)]
             state = self._values.state()
             self._kept.keep(state, self._values)
+            self.taps.end(state, next(iter(self._shapes.values())))
             self._count_tasks()
         self.state = self._values = None
         return state, parts
@@ -123,10 +127,18 @@ class PipelineRunner:
         while window := next_window(rest, size):
             if self._values is None:
                 self._values = self._kept.enter(self._plan.mode, state, window[0].shape)
+                self.taps.begin(state, window[0].shape)
             run = self._update if trains else self._forward
             parts += run(window, self._values)
             steps += sum(micro_batch.steps for micro_batch in window)
+            if self.taps.halted is not None:
+                break
         return parts, steps
+
+    @property
+    def halted(self) -> Halted | None:
+        """The update before which the last execution ended, if one was not applied."""
+        return self.taps.halted
 
     def gather(self, role: str, values: Iterable[Any]) -> list[Any]:
         """Returns values of the state as variables hold them; all processes call it together."""
@@ -136,6 +148,7 @@ class PipelineRunner:
         """Lets go of what a loop that has ended was waiting for."""
         self._probes.clear()
         self._kept.release()
+        self.taps.forget()
 
     def _shape(self, spec: Any, state: State) -> Shape:
         key = (spec, looks_for_non_finite())  # which decides what may be donated
@@ -147,6 +160,7 @@ class PipelineRunner:
     def _make_shape(self, spec: Any, state: State) -> Shape:
         plan = replace(self._plan, batch=spec)
         builder = self._executables.builder(plan, state, self._groups)
+        check_queues(builder)
 
         def find(name: str, stage: int, make: Any) -> Any:
             return self._executables.find(builder, plan, self._groups[stage], name, stage, make)
@@ -156,7 +170,7 @@ class PipelineRunner:
             for index in range(len(self._groups))
         ]
         update = StageUpdate(builder, self._groups, find) if plan.mode is Mode.TRAIN else None
-        return Shape(builder, stages, update, spec.rows)
+        return Shape(builder, stages, update, spec.rows, spec.treedef)
 
     def _update(self, window: list[MicroBatch], state: StageState) -> list[Part]:
         """Runs one update, and returns a part for each micro-batch if they have results."""
@@ -165,11 +179,12 @@ class PipelineRunner:
         weights = [weight_of(reduction, each.shape.rows, first.rows) for each in window]
         coefficients = [np.float32(weight) for weight in weights]
         counted = [each.counted(self._replicas) for each in window]
-        schedule, order = self._schedule(len(window))
+        schedule, order = self._orders.of(len(window), first.builder.split.values)
         buffers = Buffers()
         sums = [stage.zeros() for stage in first.stages]
         results: list[dict[int, Any]] = [{} for _ in window]
         parts: list[Part] = []
+        before = self.taps.before(state, first)
         for task in order:
             number = task.micro_batch
             micro_batch = window[number]
@@ -206,6 +221,8 @@ class PipelineRunner:
             self.dispatches += len(sums) + first.update.dispatches
             pending = 0 if self._spans_processes else MAX_PENDING_UPDATES
             self._wait(first.update.run(state, sums, scale), pending)
+        if self.taps.add(window, buffers) and before is not None:
+            before.restore()
         return parts
 
     def _forward(self, window: list[MicroBatch], state: StageState) -> list[Part]:
@@ -218,6 +235,7 @@ class PipelineRunner:
             results |= stage.forward(0, micro_batch.leaves, state, buffers, *counted)
             self._task_seconds.append(time.perf_counter() - begin)
         self._wait(buffers.newest, FORWARD_AHEAD * len(self._groups))
+        self.taps.add(window, buffers)
         return self._parts(results, micro_batch, state)
 
     def _settle(self, shape: Shape, sums: list[Any], steps: int) -> None:
@@ -253,23 +271,6 @@ class PipelineRunner:
             )
             logs = run(*state.metrics())
         return self._kept.share_result(logs, last, lambda: shape.builder.logs(last))
-
-    def _schedule(self, num_micro_batches: int) -> tuple[Schedule, tuple[Task, ...]]:
-        if num_micro_batches not in self._schedules:
-            schedule = self._make_schedule(num_micro_batches)
-            self._check_processes(schedule)
-            self._schedules[num_micro_batches] = schedule, merged(schedule)
-        return self._schedules[num_micro_batches]
-
-    def _check_processes(self, schedule: Schedule) -> None:
-        """Proves that no process of several waits for ever; all of them walk one order."""
-        groups = [self._groups[tasks[0].stage] for tasks in schedule]
-        if all(group.is_local for group in groups):
-            return
-        owners = [{device.process_index for device in group.devices} for group in groups]
-        values = next(iter(self._shapes.values())).builder.split.values
-        links = {(value.producer, stage) for value in values for stage in value.consumers}
-        check_rendezvous(schedule, owners, events(schedule, owners, walk(schedule, links)))
 
     def _wait(self, probe: Any, pending: int) -> None:
         """Waits where too much is dispatched. JAX would queue tasks as fast as they are called."""

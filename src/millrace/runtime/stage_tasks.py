@@ -57,7 +57,9 @@ class StageTasks:
             self._to_all = ToAll(group, groups)
             program = builder.forward(index)
             made = jax.eval_shape(program.function, *program.arguments)
-            self._result_specs = made[2]
+            self._result_specs = made[2][: len(stage.results)]
+        self._forward_taps = builder.taps.forward(index)
+        self._backward_taps = builder.taps.backward(index)
         self._executables: dict[str, Executable] = {}
         if mode is not Mode.TRAIN:
             self._held: list[tuple[int, int]] | None = None
@@ -96,6 +98,9 @@ class StageTasks:
                 carried,
                 *steps,
             )
+            if self._forward_taps is not None:
+                results, taps = results[: len(stage.results)], results[len(stage.results) :]
+                buffers.tapped.append((micro_batch, self._forward_taps, taps))
             if self._held is not None:
                 made = (batch, carried, sent, residuals)
                 buffers.hold(index, micro_batch, [made[s][place] for s, place in self._held])
@@ -124,9 +129,11 @@ class StageTasks:
         held = buffers.take_held(index, micro_batch)
         cotangents = buffers.take_cotangents(index, micro_batch, self._passes.cotangents)
         run = self._executables.get("backward") or self._get("backward", self._builder.backward)
-        returned, sums[index] = run(
+        returned, sums[index], *taps = run(
             state.weights[index], held, cotangents, sums[index], weight, *steps
         )
+        if self._backward_taps is not None:
+            buffers.tapped.append((micro_batch, self._backward_taps, *taps))
         self._answer(micro_batch, returned, buffers)
 
     def backward_input(self, micro_batch: int, state: StageState, buffers: Buffers) -> None:
@@ -168,7 +175,11 @@ class StageTasks:
             "backward_weight", self._builder.backward_weight
         )
         rest = buffers.take_kept(index, micro_batch)
-        sums[index] = run(state.weights[index], *rest, sums[index], weight, *steps)
+        made = run(state.weights[index], *rest, sums[index], weight, *steps)
+        if self._backward_taps is not None:
+            made, taps = made
+            buffers.tapped.append((micro_batch, self._backward_taps, taps))
+        sums[index] = made
 
     def zeros(self) -> list[Any]:
         """Returns what the stage accumulates into; nothing where it is not here."""

@@ -9,6 +9,7 @@ from millrace.compiling.executable import Executable
 from millrace.devices import DeviceGroup
 from millrace.graph.split_update import Part
 from millrace.graph.stage import Slot
+from millrace.programs.stage_taps import Bundle, bundle_of_update
 from millrace.programs.stages import StageBuilder
 from millrace.runtime.stage_state import StageState
 from millrace.runtime.stage_tasks import Find
@@ -26,9 +27,19 @@ class StageUpdate:
         self._here = [bool(group.local) for group in groups]
         self._moves = UpdateMoves(builder, groups)
         self._found: dict[tuple[str, int], tuple[Executable, list[Slot]]] = {}
+        self.tapped: list[tuple[Bundle, list[Any]]] = []  # by the last update
+        self._taps = {
+            stage: bundle_of_update(self._update.taps, part, stage)
+            for stage, part in self._update.final.items()
+        }
         shared = self._update.shared is not None
         # Calls of compiled code in one update.
         self.dispatches = len(self._update.partial) + shared + len(self._update.final)
+
+    def home_of(self, key: Any) -> int | None:
+        """Returns the stage at which the update taps a value of one leaf; None if it does not."""
+        taps = self._taps.items()
+        return next((stage for stage, each in taps if each and (key, 0) in each.leaves), None)
 
     def run(self, state: StageState, sums: Sequence[Sequence[Any]], scale: np.float32) -> Any:
         """Applies the accumulated gradients, and returns something that is ready once they are.
@@ -56,10 +67,13 @@ class StageUpdate:
         final = {stage: part for stage, part in update.final.items() if self._here[stage]}
         # All inputs first: a stage's results take over the memory of its old values.
         inputs = {stage: self._inputs(part, stage, known, state) for stage, part in final.items()}
-        probes = []
+        probes, self.tapped = [], []
         for stage, part in final.items():
             *outputs, probe = self._call("final", stage, part, inputs[stage])
             probes.append(probe)
+            if (taps := self._taps[stage]) is not None:
+                self.tapped.append((taps, outputs[len(part.outputs) :]))
+                del outputs[len(part.outputs) :]
             for slot, value in zip(part.outputs, outputs, strict=True):
                 state[slot] = value
         self._moves.after_final(state)

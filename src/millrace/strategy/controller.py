@@ -119,7 +119,8 @@ class Controller:
     @property
     def taps(self) -> Taps:
         """Tensors whose statistics somebody wants."""
-        return functools.reduce(operator.or_, self._taps.values(), NO_TAPS)
+        wanted = list(self._taps.values())  # not with NO_TAPS: that is one of every update
+        return functools.reduce(operator.or_, wanted) if wanted else NO_TAPS
 
     def watch(self, listener: Listener, taps: Taps) -> None:
         """Lets a listener have statistics of tensors, from the next execution on.

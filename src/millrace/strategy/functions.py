@@ -114,7 +114,8 @@ class LoopFunction:
 
     def _deliver(self, parts: list[Part]) -> None:
         """Hands over what taps have carried out."""
-        tapped = [part for part in parts if part.taps.steps or part.taps.updates]
+        wanted = self._mode is Mode.TRAIN and bool(self._controller.taps)  # steps are counted
+        tapped = [part for part in parts if wanted or part.taps.steps or part.taps.updates]
         if not tapped:
             return
         outfeed = self._controller.outfeed

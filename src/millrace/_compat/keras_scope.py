@@ -1,0 +1,45 @@
+"""Private Keras for variables that are carried through a loop. Checked on 3.13.0 and 3.15.1.
+
+`current_scope`   the stateless scope that variables of this thread are read from.
+`stored_value`    what a variable holds outside of every scope; its `value` asks the scope first.
+`let_scopes_branch`   `keras.ops.cond` on JAX loses what its branches assign, which optimizers do
+                  that scale the loss; nothing public is asked before.
+"""
+
+import functools
+from typing import Any
+
+from keras.src.backend.common.stateless_scope import get_stateless_scope
+from keras.src.backend.jax import core
+
+from millrace._compat.needed import check_names, wrap
+
+__all__ = ["current_scope", "let_scopes_branch", "stored_value"]
+
+check_names({core: ("cond",)})
+
+
+def current_scope() -> Any:
+    """Returns the innermost `keras.StatelessScope` that is entered, None if there is none."""
+    return get_stateless_scope()
+
+
+def stored_value(variable: Any) -> Any:
+    """Returns a variable's own array; None if it was created in a scope that is still open."""
+    return variable._value
+
+
+@functools.cache
+def let_scopes_branch() -> None:
+    """Lets a scope that has a method `branch` run the conditionals that Keras runs in it."""
+
+    def wrapper(original: Any) -> Any:
+        def cond(pred: Any, true_fn: Any, false_fn: Any) -> Any:
+            branch = getattr(get_stateless_scope(), "branch", None)
+            if branch is None:
+                return original(pred, true_fn, false_fn)
+            return branch(original, pred, true_fn, false_fn)
+
+        return cond
+
+    wrap(core, "cond", wrapper)

@@ -1,0 +1,108 @@
+"""What came out of an outfeed queue, printed after each epoch.
+
+Gradients
+key: Dense_128/bias:0_grad shape: (125, 128)
+Epoch 3 - Summary Stats
+Index Name                       Mean         Std          ...
+0     Dense_128/bias:0_grad      -0.000663    0.021037     ...
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import keras
+import numpy as np
+
+from millrace.feeds.outfeed import OutfeedQueue
+
+
+@dataclass(frozen=True, slots=True)
+class OutfeedSummary:
+    """Statistics of all that one epoch left under one key. NaNs go into the numbers."""
+
+    epoch: int  # from 0 on, as Keras counts them
+    key: str
+    shape: tuple[int, ...]  # [elements, ...]
+    mean: float
+    std: float  # of the population
+    minimum: float
+    maximum: float
+    has_nans: bool
+    has_infs: bool
+
+
+class OutfeedCallback(keras.callbacks.Callback):
+    """Dequeues a queue at the end of each epoch of `fit`, and prints statistics of what was in it.
+
+    Args:
+        outfeed_queue: an `OutfeedQueue` or a `MaybeOutfeedQueue`.
+        name: title of what is printed.
+
+    Attributes:
+        history: an `OutfeedSummary` for each epoch and key, in the order of the table.
+    """
+
+    def __init__(self, outfeed_queue: OutfeedQueue, name: str = "OutfeedCallback"):
+        super().__init__()
+        self.name = name
+        self.history: list[OutfeedSummary] = []
+        self._queue = outfeed_queue
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        """Prints what the epoch left."""
+        del logs
+        print(f"\n{self.name}")
+        if not self._queue.enqueued:
+            print("No data enqueued")
+            return
+        rows = [_summary(epoch, *item) for item in _arrays(self._queue.dequeue())]
+        self.history.extend(rows)
+        for row in rows:
+            print(f"key: {row.key} shape: {row.shape}")
+        print(f"Epoch {epoch + 1} - Summary Stats")
+        _print_table(rows)
+
+
+def _arrays(data: Any, name: str = "") -> Iterator[tuple[str, np.ndarray]]:
+    """Yields arrays by key; those of a tree below one key as `key/0`, `key/1`."""
+    if isinstance(data, dict | list | tuple):
+        items = data.items() if isinstance(data, dict) else enumerate(data)
+        for key, value in items:
+            yield from _arrays(value, f"{name}/{key}" if name else str(key))
+    else:
+        yield name or "value", np.asarray(data)
+
+
+def _summary(epoch: int, key: str, value: np.ndarray) -> OutfeedSummary:
+    if value.dtype.kind not in "fiub":  # bfloat16 and the like, which NumPy does not add up
+        value = value.astype(np.float32)
+    if not value.size:
+        nan = float("nan")
+        return OutfeedSummary(epoch, key, value.shape, nan, nan, nan, nan, False, False)
+    # float64: the mean of many float32 is as exact as they are. Infinities have no spread.
+    with np.errstate(invalid="ignore", over="ignore"):
+        return OutfeedSummary(
+            epoch=epoch,
+            key=key,
+            shape=value.shape,
+            mean=float(value.mean(dtype=np.float64)),
+            std=float(value.std(dtype=np.float64)),
+            minimum=float(value.min()),
+            maximum=float(value.max()),
+            has_nans=bool(np.isnan(value).any()),
+            has_infs=bool(np.isinf(value).any()),
+        )
+
+
+def _print_table(rows: list[OutfeedSummary]) -> None:
+    longest = max((len(row.key) for row in rows), default=0)
+    widths = (5, longest + 5, 12, 12, 12, 12, 7, 7)
+    _print_row(widths, "Index", "Name", "Mean", "Std", "Minimum", "Maximum", "NaNs", "infs")
+    for index, row in enumerate(rows):
+        numbers = [f"{n:.6f}" for n in (row.mean, row.std, row.minimum, row.maximum)]
+        _print_row(widths, str(index), row.key, *numbers, str(row.has_nans), str(row.has_infs))
+
+
+def _print_row(widths: tuple[int, ...], *cells: str) -> None:
+    print(" ".join(cell.ljust(width) for cell, width in zip(cells, widths, strict=True)))

@@ -1,0 +1,80 @@
+"""Statistics of tensors as scalars for TensorBoard, in a file of events.
+
+    tag     activation/encoder/dense/mean, gradient/dense/kernel/norm
+    step    the micro-batch; of gradients that are about to be applied, the update
+
+The file is open only while something is written: a training that fails leaves nothing open.
+"""
+
+import importlib
+import pathlib
+import socket
+import time
+from typing import Any
+
+from millrace.callbacks.tensor_history import Entries
+from millrace.errors import OptionError
+from millrace.records.tensors import STATISTICS
+
+_SECONDS = 2.0  # between two times that something is written: people watch, but not that closely
+
+
+class EventFile:
+    """Writes one file of events."""
+
+    def __init__(self, directory: Any):
+        """Finds the package that knows the format; the file comes with the first event.
+
+        Raises:
+            OptionError: if the package is not installed.
+        """
+        try:
+            # Optional, and none of it needs TensorFlow.
+            self._events: Any = importlib.import_module("tensorboard.compat.proto.event_pb2")
+            self._summaries: Any = importlib.import_module("tensorboard.compat.proto.summary_pb2")
+            records: Any = importlib.import_module("tensorboard.summary.writer.record_writer")
+        except ImportError as error:
+            raise OptionError(
+                f"tensorboard={str(directory)!r} needs the package tensorboard ({error}). Run pip "
+                "install 'millrace[tensorboard]', or leave tensorboard=None and read .history."
+            ) from error
+        self._record_writer = records.RecordWriter
+        self._directory = pathlib.Path(directory)
+        self._path: pathlib.Path | None = None
+        self._waiting: list[Any] = []
+        self._written = 0.0
+
+    def add(self, entries: Entries) -> None:
+        """Writes an event for each entry, if not now then a little later."""
+        numbers = entries.updates if entries.of_updates else entries.steps
+        tags = [f"{t.kind}/{t.name}/{name}" for t in entries.tensors for name in STATISTICS]
+        scalar = self._summaries.Summary.Value
+        for number, values in zip(numbers.tolist(), entries.values, strict=True):
+            scalars = [
+                scalar(tag=tag, simple_value=value)
+                for tag, value in zip(tags, values.ravel().tolist(), strict=True)
+            ]
+            summary = self._summaries.Summary(value=scalars)
+            self._waiting.append(
+                self._events.Event(wall_time=time.time(), step=number, summary=summary)
+            )
+        if time.monotonic() - self._written > _SECONDS:
+            self.flush()
+
+    def flush(self) -> None:
+        """Writes what is still waiting."""
+        self._written = time.monotonic()
+        if not self._waiting:
+            return
+        if self._path is None:
+            self._directory.mkdir(parents=True, exist_ok=True)
+            # TensorBoard knows its files by this part of their names.
+            name = f"events.out.tfevents.{time.time_ns()}.{socket.gethostname()}.millrace"
+            self._path = self._directory / name
+            first = self._events.Event(wall_time=time.time(), file_version="brain.Event:2")
+            self._waiting.insert(0, first)
+        with self._path.open("ab") as file:
+            writer = self._record_writer(file)
+            for event in self._waiting:
+                writer.write(event.SerializeToString())
+        self._waiting.clear()

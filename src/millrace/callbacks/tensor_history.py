@@ -1,0 +1,151 @@
+"""Statistics of tensors over the whole training, as columns.
+
+StatisticsBlock  ->  Entries, Entries, ...   one for each block and kind, oldest dropped
+                 ->  columns()               a row for each tensor of each entry, in order
+"""
+
+import warnings
+from collections import deque
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from millrace.records.tensors import STATISTICS, Tensor
+
+COUNTS = ("nans", "infs")
+
+
+@dataclass(slots=True, eq=False)
+class Epoch:
+    """Where an epoch lies among all the steps and updates that were looked at."""
+
+    number: int  # as Keras counts
+    window: int  # steps of an update; the last one of an epoch may have fewer
+    first_step: int = 0
+    first_update: int = 0
+    iterations: int | None = None  # of the optimizer, when it began; None: does not matter
+    steps: int = 0  # so far; 0: nobody has counted them yet
+    updates: int = 0  # so far
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Entries:
+    """Statistics of consecutive micro-batches or updates of an epoch."""
+
+    epoch: Epoch
+    of_updates: bool
+    numbers: np.ndarray  # [entries], of micro-batches or updates within the epoch
+    tensors: tuple[Tensor, ...]
+    values: np.ndarray  # [entries, tensors, statistics]
+
+    @property
+    def rows(self) -> int:
+        """One for each tensor of each entry."""
+        return len(self.numbers) * len(self.tensors)
+
+    @property
+    def updates(self) -> np.ndarray:
+        """The update that each entry is, or that its micro-batch belongs to; over all epochs."""
+        within = self.numbers if self.of_updates else self.numbers // self.epoch.window
+        return self.epoch.first_update + within
+
+    @property
+    def steps(self) -> np.ndarray:
+        """The micro-batch of each entry, of an update its last one; over all epochs."""
+        within = self.numbers
+        if self.of_updates:
+            within = (self.numbers + 1) * self.epoch.window - 1
+            if self.epoch.steps:
+                within = np.minimum(within, self.epoch.steps - 1)
+        return self.epoch.first_step + within
+
+    def without_first(self, count: int) -> "Entries":
+        """Returns these without the oldest `count` entries."""
+        return Entries(
+            self.epoch, self.of_updates, self.numbers[count:], self.tensors, self.values[count:]
+        )
+
+
+class TensorHistory:
+    """What was seen last, up to a number of rows."""
+
+    def __init__(self, max_rows: int):
+        self._max_rows = max_rows
+        self._entries: deque[Entries] = deque()
+        self._rows = 0
+        self._has_warned = False
+
+    def __len__(self) -> int:
+        return self._rows
+
+    def add(self, entries: Entries) -> None:
+        """Keeps more entries, and drops the oldest for them where there is no more room."""
+        self._entries.append(entries)
+        self._rows += entries.rows
+        while self._rows > self._max_rows:
+            self._drop(self._entries[0], self._rows - self._max_rows)
+
+    def _drop(self, oldest: Entries, too_many: int) -> None:
+        count = min(-(-too_many // len(oldest.tensors)), len(oldest.numbers))
+        if not self._has_warned:
+            self._has_warned = True
+            warnings.warn(
+                f"TensorStatistics keeps max_rows={self._max_rows} rows, and drops the oldest ones "
+                "from now on. Set every= or max_rows= to a larger number, or look at fewer "
+                "tensors.",
+                stacklevel=2,
+            )
+        self._entries.popleft()
+        self._rows -= count * len(oldest.tensors)
+        if count < len(oldest.numbers):
+            self._entries.appendleft(oldest.without_first(count))
+
+    def columns(self) -> dict[str, np.ndarray]:
+        """Returns a column for each property of a row: those of where it is from, and statistics.
+
+        Rows are in the order in which they were computed: tensor by tensor, micro-batch by
+        micro-batch, and those of an update after those of its last micro-batch.
+        """
+        parts = [_columns_of(entries) for entries in self._entries]
+        columns = {
+            name: np.concatenate([empty, *(part[name] for part in parts)])
+            for name, empty in _EMPTY.items()
+        }
+        # Within a block the entries of micro-batches are in front of those of updates.
+        is_update = np.concatenate(
+            [np.zeros(0, bool), *(np.full(e.rows, e.of_updates) for e in self._entries)]
+        )
+        order = np.argsort(2 * columns["step"] + is_update, kind="stable")
+        return {name: column[order] for name, column in columns.items()}
+
+
+_EMPTY: dict[str, np.ndarray] = {
+    **{name: np.zeros(0, np.int64) for name in ("epoch", "step", "update")},
+    **{name: np.zeros(0, object) for name in ("kind", "name")},
+    "stage": np.zeros(0, np.int64),
+    **{name: np.zeros(0, np.int64 if name in COUNTS else np.float32) for name in STATISTICS},
+}
+
+
+def _columns_of(entries: Entries) -> dict[str, np.ndarray]:
+    number = len(entries.tensors)
+
+    def of_entries(values: Any) -> np.ndarray:
+        return np.repeat(values, number)
+
+    def of_tensors(values: list[Any], dtype: Any) -> np.ndarray:
+        return np.tile(np.array(values, dtype), len(entries.numbers))
+
+    places = {
+        "epoch": np.full(entries.rows, entries.epoch.number),
+        "step": of_entries(entries.steps),
+        "update": of_entries(entries.updates),
+        "kind": of_tensors([tensor.kind for tensor in entries.tensors], object),
+        "name": of_tensors([tensor.name for tensor in entries.tensors], object),
+        "stage": of_tensors([tensor.stage for tensor in entries.tensors], np.int64),
+    }
+    flat = entries.values.reshape(-1, len(STATISTICS))
+    for place, name in enumerate(STATISTICS):
+        places[name] = flat[:, place].astype(np.int64) if name in COUNTS else flat[:, place]
+    return places

@@ -1,0 +1,5 @@
+"""Layers for models that a strategy runs."""
+
+from millrace.layers.outfeed import MaybeOutfeed as MaybeOutfeed
+from millrace.layers.outfeed import Outfeed as Outfeed
+from millrace.layers.outfeed import outfeed_queues as outfeed_queues

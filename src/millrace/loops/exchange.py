@@ -1,0 +1,120 @@
+"""What a loop and the host give each other between two chunks of turns.
+
+    host    infeed.take ->  block, start, count
+    loop                                           turn turn turn
+    host                                                          -> outs, used -> queue.receive
+
+An exception on the host is kept and ends the loop early, so what has been computed by then is not
+lost, and the caller sees the exception itself and not what JAX makes of it.
+"""
+
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from millrace.errors import DataError
+from millrace.feeds.infeed_queue import InfeedQueue
+from millrace.loops.pace import HOST_SECONDS, Pace
+from millrace.programs.chunk import chunk_capacity
+from millrace.programs.taps import Tapped
+
+
+class Portion(NamedTuple):
+    """What the host gives a loop for its next chunk."""
+
+    block: Any  # leaves [capacity, ...]; None without an infeed
+    start: int
+    turns: int  # 0 ends the loop
+
+
+class Exchange:
+    """The host's side of one loop in one program."""
+
+    def __init__(self, infeed: InfeedQueue | None, tapped: Tapped, seconds: float = HOST_SECONDS):
+        """Waits for the infeed's first element, which tells its shape.
+
+        Args:
+            infeed: None if the loop has none.
+            tapped: queues, and specs of what one turn gives them.
+            seconds: that a chunk is to take.
+        """
+        self.infeed = infeed
+        self.keys: tuple[Any, ...] = tapped.keys
+        capacity = None
+        self.empty: Any = None  # a block of zeros
+        if infeed is not None:
+            block = infeed.block()
+            capacity, self._spec = block.capacity, block.spec
+            self.empty = jax.tree.map(np.zeros_like, block.batches)
+        self.capacity = chunk_capacity(tapped, capacity)
+        self.error: BaseException | None = None
+        self._pace = Pace(self.capacity, seconds)
+        self._given = 0
+
+    def open(self) -> None:
+        """Begins a run of the program."""
+        self.error = None
+        self._given = 0
+        for queue in self.keys:
+            queue.expect()
+
+    def close(self, failure: BaseException | None = None) -> BaseException | None:
+        """Ends a run: nothing more will arrive.
+
+        Args:
+            failure: what has ended the program; None if it came to its end.
+
+        Returns:
+            What failed on the host, or the failure; None if nothing did.
+        """
+        error, self.error = self.error or failure, None
+        for queue in self.keys:
+            if error is not None:
+                queue.fail(error)
+            else:
+                queue.receive((), 0)
+        return error
+
+    def portion(self, remaining: int) -> Portion:
+        """Returns what the next chunk is to run on."""
+        try:
+            portion = self._portion(min(remaining, self._pace.turns))
+        except BaseException as error:  # raised by `close`, in the caller
+            self.error = error
+            portion = Portion(self.empty, 0, 0)
+        self._given = portion.turns
+        self._pace.begin()
+        return portion
+
+    def _portion(self, wanted: int) -> Portion:
+        if self.error is not None or wanted < 1:
+            return Portion(self.empty, 0, 0)
+        if self.infeed is None:
+            return Portion(None, 0, wanted)
+        if (spec := self.infeed.block().spec) != self._spec:
+            raise DataError(
+                f"The elements of {self.infeed!r} are {spec} now, and the loop was compiled for "
+                f"{self._spec}. Use a queue for each kind of element."
+            )
+        segment = self.infeed.take(wanted)
+        return Portion(segment.block.batches, segment.start, segment.count)
+
+    def deliver(self, values: Any, used: int) -> None:
+        """Takes what a chunk has tapped: for each queue a tree of `[capacity, ...]`."""
+        try:
+            # Copied: the memory is the program's, or has more room than is in use.
+            entries = jax.tree.map(lambda leaf: np.array(np.asarray(leaf)[:used]), values)
+            self._pace.end(used)
+            for queue, entry in zip(self.keys, entries, strict=True):
+                if used:
+                    queue.expect()
+                    queue.receive(entry, used)
+        except BaseException as error:
+            self.error = self.error or error
+
+    def give_back(self, used: int) -> None:
+        """Puts elements back that the last portion had and the loop did not use."""
+        if self.infeed is not None and used < self._given:
+            self.infeed.give_back(self._given - used)
+        self._given = used

@@ -1,0 +1,65 @@
+"""Gradients of a function that uses Keras variables as they are.
+
+fn reads variables -> a scope gives it traced values in their place -> jax.value_and_grad
+fn assigns others (seeds, running statistics) -> returned next to the loss, assigned outside
+"""
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import jax
+
+from millrace.errors import LoopError
+from millrace.loops.scope import VariableScope
+from millrace.programs.taps import collecting, tap_again
+
+
+def value_and_grad(
+    fn: Callable[..., Any], variables: Iterable[Any], *args: Any, **kwargs: Any
+) -> tuple[Any, list[Any]]:
+    """Calls `fn` and differentiates what it returns by variables.
+
+        weights = model.trainable_variables
+        loss, grads = millrace.value_and_grad(lambda: loss_fn(y, model(x)), weights)
+        optimizer.apply(grads, weights)
+
+    Args:
+        fn: returns the loss, a scalar, or a tuple that begins with it.
+        variables: Keras variables that `fn` uses.
+        *args: what `fn` is called with.
+        **kwargs: the same, by name.
+
+    Returns:
+        What `fn` returned, and a list of gradients in the order of `variables`.
+
+    Raises:
+        LoopError: if the loss is no scalar of a floating type.
+    """
+    variables = list(variables)
+    assigned: list[Any] = []
+
+    def differentiated(values: list[Any]) -> Any:
+        with VariableScope(zip(variables, values, strict=True)) as scope:
+            result, tapped = collecting(fn)(*args, **kwargs)
+            assigned[:] = scope.assigned.values()
+            new = scope.values(assigned)
+        loss = _loss_of(result)
+        return loss, (result, new, tapped)
+
+    values = [variable.value for variable in variables]
+    (_, (result, new, tapped)), gradients = jax.value_and_grad(differentiated, has_aux=True)(values)
+    for variable, value in zip(assigned, new, strict=True):
+        variable.assign(value)
+    tap_again(tapped)
+    return result, gradients
+
+
+def _loss_of(result: Any) -> jax.Array:
+    loss = jax.numpy.asarray(result[0] if isinstance(result, tuple) else result)
+    if loss.shape != () or not jax.numpy.issubdtype(loss.dtype, jax.numpy.floating):
+        raise LoopError(
+            f"value_and_grad() differentiates one number, and fn returned {loss.dtype}"
+            f"{list(loss.shape)}. Return a scalar loss: keras.ops.mean(losses); more values go "
+            "into a tuple that begins with it."
+        )
+    return loss

@@ -1,0 +1,114 @@
+"""A function with the Keras variables that it touches, as one program.
+
+look at the function -> variables that it assigns, and those that it only reads
+values of both, arrays -> the program -> results, what is tapped, new values -> the variables
+"""
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+
+from millrace._compat.jax import uncommitted
+from millrace.loops.scope import Context, VariableScope, look_at, value_of
+from millrace.programs.taps import Tapped, collecting
+
+
+class Program:
+    """A function of arrays, traced once; the variables' values are arguments of the program."""
+
+    def __init__(self, function: Callable[[list[Any]], Any], arrays: list[Any]):
+        """Looks at the function.
+
+        Args:
+            function: takes a list of arrays, and may touch any variables.
+            arrays: of the shapes and dtypes that the program is for.
+        """
+        specs = [
+            jax.ShapeDtypeStruct(array.shape, jax.dtypes.canonicalize_dtype(array.dtype))
+            for array in arrays
+        ]
+        self._function = function
+        self._touched = look_at(function, specs)
+        self._exchanges: list[Any] | None = None  # of the loops in it; None before it is traced
+        self._jitted = jax.jit(self._traced)
+        self._lock = threading.Lock()
+
+    def lower(self, arrays: list[Any]) -> jax.stages.Lowered:
+        """Returns the program before XLA compiles it."""
+        return self._jitted.lower(*self._states(), arrays)
+
+    def run(self, arrays: list[Any]) -> Any:
+        """Runs the program and gives the variables their new values.
+
+        Raises:
+            Exception: what a data set or a queue of a loop in the program has raised.
+        """
+        if self._exchanges is None:
+            self.lower(arrays)  # JAX keeps the trace, which tells which loops exchange
+        if not self._touched.tapped and not self._exchanges:
+            return self._run(arrays)[0]
+        with self._lock:  # what is exchanged with the host belongs to one run at a time
+            return self._run_with_exchanges(arrays)
+
+    def _run_with_exchanges(self, arrays: list[Any]) -> Any:
+        queues: tuple[Any, ...] = self._touched.tapped.keys
+        for queue in queues:
+            queue.expect()
+        with exchanging(self._exchanges or []):
+            try:
+                result, tapped = jax.block_until_ready(self._run(arrays))
+                jax.effects_barrier()
+            except BaseException as error:
+                for queue in queues:
+                    queue.fail(error)
+                raise
+            for queue, value in tapped.items():
+                queue.receive(jax.tree.map(lambda leaf: np.array(leaf)[None], value), 1)
+        return result
+
+    def _states(self) -> tuple[list[Any], list[Any]]:
+        touched = self._touched
+        return list(map(value_of, touched.changed)), list(map(value_of, touched.fixed))
+
+    def _run(self, arrays: list[Any]) -> tuple[Any, Tapped]:
+        result, tapped, new = self._jitted(*self._states(), arrays)
+        put(self._touched.changed, new)
+        return result, tapped
+
+    def _traced(self, changed: list[Any], fixed: list[Any], arrays: list[Any]) -> Any:
+        touched = self._touched
+        values = zip([*touched.changed, *touched.fixed], [*changed, *fixed], strict=True)
+        exchanges = self._exchanges = self._exchanges or []
+        context = Context(exchanges=exchanges)
+        with VariableScope(values, context) as scope:
+            result, tapped = collecting(self._function)(arrays)
+            context.claim(tapped)
+            new = scope.values(touched.changed)
+        scope.refuse_others(touched.changed)
+        return result, tapped, new
+
+
+def put(variables: list[Any], values: list[Any]) -> None:
+    """Gives variables the values that a program has returned for them."""
+    for variable, value in zip(variables, values, strict=True):
+        variable.assign(uncommitted(value))
+
+
+class exchanging:  # noqa: N801 - used as a function
+    """Surrounds a run of a program whose loops exchange values with the host."""
+
+    def __init__(self, exchanges: list[Any]):
+        self._exchanges = exchanges
+
+    def __enter__(self) -> None:
+        for exchange in self._exchanges:
+            exchange.open()
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        errors = [exchange.close(error) for exchange in self._exchanges]
+        own = next((e for e in errors if e is not None and e is not error), None)
+        if own is not None:
+            raise own

@@ -1,0 +1,116 @@
+"""Runs a loop where it is called: as part of the program that is being traced, or on its own.
+
+being traced                    part of that program                     in_program.py
+on its own, no queues           a program of its own                     program.py
+on its own, infeed or outfeed   a program that the host calls in chunks  host_loop.py
+"""
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+
+from millrace._compat.jax import is_tracing
+from millrace._compat.keras_scope import current_scope
+from millrace.errors import OptionError
+from millrace.feeds.infeed_queue import InfeedQueue
+from millrace.loops.body import Carried
+from millrace.loops.host_loop import HostLoop
+from millrace.loops.in_program import MANY, run_in_program
+from millrace.loops.program import Program
+from millrace.loops.same import identity
+from millrace.loops.turn import Turn, specs_of
+
+KEPT = 32  # programs of loops that were called on their own
+
+
+def run_loop(
+    body: Callable[..., Any],
+    condition: Callable[..., Any] | None,
+    inputs: Any,
+    infeed: InfeedQueue | None,
+    limit: Any,
+) -> Any:
+    """Runs a loop; the arguments are those of `repeat` and `while_loop`."""
+    if infeed is not None and not isinstance(infeed, InfeedQueue):
+        raise OptionError(
+            f"infeed is a millrace.InfeedQueue. Received: {type(infeed).__name__}. Set "
+            "infeed=millrace.InfeedQueue(dataset), made once, outside of the loop."
+        )
+    carried = Carried(inputs)
+    element = None if infeed is None else specs_of(infeed.block().batches)
+    if current_scope() is not None or is_tracing():
+        turn = Turn(body, carried, condition, element)
+        return carried.bare(run_in_program(turn, carried.values, limit, infeed))
+    loop = _loops.find(body, condition, carried, element, infeed)
+    return carried.bare(loop.run(carried.values, limit))
+
+
+class _Alone:
+    """A loop without queues that is called on its own."""
+
+    def __init__(self, turn: Turn, carried: Carried):
+        self._turn = turn
+        self._treedef = jax.tree.structure(carried.values)
+        self._program: Program | None = None
+
+    def run(self, values: list[Any], limit: int | None) -> list[Any]:
+        arrays = [*jax.tree.leaves(values), np.int32(MANY if limit is None else limit)]
+        if self._program is None:
+            self._program = Program(self._loop, arrays)
+        return self._program.run(arrays)
+
+    def _loop(self, arrays: list[Any]) -> list[Any]:
+        *leaves, limit = arrays
+        return run_in_program(self._turn, jax.tree.unflatten(self._treedef, leaves), limit, None)
+
+
+class _Driven:
+    """A loop with queues that is called on its own."""
+
+    def __init__(self, turn: Turn, infeed: InfeedQueue | None):
+        self._loop = HostLoop(turn, infeed)
+
+    def run(self, values: list[Any], limit: int | None) -> list[Any]:
+        return self._loop.run(values, MANY if limit is None else limit)
+
+
+class _Loops:
+    """The programs that were used last, by what they were made of."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._kept: OrderedDict[Any, tuple[Any, Any]] = OrderedDict()
+
+    def find(
+        self, body: Any, condition: Any, carried: Carried, element: Any, infeed: Any
+    ) -> "_Alone | _Driven":
+        leaves, treedef = jax.tree.flatten((carried.specs, element))
+        parts, alive = identity(body)
+        more, alive_too = identity(condition)
+        key = (
+            parts,
+            more,
+            treedef,
+            tuple((leaf.shape, leaf.dtype) for leaf in leaves),
+            id(infeed),
+            jax.config.jax_default_device,  # type: ignore[attr-defined]
+        )
+        with self._lock:
+            if key in self._kept:
+                self._kept.move_to_end(key)
+                return self._kept[key][0]
+            turn = Turn(body, carried, condition, element)
+            has_queues = infeed is not None or turn.tapped
+            loop = _Driven(turn, infeed) if has_queues else _Alone(turn, carried)
+            # With what the key identifies by address, which would else be given to others.
+            self._kept[key] = loop, (alive, alive_too, infeed)
+            if len(self._kept) > KEPT:
+                self._kept.popitem(last=False)
+            return loop
+
+
+_loops = _Loops()
