@@ -20,7 +20,7 @@ INSPECTION = {
     "callbacks.OutfeedCallback": "(outfeed_queue, name='OutfeedCallback')",
     "callbacks.TensorStatistics": (
         "(activations=(), gradients=(), when='before_apply', every=1, *, print_every=1, "
-        "max_rows=1000000, tensorboard=None, console=None)"
+        "max_rows=1000000, tensorboard=None, histograms=False, console=None)"
     ),
     "compile": "(fn)",
     "dataset_benchmark": (

@@ -121,6 +121,7 @@ class Taps:
     micro_gradients: tuple[str, ...] = ()  # of every micro-batch
     gradients: tuple[str, ...] = ()  # that are about to be applied
     every: int = 1  # updates
+    bins: int = 0  # of histograms; 0 makes none
     norms: bool = False  # of these, and counts of NaNs and infinities, are all that is wanted
     stops: bool = False  # at the first update with a gradient that is not finite, before it
 
@@ -134,6 +135,7 @@ class Taps:
             micro_gradients=_union(self.micro_gradients, other.micro_gradients),
             gradients=_union(self.gradients, other.gradients),
             every=math.gcd(self.every, other.every),
+            bins=max(self.bins, other.bins),
             norms=(self.norms or not self) and (other.norms or not other),
             stops=self.stops or other.stops,
         )

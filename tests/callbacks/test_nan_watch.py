@@ -62,7 +62,14 @@ def fit(model, data, **arguments):
 
 @pytest.mark.parametrize(
     ("accumulation", "executed", "bad"),
-    [(1, 4, 6), (1, 20, 6), (3, 2, 7), (3, 20, 11), (3, 20, 13), (1, 1, 0)],
+    [
+        (1, 4, 6),
+        (3, 20, 13),
+        *(
+            pytest.param(*case, marks=pytest.mark.slow)
+            for case in ((1, 20, 6), (3, 2, 7), (3, 20, 11), (1, 1, 0))
+        ),
+    ],
 )
 def test_stops_before_the_update_and_names_what_did_it(
     strategy, tmp_path, accumulation, executed, bad
@@ -103,7 +110,7 @@ def test_the_last_updates_are_kept_and_the_batch(strategy, tmp_path):
     assert json.loads((watch.written / "record.json").read_text())["update"] == 9
 
 
-@pytest.mark.parametrize("convolution", [False, True])
+@pytest.mark.parametrize("convolution", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_replay_repeats_the_update(strategy, tmp_path, convolution):
     model = make_model(strategy, accumulation=2, executed=3, convolution=convolution)
     watch = NaNWatch(directory=tmp_path)
@@ -147,6 +154,7 @@ def test_all_goes_well(strategy, tmp_path):
         np.testing.assert_allclose(mine, theirs, rtol=1e-6, atol=1e-7)
 
 
+@pytest.mark.slow
 def test_training_goes_on_from_where_it_stopped(strategy, tmp_path):
     model = make_model(strategy, executed=20)
     x, y = make_data(12, bad=5)
@@ -181,6 +189,7 @@ def test_a_directory_without_a_record_is_refused(tmp_path):
         replay(tmp_path)
 
 
+@pytest.mark.slow
 def test_replicas(tmp_path):
     model = make_model(millrace.Strategy(devices=2), accumulation=2, executed=6)
     watch = NaNWatch(directory=tmp_path)
@@ -188,3 +197,25 @@ def test_replicas(tmp_path):
     assert (watch.found.update, watch.found.micro_batch) == (1, 2)
     assert watch.found.tensor.name == "first"
     assert replay(watch.written).repeats
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_a_pipeline_names_the_stage(tmp_path, replicas):
+    model = make_model(millrace.Strategy(devices=2 * replicas), executed=3 * 2 * replicas)
+    model.set_pipeline_stage_assignment([0, 0, 0, 1, 1, 1])
+    model.set_pipelining_options(gradient_accumulation_steps_per_replica=2)
+    watch = NaNWatch(directory=tmp_path)
+    bad = 2 * replicas + 1  # in the second update
+    x, y = make_data(6 * replicas, bad)
+    fit(model, (x, y), callbacks=[watch])
+    assert (watch.found.update, watch.found.micro_batch) == (1, 1)
+    assert watch.found.stages == 2
+    assert f"of stage {watch.found.tensor.stage} has" in str(watch.found)
+    assert replay(watch.written).repeats
+    plain = make_model(millrace.Strategy(devices=1), accumulation=2 * replicas, executed=1)
+    rows = 2 * replicas * ROWS
+    fit(plain, (x[:rows], y[:rows]))
+    # Moving statistics of replicas are averages, see docs/replicas.md.
+    for mine, theirs in zip(model.trainable_variables, plain.trainable_variables, strict=True):
+        np.testing.assert_allclose(mine, theirs, rtol=1e-5, atol=1e-6)

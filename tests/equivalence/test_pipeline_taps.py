@@ -168,6 +168,7 @@ def assert_same_rows(found, wanted, entries, count):
         np.testing.assert_allclose(found[tensor], rows, **CLOSE, err_msg=f"{entries} {tensor}")
 
 
+SLOW = functools.partial(pytest.param, marks=pytest.mark.slow)
 CASES = {
     "two": (mlp, MLP[2], {}),
     "three-gpipe": (mlp, MLP[3], {"pipeline_schedule": "gpipe"}),
@@ -177,7 +178,9 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+@pytest.mark.parametrize(
+    "case", [CASES["two"], *(SLOW(case) for name, case in CASES.items() if name != "two")]
+)
 def test_every_tensor_is_reported_once_and_as_in_one_piece(case):
     build, stages, options = case
     batches = 7  # two updates of three, and one of one
@@ -250,6 +253,7 @@ def test_statistics_are_those_of_numpy():
         np.testing.assert_allclose(updates[f"gradient {name}"][0], numbers(value), **CLOSE)
 
 
+@pytest.mark.slow
 def test_a_shared_weight_has_a_micro_gradient_at_each_stage():
     found = watched(pipeline(tied, TIED), STEPS)
     tensors, _ = found.rows("of_steps")
@@ -262,7 +266,7 @@ def test_a_shared_weight_has_a_micro_gradient_at_each_stage():
 
 
 # The last update of 13 has one batch.
-@pytest.mark.parametrize(("schedule", "batches"), [("1f1b", 13), ("zero_bubble", 12)])
+@pytest.mark.parametrize(("schedule", "batches"), [("1f1b", 13), SLOW("zero_bubble", 12)])
 def test_replicas_of_a_pipeline_report_each_batch(schedule, batches):
     model = pipeline(small, SMALL, devices=4, steps=2, executed=1, pipeline_schedule=schedule)
     wanted = watched(in_one_piece(small, steps=4), batches)
@@ -271,7 +275,7 @@ def test_replicas_of_a_pipeline_report_each_batch(schedule, batches):
     assert_same_rows(found, wanted, "of_updates", -(-batches // 4))
 
 
-@pytest.mark.parametrize("devices", [2, 4])
+@pytest.mark.parametrize("devices", [2, SLOW(4)])
 def test_what_a_layer_enqueues_arrives_in_all_three_loops(devices):
     queue = OutfeedQueue()
     model = pipeline(lambda: mlp(queue), [0, 0, 0, 1, 1, 1], devices, steps=2, executed=1)
@@ -418,7 +422,7 @@ def test_a_queue_of_a_layer_and_of_gradients_is_refused():
         fit(model, STEPS)
 
 
-@pytest.mark.parametrize("devices", [2, 4])
+@pytest.mark.parametrize("devices", [2, SLOW(4)])
 def test_watching_changes_no_weight(devices):
     plain, looked_at = (pipeline(small, SMALL, devices=devices) for _ in range(2))
     fit(plain, 12)
@@ -444,7 +448,7 @@ def test_statistics_of_every_third_update():
         assert (values[due][..., 6:] == 0).all()
 
 
-@pytest.mark.parametrize("devices", [2, 4])
+@pytest.mark.parametrize("devices", [2, SLOW(4)])
 def test_a_halted_update_is_not_applied(devices):
     """Batch 5 of 12 has a NaN: of the updates of two batches, two are applied."""
     replicas = devices // 2
@@ -497,6 +501,7 @@ def test_programs_without_taps_are_those_of_no_taps(monkeypatch):
     assert texts == plain
 
 
+@pytest.mark.slow
 def test_statistics_are_of_gradients_without_the_scale_of_the_loss():
     keras.config.set_dtype_policy("mixed_float16")
     found, wanted = watched(pipeline(small, SMALL), STEPS), watched(in_one_piece(small), STEPS)

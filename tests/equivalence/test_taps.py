@@ -1,5 +1,7 @@
 """What leaves the programs of replicas is what leaves those of one device, batch by batch."""
 
+import functools
+
 import keras
 import numpy as np
 import pytest
@@ -11,6 +13,7 @@ from millrace.options import Taps
 from millrace.records.tensors import STATISTICS
 from millrace.strategy.controller import controller_of
 
+SLOW = functools.partial(pytest.param, marks=pytest.mark.slow)
 EVERYTHING = Taps(activations=("*",), micro_gradients=("*",), gradients=("*",))
 ROWS = 8
 
@@ -75,8 +78,8 @@ def watched(model, batches, taps=EVERYTHING):
     return listener
 
 
-@pytest.mark.parametrize("batches", [12, 13])  # the last update of 13 has one batch
-@pytest.mark.parametrize("replicas", [2, 4])
+@pytest.mark.parametrize("batches", [13, SLOW(12)])  # the last update of 13 has one batch
+@pytest.mark.parametrize("replicas", [2, SLOW(4)])
 def test_replicas_report_each_batch_as_one_device_does(replicas, batches):
     one = watched(make_model(1, 4, 2), batches)
     many = watched(make_model(replicas, 4 // replicas, 2), batches)
@@ -106,7 +109,7 @@ def test_what_a_layer_enqueues_arrives_once_for_each_round(replicas):
     assert queue.dequeue()["z"].shape == (0, *rounds[1:], ROWS, 16)
 
 
-@pytest.mark.parametrize("replicas", [1, 2])
+@pytest.mark.parametrize("replicas", [1, SLOW(2)])
 def test_watching_changes_no_weight(replicas):
     plain, looked_at = (make_model(replicas, 2, 2) for _ in range(2))
     plain.fit(*make_data(8), batch_size=ROWS, shuffle=False, verbose=0)

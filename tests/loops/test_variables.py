@@ -75,6 +75,9 @@ CASES = {
 }
 
 
+SLOW = {"recurrent", "functional"}  # to compile
+
+
 def train_with_keras(make, optimizer):
     model = make()
     model.compile(optimizer(), crossentropy(), metrics=["accuracy"])
@@ -109,7 +112,15 @@ class Training:
 
 
 @pytest.mark.parametrize(
-    ("case", "compiled"), [*((case, False) for case in CASES), ("adam", True), ("scaled", True)]
+    ("case", "compiled"),
+    [
+        *(
+            pytest.param(case, False, marks=pytest.mark.slow) if case in SLOW else (case, False)
+            for case in CASES
+        ),
+        ("adam", True),
+        ("scaled", True),
+    ],
 )
 def test_it_is_the_training_of_keras(case, compiled):
     expected, losses = train_with_keras(*CASES[case])

@@ -28,7 +28,7 @@ from millrace.graph.assignment import Assignment
 from millrace.options import Taps, whole_number
 from millrace.processes.facts import process_index
 from millrace.records.flight import MODEL_FILE, Flight, FlightRecord, write_flight
-from millrace.records.tensors import StatisticsBlock, Tensor
+from millrace.records.tensors import STATISTICS, StatisticsBlock, Tensor
 from millrace.replay.run import Replay, counts, is_non_finite, run_again, state_of
 from millrace.runtime.halt import Halted
 
@@ -86,7 +86,7 @@ class NaNWatch(keras.callbacks.Callback):
                 "NaNWatch looks into programs that a strategy runs, and this model belongs to "
                 "none. Call strategy.attach(model) before fit."
             )
-        if isinstance(self.model.optimizer, keras.optimizers.LossScaleOptimizer):
+        if isinstance(self._fitted.optimizer, keras.optimizers.LossScaleOptimizer):
             raise OptionError(
                 "NaNWatch cannot tell an error from the infinities that a LossScaleOptimizer "
                 "makes and skips on purpose. Leave it out, or compile with auto_scale_loss=False."
@@ -96,6 +96,10 @@ class NaNWatch(keras.callbacks.Callback):
         self._steps = self._updates = 0
         self.found = self.written = None
         controller.watch(self, Taps(gradients=self._gradients, norms=True, stops=True))
+
+    @property
+    def _fitted(self) -> Any:
+        return self.model  # which callbacks have while `fit` runs
 
     def on_train_end(self, logs: Any = None) -> None:
         """Has nothing looked at any more."""
@@ -109,7 +113,7 @@ class NaNWatch(keras.callbacks.Callback):
         """Takes in the gradients of some updates; called by the outfeed's thread."""
         if block.of_updates is not None:
             self._tensors = block.of_updates.tensors
-            for row in block.of_updates.values:
+            for row in block.of_updates.values[..., : len(STATISTICS)]:
                 self._rows.append((self._updates, row))
                 self._updates += 1
         self._steps += block.steps
@@ -121,8 +125,8 @@ class NaNWatch(keras.callbacks.Callback):
         if halted is None or self.found is not None:
             return
         self._controller.outfeed.flush()
-        self.model.stop_training = True
-        self.model.jax_state_sync()  # what Keras's loop has of the values goes into the variables
+        self._fitted.stop_training = True
+        self._fitted.jax_state_sync()  # what Keras's loop has of the values goes into the variables
         replayed = self._run_again(halted)
         self.found = self._record(halted, replayed)
         self._write(halted)
@@ -132,8 +136,8 @@ class NaNWatch(keras.callbacks.Callback):
         accumulation = self._controller.accumulation
         device = self._controller.groups[0].devices[0]
         try:
-            state = state_of(self.model)
-            return run_again(self.model, state, halted.batches, accumulation, device)
+            state = state_of(self._fitted)
+            return run_again(self._fitted, state, halted.batches, accumulation, device)
         except Exception:  # such as a model that needs all its devices
             logger.warning("The update could not be run again on one device.", exc_info=True)
             return None
@@ -148,7 +152,7 @@ class NaNWatch(keras.callbacks.Callback):
         if tensor is not None and assignment is not None:
             tensor = replace(tensor, stage=_stage_of(tensor, assignment))
         return FlightRecord(
-            model=self.model.name,
+            model=self._fitted.name,
             epoch=self._epoch,
             step=self._steps - len(halted.batches),
             update=self._updates - 1,
@@ -166,18 +170,18 @@ class NaNWatch(keras.callbacks.Callback):
     def _write(self, halted: Halted) -> None:
         if self._directory is None or process_index() != 0:
             return
-        name = f"{self.model.name}-update{self._updates - 1}-{time.strftime('%Y%m%d-%H%M%S')}"
+        name = f"{self._fitted.name}-update{self._updates - 1}-{time.strftime('%Y%m%d-%H%M%S')}"
         directory = self._directory / name
         flight = Flight(
             record=self.found,  # type: ignore[arg-type]
             updates=[number for number, _ in self._rows],
             tensors=self._tensors,
             statistics=np.stack([row for _, row in self._rows]),
-            state=state_of(self.model),
+            state=state_of(self._fitted),
             batches=halted.batches,
         )
         directory.mkdir(parents=True, exist_ok=True)
-        self.model.save(directory / MODEL_FILE)
+        self._fitted.save(directory / MODEL_FILE)
         write_flight(directory, flight)
         self.written = directory
 

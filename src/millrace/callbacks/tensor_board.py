@@ -1,6 +1,6 @@
-"""Statistics of tensors as scalars for TensorBoard, in a file of events.
+"""Statistics of tensors as scalars for TensorBoard, and histograms, in a file of events.
 
-    tag     activation/encoder/dense/mean, gradient/dense/kernel/norm
+    tag     activation/encoder/dense/mean, gradient/dense/kernel/norm; a histogram: without the end
     step    the micro-batch; of gradients that are about to be applied, the update
 
 The file is open only while something is written: a training that fails leaves nothing open.
@@ -10,12 +10,16 @@ import importlib
 import pathlib
 import socket
 import time
+from collections.abc import Sequence
 from typing import Any
+
+import numpy as np
 
 from millrace.callbacks.tensor_history import Entries
 from millrace.errors import OptionError
-from millrace.records.tensors import STATISTICS
+from millrace.records.tensors import STATISTICS, Tensor
 
+_MEAN, _LEAST, _MOST, _NORM = (STATISTICS.index(name) for name in ("mean", "min", "max", "norm"))
 _SECONDS = 2.0  # between two times that something is written: people watch, but not that closely
 
 
@@ -49,17 +53,42 @@ class EventFile:
         numbers = entries.updates if entries.of_updates else entries.steps
         tags = [f"{t.kind}/{t.name}/{name}" for t in entries.tensors for name in STATISTICS]
         scalar = self._summaries.Summary.Value
-        for number, values in zip(numbers.tolist(), entries.values, strict=True):
+        for place, (number, values) in enumerate(
+            zip(numbers.tolist(), entries.values, strict=True)
+        ):
             scalars = [
                 scalar(tag=tag, simple_value=value)
                 for tag, value in zip(tags, values.ravel().tolist(), strict=True)
             ]
+            if entries.histograms is not None:
+                scalars += self._histograms(entries.tensors, values, entries.histograms[place])
             summary = self._summaries.Summary(value=scalars)
             self._waiting.append(
                 self._events.Event(wall_time=time.time(), step=number, summary=summary)
             )
         if time.monotonic() - self._written > _SECONDS:
             self.flush()
+
+    def _histograms(
+        self, tensors: Sequence[Tensor], values: np.ndarray, counts: np.ndarray
+    ) -> list[Any]:
+        """Returns the histograms of one entry; a tensor with an infinite bound has none."""
+        found = []
+        for tensor, row, count in zip(tensors, values, counts, strict=True):
+            least, most = float(row[_LEAST]), float(row[_MOST])
+            if not count.any():
+                continue
+            number = float(count.sum())
+            ends = np.linspace(least, most, len(count) + 1)[1:] if most > least else [least]
+            value = self._summaries.Summary.Value(tag=f"{tensor.kind}/{tensor.name}")
+            histogram = value.histo
+            histogram.min, histogram.max, histogram.num = least, most, number
+            histogram.sum = float(row[_MEAN]) * number
+            histogram.sum_squares = float(row[_NORM]) ** 2
+            histogram.bucket_limit.extend(ends)
+            histogram.bucket.extend(count.tolist() if most > least else [number])
+            found.append(value)
+        return found
 
     def flush(self) -> None:
         """Writes what is still waiting."""

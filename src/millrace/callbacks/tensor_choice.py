@@ -32,6 +32,7 @@ class Choice:
     gradients: tuple[str, ...]
     moment: Moment
     every: int
+    bins: int = 0  # of histograms
 
     @property
     def taps(self) -> Taps:
@@ -42,6 +43,7 @@ class Choice:
             micro_gradients=self.gradients if after else (),
             gradients=() if after else self.gradients,
             every=self.every,
+            bins=self.bins,
         )
 
     def has(self, tensor: Tensor, of_updates: bool) -> bool:
@@ -62,7 +64,7 @@ class Choice:
         return missing
 
 
-def choose(activations: Any, gradients: Any, when: Any, every: Any) -> Choice:
+def choose(activations: Any, gradients: Any, when: Any, every: Any, bins: int = 0) -> Choice:
     """Returns the choice that these options describe.
 
     Raises:
@@ -73,6 +75,7 @@ def choose(activations: Any, gradients: Any, when: Any, every: Any) -> Choice:
         _patterns("gradients", gradients),
         moment(when),
         whole_number("every", every, 1),
+        bins,
     )
     if not choice.taps:
         raise OptionError(

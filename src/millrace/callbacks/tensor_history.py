@@ -38,6 +38,7 @@ class Entries:
     numbers: np.ndarray  # [entries], of micro-batches or updates within the epoch
     tensors: tuple[Tensor, ...]
     values: np.ndarray  # [entries, tensors, statistics]
+    histograms: np.ndarray | None = None  # [entries, tensors, bins], of those just arrived
 
     @property
     def rows(self) -> int:

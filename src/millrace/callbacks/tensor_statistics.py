@@ -7,6 +7,7 @@ this callback  numbers them, keeps them, prints them, writes them
 
 import warnings
 from collections import deque
+from dataclasses import replace
 from typing import Any
 
 import keras
@@ -17,12 +18,14 @@ from millrace.callbacks.tensor_board import EventFile
 from millrace.callbacks.tensor_choice import check_choice, choose
 from millrace.callbacks.tensor_history import Entries, Epoch, TensorHistory
 from millrace.callbacks.tensor_table import EpochTable, make_console
-from millrace.errors import ModelError
-from millrace.options import whole_number
+from millrace.errors import ModelError, OptionError
+from millrace.options import truth, whole_number
 from millrace.plan import Mode
 from millrace.processes.facts import process_index
-from millrace.records.tensors import StatisticsBlock, Tensor, TensorRows
+from millrace.records.tensors import STATISTICS, StatisticsBlock, Tensor, TensorRows
 from millrace.strategy.controller import Controller, controller_of
+
+BINS = 64  # of a histogram
 
 
 class TensorStatistics(keras.callbacks.Callback):
@@ -50,6 +53,7 @@ class TensorStatistics(keras.callbacks.Callback):
         print_every: int = 1,
         max_rows: int = 1_000_000,
         tensorboard: Any = None,
+        histograms: bool = False,
         console: Console | None = None,
     ):
         """Chooses tensors. Patterns are as in a shell, one or several.
@@ -64,13 +68,21 @@ class TensorStatistics(keras.callbacks.Callback):
             print_every: prints a table at the end of each n-th epoch; 0 prints none.
             max_rows: how many rows are kept, one for each tensor and micro-batch or update.
             tensorboard: a directory for scalars; needs the package `tensorboard`.
+            histograms: writes a histogram of each tensor there too, of 64 parts between its
+                smallest and its largest element. Counting them costs several times what the
+                statistics cost.
             console: prints the tables; None is standard output.
 
         Raises:
             OptionError: if an option is none of these.
         """
         super().__init__()
-        self._choice = choose(activations, gradients, when, every)
+        if truth("histograms", histograms) and tensorboard is None:
+            raise OptionError(
+                "histograms=True has nowhere to write them. Set tensorboard= to a directory."
+            )
+        bins = BINS if histograms else 0
+        self._choice = choose(activations, gradients, when, every, bins)
         self._print_every = whole_number("print_every", print_every, 0)
         self._history = TensorHistory(whole_number("max_rows", max_rows, 1))
         self._board = None if tensorboard is None else EventFile(tensorboard)
@@ -201,7 +213,9 @@ class TensorStatistics(keras.callbacks.Callback):
         if not places:
             return
         epoch = self._epoch
-        values = np.asarray(rows.values)[:, places]
+        all_values = np.asarray(rows.values)[:, places]
+        values = all_values[..., : len(STATISTICS)]
+        histograms = all_values[..., len(STATISTICS) :] if self._choice.bins else None
         updates = numbers if of_updates else numbers // epoch.window
         # Counts below zero: of an update that nobody asked for. Others may ask for more of them.
         wanted = values[:, 0, -1] >= 0
@@ -214,7 +228,8 @@ class TensorStatistics(keras.callbacks.Callback):
         self._history.add(entries)
         self._table.add(entries)
         if self._board is not None and self._tells:
-            self._board.add(entries)
+            drawn = None if histograms is None else histograms[wanted]
+            self._board.add(replace(entries, histograms=drawn))
 
     def _places_of(self, tensors: tuple[Tensor, ...], of_updates: bool) -> list[int]:
         """Returns where those of the choice are among these, as every block asks anew."""

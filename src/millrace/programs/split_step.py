@@ -13,6 +13,7 @@ from millrace.graph.calls import LayerCall, marked_calls
 from millrace.graph.place import MODEL_SCOPE, Marks
 from millrace.graph.split import split
 from millrace.graph.stage import Slot, Split
+from millrace.options import NO_TAPS, Taps
 from millrace.plan import Mode
 from millrace.programs.state import ROLES, State, as_lists, as_state, settle
 from millrace.programs.step import logs_follow_from_metrics
@@ -30,7 +31,7 @@ def split_step(
     state: State,
     batch: Any,
     each_step: bool,
-    activations: Sequence[str] = (),
+    taps: Taps = NO_TAPS,
 ) -> Split:
     """Traces the forward of one step and cuts it.
 
@@ -43,7 +44,7 @@ def split_step(
         state: specs of the values of the mode's roles.
         batch: specs of one batch.
         each_step: whether the logs of every step are a result, not of the last one only.
-        activations: patterns of the names of layers whose outputs have their statistics tapped.
+        taps: what is wanted of the outputs of layers.
 
     Raises:
         ModelError: if the stages cannot be run as a pipeline.
@@ -69,7 +70,7 @@ def split_step(
     with (
         marked_calls(model, calls),
         _marked_model(model),
-        activations_tapped(model, activations),
+        activations_tapped(model, taps),
     ):
         graph, specs = trace(tapped_step, state, batch)
     inputs = [

@@ -26,7 +26,7 @@ from millrace.options import Taps
 from millrace.plan import Mode, Plan
 from millrace.programs.accumulate import Gradients
 from millrace.programs.halting import unless
-from millrace.programs.statistics import all_norms, all_statistics
+from millrace.programs.statistics import reduction_of
 from millrace.programs.tapped_step import tapping_optimizer
 from millrace.programs.taps import Tapped, collecting, tap
 from millrace.programs.tensor_taps import (
@@ -121,7 +121,8 @@ class StageTaps:
         whole: list[Any] = [None] * len(variables)
         for place, gradient in zip(places, gradients, strict=True):
             whole[place] = gradient
-        tap_gradients(self._model, whole, self._options.micro_gradients)
+        reduce = reduction_of(replace(self._options, norms=False))
+        tap_gradients(self._model, whole, self._options.micro_gradients, reduce=reduce)
         optimizer = tapping_optimizer(self._model)
         if optimizer is not None and places:
             optimizer.tap_micro_gradients(list(gradients), [variables[place] for place in places])
@@ -145,7 +146,7 @@ def tap_stage_update(
         optimizer: values of the optimizer before the update.
     """
     scale = loss_scale(model, optimizer)
-    reduce = all_norms if taps.norms else all_statistics
+    reduce = reduction_of(taps)
     last = len(split.stages) - 1
     homes = [split.owners.get(Slot("trainable", k), last) for k in range(len(gradients))]
     for stage in range(last + 1):  # one by one: what is computed at once cannot be cut

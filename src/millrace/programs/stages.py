@@ -70,7 +70,7 @@ class StageBuilder:
         self._batch = batch
         tree = jax.tree.unflatten(plan.batch.treedef, batch)
         self.split: Split = split_step(
-            model, plan.mode, calls, marks, state, tree, plan.step_logs, plan.taps.activations
+            model, plan.mode, calls, marks, state, tree, plan.step_logs, plan.taps
         )
         self.taps = StageTaps(model, plan, self.split)
         self._passes: dict[int, Passes] = {}

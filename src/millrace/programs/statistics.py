@@ -7,13 +7,15 @@ sums in the first cache: a third of the time, and a fifth of it for a million el
 NaNs and infinities are counted only where the sum of squares is not finite.
 """
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
+from millrace.options import Taps
 from millrace.records.tensors import STATISTICS
 
 LANES = 1024  # elements of a row: with five sums, 24 KiB
@@ -21,7 +23,7 @@ LANES = 1024  # elements of a row: with five sums, 24 KiB
 # than two of seven digits.
 _VARIANCE = 1e-2
 
-_NORM = STATISTICS.index("norm")
+_NORM, _LEAST, _MOST = (STATISTICS.index(name) for name in ("norm", "min", "max"))
 
 Sums = tuple[jax.Array, jax.Array, jax.Array, jax.Array, jax.Array]
 
@@ -61,6 +63,35 @@ def statistics_of(value: Any) -> jax.Array:
     )
     is_good = jnp.isfinite(squares) & (variance * size > _VARIANCE * squares)
     return lax.cond(is_good, lambda: quick, lambda: _exact(value))
+
+
+def reduction_of(taps: Taps) -> Callable[[Sequence[Any]], jax.Array]:
+    """Returns what makes rows of tensors: `[8]`, or with histograms `[8 + bins]`."""
+    if taps.bins:
+        return functools.partial(_with_histograms, bins=taps.bins)
+    return all_norms if taps.norms else all_statistics
+
+
+def _with_histograms(values: Sequence[Any], bins: int) -> jax.Array:
+    rows = all_statistics(values)
+    counts = [
+        histogram_of(value, row[_LEAST], row[_MOST], bins)
+        for value, row in zip(values, rows, strict=True)
+    ]
+    return jnp.concatenate([rows, jnp.stack(counts)], axis=1)
+
+
+def histogram_of(value: Any, least: Any, most: Any, bins: int) -> jax.Array:
+    """Returns how many elements are in each of `bins` equal parts of [least, most], `[bins]`.
+
+    Elements that are not finite are in none; where a bound is not finite, all parts are empty.
+    """
+    value = jnp.asarray(value).astype(jnp.float32).reshape(-1)
+    width = jnp.where(most > least, most - least, 1.0)
+    place = jnp.clip(jnp.floor((value - least) / width * bins), 0, bins - 1)
+    counted = jnp.isfinite(value) & jnp.isfinite(least) & jnp.isfinite(most)
+    place = jnp.where(counted, place, bins).astype(jnp.int32)
+    return jnp.zeros(bins).at[place].add(1.0, mode="drop")
 
 
 def all_statistics(values: Sequence[Any]) -> jax.Array:
@@ -136,15 +167,18 @@ def _by_rows(value: jax.Array) -> Sums:
 
 def _exact(value: jax.Array) -> jax.Array:
     mean = value.mean()
+    nans = jnp.isnan(value).sum(dtype=jnp.float32)
+    # XLA's vectorized minimum and maximum on CPU may pass a NaN over.
+    bound = jnp.where(nans > 0, jnp.nan, 0.0)
     return jnp.stack(
         [
             mean,
             jnp.sqrt(jnp.square(value - mean).mean()),
-            value.min(),
-            value.max(),
+            value.min() + bound,
+            value.max() + bound,
             jnp.sqrt(jnp.square(value).sum()),
             (value == 0).mean(dtype=jnp.float32),
-            jnp.isnan(value).sum(dtype=jnp.float32),
+            nans,
             jnp.isinf(value).sum(dtype=jnp.float32),
         ]
     )

@@ -5,6 +5,7 @@ update(state, gradients)      -> state                     and taps: one entry p
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import jax.numpy as jnp
@@ -14,7 +15,7 @@ from millrace.errors import ModelError
 from millrace.plan import Mode, Plan
 from millrace.programs.accumulate import Gradients
 from millrace.programs.state import State
-from millrace.programs.statistics import all_norms, all_statistics
+from millrace.programs.statistics import reduction_of
 from millrace.programs.step import make_gradient_step, make_step
 from millrace.programs.taps import Tapped, collecting
 from millrace.programs.tensor_taps import (
@@ -55,10 +56,10 @@ def make_tapped_step(model: keras.Model, plan: Plan) -> Callable[[State, Any], t
 
     def run(state: State, batch: Any) -> Any:
         if not trains:
-            with activations_tapped(model, ()):
+            with activations_tapped(model):
                 return step(state, batch)
         due = is_due(model, state, plan.taps.every)
-        with activations_tapped(model, plan.taps.activations, due):
+        with activations_tapped(model, plan.taps, due):
             gradients, new, logs = step(state, batch)
         tap_micro_gradients(model, plan, gradients, due, loss_scale(model, state[2]))
         return gradients, new, logs
@@ -97,7 +98,7 @@ def tap_update(model: keras.Model, plan: Plan, state: State, gradients: Gradient
     """Taps what is wanted of the gradients that are about to be applied."""
     due = is_due(model, state, plan.taps.every)
     scale = loss_scale(model, state[2])
-    reduce = all_norms if plan.taps.norms else all_statistics
+    reduce = reduction_of(plan.taps)
     tap_gradients(model, gradients, plan.taps.gradients, due, scale, reduce)
 
 
@@ -105,7 +106,8 @@ def tap_micro_gradients(
     model: keras.Model, plan: Plan, gradients: Any, due: Any, scale: Any
 ) -> None:
     """Taps what is wanted of the gradients of one micro-batch."""
-    tap_gradients(model, gradients, plan.taps.micro_gradients, due, scale)
+    reduce = reduction_of(replace(plan.taps, norms=False))
+    tap_gradients(model, gradients, plan.taps.micro_gradients, due, scale, reduce)
     optimizer = tapping_optimizer(model)
     if optimizer is not None:
         optimizer.tap_micro_gradients(gradients, model.trainable_variables)

@@ -3,13 +3,13 @@
     activation   what a layer returned, in forward: name `encoder/dense`, its second call `dense#1`
     gradient     of a variable, after a micro-batch or before an update: name `dense/kernel`
 
-All of a step leave as one array, `[tensors, 8]`.
+All of a step leave as one array, `[tensors, 8]`, or with histograms `[tensors, 8 + bins]`.
 """
 
 import fnmatch
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -17,9 +17,10 @@ import jax.numpy as jnp
 import keras
 
 from millrace._compat.keras_calls import after_calls
-from millrace.programs.statistics import all_statistics
+from millrace.options import NO_TAPS, Taps
+from millrace.programs.statistics import all_statistics, reduction_of
 from millrace.programs.taps import Tapped, belongs_here, checkpoint, is_tapped, tap
-from millrace.records.tensors import Tensor
+from millrace.records.tensors import COUNTS, Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,9 +38,7 @@ def matches(name: str, patterns: Sequence[str]) -> bool:
 
 
 @contextmanager
-def activations_tapped(
-    model: keras.Model, patterns: Sequence[str], due: Any = None
-) -> Iterator[None]:
+def activations_tapped(model: keras.Model, taps: Taps = NO_TAPS, due: Any = None) -> Iterator[None]:
     """Taps statistics of what layers return inside, where their names match.
 
     Values that layers tap themselves get out of what Keras recomputes, whatever the patterns are.
@@ -48,9 +47,10 @@ def activations_tapped(
 
     Args:
         model: whose layers they are.
-        patterns: of names.
+        taps: what is wanted of them.
         due: whether statistics are wanted in this step, a traced truth value; None: always.
     """
+    patterns, reduce = taps.activations, reduction_of(replace(taps, norms=False))
     counts: dict[str, int] = {}
     # What several layers return, as attention and its last projection do, is reduced once. The
     # values are kept with their rows: an identity is used again once its object is gone.
@@ -69,7 +69,7 @@ def activations_tapped(
                 if id(leaf) in known and not is_tapped(tensor):
                     tap(tensor, known[id(leaf)][1])
                 else:
-                    known[id(leaf)] = leaf, _tap_rows({tensor: leaf}, due)
+                    known[id(leaf)] = leaf, _tap_rows({tensor: leaf}, due, None, reduce)
 
     with after_calls(see, checkpoint):
         yield
@@ -144,7 +144,8 @@ def _tap_rows(
     if due is None:
         rows = reduce(values)
     else:
-        nothing = jnp.full((len(new), 8), jnp.nan).at[:, 6:].set(-1.0)  # counts that none has
+        spec = jax.eval_shape(reduce, values)
+        nothing = jnp.full(spec.shape, jnp.nan).at[:, COUNTS].set(-1.0)  # as none has
         rows = jax.lax.cond(due, lambda: reduce(values), lambda: nothing)
     if scale is not None:  # of eight numbers instead of a whole tensor: all but shares and counts
         rows = rows.at[:, :5].divide(jnp.asarray(scale, rows.dtype))
@@ -168,4 +169,4 @@ def found_non_finite(tapped: Tapped) -> Any:
     rows = [value for key, value in tapped.items() if isinstance(key, Rows)]
     if not rows:
         return jnp.bool_(False)
-    return (rows[0][:, 6:] > 0).any()
+    return (rows[0][:, COUNTS] > 0).any()

@@ -11,7 +11,7 @@ import json
 import pathlib
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -40,7 +40,7 @@ class FlightRecord:
     micro_batches: int = 1  # that make the update
     reduction: str = "mean"  # of their gradients
     accumulator: str | None = None  # dtype of what they are added up in
-    versions: Mapping[str, str] = field(default_factory=dict)
+    versions: Mapping[str, str] = field(default_factory=dict[str, str])
 
     def __str__(self) -> str:
         if self.tensor is None:
@@ -120,10 +120,12 @@ def _taken_apart(tree: Any) -> tuple[Any, list[np.ndarray]]:
     def visit(node: Any) -> Any:
         if node is None:
             return None
-        if isinstance(node, Mapping):
-            return {"dict": {str(key): visit(value) for key, value in node.items()}}
+        if isinstance(node, dict):
+            items = cast(dict[Any, Any], node)
+            return {"dict": {str(key): visit(value) for key, value in items.items()}}
         if isinstance(node, list | tuple):
-            return {"list" if isinstance(node, list) else "tuple": [visit(v) for v in node]}
+            kind = "list" if isinstance(node, list) else "tuple"
+            return {kind: [visit(item) for item in cast(Sequence[Any], node)]}
         leaves.append(np.asarray(node))
         return len(leaves) - 1
 
@@ -152,7 +154,8 @@ def _save(path: pathlib.Path, groups: Mapping[str, Sequence[np.ndarray]]) -> Non
             own = value.dtype.kind in "biufc"
             raw = value if own else np.frombuffer(value.tobytes(), np.uint8)
             arrays[f"{name}/{number}"] = raw
-    np.savez(path, index=np.array(json.dumps(index)), **arrays)
+    arrays["index"] = np.array(json.dumps(index))
+    np.savez(path, **arrays)  # type: ignore[arg-type]
 
 
 def _load(path: pathlib.Path) -> dict[str, list[np.ndarray]]:

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Any
 
 STATISTICS = ("mean", "std", "min", "max", "norm", "zeros", "nans", "infs")
+COUNTS = slice(6, 8)  # the last two
 # mean, standard deviation of the population, smallest, largest, Euclidean norm, share of zeros
 # (0 to 1), and how many elements are NaN or infinite.
 

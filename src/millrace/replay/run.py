@@ -102,7 +102,7 @@ def replay(directory: pathlib.Path, custom_objects: Mapping[str, Any] | None = N
     flight = read_flight(directory)
     path = directory / MODEL_FILE
     try:
-        model = keras.models.load_model(path, custom_objects=dict(custom_objects or {}))
+        model: Any = keras.models.load_model(path, custom_objects=dict(custom_objects or {}))
     except Exception as error:
         reason = str(error).splitlines()[-1].partition(". ")[0]  # after the whole configuration
         raise DataError(

@@ -16,6 +16,7 @@ from millrace.feeds.block import Block
 from millrace.programs.state import State
 from millrace.programs.tap_records import Taps
 from millrace.programs.tensor_taps import Rows
+from millrace.records.tensors import COUNTS
 from millrace.runtime.part import Part
 
 Span = tuple[Block, int, int]  # block, first step, steps
@@ -38,7 +39,7 @@ def updates_before(taps: Taps) -> int:
     """Returns how many updates of a call that has halted were applied."""
     for key, value in taps.updates.items():
         if isinstance(key, Rows):
-            return int(np.argmax((np.asarray(value)[:, :, 6:] > 0).any(axis=(1, 2))))
+            return int(np.argmax((np.asarray(value)[:, :, COUNTS] > 0).any(axis=(1, 2))))
     return 0
 
 

@@ -24,6 +24,7 @@ from millrace.programs.state import State
 from millrace.programs.tap_records import Taps
 from millrace.programs.taps import Tapped
 from millrace.programs.tensor_taps import Rows
+from millrace.records.tensors import COUNTS
 from millrace.runtime.buffers import Buffers
 from millrace.runtime.changing_state import ChangingState
 from millrace.runtime.halt import Halted
@@ -143,7 +144,7 @@ class TapParts:
     def _no_statistics(self, shape: tuple[int, ...]) -> Any:
         if shape not in self._nothing:
             values = np.full(shape, np.nan, np.float32)
-            values[..., 6:] = -1.0  # a count that no tensor has, as in tensor_taps
+            values[..., COUNTS] = -1.0  # a count that no tensor has, as in tensor_taps
             self._nothing[shape] = jnp.asarray(values)
         return self._nothing[shape]
 
