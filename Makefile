@@ -26,7 +26,7 @@ test: $(READY)  ## the tests, on the python3 at hand
 	@$(BIN)/python -m pytest -q -n 2 -m "not slow and not gpu and not exhaustive"
 
 test-slow: $(READY)  ## the tests of more than ten seconds each
-	@$(BIN)/python -m pytest -q -m "slow and not gpu"
+	@$(BIN)/python -m pytest -q -n 2 -m "slow and not gpu"
 
 test-exhaustive: $(READY)  ## every combination of replicas; an hour
 	@$(BIN)/python -m pytest -q -n 2 -m "exhaustive and not gpu"

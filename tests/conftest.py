@@ -1,6 +1,7 @@
 """Eight virtual CPU devices and fixed seeds for every test."""
 
 import os
+import pathlib
 
 os.environ["KERAS_BACKEND"] = "jax"
 
@@ -13,6 +14,15 @@ import numpy as np  # noqa: E402
 import pytest  # noqa: E402
 
 import millrace  # noqa: E402
+
+SLOW = set((pathlib.Path(__file__).parent / "slow_tests.txt").read_text().splitlines())
+
+
+def pytest_collection_modifyitems(items):
+    """Marks what takes longest as slow: how long the default tests take is one number for all."""
+    for item in items:
+        if item.nodeid in SLOW:
+            item.add_marker(pytest.mark.slow)
 
 
 @pytest.fixture(autouse=True)

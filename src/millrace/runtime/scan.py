@@ -31,7 +31,7 @@ from millrace.runtime.halt import (
     kept,
     with_kept,
 )
-from millrace.runtime.part import Part
+from millrace.runtime.part import Outlet, Part, nowhere
 from millrace.runtime.placement import Placement
 from millrace.runtime.window import Turns, Window
 
@@ -54,6 +54,8 @@ class ScanRunner:
         self._single_steps = single_steps
         self._longest = 1
         self._tap_room: int | None = None
+        self.outlet: Outlet = nowhere
+        self._handed_over = 0  # parts of a running execution
         self.halted: Halted | None = None  # the update before which the last execution ended
         self._pending: deque[Any] = deque()
         self._block: Block | None = None
@@ -92,8 +94,9 @@ class ScanRunner:
         self._longest = longest
         self._make_room()
         parts: list[Part] = []
-        self.halted = None
+        self.halted, self._handed_over = None, 0
         state = self._run(state, segments, parts, chunk)
+        self._hand_over(parts)
         self._executables.returned(state)
         self._given = self._newest = None
         return self._placement.leave(state), parts
@@ -121,6 +124,7 @@ class ScanRunner:
                             given = (parts, block, start, size, self._replicas)
                             self.halted = halted_in_call(*given)
                             return state
+                        self._hand_over(parts)
                         start += steps
                     continue
                 if window is None:
@@ -133,10 +137,17 @@ class ScanRunner:
                     state = self._close_window(plan, state, window, parts)
                     if self.halted is not None:
                         return state
+                    self._hand_over(parts)
                     window = None
         if window is not None:  # the data ended within a window: the update has fewer steps
             state = self._close_window(plan, state, window, parts)
         return state
+
+    def _hand_over(self, parts: list[Part]) -> None:
+        """Lets the taps of whole updates go on their way while the next ones are dispatched."""
+        new, self._handed_over = parts[self._handed_over :], len(parts)
+        if new:
+            self.outlet(new)
 
     @property
     def state(self) -> State | None:

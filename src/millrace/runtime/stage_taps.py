@@ -29,7 +29,7 @@ from millrace.runtime.buffers import Buffers
 from millrace.runtime.changing_state import ChangingState
 from millrace.runtime.halt import Halted
 from millrace.runtime.micro_batches import MicroBatch, Shape
-from millrace.runtime.part import Part
+from millrace.runtime.part import Outlet, Part, nowhere
 from millrace.runtime.stage_state import StageState
 from millrace.runtime.transfer import ToAll
 
@@ -51,12 +51,13 @@ class TapParts:
         self._count = UpdateCount()
         self._to_all: dict[int, ToAll] = {}  # by the stage that a flag is from
         self._nothing: dict[tuple[int, ...], Any] = {}  # by shape
-        self.parts: list[Part] = []
+        self._done = 0  # steps of a running execution
+        self.outlet: Outlet = nowhere
         self.halted: Halted | None = None  # the update before which the execution ended
 
     def forget(self) -> None:
         """Forgets the execution before."""
-        self.parts, self.halted = [], None
+        self._done, self.halted = 0, None
 
     def begin(self, state: State, shape: Shape) -> None:
         """Takes note of the state that an execution begins with."""
@@ -88,9 +89,9 @@ class TapParts:
                 steps, updates = list(map(self._blank, steps)), self._blank(updates)
             self._count.number += not halted
         if halted:
-            before = sum(part.steps for part in self.parts)
             batches = tuple(batch for each in window for batch in each.batches(self._replicas))
-            self.halted = Halted(batches, before)
+            self.halted = Halted(batches, self._done)
+        self._done += sum(each.steps for each in window)
         if any(steps):
             made = [
                 Part(None, each.steps, self._replicas, each.first, Taps(steps=tapped))
@@ -103,7 +104,7 @@ class TapParts:
         if self._trains:
             taps = made[-1].taps._replace(updates=updates, halted=halted)
             made[-1] = made[-1]._replace(taps=taps, updates=1)
-        self.parts += made
+        self.outlet(made)
         return bool(halted)
 
     def _steps(

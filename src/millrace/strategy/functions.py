@@ -1,6 +1,6 @@
 """What Keras's loops call once per execution: `logs, state = function(state, execution)`."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -92,6 +92,8 @@ class LoopFunction:
                 ) from error
             raise
         self.halted = runner.halted
+        if not self._controller.is_running:  # one batch, after which nobody else does
+            self._controller.outfeed.close()
         totals = self._controller.totals
         if isinstance(runner, PipelineRunner):
             totals.pipeline = runner.statistics
@@ -100,7 +102,6 @@ class LoopFunction:
         if not parts:
             raise StopIteration
         parts = [part._replace(result=jax.tree.map(own_copy, part.result)) for part in parts]
-        self._deliver(runner.taps.parts if isinstance(runner, PipelineRunner) else parts)
         self.parts = parts if step_logs else []
         return self._combine(parts, step_logs), state
 
@@ -112,8 +113,8 @@ class LoopFunction:
             chunks.append(max(1, round(LIVE_SECONDS / seconds)) if seconds else 1)
         return min(chunks, default=None)
 
-    def _deliver(self, parts: list[Part]) -> None:
-        """Hands over what taps have carried out."""
+    def _deliver(self, parts: Sequence[Part]) -> None:
+        """Hands over what taps have carried out. Runners call it while an execution runs."""
         wanted = self._mode is Mode.TRAIN and bool(self._controller.taps)  # steps are counted
         tapped = [part for part in parts if wanted or part.taps.steps or part.taps.updates]
         if not tapped:
@@ -121,8 +122,6 @@ class LoopFunction:
         outfeed = self._controller.outfeed
         self._is_queued = any(queues_of(part.taps) for part in tapped)
         outfeed.deliver(tapped, self._controller.replicas)
-        if not self._controller.is_running:  # one batch, after which nobody closes it
-            outfeed.close()
 
     def gather(self, role: str, values: Any) -> Any:
         """Returns values of the state as variables of the model can hold them."""
@@ -139,7 +138,8 @@ class LoopFunction:
         taps = self._controller.taps if self._mode is Mode.TRAIN else NO_TAPS
         key = (step_logs, taps)
         if key not in self._runners:
-            self._runners[key] = self._make_runner(*key)
+            runner = self._runners[key] = self._make_runner(*key)
+            (runner.taps if isinstance(runner, PipelineRunner) else runner).outlet = self._deliver
         return self._runners[key]
 
     def _make_runner(self, step_logs: bool, taps: Taps) -> Runner:
