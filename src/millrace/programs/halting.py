@@ -73,7 +73,9 @@ def run_until_halted(
     state, records, taps = carry
     first = (jnp.int32(1), state, look(jnp.int32(0), state, records, taps))
     _, state, (pending, records, taps) = lax.while_loop(goes_on, turn, first)
-    state = lax.cond(taps.halted, lambda state, _: state, apply, state, pending)
+    # A loop of one turn or none: unlike a conditional it leaves what it is given in place.
+    turns = jnp.where(taps.halted, 0, 1)
+    state = lax.fori_loop(0, turns, lambda _, state: apply(state, pending), state)
     return state, records, taps
 
 

@@ -30,7 +30,7 @@ class Taps(NamedTuple):
 
 
 # Of the results of one call. Room is cleared in every call, whether or not it is used.
-MAX_BYTES = 2**20
+MAX_BYTES = 2**21
 
 
 def steps_in_room(step: Tapped, records: int, window: int) -> int:

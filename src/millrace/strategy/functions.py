@@ -30,8 +30,9 @@ from millrace.strategy.together import raise_failure_of_others
 Runner = ScanRunner | PipelineRunner
 
 # Work in one call where a queue takes values: what is carried out can be read after the call. A
-# call costs 50 to 100 us.
-LIVE_SECONDS = 0.002
+# call costs 50 to 100 us, and on CPU the time in which the system clears new memory for it, some
+# milliseconds for a large model. With two steps a value is there before the second one after it.
+LIVE_SECONDS, LIVE_STEPS = 0.002, 2
 
 
 class LoopFunction:
@@ -110,7 +111,7 @@ class LoopFunction:
         chunks = [self.chunk] if step_logs else []
         if self._is_queued:
             seconds = self._controller.outfeed.seconds_per_step
-            chunks.append(max(1, round(LIVE_SECONDS / seconds)) if seconds else 1)
+            chunks.append(max(LIVE_STEPS, round(LIVE_SECONDS / seconds) if seconds else 0))
         return min(chunks, default=None)
 
     def _deliver(self, parts: Sequence[Part]) -> None:
