@@ -1,5 +1,6 @@
 """What Keras's loops call once per execution: `logs, state = function(state, execution)`."""
 
+import contextlib
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
@@ -82,6 +83,8 @@ class LoopFunction:
         try:
             state, parts = runner.run(as_state(state), segments, longest, chunk)
         except BaseException as error:
+            with contextlib.suppress(Exception):  # what follows from this one
+                self._end_deliveries()
             raise_failure_of_others(error)
             self._rescue(runner.state)
             if is_non_finite_error(error) and not isinstance(error, NonFiniteError):
@@ -93,8 +96,7 @@ class LoopFunction:
                 ) from error
             raise
         self.halted = runner.halted
-        if not self._controller.is_running:  # one batch, after which nobody else does
-            self._controller.outfeed.close()
+        self._end_deliveries()
         totals = self._controller.totals
         if isinstance(runner, PipelineRunner):
             totals.pipeline = runner.statistics
@@ -123,6 +125,11 @@ class LoopFunction:
         outfeed = self._controller.outfeed
         self._is_queued = any(queues_of(part.taps) for part in tapped)
         outfeed.deliver(tapped, self._controller.replicas)
+
+    def _end_deliveries(self) -> None:
+        """Ends the outfeed's thread after a single batch, after which nobody else does."""
+        if not self._controller.is_running:
+            self._controller.outfeed.close()
 
     def gather(self, role: str, values: Any) -> Any:
         """Returns values of the state as variables of the model can hold them."""
