@@ -31,15 +31,6 @@ class Listener(Protocol):
         ...
 
 
-class Carried(Protocol):
-    """What one call of compiled code gave; `runtime.part.Part` is one."""
-
-    taps: Taps
-    steps: int
-    first: int
-    updates: int
-
-
 class Delivery:
     """A thread that waits for parts. It starts with the first one and ends with `close`."""
 

@@ -23,6 +23,8 @@ LANES = 1024  # elements of a row: with five sums, 24 KiB
 # than two of seven digits.
 _VARIANCE = 1e-2
 
+_ROW = 256  # elements whose squares are added up at once
+
 _NORM, _LEAST, _MOST = (STATISTICS.index(name) for name in ("norm", "min", "max"))
 
 Sums = tuple[jax.Array, jax.Array, jax.Array, jax.Array, jax.Array]
@@ -103,11 +105,10 @@ def all_norms(values: Sequence[Any]) -> jax.Array:
     """Returns `[values, 8]` as `all_statistics`, with norms and the two counts only.
 
     One pass over memory, by the fastest code there is, and one question for all. What is not
-    computed is NaN. On CPU norms of long tensors have four digits at least (jax 0.10.0 adds up the
-    products one after the other), the counts are exact.
+    computed is NaN.
     """
     flat = [jnp.asarray(value).astype(jnp.float32).reshape(-1) for value in values]
-    squares = jnp.stack([jnp.vdot(value, value) for value in flat])
+    squares = jnp.stack([_sum_of_squares(value) for value in flat])
     unknown = jnp.full((len(flat), len(STATISTICS)), jnp.nan)
     quick = unknown.at[:, _NORM].set(jnp.sqrt(squares)).at[:, 6:].set(0.0)
     return lax.cond(
@@ -120,6 +121,17 @@ def all_norms(values: Sequence[Any]) -> jax.Array:
             .set(jnp.sqrt(squares))
         ),
     )
+
+
+def _sum_of_squares(value: jax.Array) -> jax.Array:
+    """Returns it as products of rows with themselves.
+
+    As one product it takes as long, and on jax 0.10.0 is added up one by one: 0.3 % off for a
+    million elements around 100.
+    """
+    number = value.size // _ROW
+    rows, rest = value[: number * _ROW].reshape(number, _ROW), value[number * _ROW :]
+    return jnp.einsum("ij,ij->i", rows, rows).sum() + jnp.vdot(rest, rest)
 
 
 def _reduced(value: jax.Array) -> Sums:

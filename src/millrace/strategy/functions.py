@@ -31,8 +31,8 @@ from millrace.strategy.together import raise_failure_of_others
 Runner = ScanRunner | PipelineRunner
 
 # Work in one call where a queue takes values: what is carried out can be read after the call. A
-# call costs 50 to 100 us, and on CPU the time in which the system clears new memory for it, some
-# milliseconds for a large model. With two steps a value is there before the second one after it.
+# call costs 50 to 100 us; one of a large model on CPU some milliseconds, probably those in which
+# the system clears new memory for it. With two steps a value is there before the second one after.
 LIVE_SECONDS, LIVE_STEPS = 0.002, 2
 
 
