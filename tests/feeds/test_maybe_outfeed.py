@@ -18,9 +18,7 @@ def values_of(queue, program, *arguments):
     _, tapped = jax.jit(collecting(program))(*arguments)
     if tapped:
         queue.expect()
-        queue.receive(
-            jax.tree.map(lambda leaf: np.asarray(leaf)[None], dict(tapped.items())[queue]), 1
-        )
+        queue.receive(jax.tree.map(lambda leaf: np.asarray(leaf)[None], tapped[queue]), 1)
     return queue.maybe_dequeue()
 
 

@@ -36,6 +36,9 @@ class Tapped:
         """Yields keys with their values."""
         return zip(self.keys, self.values, strict=True)
 
+    def __getitem__(self, key: Hashable) -> Any:
+        return self.values[self.keys.index(key)]
+
     def tree_flatten(self) -> tuple[tuple[Any, ...], tuple[Hashable, ...]]:
         """Returns the values as children, for JAX."""
         return self.values, self.keys
