@@ -43,6 +43,15 @@ class MetricReduction(enum.Enum):
     NONE = "none"  # the last replica's value
 
 
+class RecomputationMode(enum.Enum):
+    """What backward computes again instead of having kept it."""
+
+    NONE = "none"
+    AUTO = "auto"  # what suits the schedule; boundaries act where a model has no pipeline
+    RECOMPUTE_THEN_BACKPROPAGATE = "recompute_then_backpropagate"  # a stage whole
+    RECOMPUTE_AND_BACKPROPAGATE_INTERLEAVED = "recompute_and_backpropagate_interleaved"  # segments
+
+
 # `keras.Variable` is spelled `Any` here: options know neither Keras nor JAX.
 AccumulatorDtype = str | Callable[[Any], str | None] | None
 
@@ -84,6 +93,24 @@ class Feed:
     max_resident_bytes: int = 256 * MIB  # data sets up to this size stay on the device
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recomputation:
+    """What backward computes again. A budget chooses the boundaries itself, and needs no mode."""
+
+    mode: RecomputationMode = RecomputationMode.NONE
+    budget: int | float | None = None  # bytes of a device, or a share of what training takes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Offload:
+    """What rests in host memory between its uses: None where that is known to be worth it."""
+
+    optimizer_state: bool | None = None
+    activations: bool | None = None
+    accumulators: bool | None = None
+    weights: bool | None = None
+
+
 CompilerOptions = Mapping[str, Any]  # of XLA, by name
 
 
@@ -101,6 +128,7 @@ class Pipelining:
     forward_options: tuple[CompilerOptions, ...] | None = None  # of each stage
     backward_options: tuple[CompilerOptions, ...] | None = None
     update_options: CompilerOptions | None = None
+    batch_serialization: int = 1  # micro-batches that a stage runs before the next one starts
 
     @property
     def accumulation(self) -> Accumulation | None:
@@ -155,6 +183,8 @@ class Options:
     accumulation: Accumulation = Accumulation()
     pipelining: Pipelining = Pipelining()
     replication: Replication = Replication()
+    recomputation: Recomputation = Recomputation()
+    offload: Offload = Offload()
     feed: Feed = Feed()
     asynchronous_callbacks: bool = False
     stop_within: int | None = None  # steps, once a callback wants training to stop
@@ -196,6 +226,11 @@ def moment(value: object) -> Moment:
 def queue_mode(value: object) -> QueueMode:
     """Returns the mode of an outfeed queue of that name, in any case, or lists the names."""
     return _member(QueueMode, "mode", value)
+
+
+def recomputation_mode(value: object) -> RecomputationMode:
+    """Returns the recomputation mode of that name, in any case, or lists the names."""
+    return _member(RecomputationMode, "recomputation_mode", value)
 
 
 def metric_reduction(value: object) -> MetricReduction:

@@ -14,6 +14,7 @@ from millrace.options import (
 )
 from millrace.programs.accumulate import accumulator_dtype
 from millrace.strategy.controller import Controller
+from millrace.strategy.memory_methods import set_recomputation_options, with_offload
 from millrace.strategy.pipeline_methods import PIPELINE_METHODS
 from millrace.strategy.replication_methods import set_replication_options
 
@@ -34,6 +35,8 @@ def set_gradient_accumulation_options(
     gradient_accumulation_steps_per_replica: int | None = None,
     gradient_accumulation_reduction_method: Any = None,
     dtype: Any = None,
+    offload_weight_update_variables: bool | None = None,
+    offload_gradient_accumulation_buffers: bool | None = None,
     **unknown: Any,
 ) -> None:
     """Lets several steps make one weight update.
@@ -47,6 +50,10 @@ def set_gradient_accumulation_options(
             what was set before.
         dtype: of the accumulator. None is each variable's own, a name is for all, a function of
             the variable chooses for each. Not kept from an earlier call.
+        offload_weight_update_variables: True lets the optimizer's values rest in host memory
+            between updates; False never; None keeps what was set before, at first: where the
+            device has such memory.
+        offload_gradient_accumulation_buffers: True lets the accumulators rest there.
         **unknown: refused, with the nearest name.
 
     Raises:
@@ -57,6 +64,8 @@ def set_gradient_accumulation_options(
         "gradient_accumulation_steps_per_replica",
         "gradient_accumulation_reduction_method",
         "dtype",
+        "offload_weight_update_variables",
+        "offload_gradient_accumulation_buffers",
     )
     refuse_unknown(setter, unknown, known, _ACCUMULATION_REASONS)
     before = controller.options.accumulation
@@ -73,7 +82,14 @@ def set_gradient_accumulation_options(
     for variable in controller.model.trainable_variables:
         accumulator_dtype(dtype, variable)  # refuses now what it would refuse in a trace
     accumulation = Accumulation(steps=steps, reduction=method, dtype=dtype)
-    controller.replace_options(replace(controller.options, accumulation=accumulation))
+    offload = with_offload(
+        controller.options.offload,
+        offload_weight_update_variables=offload_weight_update_variables,
+        offload_gradient_accumulation_buffers=offload_gradient_accumulation_buffers,
+    )
+    controller.replace_options(
+        replace(controller.options, accumulation=accumulation, offload=offload)
+    )
 
 
 def set_infeed_queue_options(
@@ -152,5 +168,6 @@ METHODS = (
     set_infeed_queue_options,
     set_asynchronous_callbacks,
     set_replication_options,
+    set_recomputation_options,
     *PIPELINE_METHODS,
 )

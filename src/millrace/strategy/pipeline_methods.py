@@ -9,18 +9,20 @@ from millrace.errors import OptionError
 from millrace.options import (
     CompilerOptions,
     Pipelining,
+    Recomputation,
     reduction,
     refuse_unknown,
     whole_number,
 )
+from millrace.options import recomputation_mode as find_mode
 from millrace.programs.accumulate import accumulator_dtype
 from millrace.schedules.table import check_choice
 from millrace.strategy.controller import Controller
+from millrace.strategy.memory_methods import with_offload
 from millrace.strategy.replication_methods import with_sharding
 from millrace.strategy.stage_costs import balanced, stage_summary
 
 _AUTOMATIC = "it follows from the model, its compile() and the data given to fit."
-_MEMORY = "it arrives with offloading and recomputation, which this version does not have."
 _REASONS = {
     "gradient_accumulation_count": "set gradient_accumulation_steps_per_replica instead.",
     "experimental_normalize_gradients": (
@@ -35,21 +37,7 @@ _REASONS = {
     "outfeed_mask": "fit reports the logs only, and predict the outputs.",
     "accumulate_outfeed": "metrics always accumulate on the device.",
     "accumulate_outfeed_dtype": "metrics always accumulate on the device, in their own dtype.",
-    "batch_serialization_iterations": (
-        "set gradient_accumulation_steps_per_replica to that many times as much, and "
-        "pipeline_schedule='sequential'."
-    ),
     "continuous_weight_updates": "weights stand still within an update.",
-    **dict.fromkeys(
-        (
-            "recomputation_mode",
-            "offload_weight_update_variables",
-            "offload_activations",
-            "offload_gradient_accumulation_buffers",
-            "offload_weights",
-        ),
-        _MEMORY,
-    ),
     "forward_propagation_stages_poplar_options": (
         "set forward_propagation_stages_compiler_options, with the names of XLA."
     ),
@@ -73,6 +61,12 @@ def set_pipelining_options(
     weight_update_compiler_options: CompilerOptions | None = None,
     replicated_optimizer_state_sharding: bool | None = None,
     replicated_weight_sharding: bool | None = None,
+    recomputation_mode: Any = None,
+    offload_weight_update_variables: bool | None = None,
+    offload_activations: bool | None = None,
+    offload_gradient_accumulation_buffers: bool | None = None,
+    offload_weights: bool | None = None,
+    batch_serialization_iterations: int = 1,
     **unknown: Any,
 ) -> None:
     """Chooses how the stages of a pipelined model run. The numbers do not depend on it.
@@ -95,6 +89,15 @@ def set_pipelining_options(
         weight_update_compiler_options: a dict of options of XLA for the update.
         replicated_optimizer_state_sharding: as in `set_replication_options`; None keeps it.
         replicated_weight_sharding: as in `set_replication_options`; None keeps it.
+        recomputation_mode: the mode of `set_recomputation_options`; None keeps it.
+        offload_weight_update_variables: True lets the optimizer's values rest in host memory
+            between updates; False never; None keeps what was set before, at first: where the
+            devices have such memory.
+        offload_activations: True lets rest there what waits for its backward.
+        offload_gradient_accumulation_buffers: True lets the accumulators rest there.
+        offload_weights: True lets weights that replicas share out rest there.
+        batch_serialization_iterations: micro-batches that a stage runs before the next stage
+            starts. An update then has that many times `gradient_accumulation_steps_per_replica`.
         **unknown: refused, with the nearest name or what to set instead.
 
     The first three keep earlier values where they are None; the others are replaced by every call.
@@ -127,14 +130,33 @@ def set_pipelining_options(
             backward_propagation_stages_compiler_options,
         ),
         update_options=_options("weight_update_compiler_options", weight_update_compiler_options),
+        batch_serialization=whole_number(
+            "batch_serialization_iterations", batch_serialization_iterations, 1
+        ),
     )
     replication = with_sharding(
         controller.options.replication,
         replicated_optimizer_state_sharding,
         replicated_weight_sharding,
     )
+    recomputation = controller.options.recomputation
+    if recomputation_mode is not None:
+        recomputation = Recomputation(mode=find_mode(recomputation_mode))
+    offload = with_offload(
+        controller.options.offload,
+        offload_weight_update_variables=offload_weight_update_variables,
+        offload_activations=offload_activations,
+        offload_gradient_accumulation_buffers=offload_gradient_accumulation_buffers,
+        offload_weights=offload_weights,
+    )
     controller.replace_options(
-        replace(controller.options, pipelining=pipelining, replication=replication)
+        replace(
+            controller.options,
+            pipelining=pipelining,
+            replication=replication,
+            recomputation=recomputation,
+            offload=offload,
+        )
     )
 
 

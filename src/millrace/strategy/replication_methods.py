@@ -13,9 +13,6 @@ _KNOWN = (
 )
 _REASONS = {
     "replicas": "their number follows from the devices of the strategy and of the pipeline.",
-    "offload_weight_update_variables": (
-        "it arrives with offloading and recomputation, which this version does not have."
-    ),
 }
 
 

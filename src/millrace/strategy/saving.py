@@ -11,8 +11,11 @@ from millrace.options import (
     Accumulation,
     Feed,
     MetricReduction,
+    Offload,
     Options,
     Pipelining,
+    Recomputation,
+    RecomputationMode,
     Reduction,
     Replication,
 )
@@ -30,6 +33,7 @@ def save_options(controller: Controller, directory: str) -> None:
     for name, part in (("accumulation", options.accumulation), ("pipelining", options.pipelining)):
         data[name]["reduction"] = part.reduction.value
     data["replication"]["metrics"] = options.replication.metrics.value
+    data["recomputation"]["mode"] = options.recomputation.mode.value
     functions = {
         "gradient accumulation dtype": (data["accumulation"], "dtype", None),
         "gradient_accumulation_dtype": (data["pipelining"], "dtype", None),
@@ -70,6 +74,8 @@ def _options(data: dict[str, Any]) -> Options:
             values["reduction"] = Reduction(values["reduction"])
         if "metrics" in values:
             values["metrics"] = MetricReduction(values["metrics"])
+        if "mode" in values:
+            values["mode"] = RecomputationMode(values["mode"])
         # JSON has lists where the records have tuples.
         return {key: tuple(v) if isinstance(v, list) else v for key, v in values.items()}
 
@@ -77,6 +83,8 @@ def _options(data: dict[str, Any]) -> Options:
         accumulation=Accumulation(**part("accumulation")),
         pipelining=Pipelining(**part("pipelining")),
         replication=Replication(**part("replication")),
+        recomputation=Recomputation(**part("recomputation")),
+        offload=Offload(**part("offload")),
         feed=Feed(**data["feed"]),
         asynchronous_callbacks=data["asynchronous_callbacks"],
         stop_within=data.get("stop_within"),

@@ -1,0 +1,105 @@
+"""The method that chooses what is computed again, and what the other methods say of memory."""
+
+import math
+import re
+from dataclasses import replace
+from typing import Any
+
+from millrace.errors import OptionError
+from millrace.options import (
+    Offload,
+    Recomputation,
+    RecomputationMode,
+    recomputation_mode,
+    refuse_unknown,
+    truth,
+)
+from millrace.strategy.controller import Controller
+
+_REASONS = {
+    "checkpoints": (
+        "put millrace.layers.RecomputationCheckpoint() where values are to be kept, or set "
+        "budget= and let millrace choose."
+    ),
+    "policy": "set budget= and let millrace choose what is kept, or mode='auto' with boundaries.",
+}
+
+
+def set_recomputation_options(
+    controller: Controller, *, mode: Any = "auto", budget: Any = None, **unknown: Any
+) -> None:
+    """Lets backward compute again what forward would have kept for it.
+
+    Losses, weights and dropout masks stay those of plain training.
+
+    Args:
+        controller: of the model whose method this becomes.
+        mode: `"none"` turns it off. `"recompute_and_backpropagate_interleaved"` computes again,
+            segment by segment, what lies between two `RecomputationCheckpoint` layers.
+            `"recompute_then_backpropagate"` computes a pipeline stage again as a whole. `"auto"`
+            is the latter for the schedules `"1f1b"` and `"grouped"`, and the former otherwise.
+        budget: the peak that training may reach on a device: bytes, a text such as `"1.5GB"`, or a
+            share above 0 and up to 1 of what it takes without recomputation. millrace then
+            chooses what is kept, in the fewest additional FLOPs. None is no budget.
+        **unknown: refused, with the nearest name.
+
+    Raises:
+        OptionError: for an unknown mode, a budget that is none of these, or an unknown option.
+    """
+    refuse_unknown("set_recomputation_options", unknown, ("mode", "budget"), _REASONS)
+    chosen = recomputation_mode("none" if mode is None else mode)
+    if budget is not None and chosen is not RecomputationMode.AUTO:
+        raise OptionError(
+            f"mode={chosen.value!r} says what is computed again, and budget={budget!r} lets "
+            "millrace choose. Set one of them, and leave the other out."
+        )
+    recomputation = Recomputation(mode=chosen, budget=None if budget is None else _budget(budget))
+    controller.replace_options(replace(controller.options, recomputation=recomputation))
+
+
+def with_offload(
+    offload: Offload,
+    *,
+    offload_weight_update_variables: Any = None,
+    offload_activations: Any = None,
+    offload_gradient_accumulation_buffers: Any = None,
+    offload_weights: Any = None,
+) -> Offload:
+    """Returns `offload` with other choices of what rests in host memory; None keeps those."""
+    given = {
+        "optimizer_state": ("offload_weight_update_variables", offload_weight_update_variables),
+        "activations": ("offload_activations", offload_activations),
+        "accumulators": (
+            "offload_gradient_accumulation_buffers",
+            offload_gradient_accumulation_buffers,
+        ),
+        "weights": ("offload_weights", offload_weights),
+    }
+    chosen = {
+        field: truth(name, value) for field, (name, value) in given.items() if value is not None
+    }
+    return replace(offload, **chosen)
+
+
+_UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
+_UNITS |= {f"{unit}i": 2 ** (10 * power) for power, unit in enumerate("kmgt", 1)}
+_SIZE = re.compile(r"\s*([0-9.]+(?:e[0-9]+)?)\s*([kmgt]i?)?b?\s*", re.IGNORECASE)
+
+
+def _budget(value: Any) -> int | float:
+    """Returns bytes as an int, a share as a float."""
+    if isinstance(value, str) and (found := _SIZE.fullmatch(value)):
+        number, unit = found.groups()
+        try:
+            return _budget(round(float(number) * _UNITS[(unit or "").lower()]))
+        except ValueError:
+            pass
+    elif isinstance(value, float) and 0 < value <= 1:
+        return value
+    elif isinstance(value, int | float) and not isinstance(value, bool):
+        if value >= 1 and math.isfinite(value):
+            return int(value)
+    raise OptionError(
+        "budget must be bytes, a text such as '1.5GB' or '800 MiB', or a share such as 0.5 of what "
+        f"training takes without recomputation. Received: {value!r}."
+    )
