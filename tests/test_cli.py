@@ -7,6 +7,7 @@ from click.testing import CliRunner
 
 from millrace.cli import main
 from millrace.schedules.one_f_one_b import one_f_one_b
+from millrace.schedules.serialized import serialized
 from millrace.schedules.text import grid, write
 
 SIZE = ["--stages", "4", "--micro-batches", "8"]
@@ -30,7 +31,8 @@ def test_the_flags():
         "--import --all directory"
     )
     assert " ".join(flag for p in main.commands["simulate"].params for flag in p.opts) == (
-        "--stages --micro-batches --schedule --groups --forward --backward --transfer --text"
+        "--stages --micro-batches --schedule --groups --batch-serialization --forward --backward "
+        "--transfer --text"
     )
 
 
@@ -57,6 +59,14 @@ def test_several_stages_on_a_group():
     lines = run("--schedule", "looped", "--groups", "2").output.splitlines()
     assert "bubble  5.9%   (textbook, with free transfers: 5.9%)" in lines
     assert lines[-2].split() == ["0", "0,", "2", "3", "5", "4,", "2"]
+
+
+def test_stages_that_take_turns_on_one_device():
+    words = ["--schedule", "sequential", "--batch-serialization", "3"]
+    assert run(*words, "--text").output == write(serialized(4, 8, 3)) + "\n"
+    lines = run(*words).output.splitlines()
+    assert "bubble  0.0%   (textbook, with free transfers: 0.0%)" in lines
+    assert lines[-1].split() == ["0", "0,", "1,", "2,", "3", "0", "12", "3,", "3,", "3,", "3"]
 
 
 def test_costs_and_transfers():
@@ -95,6 +105,7 @@ def test_prints_the_notation_and_reads_it_again(tmp_path):
         (["--schedule", "looped"], "Set --groups to a number below 4, such as 2. Received: None."),
         (["--schedule", "looped", "--groups", "5"], "below 4, such as 2. Received: 5."),
         (["--groups", "2"], "--groups 2 does nothing for --schedule 1f1b"),
+        (["--batch-serialization", "2"], "Received: --schedule 1f1b. Set --schedule sequential."),
         (["--schedule", "0F0 0B0"], "written for 1 micro-batches, and the update has 8"),
     ],
 )

@@ -48,6 +48,7 @@ STRATEGY = {
     "attach": "(self, model)",
     "compile_log": "property",
     "devices": "property",
+    "memory_report": "(self, model, batch_spec, budget=None, *, steps_per_epoch=None)",
     "run": "(self, fn, args=(), kwargs=None)",
     "scope": "(self)",
     "statistics": "(self)",
@@ -63,10 +64,13 @@ METHODS = {
     ),
     "set_pipelining_options": (
         "(*, gradient_accumulation_steps_per_replica=None, device_mapping=None, "
-        "gradient_accumulation_reduction_method=None, pipeline_schedule='1f1b', "
+        "gradient_accumulation_reduction_method=None, pipeline_schedule=None, "
         "gradient_accumulation_dtype=None, forward_propagation_stages_compiler_options=None, "
         "backward_propagation_stages_compiler_options=None, weight_update_compiler_options=None, "
-        "replicated_optimizer_state_sharding=None, replicated_weight_sharding=None)"
+        "replicated_optimizer_state_sharding=None, replicated_weight_sharding=None, "
+        "recomputation_mode=None, offload_weight_update_variables=None, offload_activations=None, "
+        "offload_gradient_accumulation_buffers=None, offload_weights=None, "
+        "batch_serialization_iterations=1)"
     ),
     "set_asynchronous_callbacks": "(asynchronous=False, *, stop_within=None)",
     "set_gradient_accumulation_options": (
@@ -91,12 +95,14 @@ ERRORS = {
     "ModelError": RuntimeError,
     "NonFiniteError": FloatingPointError,
     "OptionError": ValueError,
+    "OutOfMemoryError": MemoryError,
     "PlanError": RuntimeError,
     "ProcessError": RuntimeError,
     "QueueError": RuntimeError,
     "ScheduleError": ValueError,
     "TapError": ValueError,
     "TaskError": RuntimeError,
+    "UnsupportedError": NotImplementedError,
 }
 
 

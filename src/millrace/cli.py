@@ -59,6 +59,13 @@ def main() -> None:
     show_default=True,
 )
 @click.option("--groups", type=click.IntRange(1), help="Device groups, for looped.")
+@click.option(
+    "--batch-serialization",
+    default=1,
+    type=click.IntRange(1),
+    help="Micro-batches that a stage runs before the next one starts, for sequential.",
+    show_default=True,
+)
 @click.option("--forward", default=1.0, type=TIME, help="Time of one forward.", show_default=True)
 @click.option("--backward", default=2.0, type=TIME, help="Time of one backward.", show_default=True)
 @click.option(
@@ -74,6 +81,7 @@ def simulate_command(
     micro_batches: int,
     schedule: str,
     groups: int | None,
+    batch_serialization: int,
     forward: float,
     backward: float,
     transfer: float,
@@ -96,10 +104,14 @@ def simulate_command(
             f"--groups {groups} does nothing for --schedule {schedule}, which has a row for each "
             "group already. Remove it, or set --schedule looped."
         )
-    num_groups = groups or stages
-    tasks = make_schedule(
-        schedule, stages, micro_batches, tuple(stage % num_groups for stage in range(stages))
-    )
+    if name != "sequential" and batch_serialization > 1:
+        raise OptionError(
+            f"--batch-serialization {batch_serialization} is a form of the schedule sequential. "
+            f"Received: --schedule {schedule}. Set --schedule sequential."
+        )
+    num_groups = 1 if batch_serialization > 1 else groups or stages
+    on_groups = tuple(stage % num_groups for stage in range(stages))
+    tasks = make_schedule(schedule, stages, micro_batches, on_groups, batch_serialization)
     if text:
         click.echo(write(tasks))
         return

@@ -9,12 +9,14 @@
     ├── ModelError         the model does what a compiled loop cannot run     (also RuntimeError)
     ├── DataError          the data cannot be fed to a compiled loop          (also ValueError)
     ├── NonFiniteError     jax_debug_nans or _infs found one            (also FloatingPointError)
+    ├── OutOfMemoryError   a device has no memory for what it was to run       (also MemoryError)
     ├── PlanError          options, model and data do not fit together        (also RuntimeError)
     ├── ProcessError       a process of the run did not come, or failed       (also RuntimeError)
     ├── QueueError         a queue was read in a way that it cannot be        (also RuntimeError)
     ├── ScheduleError      tasks that no pipeline could run in that order     (also ValueError)
     ├── TapError           a value cannot be carried out of a program         (also ValueError)
-    └── TaskError          one task of a running pipeline failed              (also RuntimeError)
+    ├── TaskError          one task of a running pipeline failed              (also RuntimeError)
+    └── UnsupportedError   options that nothing runs together         (also NotImplementedError)
 
 Each is also the builtin error that users of Keras would catch in its place. A message says what
 happened, shows the values, and ends with what to set instead.
@@ -109,6 +111,15 @@ class NonFiniteError(MillraceError, FloatingPointError):
     """
 
 
+class OutOfMemoryError(MillraceError, MemoryError):
+    """A device has no memory left for what it was to run. The message shows where it goes.
+
+    Wrong: `model.fit(x, y, batch_size=4096)` on a device that 512 rows fill.
+
+    Right: `strategy.memory_report(model, (x[:4096], y[:4096]))` before, and what it advises.
+    """
+
+
 class PlanError(MillraceError, RuntimeError):
     """Options, model and data are fine alone and do not fit together.
 
@@ -171,4 +182,13 @@ class TaskError(MillraceError, RuntimeError):
     Wrong: stages whose activations do not fit their device.
 
     Right: more stages, or a smaller micro-batch.
+    """
+
+
+class UnsupportedError(MillraceError, NotImplementedError):
+    """Options have a meaning together, and nothing runs it.
+
+    Wrong: `set_pipelining_options(batch_serialization_iterations=4, pipeline_schedule="1f1b")`
+
+    Right: `set_pipelining_options(batch_serialization_iterations=4)`
     """

@@ -67,6 +67,7 @@ class Accumulation:
     steps: int = 1
     reduction: Reduction = Reduction.MEAN
     dtype: AccumulatorDtype = None
+    at_a_time: int = 1  # of `steps`: each stage of a pipeline runs so many before the next stage
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,6 +112,7 @@ class Offload:
     weights: bool | None = None
 
 
+NO_OFFLOAD = Offload(optimizer_state=False, activations=False, accumulators=False, weights=False)
 CompilerOptions = Mapping[str, Any]  # of XLA, by name
 
 
@@ -124,18 +126,30 @@ class Pipelining:
     reduction: Reduction = Reduction.MEAN
     dtype: AccumulatorDtype = None
     schedule: Any = "1f1b"  # a name, a function, or text in the notation of schedules/text.py
-    device_mapping: tuple[int, ...] | None = None  # of each stage; None is 0, 1, 2, ...
+    device_mapping: tuple[int, ...] | None = None  # of each stage; None until chosen
     forward_options: tuple[CompilerOptions, ...] | None = None  # of each stage
     backward_options: tuple[CompilerOptions, ...] | None = None
     update_options: CompilerOptions | None = None
-    batch_serialization: int = 1  # micro-batches that a stage runs before the next one starts
+    # Micro-batches that a stage runs before the next one starts; `steps` counts such turns.
+    batch_serialization: int = 1
 
     @property
     def accumulation(self) -> Accumulation | None:
         """How micro-batches make one update; None until their number is set."""
         if self.steps is None:
             return None
-        return Accumulation(steps=self.steps, reduction=self.reduction, dtype=self.dtype)
+        return Accumulation(
+            steps=self.steps * self.batch_serialization,
+            reduction=self.reduction,
+            dtype=self.dtype,
+            at_a_time=self.batch_serialization,
+        )
+
+    def devices_of(self, num_stages: int) -> tuple[int, ...]:
+        """Returns the device of each stage, as chosen or else one each; all on 0 if serialized."""
+        if self.device_mapping is not None:
+            return self.device_mapping
+        return (0,) * num_stages if self.batch_serialization > 1 else tuple(range(num_stages))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from millrace.devices import DeviceGroup
-from millrace.options import NO_TAPS, Accumulation, Replication, Taps
+from millrace.options import NO_OFFLOAD, NO_TAPS, Accumulation, Offload, Replication, Taps
 
 
 class Mode(enum.Enum):
@@ -48,6 +48,15 @@ class BatchSpec:
         )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recompute:
+    """Which segments backward runs again: as a budget or a choice says, else by boundaries."""
+
+    budget: int | float | None = None  # as in `options.Recomputation`; programs have a choice
+    choice: int | None = None  # of a chain's choices; 0 would be to keep everything
+    whole_stages: bool = False  # whatever boundaries a stage has
+
+
 @dataclass(frozen=True, slots=True)
 class Plan:
     """One mode of one model on one shape of block."""
@@ -60,6 +69,8 @@ class Plan:
     records: int  # steps whose results one call can return, where those of every step are wanted
     group: DeviceGroup
     replication: Replication
+    recompute: Recompute | None = None
+    offload: Offload = NO_OFFLOAD  # what is True rests in host memory
     taps: Taps = NO_TAPS
     tapped: bool = False  # whether a step carries out more than its result
 

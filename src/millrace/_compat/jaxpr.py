@@ -28,6 +28,36 @@ class Graph:
     constants: dict[Var, Any]
 
 
+@dataclass(frozen=True, slots=True)
+class Loop:
+    """A `jax.lax.scan` as it was traced. Its inputs are constants, what is carried, sequences."""
+
+    body: Graph  # of one turn
+    num_constants: int
+    num_carried: int
+    length: int
+    reverse: bool
+    unroll: int
+
+
+def as_loop(equation: Equation) -> Loop | None:
+    """Returns an equation that is a `jax.lax.scan` as a loop, None for any other."""
+    if equation.primitive.name != "scan":
+        return None
+    params = equation.params
+    closed = params["jaxpr"]
+    jaxpr: Any = closed.jaxpr
+    constants = dict(zip(jaxpr.constvars, closed.consts, strict=True))
+    return Loop(
+        Graph(tuple(jaxpr.invars), tuple(jaxpr.outvars), tuple(jaxpr.eqns), constants),
+        params["num_consts"],
+        params["num_carry"],
+        params["length"],
+        params["reverse"],
+        params["unroll"],
+    )
+
+
 def trace(function: Callable[..., Any], *arguments: Any) -> tuple[Graph, Any]:
     """Traces `function` at specs, and returns its graph and the tree of its result's specs."""
     closed, result = jax.make_jaxpr(function, return_shape=True)(*arguments)

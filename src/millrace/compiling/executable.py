@@ -12,8 +12,10 @@ import jax.numpy as jnp
 import rich.console
 
 from millrace._compat.jax import looks_for_non_finite, non_finite
+from millrace._compat.jax_memory import requirement
 from millrace.plan import Plan
 from millrace.programs.build import Program
+from millrace.programs.hold_back import compiler_options as options_of_recomputation
 from millrace.records.compilation import CompileRecord
 
 logger = logging.getLogger("millrace")
@@ -50,10 +52,15 @@ def compile_program(
         begin = time.perf_counter()
         # What JAX finds non-finite is reported with the state from before, so that must survive.
         donated = () if looks_for_non_finite() else program.donated
-        jitted = jax.jit(program.function, donate_argnums=donated, out_shardings=program.results)
+        # With no arguments to follow, results would lie on the default device.
+        results = program.results if program.arguments else program.results or plan.group.whole
+        jitted = jax.jit(program.function, donate_argnums=donated, out_shardings=results)
         lowered = jitted.lower(*arguments)
         traced = time.perf_counter()
-        compiled = lowered.compile(dict(compiler_options) if compiler_options else None)
+        options = dict(compiler_options or {})
+        if plan.recompute is not None:
+            options = {**options_of_recomputation(plan.group.platform), **options}
+        compiled = lowered.compile(options or None)
         end = time.perf_counter()
     memory = compiled.memory_analysis()
     log.append(
@@ -66,6 +73,7 @@ def compile_program(
             trace_seconds=trace_seconds + traced - begin,
             compile_seconds=end - traced,
             temporary_bytes=getattr(memory, "temp_size_in_bytes", 0) or 0,
+            peak_bytes=requirement(compiled),
         )
     )
     return checked(compiled) if looks_for_non_finite() else compiled
@@ -85,7 +93,13 @@ def checked(executable: Executable) -> Executable:
                 raise FloatingPointError(found)
         return results
 
+    run.__wrapped__ = executable  # type: ignore[attr-defined]
     return run
+
+
+def compiled_of(executable: Executable) -> Any:
+    """Returns the `jax.stages.Compiled` of an executable, also of one that is checked."""
+    return getattr(executable, "__wrapped__", executable)
 
 
 def _announce(what: str) -> None:

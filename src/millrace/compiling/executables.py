@@ -6,12 +6,18 @@ import jax
 import keras
 
 from millrace._compat.jax import looks_for_non_finite
+from millrace.compiling.budget import has_budget, with_choice, within_budget
 from millrace.compiling.executable import Executable, compile_program
+from millrace.compiling.inert import say_if_boundaries_rest
+from millrace.graph.boundaries import boundaries_found
 from millrace.plan import LoopForm, Plan
 from millrace.programs.build import ProgramBuilder
+from millrace.programs.chain import Chain, chains_seen
 from millrace.programs.replicas import ReplicaBuilder
 from millrace.programs.state import State
 from millrace.records.compilation import CompileRecord
+
+_WITH_STEPS = ("run", "accumulate")
 
 
 class Executables:
@@ -25,6 +31,8 @@ class Executables:
         self._model = model
         self._log = log
         self._builders: dict[Any, ProgramBuilder | ReplicaBuilder] = {}
+        self._has_said = False  # what its boundaries do not do
+        self._chains: dict[Any, Chain | None] = {}  # of steps that millrace cuts into segments
         self._executables: dict[Any, Executable] = {}
         self._state: State | None = None  # the one whose specs we have
         self._specs: Any = None
@@ -86,11 +94,24 @@ class Executables:
         return self._find(plan, "apply")
 
     def _builder(self, plan: Plan) -> ProgramBuilder | ReplicaBuilder:
+        asked = plan
+        if has_budget(plan):
+            plan = with_choice(plan, 0)  # whatever is chosen, the steps are of one kind
         key = (plan, self._specs_key)
         if key not in self._builders:
             make = ProgramBuilder if plan.replicas == 1 else ReplicaBuilder
-            self._builders[key] = make(self._model, plan, self._specs)
+            with chains_seen() as chains, boundaries_found() as found:
+                self._builders[key] = make(self._model, plan, self._specs)
+            self._chains[key] = chains[0] if chains else None
+            if not self._has_said:
+                self._has_said = say_if_boundaries_rest(asked, found, self._model.name)
         return self._builders[key]
+
+    def _chain(self, plan: Plan) -> Chain | None:
+        """Returns what there is to choose from in a plan with a budget."""
+        plan = with_choice(plan, 1)
+        self._builder(plan)
+        return self._chains[plan, self._specs_key]
 
     def _find(self, plan: Plan, name: str, unroll: int | None = None) -> Executable:
         debugging = looks_for_non_finite()
@@ -99,10 +120,17 @@ class Executables:
             return recent[1]
         key = (plan, self._specs_key, name, unroll, debugging)
         executable = self._executables.get(key)
-        if executable is None:
+        if executable is None and has_budget(plan):
+            runs_steps = name in _WITH_STEPS
+            executable = self._executables[key] = (
+                within_budget(plan, self._chain(plan), lambda plan: self._find(plan, name, unroll))
+                if runs_steps
+                else self._find(with_choice(plan, 0), name)
+            )
+        elif executable is None:
             builder = self._builder(plan)
             make = getattr(builder, name)
-            program = make(LoopForm(unroll)) if name in ("run", "accumulate") else make()
+            program = make(LoopForm(unroll)) if name in _WITH_STEPS else make()
             spent, builder.trace_seconds = builder.trace_seconds, 0.0  # counted once
             executable = compile_program(program, plan, self._model.name, self._log, spent)
             self._executables[key] = executable

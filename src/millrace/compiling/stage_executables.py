@@ -9,12 +9,15 @@ import keras
 
 from millrace._compat.jax import looks_for_non_finite
 from millrace.compiling.executable import Executable, compile_program
+from millrace.compiling.inert import say_if_boundaries_rest
 from millrace.devices import DeviceGroup
+from millrace.graph.boundaries import boundaries_found
 from millrace.graph.calls import LayerCall
 from millrace.graph.place import Marks
 from millrace.options import CompilerOptions, Pipelining
 from millrace.plan import Plan
 from millrace.programs.build import Program
+from millrace.programs.offload import with_moves
 from millrace.programs.replica_stages import ReplicaStageBuilder
 from millrace.programs.stages import StageBuilder
 from millrace.programs.state import State
@@ -42,6 +45,7 @@ class StageExecutables:
         self._log = log
         self._pipelining = pipelining
         self._builders: dict[Any, StageBuilder] = {}
+        self._has_said = False  # what the model's boundaries do not do
         self._executables: dict[Any, Executable] = {}
 
     def builder(self, plan: Plan, state: State, groups: Sequence[DeviceGroup]) -> StageBuilder:
@@ -49,10 +53,12 @@ class StageExecutables:
         specs = jax.tree.map(lambda v: jax.ShapeDtypeStruct(v.shape, v.dtype), state)
         key = (plan, tuple((spec.shape, spec.dtype) for spec in jax.tree.leaves(specs)))
         if key not in self._builders:
-            given = (self._model, plan, self._calls, self._marks, specs)
-            self._builders[key] = (
-                StageBuilder(*given) if plan.replicas == 1 else ReplicaStageBuilder(*given, groups)
-            )
+            make = StageBuilder if plan.replicas == 1 else ReplicaStageBuilder
+            given = (self._model, plan, self._calls, self._marks, specs, groups)
+            with boundaries_found() as found:
+                self._builders[key] = make(*given)
+            if not self._has_said:
+                self._has_said = say_if_boundaries_rest(plan, found, self._model.name)
         return self._builders[key]
 
     def find(
@@ -70,7 +76,7 @@ class StageExecutables:
             placed = replace(plan, group=group)
             options = self._options(name, stage)
             self._executables[key] = compile_program(
-                make(), placed, self._model.name, self._log, compiler_options=options
+                with_moves(make()), placed, self._model.name, self._log, compiler_options=options
             )
         return self._executables[key]
 

@@ -29,7 +29,15 @@ from millrace.plan import LoopForm, Mode, Plan, choose_loop_form
 from millrace.programs.accumulate import Accumulator, make_accumulator
 from millrace.programs.halting import can_wait, run_until_halted, unless
 from millrace.programs.loop import batch_at, record_at, repeat
-from millrace.programs.state import State
+from millrace.programs.offload import (
+    at_rest,
+    fetched,
+    fetched_after,
+    rest_of,
+    rested,
+    resting_accumulator,
+)
+from millrace.programs.state import ROLES, State, Values
 from millrace.programs.step import (
     final_logs,
     logs_follow_from_metrics,
@@ -70,21 +78,31 @@ class ProgramBuilder:
         """
         self._model = model
         self._plan = plan
-        self._state = state
+        self._rests = _rests(plan, state)
+        self._state = at_rest(state, self._rests)
         self._batches = batch_specs(plan, (plan.capacity,))
         trains = plan.mode is Mode.TRAIN
-        self._accumulates = trains and (plan.accumulation.steps > 1 or plan.tapped)
+        # What rests in host memory is fetched between gradients and update, so these are apart;
+        # a `train_step` of the user's own has both, and begins with all of the state.
+        is_own = type(model).train_step is not keras.Model.train_step  # type: ignore[attr-defined]
+        fetches = not is_own and bool(jax.tree.leaves(self._rests))
+        self._accumulates = trains and (
+            plan.accumulation.steps > 1 or plan.tapped or plan.recompute is not None or fetches
+        )
         self._step, self._update = self._functions()
         self._window = Window(self._step, self._record, lambda: self._accumulator, plan)
         begin = time.perf_counter()
         with collection_open(keeps=False) as found:
-            traced = self._step.trace(state, batch_specs(plan, ()))
+            given = self._state if self._accumulates else state
+            traced = self._step.trace(given, batch_specs(plan, ()))
         # Whether the model taps values of its own, which only a plan that is told so carries out.
         self.taps_found = bool(found)
         self.trace_seconds = time.perf_counter() - begin
         result, self._step_taps = traced.out_info
         self._step_result = result[-1]
-        self._update_taps = self._specs_of_update_taps(result[0]) if plan.tapped else Tapped()
+        self._update_taps = (
+            self._specs_of_update_taps(state, result[0]) if plan.tapped else Tapped()
+        )
         # Steps of a call whose taps fit into its results; any number, where there are none.
         window = plan.accumulation.steps if trains else 1
         self.tap_room = (
@@ -98,24 +116,32 @@ class ProgramBuilder:
 
     @cached_property
     def _accumulator(self) -> Accumulator:
-        return make_accumulator(self._model.trainable_variables, self._plan.accumulation)
+        accumulator = make_accumulator(self._model.trainable_variables, self._plan.accumulation)
+        return resting_accumulator(accumulator, self._accumulated_rests)
+
+    @cached_property
+    def _accumulated_rests(self) -> list[Any]:
+        plan, group = self._plan, self._plan.group
+        variables = self._model.trainable_variables
+        zeros = jax.eval_shape(make_accumulator(variables, plan.accumulation).zeros)
+        return [rest_of(plan, "gradient", spec, group.whole) for spec in zeros]
 
     def _functions(self) -> tuple[Any, Any]:
         """Returns the step and the update; each with taps, which are none in a plain plan."""
         model, plan = self._model, self._plan
         if plan.tapped:
             return jax.jit(make_tapped_step(model, plan)), make_tapped_update(model, plan)
-        step = make_gradient_step(model) if self._accumulates else make_step(model, plan.mode)
+        step = make_gradient_step(model, plan) if self._accumulates else make_step(model, plan.mode)
 
         def plain_update(state: State, gradients: Any, halted: Any) -> Any:
             return apply_gradients(model, state, gradients), Tapped(), halted
 
         return jax.jit(lambda state, batch: (step(state, batch), Tapped())), plain_update
 
-    def _specs_of_update_taps(self, gradients: Any) -> Tapped:
+    def _specs_of_update_taps(self, state: State, gradients: Any) -> Tapped:
         if not self._accumulates:
             return Tapped()
-        return jax.eval_shape(self._update, self._state, list(gradients), None)[1]
+        return jax.eval_shape(self._update, state, list(gradients), None)[1]
 
     def run(self, form: LoopForm) -> Program:
         """`count` steps as whole updates. Unrolled, the form counts updates."""
@@ -136,7 +162,7 @@ class ProgramBuilder:
             return state, self._result(state, records), taps
 
         specs = (self._state, self._batches, _INDEX, _INDEX)
-        return self._program("run", run, specs, (0,), form.unroll)
+        return self._program("run", run, specs, (0,), form.unroll, self._results(None, None))
 
     def accumulate(self, form: LoopForm) -> Program:
         """`count` micro-batches of a window. Unrolled, the form counts micro-batches."""
@@ -158,7 +184,8 @@ class ProgramBuilder:
             return state, accumulated, self._result(state, records), taps
 
         specs = (self._state, self._accumulated(), self._batches, _INDEX, _INDEX, _FACTOR)
-        return self._program("accumulate", accumulate, specs, (0, 1), form.unroll)
+        results = self._results(self._accumulated_results, None, None)
+        return self._program("accumulate", accumulate, specs, (0, 1), form.unroll, results)
 
     def zeros(self) -> Program:
         """What a window accumulates into."""
@@ -168,7 +195,8 @@ class ProgramBuilder:
             del state
             return accumulator.zeros()
 
-        return self._program("zeros", zeros, (self._state,), ())
+        results = self._accumulated_results
+        return self._program("zeros", zeros, (self._state,), (), results=results)
 
     def apply(self) -> Program:
         """The update at the end of a window."""
@@ -176,22 +204,25 @@ class ProgramBuilder:
 
         def apply(state: State, accumulated: Any, scale: Any, steps: Any) -> tuple[State, Taps]:
             del steps
+            state = fetched(state, self._rests)
             new, tapped, halted = self._update(
                 state, accumulator.finish(accumulated, scale), self._room().halted
             )
             entry = jax.tree.map(lambda leaf: leaf[None], tapped)
-            return unless(halted, new, state), Taps(updates=entry, halted=halted)
+            new = rested(unless(halted, new, state), self._rests)
+            return new, Taps(updates=entry, halted=halted)
 
-        return self._program(
-            "apply", apply, (self._state, self._accumulated(), _FACTOR, _INDEX), (0,)
-        )
+        specs = (self._state, self._accumulated(), _FACTOR, _INDEX)
+        return self._program("apply", apply, specs, (0,), results=self._results(None))
 
     def _plain_step(
         self, carry: Carry, batches: Any, start: Any, index: Any, form: LoopForm
     ) -> Carry:
         del form
         state, records, taps = carry
+        state = fetched(state, self._rests)
         (state, result), tapped = self._step(state, batch_at(batches, start + index))
+        state = rested(state, self._rests)
         return state, self._record(records, index, result), taps.with_step(index, tapped)
 
     def _whole_update(
@@ -201,10 +232,11 @@ class ProgramBuilder:
         gradients, after, records, taps = self._window.gradients(
             before, records, taps, batches, start, index, form
         )
+        before = fetched_after(before, self._rests, list(gradients))
         new, tapped, halted = self._update(after.put_into(before), gradients, taps.halted)
         steps = self._plan.accumulation.steps
         taps = taps.with_update(index // steps, tapped)._replace(halted=halted)
-        return unless(halted, new, before), records, taps
+        return rested(unless(halted, new, before), self._rests), records, taps
 
     def _until_halted(self, carry: Carry, batches: Any, start: Any, count: Any) -> Carry:
         loop, steps = LoopForm(unroll=None), self._plan.accumulation.steps
@@ -217,7 +249,8 @@ class ProgramBuilder:
 
         def apply(state: State, pending: Any) -> State:
             gradients, after = pending
-            return apply_gradients(self._model, after.put_into(state), gradients)
+            state = after.put_into(fetched_after(state, self._rests, list(gradients)))
+            return rested(apply_gradients(self._model, state, gradients), self._rests)
 
         return run_until_halted(self._model, self._plan, count, compute, apply, carry)
 
@@ -247,8 +280,12 @@ class ProgramBuilder:
             return jax.tree.map(merge_steps, records)
         return records
 
+    @property
+    def _accumulated_results(self) -> Any:
+        return self._accumulated_rests if any(self._accumulated_rests) else None
+
     def _accumulated(self) -> Any:
-        return jax.eval_shape(self._accumulator.zeros)
+        return at_rest(jax.eval_shape(self._accumulator.zeros), self._accumulated_rests)
 
     def _program(
         self,
@@ -257,9 +294,31 @@ class ProgramBuilder:
         arguments: tuple[Any, ...],
         donated: tuple[int, ...],
         unrolled: int | None = None,
+        results: Any = None,
     ) -> Program:
         name = f"{self._plan.mode.value}_{name}"
-        return Program(name, function, arguments, unrolled, donated)
+        return Program(name, function, arguments, unrolled, donated, results)
+
+    def _results(self, *others: Any) -> Any:
+        """Returns shardings of a state and other results, if any of the state rests on the host.
+
+        A result that nothing is said of would be in host memory, too, and not have it in its type.
+        """
+        leaves = jax.tree.leaves(self._rests, is_leaf=lambda leaf: leaf is None)
+        if not any(leaves):
+            return None if not any(others) else (None, *others)
+        whole = self._plan.group.whole
+        layouts = jax.tree.unflatten(jax.tree.structure(self._state), [k or whole for k in leaves])
+        return (layouts, *others)
+
+
+def _rests(plan: Plan, state: State) -> State:
+    """Returns how each value of a state rests in host memory; None for those that do not."""
+    whole = plan.group.whole
+    return tuple(
+        Values(rest_of(plan, role, value, whole) for value in values)
+        for role, values in zip(ROLES[plan.mode], state, strict=True)
+    )
 
 
 _INDEX = jax.ShapeDtypeStruct((), jnp.int32)

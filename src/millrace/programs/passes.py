@@ -14,7 +14,7 @@ no product is computed twice, and both together take the FLOPs of backward (the 
 zero bubble, Qi et al. 2023, arXiv 2401.10241).
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,7 +32,10 @@ from millrace._compat.jaxpr import (
     used,
     with_effects,
 )
+from millrace.graph.segments import cut, levels_by_boundaries
 from millrace.graph.stage import Split, Stage
+from millrace.plan import Recompute
+from millrace.programs.recompute import as_recomputing_function, boundary_items
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,8 +53,17 @@ class Passes:
     weight_cotangents: tuple[int, ...]  # places in `cotangents` that it takes
 
 
-def make_passes(stage: Stage, split: Split) -> Passes:
-    """Differentiates one stage."""
+def make_passes(
+    stage: Stage, split: Split, recompute: Recompute | None = None, platform: str = "cpu"
+) -> Passes:
+    """Differentiates one stage.
+
+    Args:
+        stage: of a step.
+        split: the step.
+        recompute: what backward runs again of the forward of this stage.
+        platform: that the passes will be compiled for.
+    """
     learning = tuple(n for n in stage.carried if split.values[n].differentiable)
     answered = tuple(n for n in stage.sent if split.values[n].differentiable)
     # From the last consumer to the first, as a sum over the whole graph would meet them.
@@ -60,7 +72,8 @@ def make_passes(stage: Stage, split: Split) -> Passes:
         for number in answered
         for consumer in reversed(split.values[number].consumers)
     )
-    forward, num_results, pullback = _trace_forward(stage, learning, answered)
+    run = _forward(stage, learning, answered, recompute, platform)
+    forward, num_results, pullback = _trace_forward(stage, run, learning, answered)
     outvars, residuals = forward.outvars[:num_results], forward.outvars[num_results:]
     whole, num_returned = _trace_backward(stage, split, pullback, answered, cotangents)
     received = whole.invars[len(residuals) :]
@@ -107,17 +120,50 @@ def make_passes(stage: Stage, split: Split) -> Passes:
     )
 
 
+def _forward(
+    stage: Stage,
+    learning: Sequence[int],
+    answered: Sequence[int],
+    recompute: Recompute | None,
+    platform: str,
+) -> Callable[..., list[Any]]:
+    """Returns the function of a stage's graph, with what its backward is to run again."""
+    if recompute is None:
+        return as_function(stage.graph)
+    graph = stage.graph
+    weights = graph.invars[: len(stage.trainable)]
+    learned = [*weights, *(graph.invars[place] for place in _places_of(stage, learning))]
+    targets = [graph.outvars[place] for place in _targets(stage, answered)]
+    is_whole = recompute.whole_stages
+    levels = [0] * len(graph.equations) if is_whole else levels_by_boundaries(graph, weights)
+    segments = cut(graph, learned, targets, levels)
+    # Backward of the last stage follows its forward at once.
+    keeps_last = stage.has_loss
+    items = boundary_items(segments, keeps_last)
+    return as_recomputing_function(segments, items, platform, in_one_program=False)
+
+
+def _places_of(stage: Stage, learning: Sequence[int]) -> list[int]:
+    """Returns the places of carried values among a stage's inputs."""
+    first_carried = len(stage.graph.invars) - len(stage.carried)
+    return [first_carried + stage.carried.index(number) for number in learning]
+
+
+def _targets(stage: Stage, answered: Sequence[int]) -> list[int]:
+    """Returns the places of what is differentiated among a stage's results."""
+    targets = [stage.sent.index(number) for number in answered]
+    return [*targets, len(stage.sent)] if stage.has_loss else targets
+
+
 def _trace_forward(
-    stage: Stage, learning: Sequence[int], answered: Sequence[int]
+    stage: Stage,
+    run: Callable[..., list[Any]],
+    learning: Sequence[int],
+    answered: Sequence[int],
 ) -> tuple[Graph, int, Any]:
     """Returns forward with the leaves of its pullback as last results, and that one's tree."""
-    run = as_function(stage.graph)
     num_weights = len(stage.trainable)
-    first_carried = len(stage.graph.invars) - len(stage.carried)
-    places = [first_carried + stage.carried.index(number) for number in learning]
-    targets = [stage.sent.index(number) for number in answered]
-    if stage.has_loss:
-        targets.append(len(stage.sent))
+    places, targets = _places_of(stage, learning), _targets(stage, answered)
     tree: Any = None
 
     def forward(*arguments: Any) -> Any:

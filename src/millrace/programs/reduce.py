@@ -16,6 +16,8 @@ from millrace.devices import REPLICA
 from millrace.plan import Plan
 from millrace.programs.accumulate import Gradients, make_accumulator
 from millrace.programs.add_up import add_up, packs
+from millrace.programs.mesh_values import split_spec
+from millrace.programs.offload import at_rest, rests_of
 from millrace.programs.shared_state import axis_of
 
 
@@ -43,12 +45,11 @@ class Reduction:
             for axis in self._axes
         ]
         zeros = jax.eval_shape(make_accumulator(variables, plan.accumulation).zeros)
-        split = plan.group.split(0)
+        sums = [split_spec(plan, spec) for spec in zeros]
+        # How they rest in host memory between micro-batches; None for those that do not.
+        self.rests = rests_of(plan, "gradient", sums, plan.group.split(0))
         # What replicas accumulate into.
-        self.sums = [
-            jax.ShapeDtypeStruct((plan.replicas, *spec.shape), spec.dtype, sharding=split)
-            for spec in zeros
-        ]
+        self.sums = at_rest(sums, self.rests)
 
     def zeros(self) -> Gradients:
         """Returns what the replicas accumulate into, `[replicas, ...]`."""

@@ -23,7 +23,7 @@ from millrace.devices import REPLICA, DeviceGroup
 from millrace.graph.calls import LayerCall
 from millrace.graph.place import Marks
 from millrace.graph.split_update import Part
-from millrace.graph.stage import Slot
+from millrace.graph.stage import Slot, Stage
 from millrace.plan import Mode, Plan
 from millrace.programs import follow
 from millrace.programs.build import Program
@@ -98,7 +98,7 @@ class ReplicaStageBuilder(StageBuilder):
             spec = Reduction([self._model.trainable_variables[weight]], plan).specs[0]
             return jax.sharding.NamedSharding(plan.group.mesh, spec)
         if slot.role in ("trainable", "optimizer"):
-            return layout_of(plan, slot.role, tuple(self._slot(slot).shape))
+            return layout_of(plan, slot.role, self._slot(slot))
         return plan.group.whole
 
     def forward(self, index: int) -> Program:
@@ -233,13 +233,17 @@ class ReplicaStageBuilder(StageBuilder):
 
         run = pass_on_replicas(program.function, sums, result, taps is WHOLE)
         parts = rest[: len(rest) - scalars]
+        given = [
+            part if place + 1 == sums else [split_spec(plan, spec) for spec in part]
+            for place, part in enumerate(parts)
+        ]
         arguments = (
             self._laid_out(
                 index,
                 [Slot("trainable", i) for i in self.split.stages[index].trainable],
                 weights,
             ),
-            *([split_spec(plan, spec) for spec in part] for part in parts),
+            *given,
             *rest[len(parts) :],
             *((_STEPS,) if scalars else ()),
         )
@@ -283,6 +287,12 @@ class ReplicaStageBuilder(StageBuilder):
     def _result_layout(self) -> PartitionSpec:
         is_local = all(plan.group.is_local for plan in self._plans)
         return PARTS if self._plans[0].mode is Mode.PREDICT and is_local else WHOLE
+
+    def _accumulated(self, stage: Stage) -> list[Any]:
+        return self._reduction(stage.index).sums
+
+    def _rests(self, index: int) -> list[Any]:
+        return self._reduction(index).rests
 
     def _reduction(self, index: int) -> Reduction:
         plan, trainable = self._plans[index], self.split.stages[index].trainable

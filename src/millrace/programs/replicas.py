@@ -20,12 +20,14 @@ import jax.numpy as jnp
 import keras
 from jax import lax
 
+from millrace._compat.jax_spaces import is_on_host
 from millrace.plan import LoopForm, Mode, Plan, choose_loop_form
 from millrace.programs.accumulate import make_accumulator, scale_of
 from millrace.programs.build import Program, batch_specs
 from millrace.programs.halting import can_wait, run_until_halted, unless
 from millrace.programs.loop import repeat
 from millrace.programs.mesh_values import split_spec
+from millrace.programs.offload import fetched, fetched_after, rested
 from millrace.programs.reduce import Reduction
 from millrace.programs.replica_logs import ReplicaLogs
 from millrace.programs.replica_records import ReplicaRecords
@@ -96,27 +98,40 @@ class ReplicaBuilder:
         def accumulate(
             state: State, accumulated: Any, batches: Any, start: Any, count: Any, coefficient: Any
         ) -> tuple[State, Any, Any, Taps]:
-            accumulated, state, records = self._rounds.some(
-                form, state, accumulated, self._records.first(), batches, start, count, coefficient
+            accumulated, new, records = self._rounds.some(
+                form,
+                self._with_weights(state),
+                fetched(accumulated, rests),
+                self._records.first(),
+                batches,
+                start,
+                count,
+                coefficient,
             )
-            state = self._rounds.with_metric_sums(state)
-            result, tapped = self._records.result(state, records)
-            return state, accumulated, result, Taps(tapped)
+            new = self._rounds.with_metric_sums((state[0], *new[1:]))
+            result, tapped = self._records.result(new, records)
+            return new, rested(accumulated, rests), result, Taps(tapped)
 
         sums, group = self._accumulated(), self._plan.group
+        rests = [spec.sharding for spec in sums]
         specs = (self._state, sums, self._batches, _INDEX, _INDEX, _FACTOR)
-        results = (self._layouts, [group.split(0)] * len(sums), group.whole, self._tap_layout)
+        results = (self._layouts, rests, group.whole, self._tap_layout)
         return self._program("accumulate", accumulate, specs, (0, 1), results, form.unroll)
 
     def zeros(self) -> Program:
         """What a window accumulates into, on each replica."""
         results = [spec.sharding for spec in self._accumulated()]
-        return self._program("zeros", self._rounds.open, (self._state,), (), results)
+
+        def zeros(state: State) -> Any:
+            return rested(self._rounds.open(state), results)
+
+        return self._program("zeros", zeros, (self._state,), (), results)
 
     def apply(self) -> Program:
         """The update at the end of a window."""
 
         def apply(state: State, accumulated: Any, scale: Any, steps: Any) -> tuple[State, Taps]:
+            accumulated, state = fetched((accumulated, state), (rests, self._layouts))
             gradients, state = self._rounds.close(state, accumulated, steps)
             gradients = self._accumulator.finish(gradients, scale)
             new, tapped, halted = self._apply(state, gradients, self._room().halted)
@@ -124,6 +139,7 @@ class ReplicaBuilder:
             new = self._laid_out(unless(halted, new, state))
             return new, Taps(updates=entry, halted=halted)
 
+        rests = [spec.sharding for spec in self._accumulated()]
         specs = (self._state, self._accumulated(), _FACTOR, _INDEX)
         return self._program("apply", apply, specs, (0,), (self._layouts, self._tap_layout))
 
@@ -139,7 +155,7 @@ class ReplicaBuilder:
         def run(state: State, batches: Any, start: Any, count: Any) -> tuple[State, Any, Taps]:
             scale = scale_of(accumulation.reduction, window)
 
-            def compute(number: Any, state: State, records: Any, taps: Taps) -> Any:
+            def from_weights(number: Any, state: State, records: Any, taps: Taps) -> Any:
                 first = start + number * window
                 sums, after, records = self._rounds.update(
                     inner, state, records, batches, first, number
@@ -147,15 +163,23 @@ class ReplicaBuilder:
                 gradients = self._accumulator.finish(sums, scale)
                 return (gradients, (after[1], after[3])), records, taps
 
+            def compute(number: Any, state: State, records: Any, taps: Taps) -> Any:
+                return from_weights(number, self._with_weights(state), records, taps)
+
             def apply(state: State, pending: Any) -> State:
                 gradients, (non_trainable, metrics) = pending
+                state = fetched_after(state, self._layouts, gradients)
                 before = (state[0], non_trainable, state[2], Values(()))
                 new = apply_gradients(self._model, before, gradients)
                 return self._laid_out((*new[:3], metrics))
 
             def body(number: Any, carry: Any) -> Any:
                 before, records, taps = carry
-                (gradients, (non_trainable, metrics)), records, taps = compute(number, *carry)
+                before = self._with_weights(before)
+                pending, records, taps = from_weights(number, before, records, taps)
+                gradients, (non_trainable, metrics) = pending
+                slots = fetched_after(before[2], self._layouts[2], gradients)
+                before = (*before[:2], slots, before[3])
                 state = (before[0], non_trainable, before[2], metrics)
                 new, tapped, halted = self._apply(state, gradients, taps.halted)
                 taps = taps.with_update(number, tapped)._replace(halted=halted)
@@ -191,9 +215,18 @@ class ReplicaBuilder:
         new, tapped, halted = self._update(without_metrics, gradients, halted)
         return (*new[:3], state[3]), tapped, halted
 
+    def _with_weights(self, state: State) -> State:
+        """Returns a state with its weights on the devices."""
+        return (fetched(state[0], self._layouts[0]), *state[1:])
+
     def _laid_out(self, state: State) -> State:
         """Keeps the layouts of values that go round a loop, which only stay where told to."""
-        return jax.tree.map(lax.with_sharding_constraint, state, self._layouts)
+
+        def lay(value: Any, layout: Any) -> Any:
+            move = jax.device_put if is_on_host(layout) else lax.with_sharding_constraint
+            return move(value, layout)
+
+        return jax.tree.map(lay, state, self._layouts)
 
     def _room(self) -> Taps:
         """Returns room for the taps of the updates of one call; steps have theirs in records."""
@@ -202,7 +235,8 @@ class ReplicaBuilder:
         return room(Tapped(), 0, tapped, updates, halts=self._plan.taps.stops)
 
     def _specs_of_update_taps(self) -> Tapped:
-        state = (*self._state[:3], Values(()))
+        specs = jax.tree.map(lambda s: jax.ShapeDtypeStruct(s.shape, s.dtype), self._state)
+        state = (*specs[:3], Values(()))
         zeros = jax.eval_shape(self._accumulator.zeros)
         return jax.eval_shape(self._update, state, zeros, None)[1]
 

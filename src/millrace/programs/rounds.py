@@ -15,12 +15,14 @@ import keras
 from jax import lax
 from jax.sharding import PartitionSpec
 
+from millrace._compat.jax_spaces import Space
 from millrace.devices import REPLICA
 from millrace.plan import LoopForm, Mode, Plan
 from millrace.programs import follow
 from millrace.programs.accumulate import make_accumulator
 from millrace.programs.add_up import add_up
 from millrace.programs.loop import batch_at, repeat
+from millrace.programs.offload import fetched, fetched_after, rested
 from millrace.programs.reduce import Reduction
 from millrace.programs.replica_records import ReplicaRecords
 from millrace.programs.state import State, Values
@@ -44,6 +46,8 @@ class Rounds:
         self._records = records
         variables = model.trainable_variables if plan.mode is Mode.TRAIN else []
         self._accumulator = make_accumulator(variables, plan.accumulation)
+        # Those that rest in host memory between the turns of a loop.
+        self._rests = [None if layout is None else Space.Host for layout in reduction.rests]
         # Values of the state that replicas do not have in common within a window.
         self.differing = [k for k, rule in enumerate(step.rules) if rule.differs]
 
@@ -198,11 +202,15 @@ class Rounds:
             if active is not None:
                 gradients = [jnp.where(active, g, jnp.zeros_like(g)) for g in gradients]
                 new = [jnp.where(active, n, o) for n, o in zip(new, metrics, strict=True)]
-            sums = self._accumulator.add(sums, gradients, coefficient)
+            sums = fetched_after(sums, self._rests, list(gradients))
+            sums = rested(self._accumulator.add(sums, gradients, coefficient), self._rests)
             records = recorder.record(records, first_record + turn, new, result, tapped, active)
             return non_trainable, new, records, sums
 
-        return repeat(body, (non_trainable, [m[0] for m in metrics], records, sums), rounds, form)
+        sums = rested(sums, self._rests)
+        carry = (non_trainable, [m[0] for m in metrics], records, sums)
+        *rest, sums = repeat(body, carry, rounds, form)
+        return *rest, fetched(sums, self._rests)
 
     def _had(self, start: Any, count: Any) -> tuple[Any, Any]:
         """Returns whether this replica had one of `count` steps from `start` on, and the last."""

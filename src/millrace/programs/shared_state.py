@@ -14,6 +14,7 @@ from typing import Any
 import jax
 
 from millrace.plan import Plan
+from millrace.programs.offload import rest_of
 from millrace.programs.state import ROLES, State, Values
 
 
@@ -32,10 +33,17 @@ def axis_of(plan: Plan, role: str, shape: tuple[int, ...]) -> int | None:
     return shared_axis(shape, plan.replicas) if shared.get(role) else None
 
 
-def layout_of(plan: Plan, role: str, shape: tuple[int, ...]) -> jax.sharding.Sharding:
-    """Returns how a value of the state lies on the devices."""
-    axis = axis_of(plan, role, shape)
-    return plan.group.whole if axis is None else plan.group.split(axis)
+def layout_of(plan: Plan, role: str, value: Any) -> jax.sharding.Sharding:
+    """Returns how a value of the state lies on the devices between updates, or in host memory.
+
+    Args:
+        plan: of the programs.
+        role: of the value.
+        value: with a shape and a dtype.
+    """
+    axis = axis_of(plan, role, tuple(value.shape))
+    layout = plan.group.whole if axis is None else plan.group.split(axis)
+    return rest_of(plan, role, value, layout) or layout
 
 
 def layouts(plan: Plan, state: State) -> State:
@@ -46,7 +54,7 @@ def layouts(plan: Plan, state: State) -> State:
             half = len(values) // 2
             found.append(Values([plan.group.split(0)] * half + [plan.group.whole] * half))
         else:
-            found.append(Values(layout_of(plan, role, tuple(v.shape)) for v in values))
+            found.append(Values(layout_of(plan, role, value) for value in values))
     return tuple(found)
 
 

@@ -17,6 +17,7 @@ only reads. Lists are in the order of the records of `graph/stage.py`.
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
@@ -25,6 +26,7 @@ import jax.numpy as jnp
 import keras
 
 from millrace._compat.jaxpr import as_function
+from millrace.devices import DeviceGroup
 from millrace.graph.calls import LayerCall
 from millrace.graph.place import Marks
 from millrace.graph.split_update import Part, SplitUpdate
@@ -32,10 +34,12 @@ from millrace.graph.stage import Slot, Split, Stage
 from millrace.plan import Mode, Plan
 from millrace.programs.accumulate import Accumulator, make_accumulator
 from millrace.programs.build import Program
+from millrace.programs.offload import at_rest, rests_of
 from millrace.programs.passes import Passes, make_passes
+from millrace.programs.shared_state import layout_of
 from millrace.programs.split_step import split_step
 from millrace.programs.stage_taps import StageTaps, bundle_of_update
-from millrace.programs.stage_update import split_stage_update
+from millrace.programs.stage_update import contributions, split_stage_update
 from millrace.programs.state import ROLES, State
 from millrace.programs.step import final_logs
 
@@ -50,6 +54,7 @@ class StageBuilder:
         calls: Sequence[LayerCall],
         marks: Marks,
         state: State,
+        groups: Sequence[DeviceGroup] = (),
     ):
         """Traces one step and cuts it.
 
@@ -59,9 +64,11 @@ class StageBuilder:
             calls: the layer calls that the marks number.
             marks: the stage of each.
             state: specs of the state.
+            groups: of each stage; none where no program of them will run.
         """
         self._model = model
         self._plan = plan
+        self._plans = [replace(plan, group=group) for group in groups]
         self._specs = dict(zip(ROLES[plan.mode], state, strict=True))
         batch = [
             jax.ShapeDtypeStruct(shape, dtype)
@@ -87,10 +94,32 @@ class StageBuilder:
             self._plan.taps,
         )
 
+    @property
+    def moves(self) -> bool:
+        """Whether something of the state rests in host memory between its uses."""
+        offload = self._plan.offload
+        return bool(offload.optimizer_state or offload.accumulators or offload.weights)
+
+    def layout(self, index: int, slot: Slot) -> jax.sharding.Sharding | None:
+        """Returns how a value lies at a stage between updates; None: on its device."""
+        if not self.moves:
+            return None
+        if slot.role == "gradient":
+            stage, weight = contributions(self.split)[slot.index]
+            return self._rests(index)[self.split.stages[stage].trainable.index(weight)]
+        if slot.role in ("trainable", "optimizer"):
+            return layout_of(self._plans[index], slot.role, self._slot(slot))
+        return None
+
     def passes(self, stage: int) -> Passes:
         """The passes of a stage. Differentiated once."""
         if stage not in self._passes:
-            self._passes[stage] = make_passes(self.split.stages[stage], self.split)
+            self._passes[stage] = make_passes(
+                self.split.stages[stage],
+                self.split,
+                self._plan.recompute,
+                self._plan.group.platform,
+            )
         return self._passes[stage]
 
     def forward(self, index: int) -> Program:
@@ -145,7 +174,8 @@ class StageBuilder:
         arguments = (
             self._weights(stage), held, cotangents, self._accumulated(stage), _FACTOR
         )  # fmt: skip
-        return self._program("backward", index, backward, arguments, (3,))
+        results = self._with_sums(index, None, taps=self.taps.backward(index) is not None)
+        return self._program("backward", index, backward, arguments, (3,), results)
 
     def backward_input(self, index: int) -> Program:
         """What the stages before this one wait for."""
@@ -182,12 +212,13 @@ class StageBuilder:
             self._accumulated(stage),
             _FACTOR,
         )
-        return self._program("backward_weight", index, backward_weight, arguments, (4,))
+        results = self._with_sums(index, taps=self.taps.backward(index) is not None)
+        return self._program("backward_weight", index, backward_weight, arguments, (4,), results)
 
     def zeros(self, index: int) -> Program:
         """What a stage accumulates into."""
         zeros = self._accumulator(self.split.stages[index]).zeros
-        return self._program("zeros", index, zeros, (), ())
+        return self._program("zeros", index, zeros, (), (), self._with_sums(index))
 
     def part(self, name: str, index: int, part: Part) -> Program:
         """A part of the update. Its first argument are the values that it replaces.
@@ -210,7 +241,22 @@ class StageBuilder:
             [specs[slot] for slot in replaced],
             [specs[slot] for slot in part.inputs if slot not in replaced],
         )
-        return self._program(name, index, update, arguments, (0,))
+        program = self._program(name, index, update, arguments, (0,))
+        return self._at_rest(program, index, part, replaced) if self.moves else program
+
+    def _at_rest(
+        self, program: Program, index: int, part: Part, replaced: Sequence[Slot]
+    ) -> Program:
+        """Returns a part of the update, with how its values lie between updates."""
+        others = [slot for slot in part.inputs if slot not in replaced]
+        arguments = tuple(
+            at_rest(specs, [self.layout(index, slot) for slot in slots])
+            for slots, specs in zip((replaced, others), program.arguments, strict=True)
+        )
+        tapped = bundle_of_update(self.update.taps, part, index)
+        results = [self.layout(index, slot) for slot in part.outputs]
+        results += [None] * (1 + (tapped.number if tapped else 0))
+        return replace(program, arguments=arguments, results=results)
 
     def spec_of(self, slot: Slot) -> Any:
         """Returns the spec of a value that goes into a part of the update."""
@@ -247,7 +293,23 @@ class StageBuilder:
         return make_accumulator(variables, self._plan.accumulation)
 
     def _accumulated(self, stage: Stage) -> Any:
-        return jax.eval_shape(self._accumulator(stage).zeros)
+        zeros = jax.eval_shape(self._accumulator(stage).zeros)
+        return at_rest(zeros, self._rests(stage.index))
+
+    def _rests(self, index: int) -> list[Any]:
+        """Returns how what a stage accumulates into rests in host memory; None: it does not."""
+        zeros = jax.eval_shape(self._accumulator(self.split.stages[index]).zeros)
+        if not self._plan.offload.accumulators:
+            return [None] * len(zeros)
+        plan = self._plans[index]
+        return rests_of(plan, "gradient", zeros, plan.group.whole)
+
+    def _with_sums(self, index: int, *before: Any, taps: bool = False) -> Any:
+        """Returns the shardings of results of which one is what a stage accumulates into."""
+        if not self._plan.offload.accumulators:
+            return None
+        sums = self._rests(index)
+        return (*before, sums, *(None,) * taps) if before or taps else sums
 
     def _weights(self, stage: Stage) -> list[Any]:
         return [self._specs["trainable"][index] for index in stage.trainable]
@@ -274,9 +336,10 @@ class StageBuilder:
         function: Callable[..., Any],
         arguments: tuple[Any, ...],
         donated: tuple[int, ...],
+        results: Any = None,
     ) -> Program:
         name = f"{self._plan.mode.value}_{name} of stage {index}"
-        return Program(name, function, arguments, None, donated)
+        return Program(name, function, arguments, None, donated, results)
 
 
 _FACTOR = jax.ShapeDtypeStruct((), jnp.float32)

@@ -6,7 +6,8 @@ from typing import Any
 import keras
 
 from millrace._compat.keras import compute_gradient_step, metric_logs
-from millrace.plan import Mode
+from millrace.plan import Mode, Plan
+from millrace.programs.recomputed_step import recomputing_value_and_grad
 from millrace.programs.state import State, as_lists, as_state, settle
 from millrace.programs.taps import is_open, value_and_grad
 
@@ -35,15 +36,18 @@ def make_step(model: keras.Model, mode: Mode) -> Step:
     return {Mode.TRAIN: train, Mode.TEST: test, Mode.PREDICT: predict}[mode]
 
 
-def make_gradient_step(model: keras.Model) -> Callable[[State, Any], tuple[Any, State, Any]]:
+def make_gradient_step(
+    model: keras.Model, plan: Plan
+) -> Callable[[State, Any], tuple[Any, State, Any]]:
     """Returns a step without the update: gradients, the other new state, logs.
 
     What the model taps on the way is tapped in the trace of the caller.
     """
+    again = None if plan.recompute is None else recomputing_value_and_grad(plan)
 
     def gradient_step(state: State, batch: Any) -> tuple[Any, State, Any]:
         gradients, non_trainable, metrics, logs = compute_gradient_step(
-            model, as_lists(state), batch, value_and_grad if is_open() else None
+            model, as_lists(state), batch, again or (value_and_grad if is_open() else None)
         )
         new = as_state((state[0], non_trainable, state[2], metrics))
         return gradients, settle(new, state), logs

@@ -52,7 +52,7 @@ def make_tapped_step(model: keras.Model, plan: Plan) -> Callable[[State, Any], t
             "an OutfeedOptimizer or a callback carries values out of its step, which the strategy "
             "then differentiates itself. Override compute_loss() instead, or train without these."
         )
-    step: Any = make_gradient_step(model) if trains else make_step(model, plan.mode)
+    step: Any = make_gradient_step(model, plan) if trains else make_step(model, plan.mode)
 
     def run(state: State, batch: Any) -> Any:
         if not trains:

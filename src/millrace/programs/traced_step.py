@@ -86,5 +86,5 @@ class TracedStep:
 
 def _untapped(model: keras.Model, plan: Plan) -> Any:
     trains = plan.mode is Mode.TRAIN
-    make: Any = make_gradient_step(model) if trains else make_step(model, plan.mode)
+    make: Any = make_gradient_step(model, plan) if trains else make_step(model, plan.mode)
     return lambda state, batch: (make(state, batch), Tapped())

@@ -15,6 +15,7 @@ class CompileRecord:
     trace_seconds: float  # Python: model code to StableHLO
     compile_seconds: float  # XLA: StableHLO to machine code
     temporary_bytes: int  # what the executable allocates besides arguments and results
+    peak_bytes: int = 0  # what a call needs on each device: these, arguments and results
 
     @property
     def seconds(self) -> float:

@@ -8,7 +8,7 @@
 All of it is dropped when it is taken: its memory is free as soon as the task that took it ran.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from millrace.programs.stage_taps import Bundle
@@ -75,6 +75,12 @@ class Buffers:
         """Returns what backward_weight needs."""
         self._count(stage, -1)
         return self._kept.pop((stage, micro_batch))
+
+    def replace(self, stage: int, micro_batch: int, move: Callable[[Any], Any]) -> None:
+        """Replaces what waits for a backward of `stage` by what `move` makes of it."""
+        for store in (self._held, self._kept):
+            if (stage, micro_batch) in store:
+                store[stage, micro_batch] = move(store[stage, micro_batch])
 
     def nbytes(self) -> int:
         """Bytes of all arrays that wait, each counted once."""

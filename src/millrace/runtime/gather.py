@@ -10,6 +10,7 @@ import jax
 from jax.sharding import NamedSharding, PartitionSpec
 
 from millrace._compat.jax import uncommitted
+from millrace._compat.jax_spaces import in_device_memory
 
 
 def own_copy(value: Any) -> Any:
@@ -24,6 +25,7 @@ def gathered(value: Any) -> Any:
     if not isinstance(value, jax.Array) or value.is_fully_addressable:
         return value
     if not value.is_fully_replicated:
+        value = in_device_memory(value)
         whole = NamedSharding(value.sharding.mesh, PartitionSpec())  # type: ignore[attr-defined]
         value = jax.jit(_same, out_shardings=whole)(value)
     return own_copy(value)
@@ -31,6 +33,7 @@ def gathered(value: Any) -> Any:
 
 def on_one_device(value: Any) -> Any:
     """Returns an array that several devices share out as one on the first of them, uncommitted."""
+    value = in_device_memory(value)
     sharding = getattr(value, "sharding", None)
     if sharding is None or len(sharding.device_set) == 1 or sharding.is_fully_replicated:
         return value

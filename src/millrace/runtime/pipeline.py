@@ -34,6 +34,7 @@ from millrace.runtime.stage_state import StageState
 from millrace.runtime.stage_taps import TapParts, check_queues
 from millrace.runtime.stage_tasks import StageTasks
 from millrace.runtime.stage_update import StageUpdate
+from millrace.runtime.stash import Stash
 from millrace.runtime.task_error import task_error
 from millrace.schedules.task import Pass, Schedule
 
@@ -181,6 +182,7 @@ class PipelineRunner:
         counted = [each.counted(self._replicas) for each in window]
         schedule, order = self._orders.of(len(window), first.builder.split.values)
         buffers = Buffers()
+        stash = Stash(schedule, buffers) if self._plan.offload.activations else None
         sums = [stage.zeros() for stage in first.stages]
         results: list[dict[int, Any]] = [{} for _ in window]
         parts: list[Part] = []
@@ -191,6 +193,8 @@ class PipelineRunner:
             stage = micro_batch.shape.stages[task.stage]
             begin = time.perf_counter()
             try:
+                if stash is not None:
+                    stash.before(task)
                 if task.kind is Pass.FORWARD:
                     results[number] |= stage.forward(
                         number, micro_batch.leaves, state, buffers, *counted[number]
@@ -207,6 +211,8 @@ class PipelineRunner:
                     stage.backward_weight(
                         number, state, buffers, sums, coefficients[number], *counted[number]
                     )
+                if stash is not None:
+                    stash.after(task)
             except Exception as error:
                 raise task_error(error, task, schedule) from error
             self._task_seconds.append(time.perf_counter() - begin)

@@ -30,10 +30,10 @@ class Placement:
         """Returns a state of Keras as programs take it."""
         plan = self._plan
         if plan.replicas == 1:
-            device = plan.group.devices[0]
-            if all(leaf.devices() == {device} for leaf in jax.tree.leaves(state)):
+            layouts = self._layouts_of(state)
+            if all(map(_lies, jax.tree.leaves(state), jax.tree.leaves(layouts))):
                 return state
-            return jax.device_put(state, device)
+            return jax.tree.map(place, state, layouts)
         if state is self._outer and self._inner is not None:
             return self._inner
         inner = []
@@ -41,13 +41,7 @@ class Placement:
             if role == "metric":
                 inner.append(self._metrics(values))
             else:
-                shapes = [tuple(value.shape) for value in values]
-                inner.append(
-                    Values(
-                        place(value, layout_of(plan, role, shape))
-                        for value, shape in zip(values, shapes, strict=True)
-                    )
-                )
+                inner.append(Values(place(v, layout_of(plan, role, v)) for v in values))
         return tuple(inner)
 
     def leave(self, inner: State) -> State:
@@ -68,6 +62,14 @@ class Placement:
         self._outer = self._inner = None
         self._sums = self._parts = ()
 
+    def _layouts_of(self, state: State) -> State:
+        """Returns how the values of one replica lie."""
+        plan = self._plan
+        return tuple(
+            Values(layout_of(plan, role, value) for value in values)
+            for role, values in zip(ROLES[plan.mode], state, strict=True)
+        )
+
     def _metrics(self, values: Values) -> Values:
         """Gives metrics to the replicas: the first goes on from them, the others begin at zero."""
         group = self._plan.group
@@ -81,3 +83,9 @@ class Placement:
             spread[0] = np.asarray(value)
             parts.append(place(spread, group.split(0)))
         return Values((*parts, *(place(value, group.whole) for value in values)))
+
+
+def _lies(value: Any, layout: jax.sharding.Sharding) -> bool:
+    """Whether a value is on the one device of a layout, in the same memory."""
+    there = value.sharding
+    return there.device_set == layout.device_set and there.memory_kind == layout.memory_kind

@@ -15,6 +15,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from millrace._compat.jax_spaces import in_device_memory
 from millrace.compiling.executable import Executable
 from millrace.compiling.executables import Executables
 from millrace.feeds.block import Block, Destination, Segment
@@ -156,8 +157,9 @@ class ScanRunner:
 
     def gather(self, role: str, values: Iterable[Any]) -> list[Any]:
         """Returns values of the state as variables hold them; all processes call it together."""
-        del role
-        return [gathered(value) for value in values]
+        found = [gathered(value) for value in values]
+        # A model that is called outside of its loop computes with its weights.
+        return list(map(in_device_memory, found)) if role == "trainable" else found
 
     def _whole(self, steps: int) -> int:
         """Returns how many of the next steps one program can run whole."""

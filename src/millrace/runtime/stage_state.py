@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from millrace._compat.jax import uncommitted
-from millrace.devices import DeviceGroup
+from millrace.devices import DeviceGroup, place
 from millrace.graph.stage import Slot
 from millrace.plan import Mode
 from millrace.programs.stages import StageBuilder, state_groups
@@ -30,6 +30,9 @@ class StageState:
     ):
         """Moves each value to the devices of the stage that it lives at."""
         self._roles = ROLES[mode]
+        self._builder = builder
+        # How values lie at a stage, where some rest in host memory.
+        self._layouts: dict[tuple[Slot, int], Any] = {}
         self.owners = owners
         # Copies of values that live in another process, by slot and the stage that reads them.
         self.copies: dict[tuple[Slot, int], Any] = {}
@@ -63,7 +66,11 @@ class StageState:
 
     def lay(self, value: Any, slot: Slot, stage: int) -> Any:
         """Returns a value as it lies at `stage`: itself, or a copy that has been started."""
-        del slot
+        if self._builder.moves:
+            if (slot, stage) not in self._layouts:
+                self._layouts[slot, stage] = self._builder.layout(stage, slot)
+            if (layout := self._layouts[slot, stage]) is not None:
+                return place(value, layout)
         return on_device(value, self._groups[stage].devices[0])
 
     def at(self, slot: Slot, stage: int) -> Any:

@@ -11,6 +11,7 @@ from typing import Any
 import jax
 
 from millrace._compat.jax import DeviceCopies
+from millrace._compat.jax_spaces import in_device_memory
 from millrace.devices import DeviceGroup
 from millrace.runtime.edge import Edge
 from millrace.runtime.gather import own_copy
@@ -23,6 +24,7 @@ Carry = Callable[[list[Any] | None, Specs], list[Any] | None]
 
 def on_device(value: Any, device: jax.Device) -> Any:
     """Returns an array on `device`: itself if it is there, else a copy that has been started."""
+    value = in_device_memory(value)
     return value if value.devices() == {device} else jax.device_put(value, device)
 
 

@@ -13,12 +13,13 @@ import pathlib
 import re
 from collections.abc import Callable, Mapping, Sequence
 
-from millrace.errors import ScheduleError
+from millrace.errors import ScheduleError, UnsupportedError
 from millrace.schedules.check import check
 from millrace.schedules.gpipe import gpipe
 from millrace.schedules.looped import looped
 from millrace.schedules.one_f_one_b import one_f_one_b
 from millrace.schedules.sequential import sequential
+from millrace.schedules.serialized import serialized
 from millrace.schedules.task import Schedule, Task, parse_task
 from millrace.schedules.text import parse
 from millrace.schedules.zero_bubble import zero_bubble
@@ -38,7 +39,11 @@ SCHEDULES: Mapping[str, Callable[..., Schedule]] = {
 
 
 def make_schedule(
-    choice: ScheduleChoice, num_stages: int, num_micro_batches: int, groups: tuple[int, ...]
+    choice: ScheduleChoice,
+    num_stages: int,
+    num_micro_batches: int,
+    groups: tuple[int, ...],
+    at_a_time: int = 1,
 ) -> Schedule:
     """Makes the schedule of one weight update.
 
@@ -49,14 +54,20 @@ def make_schedule(
         num_micro_batches: micro-batches accumulated into the update, per replica.
         groups: the device group of each stage. Only "looped" reads it; its row r is then the
             group that comes r-th in `groups`. The other names have a row for each stage.
+        at_a_time: micro-batches that a stage runs before the next stage starts. More than one
+            makes "sequential" one row.
 
     Returns:
         Rows of tasks that have passed `check`.
 
     Raises:
         ScheduleError: if the choice is none of these, does not fit, or fails the check.
+        UnsupportedError: if it does not go with several micro-batches at a time.
     """
-    if callable(choice):
+    check_at_a_time(choice, groups, at_a_time)
+    if at_a_time > 1:
+        schedule = serialized(num_stages, num_micro_batches, at_a_time)
+    elif callable(choice):
         schedule = _of_function(choice, num_stages, num_micro_batches)
     elif name := _name(choice):
         more = (_num_groups(groups, num_stages),) if name == "looped" else ()
@@ -75,6 +86,36 @@ def check_choice(choice: object) -> None:
     """
     if not callable(choice) and not _name(choice):
         parse(_text(choice))
+
+
+def check_at_a_time(choice: object, groups: Sequence[int], at_a_time: int) -> None:
+    """Refuses several micro-batches at a time where stages are not one after the other.
+
+    Args:
+        choice: of a schedule.
+        groups: the device group of each stage; nothing if nobody chose them.
+        at_a_time: micro-batches that a stage runs before the next stage starts.
+
+    Raises:
+        UnsupportedError: for another schedule than "sequential", and for several device groups.
+    """
+    if at_a_time == 1:
+        return
+    if _name(choice) != "sequential":
+        raise UnsupportedError(
+            f"batch_serialization_iterations={at_a_time} is a form of the schedule 'sequential'. "
+            f"Received: pipeline_schedule={choice!r}. Set pipeline_schedule='sequential'; or leave "
+            f"out batch_serialization_iterations, and set {at_a_time} times as many "
+            "gradient_accumulation_steps_per_replica: the update is the same in every schedule."
+        )
+    if len(set(groups)) > 1:
+        raise UnsupportedError(
+            f"batch_serialization_iterations={at_a_time} lets the stages of one device take turns, "
+            f"and device_mapping={list(groups)} has {len(set(groups))} devices. Set "
+            f"device_mapping={[groups[0]] * len(groups)}; or leave out "
+            f"batch_serialization_iterations, and set {at_a_time} times as many "
+            "gradient_accumulation_steps_per_replica."
+        )
 
 
 def _name(choice: object) -> str:

@@ -2,7 +2,7 @@
 
     gpipe, 1f1b, grouped   (p - 1) / (m + p - 1)
     looped                 (g - 1) / (v m + g - 1)       g device groups of v = p / g stages
-    sequential             (p - 1) / p
+    sequential             (g - 1) / g
     zero_bubble            (p - 1)(F + I - W) / (m (F + I + W) + (p - 1)(F + I - W))
 
 They hold for stages of equal cost and for transfers that take no time; that of `looped` where g
@@ -34,7 +34,7 @@ def textbook_bubble(
     if name in ("gpipe", "1f1b", "grouped"):
         return (p - 1) / (m + p - 1)
     if name == "sequential":
-        return (p - 1) / p
+        return (groups - 1) / groups
     if name == "looped" and p % groups == 0 and m % groups == 0:
         return (groups - 1) / (p // groups * m + groups - 1)
     if name == "zero_bubble" and m >= p and backward / 2 <= forward:

@@ -26,6 +26,7 @@ from millrace.strategy.checks import hint_steps_per_execution
 from millrace.strategy.controller import ATTRIBUTE, Controller, Totals
 from millrace.strategy.functions import LoopFunction
 from millrace.strategy.methods import METHODS
+from millrace.strategy.offloading import bring_back
 from millrace.strategy.saving import load_options, save_options
 from millrace.strategy.together import agree, quiet_unless_first, whole_files
 
@@ -58,6 +59,7 @@ def attach(model: keras.Model, devices: Sequence[jax.Device], totals: Totals) ->
 
 def detach(model: keras.Model) -> None:
     """Makes `model` a stock one again. Weights, optimizer and compilation stay."""
+    bring_back([*model.variables, *getattr(getattr(model, "optimizer", None), "variables", ())])
     names = [ATTRIBUTE, *(m.__name__ for m in METHODS), *_LOOPS, "save_assets", "load_assets"]
     names += ["jax_state_sync", "_get_metrics_result_or_logs", *_FILES]
     names += [f"make_{mode.value}_function" for mode in Mode]

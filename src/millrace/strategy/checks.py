@@ -50,24 +50,30 @@ def check_steps(
     if steps_per_execution % window == 0 or truncated == steps:
         return truncated
     down = steps_per_execution - steps_per_execution % window
-    what, product = (
-        (
-            "weight updates. One update takes gradient_accumulation_steps_per_replica x replicas",
-            f"{accumulation.steps} x {replicas} = ",
-        )
+    names, numbers = _factors(accumulation)
+    what = (
+        f"weight updates. One update takes {names} x replicas = {numbers} x {replicas}"
         if trains
-        else ("rounds. One round takes one step of each of the replicas", "")
+        else "rounds. One round takes one step of each of the replicas"
     )
     other = (
-        f"gradient_accumulation_steps_per_replica to a divisor of {steps_per_execution}"
+        f"{names} to a divisor of {steps_per_execution}"
         if trains and replicas == 1
         else "devices of the strategy to another number"
     )
     raise PlanError(
-        f"steps_per_execution={steps_per_execution} is not a whole number of {what} = {product}"
+        f"steps_per_execution={steps_per_execution} is not a whole number of {what} = "
         f"{window} steps, and the epoch has {steps or 'an unknown number of'} steps. Set "
         f"steps_per_execution={down or window} in compile(), or {other}."
     )
+
+
+def _factors(accumulation: Accumulation) -> tuple[str, str]:
+    """Returns the options that an accumulation is the product of, and their values."""
+    name, each = "gradient_accumulation_steps_per_replica", accumulation.at_a_time
+    if each == 1:
+        return name, str(accumulation.steps)
+    return f"{name} x batch_serialization_iterations", f"{accumulation.steps // each} x {each}"
 
 
 def shortened_to_stop(steps_per_execution: int, stop_within: int | None, window: int) -> int:
@@ -183,7 +189,7 @@ def _check_optimizer(model: keras.Model, name: str, accumulation: Accumulation) 
             raise PlanError(
                 f"{name} would accumulate twice: its optimizer over "
                 f"gradient_accumulation_steps={own} steps, and the strategy over "
-                f"gradient_accumulation_steps_per_replica={accumulation.steps}. Remove "
+                f"{'='.join(_factors(accumulation))}. Remove "
                 "gradient_accumulation_steps from the optimizer."
             )
         optimizer = getattr(optimizer, "inner_optimizer", None)
@@ -198,22 +204,23 @@ def hint_steps_per_execution(model: keras.Model) -> None:
     )
 
 
-def log_replicas(name: str, replicas: int, steps: int, rows: int | None) -> None:
+def log_replicas(name: str, replicas: int, accumulation: Accumulation, rows: int | None) -> None:
     """Logs what several replicas make of one update.
 
     Args:
         name: of the model.
         replicas: copies of it.
-        steps: accumulation of each.
+        accumulation: of each.
         rows: of one batch; None if nobody knows.
     """
-    total = replicas * steps
+    total = replicas * accumulation.steps
+    names, numbers = _factors(accumulation)
     logger.info(
-        "model %r runs as %d replicas: one update takes gradient_accumulation_steps_per_replica x "
-        "replicas = %d x %d = %d steps%s.",
+        "model %r runs as %d replicas: one update takes %s x replicas = %s x %d = %d steps%s.",
         name,
         replicas,
-        steps,
+        names,
+        numbers,
         replicas,
         total,
         f" of {rows} rows, a global batch of {total * rows} rows" if rows else "",

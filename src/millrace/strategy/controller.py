@@ -1,5 +1,6 @@
 """What a strategy knows of one model: its options, its functions, its open feeds."""
 
+import copy
 import functools
 import operator
 from collections.abc import Iterator, Sequence
@@ -13,13 +14,14 @@ from millrace.devices import DeviceGroup, share_out
 from millrace.feeds.block import Destination
 from millrace.feeds.blocks import STEPS_TOGETHER, BlockShape
 from millrace.feeds.delivery import Delivery, Listener
-from millrace.options import NO_TAPS, Accumulation, MetricReduction, Options, Taps
+from millrace.options import NO_TAPS, Accumulation, MetricReduction, Offload, Options, Taps
 from millrace.plan import BatchSpec, Mode
 from millrace.processes.facts import process_index
 from millrace.records.compilation import CompileRecord
 from millrace.records.feeds import FeedStatistics
 from millrace.records.pipeline import PipelineStatistics
 from millrace.strategy.checks import check_model
+from millrace.strategy.offloading import bring_back, check_offload, offload_in_force
 from millrace.strategy.pipelining import Stages, check_pipeline, groups_needed
 
 if TYPE_CHECKING:
@@ -37,6 +39,7 @@ class Totals:
         self.pipeline = PipelineStatistics()
         self.executions = 0
         self.dispatches = 0
+        self.noted: set[str] = set()  # what is logged once
 
 
 class Controller:
@@ -68,7 +71,7 @@ class Controller:
         assignment = self.stages.assignment()
         size = 1
         if assignment is not None:
-            mapping = self.options.pipelining.device_mapping
+            mapping = self.options.pipelining.devices_of(assignment.num_stages)
             size = groups_needed(assignment.num_stages, mapping, len(self.devices))
         return share_out(self.devices, size)
 
@@ -96,6 +99,17 @@ class Controller:
         return own
 
     @property
+    def offload(self) -> Offload:
+        """What of training rests in host memory, each True or False."""
+        return offload_in_force(
+            self.options.offload,
+            self.accumulation,
+            self.stages.assignment() is not None,
+            self.devices,
+            self.totals.noted,
+        )
+
+    @property
     def reports_each_replica(self) -> bool:
         """Whether logs are of the replicas, not of the metrics over all batches."""
         return self.options.replication.metrics is not MetricReduction.MEAN and self.replicas > 1
@@ -111,6 +125,8 @@ class Controller:
         assignment = self.stages.assignment()
         replicas = self.replicas
         check_model(self.model, mode, self.accumulation, assignment is not None, replicas)
+        if mode is Mode.TRAIN:
+            check_offload(self.options.offload, self.options.replication, self.devices)
         if assignment is None and self.options.pipelining.steps is not None:
             self.stages.check_readable()
         if assignment is not None:
@@ -151,6 +167,13 @@ class Controller:
             self.functions.clear()
             self.model.train_function = None
 
+    def variant(self, options: Options) -> "Controller":
+        """Returns a controller of the same model with other options, of which it knows nothing."""
+        other = copy.copy(self)
+        other.options, other.totals = options, Totals()
+        other.functions, other._capacities = {}, {}
+        return other
+
     def block_shape(
         self, mode: Mode, steps_per_execution: int, on_batch: bool = False
     ) -> BlockShape:
@@ -184,6 +207,8 @@ class Controller:
                 self._iterators.clear()
                 for function in self.functions.values():
                     function.release()
+                if any(function.offloads for function in self.functions.values()):
+                    bring_back(self.model.variables)  # which the optimizer's do not belong to
                 try:
                     self.outfeed.close()
                 finally:

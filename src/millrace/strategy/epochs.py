@@ -96,8 +96,7 @@ class FeedEpochIterator(EpochIterator):
         rows = getattr(self.data_adapter, "batch_size", None)
         agree_on_data(controller, self.num_batches, rows)
         if mode is Mode.TRAIN and controller.replicas > 1:
-            steps = controller.accumulation.steps
-            log_replicas(controller.model.name, controller.replicas, steps, rows)
+            log_replicas(controller.model.name, controller.replicas, controller.accumulation, rows)
         controller.opened(self)
 
     def infeed(self) -> Infeed:

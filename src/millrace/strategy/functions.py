@@ -10,11 +10,11 @@ import jax.numpy as jnp
 from millrace._compat.jax import is_non_finite_error
 from millrace._compat.keras_state import restore_state
 from millrace.compiling.executables import Executables
-from millrace.errors import NonFiniteError
+from millrace.errors import NonFiniteError, OutOfMemoryError
 from millrace.feeds.block import Segment
 from millrace.feeds.blocks import stacked_blocks
 from millrace.feeds.delivery import queues_of
-from millrace.options import NO_TAPS, Taps
+from millrace.options import NO_OFFLOAD, NO_TAPS, Taps
 from millrace.plan import BatchSpec, Mode, Plan
 from millrace.programs.state import State, as_state
 from millrace.programs.tapped_step import tapping_optimizer
@@ -25,7 +25,10 @@ from millrace.runtime.pipeline import PipelineRunner
 from millrace.runtime.scan import ScanRunner
 from millrace.strategy.controller import Controller
 from millrace.strategy.epochs import Execution
+from millrace.strategy.memory import Batches, Needs, measure
+from millrace.strategy.memory_errors import out_of_memory, out_of_memory_error
 from millrace.strategy.pipelining import make_pipeline_runner, marks_of
+from millrace.strategy.recomputation import recompute_of
 from millrace.strategy.together import raise_failure_of_others
 
 Runner = ScanRunner | PipelineRunner
@@ -48,6 +51,10 @@ class LoopFunction:
         self._accumulation = controller.accumulation
         trains = mode is Mode.TRAIN
         self._optimizer_taps = trains and tapping_optimizer(controller.model) is not None
+        schedule = None if assignment is None else controller.options.pipelining.schedule
+        recomputation = controller.options.recomputation
+        self._recompute = recompute_of(recomputation, schedule) if trains else None
+        self._offload = controller.offload if trains else NO_OFFLOAD
         self._pipeline = None if assignment is None else marks_of(controller.model, assignment)
         self._executables = Executables(controller.model, controller.totals.compile_log)
         self._runners: dict[tuple[bool, Taps], Runner] = {}
@@ -57,6 +64,7 @@ class LoopFunction:
         self.chunk = 8
         # The update before which the last execution was halted, if it was.
         self.halted: Halted | None = None
+        self._spec: BatchSpec | None = None  # of the batches of the last execution
         self._is_queued = False  # whether taps go into queues, which may be read at any time
 
     def __call__(self, state: State, iterator: Iterator[Any]) -> tuple[Any, State]:
@@ -78,6 +86,7 @@ class LoopFunction:
         else:
             segments = self._segments_of(iterator)
             longest = sum(segment.count for segment in segments)
+        segments = self._noted(segments)
         dispatches = runner.dispatches
         chunk = self._chunk(step_logs)
         try:
@@ -87,6 +96,8 @@ class LoopFunction:
                 self._end_deliveries()
             raise_failure_of_others(error)
             self._rescue(runner.state)
+            if (found := out_of_memory(error)) is not None:
+                raise self._out_of_memory_error(found, longest) from error
             if is_non_finite_error(error) and not isinstance(error, NonFiniteError):
                 raise NonFiniteError(
                     f"A {error.args[-1]} came out of '{self._mode.value}_run' over {longest} "
@@ -131,6 +142,28 @@ class LoopFunction:
         if not self._controller.is_running:
             self._controller.outfeed.close()
 
+    def needs(self, batches: Batches) -> Needs:
+        """Compiles what training on such batches runs, and returns what memory it needs."""
+        runner = self._runner(self._controller.options.asynchronous_callbacks)
+        return measure(self._controller, runner, batches)
+
+    def _noted(self, segments: Iterable[Segment]) -> Iterator[Segment]:
+        """Takes note of the batches, for what is said of an execution that fails."""
+        for segment in segments:
+            self._spec = segment.block.spec
+            yield segment
+
+    def _out_of_memory_error(self, error: BaseException, longest: int) -> OutOfMemoryError:
+        controller, batches = self._controller, None
+        if self._spec is not None and self._mode is Mode.TRAIN:
+            batches = Batches(self._spec, controller.model.steps_per_execution)
+        return out_of_memory_error(error, controller, self._mode, longest, self.needs, batches)
+
+    @property
+    def offloads(self) -> bool:
+        """Whether something rests in host memory."""
+        return self._offload != NO_OFFLOAD
+
     def gather(self, role: str, values: Any) -> Any:
         """Returns values of the state as variables of the model can hold them."""
         runner = self._runner(self._controller.options.asynchronous_callbacks)
@@ -162,6 +195,8 @@ class LoopFunction:
             records=0,
             group=controller.groups[0],
             replication=options.replication,
+            recompute=self._recompute,
+            offload=self._offload,
             taps=taps,
             tapped=bool(taps) or self._optimizer_taps,
         )

@@ -1,5 +1,6 @@
 """The method that chooses what is computed again, and what the other methods say of memory."""
 
+import contextlib
 import math
 import re
 from dataclasses import replace
@@ -10,11 +11,13 @@ from millrace.options import (
     Offload,
     Recomputation,
     RecomputationMode,
+    Replication,
     recomputation_mode,
     refuse_unknown,
     truth,
 )
 from millrace.strategy.controller import Controller
+from millrace.strategy.offloading import NAMES, check_offload
 
 _REASONS = {
     "checkpoints": (
@@ -58,27 +61,32 @@ def set_recomputation_options(
 
 
 def with_offload(
-    offload: Offload,
+    controller: Controller,
+    replication: Replication,
     *,
     offload_weight_update_variables: Any = None,
     offload_activations: Any = None,
     offload_gradient_accumulation_buffers: Any = None,
     offload_weights: Any = None,
 ) -> Offload:
-    """Returns `offload` with other choices of what rests in host memory; None keeps those."""
+    """Returns the model's choices of what rests in host memory with others; None keeps them.
+
+    Raises:
+        OptionError: for a value that is neither True nor False, or one that the devices or the
+            `replication` do not allow.
+    """
     given = {
-        "optimizer_state": ("offload_weight_update_variables", offload_weight_update_variables),
-        "activations": ("offload_activations", offload_activations),
-        "accumulators": (
-            "offload_gradient_accumulation_buffers",
-            offload_gradient_accumulation_buffers,
-        ),
-        "weights": ("offload_weights", offload_weights),
+        "optimizer_state": offload_weight_update_variables,
+        "activations": offload_activations,
+        "accumulators": offload_gradient_accumulation_buffers,
+        "weights": offload_weights,
     }
     chosen = {
-        field: truth(name, value) for field, (name, value) in given.items() if value is not None
+        field: truth(NAMES[field], value) for field, value in given.items() if value is not None
     }
-    return replace(offload, **chosen)
+    offload = replace(controller.options.offload, **chosen)
+    check_offload(offload, replication, controller.devices)
+    return offload
 
 
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
@@ -90,16 +98,17 @@ def _budget(value: Any) -> int | float:
     """Returns bytes as an int, a share as a float."""
     if isinstance(value, str) and (found := _SIZE.fullmatch(value)):
         number, unit = found.groups()
-        try:
+        with contextlib.suppress(ValueError):  # of a number with two points, say
             return _budget(round(float(number) * _UNITS[(unit or "").lower()]))
-        except ValueError:
-            pass
     elif isinstance(value, float) and 0 < value <= 1:
         return value
-    elif isinstance(value, int | float) and not isinstance(value, bool):
-        if value >= 1 and math.isfinite(value):
-            return int(value)
+    elif _is_number(value) and value >= 1 and math.isfinite(value) and value == int(value):
+        return int(value)
     raise OptionError(
         "budget must be bytes, a text such as '1.5GB' or '800 MiB', or a share such as 0.5 of what "
         f"training takes without recomputation. Received: {value!r}."
     )
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)

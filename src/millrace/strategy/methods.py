@@ -52,12 +52,14 @@ def set_gradient_accumulation_options(
             the variable chooses for each. Not kept from an earlier call.
         offload_weight_update_variables: True lets the optimizer's values rest in host memory
             between updates; False never; None keeps what was set before, at first: where the
-            device has such memory.
-        offload_gradient_accumulation_buffers: True lets the accumulators rest there.
+            device has such memory and an update takes several steps.
+        offload_gradient_accumulation_buffers: True lets the accumulators rest there between
+            steps. None keeps what was set before, at first False.
         **unknown: refused, with the nearest name.
 
     Raises:
-        OptionError: for a number below 1, an unknown method or dtype, or an unknown option.
+        OptionError: for a number below 1, an unknown method or dtype, an unknown option, or if
+            something is to rest in host memory and the device has none.
     """
     setter = "set_gradient_accumulation_options"
     known = (
@@ -83,7 +85,8 @@ def set_gradient_accumulation_options(
         accumulator_dtype(dtype, variable)  # refuses now what it would refuse in a trace
     accumulation = Accumulation(steps=steps, reduction=method, dtype=dtype)
     offload = with_offload(
-        controller.options.offload,
+        controller,
+        controller.options.replication,
         offload_weight_update_variables=offload_weight_update_variables,
         offload_gradient_accumulation_buffers=offload_gradient_accumulation_buffers,
     )

@@ -16,7 +16,7 @@ from millrace.options import (
 )
 from millrace.options import recomputation_mode as find_mode
 from millrace.programs.accumulate import accumulator_dtype
-from millrace.schedules.table import check_choice
+from millrace.schedules.table import check_at_a_time, check_choice
 from millrace.strategy.controller import Controller
 from millrace.strategy.memory_methods import with_offload
 from millrace.strategy.replication_methods import with_sharding
@@ -54,7 +54,7 @@ def set_pipelining_options(
     gradient_accumulation_steps_per_replica: int | None = None,
     device_mapping: Sequence[int] | None = None,
     gradient_accumulation_reduction_method: Any = None,
-    pipeline_schedule: Any = "1f1b",
+    pipeline_schedule: Any = None,
     gradient_accumulation_dtype: Any = None,
     forward_propagation_stages_compiler_options: Sequence[CompilerOptions] | None = None,
     backward_propagation_stages_compiler_options: Sequence[CompilerOptions] | None = None,
@@ -81,7 +81,8 @@ def set_pipelining_options(
             set before.
         pipeline_schedule: `"1f1b"`, `"grouped"`, `"gpipe"`, `"sequential"`, `"looped"`,
             `"zero_bubble"`, a function of the numbers of stages and of micro-batches, or the
-            schedule as text (`docs/schedules.md`).
+            schedule as text (`docs/schedules.md`). None is `"1f1b"`, with
+            `batch_serialization_iterations` it is `"sequential"`.
         gradient_accumulation_dtype: of the accumulators: None is each variable's own, a name is
             for all, a function of the variable chooses for each.
         forward_propagation_stages_compiler_options: for each stage a dict of options of XLA.
@@ -93,11 +94,15 @@ def set_pipelining_options(
         offload_weight_update_variables: True lets the optimizer's values rest in host memory
             between updates; False never; None keeps what was set before, at first: where the
             devices have such memory.
-        offload_activations: True lets rest there what waits for its backward.
-        offload_gradient_accumulation_buffers: True lets the accumulators rest there.
-        offload_weights: True lets weights that replicas share out rest there.
+        offload_activations: True lets rest there what waits for its backward. None keeps what was
+            set before, at first: with `batch_serialization_iterations`, where the devices have
+            such memory.
+        offload_gradient_accumulation_buffers: True lets the accumulators rest there; None is as
+            for `offload_activations`.
+        offload_weights: as in `set_replication_options`; None keeps it.
         batch_serialization_iterations: micro-batches that a stage runs before the next stage
             starts. An update then has that many times `gradient_accumulation_steps_per_replica`.
+            More than 1 needs all stages on one device, where they are unless mapped otherwise.
         **unknown: refused, with the nearest name or what to set instead.
 
     The first three keep earlier values where they are None; the others are replaced by every call.
@@ -105,10 +110,15 @@ def set_pipelining_options(
     Raises:
         OptionError: for a value that nothing can do with, or an unknown option.
         ScheduleError: for an unknown schedule.
+        UnsupportedError: for several micro-batches at a time on several devices, or in another
+            schedule than `"sequential"`.
     """
     setter = "set_pipelining_options"
     refuse_unknown(setter, unknown, _names(set_pipelining_options), _REASONS)
     before = controller.options.pipelining
+    serialization = whole_number(_SERIALIZATION, batch_serialization_iterations, 1)
+    if pipeline_schedule is None:
+        pipeline_schedule = "sequential" if serialization > 1 else Pipelining().schedule
     check_choice(pipeline_schedule)
     for variable in controller.model.trainable_variables:
         accumulator_dtype(gradient_accumulation_dtype, variable)
@@ -130,10 +140,9 @@ def set_pipelining_options(
             backward_propagation_stages_compiler_options,
         ),
         update_options=_options("weight_update_compiler_options", weight_update_compiler_options),
-        batch_serialization=whole_number(
-            "batch_serialization_iterations", batch_serialization_iterations, 1
-        ),
+        batch_serialization=serialization,
     )
+    check_at_a_time(pipelining.schedule, pipelining.device_mapping or (), serialization)
     replication = with_sharding(
         controller.options.replication,
         replicated_optimizer_state_sharding,
@@ -143,7 +152,8 @@ def set_pipelining_options(
     if recomputation_mode is not None:
         recomputation = Recomputation(mode=find_mode(recomputation_mode))
     offload = with_offload(
-        controller.options.offload,
+        controller,
+        replication,
         offload_weight_update_variables=offload_weight_update_variables,
         offload_activations=offload_activations,
         offload_gradient_accumulation_buffers=offload_gradient_accumulation_buffers,
@@ -230,6 +240,7 @@ PIPELINE_METHODS = (
 )
 
 _STEPS = "gradient_accumulation_steps_per_replica"
+_SERIALIZATION = "batch_serialization_iterations"
 
 
 def _names(method: Callable[..., Any]) -> list[str]:

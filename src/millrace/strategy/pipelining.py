@@ -1,5 +1,6 @@
 """What makes a model a pipeline: its stages, their devices, and the runner of its loops."""
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -23,6 +24,7 @@ from millrace.plan import Mode, Plan
 from millrace.records.compilation import CompileRecord
 from millrace.runtime.pipeline import PipelineRunner
 from millrace.schedules.table import make_schedule
+from millrace.schedules.task import Schedule
 
 
 class Stages:
@@ -100,14 +102,14 @@ class Stages:
             return None
 
 
-def groups_needed(num_stages: int, mapping: Sequence[int] | None, num_devices: int) -> int:
+def groups_needed(num_stages: int, mapping: Sequence[int], num_devices: int) -> int:
     """Returns how many device groups a pipeline has: one for each device of one replica.
 
     Raises:
         PlanError: if the mapping has another length than the stages, or the strategy has fewer
             devices than it needs.
     """
-    given = list(range(num_stages)) if mapping is None else list(mapping)
+    given = list(mapping)
     if len(given) != num_stages:
         raise PlanError(
             f"device_mapping={given} has {len(given)} entries, and the model has {num_stages} "
@@ -161,7 +163,7 @@ def check_pipeline(
             "gradient_accumulation_steps_per_replica=...) before fit: several times the number of "
             f"stages, here {stages}, keeps the devices busy."
         )
-    make_schedule(pipelining.schedule, stages, pipelining.steps, _groups(pipelining, stages))
+    _schedule(pipelining, stages, pipelining.steps * pipelining.batch_serialization)
 
 
 def marks_of(model: keras.Model, assignment: Assignment) -> tuple[tuple[LayerCall, ...], Marks]:
@@ -185,14 +187,16 @@ def make_pipeline_runner(
 ) -> PipelineRunner:
     """Makes the runner of one mode of a pipelined model."""
     executables = StageExecutables(model, calls, marks, log, pipelining)
-    numbers = _groups(pipelining, marks.num_stages)
-
-    def schedule(num_micro_batches: int) -> Any:
-        return make_schedule(pipelining.schedule, marks.num_stages, num_micro_batches, numbers)
-
+    numbers = pipelining.devices_of(marks.num_stages)
+    schedule = functools.partial(_schedule, pipelining, marks.num_stages)
     return PipelineRunner(executables, plan, [groups[number] for number in numbers], schedule)
 
 
-def _groups(pipelining: Pipelining, num_stages: int) -> tuple[int, ...]:
-    """Returns the number of the device group of each stage."""
-    return pipelining.device_mapping or tuple(range(num_stages))
+def _schedule(pipelining: Pipelining, num_stages: int, num_micro_batches: int) -> Schedule:
+    return make_schedule(
+        pipelining.schedule,
+        num_stages,
+        num_micro_batches,
+        pipelining.devices_of(num_stages),
+        pipelining.batch_serialization,
+    )

@@ -5,11 +5,14 @@ from typing import Any
 
 from millrace.options import Replication, metric_reduction, refuse_unknown, truth
 from millrace.strategy.controller import Controller
+from millrace.strategy.memory_methods import with_offload
 
 _KNOWN = (
     "replicated_metric_reduction_method",
     "replicated_optimizer_state_sharding",
     "replicated_weight_sharding",
+    "offload_weight_update_variables",
+    "offload_weights",
 )
 _REASONS = {
     "replicas": "their number follows from the devices of the strategy and of the pipeline.",
@@ -22,6 +25,8 @@ def set_replication_options(
     replicated_metric_reduction_method: Any = None,
     replicated_optimizer_state_sharding: bool | None = None,
     replicated_weight_sharding: bool | None = None,
+    offload_weight_update_variables: bool | None = None,
+    offload_weights: bool | None = None,
     **unknown: Any,
 ) -> None:
     """Chooses what several replicas report, and what they share out among them.
@@ -35,13 +40,18 @@ def set_replication_options(
             the optimizer's values, of which it updates the weights: ZeRO-1.
         replicated_weight_sharding: True keeps of the weights a part there, too, and gathers them
             where an update's micro-batches need them: ZeRO-3.
+        offload_weight_update_variables: as in `set_gradient_accumulation_options`. Each replica's
+            part of values that are shared out rests in host memory.
+        offload_weights: True lets each replica's part of weights that are shared out rest in host
+            memory while no micro-batch needs them.
         **unknown: refused, with the nearest name.
 
     None keeps what was set before. A value whose axes the replicas cannot share out equally stays
     whole.
 
     Raises:
-        OptionError: for a value that is none of these, or an unknown option.
+        OptionError: for a value that is none of these, an unknown option, or if something is to
+            rest in host memory and the devices have none, or weights that are not shared out.
     """
     refuse_unknown("set_replication_options", unknown, _KNOWN, _REASONS)
     replication = controller.options.replication
@@ -51,7 +61,15 @@ def set_replication_options(
     replication = with_sharding(
         replication, replicated_optimizer_state_sharding, replicated_weight_sharding
     )
-    controller.replace_options(replace(controller.options, replication=replication))
+    offload = with_offload(
+        controller,
+        replication,
+        offload_weight_update_variables=offload_weight_update_variables,
+        offload_weights=offload_weights,
+    )
+    controller.replace_options(
+        replace(controller.options, replication=replication, offload=offload)
+    )
 
 
 def with_sharding(

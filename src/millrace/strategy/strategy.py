@@ -12,9 +12,11 @@ from millrace.devices import find_devices, home
 from millrace.errors import DTypeError, ModelError, OptionError, PlanError
 from millrace.graph.marks import stages_allowed
 from millrace.records.compilation import CompileRecord
+from millrace.records.memory_report import MemoryReport
 from millrace.records.run import RunStatistics
 from millrace.strategy.attach import attach
 from millrace.strategy.controller import Totals, controller_of
+from millrace.strategy.memory_report import memory_report
 
 
 class Strategy:
@@ -98,6 +100,43 @@ class Strategy:
             attach(model, self._devices, self._totals)
             model.train_function = model.test_function = model.predict_function = None
         return model
+
+    def memory_report(
+        self,
+        model: keras.Model,
+        batch_spec: Any,
+        budget: int | str | None = None,
+        *,
+        steps_per_epoch: int | None = None,
+    ) -> MemoryReport:
+        """Compiles what `fit` would run, and returns what that needs on each device. Runs nothing.
+
+        The executables are those that `fit` then finds. Where training does not fit, the report
+        has up to three changes that would make it fit, each compiled to know its peak. The model
+        gets the variables that `fit` would give it: of its metrics and its optimizer.
+
+        Args:
+            model: a compiled model of this strategy.
+            batch_spec: one micro-batch as `fit` sees it, `(x, y)` or `(x, y, sample_weight)`, of
+                arrays, `jax.ShapeDtypeStruct`s or pairs of shape and dtype. Numbers do not matter.
+            budget: bytes of one device, or text such as `"1.5GB"`; what a device says of itself
+                is a limit, too.
+            steps_per_epoch: batches in an epoch. Arrays that stay on the device are cut into
+                blocks of up to so many; None counts those of one execution.
+
+        Raises:
+            ModelError: if the model is not one of this strategy, or not compiled.
+            OptionError: for a batch or a budget that is none of these.
+            PlanError: if options and stages do not fit together, as `fit` would say.
+        """
+        controller = controller_of(model)
+        if controller is None or controller.totals is not self._totals:
+            raise ModelError(
+                f"memory_report() takes a model of this strategy. Received: {model!r}. Build it "
+                "in `with strategy.scope()`, or call strategy.attach(model)."
+            )
+        with jax.default_device(self._home):
+            return memory_report(controller, batch_spec, budget, steps_per_epoch)
 
     def run(
         self,

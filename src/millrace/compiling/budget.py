@@ -1,0 +1,111 @@
+"""The cheapest choice of recomputation whose program stays within a budget.
+
+    choices      0      1      2      3      4      5       fewest FLOPs ... least memory
+    predicted    900    700    500    400    300    200     plus what is not activations
+    compiled     1100          690    590                   budget 600: 3
+
+A prediction says where to look; what counts is the peak that the compiler reports. It is bracketed
+by a choice that fits and the one before it that does not, so that neither a larger budget nor
+another first guess leads to a choice that costs more.
+"""
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import rich.console
+
+from millrace._compat.jax_memory import requirement
+from millrace.compiling.executable import Executable, compiled_of
+from millrace.errors import PlanError
+from millrace.plan import Plan, Recompute
+from millrace.programs.chain import Chain
+
+logger = logging.getLogger("millrace")
+
+
+def has_budget(plan: Plan) -> bool:
+    """Whether millrace is to choose what a plan's programs run again."""
+    return plan.recompute is not None and plan.recompute.budget is not None
+
+
+def with_choice(plan: Plan, number: int) -> Plan:
+    """Returns a plan of one choice; 0 keeps everything."""
+    return replace(plan, recompute=Recompute(choice=number) if number else None)
+
+
+def within_budget(
+    plan: Plan, chain: Chain | None, find: Callable[[Plan], Executable]
+) -> Executable:
+    """Returns the program that stays within a plan's budget in the fewest FLOPs, and says which.
+
+    Args:
+        plan: with a budget.
+        chain: its step; None if nothing in it can be run again.
+        find: compiles the program of a plan that has a choice.
+    """
+    budget = plan.recompute.budget if plan.recompute is not None else None
+    choices = chain.choices if chain is not None else ()
+    found: dict[int, Executable] = {}
+
+    def measure(number: int) -> int:
+        found[number] = find(with_choice(plan, number))
+        return requirement(compiled_of(found[number]))
+
+    predicted = [choice.peak_bytes for choice in choices] or [0]
+    limit, share = (None, budget) if isinstance(budget, float) else (budget, None)
+    number = find_choice(predicted, limit, share, measure)
+    peak = requirement(compiled_of(found[number]))
+    text = f"keeps to {peak:,} bytes: "
+    _announce(text + ("nothing is run again" if chain is None else chain.describe(number)))
+    return found[number]
+
+
+def _announce(text: str) -> None:
+    logger.info("training %s", text)
+    console = rich.console.Console(stderr=True)
+    if console.is_terminal:
+        console.print(f"training {text}", style="dim", highlight=False, markup=False)
+
+
+def find_choice(
+    predicted: Sequence[int], limit: int | None, share: float | None, measure: Callable[[int], int]
+) -> int:
+    """Returns the number of the first choice that fits.
+
+    Args:
+        predicted: bytes of activations of each choice, falling; the first keeps everything.
+        limit: bytes that a program may take; None where `share` is given.
+        share: of what the first takes.
+        measure: compiles a choice, and returns the bytes that its program takes.
+
+    Raises:
+        PlanError: if not even the last choice fits.
+    """
+    peaks = {0: measure(0)}
+    budget = round(peaks[0] * share) if share is not None else (limit or 0)
+    low, high = 0, len(predicted)  # `low` does not fit, `high` does, or is none of them
+    if peaks[0] <= budget:
+        return 0
+    while high - low > 1:
+        nearest = min(peaks, key=lambda k: abs(peaks[k] - budget))
+        guess = _guess(predicted, budget - (peaks[nearest] - predicted[nearest]))
+        number = min(max(guess, low + 1), high - 1)
+        peaks[number] = measure(number)
+        if peaks[number] <= budget:
+            high = number
+        else:
+            low = number
+    if high == len(predicted):
+        least = min(peaks.values())
+        raise PlanError(
+            f"budget={share if limit is None else limit} is {budget:,} bytes, and this training "
+            f"takes at least {least:,}: that is its peak if all is computed again that can be. "
+            f"Set budget={least} or more, or use smaller batches."
+        )
+    return high
+
+
+def _guess(predicted: Sequence[int], room: int) -> int:
+    """Returns the first choice that should fit into `room` bytes."""
+    return next((k for k, nbytes in enumerate(predicted) if nbytes <= room), len(predicted) - 1)

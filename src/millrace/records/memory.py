@@ -1,0 +1,57 @@
+"""The memory of one compiled program, over its operations in order.
+
+bytes |        ____
+      |   ____|    |__
+      |__|            |____      peak: the tensors alive there are listed
+      +--------------------- program points
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class LiveBuffer:
+    """A tensor that is alive where a program needs most memory."""
+
+    name: str  # of the operation that makes it, or of the variable that it is
+    nbytes: int  # on one device
+    layer: str  # empty if it belongs to none
+    opcode: str  # of XLA: "dot", "fusion", "parameter", ...; empty for several tensors
+    shape: str = ""  # such as `f32[32,64]`, where it is one array
+    operation: str = ""  # of JAX, such as "dot_general, backward", where XLA has kept it
+    inferred: bool = False  # whether `layer` is that of a neighbour
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryProfile:
+    """What a compiled program needs on each device."""
+
+    program: str
+    requirement: int  # bytes: arguments + results - what they share + temporaries
+    curve: tuple[int, ...]  # bytes alive at each program point
+    alive: tuple[LiveBuffer, ...]  # at the peak, largest first
+
+    @property
+    def peak(self) -> int:
+        """Bytes at the peak of the curve; `requirement` can be more where memory has holes."""
+        return max(self.curve, default=self.requirement)
+
+    @property
+    def point(self) -> int:
+        """Number of the program point with the peak."""
+        return self.curve.index(self.peak) if self.curve else 0
+
+
+def bytes_text(nbytes: float) -> str:
+    """Writes bytes as people read them: `1.50 GB`, with 1 KB = 1000 bytes."""
+    for unit in ("B", "KB", "MB", "GB"):
+        if abs(nbytes) < 1000 or unit == "GB":
+            break
+        nbytes /= 1000
+    return f"{nbytes:.0f} {unit}" if unit == "B" else f"{nbytes:.2f} {unit}"
+
+
+def largest(buffers: Iterable[LiveBuffer]) -> tuple[LiveBuffer, ...]:
+    """Returns the buffers by size, the largest first."""
+    return tuple(sorted(buffers, key=lambda buffer: -buffer.nbytes))

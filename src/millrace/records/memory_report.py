@@ -1,0 +1,180 @@
+"""What training a model will need on each device, and what to change where that does not fit."""
+
+from dataclasses import dataclass
+
+from rich.console import Console
+from rich.table import Table
+
+from millrace.records.memory import LiveBuffer, bytes_text
+
+_WIDTH = 110  # of a table that is not printed on a terminal
+_SHOWN = 8  # tensors of a device
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageMemory:
+    """Bytes on one device at its peak, by what they are for. A model in one piece has one stage."""
+
+    stage: int
+    parameters: int  # weights and moving statistics
+    optimizer_state: int
+    accumulators: int  # of gradients, over the micro-batches of an update
+    temporaries: int  # activations, cotangents and gradients of the program at the peak
+    in_flight: int  # residuals and activations of micro-batches that wait for their backward
+    batches: int
+    other: int  # metrics, logs, numbers
+
+    @property
+    def total(self) -> int:
+        """The sum of all."""
+        return (
+            self.parameters
+            + self.optimizer_state
+            + self.accumulators
+            + self.temporaries
+            + self.in_flight
+            + self.batches
+            + self.other
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceMemory:
+    """The peak of one device, and of those that hold the same for other replicas."""
+
+    devices: tuple[str, ...]
+    program: str  # that runs at the peak
+    stages: tuple[StageMemory, ...]
+    alive: tuple[LiveBuffer, ...]  # at the peak, largest first
+    limit: int | None = None  # bytes that may be used
+
+    @property
+    def peak(self) -> int:
+        """Bytes of all stages."""
+        return sum(stage.total for stage in self.stages)
+
+    @property
+    def fits(self) -> bool | None:
+        """Whether the peak is within the limit; None if there is no limit known."""
+        return None if self.limit is None else self.peak <= self.limit
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryChange:
+    """A change of options or batch, and what it would bring."""
+
+    code: str  # for the user to write
+    peak: int  # bytes of the fullest device
+    extra_flops: float  # of one update on one device, relative to now: 0.25 is a quarter more
+    fits: bool
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryReport:
+    """What training a model needs. Prints as tables."""
+
+    model: str
+    batch: str
+    devices: tuple[DeviceMemory, ...]
+    changes: tuple[MemoryChange, ...] = ()  # the cheapest first; none where all fits
+
+    @property
+    def peak(self) -> int:
+        """Bytes of the fullest device."""
+        return max((device.peak for device in self.devices), default=0)
+
+    @property
+    def fits(self) -> bool | None:
+        """Whether all devices have room; None if no limit is known."""
+        known = [device.fits for device in self.devices if device.fits is not None]
+        return all(known) if known else None
+
+    @property
+    def verdict(self) -> str:
+        """Says whether it fits."""
+        peak = bytes_text(self.peak)
+        if self.fits is None:
+            return f"Needs {peak}. There is no limit known: set budget, such as budget='16GB'."
+        limits = {device.limit for device in self.devices if device.limit is not None}
+        limit = " or ".join(bytes_text(each) for each in sorted(limits))
+        if self.fits:
+            return f"Fits: needs {peak} of {limit}."
+        over = max(d.peak - d.limit for d in self.devices if d.limit is not None)
+        return f"Does not fit: needs {peak} of {limit}, {bytes_text(over)} too much."
+
+    def show(self, console: Console | None = None) -> None:
+        """Prints the report on a console, None is standard output."""
+        console = console or Console(highlight=False)
+        if not console.is_terminal:
+            console = Console(highlight=False, width=_WIDTH, file=console.file)
+        self._print(console)
+
+    def __str__(self) -> str:
+        console = Console(highlight=False, width=_WIDTH, color_system=None, force_terminal=False)
+        with console.capture() as capture:
+            self._print(console)
+        return "\n".join(line.rstrip() for line in capture.get().splitlines())
+
+    def _print(self, console: Console) -> None:
+        style = {True: "green", False: "bold red", None: ""}[self.fits]
+        console.print(f"{self.model}, batches of {self.batch}", markup=False)
+        console.print(self.verdict, markup=False, style=style)
+        console.print(self._stage_table())
+        for device in self.devices:
+            if device.alive:
+                where = f"alive at the peak of {_devices(device)}, in {device.program}"
+                console.print(f"\n{where}", markup=False)
+                console.print(self._alive_table(device))
+        if self.changes:
+            fit = any(change.fits for change in self.changes)
+            title = "what would make it fit" if fit else "nothing tried makes it fit; the nearest"
+            console.print(f"\n{title}")
+            console.print(self._change_table())
+
+    def _stage_table(self) -> Table:
+        names = ("parameters", "optimizer", "accumulators", "temporaries", "in flight", "batches")
+        table = Table("device", "stage", *names, "other", "total", box=None, pad_edge=False)
+        table.columns[0].no_wrap = True
+        for column in table.columns[2:]:
+            column.justify, column.no_wrap = "right", True
+        for device in self.devices:
+            for stage in device.stages:
+                sizes = (
+                    stage.parameters,
+                    stage.optimizer_state,
+                    stage.accumulators,
+                    stage.temporaries,
+                    stage.in_flight,
+                    stage.batches,
+                    stage.other,
+                    stage.total,
+                )
+                texts = ["" if not size else bytes_text(size) for size in sizes]
+                table.add_row(_devices(device), str(stage.stage), *texts)
+        return table
+
+    def _alive_table(self, device: DeviceMemory) -> Table:
+        table = Table("bytes", "layer", "shape", "tensor", box=None, pad_edge=False)
+        table.columns[0].justify = "right"
+        for each in device.alive[:_SHOWN]:
+            layer = f"{each.layer} (inferred)" if each.inferred and each.layer else each.layer
+            is_named = each.opcode in ("parameter", "")
+            tensor = each.name if is_named else each.operation or f"{each.opcode} {each.name}"
+            table.add_row(bytes_text(each.nbytes), layer, each.shape, tensor)
+        if rest := device.alive[_SHOWN:]:
+            nbytes = sum(each.nbytes for each in rest)
+            table.add_row(bytes_text(nbytes), "", "", f"{len(rest)} others")
+        return table
+
+    def _change_table(self) -> Table:
+        table = Table("peak", "FLOPs", "change", box=None, pad_edge=False)
+        table.columns[0].justify = table.columns[1].justify = "right"
+        table.columns[2].overflow = "fold"
+        for change in self.changes:
+            table.add_row(bytes_text(change.peak), f"{change.extra_flops:+.1%}", change.code)
+        return table
+
+
+def _devices(device: DeviceMemory) -> str:
+    first, *others = device.devices
+    return f"{first} and {len(others)} more" if others else first

@@ -1,0 +1,49 @@
+"""Serialized: sequential, and each stage takes several micro-batches before the next stage starts.
+
+    group 0 |0F0 0F1 1F0 1F1 1B0---- 1B1---- 0B0---- 0B1---- 0F2 1F2 1B2---- 0B2----
+
+Drawn with three micro-batches, two at a time. It is for stages that share one device, so all tasks
+are in one row: with a row for each stage, nothing would tell 1F0 to wait for 0F1. A stage uses its
+weights several times in a row, and holds as many micro-batches. The IPU called this batch
+serialization.
+"""
+
+from collections.abc import Iterator
+
+from millrace.schedules.sizes import check_sizes
+from millrace.schedules.task import Pass, Schedule, Task
+
+
+def serialized(num_stages: int, num_micro_batches: int, at_a_time: int) -> Schedule:
+    """Lists the tasks of one weight update.
+
+    Args:
+        num_stages: stages in the pipeline, all on one device group.
+        num_micro_batches: micro-batches accumulated into the update, per replica. A number that
+            is no multiple of `at_a_time` leaves fewer for the last turn.
+        at_a_time: micro-batches that a stage runs before the next stage starts. 1 is the order of
+            `sequential`.
+
+    Returns:
+        One row, of `2 * num_stages * num_micro_batches` tasks. Each stage holds `at_a_time`
+        micro-batches at most.
+
+    Raises:
+        ScheduleError: if one of the three is below 1.
+    """
+    check_sizes(
+        "Sequential",
+        num_stages=num_stages,
+        num_micro_batches=num_micro_batches,
+        at_a_time=at_a_time,
+    )
+    return (tuple(_tasks(num_stages, num_micro_batches, at_a_time)),)
+
+
+def _tasks(num_stages: int, num_micro_batches: int, at_a_time: int) -> Iterator[Task]:
+    for first in range(0, num_micro_batches, at_a_time):
+        turn = range(first, min(first + at_a_time, num_micro_batches))
+        for stage in range(num_stages):
+            yield from (Task(stage, Pass.FORWARD, m) for m in turn)
+        for stage in reversed(range(num_stages)):
+            yield from (Task(stage, Pass.BACKWARD, m) for m in turn)

@@ -1,0 +1,134 @@
+"""Compiles what training would run, and adds up what that needs.
+
+model in one piece, replicas   memory_pieces.py    the largest program of an execution
+pipeline                       memory_stages.py    a walk through the tasks of an update
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from millrace._compat.jax_memory import flops, memory_limit
+from millrace.compiling.executable import compiled_of
+from millrace.plan import BatchSpec, Mode
+from millrace.records.memory import LiveBuffer, largest
+from millrace.records.memory_report import DeviceMemory
+from millrace.runtime.pipeline import PipelineRunner
+from millrace.runtime.rehearsal import (
+    Call,
+    PipelineRehearsal,
+    ScanRehearsal,
+    StagePrograms,
+    state_specs,
+)
+from millrace.runtime.scan import ScanRunner
+from millrace.schedules.task import Pass
+from millrace.strategy.checks import check_steps, shortened_to_stop
+from millrace.strategy.controller import Controller
+from millrace.strategy.memory_pieces import piece_memory
+from millrace.strategy.memory_stages import pipeline_memory
+
+
+@dataclass(frozen=True, slots=True)
+class Batches:
+    """What training is given."""
+
+    spec: BatchSpec  # of one micro-batch
+    per_execution: int  # steps, as given to compile()
+    per_epoch: int | None = None  # steps; None is not known
+
+
+@dataclass(frozen=True, slots=True)
+class Needs:
+    """What training needs."""
+
+    devices: tuple[DeviceMemory, ...]
+    # Of one update on one device; of a pipeline, on all of them. To count may take a compilation.
+    update_flops: Callable[[], float]
+
+    @property
+    def peak(self) -> int:
+        """Bytes of the fullest device."""
+        return max(device.peak for device in self.devices)
+
+
+def measure(controller: Controller, runner: ScanRunner | PipelineRunner, batches: Batches) -> Needs:
+    """Compiles what training on such batches runs, for the runner to have it, and runs nothing."""
+    model = controller.model
+    state = state_specs(model, Mode.TRAIN)
+    if isinstance(runner, PipelineRunner):
+        pipeline = PipelineRehearsal(runner)
+        programs = pipeline.programs(state, batches.spec)
+        devices = pipeline_memory(model, programs, pipeline.groups)
+        return Needs(devices, lambda: _pipeline_flops(programs))
+    steps = _steps_of_execution(controller, batches)
+    shape = controller.block_shape(Mode.TRAIN, steps)
+    # Arrays that are kept on the device are cut into blocks of an epoch, not of an execution.
+    capacity = shape.capacity(batches.spec, batches.per_epoch or steps)
+    rehearsal = ScanRehearsal(runner)
+    calls = rehearsal.calls(state, batches.spec, capacity, steps)
+    memory = piece_memory(model, rehearsal.plan, calls)
+    if not controller.destination.is_host_memory:
+        memory = _with_blocks_ahead(memory, controller.options.feed.prefetch_depth)
+    return Needs((memory,), lambda: _piece_flops(rehearsal, calls))
+
+
+def with_limits(
+    devices: Sequence[DeviceMemory], controller: Controller, budget: int | None
+) -> tuple[DeviceMemory, ...]:
+    """Returns the devices with what may be used of each: the budget, or less if they have less."""
+    known = {str(device): memory_limit(device) for device in controller.devices}
+
+    def limit(device: DeviceMemory) -> int | None:
+        given = [known.get(name) for name in device.devices] + [budget]
+        return min((each for each in given if each is not None), default=None)
+
+    return tuple(replace(device, limit=limit(device)) for device in devices)
+
+
+def _steps_of_execution(controller: Controller, batches: Batches) -> int:
+    """Returns how many steps `fit` would run in one execution.
+
+    Raises:
+        PlanError: if an update would begin in one execution and end in another.
+    """
+    given = (batches.per_execution, batches.per_epoch, controller.replicas)
+    steps = check_steps(controller.accumulation, Mode.TRAIN, *given)
+    window = controller.window(Mode.TRAIN)
+    return shortened_to_stop(steps, controller.options.stop_within, window)
+
+
+def _with_blocks_ahead(memory: DeviceMemory, blocks: int) -> DeviceMemory:
+    """Adds the blocks that are on an accelerator before their turn comes."""
+    (stage,) = memory.stages
+    ahead = stage.batches * blocks
+    alive = largest([*memory.alive, LiveBuffer("blocks prepared ahead", ahead, "", "")])
+    return replace(memory, stages=(replace(stage, batches=stage.batches + ahead),), alive=alive)
+
+
+def _piece_flops(rehearsal: ScanRehearsal, calls: Sequence[Call]) -> float:
+    """Returns the FLOPs of one update. XLA counts the body of a loop once, however it turns."""
+    plan = rehearsal.plan
+    call = max((call for call in calls if call.steps), key=lambda call: call.steps)
+    counted, window = flops(compiled_of(call.executable)), plan.accumulation.steps
+    if not call.is_loop:
+        steps = call.steps / plan.replicas
+        update = flops(compiled_of(rehearsal.apply())) if call.name == "accumulate" else 0.0
+        return counted / steps * window + update
+    if window == 1 and call.name == "run":
+        return counted
+    update = flops(compiled_of(rehearsal.apply()))
+    return window * (counted - (update if call.name == "run" else 0.0)) + update
+
+
+def _pipeline_flops(programs: StagePrograms) -> float:
+    """Returns the FLOPs of one update, of all stages."""
+    names = {
+        Pass.FORWARD: "forward",
+        Pass.BACKWARD: "backward",
+        Pass.BACKWARD_INPUT: "backward_input",
+        Pass.BACKWARD_WEIGHT: "backward_weight",
+    }
+    of = {key: flops(compiled_of(each.executable)) for key, each in programs.programs.items()}
+    tasks = sum(of.get((names[task.kind], task.stage), 0.0) for task in programs.order)
+    ends = ("settle", "partial", "shared", "final")
+    return tasks + sum(each for (name, _), each in of.items() if name in ends)

@@ -1,0 +1,111 @@
+"""What of a model rests in host memory: its options, and whether its devices have such memory.
+
+    option                                   None
+    offload_weight_update_variables          where an update takes several micro-batches
+    offload_activations                      where stages take several micro-batches at a time
+    offload_gradient_accumulation_buffers    there, too
+    offload_weights                          nowhere
+
+Without such memory None is False, and True an error. A step that updates the weights by itself
+would wait for the optimizer's values in every step: there they rest only where someone asks.
+"""
+
+import logging
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import jax
+
+from millrace._compat.jax_spaces import host_memory, in_device_memory, is_on_host
+from millrace.devices import home
+from millrace.errors import OptionError
+from millrace.options import NO_OFFLOAD, Accumulation, Offload, Replication
+
+logger = logging.getLogger("millrace")
+
+NAMES = {
+    "optimizer_state": "offload_weight_update_variables",
+    "activations": "offload_activations",
+    "accumulators": "offload_gradient_accumulation_buffers",
+    "weights": "offload_weights",
+}
+
+
+def check_offload(
+    offload: Offload, replication: Replication, devices: Sequence[jax.Device]
+) -> None:
+    """Refuses what is to rest in host memory where it cannot.
+
+    Raises:
+        OptionError: if an option is True and the devices have no such memory, or is for weights
+            and replicas do not share these out.
+    """
+    asked = [name for field, name in NAMES.items() if getattr(offload, field)]
+    device = home(devices)
+    if asked and host_memory(device) is None:
+        raise OptionError(
+            f"{asked[0]}=True lets values rest in host memory, and the backend {device.platform!r} "
+            f"({device.device_kind}) has no memory besides the one that its programs compute in. "
+            f"Set {asked[0]}=False, or leave it at None on a model that has not set it yet: that "
+            "never fails."
+        )
+    if offload.weights and not replication.shard_weights:
+        raise OptionError(
+            "offload_weights=True is for weights that replicas share out, and "
+            "replicated_weight_sharding=False. Set replicated_weight_sharding=True, too, or "
+            "offload_weights=False."
+        )
+
+
+def offload_in_force(
+    offload: Offload,
+    accumulation: Accumulation,
+    is_pipelined: bool,
+    devices: Sequence[jax.Device],
+    noted: set[str],
+) -> Offload:
+    """Returns what of training rests in host memory, each True or False.
+
+    Args:
+        offload: what was chosen.
+        accumulation: of an update.
+        is_pipelined: whether the model has stages.
+        devices: of the strategy.
+        noted: what was logged before. It gets what is logged now.
+    """
+    serialized = is_pipelined and accumulation.at_a_time > 1
+    several = accumulation.steps > 1
+    chosen = {
+        "optimizer_state": _chosen(offload.optimizer_state, several or is_pipelined),
+        "activations": _chosen(offload.activations, serialized) and is_pipelined,
+        "accumulators": _chosen(offload.accumulators, serialized) and several,
+        "weights": _chosen(offload.weights, False),
+    }
+    device = home(devices)
+    if any(chosen.values()) and host_memory(device) is None:
+        names = [NAMES[field] for field, rests in chosen.items() if rests]
+        note = f"{device.platform}: {names}"
+        if note not in noted:
+            noted.add(note)
+            logger.info(
+                "%s stays off: the backend %r has no memory besides the one that its programs "
+                "compute in.",
+                " and ".join(names),
+                device.platform,
+            )
+        return NO_OFFLOAD
+    return Offload(**chosen)
+
+
+def bring_back(variables: Iterable[Any]) -> None:
+    """Moves the values of Keras variables out of host memory, so that anyone can compute with them.
+
+    An optimizer that averages weights assigns what it has of them, where it rests, to the weights.
+    """
+    for variable in variables:
+        if is_on_host(getattr(variable.value, "sharding", None)):
+            variable.assign(in_device_memory(variable.value))
+
+
+def _chosen(option: bool | None, default: bool) -> bool:
+    return default if option is None else option

@@ -1,0 +1,131 @@
+"""What is run again in backward changes no number: every model of the table, and dropout masks."""
+
+from dataclasses import replace
+
+import cases
+import jax
+import keras
+import numpy as np
+import pytest
+from keras import layers
+
+import millrace
+from millrace.layers import RecomputationCheckpoint
+from millrace.plan import Recompute
+from millrace.strategy import functions
+
+# A gradient that is zero by rounding only becomes a step of full size in Adam: biases in front of a
+# softmax or a normalization.
+SGD = {"optimizer": lambda: keras.optimizers.SGD(0.01, momentum=0.9)}
+ROUNDED = {
+    "attention": cases.binary(loss="mse", metrics=lambda: ["mae"], **SGD),
+    "batchnorm-dropout": cases.binary(**SGD),
+}
+# A train_step of the user's own is not ours to differentiate.
+MODELS = [
+    replace(case, compile=ROUNDED.get(case.name, case.compile))
+    for case in cases.MODELS
+    if case.name != "own-train-step"
+]
+
+
+@pytest.fixture
+def choose(monkeypatch):
+    """Lets training make a choice that a budget might lead to; the last one for a large number."""
+
+    def choose(number):
+        chosen = Recompute(choice=number) if number else None
+        monkeypatch.setattr(functions, "recompute_of", lambda options, schedule: chosen)
+
+    return choose
+
+
+@pytest.mark.parametrize("choice", [2, 1000])
+@pytest.mark.parametrize("case", MODELS, ids=lambda case: case.name)
+def test_models(strategy, choose, case, choice):
+    choose(choice)
+    cases.assert_same(cases.train(case, strategy, 3), cases.train(case), case.tolerance)
+
+
+@pytest.mark.parametrize("name", ["bfloat16-normalized", "float16-overflows", "ema-overwrite"])
+def test_options(strategy, choose, name):
+    (case,) = (case for case in cases.OPTIONS if case.name == name)
+    choose(1000)
+    cases.assert_same(cases.train(case, strategy, 3), cases.train(case), case.tolerance)
+
+
+def marked(marks=True):
+    """Dropout, BatchNormalization, a branch, a shared layer and a mark on each of three levels."""
+    mark = RecomputationCheckpoint if marks else layers.Identity
+    shared = layers.Dense(8, "tanh")
+    inputs = keras.Input((6,))
+    x = layers.Dropout(0.5, seed=3)(layers.Dense(8, "relu")(inputs))
+    x, skip = mark()((x, inputs)) if marks else (x, inputs)
+    x = layers.BatchNormalization()(shared(x))
+    x = mark()(layers.Concatenate()([x, skip]))
+    x = layers.GaussianNoise(0.1, seed=4)(layers.Dense(8)(x))
+    x = mark()(shared(x))
+    return keras.Model(inputs, layers.Dense(1, "sigmoid")(layers.Dropout(0.3, seed=5)(x)))
+
+
+@pytest.mark.parametrize("accumulation", [1, 5])
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_boundaries(accumulation, replicas):
+    expected = cases.Case("unmarked", lambda: marked(marks=False))
+    outcomes = []
+    for on in (False, True):
+        model = cases.compiled(
+            cases.Case("marked", marked), millrace.Strategy(replicas), 5 * replicas
+        )
+        model.set_gradient_accumulation_options(
+            gradient_accumulation_steps_per_replica=accumulation
+        )
+        if on:
+            model.set_recomputation_options()
+        outcomes.append(cases.fit(expected, model))
+    cases.assert_same(outcomes[1], outcomes[0])
+    if accumulation == replicas == 1:
+        cases.assert_same(outcomes[1], cases.train(expected))
+
+
+def test_the_structure_of_values_comes_back():
+    layer = RecomputationCheckpoint()
+    value = {"a": np.ones(3), "b": (np.zeros((2, 1)), [np.arange(4)])}
+    found = layer(value)
+    assert jax.tree.structure(found) == jax.tree.structure(value)
+    jax.tree.map(np.testing.assert_array_equal, found, value)
+    assert layer.weights == []
+    copy = RecomputationCheckpoint.from_config(layer.get_config())
+    assert copy.name == layer.name
+    x = keras.Input((4,))
+    assert keras.Model(x, layer({"x": x}))(np.ones((2, 4)))["x"].shape == (2, 4)
+
+
+def temporaries(model, strategy, x, y):
+    before = len(strategy.compile_log)
+    model.fit(x, y, batch_size=len(x), verbose=0)
+    (record,) = (r for r in strategy.compile_log[before:] if r.program == "train_run")
+    return record.temporary_bytes
+
+
+def chain(depth, mark_every):
+    x = inputs = keras.Input((256,))
+    for k in range(depth):
+        x = layers.Dense(256, "tanh")(x)
+        if mark_every and k % mark_every == mark_every - 1:
+            x = RecomputationCheckpoint()(x)
+    return keras.Model(inputs, x)
+
+
+def test_boundaries_save_memory_if_recomputation_is_on(strategy):
+    x = np.ones((1024, 256), "float32")
+    found = {}
+    for mark_every, on in ((0, False), (4, False), (4, True)):
+        with strategy.scope():
+            model = chain(16, mark_every)
+        model.compile("sgd", "mse")
+        if on:
+            model.set_recomputation_options()
+        found[mark_every, on] = temporaries(model, strategy, x, x)
+    assert found[4, False] == found[0, False]
+    assert found[4, True] < 0.6 * found[4, False]
