@@ -60,7 +60,8 @@ METHODS = {
     "set_pipeline_stage_assignment": "(assignment, *, num_stages=None)",
     "set_replication_options": (
         "(*, replicated_metric_reduction_method=None, replicated_optimizer_state_sharding=None, "
-        "replicated_weight_sharding=None)"
+        "replicated_weight_sharding=None, offload_weight_update_variables=None, "
+        "offload_weights=None)"
     ),
     "set_pipelining_options": (
         "(*, gradient_accumulation_steps_per_replica=None, device_mapping=None, "
@@ -75,8 +76,10 @@ METHODS = {
     "set_asynchronous_callbacks": "(asynchronous=False, *, stop_within=None)",
     "set_gradient_accumulation_options": (
         "(*, gradient_accumulation_steps_per_replica=None, "
-        "gradient_accumulation_reduction_method=None, dtype=None)"
+        "gradient_accumulation_reduction_method=None, dtype=None, "
+        "offload_weight_update_variables=None, offload_gradient_accumulation_buffers=None)"
     ),
+    "set_recomputation_options": "(*, mode='auto', budget=None)",
     "set_infeed_queue_options": (
         "(*, prefetch_depth=None, max_block_bytes=None, max_resident_bytes=None)"
     ),

@@ -11,7 +11,7 @@ import millrace
 from millrace._compat import jax_spaces
 from millrace.errors import OptionError
 from millrace.options import NO_OFFLOAD
-from millrace.strategy.attach import controller_of
+from millrace.strategy.controller import controller_of
 
 STATE = "offload_weight_update_variables"
 BUFFERS = "offload_gradient_accumulation_buffers"
@@ -31,7 +31,7 @@ def host_memory(monkeypatch):
 def build(devices=1, stages=None, strategy=None):
     with (strategy or millrace.Strategy(devices=devices)).scope():
         model = keras.Sequential([keras.Input((4,)), layers.Dense(8), layers.Dense(1)])
-    model.compile("adam", "mse")
+    model.compile("adam", "mse", steps_per_execution=2)
     if stages is not None:
         model.set_pipeline_stage_assignment(stages)
     return model
@@ -146,6 +146,7 @@ def test_a_model_saved_where_there_is_host_memory(tmp_path, monkeypatch):
         there.setattr(jax_spaces, "is_another_memory", lambda device: True)
         model = build()
         model.set_gradient_accumulation_options(**{STATE: True})
+        fit(model)
         model.save(tmp_path / "model.keras")
     with millrace.Strategy(devices=1).scope():
         loaded = keras.models.load_model(tmp_path / "model.keras")

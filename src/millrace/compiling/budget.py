@@ -36,13 +36,19 @@ def with_choice(plan: Plan, number: int) -> Plan:
 
 def within_budget(
     plan: Plan, chain: Chain | None, find: Callable[[Plan], Executable]
-) -> Executable:
-    """Returns the program that stays within a plan's budget in the fewest FLOPs, and says which.
+) -> tuple[Executable, float]:
+    """Finds the program that stays within a plan's budget in the fewest FLOPs, and says which.
 
     Args:
         plan: with a budget.
         chain: its step; None if nothing in it can be run again.
         find: compiles the program of a plan that has a choice.
+
+    Returns:
+        The program, and the share of the FLOPs of a step that it adds to them.
+
+    Raises:
+        PlanError: if not even the choice of least memory stays within it.
     """
     budget = plan.recompute.budget if plan.recompute is not None else None
     choices = chain.choices if chain is not None else ()
@@ -58,7 +64,7 @@ def within_budget(
     peak = requirement(compiled_of(found[number]))
     text = f"keeps to {peak:,} bytes: "
     _announce(text + ("nothing is run again" if chain is None else chain.describe(number)))
-    return found[number]
+    return found[number], 0.0 if chain is None else chain.extra(number)
 
 
 def _announce(text: str) -> None:

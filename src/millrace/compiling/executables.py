@@ -31,6 +31,7 @@ class Executables:
         self._model = model
         self._log = log
         self._builders: dict[Any, ProgramBuilder | ReplicaBuilder] = {}
+        self._extra_flops: dict[Plan, float] = {}  # of plans with a budget
         self._has_said = False  # what its boundaries do not do
         self._chains: dict[Any, Chain | None] = {}  # of steps that millrace cuts into segments
         self._executables: dict[Any, Executable] = {}
@@ -113,6 +114,19 @@ class Executables:
         self._builder(plan)
         return self._chains[plan, self._specs_key]
 
+    def extra_flops(self, plan: Plan) -> float | None:
+        """Returns the share of FLOPs that a budget has added to a step; None without a budget."""
+        return self._extra_flops.get(plan) if has_budget(plan) else None
+
+    def _find_within_budget(self, plan: Plan, name: str, unroll: int | None) -> Executable:
+        if name not in _WITH_STEPS:
+            return self._find(with_choice(plan, 0), name)
+        executable, extra = within_budget(
+            plan, self._chain(plan), lambda plan: self._find(plan, name, unroll)
+        )
+        self._extra_flops[plan] = max(extra, self._extra_flops.get(plan, 0.0))
+        return executable
+
     def _find(self, plan: Plan, name: str, unroll: int | None = None) -> Executable:
         debugging = looks_for_non_finite()
         recent = self._recent.get((id(plan), name, unroll, debugging))
@@ -121,12 +135,8 @@ class Executables:
         key = (plan, self._specs_key, name, unroll, debugging)
         executable = self._executables.get(key)
         if executable is None and has_budget(plan):
-            runs_steps = name in _WITH_STEPS
-            executable = self._executables[key] = (
-                within_budget(plan, self._chain(plan), lambda plan: self._find(plan, name, unroll))
-                if runs_steps
-                else self._find(with_choice(plan, 0), name)
-            )
+            executable = self._find_within_budget(plan, name, unroll)
+            self._executables[key] = executable
         elif executable is None:
             builder = self._builder(plan)
             make = getattr(builder, name)

@@ -63,6 +63,9 @@ def memory_profile(
         path = paths[parameter] if parameter < len(paths) else ()
         return argument_name(path) if argument_name and path else f"argument {parameter}"
 
+    if module.entry not in module.schedule or not assignment.allocations:
+        # A backend that does not say in which order it runs, or where buffers lie.
+        return MemoryProfile(module.name, requirement(compiled), (), ())
     live = liveness(module, assignment)
     owners = Owners(module, layer_of)
     entry = module.computations[module.entry].instructions
@@ -126,7 +129,7 @@ class Liveness:
             covered = 0  # where slices overlap, the first and larger one counts whole
             for buffer, offset, size in sorted(alive, key=lambda each: (each[1], -each[2])):
                 new = offset + size - max(offset, covered)
-                if new > 0:
+                if new > 0 and buffer in self.makers:
                     found.append((self.makers[buffer], new))
                     covered = offset + size
         return found
@@ -191,7 +194,8 @@ def _makers(module: Module, assignment: BufferAssignment) -> dict[int, Instructi
         for computation in module.computations.values()
         for each in computation.instructions
     }
-    return {b.number: known[b.instruction] for b in assignment.buffers.values()}
+    buffers = assignment.buffers.values()
+    return {b.number: known[b.instruction] for b in buffers if b.instruction in known}
 
 
 def _curve(

@@ -21,6 +21,7 @@ from millrace.programs.recompute import KEEP_PRODUCTS, span
 from millrace.programs.scans import chunked_function, loops_of, spec_of
 
 MOST_CHUNKS, LEAST_TURNS = 32, 8  # of a loop; each chunk is code of its own
+_NAMES = 4  # that a description has
 WORTH_IT = 0.9  # keep only products where they are at most so much of all residuals
 
 
@@ -32,6 +33,10 @@ class Chain:
     choices: tuple[Choice, ...]  # the first keeps everything, the last takes the least memory
     flops: float  # of forward and backward, if nothing is run again
 
+    def extra(self, number: int) -> float:
+        """Returns the share of the FLOPs that a choice adds to them."""
+        return self.choices[number].extra_flops / self.flops if self.flops else 0.0
+
     def describe(self, number: int) -> str:
         """Returns what a choice runs again, in words."""
         choice = self.choices[number]
@@ -39,13 +44,13 @@ class Chain:
         lean = [i for i in choice.items if isinstance(i, Once) and i.way == KEEP_PRODUCTS]
         if not again and not lean:
             return "nothing is run again"
-        names = ", ".join(self._names(item) for item in again)
+        names = [self._names(item) for item in again]
+        shown = ", ".join(names[:_NAMES]) + (", ..." if names[_NAMES:] else "")
         whole = sum(end - begin for begin, end in map(span, again))
         return (
             f"of {len(self.segments.parts)} segments {whole} run again"
-            + (f" ({names})" if names else "")
-            + f" and {len(lean)} keep products only, for "
-            f"{1 + choice.extra_flops / self.flops:.2f}x the FLOPs"
+            + (f" ({shown})" if names else "")
+            + f" and {len(lean)} keep products only, for {1 + self.extra(number):.2f}x the FLOPs"
         )
 
     def _names(self, item: Item) -> str:

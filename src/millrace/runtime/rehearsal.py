@@ -72,6 +72,10 @@ class ScanRehearsal(ScanRunner):
             self.release()
         return list(self._made.values())
 
+    def extra_flops(self) -> float | None:
+        """Returns the share of FLOPs that a budget has added to a step; None without a budget."""
+        return self._executables.extra_flops(self._block_plan)
+
     def apply(self) -> Executable:
         """Returns the program of an update alone."""
         return self._executables.apply(self._block_plan)

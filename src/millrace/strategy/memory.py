@@ -44,6 +44,8 @@ class Needs:
     devices: tuple[DeviceMemory, ...]
     # Of one update on one device; of a pipeline, on all of them. To count may take a compilation.
     update_flops: Callable[[], float]
+    # The share that a budget of recomputation adds to them, which XLA's count of loops hides.
+    added_flops: float | None = None
 
     @property
     def peak(self) -> int:
@@ -69,7 +71,7 @@ def measure(controller: Controller, runner: ScanRunner | PipelineRunner, batches
     memory = piece_memory(model, rehearsal.plan, calls)
     if not controller.destination.is_host_memory:
         memory = _with_blocks_ahead(memory, controller.options.feed.prefetch_depth)
-    return Needs((memory,), lambda: _piece_flops(rehearsal, calls))
+    return Needs((memory,), lambda: _piece_flops(rehearsal, calls), rehearsal.extra_flops())
 
 
 def with_limits(

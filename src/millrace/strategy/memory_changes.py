@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from millrace.errors import MillraceError
-from millrace.options import Options
+from millrace.options import Options, Recomputation, RecomputationMode
 from millrace.plan import Mode
 from millrace.records.memory_report import MemoryChange, MemoryReport
 from millrace.strategy.controller import Controller
@@ -38,6 +38,7 @@ def ladders(controller: Controller, batches: Batches, report: MemoryReport) -> l
         report: what it needs, and the limits.
     """
     kinds = (
+        _recomputation,
         _shared_optimizer_state,
         _shared_weights,
         _shorter_blocks,
@@ -77,14 +78,35 @@ def cheapest_changes(
                 break
             devices = with_limits(after.devices, variant, budget)
             fits = all(device.fits is not False for device in devices)
-            flops = before.update_flops()
-            extra = after.update_flops() / flops - 1 if flops else 0.0
+            extra = _extra_flops(before, after)
             found.append(MemoryChange(candidate.code, after.peak, round(extra, 4), fits))
             if fits:
                 break
     fitting = sorted((each for each in found if each.fits), key=lambda each: each.extra_flops)
     nearest = sorted(found, key=lambda each: each.peak)[:1]
     return tuple(fitting[:CHANGES] or (each for each in nearest if each.peak < report.peak))
+
+
+def _extra_flops(before: Needs, after: Needs) -> float:
+    if after.added_flops is not None:
+        return (1 + after.added_flops) / (1 + (before.added_flops or 0.0)) - 1
+    flops = before.update_flops()
+    return after.update_flops() / flops - 1 if flops else 0.0
+
+
+def _recomputation(controller: Controller, batches: Batches, report: MemoryReport) -> Ladder:
+    """A budget of what there is, or the modes of a pipeline."""
+    options = controller.options
+    if options.recomputation != Recomputation():
+        return []
+    if controller.stages.assignment() is not None:
+        changed = replace(options, recomputation=Recomputation(mode=RecomputationMode.AUTO))
+        return [Candidate("model.set_recomputation_options()", changed, batches)]
+    limit = min(device.limit for device in report.devices if device.limit is not None)
+    changed = replace(
+        options, recomputation=Recomputation(mode=RecomputationMode.AUTO, budget=limit)
+    )
+    return [Candidate(f"model.set_recomputation_options(budget={limit})", changed, batches)]
 
 
 def _shared_optimizer_state(

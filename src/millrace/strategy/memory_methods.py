@@ -56,7 +56,8 @@ def set_recomputation_options(
             f"mode={chosen.value!r} says what is computed again, and budget={budget!r} lets "
             "millrace choose. Set one of them, and leave the other out."
         )
-    recomputation = Recomputation(mode=chosen, budget=None if budget is None else _budget(budget))
+    limit = None if budget is None else bytes_or_share(budget)
+    recomputation = Recomputation(mode=chosen, budget=limit)
     controller.replace_options(replace(controller.options, recomputation=recomputation))
 
 
@@ -94,21 +95,22 @@ _UNITS |= {f"{unit}i": 2 ** (10 * power) for power, unit in enumerate("kmgt", 1)
 _SIZE = re.compile(r"\s*([0-9.]+(?:e[0-9]+)?)\s*([kmgt]i?)?b?\s*", re.IGNORECASE)
 
 
-def _budget(value: Any) -> int | float:
-    """Returns bytes as an int, a share as a float."""
+def bytes_or_share(value: Any) -> int | float:
+    """Returns a budget: bytes as an int, a share as a float.
+
+    Raises:
+        OptionError: if it is neither.
+    """
     if isinstance(value, str) and (found := _SIZE.fullmatch(value)):
         number, unit = found.groups()
         with contextlib.suppress(ValueError):  # of a number with two points, say
-            return _budget(round(float(number) * _UNITS[(unit or "").lower()]))
+            return bytes_or_share(round(float(number) * _UNITS[(unit or "").lower()]))
     elif isinstance(value, float) and 0 < value <= 1:
         return value
-    elif _is_number(value) and value >= 1 and math.isfinite(value) and value == int(value):
-        return int(value)
+    elif isinstance(value, int | float) and value is not True and math.isfinite(value):
+        if value >= 1 and value == int(value):
+            return int(value)
     raise OptionError(
         "budget must be bytes, a text such as '1.5GB' or '800 MiB', or a share such as 0.5 of what "
         f"training takes without recomputation. Received: {value!r}."
     )
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)

@@ -80,7 +80,8 @@ def piece_memory(model: keras.Model, plan: Plan, calls: Sequence[Call]) -> Devic
         lambda path: _argument_name(model, plan, peak.name, path),
     )
     devices = tuple(map(str, plan.group.devices))
-    return DeviceMemory(devices, f"{plan.mode.value}_{peak.name}", (stage,), profile.alive)
+    name = f"{plan.mode.value}_{peak.name}"
+    return DeviceMemory(devices, name, (stage,), profile.alive, curve=profile.curve)
 
 
 def _arguments(call: Call) -> dict[tuple[str, Path], int]:

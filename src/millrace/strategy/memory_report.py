@@ -20,7 +20,7 @@ from millrace.strategy.controller import Controller
 from millrace.strategy.functions import LoopFunction
 from millrace.strategy.memory import Batches, Needs, with_limits
 from millrace.strategy.memory_changes import cheapest_changes
-from millrace.strategy.memory_methods import _budget
+from millrace.strategy.memory_methods import bytes_or_share
 
 
 def memory_report(
@@ -53,7 +53,7 @@ def _needs(controller: Controller, batches: Batches) -> Needs:
 
 
 def _limit(budget: Any) -> int:
-    nbytes = _budget(budget)
+    nbytes = bytes_or_share(budget)
     if isinstance(nbytes, float):
         raise OptionError(
             f"budget is of one device, in bytes. Received: {budget!r}. Set it to a whole number "

@@ -25,6 +25,12 @@ def recompute_of(recomputation: Recomputation, schedule: Any) -> Recompute | Non
     """
     mode = recomputation.mode
     if recomputation.budget is not None:
+        if schedule is not None:
+            raise PlanError(
+                f"A pipeline has no budget={recomputation.budget} of its own: how much is in "
+                "flight follows from its schedule. Set recomputation_mode='auto' in "
+                "set_pipelining_options(), and see strategy.memory_report() for what it needs."
+            )
         return Recompute(budget=recomputation.budget)
     if mode is RecomputationMode.NONE:
         return None
