@@ -6,13 +6,14 @@ import cases
 import jax
 import keras
 import numpy as np
+import pipeline_cases as pipes
 import pytest
 from keras import layers
 
 import millrace
 from millrace.layers import RecomputationCheckpoint
 from millrace.plan import Recompute
-from millrace.strategy import functions
+from millrace.strategy import functions, recomputation
 
 # A gradient that is zero by rounding only becomes a step of full size in Adam: biases in front of a
 # softmax or a normalization.
@@ -129,3 +130,60 @@ def test_boundaries_save_memory_if_recomputation_is_on(strategy):
         found[mark_every, on] = temporaries(model, strategy, x, x)
     assert found[4, False] == found[0, False]
     assert found[4, True] < 0.6 * found[4, False]
+
+
+def staged():
+    """Dropout, BatchNormalization, boundaries in both stages, and one between them."""
+    x = inputs = keras.Input((6,))
+    x = layers.Dropout(0.5, seed=3)(layers.Dense(8, "relu")(x))
+    x = RecomputationCheckpoint()(x)
+    x = layers.BatchNormalization()(layers.Dense(8)(x))
+    x = RecomputationCheckpoint()(layers.Dense(8, "tanh")(x))
+    x = layers.Dropout(0.2, seed=4)(layers.Dense(8, "tanh")(x))
+    x = RecomputationCheckpoint()(x)
+    return keras.Model(inputs, layers.Dense(1, "sigmoid")(layers.Dense(4)(x)))
+
+
+STAGED = cases.Case("staged", staged, compile=cases.optimizer("SGD", 0.1))
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+@pytest.mark.parametrize("schedule", ["1f1b", "grouped", "sequential", "gpipe", "zero_bubble"])
+def test_stages(schedule, replicas):
+    """The same bits with every mode that goes with the schedule."""
+
+    def trained(mode):
+        model = pipes.pipelined(
+            STAGED, 2, devices=2 * replicas, executed=replicas,
+            pipeline_schedule=schedule, recomputation_mode=mode,
+        )  # fmt: skip
+        return cases.fit(STAGED, model)
+
+    plain = trained("none")
+    exact = cases.Tolerance(0, 0)
+    for mode in recomputation._MODES.get(schedule, (recomputation.THEN, recomputation.INTERLEAVED)):
+        found = trained(mode.value)
+        assert found.history == plain.history
+        cases.assert_same_variables(found.variables, plain.variables, exact)
+
+
+def test_stages_keep_less(strategy):
+    """What waits for its backward are the inputs of a stage, or of its segments."""
+    in_flight = {}
+    for mode in ("none", "recompute_then_backpropagate", "recompute_and_backpropagate_interleaved"):
+        two = millrace.Strategy(devices=2)
+        with two.scope():
+            model = chain(16, 4)
+        model.compile("sgd", "mse", steps_per_execution=4)
+        model.set_pipeline_stage_assignment("auto", num_stages=2)
+        model.set_pipelining_options(
+            gradient_accumulation_steps_per_replica=4,
+            pipeline_schedule="grouped",
+            recomputation_mode=mode,
+        )
+        report = two.memory_report(model, (np.ones((64, 256), "float32"),) * 2)
+        in_flight[mode] = [device.stages[0].in_flight for device in report.devices]
+    none, whole, segments = (stages[0] for stages in in_flight.values())
+    assert whole < segments < none / 2
+    # Backward of the last stage follows its forward at once.
+    assert in_flight["recompute_then_backpropagate"][1] == in_flight["none"][1]

@@ -282,7 +282,8 @@ class ProgramBuilder:
 
     @property
     def _accumulated_results(self) -> Any:
-        return self._accumulated_rests if any(self._accumulated_rests) else None
+        whole, rests = self._plan.group.whole, self._accumulated_rests
+        return [rest or whole for rest in rests] if any(rests) else None
 
     def _accumulated(self) -> Any:
         return at_rest(jax.eval_shape(self._accumulator.zeros), self._accumulated_rests)
@@ -300,16 +301,20 @@ class ProgramBuilder:
         return Program(name, function, arguments, unrolled, donated, results)
 
     def _results(self, *others: Any) -> Any:
-        """Returns shardings of a state and other results, if any of the state rests on the host.
+        """Returns shardings of a state and other results, if any of them is in host memory.
 
-        A result that nothing is said of would be in host memory, too, and not have it in its type.
+        All are said, or none: JAX would give results the memory of arguments of another kind.
         """
-        leaves = jax.tree.leaves(self._rests, is_leaf=lambda leaf: leaf is None)
-        if not any(leaves):
-            return None if not any(others) else (None, *others)
         whole = self._plan.group.whole
-        layouts = jax.tree.unflatten(jax.tree.structure(self._state), [k or whole for k in leaves])
-        return (layouts, *others)
+        rests = jax.tree.leaves(self._rests, is_leaf=_is_none)
+        if not any(rests) and not any(others):
+            return None
+        layouts = jax.tree.unflatten(jax.tree.structure(self._state), [k or whole for k in rests])
+        return (layouts, *(each or whole for each in others))
+
+
+def _is_none(value: Any) -> bool:
+    return value is None
 
 
 def _rests(plan: Plan, state: State) -> State:

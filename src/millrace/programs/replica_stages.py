@@ -283,6 +283,10 @@ class ReplicaStageBuilder(StageBuilder):
         """Returns how what a stage taps lies: each process has all that its stages tap."""
         return ROUNDS if self._plans[index].group.is_local else WHOLE
 
+    def _tap_sharding(self, index: int) -> jax.sharding.Sharding:
+        mesh = self._plans[index].group.mesh
+        return jax.sharding.NamedSharding(mesh, self._tap_layout(index))
+
     @property
     def _result_layout(self) -> PartitionSpec:
         is_local = all(plan.group.is_local for plan in self._plans)

@@ -174,7 +174,7 @@ class StageBuilder:
         arguments = (
             self._weights(stage), held, cotangents, self._accumulated(stage), _FACTOR
         )  # fmt: skip
-        results = self._with_sums(index, None, taps=self.taps.backward(index) is not None)
+        results = self._with_sums(index, returns=True, taps=self.taps.backward(index) is not None)
         return self._program("backward", index, backward, arguments, (3,), results)
 
     def backward_input(self, index: int) -> Program:
@@ -254,8 +254,9 @@ class StageBuilder:
             for slots, specs in zip((replaced, others), program.arguments, strict=True)
         )
         tapped = bundle_of_update(self.update.taps, part, index)
-        results = [self.layout(index, slot) for slot in part.outputs]
-        results += [None] * (1 + (tapped.number if tapped else 0))
+        whole = self._plans[index].group.whole
+        results = [self.layout(index, slot) or whole for slot in part.outputs]
+        results += [whole] * (1 + (tapped.number if tapped else 0))
         return replace(program, arguments=arguments, results=results)
 
     def spec_of(self, slot: Slot) -> Any:
@@ -304,12 +305,21 @@ class StageBuilder:
         plan = self._plans[index]
         return rests_of(plan, "gradient", zeros, plan.group.whole)
 
-    def _with_sums(self, index: int, *before: Any, taps: bool = False) -> Any:
-        """Returns the shardings of results of which one is what a stage accumulates into."""
+    def _with_sums(self, index: int, returns: bool = False, taps: bool = False) -> Any:
+        """Returns the shardings of results of which one is what a stage accumulates into.
+
+        All are said, or none: JAX would give results the memory of arguments of another kind.
+        """
         if not self._plan.offload.accumulators:
             return None
-        sums = self._rests(index)
-        return (*before, sums, *(None,) * taps) if before or taps else sums
+        split = self._plans[index].group.split(0)
+        sums = [rest or split for rest in self._rests(index)]
+        if not (returns or taps):
+            return sums
+        return (*(split,) * returns, sums, *(self._tap_sharding(index),) * taps)
+
+    def _tap_sharding(self, index: int) -> jax.sharding.Sharding:
+        return self._plans[index].group.whole
 
     def _weights(self, stage: Stage) -> list[Any]:
         return [self._specs["trainable"][index] for index in stage.trainable]
