@@ -8,6 +8,7 @@ third of the activation memory costs at most 20 % more FLOPs. The peer is plain 
 """
 
 import time
+from itertools import pairwise
 
 import millrace  # isort: skip
 import keras
@@ -23,6 +24,7 @@ BUDGETS, CLAIM_FLOPS, CLAIM_SHARE = 20, 0.20, 3.0
 
 
 def lstm():
+    """One layer over 2048 steps."""
     return (
         keras.Sequential(
             [keras.Input((2048, 32)), layers.LSTM(256, use_cudnn=False), layers.Dense(1)]
@@ -32,6 +34,7 @@ def lstm():
 
 
 def resnet():
+    """Images of 64 px."""
     model = keras.applications.ResNet50(
         weights=None, input_shape=(64, 64, 3), classes=1, classifier_activation=None
     )
@@ -39,6 +42,7 @@ def resnet():
 
 
 def transformer(blocks: int = 12, width: int = 128):
+    """Blocks of attention and a dense part, with Dropout."""
     x = inputs = keras.Input((128, width))
     for _ in range(blocks):
         hidden = layers.LayerNormalization()(x)
@@ -50,10 +54,12 @@ def transformer(blocks: int = 12, width: int = 128):
 
 
 def small_transformer():
+    """Two narrow blocks."""
     return transformer(2, 32)
 
 
 def main() -> None:
+    """Prints every choice of every model, and what the budgets come to."""
     options = harness.arguments(__doc__)
     harness.header(f"Budgets of recomputation, {BUDGETS} for each model")
     models = {"LSTM-2048": lstm, "ResNet50": resnet, "transformer-12": transformer}
@@ -78,7 +84,8 @@ def measure(name, build) -> list[str]:
     found, chain, number = [], None, 0
     while chain is None or number < len(chain.choices):
         recompute = Recompute(choice=number) if number else None
-        functions.recompute_of = lambda options, schedule, recompute=recompute: recompute
+        functions.recompute_of = lambda *given, recompute=recompute: recompute
+        model.set_recomputation_options()  # lets the next report make its programs anew
         begin = time.perf_counter()
         device = strategy.memory_report(model, batch).devices[0]
         seconds = time.perf_counter() - begin
@@ -95,15 +102,14 @@ def measure(name, build) -> list[str]:
 
 
 def report(name, model, chain, found) -> list[str]:
+    """Returns the lines of one model."""
     peaks = [device.peak for device in found]
     predicted = [choice.peak_bytes for choice in chain.choices]
     budgets = np.linspace(min(peaks), peaks[0], BUDGETS).astype(int)
     chosen = [find_choice(predicted, int(b), None, peaks.__getitem__) for b in budgets]
     over = sum(peaks[k] > b for k, b in zip(chosen, budgets, strict=True))
-    dearer = sum(later > earlier for earlier, later in zip(chosen, chosen[1:], strict=False))
-    less = sum(
-        peaks[later] < peaks[earlier] for earlier, later in zip(chosen, chosen[1:], strict=False)
-    )
+    dearer = sum(later > earlier for earlier, later in pairwise(chosen))
+    less = sum(peaks[later] < peaks[earlier] for earlier, later in pairwise(chosen))
     gradients = sum(4 * int(np.prod(v.shape)) for v in model.trainable_variables)
     activations = [d.stages[0].temporaries - gradients for d in found]
     third = [k for k, size in enumerate(activations) if size * CLAIM_SHARE <= activations[0]]
@@ -126,10 +132,11 @@ def planning(depth: int) -> str:
             model.add(layers.Dense(64, "tanh"))
     model.compile("sgd", "mse")
     spec = ((256, 64), "float32")
-    functions.recompute_of = lambda options, schedule: None
+    functions.recompute_of = lambda *given: None
     strategy.memory_report(model, (spec, spec))
     plain = strategy.compile_log[-1].trace_seconds
-    functions.recompute_of = lambda options, schedule: Recompute(choice=3)
+    functions.recompute_of = lambda *given: Recompute(choice=3)
+    model.set_recomputation_options()
     strategy.memory_report(model, (spec, spec))
     planned = strategy.compile_log[-1].trace_seconds
     return (

@@ -5,7 +5,7 @@ most 1.10x of its time, and within 5 % of the memory and the time of JAX by hand
 `jax.checkpoint` of the inner scan, in a scan over chunks.
 
     none     | keep 2048 steps ............................. | backward                        |
-    with 3   | keep (h, c) after each quarter | run the last quarter again | backward | the one before ...
+    with 3   | keep (h, c) after each quarter | run the last again | backward | the next ...
 """
 
 import millrace  # isort: skip
@@ -22,6 +22,7 @@ CLAIM_MEMORY, CLAIM_TIME, CLAIM_PEER = {7: 0.15, 15: 0.08}, 1.10, 1.05
 
 
 def main() -> None:
+    """Prints memory, times and the ratios."""
     options = harness.arguments(__doc__, rounds=5)
     length = 64 if options.small else 2048
     harness.header(f"LSTM({UNITS}) over {length} steps, batches of {BATCH}, {STEPS} steps")
@@ -62,6 +63,7 @@ def main() -> None:
 
 
 def fit(model, x, y):
+    """Returns one epoch."""
     return lambda: model.fit(x, y, batch_size=BATCH, shuffle=False, verbose=0)
 
 
@@ -127,6 +129,7 @@ def by_hand(x, y, boundaries: int):
 
 
 def run_by_hand(epoch, state, batches):
+    """Returns one epoch of the handwritten training."""
     held = [state]
 
     def run():

@@ -102,3 +102,25 @@ def test_a_budget_that_no_recomputation_keeps_to_is_refused():
         model.fit(X, X, batch_size=512, verbose=0)
     model.set_recomputation_options(mode="none")
     model.fit(X, X, batch_size=512, verbose=0)  # the model is as it was
+
+
+def test_the_devices_of_a_pipeline_keep_to_a_budget():
+    found = {}
+    for budget in (None, 0.9, 0.75):
+        strategy = millrace.Strategy(devices=2)
+        model = deep(strategy)
+        model.compile(keras.optimizers.SGD(0.1), "mse", steps_per_execution=4)
+        model.set_pipeline_stage_assignment("auto", num_stages=2)
+        model.set_pipelining_options(
+            gradient_accumulation_steps_per_replica=4, pipeline_schedule="gpipe"
+        )
+        if budget is not None:
+            model.set_recomputation_options(budget=budget)
+        report = strategy.memory_report(model, (X[:256], X[:256]))
+        history = model.fit(X, X, batch_size=256, epochs=2, shuffle=False, verbose=0)
+        found[budget] = report.peak, history.history["loss"]
+    plain, losses = found[None]
+    for budget in (0.9, 0.75):
+        peak, found_losses = found[budget]
+        assert peak <= budget * plain
+        np.testing.assert_allclose(found_losses, losses, rtol=1e-6)

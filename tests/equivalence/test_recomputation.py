@@ -36,7 +36,7 @@ def choose(monkeypatch):
 
     def choose(number):
         chosen = Recompute(choice=number) if number else None
-        monkeypatch.setattr(functions, "recompute_of", lambda options, schedule: chosen)
+        monkeypatch.setattr(functions, "recompute_of", lambda *given: chosen)
 
     return choose
 

@@ -10,7 +10,7 @@ another first guess leads to a choice that costs more.
 """
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 import rich.console
@@ -22,6 +22,8 @@ from millrace.plan import Plan, Recompute
 from millrace.programs.chain import Chain
 
 logger = logging.getLogger("millrace")
+
+_GUESSES = 4  # then the choices are halved
 
 
 def has_budget(plan: Plan) -> bool:
@@ -63,11 +65,12 @@ def within_budget(
     number = find_choice(predicted, limit, share, measure)
     peak = requirement(compiled_of(found[number]))
     text = f"keeps to {peak:,} bytes: "
-    _announce(text + ("nothing is run again" if chain is None else chain.describe(number)))
+    announce(text + ("nothing is run again" if chain is None else chain.describe(number)))
     return found[number], 0.0 if chain is None else chain.extra(number)
 
 
-def _announce(text: str) -> None:
+def announce(text: str) -> None:
+    """Says what was chosen: to the log, and where someone is waiting."""
     logger.info("training %s", text)
     console = rich.console.Console(stderr=True)
     if console.is_terminal:
@@ -94,24 +97,27 @@ def find_choice(
     if peaks[0] <= budget:
         return 0
     while high - low > 1:
-        nearest = min(peaks, key=lambda k: abs(peaks[k] - budget))
-        guess = _guess(predicted, budget - (peaks[nearest] - predicted[nearest]))
-        number = min(max(guess, low + 1), high - 1)
+        number = min(_guess(predicted, peaks, budget), high - 1)
+        if number <= low or len(peaks) > _GUESSES:
+            number = (low + high) // 2
         peaks[number] = measure(number)
         if peaks[number] <= budget:
             high = number
         else:
             low = number
-    if high == len(predicted):
-        least = min(peaks.values())
-        raise PlanError(
-            f"budget={share if limit is None else limit} is {budget:,} bytes, and this training "
-            f"takes at least {least:,}: that is its peak if all is computed again that can be. "
-            f"Set budget={least} or more, or use smaller batches."
-        )
-    return high
+    if high < len(predicted):
+        return high
+    least = min(peaks.values())
+    raise PlanError(
+        f"budget={share if limit is None else limit} is {budget:,} bytes, and this training takes "
+        f"at least {least:,}, however much is computed again. Set budget={least} or more, or use "
+        "smaller batches."
+    )
 
 
-def _guess(predicted: Sequence[int], room: int) -> int:
-    """Returns the first choice that should fit into `room` bytes."""
+def _guess(predicted: Sequence[int], peaks: Mapping[int, int], budget: int) -> int:
+    """Returns the first choice that should fit, by what those that were compiled are off by."""
+    # The first one is the step uncut, of which compilers keep less than is predicted.
+    nearest = min(peaks, key=lambda k: (k == 0, abs(peaks[k] - budget)))
+    room = budget - max(0, peaks[nearest] - predicted[nearest])
     return next((k for k, nbytes in enumerate(predicted) if nbytes <= room), len(predicted) - 1)

@@ -14,7 +14,10 @@ def reason_boundaries_rest(plan: Plan) -> str | None:
     if plan.mode is not Mode.TRAIN:
         return None  # there is no backward, and nobody expects one
     if recompute is None:
-        return "recomputation is off. Call model.set_recomputation_options() to turn it on."
+        return (
+            "backward keeps everything. Set mode='auto' in model.set_recomputation_options(): "
+            "'none' is off, and a model in one piece cannot be run again as a whole."
+        )
     if recompute.budget is not None or recompute.choice is not None:
         return "the budget chooses what is kept. Leave it out to choose by boundaries."
     if recompute.whole_stages:

@@ -9,8 +9,10 @@ there is none, and the gap that the fewest bytes cross is the next best.
 
 import math
 from collections.abc import Collection, Sequence
+from itertools import accumulate
 
-from millrace._compat.jaxpr import Graph, Var, variables
+from millrace._compat.jaxpr import Equation, Graph, Var, inner_equations, variables
+from millrace.graph.least_kept import PRODUCTS
 from millrace.graph.segments import dense, follows_from_both, pulled
 
 MOST_SEGMENTS = 64  # to choose from; more take longer to plan and differ little
@@ -21,19 +23,28 @@ def levels_by_cut_points(
 ) -> list[int]:
     """Returns the segment of each equation, of up to `most` segments of similar size.
 
-    The size of a segment is that of all values made in it.
+    Each has a product at least: what lies between two of them costs little to run again, and the
+    compiler makes it part of one or the other. The size of a segment is that of all values made in
+    it.
     """
     mixed = follows_from_both(graph, weights)
     order = [k for k, is_mixed in enumerate(mixed) if is_mixed]
     made = [sum(map(nbytes, graph.equations[k].outvars)) for k in order]
-    crossing = _crossing(graph, order)
-    gaps = _chosen_gaps(made, crossing, most)
+    products = [has_product(graph.equations[k]) for k in order]
+    gaps = _chosen_gaps(made, _crossing(graph, order), products, most)
     levels: list[int | None] = [None] * len(mixed)
     level = 0
     for place, k in enumerate(order):
         levels[k] = level
         level += place in gaps
     return dense(pulled(graph, levels))
+
+
+def has_product(equation: Equation) -> bool:
+    """Whether an equation takes most of the FLOPs of what is around it."""
+    if equation.primitive.name in PRODUCTS:
+        return True
+    return any(any(map(has_product, inner)) for inner in inner_equations(equation))
 
 
 def nbytes(var: Var) -> int:
@@ -61,20 +72,30 @@ def _crossing(graph: Graph, order: Sequence[int]) -> list[int]:
     return crossing
 
 
-def _chosen_gaps(made: Sequence[int], crossing: Sequence[int], most: int) -> set[int]:
-    """Returns the gaps to cut at: in each of `most` equal shares the one that least crosses."""
-    total = sum(made)
-    best: dict[int, int] = {}
-    size = 0
+def _chosen_gaps(
+    made: Sequence[int], crossing: Sequence[int], products: Sequence[bool], most: int
+) -> set[int]:
+    """Returns the gaps to cut at.
+
+    That is between two products the last of those that least crosses; where these are many, in each
+    of `most` equal shares the one that least crosses.
+    """
+    between: dict[int, int] = {}
+    number = sum(products[:1])
     for place in range(len(made) - 1):
-        size += made[place]
-        share = size * most // (total + 1)
+        if number and (number not in between or crossing[place] <= crossing[between[number]]):
+            between[number] = place
+        number += products[place + 1]
+    between.pop(number, None)  # after the last product
+    sizes = list(accumulate(made))
+    best: dict[int, int] = {}
+    for place in between.values():
+        share = place if len(between) < most else sizes[place] * most // (sizes[-1] + 1)
         if share not in best or crossing[place] <= crossing[best[share]]:
             best[share] = place
-    shares = sorted(best)
-    gaps = set()
-    for place, share in enumerate(shares):
-        near = [crossing[best[other]] for other in shares[max(0, place - 1) : place + 2]]
-        if crossing[best[share]] <= 2 * min(near):
-            gaps.add(best[share])
-    return gaps
+    gaps = sorted(best.values())
+    return {
+        gap
+        for place, gap in enumerate(gaps)
+        if crossing[gap] <= 2 * min(crossing[near] for near in gaps[max(0, place - 1) : place + 2])
+    }

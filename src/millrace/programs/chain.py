@@ -33,6 +33,12 @@ class Chain:
     choices: tuple[Choice, ...]  # the first keeps everything, the last takes the least memory
     flops: float  # of forward and backward, if nothing is run again
 
+    def below(self, share: float) -> int:
+        """Returns the first choice that takes at most a share of what the first one takes."""
+        most = share * self.choices[0].peak_bytes
+        fitting = (k for k, choice in enumerate(self.choices) if choice.peak_bytes <= most)
+        return next(fitting, len(self.choices) - 1)
+
     def extra(self, number: int) -> float:
         """Returns the share of the FLOPs that a choice adds to them."""
         return self.choices[number].extra_flops / self.flops if self.flops else 0.0
@@ -64,18 +70,22 @@ class Chain:
         return first if last in ("", first) else f"{first} to {last}"
 
 
-def chain_of(graph: Graph, num_weights: int, num_targets: int) -> Chain:
-    """Cuts a step into segments, and finds the best ways to run them.
+def chain_of(
+    graph: Graph, num_weights: int, targets: Sequence[int], others: Sequence[int] = ()
+) -> Chain:
+    """Cuts a step or a stage into segments, and finds the best ways to run them.
 
     Args:
-        graph: of a forward. Its first inputs are the weights, its first results are what is
-            differentiated.
+        graph: of a forward. Its first inputs are the weights.
         num_weights: how many of its inputs these are.
-        num_targets: how many of its results.
+        targets: places of the results that are differentiated.
+        others: places of inputs that are no weights, and by which they are differentiated, too.
     """
     graph = _with_chunks(graph)
-    weights, targets = graph.invars[:num_weights], graph.outvars[:num_targets]
-    segments = cut(graph, weights, targets, levels_by_cut_points(graph, weights))
+    weights = graph.invars[:num_weights]
+    learned = [*weights, *(graph.invars[place] for place in others)]
+    answered = [graph.outvars[place] for place in targets]
+    segments = cut(graph, learned, answered, levels_by_cut_points(graph, weights))
     links, flops = links_of(segments)
     chain = Chain(segments, _ladder(links), flops)
     if _here.seen is not None:

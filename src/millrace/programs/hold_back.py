@@ -11,6 +11,7 @@ all segments again before any backward. Each is held back until its cotangents a
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -19,9 +20,6 @@ from jax import lax
 
 from millrace._compat.jaxpr import Graph, primitive_counts
 from millrace.programs.joint import chosen
-
-# Runs `pull(learned, others, cotangents)` when the last of these are there.
-Form = Callable[[Callable[..., Any], Any, Any, Any], Any]
 
 # For CPU: lets barriers stand until equal computations have been merged.
 CPU_OPTIONS = {"xla_disable_hlo_passes": "cse_barrier_expander"}
@@ -32,35 +30,59 @@ def compiler_options(platform: str) -> dict[str, str]:
     return dict(CPU_OPTIONS) if platform == "cpu" else {}
 
 
+@dataclass(frozen=True, slots=True)
+class Form:
+    """How a segment is run, and run again."""
+
+    forward: Callable[..., Any]  # run, learned, others -> what `run` returns of them
+    backward: Callable[..., Any]  # pull, learned, others, cotangents -> what `pull` returns
+
+
 def hold_back(graph: Graph, platform: str) -> Form:
     """Returns how a graph is kept from being run again too early."""
-    convolves = "conv_general_dilated" in primitive_counts(graph.equations)
-    return in_conditional if platform == "cpu" and not convolves else behind_barrier
+    counts = primitive_counts(graph.equations)
+    if platform != "cpu" or "conv_general_dilated" in counts:
+        return Form(_at_once, _behind_barrier)
+    if "scan" in counts or "while" in counts:
+        return Form(_in_branch, _in_branch)
+    return Form(_at_once, _in_branch)
 
 
-def in_conditional(pull: Callable[..., Any], learned: Any, others: Any, cotangents: Any) -> Any:
-    """Runs `pull` in a branch that is always taken, which the compiler does not know."""
-    total = sum(leaf.ravel()[0].astype(jnp.float32) for leaf in cotangents)
+def _at_once(run: Callable[..., Any], *values: Any) -> Any:
+    return run(*values)
+
+
+# In a program that has no forward, nothing can be merged with it.
+AT_ONCE = Form(_at_once, _at_once)
+
+
+def _in_branch(run: Callable[..., Any], *values: Any) -> Any:
+    """Runs a function in a branch that is always taken, which the compiler does not know.
+
+    It waits for all its values. What a loop within begins with, zeros for all that it will return,
+    is not made before; outside of a branch it would be, for all loops of a program at once.
+    """
+    made = jax.eval_shape(run, *values)
+    floats = [v for v in jax.tree.leaves(values[-1]) if jnp.issubdtype(v.dtype, jnp.floating)]
+    floats = floats or [v for v in jax.tree.leaves(values) if jnp.issubdtype(v.dtype, jnp.floating)]
+    if any(jnp.issubdtype(leaf.dtype, jax.dtypes.extended) for leaf in jax.tree.leaves(made)):
+        return run(*values)
+    total = sum(leaf.ravel()[0].astype(jnp.float32) for leaf in floats if leaf.size)
     always = (total <= jnp.inf) | (total != total)
 
-    def zeros(learned: Any, others: Any, cotangents: Any) -> Any:
-        del others, cotangents
-        return jax.tree.map(jnp.zeros_like, learned)
+    def zeros(*values: Any) -> Any:
+        del values
+        return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), made)
 
-    return lax.cond(always, pull, zeros, learned, others, cotangents)
+    return lax.cond(always, run, zeros, *values)
 
 
-def behind_barrier(pull: Callable[..., Any], learned: Any, others: Any, cotangents: Any) -> Any:
-    """Runs `pull` on values that are there no earlier than the cotangents."""
-    leaves, tree = jax.tree.flatten((learned, others, cotangents))
+def _behind_barrier(run: Callable[..., Any], *values: Any) -> Any:
+    """Runs a function on values that are there no earlier than the last of them."""
+    leaves, tree = jax.tree.flatten(values)
     plain = [not jnp.issubdtype(leaf.dtype, jax.dtypes.extended) for leaf in leaves]
     held = iter(lax.optimization_barrier(chosen(leaves, plain)))
     leaves = [
         next(held) if is_plain else leaf for leaf, is_plain in zip(leaves, plain, strict=True)
     ]
-    return pull(*jax.tree.unflatten(tree, leaves))
-
-
-def at_once(pull: Callable[..., Any], learned: Any, others: Any, cotangents: Any) -> Any:
-    """Runs `pull` as it is: in a program that has no forward, nothing can be merged with it."""
-    return pull(learned, others, cotangents)
+    return run(*jax.tree.unflatten(tree, leaves))

@@ -35,7 +35,11 @@ from millrace._compat.jaxpr import (
 from millrace.graph.segments import cut, levels_by_boundaries
 from millrace.graph.stage import Split, Stage
 from millrace.plan import Recompute
+from millrace.programs.chain import chain_of
 from millrace.programs.recompute import as_recomputing_function, boundary_items
+
+# Choice k of a pipeline lets each stage take at most so much, to the power of k.
+STAGE_SHARE = 0.75
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,16 +134,20 @@ def _forward(
     """Returns the function of a stage's graph, with what its backward is to run again."""
     if recompute is None:
         return as_function(stage.graph)
-    graph = stage.graph
-    weights = graph.invars[: len(stage.trainable)]
-    learned = [*weights, *(graph.invars[place] for place in _places_of(stage, learning))]
-    targets = [graph.outvars[place] for place in _targets(stage, answered)]
-    is_whole = recompute.whole_stages
-    levels = [0] * len(graph.equations) if is_whole else levels_by_boundaries(graph, weights)
-    segments = cut(graph, learned, targets, levels)
-    # Backward of the last stage follows its forward at once.
-    keeps_last = stage.has_loss
-    items = boundary_items(segments, keeps_last)
+    graph, num_weights = stage.graph, len(stage.trainable)
+    places, targets = _places_of(stage, learning), _targets(stage, answered)
+    if recompute.choice is not None:
+        chain = chain_of(graph, num_weights, targets, places)
+        choice = chain.choices[chain.below(STAGE_SHARE**recompute.choice)]
+        segments, items = chain.segments, choice.items
+    else:
+        weights = graph.invars[:num_weights]
+        learned = [*weights, *(graph.invars[place] for place in places)]
+        is_whole = recompute.whole_stages
+        levels = [0] * len(graph.equations) if is_whole else levels_by_boundaries(graph, weights)
+        segments = cut(graph, learned, [graph.outvars[place] for place in targets], levels)
+        # Backward of the last stage follows its forward at once.
+        items = boundary_items(segments, keeps_last=stage.has_loss)
     return as_recomputing_function(segments, items, platform, in_one_program=False)
 
 

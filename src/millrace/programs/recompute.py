@@ -22,7 +22,7 @@ from millrace._compat.jaxpr import (
 )
 from millrace.graph.recompute_plan import Again, Item, Once
 from millrace.graph.segments import Segments
-from millrace.programs.hold_back import Form, at_once, hold_back
+from millrace.programs.hold_back import AT_ONCE, Form, hold_back
 from millrace.programs.joint import chosen, divided, joint_graph, merged, with_lean_loops
 
 KEEP_ALL, KEEP_PRODUCTS = 0, 1  # ways to run a segment once
@@ -41,7 +41,7 @@ def as_recomputing_function(
             program of backward cannot be merged with anything.
     """
     graph = segments.graph
-    form = None if in_one_program or len(items) > 1 else at_once
+    form = None if in_one_program or len(items) > 1 else AT_ONCE
     return _run(segments, items, list(graph.invars), list(graph.outvars), platform, form)
 
 
@@ -126,16 +126,17 @@ def again(
 
         return jax.vjp(targets, learned)[1](cotangents)[0]
 
-    @jax.custom_vjp
-    def run(learned: Any, others: Any) -> list[Any]:
+    def call(learned: Any, others: Any) -> list[Any]:
         return function(*merged(learns, learned, others))
 
+    run = jax.custom_vjp(call)
+
     def forward(learned: Any, others: Any) -> Any:
-        return run(learned, others), (learned, others)
+        return form.forward(call, learned, others), (learned, others)
 
     def backward(held: Any, cotangents: Any) -> Any:
         learned, others = held
-        return form(pull, learned, others, chosen(cotangents, answered)), None
+        return form.backward(pull, learned, others, chosen(cotangents, answered)), None
 
     run.defvjp(forward, backward)
     return lambda *values: run(*divided(learns, values))
@@ -156,9 +157,12 @@ def keeping_products(
         return as_function(graph)(*merged(learns, learned, others))
 
     def forward(learned: Any, others: Any) -> Any:
-        made = _call(joint.forward, joint.inputs, (*learned, *others))
+        made = form.forward(first, learned, others)
         results, saved = made[: len(graph.outvars)], made[len(graph.outvars) :]
         return results, (learned, others, saved)
+
+    def first(learned: Any, others: Any) -> list[Any]:
+        return _call(joint.forward, joint.inputs, (*learned, *others))
 
     def pull(learned: Any, rest: Any, cotangents: Any) -> Any:
         others, saved = rest
@@ -167,7 +171,7 @@ def keeping_products(
 
     def backward(held: Any, cotangents: Any) -> Any:
         learned, others, saved = held
-        return form(pull, learned, (others, saved), chosen(cotangents, answered)), None
+        return form.backward(pull, learned, (others, saved), chosen(cotangents, answered)), None
 
     run.defvjp(forward, backward)
     return lambda *values: run(*divided(learns, values))

@@ -58,7 +58,7 @@ def _chosen(plan: Plan, graph: Graph, num_weights: int) -> tuple[Segments, Seque
     """Returns the segments of a step whose first result is the loss, and how they are run."""
     choice = plan.recompute.choice if plan.recompute is not None else None
     if choice is not None:
-        chain = chain_of(graph, num_weights, 1)
+        chain = chain_of(graph, num_weights, [0])
         return chain.segments, chain.choices[min(choice, len(chain.choices) - 1)].items
     weights = graph.invars[:num_weights]
     segments = cut(graph, weights, graph.outvars[:1], levels_by_boundaries(graph, weights))

@@ -63,6 +63,8 @@ class PipelineRunner:
             make_schedule: returns the schedule of an update of so many micro-batches.
         """
         self._executables = executables
+        # What is run again may depend on the batch: a plan, and a state of values or specs.
+        self.choose: Callable[[Plan, State], Plan] = lambda plan, state: plan
         self._plan = replace(plan, capacity=1, records=1)
         self._groups = tuple(groups)
         self._last = len(groups) - 1  # stage
@@ -159,7 +161,7 @@ class PipelineRunner:
         return shape
 
     def _make_shape(self, spec: Any, state: State) -> Shape:
-        plan = replace(self._plan, batch=spec)
+        plan = self.choose(replace(self._plan, batch=spec), state)
         builder = self._executables.builder(plan, state, self._groups)
         check_queues(builder)
 

@@ -172,7 +172,10 @@ class PipelineRehearsal(PipelineRunner):
             state: specs of the state, as Keras has it.
             spec: of a micro-batch.
         """
-        plan = replace(self._plan, batch=spec)
+        return self.programs_of(self.choose(replace(self._plan, batch=spec), state), state)
+
+    def programs_of(self, plan: Plan, state: State) -> StagePrograms:
+        """Returns what an update runs by a plan that has its batch."""
         builder = self._executables.builder(plan, state, self._groups)
         schedule, order = self._orders.of(plan.accumulation.steps, builder.split.values)
         found: dict[tuple[str, int], StageProgram] = {}

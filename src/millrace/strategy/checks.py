@@ -146,6 +146,20 @@ def check_model(
         _check_optimizer(model, name, accumulation)
 
 
+def check_recomputed(model: keras.Model) -> None:
+    """Refuses to run parts of a step again that is the model's own.
+
+    Raises:
+        ModelError: naming the model, and what to change.
+    """
+    if type(model).train_step is not keras.Model.train_step:  # type: ignore[attr-defined]
+        raise ModelError(
+            f"{type(model).__name__} {model.name!r} overrides train_step(), and "
+            "set_recomputation_options() has the strategy differentiate the step itself, to run "
+            "parts of it again. Override compute_loss() instead, or set mode='none'."
+        )
+
+
 def _check_compiled(model: keras.Model, name: str, mode: Mode) -> None:
     if getattr(model, "run_eagerly", False):
         raise ModelError(

@@ -23,6 +23,7 @@ from millrace.runtime.halt import Halted
 from millrace.runtime.part import Part
 from millrace.runtime.pipeline import PipelineRunner
 from millrace.runtime.scan import ScanRunner
+from millrace.strategy.checks import check_recomputed
 from millrace.strategy.controller import Controller
 from millrace.strategy.epochs import Execution
 from millrace.strategy.memory import Batches, Needs, measure
@@ -53,7 +54,11 @@ class LoopFunction:
         self._optimizer_taps = trains and tapping_optimizer(controller.model) is not None
         schedule = None if assignment is None else controller.options.pipelining.schedule
         recomputation = controller.options.recomputation
-        self._recompute = recompute_of(recomputation, schedule) if trains else None
+        self._recompute = (
+            recompute_of(recomputation, schedule, controller.spans_processes) if trains else None
+        )
+        if self._recompute is not None:
+            check_recomputed(controller.model)
         self._offload = controller.offload if trains else NO_OFFLOAD
         self._pipeline = None if assignment is None else marks_of(controller.model, assignment)
         self._executables = Executables(controller.model, controller.totals.compile_log)

@@ -103,10 +103,19 @@ def _recomputation(controller: Controller, batches: Batches, report: MemoryRepor
         changed = replace(options, recomputation=Recomputation(mode=RecomputationMode.AUTO))
         return [Candidate("model.set_recomputation_options()", changed, batches)]
     limit = min(device.limit for device in report.devices if device.limit is not None)
+    limit -= _blocks_ahead(controller, report)
     changed = replace(
         options, recomputation=Recomputation(mode=RecomputationMode.AUTO, budget=limit)
     )
     return [Candidate(f"model.set_recomputation_options(budget={limit})", changed, batches)]
+
+
+def _blocks_ahead(controller: Controller, report: MemoryReport) -> int:
+    """Returns the bytes of blocks that are on a device besides that of the running program."""
+    if controller.destination.is_host_memory:
+        return 0
+    depth = controller.options.feed.prefetch_depth
+    return _bytes_of_batches(report) * depth // (depth + 1)
 
 
 def _shared_optimizer_state(

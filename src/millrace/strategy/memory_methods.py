@@ -1,7 +1,6 @@
 """The method that chooses what is computed again, and what the other methods say of memory."""
 
 import contextlib
-import math
 import re
 from dataclasses import replace
 from typing import Any
@@ -40,7 +39,8 @@ def set_recomputation_options(
         mode: `"none"` turns it off. `"recompute_and_backpropagate_interleaved"` computes again,
             segment by segment, what lies between two `RecomputationCheckpoint` layers.
             `"recompute_then_backpropagate"` computes a pipeline stage again as a whole. `"auto"`
-            is the latter for the schedules `"1f1b"` and `"grouped"`, and the former otherwise.
+            is the former for a model in one piece and for the schedule `"sequential"`, and the
+            latter for all others.
         budget: the peak that training may reach on a device: bytes, a text such as `"1.5GB"`, or a
             share above 0 and up to 1 of what it takes without recomputation. millrace then
             chooses what is kept, in the fewest additional FLOPs. None is no budget.
@@ -107,9 +107,8 @@ def bytes_or_share(value: Any) -> int | float:
             return bytes_or_share(round(float(number) * _UNITS[(unit or "").lower()]))
     elif isinstance(value, float) and 0 < value <= 1:
         return value
-    elif isinstance(value, int | float) and value is not True and math.isfinite(value):
-        if value >= 1 and value == int(value):
-            return int(value)
+    elif isinstance(value, int | float) and value is not True and value == value // 1 >= 1:
+        return int(value)
     raise OptionError(
         "budget must be bytes, a text such as '1.5GB' or '800 MiB', or a share such as 0.5 of what "
         f"training takes without recomputation. Received: {value!r}."

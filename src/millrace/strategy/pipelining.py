@@ -25,6 +25,7 @@ from millrace.records.compilation import CompileRecord
 from millrace.runtime.pipeline import PipelineRunner
 from millrace.schedules.table import make_schedule
 from millrace.schedules.task import Schedule
+from millrace.strategy.pipeline_budget import chooser
 
 
 class Stages:
@@ -189,7 +190,9 @@ def make_pipeline_runner(
     executables = StageExecutables(model, calls, marks, log, pipelining)
     numbers = pipelining.devices_of(marks.num_stages)
     schedule = functools.partial(_schedule, pipelining, marks.num_stages)
-    return PipelineRunner(executables, plan, [groups[number] for number in numbers], schedule)
+    runner = PipelineRunner(executables, plan, [groups[number] for number in numbers], schedule)
+    runner.choose = chooser(model, runner)
+    return runner
 
 
 def _schedule(pipelining: Pipelining, num_stages: int, num_micro_batches: int) -> Schedule:

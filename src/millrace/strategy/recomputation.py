@@ -13,23 +13,27 @@ INTERLEAVED = RecomputationMode.RECOMPUTE_AND_BACKPROPAGATE_INTERLEAVED
 _MODES = {"1f1b": (THEN,), "grouped": (THEN, INTERLEAVED), "sequential": (INTERLEAVED,)}
 
 
-def recompute_of(recomputation: Recomputation, schedule: Any) -> Recompute | None:
+def recompute_of(
+    recomputation: Recomputation, schedule: Any, spans_processes: bool = False
+) -> Recompute | None:
     """Returns what a plan says of recomputation, None for nothing.
 
     Args:
         recomputation: the options.
         schedule: of a pipeline; None for a model in one piece.
+        spans_processes: whether some stages are in other processes.
 
     Raises:
-        PlanError: if the schedule does not go with the mode.
+        PlanError: if the schedule does not go with the mode, or no process alone can say what a
+            pipeline needs.
     """
     mode = recomputation.mode
     if recomputation.budget is not None:
-        if schedule is not None:
+        if schedule is not None and spans_processes:
             raise PlanError(
-                f"A pipeline has no budget={recomputation.budget} of its own: how much is in "
-                "flight follows from its schedule. Set recomputation_mode='auto' in "
-                "set_pipelining_options(), and see strategy.memory_report() for what it needs."
+                f"budget={recomputation.budget} is for a pipeline within one process: each knows "
+                "the memory of its own stages only. Set recomputation_mode='auto' in "
+                "set_pipelining_options() instead."
             )
         return Recompute(budget=recomputation.budget)
     if mode is RecomputationMode.NONE:
