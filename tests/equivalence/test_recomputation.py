@@ -41,13 +41,29 @@ def choose(monkeypatch):
     return choose
 
 
-@pytest.mark.parametrize("choice", [2, 1000])
-@pytest.mark.parametrize("case", MODELS, ids=lambda case: case.name)
+# Every model with two choices takes minutes. These few have all that can go wrong.
+QUICK = {("batchnorm-dropout", 1000), ("lstm", 2), ("shared-layer", 1000), ("subclassed", 1000)}
+
+
+@pytest.mark.parametrize(
+    ("case", "choice"),
+    [
+        pytest.param(
+            case,
+            choice,
+            id=f"{case.name}-{choice}",
+            marks=[] if (case.name, choice) in QUICK else [pytest.mark.slow],
+        )
+        for case in MODELS
+        for choice in (2, 1000)
+    ],
+)
 def test_models(strategy, choose, case, choice):
     choose(choice)
     cases.assert_same(cases.train(case, strategy, 3), cases.train(case), case.tolerance)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["bfloat16-normalized", "float16-overflows", "ema-overwrite"])
 def test_options(strategy, choose, name):
     (case,) = (case for case in cases.OPTIONS if case.name == name)
@@ -147,8 +163,18 @@ def staged():
 STAGED = cases.Case("staged", staged, compile=cases.optimizer("SGD", 0.1))
 
 
-@pytest.mark.parametrize("replicas", [1, 2])
-@pytest.mark.parametrize("schedule", ["1f1b", "grouped", "sequential", "gpipe", "zero_bubble"])
+@pytest.mark.parametrize(
+    ("schedule", "replicas"),
+    [
+        pytest.param(
+            schedule,
+            replicas,
+            marks=[] if (schedule, replicas) == ("grouped", 1) else [pytest.mark.slow],
+        )
+        for schedule in ("1f1b", "grouped", "sequential", "gpipe", "zero_bubble")
+        for replicas in (1, 2)
+    ],
+)
 def test_stages(schedule, replicas):
     """The same bits with every mode that goes with the schedule."""
 

@@ -77,13 +77,14 @@ def _chosen_gaps(
 ) -> set[int]:
     """Returns the gaps to cut at.
 
-    That is between two products the last of those that least crosses; where these are many, in each
-    of `most` equal shares the one that least crosses.
+    That is between two products the first of those that least crosses: what a product makes is then
+    handed on, and what follows from it need not be kept as well. Where these are many, it is in
+    each of `most` equal shares the one that least crosses.
     """
     between: dict[int, int] = {}
     number = sum(products[:1])
     for place in range(len(made) - 1):
-        if number and (number not in between or crossing[place] <= crossing[between[number]]):
+        if number and (number not in between or crossing[place] < crossing[between[number]]):
             between[number] = place
         number += products[place + 1]
     between.pop(number, None)  # after the last product
