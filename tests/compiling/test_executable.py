@@ -8,7 +8,7 @@ from millrace.compiling.executable import compile_program
 from millrace.devices import DeviceGroup
 from millrace.options import Accumulation, Replication
 from millrace.plan import BatchSpec, Mode, Plan
-from millrace.programs.build import Program
+from millrace.programs.program import Program
 
 FLOATS = jax.ShapeDtypeStruct((4,), jnp.float32)
 

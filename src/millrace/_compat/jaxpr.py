@@ -76,6 +76,11 @@ def variables(atoms: Iterable[Any]) -> Iterator[Var]:
     return (atom for atom in atoms if not is_literal(atom))
 
 
+def spec_of(var: Var) -> jax.ShapeDtypeStruct:
+    """Returns the spec of a value."""
+    return jax.ShapeDtypeStruct(var.aval.shape, var.aval.dtype)
+
+
 def scope(equation: Equation) -> str:
     """Returns the names of `jax.named_scope` around an equation, outermost first."""
     return str(equation.source_info.name_stack)

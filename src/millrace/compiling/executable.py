@@ -14,8 +14,8 @@ import rich.console
 from millrace._compat.jax import looks_for_non_finite, non_finite
 from millrace._compat.jax_memory import requirement
 from millrace.plan import Plan
-from millrace.programs.build import Program
 from millrace.programs.hold_back import compiler_options as options_of_recomputation
+from millrace.programs.program import Program
 from millrace.records.compilation import CompileRecord
 
 logger = logging.getLogger("millrace")

@@ -16,8 +16,8 @@ from millrace.graph.calls import LayerCall
 from millrace.graph.place import Marks
 from millrace.options import CompilerOptions, Pipelining
 from millrace.plan import Plan
-from millrace.programs.build import Program
 from millrace.programs.offload import with_moves
+from millrace.programs.program import Program
 from millrace.programs.replica_stages import ReplicaStageBuilder
 from millrace.programs.stages import StageBuilder
 from millrace.programs.state import State

@@ -15,14 +15,12 @@ with `step_logs` and when predicting those of every step, `[records, ...]`.
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import keras
-from jax import lax
 
 from millrace._compat.jaxpr import primitive_counts
 from millrace.plan import LoopForm, Mode, Plan, choose_loop_form
@@ -36,8 +34,10 @@ from millrace.programs.offload import (
     rest_of,
     rested,
     resting_accumulator,
+    rests_of_state,
 )
-from millrace.programs.state import ROLES, State, Values
+from millrace.programs.program import Program, batch_specs, merge_steps
+from millrace.programs.state import State
 from millrace.programs.step import (
     final_logs,
     logs_follow_from_metrics,
@@ -53,18 +53,6 @@ from millrace.programs.window import Window
 Carry = tuple[State, Any, Taps]  # state, logs or outputs so far, taps so far
 
 
-@dataclass(frozen=True, slots=True)
-class Program:
-    """A pure function with the specs of its arguments."""
-
-    name: str
-    function: Callable[..., Any]
-    arguments: tuple[Any, ...]  # trees of jax.ShapeDtypeStruct
-    unrolled: int | None  # turns, where it is not a loop
-    donated: tuple[int, ...]  # positions of arguments whose memory the results reuse
-    results: Any = None  # shardings of the results, where the group has several devices
-
-
 class ProgramBuilder:
     """Makes the programs of one plan. The step is traced once, however many are made of it."""
 
@@ -78,7 +66,7 @@ class ProgramBuilder:
         """
         self._model = model
         self._plan = plan
-        self._rests = _rests(plan, state)
+        self._rests = rests_of_state(plan, state)
         self._state = at_rest(state, self._rests)
         self._batches = batch_specs(plan, (plan.capacity,))
         trains = plan.mode is Mode.TRAIN
@@ -317,28 +305,5 @@ def _is_none(value: Any) -> bool:
     return value is None
 
 
-def _rests(plan: Plan, state: State) -> State:
-    """Returns how each value of a state rests in host memory; None for those that do not."""
-    whole = plan.group.whole
-    return tuple(
-        Values(rest_of(plan, role, value, whole) for value in values)
-        for role, values in zip(ROLES[plan.mode], state, strict=True)
-    )
-
-
 _INDEX = jax.ShapeDtypeStruct((), jnp.int32)
 _FACTOR = jax.ShapeDtypeStruct((), jnp.float32)
-
-
-def batch_specs(plan: Plan, lead: tuple[int, ...]) -> Any:
-    """Returns the specs of a batch, or with `lead` of a block, whose leaves are `[*lead, ...]`."""
-    leaves = [
-        jax.ShapeDtypeStruct((*lead, *shape), dtype)
-        for shape, dtype in zip(plan.batch.shapes, plan.batch.dtypes, strict=True)
-    ]
-    return jax.tree.unflatten(plan.batch.treedef, leaves)
-
-
-def merge_steps(leaf: jax.Array) -> jax.Array:
-    """`[records, rows, ...]` -> `[records * rows, ...]`, as Keras concatenates predictions."""
-    return lax.collapse(leaf, 0, 2) if leaf.ndim > 1 else leaf

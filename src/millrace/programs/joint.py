@@ -22,13 +22,14 @@ from millrace._compat.jaxpr import (
     as_function,
     inlined,
     is_literal,
+    spec_of,
     trace,
     used,
     variables,
 )
 from millrace.graph.cut_points import nbytes
 from millrace.graph.least_kept import least_kept
-from millrace.programs.scans import spec_of, with_body, with_loops
+from millrace.programs.scans import with_body, with_loops
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,6 +31,7 @@ from jax.sharding import Sharding
 from millrace._compat.jax_spaces import is_on_host, on_device, on_host
 from millrace.plan import Plan
 from millrace.programs.accumulate import Accumulator, Gradients
+from millrace.programs.state import ROLES, State, Values
 
 # Bytes on one device below which a value stays there: a copy costs more than it saves. A step
 # reads some of the optimizer's scalars, too, the factor of loss scaling for one.
@@ -62,6 +63,15 @@ def rest_of(plan: Plan, role: str, value: Any, layout: Sharding) -> Sharding | N
 def rests_of(plan: Plan, role: str, values: Any, layout: Sharding) -> list[Sharding | None]:
     """Returns `rest_of` each value."""
     return [rest_of(plan, role, value, layout) for value in values]
+
+
+def rests_of_state(plan: Plan, state: State) -> State:
+    """Returns how each value of a state rests in host memory; None for those that do not."""
+    whole = plan.group.whole
+    return tuple(
+        Values(rest_of(plan, role, value, whole) for value in values)
+        for role, values in zip(ROLES[plan.mode], state, strict=True)
+    )
 
 
 def at_rest(specs: Any, layouts: Any) -> Any:

@@ -28,6 +28,7 @@ from millrace._compat.jaxpr import (
     inlined,
     pruned,
     renamed,
+    spec_of,
     trace,
     used,
     with_effects,
@@ -189,7 +190,7 @@ def _trace_forward(
         leaves, tree = jax.tree.flatten(pullback)
         return results, leaves
 
-    graph, (results, leaves) = trace(forward, *map(_spec, stage.graph.invars))
+    graph, (results, leaves) = trace(forward, *map(spec_of, stage.graph.invars))
     loss = [results[len(stage.sent)]] if stage.has_loss else []
     return graph, len(results), (tree, leaves, loss)
 
@@ -269,7 +270,3 @@ def _with(graph: Graph, invars: Sequence[Var]) -> Graph:
 def _giving(graph: Graph, outvars: Sequence[Any]) -> Graph:
     """Returns `graph` with more outputs, which it computes anyway."""
     return Graph(graph.invars, tuple(outvars), graph.equations, graph.constants)
-
-
-def _spec(var: Var) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct(var.aval.shape, var.aval.dtype)

@@ -19,8 +19,8 @@ from millrace._compat.keras import metric_logs
 from millrace.devices import REPLICA
 from millrace.options import MetricReduction
 from millrace.plan import Mode, Plan
-from millrace.programs.build import merge_steps
 from millrace.programs.loop import record_at
+from millrace.programs.program import merge_steps
 from millrace.programs.state import State
 from millrace.programs.step import logs_follow_from_metrics
 

@@ -26,9 +26,9 @@ from millrace.graph.split_update import Part
 from millrace.graph.stage import Slot, Stage
 from millrace.plan import Mode, Plan
 from millrace.programs import follow
-from millrace.programs.build import Program
 from millrace.programs.follow import Follows, Rule
 from millrace.programs.mesh_values import own_part, split_spec, whole_spec, with_axis
+from millrace.programs.program import Program
 from millrace.programs.reduce import Reduction
 from millrace.programs.replica_logs import ReplicaLogs, across_replicas, side_by_side
 from millrace.programs.replica_passes import forward_on_replicas, pass_on_replicas

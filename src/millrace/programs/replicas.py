@@ -23,11 +23,11 @@ from jax import lax
 from millrace._compat.jax_spaces import is_on_host
 from millrace.plan import LoopForm, Mode, Plan, choose_loop_form
 from millrace.programs.accumulate import make_accumulator, scale_of
-from millrace.programs.build import Program, batch_specs
 from millrace.programs.halting import can_wait, run_until_halted, unless
 from millrace.programs.loop import repeat
 from millrace.programs.mesh_values import split_spec
 from millrace.programs.offload import fetched, fetched_after, rested
+from millrace.programs.program import Program, batch_specs
 from millrace.programs.reduce import Reduction
 from millrace.programs.replica_logs import ReplicaLogs
 from millrace.programs.replica_records import ReplicaRecords

@@ -9,11 +9,10 @@ from collections.abc import Callable, Sequence
 from itertools import accumulate
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 from jax import lax
 
-from millrace._compat.jaxpr import Graph, Loop, Var, as_function, as_loop, is_literal
+from millrace._compat.jaxpr import Graph, Loop, as_function, as_loop, is_literal
 from millrace.graph.segments import cut, dense
 
 Run = Callable[..., list[Any]]
@@ -32,11 +31,6 @@ def chunked_function(graph: Graph, chunks_of: Callable[[Loop], int]) -> Run:
 def loops_of(graph: Graph) -> list[Loop]:
     """Returns the outermost loops of a graph whose number of turns is known."""
     return [loop for equation in graph.equations if (loop := as_loop(equation)) is not None]
-
-
-def spec_of(var: Var) -> jax.ShapeDtypeStruct:
-    """Returns the spec of a value of a graph."""
-    return jax.ShapeDtypeStruct(var.aval.shape, var.aval.dtype)
 
 
 def with_loops(graph: Graph, run_loop: Callable[[Loop], Run]) -> Run:

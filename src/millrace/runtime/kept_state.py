@@ -12,7 +12,7 @@ import jax
 from millrace.devices import DeviceGroup
 from millrace.plan import Mode
 from millrace.processes.agreement import check_same
-from millrace.programs.build import Program
+from millrace.programs.program import Program
 from millrace.programs.replica_stages import ReplicaStageBuilder
 from millrace.programs.state import State
 from millrace.runtime.gather import gathered, on_one_device

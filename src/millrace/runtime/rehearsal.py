@@ -16,7 +16,7 @@ from millrace.devices import DeviceGroup
 from millrace.feeds.block import Block, Segment
 from millrace.graph.split_update import Part as UpdatePart
 from millrace.plan import BatchSpec, Mode, Plan
-from millrace.programs.build import Program
+from millrace.programs.program import Program
 from millrace.programs.replica_stages import ReplicaStageBuilder
 from millrace.programs.stages import StageBuilder
 from millrace.programs.state import ROLES, State, Values

@@ -9,7 +9,7 @@ import numpy as np
 from millrace.compiling.executable import Executable
 from millrace.devices import DeviceGroup
 from millrace.plan import Mode
-from millrace.programs.build import Program
+from millrace.programs.program import Program
 from millrace.programs.replica_stages import ReplicaStageBuilder
 from millrace.programs.stages import StageBuilder
 from millrace.runtime.buffers import Buffers

@@ -1,0 +1,36 @@
+"""A program: a pure function with the specs of what it takes, ready to be compiled."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+from jax import lax
+
+from millrace.plan import Plan
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """A pure function with the specs of its arguments."""
+
+    name: str
+    function: Callable[..., Any]
+    arguments: tuple[Any, ...]  # trees of jax.ShapeDtypeStruct
+    unrolled: int | None  # turns, where it is not a loop
+    donated: tuple[int, ...]  # positions of arguments whose memory the results reuse
+    results: Any = None  # shardings of the results, where the group has several devices
+
+
+def batch_specs(plan: Plan, lead: tuple[int, ...]) -> Any:
+    """Returns the specs of a batch, or with `lead` of a block, whose leaves are `[*lead, ...]`."""
+    leaves = [
+        jax.ShapeDtypeStruct((*lead, *shape), dtype)
+        for shape, dtype in zip(plan.batch.shapes, plan.batch.dtypes, strict=True)
+    ]
+    return jax.tree.unflatten(plan.batch.treedef, leaves)
+
+
+def merge_steps(leaf: jax.Array) -> jax.Array:
+    """`[records, rows, ...]` -> `[records * rows, ...]`, as Keras concatenates predictions."""
+    return lax.collapse(leaf, 0, 2) if leaf.ndim > 1 else leaf
