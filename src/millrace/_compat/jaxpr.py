@@ -150,6 +150,12 @@ def used(
     return Graph(tuple(dict.fromkeys(given)), tuple(outvars), tuple(reversed(kept)), constants)
 
 
+def needed(graph: Graph) -> Graph:
+    """Returns `graph` without the equations that its results do not need; its inputs stay."""
+    part = used(graph, graph.outvars, also=with_effects(graph))
+    return Graph(graph.invars, part.outvars, part.equations, part.constants)
+
+
 def pruned(graph: Graph, known: Iterable[Var] = ()) -> Graph:
     """Returns `graph` without what its results do not need, inside conditionals and loops too."""
     part = used(graph, graph.outvars, known)

@@ -79,7 +79,7 @@ def _chosen_gaps(
 
     That is between two products the first of those that least crosses: what a product makes is then
     handed on, and what follows from it need not be kept as well. Where these are many, it is in
-    each of `most` equal shares the one that least crosses.
+    each of `most` - 1 equal shares the one that least crosses.
     """
     between: dict[int, int] = {}
     number = sum(products[:1])
@@ -91,7 +91,7 @@ def _chosen_gaps(
     sizes = list(accumulate(made))
     best: dict[int, int] = {}
     for place in between.values():
-        share = place if len(between) < most else sizes[place] * most // (sizes[-1] + 1)
+        share = place if len(between) < most else sizes[place] * (most - 1) // (sizes[-1] + 1)
         if share not in best or crossing[place] <= crossing[best[share]]:
             best[share] = place
     gaps = sorted(best.values())

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from millrace._compat.jaxpr import Graph, Loop, Var, scope, spec_of, trace
+from millrace._compat.jaxpr import Graph, Loop, Var, needed, scope, spec_of, trace
 from millrace.graph.cut_points import levels_by_cut_points, nbytes
 from millrace.graph.flops import flops_of
 from millrace.graph.recompute_chain import Choice, ladder
@@ -18,7 +18,7 @@ from millrace.graph.recompute_plan import Again, Item, Link, Once, Way
 from millrace.graph.segments import Segments, cut
 from millrace.programs.joint import Joint, joint_graph, with_lean_loops
 from millrace.programs.recompute import KEEP_PRODUCTS, span
-from millrace.programs.scans import chunked_function, loops_of
+from millrace.programs.scans import chunked_function, loops_of, slices_of_parts
 
 MOST_CHUNKS, LEAST_TURNS = 32, 8  # of a loop; each chunk is code of its own
 _NAMES = 4  # that a description has
@@ -181,7 +181,8 @@ def _with_chunks(graph: Graph) -> Graph:
     """Returns a graph whose long loops are several, each of which can be a segment."""
     if not any(_chunks(loop) > 1 for loop in loops_of(graph)):
         return graph
-    return trace(chunked_function(graph, _chunks), *map(spec_of, graph.invars))[0]
+    chunked = trace(chunked_function(graph, _chunks), *map(spec_of, graph.invars))[0]
+    return needed(slices_of_parts(chunked))
 
 
 def _chunks(loop: Loop) -> int:

@@ -5,7 +5,7 @@ from typing import Any
 
 import jax
 
-from millrace._compat.jaxpr import Graph, trace
+from millrace._compat.jaxpr import Graph, needed, trace
 from millrace.graph.recompute_plan import Item
 from millrace.graph.segments import Segments, cut, levels_by_boundaries
 from millrace.plan import Plan
@@ -36,6 +36,8 @@ def recomputing_value_and_grad(plan: Plan) -> Callable[..., Any]:
             arrays = [leaves[place] for place in places]
             specs = jax.tree.map(_spec, (trainable, arrays))
             graph, results = trace(flat, *specs)
+            # What nobody needs would still be handed from segment to segment.
+            graph = needed(graph)
             structure = jax.tree.structure(results)
             weights, weights_tree = jax.tree.flatten(trainable)
             segments, items = _chosen(plan, graph, len(weights))

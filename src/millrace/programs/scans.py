@@ -12,7 +12,7 @@ from typing import Any
 import jax.numpy as jnp
 from jax import lax
 
-from millrace._compat.jaxpr import Graph, Loop, as_function, as_loop, is_literal
+from millrace._compat.jaxpr import Equation, Graph, Loop, Var, as_function, as_loop, is_literal
 from millrace.graph.segments import cut, dense
 
 Run = Callable[..., list[Any]]
@@ -26,6 +26,38 @@ def chunked_function(graph: Graph, chunks_of: Callable[[Loop], int]) -> Run:
         chunks_of: how many chunks are to be made of a loop.
     """
     return with_loops(graph, lambda loop: _chunked(loop, chunks_of(loop)))
+
+
+def slices_of_parts(graph: Graph) -> Graph:
+    """Returns a graph in which a slice of joined arrays is one of the array that it lies in.
+
+    Of all that a loop makes, the last is often all that is taken. The chunks before the last one
+    then have nothing to hand on.
+    """
+    joined: dict[Var, Equation] = {}
+    equations = []
+    for equation in graph.equations:
+        if equation.primitive.name == "concatenate" and equation.params["dimension"] == 0:
+            joined[equation.outvars[0]] = equation
+        elif equation.primitive.name == "slice" and equation.invars[0] in joined:
+            equation = _slice_of_part(equation, joined[equation.invars[0]])
+        equations.append(equation)
+    return Graph(graph.invars, graph.outvars, tuple(equations), graph.constants)
+
+
+def _slice_of_part(equation: Equation, joined: Equation) -> Equation:
+    params, begin = equation.params, 0
+    (start, *starts), (limit, *limits) = params["start_indices"], params["limit_indices"]
+    for part in joined.invars:
+        end = begin + part.aval.shape[0]
+        if begin <= start and limit <= end:
+            bounds = {
+                "start_indices": (start - begin, *starts),
+                "limit_indices": (limit - begin, *limits),
+            }
+            return equation.replace(invars=[part], params={**params, **bounds})
+        begin = end
+    return equation
 
 
 def loops_of(graph: Graph) -> list[Loop]:

@@ -7,6 +7,8 @@ and name it in `ladders`: the report tries its rungs until one fits.
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
+from millrace._compat.jax_spaces import host_memory
+from millrace.devices import home
 from millrace.errors import MillraceError
 from millrace.options import Options, Recomputation, RecomputationMode
 from millrace.plan import Mode
@@ -39,6 +41,7 @@ def ladders(controller: Controller, batches: Batches, report: MemoryReport) -> l
     """
     kinds = (
         _recomputation,
+        _offloaded_optimizer_state,
         _shared_optimizer_state,
         _shared_weights,
         _shorter_blocks,
@@ -108,6 +111,18 @@ def _recomputation(controller: Controller, batches: Batches, report: MemoryRepor
         options, recomputation=Recomputation(mode=RecomputationMode.AUTO, budget=limit)
     )
     return [Candidate(f"model.set_recomputation_options(budget={limit})", changed, batches)]
+
+
+def _offloaded_optimizer_state(
+    controller: Controller, batches: Batches, report: MemoryReport
+) -> Ladder:
+    """The optimizer's values in host memory, where there is such and they are not there yet."""
+    options = controller.options
+    if options.offload.optimizer_state or host_memory(home(controller.devices)) is None:
+        return []
+    changed = replace(options, offload=replace(options.offload, optimizer_state=True))
+    code = "model.set_replication_options(offload_weight_update_variables=True)"
+    return [Candidate(code, changed, batches)]
 
 
 def _blocks_ahead(controller: Controller, report: MemoryReport) -> int:
