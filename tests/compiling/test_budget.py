@@ -83,7 +83,7 @@ def test_training_keeps_to_its_budget_and_to_its_numbers(caplog):
     plain, losses = trained(None)
     peaks = []
     with caplog.at_level(logging.INFO, "millrace"):
-        for share in (1.0, 0.85, 0.7):
+        for share in (1.0, 0.7):
             peak, found_losses = trained(share)
             assert peak <= share * plain
             np.testing.assert_allclose(found_losses, losses, rtol=1e-6)
@@ -106,7 +106,7 @@ def test_a_budget_that_no_recomputation_keeps_to_is_refused():
 
 def test_the_devices_of_a_pipeline_keep_to_a_budget():
     found = {}
-    for budget in (None, 0.9, 0.75):
+    for budget in (None, 0.75):
         strategy = millrace.Strategy(devices=2)
         model = deep(strategy)
         model.compile(keras.optimizers.SGD(0.1), "mse", steps_per_execution=4)
@@ -119,8 +119,6 @@ def test_the_devices_of_a_pipeline_keep_to_a_budget():
         report = strategy.memory_report(model, (X[:256], X[:256]))
         history = model.fit(X, X, batch_size=256, epochs=2, shuffle=False, verbose=0)
         found[budget] = report.peak, history.history["loss"]
-    plain, losses = found[None]
-    for budget in (0.9, 0.75):
-        peak, found_losses = found[budget]
-        assert peak <= budget * plain
-        np.testing.assert_allclose(found_losses, losses, rtol=1e-6)
+    (plain, losses), (peak, found_losses) = found[None], found[0.75]
+    assert peak <= 0.75 * plain
+    np.testing.assert_allclose(found_losses, losses, rtol=1e-6)
