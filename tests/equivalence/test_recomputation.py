@@ -176,7 +176,10 @@ STAGED = cases.Case("staged", staged, compile=cases.optimizer("SGD", 0.1))
     ],
 )
 def test_stages(schedule, replicas):
-    """The same bits with every mode that goes with the schedule."""
+    """The same numbers with every mode that goes with the schedule.
+
+    XLA fuses a forward and its backward otherwise than a backward alone, so not always the bits.
+    """
 
     def trained(mode):
         model = pipes.pipelined(
@@ -186,11 +189,9 @@ def test_stages(schedule, replicas):
         return cases.fit(STAGED, model)
 
     plain = trained("none")
-    exact = cases.Tolerance(0, 0)
     for mode in recomputation._MODES.get(schedule, (recomputation.THEN, recomputation.INTERLEAVED)):
         found = trained(mode.value)
-        assert found.history == plain.history
-        cases.assert_same_variables(found.variables, plain.variables, exact)
+        cases.assert_same(found, plain)
 
 
 def test_stages_keep_less(strategy):

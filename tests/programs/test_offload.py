@@ -28,6 +28,12 @@ BUFFERS = "offload_gradient_accumulation_buffers"
 ACTIVATIONS = "offload_activations"
 
 
+# The CPU compiler of jax 0.10.0 knows no memory kinds, so there is nothing to look at.
+pytestmark = pytest.mark.skipif(
+    jax.__version__ == "0.10.0", reason="its CPU compiler knows no memory kinds"
+)
+
+
 @pytest.fixture(autouse=True)
 def host_memory(monkeypatch):
     monkeypatch.setattr(jax_spaces, "is_another_memory", lambda device: True)

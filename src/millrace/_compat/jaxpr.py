@@ -50,12 +50,19 @@ def as_loop(equation: Equation) -> Loop | None:
     constants = dict(zip(jaxpr.constvars, closed.consts, strict=True))
     return Loop(
         Graph(tuple(jaxpr.invars), tuple(jaxpr.outvars), tuple(jaxpr.eqns), constants),
-        params["num_consts"],
-        params["num_carry"],
+        *_inputs_of_loop(params),
         params["length"],
         params["reverse"],
         params["unroll"],
     )
+
+
+def _inputs_of_loop(params: dict[str, Any]) -> tuple[int, int]:
+    """Returns how many inputs of a loop are constants, and how many are carried."""
+    if "num_consts" in params:
+        return params["num_consts"], params["num_carry"]
+    constants, carried, _ = params["ft_in"].unpack()  # from jax 0.12 on
+    return len(constants), len(carried)
 
 
 def trace(function: Callable[..., Any], *arguments: Any) -> tuple[Graph, Any]:
