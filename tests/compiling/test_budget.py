@@ -54,6 +54,11 @@ def test_a_budget_below_the_least_is_refused_with_the_least():
         find_choice([0], 3, None, lambda number: 5)
 
 
+def test_the_least_may_be_a_choice_before_the_last():
+    number, _ = found(385, compiled=[1100, 890, 690, 590, 380, 390])
+    assert number == 4
+
+
 def deep(strategy, depth=12):
     keras.utils.set_random_seed(0)
     with strategy.scope():

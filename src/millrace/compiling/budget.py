@@ -24,6 +24,7 @@ from millrace.programs.chain import Chain
 logger = logging.getLogger("millrace")
 
 _GUESSES = 4  # then the choices are halved
+_NEAR = 4  # choices that are tried before a budget is refused
 
 
 def has_budget(plan: Plan) -> bool:
@@ -107,6 +108,13 @@ def find_choice(
             low = number
     if high < len(predicted):
         return high
+    # The last choice is the one of least memory as predicted. One near it may be so compiled.
+    for number in range(max(1, len(predicted) - _NEAR), len(predicted)):
+        if number not in peaks:
+            peaks[number] = measure(number)
+    fitting = [number for number, peak in peaks.items() if peak <= budget]
+    if fitting:
+        return min(fitting)
     least = min(peaks.values())
     raise PlanError(
         f"budget={share if limit is None else limit} is {budget:,} bytes, and this training takes "
