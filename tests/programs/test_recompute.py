@@ -15,7 +15,12 @@ from millrace.graph.segments import cut, levels_by_boundaries
 from millrace.programs.chain import chain_of
 from millrace.programs.hold_back import AT_ONCE, hold_back
 from millrace.programs.joint import joint_graph
-from millrace.programs.recompute import KEEP_ALL, KEEP_PRODUCTS, as_recomputing_function
+from millrace.programs.recompute import (
+    KEEP_ALL,
+    KEEP_PRODUCTS,
+    as_recomputing_function,
+    boundary_items,
+)
 from millrace.programs.scans import chunked_function, slices_of_parts
 
 W = [jnp.asarray(np.random.default_rng(k).normal(size=(8, 8)) / 3, jnp.float32) for k in range(4)]
@@ -85,6 +90,20 @@ def test_gradients_are_those_of_jax(items, platform):
     found, expected = of(run), of(loss)
     for value, other in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
         np.testing.assert_allclose(value, other, rtol=1e-6, atol=1e-6)
+
+
+def test_what_is_behind_the_last_boundary_is_not_run_again():
+    """One product for each of the two segments in front of it, and none of its own two."""
+    graph = graph_of()
+    weights = graph.invars[:4]
+    segments = cut(graph, weights, graph.outvars[:1], levels_by_boundaries(graph, weights))
+
+    def products(function):
+        gradient = jax.grad(lambda w: function(*w, X)[0])
+        return primitive_counts(trace(gradient, W)[0].equations)["dot_general"]
+
+    run = as_recomputing_function(segments, boundary_items(segments, keeps_last=True), "cpu")
+    assert products(run) == products(loss) + 2
 
 
 def test_the_least_is_kept():

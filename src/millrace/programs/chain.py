@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from millrace._compat.jaxpr import Graph, Loop, Var, needed, scope, spec_of, trace
+from millrace._compat.jaxpr import Graph, Loop, Var, needed, scope, spec_of, trace, variables
 from millrace.graph.cut_points import levels_by_cut_points, nbytes
 from millrace.graph.flops import flops_of
 from millrace.graph.recompute_chain import Choice, ladder
@@ -164,7 +164,7 @@ def _ways(segments: Segments, graph: Graph, gradients: int) -> tuple[tuple[Way, 
 
 def _kept(joint: Joint, names: Sequence[Var]) -> int:
     """Returns the bytes of values, without those that the segment hands on anyway."""
-    handed_on = set(joint.results)
+    handed_on = set(variables(joint.results))  # not numbers written into the graph
     return _size(var for var in names if var not in handed_on)
 
 
