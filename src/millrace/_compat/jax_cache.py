@@ -1,0 +1,138 @@
+"""Private JAX: what keeps executables between processes. Checked on jax 0.10.0, 0.10.2, 0.12.0.1.
+
+JAX makes the keys and turns executables into bytes; where these lie is a module variable of its
+`compilation_cache`, and no public call sets it. Its own files are not written atomically, and a
+damaged one is never replaced.
+"""
+
+import pathlib
+import threading
+from typing import Any, Protocol
+
+import jax
+import jaxlib.version
+from jax.experimental.compilation_cache import compilation_cache as public
+
+from millrace._compat.jax import backends_are_initialized
+
+try:
+    from jax._src import compilation_cache as private
+except ImportError:  # a later JAX
+    private = None
+
+_PRIVATE = ("_cache", "_cache_initialized", "_cache_initialized_mutex")
+_DIRECTORY = "jax_compilation_cache_dir"
+_OPTIONS = {
+    # The default of 1 second leaves out Keras's initialisers, which are half of the start.
+    "jax_persistent_cache_min_compile_time_secs": 0.0,
+    "jax_persistent_cache_min_entry_size_bytes": -1,
+    # Otherwise the directory is part of the keys, and a cache that was moved is lost.
+    "jax_persistent_cache_enable_xla_caches": "none",
+}
+_QUIET_SINCE = (0, 10, 2)
+
+_lock = threading.Lock()
+_before: dict[str, Any] = {}  # options of JAX before ours, while a store of ours is installed
+_ours: dict[str, Any] = {}
+
+
+class Store(Protocol):
+    """Where the bytes of executables lie. Neither call may raise."""
+
+    def get(self, key: str) -> bytes | None:
+        """Returns what was put, or None."""
+        ...
+
+    def put(self, key: str, value: bytes) -> None:
+        """Keeps `value`."""
+        ...
+
+
+def loads_quietly() -> bool:
+    """Whether an executable can be loaded without a word on stderr.
+
+    jaxlib before 0.10.2 prints lines about "+prefer-no-gather" for each that is loaded on a CPU,
+    beyond the reach of Python. Does not start JAX's devices: before they are, they count as CPUs
+    unless the options of JAX name another platform.
+    """
+    if _numbers(jaxlib_version()) >= _QUIET_SINCE:
+        return True
+    return platform() != "cpu"
+
+
+def jaxlib_version() -> str:
+    """Returns the version of the compiler's package; no public module has it."""
+    return jaxlib.version.__version__
+
+
+def platform() -> str:
+    """Returns the default platform, without starting JAX's devices."""
+    if backends_are_initialized():
+        return jax.default_backend()
+    config: Any = jax.config  # which declares its options when it runs
+    return (config.jax_platforms or "cpu").split(",")[0]
+
+
+def directory_of_user() -> str | None:
+    """Returns the directory that the user has told JAX to keep executables in, if any."""
+    found = getattr(jax.config, _DIRECTORY)
+    with _lock:
+        return None if found == _ours.get(_DIRECTORY) else found
+
+
+def is_enabled() -> bool:
+    """Whether JAX asks any cache on disk at all."""
+    config: Any = jax.config
+    return bool(config.jax_enable_compilation_cache)
+
+
+def takes_stores() -> bool:
+    """Whether this JAX can be given a store. Without, it has files of its own in the directory."""
+    return private is not None and all(hasattr(private, name) for name in _PRIVATE)
+
+
+def install(store: Store, directory: pathlib.Path) -> None:
+    """Has JAX keep executables in `store`, from the next compilation on.
+
+    Args:
+        store: used where JAX `takes_stores()`.
+        directory: where JAX's own files go otherwise; it exists when it is needed.
+    """
+    uninstall()
+    options = {**_OPTIONS, _DIRECTORY: str(directory)}
+    with _lock:
+        _before.update({name: getattr(jax.config, name) for name in options})
+        _ours.update(options)
+        for name, value in options.items():
+            jax.config.update(name, value)
+        public.reset_cache()  # it may hold files of another directory
+        if private is not None and takes_stores():
+            with private._cache_initialized_mutex:
+                private._cache = _Adapter(store, directory)  # type: ignore[assignment]
+                private._cache_initialized = True
+
+
+def uninstall() -> None:
+    """Has JAX do again what it did before `install`. Options that were changed since stay."""
+    with _lock:
+        if not _before:
+            return
+        for name, value in _before.items():
+            if getattr(jax.config, name) == _ours[name]:
+                jax.config.update(name, value)
+        _before.clear()
+        _ours.clear()
+        public.reset_cache()
+
+
+class _Adapter:
+    """What JAX calls; it reads `_path` for its own log."""
+
+    def __init__(self, store: Store, directory: pathlib.Path):
+        self._path = directory
+        self.get = store.get
+        self.put = store.put
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in version.split(".")[:3] if part.isdigit())

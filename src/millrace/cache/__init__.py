@@ -1,0 +1,1 @@
+"""Executables on disk, so that another process need not compile them again."""

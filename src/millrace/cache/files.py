@@ -1,0 +1,180 @@
+"""The files of a cache: where they lie, how they are written and removed.
+
+<root>/
+  0.10.2-cpu-1f3a0c9d/                jaxlib, platform, processor: see `environment`
+    jit_run-<hash>.mrx                one executable
+  keys/
+    train_run-<digest>.key            what identified a program: see cache_keys.py
+"""
+
+import contextlib
+import hashlib
+import os
+import pathlib
+import platform
+import re
+import secrets
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from millrace._compat import jax_cache
+from millrace.cache.entry import SUFFIX, read_entry
+from millrace.records.cache import CacheEntry
+
+KEYS = "keys"
+KEY_SUFFIX = ".key"
+
+_ENVIRONMENT = re.compile(r"[\w.+]+-[a-z]+-[0-9a-f]{8}")
+_TEMPORARY = ".writing"
+_ABANDONED_SECONDS = 3600.0  # after which whoever was writing a temporary file is gone
+_LONGEST_NAME = 200  # bytes of a file's name; file systems end at 255
+
+
+@dataclass(frozen=True, slots=True)
+class File:
+    """A file of the cache, unread."""
+
+    name: str  # with its directories
+    nbytes: int
+    used: float  # seconds since 1970
+
+    @property
+    def path(self) -> pathlib.Path:
+        """Where it lies; not a field, since most are only counted and there may be many."""
+        return pathlib.Path(self.name)
+
+
+def environment() -> str:
+    """Returns the name of the directory for executables that this process can load.
+
+    Those of another jaxlib or for a processor with other instructions have crashed processes, so
+    they are kept apart, though JAX's key should tell them from each other.
+    """
+    flags = hashlib.sha256(_processor().encode()).hexdigest()[:8]
+    return f"{jax_cache.jaxlib_version()}-{jax_cache.platform()}-{flags}"
+
+
+def _processor() -> str:
+    with contextlib.suppress(OSError), open("/proc/cpuinfo", encoding="utf-8") as file:
+        for line in file:  # of the first core; the others have the same
+            name, _, value = line.partition(":")
+            if name.strip() in ("flags", "Features"):
+                return " ".join((platform.machine(), *sorted(value.split())))
+    return f"{platform.machine()} {platform.processor()}"
+
+
+def file_name(key: str) -> str:
+    """Returns the file name of a key, with characters that every file system takes."""
+    module, _, digest = re.sub(r"[^\w.-]", "_", key).rpartition("-")
+    return f"{module[: _LONGEST_NAME - len(digest)]}-{digest}{SUFFIX}"
+
+
+def files(root: pathlib.Path) -> Iterator[File]:
+    """Yields all executables of a cache, of whatever version, in no order."""
+    for directory in _environments(root):
+        yield from _files(directory, SUFFIX)
+
+
+def key_files(root: pathlib.Path) -> Iterator[File]:
+    """Yields the files of keys."""
+    return _files(root / KEYS, KEY_SUFFIX)
+
+
+def entries(root: pathlib.Path) -> list[CacheEntry]:
+    """Returns what all files of a cache say of themselves, the last used first."""
+    found = sorted(files(root), key=lambda file: -file.used)
+    return [read_entry(file.path, file.nbytes, file.used) for file in found]
+
+
+def remove(path: pathlib.Path) -> bool:
+    """Removes a file; returns whether it is gone because of this call."""
+    try:
+        path.unlink()
+    except OSError:
+        return False
+    return True
+
+
+def clear(root: pathlib.Path, older_than: float = 0.0) -> tuple[int, int]:
+    """Removes what a cache has written, and nothing else.
+
+    Args:
+        root: of the cache.
+        older_than: seconds; what was used since then stays. 0 removes all.
+
+    Returns:
+        How many executables were removed, and their bytes.
+    """
+    before = time.time() - older_than
+    count = nbytes = 0
+    for file in list(files(root)):
+        if (not older_than or file.used < before) and remove(file.path):
+            count += 1
+            nbytes += file.nbytes
+    for file in list(key_files(root)):
+        if not older_than or file.used < before:
+            remove(file.path)
+    remove_abandoned(root)
+    _remove_empty(root)
+    return count, nbytes
+
+
+def remove_abandoned(root: pathlib.Path) -> None:
+    """Removes temporary files that nobody is writing any more."""
+    before = time.time() - _ABANDONED_SECONDS
+    for directory in (*_environments(root), root / KEYS):
+        for file in _files(directory, _TEMPORARY):
+            if file.used < before:
+                remove(file.path)
+
+
+def _remove_empty(root: pathlib.Path) -> None:
+    for directory in (*_environments(root), root / KEYS):
+        with contextlib.suppress(OSError):  # not empty
+            directory.rmdir()
+
+
+def write(path: pathlib.Path, content: bytes) -> None:
+    """Writes a file of a directory in the root, so that whoever reads it sees all of it or none.
+
+    Raises:
+        OSError: if it cannot be written.
+    """
+    temporary = path.with_name(f".{os.getpid()}-{secrets.token_hex(8)}{_TEMPORARY}")
+    try:
+        try:
+            temporary.write_bytes(content)
+        except FileNotFoundError:  # first of its directory, or another process cleared the cache
+            # Only for its owner: whoever can write here can have this process run any code.
+            path.parent.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            path.parent.mkdir(exist_ok=True)
+            temporary.write_bytes(content)
+        os.replace(temporary, path)
+    except OSError:
+        remove(temporary)
+        raise
+
+
+def _environments(root: pathlib.Path) -> list[pathlib.Path]:
+    try:
+        with os.scandir(root) as found:
+            return [
+                pathlib.Path(entry.path)
+                for entry in found
+                if _ENVIRONMENT.fullmatch(entry.name) and entry.is_dir()
+            ]
+    except OSError:
+        return []
+
+
+def _files(directory: pathlib.Path, suffix: str) -> Iterator[File]:
+    try:
+        with os.scandir(directory) as found:
+            for entry in found:
+                if entry.name.endswith(suffix):
+                    with contextlib.suppress(OSError):  # another process has removed it
+                        status = entry.stat()
+                        yield File(entry.path, status.st_size, status.st_mtime)
+    except OSError:
+        return

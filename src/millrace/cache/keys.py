@@ -1,0 +1,95 @@
+"""What identified the programs that were compiled before, by this process or an earlier one.
+
+A file for each, apart from the executables: these are removed for the limit and are of no use to
+another version, while what a program was like stays worth comparing.
+"""
+
+import json
+import os
+import pathlib
+import re
+import zlib
+from typing import Any
+
+from millrace.cache import files as cache_files
+from millrace.records.compilation import Aspect, KeyField, ProgramKey
+
+_MOST_FILES = 1000
+_LONGEST = 1 << 22  # bytes of a key, unpacked
+
+
+def write_key(root: pathlib.Path, key: ProgramKey) -> None:
+    """Writes what identifies a program, or says of what is there that it is the newest.
+
+    Raises:
+        OSError: if it cannot be written.
+    """
+    name = f"{_slug(key.program)}-{key.digest}{cache_files.KEY_SUFFIX}"
+    path = root / cache_files.KEYS / name
+    try:
+        os.utime(path)
+    except FileNotFoundError:
+        cache_files.write(path, pack_key(key))
+
+
+def read_keys(root: pathlib.Path, program: str, most: int) -> list[ProgramKey]:
+    """Returns the keys of a program, the last used first."""
+    start = re.compile(re.escape(_slug(program)) + r"-[0-9a-f]{16}\.")
+    found = [file for file in cache_files.key_files(root) if start.match(file.path.name)]
+    keys: list[ProgramKey] = []
+    for file in sorted(found, key=lambda file: -file.used):
+        key = _read(file.path)
+        if key is not None and key.program == program:
+            keys.append(key)
+            if len(keys) == most:
+                break
+    return keys
+
+
+def remove_oldest(root: pathlib.Path) -> None:
+    """Removes all but the newest thousand keys."""
+    found = sorted(cache_files.key_files(root), key=lambda file: -file.used)
+    for file in found[_MOST_FILES:]:
+        cache_files.remove(file.path)
+
+
+def _slug(program: str) -> str:
+    return re.sub(r"\W+", "_", program)[:80]
+
+
+def pack_key(key: ProgramKey) -> bytes:
+    """Returns a key as bytes."""
+    fields = [[f.aspect.value, f.name, f.value, f.where] for f in key.fields]
+    values = [key.model, key.program, fields, key.is_complete]
+    return zlib.compress(json.dumps(values).encode())
+
+
+def _read(path: pathlib.Path) -> ProgramKey | None:
+    """Reads a key; a file that holds none is removed, for only a hint is lost."""
+    try:
+        content = path.read_bytes()
+    except OSError:
+        return None
+    try:
+        return unpack_key(content)
+    except (zlib.error, ValueError, TypeError):
+        cache_files.remove(path)
+        return None
+
+
+def unpack_key(content: bytes) -> ProgramKey:
+    """Returns the key of these bytes.
+
+    Raises:
+        zlib.error: if they are none.
+        ValueError: likewise.
+        TypeError: likewise.
+    """
+    values: list[Any] = json.loads(zlib.decompressobj().decompress(content, _LONGEST))
+    model, program, fields, is_complete = values
+    return ProgramKey(
+        model=model,
+        program=program,
+        fields=tuple(KeyField(Aspect(a), name, value, where) for a, name, value, where in fields),
+        is_complete=is_complete,
+    )

@@ -1,0 +1,105 @@
+"""What a thread is looking up in the cache, and whether it was there.
+
+JAX says of each compilation whether it was a hit, in the thread that asked for it; it says so for
+its own files as for a store of ours, and after XLA has taken the bytes: what XLA refuses is none.
+"""
+
+import contextlib
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import jax
+
+from millrace.records.cache import EntryLabels
+
+_REQUEST = "/jax/compilation_cache/compile_requests_use_cache"
+_HIT = "/jax/compilation_cache/cache_hits"
+_SECONDS = "/jax/compilation_cache/cache_retrieval_time_sec"
+
+
+@dataclass(slots=True)
+class Lookup:
+    """One compilation, which the cache may make unnecessary."""
+
+    labels: EntryLabels
+    hit: bool = False
+    seconds: float = 0.0  # spent reading and loading, of a hit
+    layers: tuple[str, ...] = ()  # of the model that the file was made for, of a hit
+    entry: bytes = b""  # what JAX had put there; empty if it lies in files of JAX's own
+
+
+class _Thread(threading.local):
+    lookup: Lookup | None = None
+
+
+class Counts:
+    """How often this process found an executable, and how often it did not."""
+
+    def __init__(self):
+        self._lock = threading.Lock()
+        self.requests = 0
+        self.hits = 0
+
+    def clear(self) -> None:
+        """Begins again: what was asked of another cache, or of none, says nothing of this one."""
+        with self._lock:
+            self.requests = self.hits = 0
+
+    def add(self, requests: int, hits: int) -> None:
+        """Adds to both."""
+        with self._lock:
+            self.requests += requests
+            self.hits += hits
+
+
+_thread = _Thread()
+counts = Counts()
+_listens = (
+    threading.Lock()
+)  # held from the first use on: JAX calls a listener as often as it has it
+
+
+@contextlib.contextmanager
+def looking_up(labels: EntryLabels) -> Iterator[Lookup]:
+    """Says of the one compilation inside what it is, and afterwards whether it was a hit.
+
+        with looking_up(EntryLabels(model="classifier", program="train_run")) as lookup:
+            compiled = lowered.compile()
+        lookup.hit, lookup.seconds
+
+    Without a cache nothing is a hit.
+    """
+    listen()
+    before = _thread.lookup
+    _thread.lookup = lookup = Lookup(labels)
+    try:
+        yield lookup
+    finally:
+        _thread.lookup = before
+
+
+def current_lookup() -> Lookup | None:
+    """Returns what this thread looks up; None for what only JAX has asked for."""
+    return _thread.lookup
+
+
+def listen() -> None:
+    """Counts JAX's events from now on."""
+    if _listens.acquire(blocking=False):
+        jax.monitoring.register_event_listener(_on_event)
+        jax.monitoring.register_event_duration_secs_listener(_on_duration)
+
+
+def _on_event(event: str, **_: object) -> None:
+    if event == _REQUEST:
+        counts.add(requests=1, hits=0)
+    elif event == _HIT:
+        counts.add(requests=0, hits=1)
+        if _thread.lookup:
+            _thread.lookup.hit = True
+
+
+def _on_duration(event: str, duration_secs: float, **_: object) -> None:
+    if event == _SECONDS and _thread.lookup:
+        _thread.lookup.seconds += duration_secs

@@ -1,0 +1,209 @@
+"""Executables on disk, so that another process need not compile them again.
+
+    use_cache(directory)      where: argument > MILLRACE_CACHE_DIR > JAX's own option > default
+    looking_up(labels)        whether one compilation was a hit              lookup.py
+    known_keys(program)       what identified earlier programs of a name     keys.py
+    cache_statistics()        what is there, and what it did
+                              the files                                      files.py
+                              one of them                                    entry.py
+                              what JAX reads and writes                      store.py
+
+The cache is of the process, as JAX's is: `jax.jit` uses it, too, and Keras's initialisers do.
+"""
+
+import dataclasses
+import enum
+import logging
+import os
+import pathlib
+import sys
+import threading
+
+from millrace._compat import jax_cache
+from millrace.cache.files import environment
+from millrace.cache.keys import read_keys
+from millrace.cache.lookup import counts, current_lookup, listen
+from millrace.cache.store import CacheStore
+from millrace.errors import OptionError
+from millrace.records.cache import CacheStatistics
+from millrace.records.compilation import ProgramKey
+
+logger = logging.getLogger("millrace")
+
+VARIABLE = "MILLRACE_CACHE_DIR"
+LIMIT_VARIABLE = "MILLRACE_CACHE_MAX_BYTES"
+DEFAULT_LIMIT = 2 << 30  # bytes
+
+_OFF = ("", "0", "off", "none")
+_MOST_KEYS = 50
+
+
+class Default(enum.Enum):
+    """Stands for what the environment says."""
+
+    DIRECTORY = "default"
+
+    def __repr__(self) -> str:
+        return "<default>"
+
+
+class _Cache:
+    """The cache of this process."""
+
+    def __init__(self):
+        self.lock = threading.RLock()
+        self.store: CacheStore | None = None
+        self.is_explicit = False  # an argument has decided, and a default does not change it
+        self.has_said = ""  # what was logged last
+
+
+_cache = _Cache()
+
+
+def use_cache(directory: str | os.PathLike[str] | Default | None = Default.DIRECTORY) -> None:
+    """Has this process keep its executables on disk, or not.
+
+    Args:
+        directory: where, or None for no cache. The default is what the environment says, and
+            leaves what an earlier call has been told.
+
+    Raises:
+        OptionError: if `directory` is no path, or MILLRACE_CACHE_MAX_BYTES no number.
+    """
+    with _cache.lock:
+        listen()
+        if isinstance(directory, Default):
+            if not _cache.is_explicit:
+                _use(*_from_environment())
+            return
+        root = None if directory is None else _as_path(directory)
+        _use(root, "" if root else "Executables are not cached: cache_dir=None.")
+        _cache.is_explicit = True
+
+
+def known_keys(program: str) -> list[ProgramKey]:
+    """Returns what identified earlier programs of this name, in any process and version.
+
+    The last used first, and 50 at most. Empty without a cache, or with one of JAX's own.
+    """
+    store = _cache.store
+    return [] if store is None else read_keys(store.root, program, _MOST_KEYS)
+
+
+def cache_statistics() -> CacheStatistics:
+    """Counts what the cache has on disk, and returns it with what it did for this process."""
+    store = _cache.store
+    if store is not None:
+        found = store.statistics()
+    else:
+        own = jax_cache.directory_of_user()
+        found = CacheStatistics(directory=pathlib.Path(own) if own else None)
+    if found.directory is None:
+        return found
+    return dataclasses.replace(found, hits=counts.hits, misses=counts.requests - counts.hits)
+
+
+def default_root() -> pathlib.Path | None:
+    """Returns the directory of this user's cache: what the environment says, or the usual place.
+
+    None if the user has no such place.
+    """
+    told = os.environ.get(VARIABLE)
+    if told is not None and not _is_off(told):
+        return pathlib.Path(told).expanduser().absolute()
+    return _place()
+
+
+def limit_of_environment() -> int:
+    """Returns the most bytes that a cache may have on disk.
+
+    Raises:
+        OptionError: if MILLRACE_CACHE_MAX_BYTES is no number.
+    """
+    told = os.environ.get(LIMIT_VARIABLE, "").strip()
+    if not told:
+        return DEFAULT_LIMIT
+    if not told.isdecimal() or not int(told):
+        raise OptionError(
+            f"{LIMIT_VARIABLE} must be a whole number of bytes, such as {DEFAULT_LIMIT} for 2 GiB. "
+            f"Received: {told!r}. Set {VARIABLE}=off for no cache."
+        )
+    return int(told)
+
+
+def _from_environment() -> tuple[pathlib.Path | None, str]:
+    """Returns the root of a store of ours, or None and why."""
+    told = os.environ.get(VARIABLE)
+    if told is not None:
+        if _is_off(told):
+            return None, f"Executables are not cached: {VARIABLE}={told}."
+        return default_root(), ""
+    own = jax_cache.directory_of_user()
+    if own:
+        return None, f"Executables are cached by JAX in {own}, as jax_compilation_cache_dir says."
+    if not jax_cache.loads_quietly():
+        return None, (
+            f"Executables are not cached: jaxlib {jax_cache.jaxlib_version()} prints errors for "
+            f"each that it loads on a CPU. Set {VARIABLE} or Strategy(cache_dir=...) to cache them "
+            "all the same, or install jaxlib 0.10.2 or later."
+        )
+    root = _place()
+    if root is None:
+        return None, f"Executables are not cached: there is no home directory. Set {VARIABLE}."
+    return root, ""
+
+
+def _use(root: pathlib.Path | None, why_not: str) -> None:
+    before = _cache.store
+    if root is None:
+        jax_cache.uninstall()
+        _cache.store = None
+        _say(why_not)
+        return
+    limit = limit_of_environment()
+    if before is not None and (before.root, before.limit) == (root, limit):
+        return
+    _cache.store = CacheStore(root, limit, current_lookup)
+    jax_cache.install(_cache.store, root / environment())
+    counts.clear()
+    moved = f", no longer in {before.root}" if before is not None and before.root != root else ""
+    if not jax_cache.is_enabled():
+        _say("Executables are not cached: JAX has jax_enable_compilation_cache=False.")
+    elif not jax_cache.takes_stores():
+        _say(f"Executables are cached in {root}{moved}, as files of JAX's own without a limit.")
+    else:
+        _say(f"Executables of this process are cached in {root}{moved}.")
+
+
+def _say(line: str) -> None:
+    if line != _cache.has_said:
+        logger.info("%s", line)
+        _cache.has_said = line
+
+
+def _as_path(directory: object) -> pathlib.Path:
+    path = os.fspath(directory) if isinstance(directory, str | os.PathLike) else None
+    if not isinstance(path, str) or not path.strip():
+        raise OptionError(
+            "cache_dir must be the path of a directory, or None for no cache. "
+            f"Received: {directory!r}. Leave it out for the one that {VARIABLE} names, or the "
+            "user's own."
+        )
+    return pathlib.Path(path).expanduser().absolute()
+
+
+def _is_off(told: str) -> bool:
+    return told.strip().lower() in _OFF
+
+
+def _place() -> pathlib.Path | None:
+    try:
+        if sys.platform == "win32":
+            return pathlib.Path(os.environ["LOCALAPPDATA"]) / "millrace"
+        if sys.platform == "darwin":
+            return pathlib.Path.home() / "Library" / "Caches" / "millrace"
+        told = pathlib.Path(os.environ.get("XDG_CACHE_HOME", ""))
+        base = told if told.is_absolute() else pathlib.Path.home() / ".cache"
+        return base / "millrace"
+    except (KeyError, RuntimeError):  # no such variable, or a user without a home
+        return None
