@@ -13,6 +13,7 @@
     ├── PlanError          options, model and data do not fit together        (also RuntimeError)
     ├── ProcessError       a process of the run did not come, or failed       (also RuntimeError)
     ├── QueueError         a queue was read in a way that it cannot be        (also RuntimeError)
+    ├── RecompilationError something would be compiled that must not be       (also RuntimeError)
     ├── ScheduleError      tasks that no pipeline could run in that order     (also ValueError)
     ├── TapError           a value cannot be carried out of a program         (also ValueError)
     ├── TaskError          one task of a running pipeline failed              (also RuntimeError)
@@ -150,6 +151,15 @@ class QueueError(MillraceError, RuntimeError):
 
         strategy.run(train)               # which enqueues
         queue.dequeue()
+    """
+
+
+class RecompilationError(MillraceError, RuntimeError):
+    """Something would be compiled where the user has said that nothing may be.
+
+    Wrong: `Strategy(on_recompile="error")`, and 100 rows in batches of 32, the last one of 4.
+
+    Right: `model.fit(dataset.batch(32, drop_remainder=True))`
     """
 
 

@@ -52,6 +52,14 @@ class RecomputationMode(enum.Enum):
     RECOMPUTE_AND_BACKPROPAGATE_INTERLEAVED = "recompute_and_backpropagate_interleaved"  # segments
 
 
+class RecompilePolicy(enum.Enum):
+    """What is done when a program is compiled that was compiled before, in another form."""
+
+    LOG = "log"
+    WARN = "warn"
+    ERROR = "error"
+
+
 # `keras.Variable` is spelled `Any` here: options know neither Keras nor JAX.
 AccumulatorDtype = str | Callable[[Any], str | None] | None
 
@@ -245,6 +253,11 @@ def queue_mode(value: object) -> QueueMode:
 def recomputation_mode(value: object) -> RecomputationMode:
     """Returns the recomputation mode of that name, in any case, or lists the names."""
     return _member(RecomputationMode, "recomputation_mode", value)
+
+
+def recompile_policy(value: object) -> RecompilePolicy:
+    """Returns the policy of that name, in any case, or lists the names."""
+    return _member(RecompilePolicy, "on_recompile", value)
 
 
 def metric_reduction(value: object) -> MetricReduction:

@@ -19,6 +19,14 @@ class Mode(enum.Enum):
     PREDICT = "predict"
 
 
+# What of a model's variables a loop of Keras passes to its function, in order.
+ROLES = {
+    Mode.TRAIN: ("trainable", "non_trainable", "optimizer", "metric"),
+    Mode.TEST: ("trainable", "non_trainable", "metric"),
+    Mode.PREDICT: ("trainable", "non_trainable"),
+}
+
+
 @dataclass(frozen=True, slots=True)
 class BatchSpec:
     """Structure, shapes and dtypes of one batch, as Keras's data adapter yields it."""
@@ -39,6 +47,11 @@ class BatchSpec:
             math.prod(shape) * dtype.itemsize
             for shape, dtype in zip(self.shapes, self.dtypes, strict=True)
         )
+
+    def of_rows(self, rows: int) -> "BatchSpec":
+        """Returns the spec of a batch of so many rows."""
+        shapes = tuple((rows, *shape[1:]) for shape in self.shapes)
+        return BatchSpec(self.treedef, shapes, self.dtypes)
 
     def __str__(self) -> str:
         """Writes the leaves as JAX does: `f32[32,64], i32[32]`."""

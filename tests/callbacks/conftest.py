@@ -1,18 +1,19 @@
 """What is compiled while a test runs."""
 
-import jax
 import pytest
+
+from millrace.compiling import executable
 
 
 @pytest.fixture
 def compiled_texts(monkeypatch):
     """Fills with the text of every program that is compiled, as JAX has lowered it."""
     texts = []
-    compile_lowered = jax.stages.Lowered.compile
+    make = executable.make
 
-    def spy(lowered, *arguments, **keywords):
-        texts.append(lowered.as_text())
-        return compile_lowered(lowered, *arguments, **keywords)
+    def spy(lowering, log):
+        texts.append(lowering.lowered.as_text())
+        return make(lowering, log)
 
-    monkeypatch.setattr(jax.stages.Lowered, "compile", spy)
+    monkeypatch.setattr(executable, "make", spy)
     return texts

@@ -3,12 +3,15 @@ import time
 import jax
 import jax.numpy as jnp
 
-from millrace.compiling import executable
+from millrace.compiling import progress
 from millrace.compiling.executable import compile_program
+from millrace.compiling.log import CompileLog
+from millrace.compiling.lowering import Request
 from millrace.devices import DeviceGroup
 from millrace.options import Accumulation, Replication
 from millrace.plan import BatchSpec, Mode, Plan
 from millrace.programs.program import Program
+from millrace.records.compilation import ProgramKey
 
 FLOATS = jax.ShapeDtypeStruct((4,), jnp.float32)
 
@@ -28,36 +31,53 @@ def plan():
 
 def compiled(function, log, donated=()):
     program = Program("test_run", function, (FLOATS,), None, donated)
-    return compile_program(program, plan(), "model", log, trace_seconds=100.0)
+    key = ProgramKey("model", "test_run", ())
+    return compile_program(Request(program, plan(), key, trace_seconds=100.0), log)
 
 
 def test_it_runs_on_the_plans_device_and_is_recorded():
-    log = []
+    log = CompileLog()
     run = compiled(lambda x: x * 2, log)
     result = run(jax.device_put(jnp.ones(4), jax.devices()[2]))
     assert result.devices() == {jax.devices()[2]}
     assert result.tolist() == [2, 2, 2, 2]
-    (record,) = log
+    (record,) = log.records
     assert (record.model, record.program, record.capacity) == ("model", "test_run", 3)
     assert record.batch == "float32[4]"
     assert record.trace_seconds >= 100
-    assert record.seconds == record.trace_seconds + record.compile_seconds
+    assert record.lower_seconds > 0
+    parts = record.trace_seconds, record.lower_seconds, record.compile_seconds
+    assert record.seconds == sum(parts)
 
 
 def test_donated_arguments_give_their_memory_away():
     state = jax.device_put(jnp.ones(4), jax.devices()[2])
-    compiled(lambda x: x * 2, [], donated=(0,))(state)
+    compiled(lambda x: x * 3, CompileLog(), donated=(0,))(state)
     assert state.is_deleted()
 
 
 def test_a_slow_compilation_says_that_it_is_going_on(monkeypatch, caplog):
     caplog.set_level("INFO", logger="millrace")
-    monkeypatch.setattr(executable, "SLOW_SECONDS", 0.01)
+    monkeypatch.setattr(progress, "SLOW_SECONDS", 0.0)
 
     def slow(x):
         time.sleep(0.2)
         return x
 
-    compiled(slow, [])
-    (line,) = [r.getMessage() for r in caplog.records if r.levelname == "INFO"]
-    assert line == "compiling test_run of 'model' for batches of float32[4] ..."
+    compiled(slow, CompileLog())
+    lines = [r.getMessage() for r in caplog.records if r.levelname == "INFO"]
+    assert lines[0] == "tracing test_run of 'model' for batches of float32[4] ..."
+
+
+def test_programs_that_use_other_arguments_share_nothing():
+    """JAX leaves out what a program does not use, so both have one text."""
+    log, both = CompileLog(), (FLOATS, FLOATS)
+
+    def made(function):
+        program = Program("test_run", function, both, None, ())
+        return compile_program(Request(program, plan(), ProgramKey("model", "test_run", ())), log)
+
+    device = jax.devices()[2]
+    ones, twos = (jax.device_put(jnp.full(4, x), device) for x in (1.0, 2.0))
+    assert made(lambda x, y: x * 5)(ones, twos).tolist() == [5] * 4
+    assert made(lambda x, y: y * 5)(ones, twos).tolist() == [10] * 4

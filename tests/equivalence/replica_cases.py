@@ -23,6 +23,7 @@ import pipeline_cases as pipes
 import pytest
 from keras import layers, ops
 
+from millrace.compiling import executable
 from millrace.runtime.replica_stage_state import ReplicaStageState
 
 REPLICAS = 2  # where nothing else is said
@@ -287,22 +288,17 @@ def assert_metrics(found: dict[str, Any], expected: dict[str, Any]) -> None:
 
 def watch_programs(monkeypatch: Any, strategy: Any) -> Callable[[], list[tuple[str, str]]]:
     """From now on notes what is compiled; the result returns names and texts of the programs."""
-    texts: list[str] = []
-    compile_lowered = jax.stages.Lowered.compile
+    del strategy
+    programs: list[tuple[str, str]] = []
+    make = executable.make
 
-    def spy(self: Any, *arguments: Any, **keywords: Any) -> Any:
-        compiled = compile_lowered(self, *arguments, **keywords)
-        texts.append(compiled.as_text())
-        return compiled
+    def spy(lowering: Any, log: Any) -> Any:
+        making = make(lowering, log)
+        programs.append((lowering.key.program, making.compiled.as_text()))
+        return making
 
-    monkeypatch.setattr(jax.stages.Lowered, "compile", spy)
-    before = len(strategy.compile_log)
-
-    def programs() -> list[tuple[str, str]]:
-        names = [record.program for record in strategy.compile_log[before:]]
-        return list(zip(names, texts, strict=True))
-
-    return programs
+    monkeypatch.setattr(executable, "make", spy)
+    return lambda: programs
 
 
 COLLECTIVES = ("all-reduce", "reduce-scatter", "all-gather", "all-to-all", "collective-permute")

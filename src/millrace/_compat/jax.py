@@ -1,6 +1,8 @@
 """Private JAX. Checked on jax 0.10.0, 0.10.2 and 0.12.0.1."""
 
+import enum
 import os
+import re
 from typing import Any
 
 import jax
@@ -9,7 +11,8 @@ import numpy as np
 from jax._src import clusters, distributed, xla_bridge
 from jax._src.api_util import InternalFloatingPointError
 from jax._src.array import ArrayImpl
-from jax._src.core import ShapedArray, Tracer, get_opaque_trace_state, trace_state_clean
+from jax._src.config import config_ext, trace_context
+from jax._src.core import AxisEnv, ShapedArray, Tracer, get_opaque_trace_state, trace_state_clean
 from jax._src.lib import xla_client  # type: ignore[attr-defined]
 
 
@@ -163,3 +166,61 @@ def is_tracing() -> bool:
     No public call tells: a value made within `jax.grad` looks like any other.
     """
     return not trace_state_clean()
+
+
+# What `jax.jit` notes on a function that it returns, with a path of this machine; whatever copies
+# the attributes of that function has them, too.
+JIT_NOTES = ("_fun", "_jit_info")
+
+
+def jax_options() -> dict[str, str]:
+    """Returns the options of JAX that tracing and compiling depend on, as text.
+
+    The names are those by which JAX tells its own traces apart, contexts included; 0.10.0 has no
+    list of them, so there it is a list of ours.
+    """
+    names = getattr(config_ext, "trace_context_names", None)
+    if names is None:
+        found = {name: getattr(jax.config, name, None) for name in _TRACE_OPTIONS}
+    else:
+        found = dict(zip(names(), trace_context(), strict=True))
+    found.update({name: getattr(jax.config, name, None) for name in _COMPILE_OPTIONS})
+    return {name: _option_text(value) for name, value in found.items()}
+
+
+_TRACE_OPTIONS = (
+    "jax_allow_f16_reductions",
+    "jax_custom_vjp3",
+    "jax_default_device",
+    "jax_default_matmul_precision",
+    "jax_disable_jit",
+    "jax_embedded_constants_max_bytes",
+    "jax_enable_x64",
+    "jax_numpy_dtype_promotion",
+    "jax_numpy_rank_promotion",
+    "jax_random_seed_offset",
+    "jax_softmax_custom_jvp",
+    "jax_threefry_gpu_kernel_lowering",
+    "jax_threefry_partitionable",
+    "jax_use_direct_linearize",
+    "jax_use_shardy_partitioner",
+    "jax_use_simplified_jaxpr_constants",
+)
+_COMPILE_OPTIONS = (
+    "jax_debug_infs",
+    "jax_debug_nans",
+    "jax_default_prng_impl",
+    "jax_disable_most_optimizations",
+    "jax_exec_time_optimization_effort",
+    "jax_memory_fitting_effort",
+    "jax_memory_fitting_level",
+    "jax_optimization_level",
+)
+
+
+def _option_text(value: Any) -> str:
+    if isinstance(value, enum.Enum):
+        return str(value.value)
+    if isinstance(value, AxisEnv):  # the axes that a trace is inside of
+        value = dict(value.axis_sizes.items())
+    return re.sub(r"( object)? at 0x[0-9a-f]+", "", str(value))

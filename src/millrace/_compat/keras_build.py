@@ -1,5 +1,6 @@
 """Private Keras: building a model as fit does. Checked on keras 3.13.0, 3.14.0 and 3.15.1."""
 
+from collections.abc import Iterator
 from typing import Any
 
 import keras
@@ -9,16 +10,33 @@ from millrace._compat.needed import check_names
 check_names({keras.Model: ("_symbolic_build", "_flatten_layers")})
 
 
-def build_for(model: Any, batch: Any) -> None:
+def build_for(model: Any, batch: Any) -> bool:
     """Makes the variables that fit would make: of the model, its metrics and its optimizer.
 
     Args:
         model: a compiled model.
         batch: x, y and sample weights, or their specs; nothing is computed.
+
+    Returns:
+        Whether a batch was needed for it. fit would have drawn one, and begun its data anew.
     """
-    model._symbolic_build(data_batch=batch)
+    needed = False
+
+    def batches() -> Iterator[tuple[int, int, list[Any]]]:
+        nonlocal needed
+        needed = True
+        yield 0, 0, [batch]
+
+    model._symbolic_build(iterator=batches())
+    return needed
 
 
-def layer_names(model: Any) -> set[str]:
-    """Returns the names of all layers in a model, inner ones included."""
-    return {layer.name for layer in model._flatten_layers(include_self=False)}
+def layer_names(model: Any) -> tuple[str, ...]:
+    """Returns the names of all layers in a model, inner ones included, in their order."""
+    return tuple(layer.name for layer in model._flatten_layers(include_self=False))
+
+
+def compilation_of(model: Any) -> tuple[Any, ...]:
+    """Returns what `compile` has made of its arguments: other objects after each call."""
+    names = ("_compile_loss", "_compile_metrics", "_optimizer")
+    return tuple(getattr(model, name, None) for name in names)

@@ -1,82 +1,117 @@
-"""Lowering and compiling one program, with a record of what it cost."""
+"""Lowering and compiling programs, with a record of what each cost and why it was made.
 
-import contextlib
-import logging
-import threading
+    request -> cause -> lowered -> equal to one that is here?  shared
+                                   on disk?                    read
+                                   neither                     compiled, if that is allowed
+
+Tracing and lowering are Python and go one after another; XLA compiles in threads beside them.
+"""
+
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import rich.console
 
 from millrace._compat.jax import looks_for_non_finite, non_finite
 from millrace._compat.jax_memory import requirement
-from millrace.plan import Plan
-from millrace.programs.hold_back import compiler_options as options_of_recomputation
-from millrace.programs.program import Program
+from millrace.compiling.log import CompileLog
+from millrace.compiling.lowering import Lowering, Request, lower
+from millrace.compiling.making import make
 from millrace.records.compilation import CompileRecord
-
-logger = logging.getLogger("millrace")
 
 # Called with positional arguments as the program specifies them.
 Executable = Callable[..., Any]
 
-SLOW_SECONDS = 2.0  # a compilation longer than this says that it is going on
+_THREADS = 16
 
 
-def compile_program(
-    program: Program,
-    plan: Plan,
-    model_name: str,
-    log: list[CompileRecord],
-    trace_seconds: float = 0.0,
-    compiler_options: Mapping[str, Any] | None = None,
-) -> Executable:
-    """Compiles `program` for the plan's devices and adds a record to `log`.
+def compile_program(request: Request, log: CompileLog) -> Executable:
+    """Compiles a program for the plan's devices and adds a record to `log`.
 
-    What takes longer than two seconds says so: on a terminal, and to the `millrace` logger at
-    level INFO.
-    `trace_seconds` are those that tracing the program's step has taken already. XLA gets
-    `compiler_options` for this program alone.
+    What takes longer than a second says so: on a terminal, and to the `millrace` logger at level
+    INFO.
+
+    Raises:
+        RecompilationError: if it is a recompilation, and the log refuses those.
     """
-    arguments = jax.tree.map(
-        lambda spec: jax.ShapeDtypeStruct(
-            spec.shape, spec.dtype, sharding=spec.sharding or plan.group.whole
-        ),
-        program.arguments,
-    )
-    what = f"{program.name} of {model_name!r} for batches of {plan.batch}"
-    with _progress(what):
-        begin = time.perf_counter()
-        # What JAX finds non-finite is reported with the state from before, so that must survive.
-        donated = () if looks_for_non_finite() else program.donated
-        # With no arguments to follow, results would lie on the default device.
-        results = program.results if program.arguments else program.results or plan.group.whole
-        jitted = jax.jit(program.function, donate_argnums=donated, out_shardings=results)
-        lowered = jitted.lower(*arguments)
-        traced = time.perf_counter()
-        options = dict(compiler_options or {})
-        if plan.recompute is not None:
-            options = {**options_of_recomputation(plan.group.platform), **options}
-        compiled = lowered.compile(options or None)
-        end = time.perf_counter()
-    memory = compiled.memory_analysis()
-    log.append(
+    return finish(lower(request, log), log)
+
+
+def compile_programs(requests: Iterable[Request], log: CompileLog) -> list[Executable]:
+    """Compiles programs at the same time, and returns their executables in order.
+
+    Raises:
+        RecompilationError: as `compile_program`.
+    """
+    # More threads than cores: some wait for others that compile an equal program.
+    with ThreadPoolExecutor(_THREADS, thread_name_prefix="millrace-compile") as pool:
+        running = []
+        for request in requests:
+            running.append(pool.submit(finish, lower(request, log), log))
+        return [each.result() for each in running]
+
+
+def finish(lowering: Lowering, log: CompileLog) -> Executable:
+    """Makes the executable of a program that is lowered, and adds a record to `log`.
+
+    Raises:
+        RecompilationError: as `compile_program`.
+    """
+    began = time.time()
+    making = make(lowering, log)
+    memory = making.compiled.memory_analysis()
+    log.add(
         CompileRecord(
-            model=model_name,
-            program=program.name,
-            batch=str(plan.batch),
-            capacity=plan.capacity,
-            unrolled=program.unrolled,
-            trace_seconds=trace_seconds + traced - begin,
-            compile_seconds=end - traced,
+            model=lowering.key.model,
+            program=lowering.key.program,
+            batch=lowering.batch,
+            capacity=lowering.capacity,
+            unrolled=lowering.unrolled,
+            trace_seconds=lowering.trace_seconds,
+            lower_seconds=lowering.lower_seconds,
+            compile_seconds=making.seconds,
             temporary_bytes=getattr(memory, "temp_size_in_bytes", 0) or 0,
-            peak_bytes=requirement(compiled),
+            peak_bytes=requirement(making.compiled),
+            origin=making.origin,
+            key=lowering.key.digest,
+            cause=making.cause.text,
+            remedy=making.cause.remedy,
+            is_recompilation=lowering.again,
+            code_bytes=getattr(memory, "generated_code_size_in_bytes", 0) or 0,
+            began=began,
         )
     )
-    return checked(compiled) if looks_for_non_finite() else compiled
+    executable = checked(making.compiled) if looks_for_non_finite() else making.compiled
+    renames = new_names(making.layers, lowering.layers)
+    return renamed(executable, renames) if renames else executable
+
+
+def new_names(compiled_for: tuple[str, ...], layers: tuple[str, ...]) -> dict[str, str]:
+    """Returns what layers are called that an executable knows by the names of an equal model."""
+    if len(compiled_for) != len(layers):
+        return {}
+    pairs = set(zip(compiled_for, layers, strict=True))
+    known = [old for old, _ in pairs]
+    return {old: new for old, new in pairs if old != new and known.count(old) == 1}
+
+
+def renamed(executable: Executable, renames: Mapping[str, str]) -> Executable:
+    """Returns an executable that tells which layers its operations belong to; see `renames_of`."""
+
+    def run(*arguments: Any) -> Any:
+        return executable(*arguments)
+
+    run.__wrapped__ = executable  # type: ignore[attr-defined]
+    run.renames = renames  # type: ignore[attr-defined]
+    return run
+
+
+def renames_of(executable: Executable) -> Mapping[str, str]:
+    """Returns the names of layers by those that the executable has in their place."""
+    return getattr(executable, "renames", {})
 
 
 def checked(executable: Executable) -> Executable:
@@ -98,25 +133,7 @@ def checked(executable: Executable) -> Executable:
 
 
 def compiled_of(executable: Executable) -> Any:
-    """Returns the `jax.stages.Compiled` of an executable, also of one that is checked."""
-    return getattr(executable, "__wrapped__", executable)
-
-
-def _announce(what: str) -> None:
-    logger.info("compiling %s ...", what)
-    console = rich.console.Console(stderr=True)
-    if console.is_terminal:  # someone is waiting; a log file has the line above
-        console.print(f"compiling {what} ...", style="dim", highlight=False, markup=False)
-
-
-@contextlib.contextmanager
-def _progress(what: str) -> Iterator[None]:
-    timer = threading.Timer(SLOW_SECONDS, _announce, (what,))
-    timer.daemon = True
-    timer.start()
-    begin = time.perf_counter()
-    try:
-        yield
-    finally:
-        timer.cancel()
-        logger.debug("compiled %s in %.2f s", what, time.perf_counter() - begin)
+    """Returns the `jax.stages.Compiled` of an executable, whatever is around it."""
+    while not isinstance(executable, jax.stages.Compiled) and hasattr(executable, "__wrapped__"):
+        executable = executable.__wrapped__  # type: ignore[attr-defined]
+    return executable

@@ -5,31 +5,55 @@ from typing import Any
 import jax
 import keras
 
-from millrace._compat.jax import looks_for_non_finite
+from millrace._compat.jax_context import trace_options, tracing_options
+from millrace._compat.keras_build import layer_names
 from millrace.compiling.budget import has_budget, with_choice, within_budget
 from millrace.compiling.executable import Executable, compile_program
+from millrace.compiling.exported import Wanted
+from millrace.compiling.exporting import Exports, why_not
 from millrace.compiling.inert import say_if_boundaries_rest
+from millrace.compiling.log import CompileLog
+from millrace.compiling.lowering import Request, tracing
 from millrace.graph.boundaries import boundaries_found
+from millrace.keys.fingerprint import describe_model
+from millrace.keys.key import Identity, key_of
+from millrace.keys.walk import Description
 from millrace.plan import LoopForm, Plan
 from millrace.programs.build import ProgramBuilder
 from millrace.programs.chain import Chain, chains_seen
+from millrace.programs.program import Program
 from millrace.programs.replicas import ReplicaBuilder
 from millrace.programs.state import State
-from millrace.records.compilation import CompileRecord
+from millrace.records.compilation import ProgramKey
 
 _WITH_STEPS = ("run", "accumulate")
 
 
 class Executables:
-    """Finds or compiles the executable for a plan.
+    """Finds, loads or compiles the executable for a plan.
+
+    What was exported elsewhere is loaded without a trace of the model, so nothing is traced before
+    it is looked for.
 
     It belongs to one compiled function of one model, so what it must tell apart is the plan, the
     specs of the state, and the length of an unrolled program.
     """
 
-    def __init__(self, model: keras.Model, log: list[CompileRecord]):
+    def __init__(
+        self,
+        model: keras.Model,
+        log: CompileLog,
+        identity: Identity = (),
+        exports: Exports | None = None,
+    ):
         self._model = model
         self._log = log
+        self._identity = identity  # of model and strategy, for the keys of programs
+        self._exports = exports or Exports()
+        self._descriptions: dict[Any, Description] = {}  # of the model as its steps are traced
+        self._context: Any = None  # options of JAX when it was last asked
+        self._contexts: dict[Any, int] = {}  # those that tracing depends on, numbered
+        self._context_number = 0
         self._builders: dict[Any, ProgramBuilder | ReplicaBuilder] = {}
         self._extra_flops: dict[Plan, float] = {}  # of plans with a budget
         self._has_said = False  # what its boundaries do not do
@@ -68,15 +92,16 @@ class Executables:
 
     def form(self, plan: Plan) -> LoopForm:
         """Returns the loop form of the plan's programs. Traces one step if it is new."""
-        return self._builder(plan).form
+        return self._loaded_form(plan) or self._builder(plan).form
 
     def taps_found(self, plan: Plan) -> bool:
         """Whether the model taps values that the plan's programs do not carry out."""
-        return self._builder(plan).taps_found
+        # What taps is not exported.
+        return self._loaded_form(plan) is None and self._builder(plan).taps_found
 
     def tap_room(self, plan: Plan) -> int | None:
         """Returns how many steps a call may have whose taps it returns; None: any number."""
-        return self._builder(plan).tap_room
+        return None if self._loaded_form(plan) else self._builder(plan).tap_room
 
     def run(self, plan: Plan, unroll: int | None) -> Executable:
         """Returns the program of whole updates; `unroll` counts updates, None is a loop."""
@@ -94,14 +119,23 @@ class Executables:
         """Returns the program of an update."""
         return self._find(plan, "apply")
 
+    def _loaded_form(self, plan: Plan) -> LoopForm | None:
+        """Returns the loop form of a plan of which something can be loaded; None for any other."""
+        if self._exports.loaded.is_empty or (plan, *self._now()) in self._builders:
+            return None
+        key = self._key(plan, "run")
+        return None if why_not(plan, key) else self._exports.loaded.form(key)
+
     def _builder(self, plan: Plan) -> ProgramBuilder | ReplicaBuilder:
         asked = plan
         if has_budget(plan):
             plan = with_choice(plan, 0)  # whatever is chosen, the steps are of one kind
-        key = (plan, self._specs_key)
+        key = (plan, *self._now())
         if key not in self._builders:
+            self._describe(plan)
+            self._log.begin(f"{plan.mode.value}_run of {self._model.name!r}")
             make = ProgramBuilder if plan.replicas == 1 else ReplicaBuilder
-            with chains_seen() as chains, boundaries_found() as found:
+            with tracing, chains_seen() as chains, boundaries_found() as found:
                 self._builders[key] = make(self._model, plan, self._specs)
             self._chains[key] = chains[0] if chains else None
             if not self._has_said:
@@ -112,7 +146,7 @@ class Executables:
         """Returns what there is to choose from in a plan with a budget."""
         plan = with_choice(plan, 1)
         self._builder(plan)
-        return self._chains[plan, self._specs_key]
+        return self._chains[plan, *self._now()]
 
     def extra_flops(self, plan: Plan) -> float | None:
         """Returns the share of FLOPs that a budget has added to a step; None without a budget."""
@@ -128,23 +162,66 @@ class Executables:
         return executable
 
     def _find(self, plan: Plan, name: str, unroll: int | None = None) -> Executable:
-        debugging = looks_for_non_finite()
-        recent = self._recent.get((id(plan), name, unroll, debugging))
+        context = self._context_now()
+        recent = self._recent.get((id(plan), name, unroll, context))
         if recent is not None and recent[0] is plan:
             return recent[1]
-        key = (plan, self._specs_key, name, unroll, debugging)
+        key = (plan, self._specs_key, name, unroll, context)
         executable = self._executables.get(key)
         if executable is None and has_budget(plan):
             executable = self._find_within_budget(plan, name, unroll)
             self._executables[key] = executable
         elif executable is None:
-            builder = self._builder(plan)
-            make = getattr(builder, name)
-            program = make(LoopForm(unroll)) if name in _WITH_STEPS else make()
-            spent, builder.trace_seconds = builder.trace_seconds, 0.0  # counted once
-            executable = compile_program(program, plan, self._model.name, self._log, spent)
-            self._executables[key] = executable
+            executable = self._executables[key] = self._load_or_compile(plan, name, unroll)
         if len(self._recent) > 16:
             self._recent.clear()
-        self._recent[id(plan), name, unroll, debugging] = (plan, executable)
+        self._recent[id(plan), name, unroll, context] = (plan, executable)
         return executable
+
+    def _load_or_compile(self, plan: Plan, name: str, unroll: int | None) -> Executable:
+        layers = layer_names(self._model)
+        gaps = self._describe(plan).gaps
+        wanted = Wanted(self._key(plan, name, unroll), plan, unroll, layers, gaps)
+        if why_not(plan, wanted.key) is None:
+            loaded = self._exports.loaded.executable(wanted, self._log)
+            if loaded is not None:
+                self._exports.made(wanted, loaded, self._loaded_form(plan))
+                return loaded
+        builder = self._builder(plan)
+        make = getattr(builder, name)
+        program: Program = make(LoopForm(unroll)) if name in _WITH_STEPS else make()
+        spent, builder.trace_seconds = builder.trace_seconds, 0.0  # counted once
+        request = Request(program, plan, wanted.key, trace_seconds=spent, layers=layers)
+        executable = compile_program(request, self._log)
+        self._exports.made(wanted, executable, builder.form)
+        return executable
+
+    def _key(self, plan: Plan, name: str, unroll: int | None = None) -> ProgramKey:
+        return key_of(
+            f"{plan.mode.value}_{name}",
+            self._model,
+            plan,
+            unroll=unroll,
+            identity=self._identity,
+            description=self._describe(plan),
+        )
+
+    def _describe(self, plan: Plan) -> Description:
+        """Describes the model, before its step is traced: that may change what it looks like."""
+        key = (plan, *self._now())
+        if key not in self._descriptions:
+            self._descriptions[key] = describe_model(self._model, plan.mode)
+        return self._descriptions[key]
+
+    def _now(self) -> tuple[Any, int]:
+        """Returns what decides the steps of a plan besides the plan: state, options of JAX."""
+        return self._specs_key, self._context_now()
+
+    def _context_now(self) -> int:
+        """Returns a number that is another one when tracing would give another program."""
+        context = trace_options()
+        if context != self._context:
+            self._context = context
+            options = tuple(tracing_options().items())
+            self._context_number = self._contexts.setdefault(options, len(self._contexts))
+        return self._context_number

@@ -7,7 +7,7 @@ one of the nearest that have a name: within its fusion, else among its operands 
 
 import re
 from collections import deque
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 
 from millrace.compiling.hlo_proto import Instruction, Module
 
@@ -16,20 +16,24 @@ _NEAREST = 2_000  # operations that are looked through
 _WRAPPED = re.compile(r"^[\w-]+\((.*)\)$")
 
 
-def layer_finder(names: Collection[str]) -> Callable[[str], str]:
+def layer_finder(
+    names: Collection[str], renames: Mapping[str, str] | None = None
+) -> Callable[[str], str]:
     """Returns a function that finds layers in the names of operations.
 
     Args:
         names: of all layers of a model, inner ones included.
+        renames: names by those that stand in the program, which was compiled for an equal model.
     """
-    known = set(names)
+    renames = renames or {}
+    known = {*names, *renames}
 
     def layer_of(op_name: str) -> str:
         """Returns `encoder/dense` of `jit(run)/transpose(jvp(encoder))/dense/dot_general`."""
         for each in op_name.split(";"):  # XLA joins the names of what it fuses
             found = [part for part in map(_unwrapped, each.strip().split("/")) if part in known]
             if found:
-                return "/".join(dict.fromkeys(found))
+                return "/".join(dict.fromkeys(renames.get(part, part) for part in found))
         return ""
 
     return layer_of

@@ -1,6 +1,7 @@
 """Sources of blocks: batches stacked as they come, or rows gathered from resident arrays."""
 
 from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,6 +33,7 @@ class BlockShape:
     known: dict[BatchSpec, int]  # capacities that have executables; shared by all feeds of a mode
     together: int = STEPS_TOGETHER  # steps that a block of short executions holds
     replicas: int = 1  # a block holds whole rounds of them
+    settled: AbstractSet[BatchSpec] = frozenset()  # whose capacity grows for executions alone
 
     def capacity(self, spec: BatchSpec, wanted: int) -> int:
         """Returns the capacity for `wanted` steps, at most what `max_bytes` allows.
@@ -47,6 +49,8 @@ class BlockShape:
         wanted = min(max(wanted, together), most)
         wanted = -(-wanted // self.replicas) * self.replicas
         known = self.known.get(spec, 0)
+        if spec in self.settled and known >= min(wanted, self.units[0]):
+            return known
         if known < wanted:
             self.known[spec] = wanted
         return max(known, wanted)
@@ -183,6 +187,33 @@ class _Stack:
         return (round_, kept.index(replica)) if replica in kept else None
 
 
+def resident_cuts(
+    spec: BatchSpec, rows: int, batch_size: int, shape: BlockShape, on_host: bool
+) -> Iterator[Block]:
+    """Yields the blocks of one epoch of arrays that are there as a whole, without their batches.
+
+    Args:
+        spec: of the arrays, or of any batch of them.
+        rows: of the arrays.
+        batch_size: rows of a full batch.
+        shape: bounds of a block.
+        on_host: whether blocks are made in host memory.
+    """
+    full, rest = divmod(rows, batch_size)
+    of_batch = spec.of_rows(batch_size)
+    done = turn = 0
+    while done < full:
+        capacity = shape.capacity(of_batch, full - done)
+        steps = min(capacity, full - done)
+        if on_host:
+            steps = shape.begin(of_batch, steps, turn)
+        yield Block(None, of_batch, capacity, steps)
+        done += steps
+        turn += 1
+    if rest:
+        yield Block(None, spec.of_rows(rest), shape.replicas, 1, full % shape.replicas)
+
+
 class ResidentArrays:
     """A data set that stays on the devices, batches of which are gathered there."""
 
@@ -209,25 +240,13 @@ class ResidentArrays:
             batch_size: rows of a full batch.
             shape: bounds of a block.
         """
-        full = len(order) // batch_size
-        spec = self._spec_of(batch_size)
-        done = turn = 0
-        while done < full:
-            capacity = shape.capacity(spec, full - done)
-            steps = min(capacity, full - done)
-            if self._on_host:
-                steps = shape.begin(spec, steps, turn)
-            rows = order[done * batch_size : (done + steps) * batch_size]
-            yield self._gather(rows.reshape(steps, batch_size), spec, capacity)
-            done += steps
-            turn += 1
-        if rest := len(order) % batch_size:
-            first = full % shape.replicas
-            yield self._gather(order[None, -rest:], self._spec_of(rest), shape.replicas, first)
-
-    def _spec_of(self, rows: int) -> BatchSpec:
-        shapes = tuple((rows, *shape[1:]) for shape in self.spec.shapes)
-        return BatchSpec(self.spec.treedef, shapes, self.spec.dtypes)
+        done = 0  # rows
+        for cut in resident_cuts(self.spec, len(order), batch_size, shape, self._on_host):
+            rows = order[done : done + cut.steps * cut.spec.rows]
+            yield self._gather(
+                rows.reshape(cut.steps, cut.spec.rows), cut.spec, cut.capacity, cut.first
+            )
+            done += len(rows)
 
     def _gather(self, rows: np.ndarray, spec: BatchSpec, capacity: int, first: int = 0) -> Block:
         steps, destination = len(rows), self._destination

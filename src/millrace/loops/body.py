@@ -70,7 +70,7 @@ class Body:
             signature = inspect.signature(self.function)
         except (TypeError, ValueError):  # some builtin functions do not tell
             return
-        args, kwargs = _arguments(values, element)
+        args, kwargs = arguments_of(values, element)
         try:
             signature.bind(*args, **kwargs)
         except TypeError as error:
@@ -87,11 +87,12 @@ class Body:
 
     def __call__(self, values: list[Any], element: Any = None) -> Any:
         """Calls the function with the carried values and, after them, the element."""
-        args, kwargs = _arguments(values, element)
+        args, kwargs = arguments_of(values, element)
         return self.function(*args, **kwargs)
 
 
-def _arguments(values: list[Any], element: Any) -> tuple[list[Any], dict[str, Any]]:
+def arguments_of(values: list[Any], element: Any) -> tuple[list[Any], dict[str, Any]]:
+    """Returns what a body is called with: by position, and by name."""
     if isinstance(element, dict):
         return list(values), element
     if isinstance(element, tuple | list):

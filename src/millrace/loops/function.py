@@ -13,7 +13,13 @@ import jax
 import keras
 import numpy as np
 
+from millrace.compiling.call import name_of, new_number
+from millrace.compiling.current import current_log
+from millrace.compiling.watch import unwatched
+from millrace.loops.compiled import Subject
 from millrace.loops.program import Program
+from millrace.loops.scope import Touched
+from millrace.loops.subject import is_array, key_of_function, models_of, objects_of
 
 
 def compile(fn: Callable[..., Any]) -> "CompiledFunction":
@@ -42,8 +48,10 @@ class CompiledFunction:
         self._fn = fn
         self._programs: dict[Any, Program] = {}
         self._lock = threading.RLock()
+        self._number = new_number()
         self.__name__ = getattr(fn, "__name__", type(fn).__name__)
         self.__doc__ = getattr(fn, "__doc__", None)
+        self.__wrapped__ = fn
 
     @property
     def compilations(self) -> int:
@@ -65,41 +73,63 @@ class CompiledFunction:
 
     def _program(self, args: Any, kwargs: Any) -> tuple[Program, list[Any]]:
         leaves, treedef = jax.tree.flatten((args, kwargs))
-        is_array = [_is_array(leaf) for leaf in leaves]
-        arrays = [_as_argument(x) for x, array in zip(leaves, is_array, strict=True) if array]
-        rest = [x for x, array in zip(leaves, is_array, strict=True) if not array]
+        kinds = [is_array(leaf) for leaf in leaves]
+        arrays = [_as_argument(x) for x, array in zip(leaves, kinds, strict=True) if array]
+        rest = [x for x, array in zip(leaves, kinds, strict=True) if not array]
         key = (
             treedef,
-            tuple(is_array),
-            tuple((x.shape, x.dtype) for x in arrays),
+            tuple(kinds),
+            tuple(map(_type, arrays)),
             tuple(x if isinstance(x, str | bool) else id(x) for x in rest),
             jax.config.jax_default_device,  # type: ignore[attr-defined]
         )
-        with self._lock:
-            program = self._programs.get(key)
-            if program is None:
-                call = _Call(self._fn, treedef, is_array, rest)
-                program = self._programs[key] = Program(call, arrays)
+        program = self._programs.get(key)
+        if program is None:
+            with self._lock:
+                program = self._programs.get(key)
+                if program is None:
+                    current_log().begin(name_of(self._fn))
+                    call = _Call(self._fn, self._number, treedef, kinds, rest)
+                    with unwatched():
+                        program = self._programs[key] = Program(call, arrays, call.subject)
         return program, arrays
 
 
 class _Call:
     """The function with all arguments in place that are no arrays; it keeps them alive."""
 
-    def __init__(self, fn: Any, treedef: Any, is_array: list[bool], rest: list[Any]):
-        self._fn, self._treedef, self._is_array, self._rest = fn, treedef, is_array, rest
+    def __init__(self, fn: Any, number: int, treedef: Any, is_array: list[bool], rest: list[Any]):
+        self._fn, self._number = fn, number
+        self._treedef, self._is_array, self._rest = treedef, is_array, rest
 
     def __call__(self, arrays: list[Any]) -> Any:
-        given, rest = iter(arrays), iter(self._rest)
-        leaves = [next(given) if array else next(rest) for array in self._is_array]
-        args, kwargs = jax.tree.unflatten(self._treedef, leaves)
+        args, kwargs = self._arguments(arrays)
         return jax.tree.map(_bare, self._fn(*args, **kwargs))
 
+    def subject(self, touched: Touched, seconds: float) -> Subject:
+        """Returns what the compile log is told: with the arguments as the user passes them."""
+        name = name_of(self._fn)
+        args, kwargs = self._arguments([None] * len(self._is_array))
+        objects = objects_of(self._fn, args, kwargs)
+        identity = [("function object", str(self._number)), *objects]
 
-def _is_array(leaf: Any) -> bool:
-    return not isinstance(leaf, bool) and isinstance(
-        leaf, int | float | complex | np.ndarray | np.generic | jax.Array
-    )
+        def key(arguments: tuple[Any, ...]) -> Any:
+            args, kwargs = self._arguments(arguments[-1])
+            return key_of_function(name, self._fn, args, kwargs, touched, identity)
+
+        models = models_of(objects)
+        return Subject(name, self._number, models, key, lambda given: given[-1], seconds)
+
+    def _arguments(self, arrays: list[Any]) -> Any:
+        given, rest = iter(arrays), iter(self._rest)
+        leaves = [next(given) if array else next(rest) for array in self._is_array]
+        return jax.tree.unflatten(self._treedef, leaves)
+
+
+def _type(array: Any) -> tuple[Any, ...]:
+    if isinstance(array, jax.Array):
+        return array.shape, array.dtype, array.weak_type
+    return array.shape, jax.dtypes.canonicalize_dtype(array.dtype), False
 
 
 def _as_argument(leaf: Any) -> Any:

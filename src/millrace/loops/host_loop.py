@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from millrace.loops.compiled import Compiled, Subject
 from millrace.loops.exchange import Exchange
 from millrace.loops.program import exchanging, put
 from millrace.loops.scope import Context, VariableScope, value_of
@@ -24,12 +25,17 @@ from millrace.programs.chunk import ChunkResult, room, run_chunk
 class HostLoop:
     """A loop with queues, compiled once for all numbers of turns."""
 
-    def __init__(self, turn: Turn, infeed: Any):
+    def __init__(self, turn: Turn, infeed: Any, subject: Subject):
         self._turn = turn
         self._exchange = Exchange(infeed, turn.tapped)
         self._inner: list[Any] | None = None  # exchanges of loops in the body, once traced
         # What is carried is given away: it is a copy that nobody else holds.
-        self._chunk = jax.jit(self._traced, donate_argnums=0)
+        self._chunk = Compiled(
+            self._traced,
+            subject,
+            shares=lambda: not turn.tapped and not self._inner,  # those belong to queues
+            donated=(0,),
+        )
         self._lock = threading.Lock()
 
     def run(self, values: list[Any], limit: int) -> list[Any]:
@@ -48,10 +54,10 @@ class HostLoop:
         with self._lock:
             carry = _copies((values, states))
             if self._inner is None:
-                # JAX keeps the trace, which tells whether there are loops in the body that
-                # exchange values with the host, too.
+                # The trace tells whether there are loops in the body that exchange values with
+                # the host, too.
                 nothing = np.int32(0), np.int32(0)
-                self._chunk.lower(carry, fixed, self._exchange.empty, *nothing)
+                self._chunk.prepare(carry, fixed, self._exchange.empty, *nothing)
             inner = self._inner or []
             waits = self._turn.goes_on is not None or inner
             run = self._run_in_step if waits else self._run_ahead

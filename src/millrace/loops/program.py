@@ -5,6 +5,7 @@ values of both, arrays -> the program -> results, what is tapped, new values -> 
 """
 
 import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -12,20 +13,28 @@ import jax
 import numpy as np
 
 from millrace._compat.jax import uncommitted
-from millrace.loops.scope import Context, VariableScope, look_at, value_of
+from millrace.loops.compiled import Compiled, Subject
+from millrace.loops.scope import Context, Touched, VariableScope, look_at, value_of
 from millrace.programs.taps import Tapped, collecting
 
 
 class Program:
     """A function of arrays, traced once; the variables' values are arguments of the program."""
 
-    def __init__(self, function: Callable[[list[Any]], Any], arrays: list[Any]):
+    def __init__(
+        self,
+        function: Callable[[list[Any]], Any],
+        arrays: list[Any],
+        subject: Callable[[Touched, float], Subject],
+    ):
         """Looks at the function.
 
         Args:
             function: takes a list of arrays, and may touch any variables.
             arrays: of the shapes and dtypes that the program is for.
+            subject: says what it is, by what it touches and the seconds that the look has taken.
         """
+        begin = time.perf_counter()
         specs = [
             jax.ShapeDtypeStruct(array.shape, jax.dtypes.canonicalize_dtype(array.dtype))
             for array in arrays
@@ -33,12 +42,16 @@ class Program:
         self._function = function
         self._touched = look_at(function, specs)
         self._exchanges: list[Any] | None = None  # of the loops in it; None before it is traced
-        self._jitted = jax.jit(self._traced)
+        self._compiled = Compiled(
+            self._traced,
+            subject(self._touched, time.perf_counter() - begin),
+            shares=lambda: not self._touched.tapped and not self._exchanges,
+        )
         self._lock = threading.Lock()
 
     def lower(self, arrays: list[Any]) -> jax.stages.Lowered:
         """Returns the program before XLA compiles it."""
-        return self._jitted.lower(*self._states(), arrays)
+        return self._compiled.lower(*self._states(), arrays)
 
     def run(self, arrays: list[Any]) -> Any:
         """Runs the program and gives the variables their new values.
@@ -47,7 +60,7 @@ class Program:
             Exception: what a data set or a queue of a loop in the program has raised.
         """
         if self._exchanges is None:
-            self.lower(arrays)  # JAX keeps the trace, which tells which loops exchange
+            self._compiled.prepare(*self._states(), arrays)  # tells which loops exchange
         if not self._touched.tapped and not self._exchanges:
             return self._run(arrays)[0]
         with self._lock:  # what is exchanged with the host belongs to one run at a time
@@ -74,7 +87,7 @@ class Program:
         return list(map(value_of, touched.changed)), list(map(value_of, touched.fixed))
 
     def _run(self, arrays: list[Any]) -> tuple[Any, Tapped]:
-        result, tapped, new = self._jitted(*self._states(), arrays)
+        result, tapped, new = self._compiled(*self._states(), arrays)
         put(self._touched.changed, new)
         return result, tapped
 

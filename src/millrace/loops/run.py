@@ -15,6 +15,9 @@ import numpy as np
 
 from millrace._compat.jax import is_tracing
 from millrace._compat.keras_scope import current_scope
+from millrace.compiling.call import new_number
+from millrace.compiling.current import current_log
+from millrace.compiling.watch import unwatched
 from millrace.errors import OptionError
 from millrace.feeds.infeed_queue import InfeedQueue
 from millrace.loops.body import Carried
@@ -22,6 +25,7 @@ from millrace.loops.host_loop import HostLoop
 from millrace.loops.in_program import MANY, run_in_program
 from millrace.loops.program import Program
 from millrace.loops.same import identity
+from millrace.loops.subject import MadeOf
 from millrace.loops.turn import Turn, specs_of
 
 KEPT = 32  # programs of loops that were called on their own
@@ -52,15 +56,21 @@ def run_loop(
 class _Alone:
     """A loop without queues that is called on its own."""
 
-    def __init__(self, turn: Turn, carried: Carried):
-        self._turn = turn
-        self._treedef = jax.tree.structure(carried.values)
+    def __init__(self, turn: Turn, carried: Carried, made: MadeOf):
+        self._turn, self.number = turn, made.number
+        self._treedef = treedef = jax.tree.structure(carried.values)
+
+        def given(arguments: tuple[Any, ...]) -> Any:
+            return jax.tree.unflatten(treedef, arguments[-1][:-1])  # the last one is the limit
+
+        self._subject = made.subject(turn.touched, given)
         self._program: Program | None = None
 
     def run(self, values: list[Any], limit: int | None) -> list[Any]:
         arrays = [*jax.tree.leaves(values), np.int32(MANY if limit is None else limit)]
         if self._program is None:
-            self._program = Program(self._loop, arrays)
+            subject = self._subject
+            self._program = Program(self._loop, arrays, lambda _, seconds: subject.after(seconds))
         return self._program.run(arrays)
 
     def _loop(self, arrays: list[Any]) -> list[Any]:
@@ -71,8 +81,10 @@ class _Alone:
 class _Driven:
     """A loop with queues that is called on its own."""
 
-    def __init__(self, turn: Turn, infeed: InfeedQueue | None):
-        self._loop = HostLoop(turn, infeed)
+    def __init__(self, turn: Turn, infeed: InfeedQueue | None, made: MadeOf):
+        self.number = made.number
+        subject = made.subject(turn.touched, lambda arguments: arguments[0][0])
+        self._loop = HostLoop(turn, infeed, subject)
 
     def run(self, values: list[Any], limit: int | None) -> list[Any]:
         return self._loop.run(values, MANY if limit is None else limit)
@@ -103,14 +115,23 @@ class _Loops:
             if key in self._kept:
                 self._kept.move_to_end(key)
                 return self._kept[key][0]
-            turn = Turn(body, carried, condition, element)
+            number = self._number(parts, more)
+            made = MadeOf(body, condition, element, infeed, number)
+            current_log().begin(made.name)
+            with unwatched():
+                turn = Turn(body, carried, condition, element)
             has_queues = infeed is not None or turn.tapped
-            loop = _Driven(turn, infeed) if has_queues else _Alone(turn, carried)
+            loop = _Driven(turn, infeed, made) if has_queues else _Alone(turn, carried, made)
             # With what the key identifies by address, which would else be given to others.
             self._kept[key] = loop, (alive, alive_too, infeed)
             if len(self._kept) > KEPT:
                 self._kept.popitem(last=False)
             return loop
+
+    def _number(self, *parts: Any) -> int:
+        """Returns the number of a body and a condition; that of an equal pair, if it is kept."""
+        known = (loop.number for key, (loop, _) in self._kept.items() if key[: len(parts)] == parts)
+        return next(known, None) or new_number()
 
 
 _loops = _Loops()

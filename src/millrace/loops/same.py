@@ -30,13 +30,14 @@ def _identity(function: Any, alive: list[Any], seen: set[int]) -> Any:
         return id(function)
     seen.add(id(function))
     parts = []
-    for value in _referred(function):
+    for value in referred(function):
         own = isinstance(value, FunctionType) and value.__globals__ is function.__globals__
         parts.append(_identity(value, alive, seen) if own else _key(value, alive))
     return function.__code__, tuple(parts)
 
 
-def _referred(function: FunctionType) -> list[Any]:
+def referred(function: FunctionType) -> list[Any]:
+    """Returns defaults, what is closed over, and globals of a function; None for what is none."""
     values = [*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]
     for cell in function.__closure__ or ():
         try:

@@ -29,9 +29,9 @@ from jax import lax
 from jax.sharding import Sharding
 
 from millrace._compat.jax_spaces import is_on_host, on_device, on_host
-from millrace.plan import Plan
+from millrace.plan import ROLES, Plan
 from millrace.programs.accumulate import Accumulator, Gradients
-from millrace.programs.state import ROLES, State, Values
+from millrace.programs.state import State, Values
 
 # Bytes on one device below which a value stays there: a copy costs more than it saves. A step
 # reads some of the optimizer's scalars, too, the factor of loss scaling for one.

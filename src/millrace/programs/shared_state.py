@@ -13,9 +13,9 @@ from typing import Any
 
 import jax
 
-from millrace.plan import Plan
+from millrace.plan import ROLES, Plan
 from millrace.programs.offload import rest_of
-from millrace.programs.state import ROLES, State, Values
+from millrace.programs.state import State, Values
 
 
 def shared_axis(shape: tuple[int, ...], replicas: int) -> int | None:

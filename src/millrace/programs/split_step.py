@@ -14,8 +14,8 @@ from millrace.graph.place import MODEL_SCOPE, Marks
 from millrace.graph.split import split
 from millrace.graph.stage import Slot, Split
 from millrace.options import NO_TAPS, Taps
-from millrace.plan import Mode
-from millrace.programs.state import ROLES, State, as_lists, as_state, settle
+from millrace.plan import ROLES, Mode
+from millrace.programs.state import State, as_lists, as_state, settle
 from millrace.programs.step import logs_follow_from_metrics
 from millrace.programs.taps import collecting
 from millrace.programs.tensor_taps import activations_tapped

@@ -19,7 +19,7 @@ from millrace.graph.calls import LayerCall
 from millrace.graph.place import Marks
 from millrace.graph.split_update import SplitUpdate
 from millrace.graph.stage import Slot, Split, Stage
-from millrace.plan import Plan
+from millrace.plan import ROLES, Plan
 from millrace.programs.accumulate import Accumulator, make_accumulator
 from millrace.programs.offload import at_rest, rests_of
 from millrace.programs.passes import Passes, make_passes
@@ -28,7 +28,7 @@ from millrace.programs.shared_state import layout_of
 from millrace.programs.split_step import split_step
 from millrace.programs.stage_taps import StageTaps
 from millrace.programs.stage_update import contributions, split_stage_update
-from millrace.programs.state import ROLES, State
+from millrace.programs.state import State
 
 
 class StageSpecs:

@@ -26,12 +26,11 @@ import jax.numpy as jnp
 from millrace._compat.jaxpr import as_function, spec_of
 from millrace.graph.split_update import Part
 from millrace.graph.stage import Slot, Stage
-from millrace.plan import Mode
+from millrace.plan import ROLES, Mode
 from millrace.programs.offload import at_rest
 from millrace.programs.program import Program
 from millrace.programs.stage_specs import StageSpecs
 from millrace.programs.stage_taps import bundle_of_update
-from millrace.programs.state import ROLES
 from millrace.programs.step import final_logs
 
 

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 
 from millrace.errors import ModelError
-from millrace.plan import Mode
+from millrace.plan import ROLES
 
 
 @jax.tree_util.register_pytree_node_class
@@ -53,11 +53,6 @@ class Values:
 
 State = tuple[Values, ...]
 
-ROLES = {
-    Mode.TRAIN: ("trainable", "non_trainable", "optimizer", "metric"),
-    Mode.TEST: ("trainable", "non_trainable", "metric"),
-    Mode.PREDICT: ("trainable", "non_trainable"),
-}
 _WORDS = {len(roles): [role.replace("_", "-") for role in roles] for roles in ROLES.values()}
 
 

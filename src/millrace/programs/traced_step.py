@@ -6,10 +6,10 @@ import jax
 import keras
 
 from millrace._compat.jaxpr import Graph, as_function, primitive_counts, trace, variables
-from millrace.plan import Mode, Plan
+from millrace.plan import ROLES, Mode, Plan
 from millrace.programs.follow import Rule, find_rule
 from millrace.programs.program import batch_specs
-from millrace.programs.state import ROLES, State
+from millrace.programs.state import State
 from millrace.programs.step import make_gradient_step, make_step
 from millrace.programs.tapped_step import make_tapped_step
 from millrace.programs.taps import Tapped, collection_open

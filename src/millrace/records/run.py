@@ -12,7 +12,11 @@ class RunStatistics:
 
     executions: int  # calls of the loop's function: `steps_per_execution` steps each
     dispatches: int  # calls of compiled code behind them
-    compilations: int
-    compile_seconds: float
+    compilations: int  # by XLA
+    compile_seconds: float  # of tracing, lowering, compiling and reading
     infeed: FeedStatistics
     pipeline: PipelineStatistics  # of the pipelined function that ran last
+    cache_hits: int = 0  # executables read from the cache on disk
+    shared: int = 0  # executables that an equal program had already
+    loaded: int = 0  # executables that another process has exported
+    switches: int = 0  # calls of another function than before

@@ -30,6 +30,7 @@ from millrace.runtime.micro_batches import MicroBatch, Shape, micro_batches, nex
 from millrace.runtime.orders import Orders
 from millrace.runtime.part import Part
 from millrace.runtime.replica_stage_state import ReplicaStageState
+from millrace.runtime.stage_programs import pipeline_programs
 from millrace.runtime.stage_state import StageState
 from millrace.runtime.stage_taps import TapParts, check_queues
 from millrace.runtime.stage_tasks import StageTasks
@@ -164,6 +165,9 @@ class PipelineRunner:
         plan = self.choose(replace(self._plan, batch=spec), state)
         builder = self._executables.builder(plan, state, self._groups)
         check_queues(builder)
+        is_first = not self._shapes
+        wanted = pipeline_programs(builder, self._orders, plan, is_first)
+        self._executables.prepare(builder, plan, self._groups, wanted)
 
         def find(name: str, stage: int, make: Any) -> Any:
             return self._executables.find(builder, plan, self._groups[stage], name, stage, make)

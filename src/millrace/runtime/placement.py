@@ -11,9 +11,9 @@ import jax
 import numpy as np
 
 from millrace.devices import place
-from millrace.plan import Mode, Plan
+from millrace.plan import ROLES, Mode, Plan
 from millrace.programs.shared_state import layout_of
-from millrace.programs.state import ROLES, State, Values
+from millrace.programs.state import State, Values
 
 
 class Placement:

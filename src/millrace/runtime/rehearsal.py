@@ -14,15 +14,16 @@ from millrace.compiling.executable import Executable, compiled_of
 from millrace.compiling.executables import Executables
 from millrace.devices import DeviceGroup
 from millrace.feeds.block import Block, Segment
-from millrace.graph.split_update import Part as UpdatePart
-from millrace.plan import BatchSpec, Mode, Plan
+from millrace.plan import ROLES, BatchSpec, Mode, Plan
 from millrace.programs.program import Program
-from millrace.programs.replica_stages import ReplicaStageBuilder
 from millrace.programs.stages import StageBuilder
-from millrace.programs.state import ROLES, State, Values
+from millrace.programs.state import State, Values
+from millrace.programs.tap_records import Taps
 from millrace.runtime.pipeline import PipelineRunner
 from millrace.runtime.scan import ScanRunner
-from millrace.schedules.task import Pass, Schedule, Task
+from millrace.runtime.stage_programs import pipeline_programs
+from millrace.runtime.window import Window
+from millrace.schedules.task import Schedule, Task
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,13 +84,22 @@ class ScanRehearsal(ScanRunner):
     def _on_devices(self, batches: Any) -> Any:
         return batches
 
+    def _open_window(self, plan: Plan, state: State, rows: int) -> Window:
+        return Window(self._call(self._executables.zeros(plan), state), 0, 0.0, rows)
+
     def _call(self, executable: Executable, *arguments: Any) -> Any:
         counts = [each for each in arguments if isinstance(each, int)]
         steps = counts[-1] if len(counts) > 1 else 0
         name = self._names[id(executable)]
         self._made[id(executable)] = Call(name, executable, steps, self._form.is_loop)
         made = compiled_of(executable).out_info
-        return jax.tree.map(lambda s: jax.ShapeDtypeStruct(s.shape, s.dtype), made)
+        specs = jax.tree.map(lambda s: jax.ShapeDtypeStruct(s.shape, s.dtype), made)
+        if not isinstance(specs, tuple):
+            return specs
+        # Nothing is found that would halt the execution.
+        return tuple(
+            each._replace(halted=None) if isinstance(each, Taps) else each for each in specs
+        )
 
 
 class _Naming:
@@ -165,6 +175,10 @@ class PipelineRehearsal(PipelineRunner):
         """The devices of each stage."""
         return self._groups
 
+    def prepare(self, state: State, spec: BatchSpec) -> None:
+        """Compiles what an execution of micro-batches of this spec runs, all at the same time."""
+        self._shape(spec, state)
+
     def programs(self, state: State, spec: BatchSpec) -> StagePrograms:
         """Returns what an update of micro-batches of this spec runs.
 
@@ -179,37 +193,14 @@ class PipelineRehearsal(PipelineRunner):
         builder = self._executables.builder(plan, state, self._groups)
         schedule, order = self._orders.of(plan.accumulation.steps, builder.split.values)
         found: dict[tuple[str, int], StageProgram] = {}
-
-        def find(name: str, stage: int, program: Program) -> None:
+        wanted = pipeline_programs(builder, self._orders, plan, is_first=True)
+        self._executables.prepare(builder, plan, self._groups, wanted)
+        for name, stage, make in wanted:
             group = self._groups[stage]
             if group.local:
-                run = self._executables.find(builder, plan, group, name, stage, lambda: program)
+                program = make()
+                run = self._executables.find(builder, plan, group, name, stage, make)
                 found[name, stage] = StageProgram(program, run)
-
-        def find_part(name: str, stage: int, part: UpdatePart) -> None:
-            find(name, stage, builder.part(name, stage, part))
-
-        kinds = {task.kind for task in order}
-        for stage in range(len(self._groups)):
-            find("zeros", stage, builder.zeros(stage))
-            find("forward", stage, builder.forward(stage))
-            if Pass.BACKWARD in kinds:
-                find("backward", stage, builder.backward(stage))
-            if Pass.BACKWARD_INPUT in kinds and builder.passes(stage).returns:
-                find("backward_input", stage, builder.backward_input(stage))
-            if Pass.BACKWARD_WEIGHT in kinds:
-                find("backward_weight", stage, builder.backward_weight(stage))
-            if isinstance(builder, ReplicaStageBuilder):
-                find("settle", stage, builder.settle(stage))
-        update = builder.update
-        for stage, part in update.partial.items():
-            find_part("partial", stage, part)
-        if update.shared is not None:
-            find_part("shared", self._last, update.shared)
-        for stage, part in update.final.items():
-            find_part("final", stage, part)
-        if not any(stage.results for stage in builder.split.stages):
-            find("logs", self._last, builder.logs(self._last))
         return StagePrograms(builder, schedule, order, found)
 
 

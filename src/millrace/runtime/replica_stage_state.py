@@ -14,9 +14,9 @@ import numpy as np
 from millrace._compat.jax import uncommitted
 from millrace.devices import DeviceGroup, place
 from millrace.graph.stage import Slot
-from millrace.plan import Mode
+from millrace.plan import ROLES, Mode
 from millrace.programs.replica_stages import ReplicaStageBuilder
-from millrace.programs.state import ROLES, State, Values
+from millrace.programs.state import State, Values
 from millrace.runtime.stage_state import StageState
 
 

@@ -167,6 +167,11 @@ class ScanRunner:
             return steps
         return steps // self._window * self._window if self._update_fits_one_call else 0
 
+    def make_room(self, steps: int) -> None:
+        """Lets calls return the results of so many steps, where those are wanted."""
+        self._longest = steps
+        self._make_room()
+
     def _make_room(self) -> None:
         """Lets calls return the results of all steps of an execution, where those are wanted."""
         plan = self._plan

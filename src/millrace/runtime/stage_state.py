@@ -6,9 +6,9 @@ from typing import Any
 from millrace._compat.jax import uncommitted
 from millrace.devices import DeviceGroup, place
 from millrace.graph.stage import Slot
-from millrace.plan import Mode
+from millrace.plan import ROLES, Mode
 from millrace.programs.stages import StageBuilder, state_groups
-from millrace.programs.state import ROLES, State, Values
+from millrace.programs.state import State, Values
 from millrace.runtime.transfer import on_device
 
 

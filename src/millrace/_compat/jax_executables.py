@@ -1,0 +1,109 @@
+"""Private JAX: executables for other devices than those they were compiled for.
+
+Checked on jax 0.10.0, 0.10.2 and 0.12.0.1.
+
+`jax.experimental.serialize_executable` writes an executable with the numbers of its devices, and
+reads it for these; XLA's own options, which name the devices too, can be given anew when it is
+read. No public call does that.
+"""
+
+import io
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax._src import compilation_cache, compiler
+from jax.experimental import serialize_executable
+
+
+class _Reader(serialize_executable._JaxPjrtUnpickler):  # type: ignore[misc]
+    def __init__(self, data: bytes, numbers: Sequence[int], devices: Sequence[jax.Device]):
+        super().__init__(io.BytesIO(data), devices[0].client, tuple(devices))
+        # Also numbers that are none of this process's: those of where it was compiled.
+        self.devices_by_id = dict(zip(numbers, devices, strict=True))
+        self._options = compiler.get_compile_options(
+            num_replicas=1,
+            num_partitions=len(devices),
+            device_assignment=np.array([[device.id for device in devices]]),
+        )
+        self._options.executable_build_options.use_spmd_partitioning = len(devices) > 1
+
+    def persistent_load(self, pid: Any) -> Any:
+        if pid[0] != "exec":
+            return super().persistent_load(pid)
+        return self.backend.deserialize_executable(pid[1], self.execution_devices, self._options)
+
+
+class _Writer(serialize_executable._JaxPjrtPickler):  # type: ignore[misc]
+    def __init__(self, file: io.BytesIO, code: bytes):
+        super().__init__(file)
+        self._code = code
+
+    def persistent_id(self, obj: Any) -> Any:
+        # Classes of jaxlib, which lie in another module in each version.
+        if type(obj).__name__ in ("LoadedExecutable", "Executable"):
+            return "exec", self._code
+        return super().persistent_id(obj)
+
+
+def as_bytes(compiled: jax.stages.Compiled, code: bytes | None = None) -> tuple[bytes, Any, Any]:
+    """Returns an executable as bytes, and the trees of its arguments and results.
+
+    Args:
+        compiled: the executable.
+        code: what XLA had written of one that was not compiled but read. Of such a one XLA for CPU
+            writes only a part, without an error; it then cannot be read.
+
+    Raises:
+        ValueError: if it is of a kind that cannot be written.
+        NotImplementedError: likewise.
+    """
+    if code is None:
+        return serialize_executable.serialize(compiled)
+    unloaded = getattr(compiled._executable, "_unloaded_executable", None)
+    if unloaded is None:
+        raise ValueError("this kind of executable cannot be written")
+    if compiled._params.const_args:
+        raise NotImplementedError("it has constants beside its code")
+    arguments, in_tree = jax.tree.flatten(compiled.args_info)
+    file = io.BytesIO()
+    _Writer(file, code).dump((unloaded, arguments, compiled._no_kwargs))
+    return file.getvalue(), in_tree, compiled.out_tree
+
+
+def code_of_entry(entry: bytes) -> bytes:
+    """Returns what XLA had written of an executable, from what JAX keeps in its cache."""
+    written = compilation_cache.decompress_executable(entry)
+    return compilation_cache.extract_executable_and_time(written)[0]
+
+
+def from_bytes(
+    data: bytes, in_tree: Any, out_tree: Any, numbers: Sequence[int], devices: Sequence[jax.Device]
+) -> jax.stages.Compiled:
+    """Returns an executable that was written, for devices of this process.
+
+    Args:
+        data: as `as_bytes` returns it; it can run any code, so it must be trusted.
+        in_tree: of its arguments.
+        out_tree: of its results.
+        numbers: the ids of the devices that it was compiled for.
+        devices: that it is to run on, one for each of them.
+    """
+    unloaded, arguments, no_kwargs = _Reader(data, numbers, devices).load()
+    return jax.stages.Compiled(
+        unloaded.load(), [], in_tree.unflatten(arguments), out_tree, no_kwargs=no_kwargs
+    )
+
+
+def arguments_of(lowered: jax.stages.Lowered) -> tuple[Any, ...]:
+    """Returns what a program is called with, and which of it reaches XLA.
+
+    JAX leaves out arguments that nothing uses, so programs that use others of them have one text.
+
+    Raises:
+        KeyError: if JAX does not say which they are.
+    """
+    kept = lowered._lowering.compile_args["kept_var_idx"]  # type: ignore[attr-defined]
+    leaves = jax.tree.leaves(lowered.args_info)
+    return tuple(sorted(kept)), tuple((leaf.shape, str(leaf.dtype)) for leaf in leaves)

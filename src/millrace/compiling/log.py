@@ -1,0 +1,190 @@
+"""The compile log of a strategy: what was compiled and why, and what is done about it."""
+
+import contextlib
+import logging
+import threading
+import time
+import warnings
+from collections.abc import Callable, Hashable, Iterator
+from dataclasses import replace
+from typing import Any
+
+from millrace.compiling.history import history
+from millrace.errors import RecompilationError
+from millrace.keys.diagnose import explain
+from millrace.options import RecompilePolicy
+from millrace.records.compilation import Cause, CompileRecord, Origin, ProgramKey
+from millrace.records.run_directory import RunDirectory
+
+logger = logging.getLogger("millrace")
+Group = Hashable  # what programs have in common of which the second one is a recompilation
+
+
+class CompileLog:
+    """What one strategy has compiled, and what it does when it compiles again."""
+
+    def __init__(
+        self,
+        on_recompile: RecompilePolicy = RecompilePolicy.LOG,
+        directory: RunDirectory | None = None,
+        is_rehearsal: bool = False,
+    ):
+        """Begins an empty log.
+
+        Args:
+            on_recompile: what is done when a program is compiled that was compiled before.
+            directory: where records are written, too, as they come.
+            is_rehearsal: whether nothing that it compiles is ever run.
+        """
+        # Where the running loop is in its data: "batch 3 of epoch 1".
+        self.position: Callable[[], str] = str
+        self.on_recompile = on_recompile
+        self.is_rehearsal = is_rehearsal
+        self.cache_hits = 0
+        self._directory = directory
+        self._records: list[CompileRecord] = []
+        self._lock = threading.Lock()
+        self._groups: set[Group] = set()
+        self._quiet = 0  # nesting of no_recompile()
+        self._running: str | None = None  # what ran last
+        self._switches: dict[tuple[str, str], int] = {}  # places in the records
+
+    @property
+    def records(self) -> tuple[CompileRecord, ...]:
+        """All records, in order."""
+        with self._lock:
+            return tuple(self._records)
+
+    @property
+    def executables(self) -> tuple[CompileRecord, ...]:
+        """The records of executables, in order; without those of switches."""
+        return tuple(record for record in self.records if record.is_executable)
+
+    @property
+    def switches(self) -> int:
+        """How often another function ran than before."""
+        return sum(each.count for each in self.records if each.origin is Origin.SWITCH)
+
+    @contextlib.contextmanager
+    def no_recompile(self) -> Iterator[None]:
+        """Surrounds code in which nothing may be compiled."""
+        self._quiet += 1
+        try:
+            yield
+        finally:
+            self._quiet -= 1
+
+    def begin(self, what: str) -> None:
+        """Takes note that a program is about to be traced, which its compilation will follow.
+
+        Raises:
+            RecompilationError: within `no_recompile()`.
+        """
+        if self._quiet:
+            raise RecompilationError(
+                f"{what} would be compiled within no_recompile()"
+                f"{_after(', at ', self.position())}. Run it once before, a model's loops "
+                "by model.precompile(batch_spec), and keep the shapes of the data the same."
+            )
+
+    def cause(self, key: ProgramKey, group: Group) -> tuple[Cause, bool]:
+        """Returns why a program is compiled, and whether it is a recompilation."""
+        with self._lock:
+            again = group in self._groups
+            self._groups.add(group)
+        return explain(key, history.keys(key.program), self.position()), again
+
+    def allow(self, what: str, cause: Cause, again: bool) -> None:
+        """Does what the user wants to be done about a recompilation, before it takes place.
+
+        Raises:
+            RecompilationError: if that is to refuse it.
+        """
+        if not again or self.is_rehearsal or self.on_recompile is RecompilePolicy.LOG:
+            return
+        text = f"{what} is compiled again: {cause.text}.{_after(' ', cause.remedy)}"
+        if self.on_recompile is RecompilePolicy.ERROR:
+            raise RecompilationError(
+                f"{text} on_recompile='error' refuses it. Set on_recompile='warn' to go on."
+            )
+        warnings.warn(text, RuntimeWarning, stacklevel=2)
+
+    def add(self, record: CompileRecord) -> None:
+        """Adds a record, and says so."""
+        with self._lock:
+            self._records.append(record)
+            self._write(record)
+        if not self.is_rehearsal:
+            for listener in listeners:
+                listener(record)
+        logger.info("%s", sentence(record))
+
+    def runs(self, name: str) -> None:
+        """Takes note that a function runs; where another one ran before, that is a switch."""
+        before, self._running = self._running, name
+        if before is None or before == name:
+            return
+        pair = (before, name)
+        with self._lock:
+            place = self._switches.get(pair)
+            if place is not None:
+                known = self._records[place]
+                self._records[place] = replace(known, count=known.count + 1)
+                return
+            self._switches[pair] = len(self._records)
+            record = _switch(*pair)
+            self._records.append(record)
+            self._write(record)
+
+    def close(self) -> None:
+        """Writes how often functions took turns, once a loop has ended."""
+        with self._lock:
+            for place in self._switches.values():
+                self._write(self._records[place])
+
+    def _write(self, record: CompileRecord) -> None:
+        if self._directory is not None:
+            self._directory.add_compile_record(record)
+
+
+Listener = Callable[[CompileRecord], Any]
+listeners: list[Listener] = []  # of all strategies of this process
+
+
+def sentence(record: CompileRecord) -> str:
+    """Returns a record as a line of text."""
+    if not record.is_executable:
+        return f"switched {record.cause}"
+    how = {
+        Origin.COMPILED: "compiled",
+        Origin.CACHE: "read from the cache",
+        Origin.SHARED: "shared with an equal program",
+        Origin.LOADED: "loaded",
+    }[record.origin]
+    parts = f"trace {record.trace_seconds:.2f}, lower {record.lower_seconds:.2f}"
+    owner = f" of {record.model!r}" if record.model else ""
+    return (
+        f"{record.program}{owner}: {how} in {record.seconds:.2f} s ({parts}, XLA "
+        f"{record.compile_seconds:.2f}), peak {record.peak_bytes:,} bytes: {record.cause}"
+        f"{_after('. ', record.remedy)}"
+    )
+
+
+def _switch(before: str, after: str) -> CompileRecord:
+    return CompileRecord(
+        model="",
+        program=after,
+        batch="",
+        capacity=0,
+        unrolled=None,
+        trace_seconds=0.0,
+        compile_seconds=0.0,
+        temporary_bytes=0,
+        origin=Origin.SWITCH,
+        cause=f"from {before} to {after}",
+        began=time.time(),
+    )
+
+
+def _after(separator: str, text: str) -> str:
+    return f"{separator}{text}" if text else ""

@@ -1,0 +1,108 @@
+"""A program that is lowered, and only waits for XLA."""
+
+import threading
+import time
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+
+from millrace._compat.jax import looks_for_non_finite
+from millrace.compiling.log import CompileLog
+from millrace.compiling.progress import progress
+from millrace.plan import Plan
+from millrace.programs.hold_back import compiler_options as options_of_recomputation
+from millrace.programs.program import Program
+from millrace.records.compilation import Cause, ProgramKey
+
+# Held by a thread that traces: layers keep state while they are called.
+tracing = threading.RLock()
+MODEL_OBJECT = "model object"  # the name of a field of identity
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """A program that is to be compiled."""
+
+    program: Program
+    plan: Plan
+    key: ProgramKey
+    trace_seconds: float = 0.0  # that tracing the program's step has taken already
+    compiler_options: Mapping[str, Any] | None = None  # of XLA, for this program alone
+    layers: tuple[str, ...] = ()  # names of those of the model, in order
+
+    @property
+    def what(self) -> str:
+        """The program in words."""
+        return f"{self.program.name} of {self.key.model!r} for batches of {self.plan.batch}"
+
+
+@dataclass(frozen=True, slots=True)
+class Lowering:
+    """A program in StableHLO, and what is known of it."""
+
+    what: str  # in words
+    key: ProgramKey
+    lowered: jax.stages.Lowered
+    devices: tuple[jax.Device, ...]
+    cause: Cause  # as far as the key tells
+    again: bool  # whether it is a recompilation
+    trace_seconds: float
+    lower_seconds: float
+    batch: str = ""
+    capacity: int = 0
+    unrolled: int | None = None
+    options: Mapping[str, Any] | None = None  # of XLA
+    layers: tuple[str, ...] = ()
+    shares: bool = True  # whether its executable may serve equal programs
+
+
+def group_of(key: ProgramKey, plan: Plan, unrolled: int | None) -> Hashable:
+    """Returns what a program has in common with those of which it is a recompilation."""
+    # Two forms of a loop, and what a budget tries, are programs of their own.
+    choice = plan.recompute.choice if plan.recompute is not None else None
+    objects = tuple(field.value for field in key.fields if field.name == MODEL_OBJECT)
+    return objects, key.program, unrolled, choice
+
+
+def lower(request: Request, log: CompileLog) -> Lowering:
+    """Traces and lowers a program, for the devices of its plan."""
+    program, plan, key = request.program, request.plan, request.key
+    cause, again = log.cause(key, group_of(key, plan, program.unrolled))
+    arguments = jax.tree.map(
+        lambda spec: jax.ShapeDtypeStruct(
+            spec.shape, spec.dtype, sharding=spec.sharding or plan.group.whole
+        ),
+        program.arguments,
+    )
+    # What JAX finds non-finite is reported with the state from before, so that must survive.
+    donated = () if looks_for_non_finite() else program.donated
+    # With no arguments to follow, results would lie on the default device.
+    results = program.results if program.arguments else program.results or plan.group.whole
+    jitted = jax.jit(program.function, donate_argnums=donated, out_shardings=results)
+    with tracing, progress("tracing", request.what):
+        begin = time.perf_counter()
+        traced = jitted.trace(*arguments)
+        between = time.perf_counter()
+        lowered = traced.lower()
+        end = time.perf_counter()
+    options = dict(request.compiler_options or {})
+    if plan.recompute is not None:
+        options = {**options_of_recomputation(plan.group.platform), **options}
+    return Lowering(
+        what=request.what,
+        key=key,
+        lowered=lowered,
+        devices=plan.group.devices,
+        cause=cause,
+        again=again,
+        trace_seconds=request.trace_seconds + between - begin,
+        lower_seconds=end - between,
+        batch=str(plan.batch),
+        capacity=plan.capacity,
+        unrolled=program.unrolled,
+        options=options,
+        layers=request.layers,
+        shares=not plan.tapped,  # whose trees have queues of values
+    )

@@ -1,0 +1,223 @@
+"""Functions that JAX compiles itself, those of `jax.jit`: it is watched while they are called.
+
+    call -> JAX  traces, lowers, compiles     it tells this thread when each begins and ends
+                 the first that begins:       key, cause; refused here if the log says so
+         -> a record, if anything was compiled
+
+JAX keeps the executables, and only JAX knows whether it has one for a call. So nothing is worked
+out for calls that compile nothing, and what `no_recompile()` or `on_recompile="error"` refuse is
+refused where JAX is about to begin: an exception in a listener ends what it listens to.
+"""
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+import jax
+
+from millrace._compat.jax_jit import compiler_options, jit_options, static_arguments
+from millrace._compat.jax_memory import requirement
+from millrace.cache.lookup import Lookup, looking_up
+from millrace.compiling.call import Reason, inner_function, name_of, number_of, shapes_of
+from millrace.compiling.history import history
+from millrace.compiling.log import CompileLog
+from millrace.keys.key import key_of_call
+from millrace.keys.surroundings import fields_from
+from millrace.records.cache import EntryLabels
+from millrace.records.compilation import Aspect, CompileRecord, Origin, ProgramKey
+
+_TRACE = "/jax/core/compile/jaxpr_trace_duration"
+_LOWER = "/jax/core/compile/jaxpr_to_mlir_module_duration"
+_COMPILE = "/jax/core/compile/backend_compile_duration"
+_STEPS = frozenset({_TRACE, _LOWER, _COMPILE})
+
+
+class _Thread(threading.local):
+    watch: "_Watch | _Refusal | None" = None
+
+
+_thread = _Thread()
+_listens = threading.Lock()  # held from the first use on
+
+
+def call_watched(
+    function: Callable[..., Any], args: Any, kwargs: Mapping[str, Any], log: CompileLog
+) -> Any:
+    """Calls a function of `jax.jit`, or an object that has one inside, and returns its result.
+
+    Args:
+        function: what is called.
+        args: by position.
+        kwargs: by name.
+        log: gets a record if JAX compiles the function.
+
+    Raises:
+        RecompilationError: if JAX would compile it, and the log refuses that.
+    """
+    log.runs(name_of(function))
+    if isinstance(function, jax.stages.Compiled):
+        return function(*args, **kwargs)
+    _listen()
+    before = _thread.watch
+    _thread.watch = watch = _Watch(function, args, kwargs, log)
+    try:
+        result = function(*args, **kwargs)
+    finally:
+        _thread.watch = before
+    if watch.has_compiled:
+        log.add(watch.record())
+    return result
+
+
+@contextlib.contextmanager
+def unwatched() -> Iterator[None]:
+    """Surrounds what is compiled within a watched call by those who log it themselves."""
+    before, _thread.watch = _thread.watch, None
+    try:
+        yield
+    finally:
+        _thread.watch = before
+
+
+class _Watch:
+    """One call of a function, and what JAX does about it."""
+
+    def __init__(self, function: Any, args: Any, kwargs: Mapping[str, Any], log: CompileLog):
+        self._function, self._args, self._kwargs, self._log = function, args, kwargs, log
+        self._name: str | None = getattr(function, "__name__", None)
+        self._key: ProgramKey | None = None
+        self._lookup: contextlib.ExitStack | None = None
+        self.has_compiled = False
+
+    def _prepare(self) -> ProgramKey:
+        """Finds out why the function is compiled, and lets the log refuse it."""
+        function, log = self._function, self._log
+        name = name_of(function)
+        self._began = time.time()
+        self._batch = shapes_of((self._args, self._kwargs))
+        what = f"{name} for {self._batch}" if self._batch else name
+        log.begin(what)
+        key = _key_of(name, function, self._args, self._kwargs)
+        self._reason = reason = Reason(key, log, number_of(inner_function(function)))
+        log.allow(what, reason.cause, reason.is_again)
+        self._seconds = dict.fromkeys(_STEPS, 0.0)
+        self._key = key
+        return key
+
+    def begins(self, step: str, name: str) -> None:
+        """JAX begins a step; of a function without a name it is the first one in a call."""
+        if self._name is None:
+            self._name = name
+        if not self._is_own(name):
+            return
+        key = self._key or self._prepare()
+        if step == _COMPILE and self._lookup is None:
+            self._lookup = contextlib.ExitStack()
+            labels = EntryLabels("", key.program, self._batch, key)
+            self._found: Lookup = self._lookup.enter_context(looking_up(labels))
+
+    def ends(self, step: str, name: str, seconds: float) -> None:
+        """JAX has ended a step; one of an inner function of that name has ended before."""
+        if self._key is None or not self._is_own(name):
+            return
+        self._seconds[step] = seconds
+        if step == _COMPILE and self._lookup is not None:
+            self._lookup.close()
+            self.has_compiled = True
+
+    def _is_own(self, name: str) -> bool:
+        return name in (self._name, f"jit({self._name})")
+
+    def record(self) -> CompileRecord:
+        """Returns the record of what was compiled."""
+        key: Any = self._key
+        text, compiled = _kept_by_jax(self._function, self._args, self._kwargs)
+        history.add(key, text)
+        self._reason.has_led_to_an_executable()
+        memory = compiled.memory_analysis() if compiled is not None else None
+        return CompileRecord(
+            model="",
+            program=key.program,
+            batch=self._batch,
+            capacity=0,
+            unrolled=None,
+            trace_seconds=self._seconds[_TRACE],
+            lower_seconds=self._seconds[_LOWER],
+            compile_seconds=self._seconds[_COMPILE],
+            temporary_bytes=getattr(memory, "temp_size_in_bytes", 0) or 0,
+            peak_bytes=0 if compiled is None else requirement(compiled),
+            origin=Origin.CACHE if self._found.hit else Origin.COMPILED,
+            key=key.digest,
+            cause=self._reason.cause.text,
+            remedy=self._reason.cause.remedy,
+            is_recompilation=self._reason.is_again,
+            code_bytes=getattr(memory, "generated_code_size_in_bytes", 0) or 0,
+            began=self._began,
+        )
+
+
+class _NotKeptError(Exception):
+    """JAX has not kept what was asked for."""
+
+
+class _Refusal:
+    """Ends whatever JAX begins."""
+
+    def begins(self, *_: object) -> None:
+        raise _NotKeptError
+
+    def ends(self, *_: object) -> None:
+        """Nothing has begun."""
+
+
+def _key_of(name: str, function: Any, args: Any, kwargs: Mapping[str, Any]) -> ProgramKey:
+    key = key_of_call(
+        name,
+        function,
+        tuple(args),
+        kwargs,
+        static=static_arguments(function),
+        identity=[("function object", str(number_of(inner_function(function))))],
+        compiler_options=compiler_options(function),
+    )
+    options = fields_from(Aspect.OPTION, {"compiled by": "jax.jit", **jit_options(function)})
+    return replace(key, fields=(*key.fields, *options))
+
+
+def _kept_by_jax(function: Any, args: Any, kwargs: Mapping[str, Any]) -> tuple[str, Any]:
+    """Returns the text and the executable of what was compiled just now, which JAX still has.
+
+    The arguments may have been given away: JAX looks at their types only.
+    """
+    text, before = "", _thread.watch
+    _thread.watch = _Refusal()
+    try:
+        lowered = function.lower(*args, **kwargs)
+        text = lowered.as_text()
+        return text, lowered.compile()
+    except Exception:  # of many classes: what is around a function of jax.jit may do anything
+        return text, None
+    finally:
+        _thread.watch = before
+
+
+def _listen() -> None:
+    """Listens to JAX from now on; it calls a listener as often as it has it."""
+    if _listens.acquire(blocking=False):
+        jax.monitoring.register_scalar_listener(_on_begin)
+        jax.monitoring.register_event_duration_secs_listener(_on_end)
+
+
+def _on_begin(event: str, value: float | int, **names: Any) -> None:
+    watch = _thread.watch
+    if watch is not None and event in _STEPS:
+        watch.begins(event, str(names.get("fun_name", "")))
+
+
+def _on_end(event: str, duration_secs: float, **names: Any) -> None:
+    watch = _thread.watch
+    if watch is not None and event in _STEPS:
+        watch.ends(event, str(names.get("fun_name", "")), duration_secs)
