@@ -44,17 +44,23 @@ INSPECTION = {
 }
 PUBLIC |= {name for name in INSPECTION if "." not in name}
 STRATEGY = {
-    "__init__": "(self, devices=None)",
+    "__init__": (
+        "(self, devices=None, *, cache_dir=<default>, report_dir=None, on_recompile='log')"
+    ),
     "attach": "(self, model)",
     "compile_log": "property",
     "devices": "property",
+    "export_executables": "(self, directory)",
+    "load_executables": "(self, directory)",
     "memory_report": "(self, model, batch_spec, budget=None, *, steps_per_epoch=None)",
+    "no_recompile": "(self)",
     "run": "(self, fn, args=(), kwargs=None)",
     "scope": "(self)",
     "statistics": "(self)",
 }
 METHODS = {
     "get_pipeline_stage_assignment": "()",
+    "precompile": "(batch_spec, *, steps_per_epoch=None)",
     "print_pipeline_stage_assignment_summary": "(line_length=None, print_fn=None)",
     "reset_pipeline_stage_assignment": "()",
     "set_pipeline_stage_assignment": "(assignment, *, num_stages=None)",
@@ -102,6 +108,7 @@ ERRORS = {
     "PlanError": RuntimeError,
     "ProcessError": RuntimeError,
     "QueueError": RuntimeError,
+    "RecompilationError": RuntimeError,
     "ScheduleError": ValueError,
     "TapError": ValueError,
     "TaskError": RuntimeError,
@@ -119,7 +126,8 @@ def parameters(function):
 def test_names_of_the_package():
     packages = {"_backend", "_compat", "strategy", "programs", "plan", "options", "feeds"}
     packages |= {"compiling", "runtime", "devices", "graph", "schedules", "cli"}
-    packages |= {"processes", "launch", "benchmark", "loops", "replay"}
+    packages |= {"processes", "launch", "benchmark", "loops", "replay", "cache_table"}
+    packages |= {"cache", "keys", "cli_compilation", "compile_log_table"}
     names = {name for name in vars(millrace) if not name.startswith("__")}
     assert names - packages == PUBLIC
 

@@ -12,7 +12,9 @@
     strategy/       Strategy, its scope, and the methods it adds to models
     feeds/          batches -> blocks on the device
     runtime/        calls executables in order
-    compiling/      programs -> executables, logged
+    compiling/      programs -> executables, logged, shared, exported
+    keys/           what identifies a program, and what differs between two
+    cache/          executables on disk
     programs/       pure JAX functions of a model
     plan.py         what a program is to do
     graph/          the calls of a model, and the stages cut from it

@@ -17,8 +17,8 @@ import numpy as np
 
 from millrace.errors import DataError
 from millrace.options import Accumulation, Options, Taps, reduction
-from millrace.plan import Mode
-from millrace.programs.state import ROLES, State, Values
+from millrace.plan import ROLES, Mode
+from millrace.programs.state import State, Values
 from millrace.records.flight import MODEL_FILE, Flight, FlightRecord, read_flight
 from millrace.records.tensors import STATISTICS, StatisticsBlock, Tensor, TensorRows
 from millrace.strategy.controller import Controller, Totals

@@ -21,6 +21,7 @@ import keras
 
 from millrace._compat.keras_state import map_loop_state, report_logs
 from millrace.plan import Mode
+from millrace.strategy import compile_only
 from millrace.strategy.asynchronous import StepCallbackList
 from millrace.strategy.checks import hint_steps_per_execution
 from millrace.strategy.controller import ATTRIBUTE, Controller, Totals
@@ -44,11 +45,13 @@ def attach(model: keras.Model, devices: Sequence[jax.Device], totals: Totals) ->
         attributes[f"make_{mode.value}_function"] = _make_function(controller, mode)
     for name, mode in _LOOPS.items():
         attributes[name] = _loop(model, name, mode, controller)
-    name, report = report_logs(model, lambda: controller.reports_each_replica)
+    name, report = report_logs(
+        model, lambda: controller.reports_each_replica or compile_only.is_on()
+    )
     attributes[name] = report
     attributes["jax_state_sync"] = _state_sync(controller)
     for name in _FILES:
-        attributes[name] = whole_files(model, name)
+        attributes[name] = compile_only.sparing(whole_files(model, name))
     attributes["save_assets"] = _save_assets(model, controller)
     attributes["load_assets"] = _load_assets(model, controller)
     for name, value in attributes.items():
@@ -86,7 +89,8 @@ def _make_function(controller: Controller, mode: Mode) -> Callable[..., None]:
         model = controller.model
         current = getattr(model, attribute)
         if force or current is None or current is not controller.functions.get(mode):
-            controller.functions[mode] = LoopFunction(controller, mode)
+            kind = compile_only.DescribedFunction if compile_only.is_on() else LoopFunction
+            controller.functions[mode] = kind(controller, mode)
             setattr(model, attribute, controller.functions[mode])
 
     make_function.__doc__ = f"Makes the {mode.value} function that Keras's loop calls."
@@ -106,6 +110,8 @@ def _loop(model: keras.Model, name: str, mode: Mode, controller: Controller) -> 
             hint_steps_per_execution(model)
         bound = signature.bind(model, *args, **kwargs)
         bound.apply_defaults()
+        if compile_only.is_on():
+            return compile_only.compile_loop(controller, stock, bound)
         arguments = bound.arguments
         quiet_unless_first(controller, arguments)
         with controller.running():

@@ -2,6 +2,7 @@
 
 import copy
 import functools
+import itertools
 import operator
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -10,6 +11,10 @@ from typing import TYPE_CHECKING, Any
 import jax
 import keras
 
+from millrace._compat.keras_build import compilation_of
+from millrace.compiling.exporting import Exports
+from millrace.compiling.log import CompileLog
+from millrace.compiling.lowering import MODEL_OBJECT
 from millrace.devices import DeviceGroup, share_out
 from millrace.feeds.block import Destination
 from millrace.feeds.blocks import STEPS_TOGETHER, BlockShape
@@ -17,7 +22,6 @@ from millrace.feeds.delivery import Delivery, Listener
 from millrace.options import NO_TAPS, Accumulation, MetricReduction, Offload, Options, Taps
 from millrace.plan import BatchSpec, Mode
 from millrace.processes.facts import process_index
-from millrace.records.compilation import CompileRecord
 from millrace.records.feeds import FeedStatistics
 from millrace.records.pipeline import PipelineStatistics
 from millrace.strategy.checks import check_model
@@ -30,11 +34,16 @@ if TYPE_CHECKING:
 ATTRIBUTE = "_millrace"  # of a model: its controller
 
 
+_numbers = itertools.count(1)  # of strategies and models, in this process
+
+
 class Totals:
     """Counters of everything that ran under one strategy."""
 
-    def __init__(self) -> None:
-        self.compile_log: list[CompileRecord] = []
+    def __init__(self, compile_log: CompileLog | None = None) -> None:
+        self.number = next(_numbers)  # of the strategy
+        self.compile_log = compile_log or CompileLog(is_rehearsal=True)
+        self.exports = Exports()
         self.infeed = FeedStatistics()
         self.pipeline = PipelineStatistics()
         self.executions = 0
@@ -48,6 +57,9 @@ class Controller:
     def __init__(self, model: keras.Model, devices: Sequence[jax.Device], totals: Totals):
         # A cycle, as Keras models have many: a bound method must keep its model alive.
         self.model = model
+        self._number = next(_numbers)
+        self._compiled_as: tuple[Any, ...] = ()  # what the newest compile() of the model has made
+        self._compile_calls = 0
         self.devices = tuple(devices)
         self.totals = totals
         self.options = Options()
@@ -58,7 +70,9 @@ class Controller:
         self._taps: dict[Any, Taps] = {}  # by who wants them
         self._watching: list[Listener] = []  # since the running call began, until it ends
         self._capacities: dict[tuple[Mode, bool], dict[BatchSpec, int]] = {}
+        self._settled: dict[tuple[Mode, bool], set[BatchSpec]] = {}
         self._iterators: list[Any] = []  # with feeds that the running call has opened
+        self.is_built_ahead = False  # of a fit that would have drawn a batch for it
         self._running = 0  # nesting of fit, evaluate and predict
 
     @property
@@ -85,6 +99,19 @@ class Controller:
         """Where blocks of batches go: those of a pipeline are cut up in host memory."""
         is_pipelined = self.stages.assignment() is not None
         return Destination(self.groups[0], stays_on_host=is_pipelined)
+
+    @property
+    def identity(self) -> tuple[tuple[str, str], ...]:
+        """Which strategy and which model programs belong to, for their keys."""
+        made = compilation_of(self.model)
+        if list(map(id, made)) != list(map(id, self._compiled_as)):
+            self._compiled_as = made
+            self._compile_calls += 1
+        return (
+            ("strategy", f"number {self.totals.number}"),
+            (MODEL_OBJECT, f"number {self._number}"),
+            ("compile() calls", str(self._compile_calls)),
+        )
 
     def window(self, mode: Mode) -> int:
         """Steps that belong together: those of one update; outside of training, one a replica."""
@@ -171,7 +198,7 @@ class Controller:
         """Returns a controller of the same model with other options, of which it knows nothing."""
         other = copy.copy(self)
         other.options, other.totals = options, Totals()
-        other.functions, other._capacities = {}, {}
+        other.functions, other._capacities, other._settled = {}, {}, {}
         return other
 
     def block_shape(
@@ -191,7 +218,12 @@ class Controller:
             known=self._capacities.setdefault((mode, on_batch), {}),
             together=1 if on_batch else STEPS_TOGETHER,
             replicas=self.replicas,
+            settled=self._settled.get((mode, on_batch), frozenset()),
         )
+
+    def settle(self, mode: Mode, spec: BatchSpec) -> None:
+        """Keeps the capacity of blocks that executables are there for, however long the data is."""
+        self._settled.setdefault((mode, False), set()).add(spec)
 
     @contextmanager
     def running(self) -> Iterator[None]:
@@ -207,6 +239,7 @@ class Controller:
                 self._iterators.clear()
                 for function in self.functions.values():
                     function.release()
+                self.totals.compile_log.close()
                 if any(function.offloads for function in self.functions.values()):
                     bring_back(self.model.variables)  # which the optimizer's do not belong to
                 try:

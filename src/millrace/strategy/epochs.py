@@ -36,17 +36,25 @@ from millrace.strategy.checks import (
 from millrace.strategy.controller import Controller, controller_of
 from millrace.strategy.together import agree_on_data, agree_on_order
 
+_DATA = ("x", "y", "sample_weight")
+
 
 class Execution:
     """The steps of one call of a train, test or predict function."""
 
-    def __init__(self, epoch: "FeedEpochIterator", steps: int):
+    def __init__(self, epoch: "FeedEpochIterator", steps: int, begin: int):
         self._epoch = epoch
         self.steps = steps
+        self.begin = begin  # the number of its first step in the epoch
 
     def take(self) -> Iterator[Segment]:
         """Yields the execution's segments as they become ready."""
         return self._epoch.infeed().take(self.steps)
+
+    @property
+    def epoch(self) -> int:
+        """The number of the epoch, from 1."""
+        return self._epoch.number
 
     @property
     def longest(self) -> int:
@@ -81,6 +89,7 @@ class FeedEpochIterator(EpochIterator):
         self._sizes: Any = ()
         self._resident: ResidentArrays | None = None
         self._residency_known = False
+        self.number = 0  # of the epoch that is running
         check_data(self.data_adapter, self.num_batches, mode)
         self.steps_per_execution = check_steps(
             controller.accumulation,
@@ -109,6 +118,11 @@ class FeedEpochIterator(EpochIterator):
     def reset(self) -> None:
         """Starts over, as Keras does after it built the model from the first batch."""
         self.close()
+        if self._controller.is_built_ahead and self._mode is not Mode.PREDICT:
+            # Else the data would be in another order than it would have been: the first batch of
+            # shuffled arrays draws the order of all.
+            self._controller.is_built_ahead = False
+            next(self.host_batches(), None)
         super().reset()
 
     def close(self) -> None:
@@ -121,6 +135,7 @@ class FeedEpochIterator(EpochIterator):
     def executions(self) -> Iterator[tuple[int, int, Execution]]:
         """Yields the executions of one epoch, and ends its infeed."""
         self.close()
+        self.number += 1
         total = self.num_batches
         yield from self._unknown_number() if total is None else self._known_number(total)
         self.close()
@@ -133,7 +148,7 @@ class FeedEpochIterator(EpochIterator):
         self._sizes = [min(size, steps - begin) for begin in begins]
         for begin, count in zip(begins, self._sizes, strict=True):
             self.steps_in_pass += count
-            yield begin, begin + count - 1, Execution(self, count)
+            yield begin, begin + count - 1, Execution(self, count, begin)
         if steps < total:
             self.warn_of_missing_data()
         if self.pass_length is not None and self.steps_in_pass >= self.pass_length:
@@ -145,7 +160,7 @@ class FeedEpochIterator(EpochIterator):
         for begin in itertools.count(0, size):
             if begin and not self.infeed().has_more():
                 break
-            yield begin, begin + size - 1, Execution(self, size)
+            yield begin, begin + size - 1, Execution(self, size, begin)
         self.pass_length = self.infeed().statistics().steps
 
     def _block_source(self) -> Callable[[Callable[[], bool]], Iterator[Block]]:
@@ -162,40 +177,59 @@ class FeedEpochIterator(EpochIterator):
             stacked_blocks, self.host_batches(), self._sizes, shape, controller.destination
         )
 
+    @property
+    def _residency_limit(self) -> int:
+        """Bytes that data may have that is read from start to end; 0 for any other."""
+        whole = self.steps_per_epoch in (None, self.pass_length)
+        may = whole and is_array_adapter(self.data_adapter)
+        return self._controller.options.feed.max_resident_bytes if may else 0
+
+    def would_reside(self, batch: Any) -> bool:
+        """Whether the data, of which this is a batch, would stay on the device."""
+        data = [self._arguments.get(name) for name in _DATA]
+        limit = self._residency_limit
+        return bool(limit) and _within(data, limit) and _is_dense(batch)
+
     def _resident_arrays(self) -> ResidentArrays | None:
         """Returns the data as arrays on the device, if it is small and read from start to end."""
         if not self._residency_known:
             self._residency_known = True
-            limit = self._controller.options.feed.max_resident_bytes
-            whole = self.steps_per_epoch in (None, self.pass_length)
-            if limit and whole and is_array_adapter(self.data_adapter):
+            if limit := self._residency_limit:
                 arrays = _whole_arrays(self._arguments, limit)
                 if arrays is not None:
                     self._resident = ResidentArrays(arrays, self._controller.destination)
         return self._resident
 
 
+def _within(data: Any, limit: int) -> bool:
+    sizes = [getattr(leaf, "nbytes", None) for leaf in jax.tree.leaves(data)]
+    return None not in sizes and sum(map(int, sizes)) <= limit  # type: ignore[arg-type]
+
+
+def _is_dense(batch: Any) -> bool:
+    return all(isinstance(leaf, np.ndarray | jax.Array) for leaf in jax.tree.leaves(batch))
+
+
 def _whole_arrays(arguments: dict[str, Any], limit: int) -> Any | None:
     """Returns what the data adapter would slice batches from, or None if that exceeds `limit`."""
-    data: dict[str, Any] = {name: arguments.get(name) for name in ("x", "y", "sample_weight")}
-    leaves = jax.tree.leaves(data)
-    sizes = [getattr(leaf, "nbytes", None) for leaf in leaves]
-    if any(size is None for size in sizes) or sum(map(int, sizes)) > limit:  # type: ignore[arg-type]
+    data: dict[str, Any] = {name: arguments.get(name) for name in _DATA}
+    if not _within(data, limit):
         return None
+    leaves = jax.tree.leaves(data)
     # One batch of everything: converted, packed and weighted as Keras does it.
     adapter = get_data_adapter(
         **data, batch_size=len(leaves[0]), class_weight=arguments.get("class_weight")
     )
     arrays = next(iter(adapter.get_jax_iterator()))
-    dense = all(isinstance(leaf, np.ndarray | jax.Array) for leaf in jax.tree.leaves(arrays))
-    return arrays if dense else None
+    return arrays if _is_dense(arrays) else None
 
 
-def _make_epoch_iterator(model: keras.Model, loop: str, arguments: Any) -> Any | None:
+def make_epoch_iterator(model: keras.Model, loop: str, arguments: Any) -> Any | None:
+    """Returns what an attached model's loop draws from; None for any other model."""
     controller = controller_of(model)
     if controller is None:
         return None
     return FeedEpochIterator(controller, Mode(loop), **arguments)
 
 
-install_epoch_iterator(_make_epoch_iterator)
+install_epoch_iterator(make_epoch_iterator)

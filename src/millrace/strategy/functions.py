@@ -26,10 +26,12 @@ from millrace.runtime.scan import ScanRunner
 from millrace.strategy.checks import check_recomputed
 from millrace.strategy.controller import Controller
 from millrace.strategy.epochs import Execution
-from millrace.strategy.memory import Batches, Needs, measure
+from millrace.strategy.memory import Needs, measure
 from millrace.strategy.memory_errors import out_of_memory, out_of_memory_error
 from millrace.strategy.pipelining import make_pipeline_runner, marks_of
+from millrace.strategy.place import Place
 from millrace.strategy.recomputation import recompute_of
+from millrace.strategy.rehearse import Batches, rehearse
 from millrace.strategy.together import raise_failure_of_others
 
 Runner = ScanRunner | PipelineRunner
@@ -61,7 +63,11 @@ class LoopFunction:
             check_recomputed(controller.model)
         self._offload = controller.offload if trains else NO_OFFLOAD
         self._pipeline = None if assignment is None else marks_of(controller.model, assignment)
-        self._executables = Executables(controller.model, controller.totals.compile_log)
+        self._log = controller.totals.compile_log
+        exports = controller.totals.exports
+        self._executables = Executables(controller.model, self._log, controller.identity, exports)
+        self._name = f"{mode.value} of {controller.model.name!r}"
+        self._place = Place(mode)
         self._runners: dict[tuple[bool, Taps], Runner] = {}
         # For `asynchronous.py`, when the results of every step are wanted: what the last execution
         # gave, still on the device, and how many steps a call may run before it gives something.
@@ -85,10 +91,14 @@ class LoopFunction:
         step_logs = self._controller.options.asynchronous_callbacks
         runner = self._runner(step_logs)
         self._controller.running_function = self
+        self._log.runs(self._name)
+        self._log.position = self._place
         if isinstance(iterator, Execution):
             segments: Iterable[Segment] = iterator.take()
             longest = iterator.longest
+            self._place.begin(iterator.epoch, iterator.begin)
         else:
+            self._place.begin(None, 0)
             segments = self._segments_of(iterator)
             longest = sum(segment.count for segment in segments)
         segments = self._noted(segments)
@@ -152,11 +162,17 @@ class LoopFunction:
         runner = self._runner(self._controller.options.asynchronous_callbacks)
         return measure(self._controller, runner, batches)
 
+    def rehearse(self, batches: Batches) -> None:
+        """Compiles what the loop runs on such batches, and runs nothing."""
+        runner = self._runner(self._controller.options.asynchronous_callbacks)
+        rehearse(self._controller, runner, self._mode, batches)
+
     def _noted(self, segments: Iterable[Segment]) -> Iterator[Segment]:
         """Takes note of the batches, for what is said of an execution that fails."""
         for segment in segments:
             self._spec = segment.block.spec
             yield segment
+            self._place.add(segment.count)
 
     def _out_of_memory_error(self, error: BaseException, longest: int) -> OutOfMemoryError:
         controller, batches = self._controller, None
@@ -212,7 +228,9 @@ class LoopFunction:
                 options.pipelining,
                 plan,
                 controller.groups,
-                controller.totals.compile_log,
+                self._log,
+                controller.identity,
+                controller.totals.exports,
             )
         return ScanRunner(
             self._executables,

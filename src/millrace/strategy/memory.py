@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 from millrace._compat.jax_memory import flops, memory_limit
 from millrace.compiling.executable import compiled_of
-from millrace.plan import BatchSpec, Mode
+from millrace.plan import Mode
 from millrace.records.memory import LiveBuffer, largest
 from millrace.records.memory_report import DeviceMemory
 from millrace.runtime.pipeline import PipelineRunner
@@ -22,19 +22,10 @@ from millrace.runtime.rehearsal import (
 )
 from millrace.runtime.scan import ScanRunner
 from millrace.schedules.task import Pass
-from millrace.strategy.checks import check_steps, shortened_to_stop
 from millrace.strategy.controller import Controller
 from millrace.strategy.memory_pieces import piece_memory
 from millrace.strategy.memory_stages import pipeline_memory
-
-
-@dataclass(frozen=True, slots=True)
-class Batches:
-    """What training is given."""
-
-    spec: BatchSpec  # of one micro-batch
-    per_execution: int  # steps, as given to compile()
-    per_epoch: int | None = None  # steps; None is not known
+from millrace.strategy.rehearse import Batches, rehearse_piece
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,12 +53,7 @@ def measure(controller: Controller, runner: ScanRunner | PipelineRunner, batches
         programs = pipeline.programs(state, batches.spec)
         devices = pipeline_memory(model, programs, pipeline.groups)
         return Needs(devices, lambda: _pipeline_flops(programs))
-    steps = _steps_of_execution(controller, batches)
-    shape = controller.block_shape(Mode.TRAIN, steps)
-    # Arrays that are kept on the device are cut into blocks of an epoch, not of an execution.
-    capacity = shape.capacity(batches.spec, batches.per_epoch or steps)
-    rehearsal = ScanRehearsal(runner)
-    calls = rehearsal.calls(state, batches.spec, capacity, steps)
+    rehearsal, calls = rehearse_piece(controller, runner, Mode.TRAIN, batches)
     memory = piece_memory(model, rehearsal.plan, calls)
     if not controller.destination.is_host_memory:
         memory = _with_blocks_ahead(memory, controller.options.feed.prefetch_depth)
@@ -85,18 +71,6 @@ def with_limits(
         return min((each for each in given if each is not None), default=None)
 
     return tuple(replace(device, limit=limit(device)) for device in devices)
-
-
-def _steps_of_execution(controller: Controller, batches: Batches) -> int:
-    """Returns how many steps `fit` would run in one execution.
-
-    Raises:
-        PlanError: if an update would begin in one execution and end in another.
-    """
-    given = (batches.per_execution, batches.per_epoch, controller.replicas)
-    steps = check_steps(controller.accumulation, Mode.TRAIN, *given)
-    window = controller.window(Mode.TRAIN)
-    return shortened_to_stop(steps, controller.options.stop_within, window)
 
 
 def _with_blocks_ahead(memory: DeviceMemory, blocks: int) -> DeviceMemory:

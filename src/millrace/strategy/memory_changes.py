@@ -14,7 +14,8 @@ from millrace.options import Options, Recomputation, RecomputationMode
 from millrace.plan import Mode
 from millrace.records.memory_report import MemoryChange, MemoryReport
 from millrace.strategy.controller import Controller
-from millrace.strategy.memory import Batches, Needs, with_limits
+from millrace.strategy.memory import Needs, with_limits
+from millrace.strategy.rehearse import Batches
 
 CHANGES = 3  # that a report shows
 

@@ -7,7 +7,8 @@ from millrace.errors import OutOfMemoryError
 from millrace.plan import Mode
 from millrace.records.memory_report import MemoryReport
 from millrace.strategy.controller import Controller
-from millrace.strategy.memory import Batches, Needs, with_limits
+from millrace.strategy.memory import Needs, with_limits
+from millrace.strategy.rehearse import Batches
 
 
 def out_of_memory(error: BaseException) -> BaseException | None:

@@ -16,13 +16,12 @@ import keras
 
 from millrace._compat.jax_memory import argument_bytes, buffers_proto, kept_arguments, requirement
 from millrace._compat.keras_build import layer_names
-from millrace.compiling.executable import compiled_of
+from millrace.compiling.executable import compiled_of, renames_of
 from millrace.compiling.hlo_proto import read_buffers
 from millrace.compiling.liveness import memory_profile
 from millrace.compiling.owners import layer_finder
-from millrace.plan import Plan
+from millrace.plan import ROLES, Plan
 from millrace.programs.accumulate import make_accumulator
-from millrace.programs.state import ROLES
 from millrace.records.memory_report import DeviceMemory, StageMemory
 from millrace.runtime.rehearsal import Call
 
@@ -76,7 +75,7 @@ def piece_memory(model: keras.Model, plan: Plan, calls: Sequence[Call]) -> Devic
     )
     profile = memory_profile(
         compiled,
-        layer_finder(layer_names(model)),
+        layer_finder(layer_names(model), renames_of(peak.executable)),
         lambda path: _argument_name(model, plan, peak.name, path),
     )
     devices = tuple(map(str, plan.group.devices))

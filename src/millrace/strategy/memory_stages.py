@@ -12,7 +12,7 @@ from millrace._compat.jax_memory import argument_bytes, requirement
 from millrace._compat.jaxpr import scope
 from millrace._compat.keras_build import layer_names
 from millrace._compat.keras_scope import stored_value
-from millrace.compiling.executable import compiled_of
+from millrace.compiling.executable import compiled_of, renames_of
 from millrace.compiling.liveness import memory_profile
 from millrace.compiling.owners import layer_finder
 from millrace.devices import DeviceGroup
@@ -161,10 +161,10 @@ def _alive(
     model: keras.Model, programs: StagePrograms, moment: Moment, rows: Sequence[StageMemory]
 ) -> list[LiveBuffer]:
     """Returns the tensors of the program at the peak, and what else there is in a few lumps."""
-    compiled = compiled_of(programs.programs[moment.program, moment.stage].executable)
+    executable = programs.programs[moment.program, moment.stage].executable
     names = _ArgumentNames(model, programs, moment)
-    layers = layer_finder(layer_names(model))
-    alive = list(memory_profile(compiled, layers, names).alive)
+    layers = layer_finder(layer_names(model), renames_of(executable))
+    alive = list(memory_profile(compiled_of(executable), layers, names).alive)
     found = []
     for each in alive:
         layer = names.layers.get(each.name, each.layer) if each.opcode == "parameter" else ""

@@ -16,6 +16,7 @@ from millrace.programs.accumulate import accumulator_dtype
 from millrace.strategy.controller import Controller
 from millrace.strategy.memory_methods import set_recomputation_options, with_offload
 from millrace.strategy.pipeline_methods import PIPELINE_METHODS
+from millrace.strategy.precompile import precompile
 from millrace.strategy.replication_methods import set_replication_options
 
 _ACCUMULATION_REASONS = {
@@ -172,5 +173,6 @@ METHODS = (
     set_asynchronous_callbacks,
     set_replication_options,
     set_recomputation_options,
+    precompile,
     *PIPELINE_METHODS,
 )

@@ -6,6 +6,8 @@ from typing import Any
 
 import keras
 
+from millrace.compiling.exporting import Exports
+from millrace.compiling.log import CompileLog
 from millrace.compiling.stage_executables import StageExecutables
 from millrace.devices import DeviceGroup
 from millrace.errors import ModelError, OptionError, PlanError
@@ -19,9 +21,9 @@ from millrace.graph.assignment import (
 from millrace.graph.calls import LayerCall, find_calls, leaves
 from millrace.graph.marks import stages_were_entered
 from millrace.graph.place import Marks
+from millrace.keys.key import Identity
 from millrace.options import Pipelining
 from millrace.plan import Mode, Plan
-from millrace.records.compilation import CompileRecord
 from millrace.runtime.pipeline import PipelineRunner
 from millrace.schedules.table import make_schedule
 from millrace.schedules.task import Schedule
@@ -184,10 +186,12 @@ def make_pipeline_runner(
     pipelining: Pipelining,
     plan: Plan,
     groups: Sequence[DeviceGroup],
-    log: list[CompileRecord],
+    log: CompileLog,
+    identity: Identity,
+    exports: Exports,
 ) -> PipelineRunner:
     """Makes the runner of one mode of a pipelined model."""
-    executables = StageExecutables(model, calls, marks, log, pipelining)
+    executables = StageExecutables(model, calls, marks, log, pipelining, identity, exports)
     numbers = pipelining.devices_of(marks.num_stages)
     schedule = functools.partial(_schedule, pipelining, marks.num_stages)
     runner = PipelineRunner(executables, plan, [groups[number] for number in numbers], schedule)

@@ -1,5 +1,7 @@
 """A strategy: the devices to run on, and a scope in which models are attached to it."""
 
+import collections
+import os
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -8,12 +10,19 @@ from typing import Any
 import jax
 import keras
 
+from millrace.cache.use import Default, use_cache
+from millrace.compiling.current import logging_to
+from millrace.compiling.log import CompileLog
+from millrace.compiling.watch import call_watched
 from millrace.devices import find_devices, home
 from millrace.errors import DTypeError, ModelError, OptionError, PlanError
 from millrace.graph.marks import stages_allowed
-from millrace.records.compilation import CompileRecord
+from millrace.options import RecompilePolicy, recompile_policy
+from millrace.processes.facts import process_index
+from millrace.records.compilation import CompileRecord, Origin
 from millrace.records.memory_report import MemoryReport
 from millrace.records.run import RunStatistics
+from millrace.records.run_directory import RunDirectory
 from millrace.strategy.attach import attach
 from millrace.strategy.controller import Totals, controller_of
 from millrace.strategy.memory_report import memory_report
@@ -32,16 +41,35 @@ class Strategy:
         devices: None for the default platform's, a number of them, `"cpu:8"` for eight virtual
             CPU devices, or a sequence of JAX devices. A model runs as many replicas as there are
             devices for: one on each, or on as many as its pipeline takes.
+        cache_dir: the directory in which this process keeps its executables for others, or None
+            for no such cache. The default is what `MILLRACE_CACHE_DIR` says, or a directory of
+            the user's own.
+        report_dir: a directory for the records of this run, made if it is missing; each is
+            written as it comes. `millrace compile-log DIRECTORY` shows them.
+        on_recompile: what is done when a program that a model has run must be compiled again, for
+            batches of another shape, say: `"log"` it, `"warn"`, or `"error"`. Each says why.
 
     Raises:
         DeviceError: if there are no such devices, or JAX started too early to make them.
-        OptionError: if `devices` is none of the above.
+        OptionError: if an argument is none of the above, or `report_dir` cannot be made.
     """
 
-    def __init__(self, devices: int | str | Sequence[jax.Device] | None = None):
+    def __init__(
+        self,
+        devices: int | str | Sequence[jax.Device] | None = None,
+        *,
+        cache_dir: str | os.PathLike[str] | Default | None = Default.DIRECTORY,
+        report_dir: str | os.PathLike[str] | None = None,
+        on_recompile: str | RecompilePolicy = "log",
+    ):
+        policy = recompile_policy(on_recompile)
         self._devices = find_devices(devices)
+        use_cache(cache_dir)
         self._home = home(self._devices)
-        self._totals = Totals()
+        directory = (
+            None if report_dir is None else RunDirectory(os.fspath(report_dir), process_index())
+        )
+        self._totals = Totals(CompileLog(policy, directory))
 
     @property
     def devices(self) -> tuple[jax.Device, ...]:
@@ -50,20 +78,77 @@ class Strategy:
 
     @property
     def compile_log(self) -> tuple[CompileRecord, ...]:
-        """What has been compiled so far, in order."""
-        return tuple(self._totals.compile_log)
+        """What has been compiled so far, read from the cache or shared, and why; in order.
+
+        Where functions take turns, there is a record for each such pair: `origin` is `SWITCH`.
+        """
+        return self._totals.compile_log.records
 
     def statistics(self) -> RunStatistics:
         """Returns where the time went so far, over all models of the strategy."""
         log = self._totals.compile_log
+        origins = collections.Counter(record.origin for record in log.executables)
         return RunStatistics(
             executions=self._totals.executions,
             dispatches=self._totals.dispatches,
-            compilations=len(log),
-            compile_seconds=sum(record.seconds for record in log),
+            compilations=origins[Origin.COMPILED],
+            compile_seconds=sum(record.seconds for record in log.executables),
             infeed=self._totals.infeed,
             pipeline=self._totals.pipeline,
+            cache_hits=origins[Origin.CACHE],
+            shared=origins[Origin.SHARED],
+            loaded=origins[Origin.LOADED],
+            switches=log.switches,
         )
+
+    def export_executables(self, directory: str | os.PathLike[str]) -> int:
+        """Writes what this strategy's models have made, so that others need not even trace it.
+
+        Of models that are in use: what fit, evaluate and predict have run or `precompile` has
+        made, all stages of pipelines included, one file each. What cannot be used elsewhere is
+        left out, and the log says why at level INFO.
+
+        Args:
+            directory: made if it is missing. Files of equal programs in it are replaced.
+
+        Returns:
+            How many executables were written.
+
+        Raises:
+            OptionError: if the directory cannot be written.
+        """
+        return self._totals.exports.write(directory)
+
+    def load_executables(self, directory: str | os.PathLike[str]) -> int:
+        """Lets this strategy's models use what another process has exported.
+
+        An executable is used where all that decides it is equal: model, options, code of the
+        user's, data, devices, versions. Otherwise, or if a file is damaged, a warning says why and
+        the program is compiled. Call this before fit; files are read when their program is wanted.
+
+        Loading runs code of the files: whoever can write into the directory can run any code in
+        this process.
+
+        Args:
+            directory: that `export_executables` has written.
+
+        Returns:
+            How many executables are there for this environment.
+
+        Raises:
+            OptionError: if it is no directory.
+        """
+        return self._totals.exports.loaded.load(directory, self._devices)
+
+    @contextmanager
+    def no_recompile(self) -> Iterator[None]:
+        """Surrounds code that is warm, such as what a benchmark measures: nothing is compiled.
+
+        Whatever would be compiled inside raises a `RecompilationError` that says why.
+        """
+        log = self._totals.compile_log
+        with log.no_recompile(), logging_to(log):
+            yield
 
     @contextmanager
     def scope(self) -> Iterator["Strategy"]:
@@ -80,7 +165,8 @@ class Strategy:
         _scope.strategy = self
         _attach_models_built_in_scopes()
         try:
-            with jax.default_device(self._home), stages_allowed():
+            log = self._totals.compile_log
+            with jax.default_device(self._home), stages_allowed(), logging_to(log):
                 yield self
         finally:
             _scope.strategy = None
@@ -147,12 +233,13 @@ class Strategy:
         """Runs a compiled function on the strategy's device and waits until it is done.
 
         Args:
-            fn: made by `jax.jit`.
+            fn: made by `jax.jit` or `millrace.compile`. What it compiles is in `compile_log`.
             args: its positional arguments.
             kwargs: its keyword arguments.
 
         Raises:
             OptionError: if `fn` is a plain Python function.
+            RecompilationError: if it would be compiled, and that is to be refused.
             DTypeError: if an argument is float64.
         """
         if not hasattr(fn, "lower") and not isinstance(fn, jax.stages.Compiled):
@@ -165,8 +252,9 @@ class Strategy:
                     f"An argument of run() is float64, of shape {leaf.shape}: devices compute in "
                     "32 bits or fewer. Cast it with .astype('float32')."
                 )
-        with jax.default_device(self._home):
-            return jax.block_until_ready(fn(*args, **(kwargs or {})))
+        log = self._totals.compile_log
+        with jax.default_device(self._home), logging_to(log):
+            return jax.block_until_ready(call_watched(fn, args, kwargs or {}, log))
 
 
 class _Scope(threading.local):

@@ -1,0 +1,162 @@
+"""What Keras's loops draw from where nothing is run: executions as shapes.
+
+    data of 10 batches, the last one smaller; steps_per_execution=4
+    executions of an epoch    4 full | 4 full | 1 full, 1 small
+    described by              4 full |          1 full, 1 small
+
+One batch is drawn from the data. An epoch is a single execution for Keras, which stands for all.
+"""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from millrace._compat.keras import is_array_adapter
+from millrace.feeds.block import Block, Segment, batch_spec
+from millrace.feeds.blocks import BlockShape, resident_cuts
+from millrace.plan import BatchSpec
+from millrace.strategy.epochs import Execution, FeedEpochIterator
+
+
+@dataclass(frozen=True, slots=True)
+class DescribedSteps:
+    """The executions of a loop that differ, and how many steps they all have."""
+
+    executions: tuple[tuple[Segment, ...], ...]
+    longest: int  # steps of a full execution
+    batch: Any  # one of them, as the data adapter gives it
+    counts: dict[BatchSpec, int]  # steps, by the spec of their batches
+
+
+class DescribedExecution(Execution):
+    """Stands for all executions of an epoch."""
+
+    def __init__(self, epoch: "DescribedEpochIterator", counts: list[int], position: int):
+        super().__init__(epoch, sum(counts), 0)
+        self._described = epoch
+        self._counts = counts
+        self._position = position  # of the first step in its pass through the data
+
+    def describe(self) -> DescribedSteps:
+        """Returns what the executions are made of.
+
+        Raises:
+            StopIteration: if the data has no batch.
+        """
+        return self._described.describe(self._counts, self._position)
+
+    def __next__(self) -> Any:
+        return self._described.first_batch()
+
+
+class DescribedEpochIterator(FeedEpochIterator):
+    """Draws one batch, and takes all others to be of its shape; but arrays say what theirs is."""
+
+    _first: Any = None
+
+    def first_batch(self) -> Any:
+        """Returns the first batch of the data, which is drawn once.
+
+        Raises:
+            StopIteration: if there is none.
+        """
+        if self._first is None:
+            self._first = next(self.host_batches())
+        return self._first
+
+    def executions(self) -> Iterator[tuple[int, int, Execution]]:
+        """Yields one execution for an epoch, and counts on as if all had been run."""
+        self.number += 1
+        total, position = self.num_batches, self.steps_in_pass
+        counts = [self.steps_per_execution]
+        if total is not None:
+            counts = [end - begin + 1 for begin, end, _ in self._known_number(total)]
+        yield 0, sum(counts) - 1, DescribedExecution(self, counts, position)
+
+    def describe(self, counts: list[int], position: int) -> DescribedSteps:
+        """Returns what executions of so many steps are made of.
+
+        Args:
+            counts: steps of each.
+            position: of the first step in its pass through the data.
+        """
+        batch = self.first_batch()
+        spec = batch_spec(batch)
+        shape = self._controller.block_shape(self._mode, self.steps_per_execution)
+        adapter: Any = self.data_adapter
+        rest = adapter.partial_batch_size if is_array_adapter(adapter) else None
+        has_rest = bool(rest) and position + sum(counts) == self.pass_length
+        if is_array_adapter(adapter) and self.would_reside(batch):
+            full = adapter.batch_size
+            rows = (sum(counts) - has_rest) * full + (rest if has_rest else 0)
+            on_host = self._controller.destination.is_host_memory
+            executions = _cut(resident_cuts(spec, rows, full, shape, on_host), counts)
+        else:
+            steps = [spec] * sum(counts)
+            if has_rest and rest:
+                steps[-1] = spec.of_rows(rest)
+            executions = streamed(steps, counts, shape)
+        found: dict[BatchSpec, int] = {}
+        for segment in (segment for each in executions for segment in each):
+            found[segment.block.spec] = found.get(segment.block.spec, 0) + segment.count
+        return DescribedSteps(
+            _distinct(executions, shape.replicas), self.steps_per_execution, batch, found
+        )
+
+
+def streamed(
+    steps: list[BatchSpec], counts: Iterable[int], shape: BlockShape
+) -> list[tuple[Segment, ...]]:
+    """Returns the segments of executions whose blocks are stacked as batches come.
+
+    Args:
+        steps: specs of the batches.
+        counts: steps of each execution.
+        shape: bounds of a block.
+    """
+    executions: list[tuple[Segment, ...]] = []
+    position = 0
+    for count in counts:
+        end, segments = position + count, []
+        while position < end:
+            first = position % shape.replicas
+            spec = steps[position]
+            capacity = shape.capacity(spec, first + end - position)
+            room = shape.room(position)
+            most = min(capacity - first, end - position, room or capacity)
+            number = next((n for n in range(most) if steps[position + n] != spec), most)
+            segments.append(Segment(Block(None, spec, capacity, number, first), first, number))
+            position += number
+        executions.append(tuple(segments))
+    return executions
+
+
+def _cut(blocks: Iterable[Block], counts: Iterable[int]) -> list[tuple[Segment, ...]]:
+    """Returns the segments of executions that go on through blocks, as `Infeed.take` gives them."""
+    executions: list[tuple[Segment, ...]] = []
+    blocks = iter(blocks)
+    block, used = next(blocks), 0
+    for count in counts:
+        segments = []
+        while count:
+            if used == block.steps:
+                block, used = next(blocks), 0
+            number = min(count, block.steps - used)
+            segments.append(Segment(block, block.first + used, number))
+            used, count = used + number, count - number
+        executions.append(tuple(segments))
+    return executions
+
+
+def _distinct(
+    executions: Iterable[tuple[Segment, ...]], replicas: int
+) -> tuple[tuple[Segment, ...], ...]:
+    """Returns executions of which no two run the same programs; where in a block is no matter."""
+    found: dict[Any, tuple[Segment, ...]] = {}
+    for execution in executions:
+        key = tuple(
+            (each.block.spec, each.block.capacity, each.start % replicas, each.count)
+            for each in execution
+        )
+        found.setdefault(key, execution)
+    return tuple(found.values())

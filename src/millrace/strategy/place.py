@@ -1,0 +1,33 @@
+"""Where a running loop is in its data, for what is said of a batch that another program is for."""
+
+from millrace.plan import Mode
+
+_METHODS = {Mode.TRAIN: "fit", Mode.TEST: "evaluate", Mode.PREDICT: "predict"}
+
+
+class Place:
+    """The place of the batches that run next."""
+
+    def __init__(self, mode: Mode):
+        self._method = _METHODS[mode]
+        self._epoch: int | None = None
+        self._batch = 0
+
+    def begin(self, epoch: int | None, batch: int) -> None:
+        """Begins an execution.
+
+        Args:
+            epoch: the number of the epoch, from 1; None outside of `fit` and its kind.
+            batch: the number of the first batch in it, from 0.
+        """
+        self._epoch, self._batch = epoch, batch
+
+    def add(self, batches: int) -> None:
+        """Goes on by so many batches."""
+        self._batch += batches
+
+    def __call__(self) -> str:
+        """Returns the place in words: `batch 1,875 of epoch 1 of fit`."""
+        if self._epoch is None:
+            return ""
+        return f"batch {self._batch + 1:,} of epoch {self._epoch} of {self._method}"
