@@ -20,10 +20,18 @@ def run(*words, width=100, size=SIZE):
 
 
 def test_the_flags():
-    assert set(main.commands) == {"benchmark", "launch", "replay", "simulate"}
+    assert set(main.commands) == {
+        *("benchmark", "cache", "compile-log", "launch", "precompile", "replay", "simulate")
+    }
     assert " ".join(flag for p in main.commands["benchmark"].params for flag in p.opts) == (
         "--epochs --elements --json --infeed --model dataset"
     )
+    cache = main.commands["cache"].commands
+    assert {name: [p.opts[0] for p in command.params] for name, command in cache.items()} == {
+        "clear": ["--older-than", "--dir"],
+        "list": ["--json", "--dir"],
+        "stats": ["--json", "--dir"],
+    }
     assert " ".join(flag for p in main.commands["launch"].params for flag in p.opts) == (
         "--processes --devices-per-process --timeout --no-pin script arguments"
     )

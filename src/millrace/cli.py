@@ -4,6 +4,9 @@
     millrace launch      runs a script as several processes on this machine
     millrace replay      runs an update again that NaNWatch has stopped before
     millrace benchmark   measures how fast a data set is, and whether a model waits for it
+    millrace compile-log shows what a run has compiled, how long it took, and why
+    millrace precompile  compiles what a script will run
+    millrace cache       shows or removes the executables that are kept on disk
 
 Drawings and tables are plain ASCII with colours on top, which a terminal shows and a pipe drops.
 """
@@ -16,6 +19,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from millrace import cache_table, cli_compilation
 from millrace.benchmark.command import benchmark_feed
 from millrace.errors import MillraceError, OptionError
 from millrace.launch import Launch, launch
@@ -47,6 +51,10 @@ class Commands(click.Group):
 @click.version_option(package_name="millrace")
 def main() -> None:
     """Looks at what millrace does, and runs it on several processes."""
+
+
+for _command in cli_compilation.COMMANDS:
+    main.add_command(_command)
 
 
 @main.command("simulate")
@@ -219,3 +227,41 @@ def replay_command(
     Exits with 1 if it does not go wrong in the same way.
     """
     context.exit(0 if show(directory, modules, everything) else 1)
+
+
+@main.group("cache")
+def cache_command() -> None:
+    """Shows or removes the executables that are kept on disk for other processes."""
+
+
+_directory = click.option(
+    "--dir",
+    "directory",
+    type=click.Path(file_okay=False, path_type=pathlib.Path),
+    help="Another cache than that of MILLRACE_CACHE_DIR, or of this user.",
+)
+_json = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+
+
+@cache_command.command("list")
+@_json
+@_directory
+def cache_list_command(as_json: bool, directory: pathlib.Path | None) -> None:
+    """Prints every executable, the last used first."""
+    cache_table.show_entries(directory, as_json)
+
+
+@cache_command.command("stats")
+@_json
+@_directory
+def cache_stats_command(as_json: bool, directory: pathlib.Path | None) -> None:
+    """Prints how many there are, and how much room they take."""
+    cache_table.show_statistics(directory, as_json)
+
+
+@cache_command.command("clear")
+@click.option("--older-than", "days", type=TIME, help="Days since their last use; all without it.")
+@_directory
+def cache_clear_command(days: float | None, directory: pathlib.Path | None) -> None:
+    """Removes executables. Processes that run keep what they have, and compile what they miss."""
+    cache_table.clear_entries(directory, days)

@@ -1,0 +1,128 @@
+"""What `millrace compile-log` shows: the compile log of a run.
+
+    #  began     program    model  batch         how       trace  lower  XLA  peak  code
+    1  09:15:02  train_run  mlp    float32[4,8]  compiled   0.10   0.05  0.20   ...
+
+    1  train_run: the first program of the model
+
+The numbers lead to the causes below the table, which are sentences.
+"""
+
+import collections
+import json
+import pathlib
+import time
+from collections.abc import Sequence
+from dataclasses import asdict
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from millrace.records.compilation import CompileRecord, Origin
+from millrace.records.memory import bytes_text
+from millrace.records.run_directory import read_compile_log
+
+_PIPE_WIDTH = 160  # of a line in a file
+_TITLES = (
+    *("#", "began", "program", "model", "batch", "how"),
+    *("trace", "lower", "XLA", "peak", "code"),
+)
+_NUMBERS = _TITLES.index("trace")  # the first column of numbers
+
+
+def show_compile_log(run: pathlib.Path, only_recompilations: bool, as_json: bool) -> None:
+    """Prints the records of a run with their causes, and how long they took.
+
+    Args:
+        run: a run directory, or one file of it.
+        only_recompilations: leaves out first programs and switches.
+        as_json: prints an object for programs to read.
+
+    Raises:
+        DataError: if there is no compile log.
+    """
+    records = read_compile_log(run)
+    shown = [each for each in records if each.is_recompilation or not only_recompilations]
+    if as_json:
+        print(json.dumps(_as_dict(records, shown), indent=2))
+        return
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        console = Console(highlight=False, width=_PIPE_WIDTH)
+    if shown:
+        console.print(_table(shown))
+        console.print("")
+        console.print(_causes(shown))
+        console.print("")
+    console.print(_totals(records), markup=False, soft_wrap=True)
+
+
+def _table(records: Sequence[CompileRecord]) -> Table:
+    table = Table(*_TITLES, box=None, pad_edge=False)
+    for column in table.columns[_NUMBERS:]:
+        column.justify, column.no_wrap = "right", True
+    for number, record in enumerate(records, 1):
+        began = time.strftime("%H:%M:%S", time.localtime(record.began))
+        style = "yellow" if record.is_recompilation else None
+        table.add_row(str(number), began, *map(Text, _texts(record)), *_costs(record), style=style)
+    return table
+
+
+def _texts(record: CompileRecord) -> tuple[str, ...]:
+    how = record.origin.value if record.is_executable else f"switch x{record.count}"
+    return tuple(map(_ascii, (record.program, record.model, record.batch, how)))
+
+
+def _costs(record: CompileRecord) -> tuple[str, ...]:
+    if not record.is_executable:
+        return ()
+    seconds = (record.trace_seconds, record.lower_seconds, record.compile_seconds)
+    sizes = (record.peak_bytes, record.code_bytes)
+    return *(f"{each:.2f} s" for each in seconds), *map(bytes_text, sizes)
+
+
+def _causes(records: Sequence[CompileRecord]) -> Table:
+    """Returns why each program was compiled, and below that what to do about it."""
+    table = Table.grid(padding=(0, 2, 0, 0))
+    for number, record in enumerate(records, 1):
+        if record.is_executable:  # the row of a switch names both programs
+            again = " is compiled again" if record.is_recompilation else ""
+            cause = f"{_ascii(record.program)}{again}: {_ascii(record.cause)}"
+            table.add_row(str(number), Text(cause))
+            if record.remedy:
+                table.add_row("", Text(_ascii(record.remedy), style="green"))
+    return table
+
+
+def _totals(records: Sequence[CompileRecord]) -> str:
+    found = [record for record in records if record.is_executable]
+    origins = collections.Counter(record.origin for record in found)
+    kinds = ", ".join(f"{origins[each]} {each.value}" for each in Origin if origins[each])
+    again = [record for record in found if record.is_recompilation]
+    lost = sum(record.seconds for record in again)
+    switches = sum(record.count for record in records if not record.is_executable)
+    return (
+        f"executables      {len(found)}{f' ({kinds})' if kinds else ''}, "
+        f"{sum(record.seconds for record in found):.2f} s\n"
+        f"recompilations   {len(again)}, {lost:.2f} s lost\n"
+        f"switches         {switches}"
+    )
+
+
+def _as_dict(records: Sequence[CompileRecord], shown: Sequence[CompileRecord]) -> dict[str, object]:
+    found = [record for record in records if record.is_executable]
+    again = [record for record in found if record.is_recompilation]
+    return {
+        "records": [{**asdict(each), "origin": each.origin.value} for each in shown],
+        "executables": len(found),
+        "seconds": sum(record.seconds for record in found),
+        "recompilations": len(again),
+        "recompilation_seconds": sum(record.seconds for record in again),
+        "switches": sum(record.count for record in records if not record.is_executable),
+    }
+
+
+def _ascii(text: str) -> str:
+    """Writes what a name of the user's has beyond ASCII as Python would."""
+    return text.encode("ascii", "backslashreplace").decode()
