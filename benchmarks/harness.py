@@ -11,6 +11,9 @@ from collections.abc import Callable
 import jax
 import keras
 
+# Before a strategy is made: what a benchmark compiles is compiled, unless it says otherwise.
+os.environ.setdefault("MILLRACE_CACHE_DIR", "off")
+
 
 def arguments(description: str, rounds: int = 7, **more: str) -> argparse.Namespace:
     """Reads `--small` (seconds instead of minutes: does it still run?) and `--rounds`.
