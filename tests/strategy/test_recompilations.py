@@ -340,6 +340,24 @@ def test_a_recompilation_can_be_refused_before_it_takes_place():
     fit(model)
 
 
+def test_what_has_failed_may_be_tried_again_where_recompilations_are_refused(monkeypatch):
+    strategy = millrace.Strategy(devices=1, on_recompile="error")
+    model = strategy.attach(mlp())
+
+    def fails(*_):
+        raise RuntimeError("no space left")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(jax.stages.Lowered, "compile", fails)
+        with pytest.raises(RuntimeError, match="no space left"):
+            fit(model)
+    fit(model)
+    (record,) = strategy.compile_log
+    assert not record.is_recompilation
+    with pytest.raises(RecompilationError, match="argument x"):
+        fit(model, *data(18))
+
+
 def test_a_recompilation_can_be_a_warning():
     strategy = millrace.Strategy(devices=1, on_recompile="WARN")
     model = strategy.attach(mlp())

@@ -61,7 +61,8 @@ def finish(lowering: Lowering, log: CompileLog) -> Executable:
         RecompilationError: as `compile_program`.
     """
     began = time.time()
-    making = make(lowering, log)
+    with log.attempt(lowering.group, lowering.again):
+        making = make(lowering, log)
     memory = making.compiled.memory_analysis()
     log.add(
         CompileRecord(

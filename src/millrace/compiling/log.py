@@ -94,6 +94,17 @@ class CompileLog:
             self._groups.add(group)
         return explain(key, history.keys(key.program), self.position()), again
 
+    @contextlib.contextmanager
+    def attempt(self, group: Group, again: bool) -> Iterator[None]:
+        """Surrounds the work on a program: where a first one fails, the next one is the first."""
+        try:
+            yield
+        except BaseException:
+            if not again:
+                with self._lock:
+                    self._groups.discard(group)
+            raise
+
     def allow(self, what: str, cause: Cause, again: bool) -> None:
         """Does what the user wants to be done about a recompilation, before it takes place.
 

@@ -50,6 +50,7 @@ class Lowering:
     again: bool  # whether it is a recompilation
     trace_seconds: float
     lower_seconds: float
+    group: Hashable = None  # see group_of
     batch: str = ""
     capacity: int = 0
     unrolled: int | None = None
@@ -69,7 +70,8 @@ def group_of(key: ProgramKey, plan: Plan, unrolled: int | None) -> Hashable:
 def lower(request: Request, log: CompileLog) -> Lowering:
     """Traces and lowers a program, for the devices of its plan."""
     program, plan, key = request.program, request.plan, request.key
-    cause, again = log.cause(key, group_of(key, plan, program.unrolled))
+    group = group_of(key, plan, program.unrolled)
+    cause, again = log.cause(key, group)
     arguments = jax.tree.map(
         lambda spec: jax.ShapeDtypeStruct(
             spec.shape, spec.dtype, sharding=spec.sharding or plan.group.whole
@@ -81,7 +83,7 @@ def lower(request: Request, log: CompileLog) -> Lowering:
     # With no arguments to follow, results would lie on the default device.
     results = program.results if program.arguments else program.results or plan.group.whole
     jitted = jax.jit(program.function, donate_argnums=donated, out_shardings=results)
-    with tracing, progress("tracing", request.what):
+    with log.attempt(group, again), tracing, progress("tracing", request.what):
         begin = time.perf_counter()
         traced = jitted.trace(*arguments)
         between = time.perf_counter()
@@ -97,6 +99,7 @@ def lower(request: Request, log: CompileLog) -> Lowering:
         devices=plan.group.devices,
         cause=cause,
         again=again,
+        group=group,
         trace_seconds=request.trace_seconds + between - begin,
         lower_seconds=end - between,
         batch=str(plan.batch),
