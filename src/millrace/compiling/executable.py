@@ -16,7 +16,6 @@ import jax
 import jax.numpy as jnp
 
 from millrace._compat.jax import looks_for_non_finite, non_finite
-from millrace._compat.jax_memory import requirement
 from millrace.compiling.log import CompileLog
 from millrace.compiling.lowering import Lowering, Request, lower
 from millrace.compiling.making import make
@@ -63,7 +62,6 @@ def finish(lowering: Lowering, log: CompileLog) -> Executable:
     began = time.time()
     with log.attempt(lowering.group, lowering.again):
         making = make(lowering, log)
-    memory = making.compiled.memory_analysis()
     log.add(
         CompileRecord(
             model=lowering.key.model,
@@ -74,14 +72,14 @@ def finish(lowering: Lowering, log: CompileLog) -> Executable:
             trace_seconds=lowering.trace_seconds,
             lower_seconds=lowering.lower_seconds,
             compile_seconds=making.seconds,
-            temporary_bytes=getattr(memory, "temp_size_in_bytes", 0) or 0,
-            peak_bytes=requirement(making.compiled),
+            temporary_bytes=making.sizes.temporary_bytes,
+            peak_bytes=making.sizes.peak_bytes,
             origin=making.origin,
             key=lowering.key.digest,
             cause=making.cause.text,
             remedy=making.cause.remedy,
             is_recompilation=lowering.again,
-            code_bytes=getattr(memory, "generated_code_size_in_bytes", 0) or 0,
+            code_bytes=making.sizes.code_bytes,
             began=began,
         )
     )

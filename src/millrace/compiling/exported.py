@@ -18,7 +18,7 @@ from typing import Any
 import jax
 
 from millrace._compat.jax import looks_for_non_finite
-from millrace._compat.jax_memory import requirement
+from millrace._compat.jax_memory import sizes_of
 from millrace.cache.entry import DamagedEntryError
 from millrace.compiling import export_file
 from millrace.compiling.executable import Executable, checked, new_names, renamed
@@ -216,7 +216,7 @@ def _record(
 ) -> CompileRecord:
     key, plan = wanted.key, wanted.plan
     cause, again = log.cause(key, group_of(key, plan, wanted.unroll))
-    memory = compiled.memory_analysis()
+    sizes = sizes_of(compiled)
     return CompileRecord(
         model=key.model,
         program=key.program,
@@ -225,14 +225,14 @@ def _record(
         unrolled=wanted.unroll,
         trace_seconds=0.0,
         compile_seconds=seconds,
-        temporary_bytes=getattr(memory, "temp_size_in_bytes", 0) or 0,
-        peak_bytes=requirement(compiled),
+        temporary_bytes=sizes.temporary_bytes,
+        peak_bytes=sizes.peak_bytes,
         origin=Origin.LOADED,
         key=key.digest,
         cause=cause.text,
         remedy=cause.remedy,
         is_recompilation=again,
-        code_bytes=getattr(memory, "generated_code_size_in_bytes", 0) or 0,
+        code_bytes=sizes.code_bytes,
         began=began,
     )
 

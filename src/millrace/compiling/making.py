@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 import jax
 
 from millrace._compat.jax_cache import loads_quietly
+from millrace._compat.jax_memory import Sizes, sizes_of
 from millrace.cache.lookup import looking_up
 from millrace.cache.use import known_keys
 from millrace.compiling.history import history
@@ -43,6 +44,7 @@ class Making:
     origin: Origin
     cause: Cause
     layers: tuple[str, ...]  # of the model that it was compiled for, in order
+    sizes: Sizes
     seconds: float  # without those of waiting for others
 
 
@@ -66,9 +68,8 @@ def make(lowering: Lowering, log: CompileLog) -> Making:
         except BaseException as error:
             sharing.fail(key, error)
             raise
-        code = making.compiled.memory_analysis()
-        code_bytes = getattr(code, "generated_code_size_in_bytes", 0) or 0
-        sharing.keep(key, Made(making.compiled, lowering.devices, code_bytes, making.layers))
+        made = Made(making.compiled, lowering.devices, making.layers, making.sizes)
+        sharing.keep(key, made)
         return making
     return _shared(future, lowering, text) or _compile(lowering, log, text)
 
@@ -91,7 +92,7 @@ def _shared(future: Future[Made], lowering: Lowering, text: str) -> Making | Non
             return None
     history.add(lowering.key, text)
     seconds = time.perf_counter() - begin
-    return Making(compiled, Origin.SHARED, lowering.cause, made.layers, seconds)
+    return Making(compiled, Origin.SHARED, lowering.cause, made.layers, made.sizes, seconds)
 
 
 def _can_copy(devices: tuple[jax.Device, ...]) -> bool:
@@ -113,10 +114,11 @@ def _compile(lowering: Lowering, log: CompileLog, text: str) -> Making:
     if lookup.hit:
         remember(compiled, of_cache(lookup.entry))
         layers = lookup.layers or lowering.layers
-        return Making(compiled, Origin.CACHE, cause, layers, seconds)
+        return Making(compiled, Origin.CACHE, cause, layers, sizes_of(compiled), seconds)
     if not known:  # in this process; what an earlier one has compiled may tell
         cause = _since_an_earlier_process(lowering, cause)
-    return Making(compiled, Origin.COMPILED, cause, lowering.layers, seconds)
+    sizes = sizes_of(compiled)
+    return Making(compiled, Origin.COMPILED, cause, lowering.layers, sizes, seconds)
 
 
 _REMEDY = (

@@ -20,6 +20,7 @@ from typing import Any
 import jax
 
 from millrace._compat.jax_executables import arguments_of, from_bytes
+from millrace._compat.jax_memory import Sizes
 from millrace.compiling.written import Written, remember, written
 
 KEPT = 128  # executables that are remembered though nobody may be using them any more
@@ -32,8 +33,8 @@ class Made:
 
     compiled: jax.stages.Compiled
     devices: tuple[jax.Device, ...]
-    code_bytes: int
     layers: tuple[str, ...]  # of the model it was compiled for, in order
+    sizes: Sizes
 
 
 class Sharing:
@@ -75,7 +76,7 @@ class Sharing:
                 del self._made[key]
 
     def _code_bytes(self) -> int:
-        return sum(f.result().code_bytes for f in self._made.values() if f.done())
+        return sum(f.result().sizes.code_bytes for f in self._made.values() if f.done())
 
 
 sharing = Sharing()

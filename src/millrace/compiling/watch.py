@@ -19,7 +19,7 @@ from typing import Any
 import jax
 
 from millrace._compat.jax_jit import compiler_options, jit_options, static_arguments
-from millrace._compat.jax_memory import requirement
+from millrace._compat.jax_memory import sizes_of
 from millrace.cache.lookup import Lookup, looking_up
 from millrace.compiling.call import Reason, inner_function, name_of, number_of, shapes_of
 from millrace.compiling.history import history
@@ -137,7 +137,7 @@ class _Watch:
         text, compiled = _kept_by_jax(self._function, self._args, self._kwargs)
         history.add(key, text)
         self._reason.has_led_to_an_executable()
-        memory = compiled.memory_analysis() if compiled is not None else None
+        sizes = sizes_of(compiled)
         return CompileRecord(
             model="",
             program=key.program,
@@ -147,14 +147,14 @@ class _Watch:
             trace_seconds=self._seconds[_TRACE],
             lower_seconds=self._seconds[_LOWER],
             compile_seconds=self._seconds[_COMPILE],
-            temporary_bytes=getattr(memory, "temp_size_in_bytes", 0) or 0,
-            peak_bytes=0 if compiled is None else requirement(compiled),
+            temporary_bytes=sizes.temporary_bytes,
+            peak_bytes=sizes.peak_bytes,
             origin=Origin.CACHE if self._found.hit else Origin.COMPILED,
             key=key.digest,
             cause=self._reason.cause.text,
             remedy=self._reason.cause.remedy,
             is_recompilation=self._reason.is_again,
-            code_bytes=getattr(memory, "generated_code_size_in_bytes", 0) or 0,
+            code_bytes=sizes.code_bytes,
             began=self._began,
         )
 

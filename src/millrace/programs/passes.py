@@ -31,6 +31,7 @@ from millrace._compat.jaxpr import (
     spec_of,
     trace,
     used,
+    variables,
     with_effects,
 )
 from millrace.graph.segments import cut, levels_by_boundaries
@@ -227,14 +228,13 @@ def _again_from_weights(whole: Graph, forward: Graph, weights: Sequence[Var]) ->
 
     As residuals these would be a copy of the weights for each micro-batch in flight.
     """
-    given = set(forward.invars)
-    cheap = [
-        var
-        for var in whole.invars
-        if var not in given and set(used(forward, [var]).invars) <= set(weights)
-    ]
-    made = {var for e in forward.equations for var in e.outvars}
-    cheap = [var for var in cheap if var in made]
+    follows = {*weights, *forward.constants}
+    made: set[Var] = set()
+    for equation in forward.equations:
+        if follows.issuperset(variables(equation.invars)):
+            follows.update(equation.outvars)
+            made.update(equation.outvars)
+    cheap = [var for var in whole.invars if var in made]
     if not cheap:
         return whole
     prelude = used(forward, cheap)

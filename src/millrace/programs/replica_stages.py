@@ -95,7 +95,7 @@ class ReplicaStageBuilder(StageBuilder):
         plan = self._plans[index]
         if slot.role == "gradient":
             _, weight = contributions(self.split)[slot.index]
-            spec = Reduction([self._model.trainable_variables[weight]], plan).specs[0]
+            spec = Reduction([self._trainable[weight]], plan).specs[0]
             return jax.sharding.NamedSharding(plan.group.mesh, spec)
         if slot.role in ("trainable", "optimizer"):
             return layout_of(plan, slot.role, self._slot(slot))
@@ -301,7 +301,7 @@ class ReplicaStageBuilder(StageBuilder):
     def _reduction(self, index: int) -> Reduction:
         plan, trainable = self._plans[index], self.split.stages[index].trainable
         accumulates = plan.mode is Mode.TRAIN
-        variables = [self._model.trainable_variables[i] for i in trainable if accumulates]
+        variables = [self._trainable[place] for place in trainable if accumulates]
         return Reduction(variables, plan)
 
     def _laid_out(self, index: int, slots: Sequence[Slot], specs: Sequence[Any]) -> list[Any]:

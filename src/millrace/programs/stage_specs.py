@@ -70,6 +70,10 @@ class StageSpecs:
         self._passes: dict[int, Passes] = {}
 
     @cached_property
+    def _trainable(self) -> list[Any]:
+        return self._model.trainable_variables  # Keras walks through all layers for these
+
+    @cached_property
     def update(self) -> SplitUpdate:
         """The update by stage."""
         return split_stage_update(
@@ -110,7 +114,7 @@ class StageSpecs:
         return self._passes[stage]
 
     def _accumulator(self, stage: Stage) -> Accumulator:
-        variables = [self._model.trainable_variables[i] for i in stage.trainable]
+        variables = [self._trainable[index] for index in stage.trainable]
         return make_accumulator(variables, self._plan.accumulation)
 
     def _accumulated(self, stage: Stage) -> Any:

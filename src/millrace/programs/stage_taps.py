@@ -111,7 +111,8 @@ class StageTaps:
         return (bundle.packed(jax.tree.leaves(tapped)),)
 
     def _find_backward(self, index: int) -> Bundle | None:
-        weights = [self._model.trainable_variables[i] for i in self._split.stages[index].trainable]
+        trainable = self._model.trainable_variables  # which walks through all layers
+        weights = [trainable[place] for place in self._split.stages[index].trainable]
         specs = [jax.ShapeDtypeStruct(v.shape, v.dtype) for v in weights]
         _, tapped = jax.eval_shape(lambda g: collecting(self._show)(index, g), specs)
         return bundle_of(tapped, range(len(jax.tree.leaves(tapped))), index, index)

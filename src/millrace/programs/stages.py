@@ -192,8 +192,8 @@ class StageBuilder(StageSpecs):
     def replaced(self, part: Part) -> list[Slot]:
         """Returns the inputs of a part whose memory its results take over."""
         others = [p for p in self.update.final.values() if p is not part]
-        shared = {slot for p in others for slot in p.inputs}
-        return [slot for slot in part.inputs if slot in part.outputs and slot not in shared]
+        replaced = set(part.outputs) - {slot for other in others for slot in other.inputs}
+        return [slot for slot in part.inputs if slot in replaced]
 
     def logs(self, index: int) -> Program:
         """The logs that follow from the metrics' values."""
