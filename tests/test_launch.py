@@ -144,7 +144,14 @@ def test_nothing_that_a_process_started_is_left(start):
 def command(tmp_path):
     """Starts `millrace launch` of a script that sleeps; gives it and the pids of both."""
     script, started = tmp_path / "script.py", []
-    program = "import sys; from millrace.cli import main; sys.argv[0] = 'millrace'; main()"
+    # What is started in the background of a script ignores SIGINT, and so does what it starts.
+    program = (
+        "import signal, sys; from millrace.cli import main; sys.argv[0] = 'millrace'\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\nmain()"
+    )
+
+    def pids():
+        return [int(path.read_text() or 0) for path in tmp_path.glob("millrace-*/pid-*")]
 
     def run(code):
         script.write_text(
@@ -159,16 +166,14 @@ def command(tmp_path):
             stderr=subprocess.PIPE,
         )
         started.append(process)
-
-        def pids():
-            return [int(path.read_text() or 0) for path in tmp_path.glob("millrace-*/pid-*")]
-
         wait_until(lambda: process.poll() is not None or sum(map(bool, pids())) == 2)
         return process, pids()
 
     yield run
     for process in started:
         process.kill()
+        for pid in filter(is_running, pids()):
+            os.kill(pid, signal.SIGKILL)  # or it would keep the pipes open
         process.communicate()
 
 

@@ -49,7 +49,7 @@ class CompileRecord:
         return self.origin is not Origin.SWITCH
 
 
-class Aspect(enum.Enum):
+class Aspect(enum.StrEnum):
     """What a field of a key is about."""
 
     ARGUMENT = "argument"  # structure, shapes and dtypes of what a program is given
