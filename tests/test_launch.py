@@ -144,23 +144,27 @@ def test_nothing_that_a_process_started_is_left(start):
 def command(tmp_path):
     """Starts `millrace launch` of a script that sleeps; gives it and the pids of both."""
     script, started = tmp_path / "script.py", []
-    # What is started in the background of a script ignores SIGINT, and so does what it starts.
+    # These tests may themselves run in the background of a script, where SIGINT is ignored.
     program = (
-        "import signal, sys; from millrace.cli import main; sys.argv[0] = 'millrace'\n"
-        "signal.signal(signal.SIGINT, signal.default_int_handler)\nmain()"
+        "import signal, sys; from millrace.cli import main\n"
+        "sys.argv[0], handler = 'millrace', sys.argv.pop(1)\n"
+        "signal.signal(signal.SIGINT, getattr(signal, handler))\nmain()"
     )
 
     def pids():
         return [int(path.read_text() or 0) for path in tmp_path.glob("millrace-*/pid-*")]
 
-    def run(code):
+    def run(code, on_interrupt="default_int_handler"):
         script.write_text(
             WHO + code + "\nprint(os.getpid(), flush=True)\nimport time\n"
             "open(told['directory'] + f'/pid-{i}', 'w').write(str(os.getpid()))\n"
             "time.sleep(1000)\n"
         )
         process = subprocess.Popen(
-            [sys.executable, "-c", program, "launch", "--processes", "2", str(script)],
+            [
+                *(sys.executable, "-c", program, on_interrupt),
+                *("launch", "--processes", "2", str(script)),
+            ],
             env=os.environ | {"TMPDIR": str(tmp_path)},
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -185,6 +189,18 @@ def test_ends_with_all_processes_when_it_is_interrupted(command, number, status)
     assert process.returncode == status
     assert b"ending 2 processes" in errors
     assert not any(map(is_running, pids))
+
+
+def test_processes_are_interrupted_where_the_launcher_ignores_interrupts(command, tmp_path):
+    code = (
+        "import atexit\n"  # runs when a process ends by an exception, not when it is killed
+        "atexit.register(lambda: open(told['directory'] + f'/ended-{i}', 'w').close())"
+    )
+    process, _ = command(code, on_interrupt="SIG_IGN")
+    process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=SECONDS)
+    assert process.returncode == 143
+    assert len(list(tmp_path.glob("millrace-*/ended-*"))) == 2
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="of Linux only")

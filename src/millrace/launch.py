@@ -95,6 +95,9 @@ def _start(
     if shares and plan.processes > len(allowed):
         say(f"millrace launch: {plan.processes} processes share {len(allowed)} cores")
     address = f"127.0.0.1:{_free_port()}"
+    # Where this process ignores SIGINT, as a background job of a script does, its children would
+    # inherit that, and not end when they are told to.
+    previous = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         for index in range(plan.processes):
             told = Launched(
@@ -107,6 +110,7 @@ def _start(
             if index:
                 say(f"millrace launch: process {index} writes to {_log(directory, index)}")
     finally:
+        signal.signal(signal.SIGINT, previous)
         if shares:
             os.sched_setaffinity(0, allowed)
 
