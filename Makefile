@@ -25,7 +25,7 @@ demo: $(READY)  ## train a digit classifier and print where the time went
 test: $(READY)  ## the tests, on the python3 at hand
 	@$(BIN)/python -m pytest -q -n 2 -m "not slow and not gpu and not exhaustive"
 
-test-slow: $(READY)  ## the tests of more than ten seconds each; TESTS=... for some of them
+test-slow: $(READY)  ## the tests that take longest; TESTS=... for some of them
 	@$(BIN)/python -m pytest -q -n 2 -m "slow and not gpu" $(TESTS)
 
 test-exhaustive: $(READY)  ## every combination of replicas; an hour

@@ -49,7 +49,7 @@ class CompileRecord:
         return self.origin is not Origin.SWITCH
 
 
-class Aspect(enum.StrEnum):
+class Aspect(enum.StrEnum):  # text has a hash in C: every comparison of keys takes many
     """What a field of a key is about."""
 
     ARGUMENT = "argument"  # structure, shapes and dtypes of what a program is given
