@@ -14,8 +14,11 @@ LEVELS = [
     {"runtime"},
     {"strategy", "distributed", "launch", "layers", "optimizers", "checkpoint", "cache_table"},
     {"replay", "compile_log_table"},
-    {"callbacks", "benchmark", "loops", "cli_compilation"},
-    {"cli", "ipu"},
+    {"callbacks", "benchmark", "loops", "pipelines", "cli_compilation"},
+    {"tensorflow"},
+    {"ipu"},
+    {"porting"},
+    {"cli"},
     {"__init__"},
 ]
 LEVEL = {name: level for level, names in enumerate(LEVELS) for name in names}

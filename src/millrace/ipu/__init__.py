@@ -1,0 +1,19 @@
+"""The names of `tensorflow.python.ipu`, on Keras 3 and JAX: change the import line, and run.
+
+    from tensorflow.python import ipu   ->   from millrace import ipu
+"""
+
+import importlib
+from typing import Any
+
+_MODULES = (
+    "config", "cross_replica_ops", "dataset_benchmark", "gradient_accumulation", "ipu_compiler",
+    "ipu_infeed_queue", "ipu_outfeed_queue", "ipu_strategy", "keras", "loops", "ops",
+    "optimizers", "pipelining_ops", "replication_ops", "scopes", "utils",
+)  # fmt: skip
+
+
+def __getattr__(name: str) -> Any:
+    if name in _MODULES:
+        return importlib.import_module(f"millrace.ipu.{name}")
+    raise AttributeError(f"module 'millrace.ipu' has no attribute {name!r}")
