@@ -140,6 +140,8 @@ class Pipelining:
     update_options: CompilerOptions | None = None
     # Micro-batches that a stage runs before the next one starts; `steps` counts such turns.
     batch_serialization: int = 1
+    # The stage of the schedule that each stage is part of, where some run at the same time.
+    schedule_stages: tuple[int, ...] | None = None
 
     @property
     def accumulation(self) -> Accumulation | None:

@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from millrace.errors import ScheduleError, UnsupportedError
 from millrace.schedules.check import check
+from millrace.schedules.concurrent import concurrent
 from millrace.schedules.gpipe import gpipe
 from millrace.schedules.looped import looped
 from millrace.schedules.one_f_one_b import one_f_one_b
@@ -44,6 +45,7 @@ def make_schedule(
     num_micro_batches: int,
     groups: tuple[int, ...],
     at_a_time: int = 1,
+    levels: Sequence[int] | None = None,
 ) -> Schedule:
     """Makes the schedule of one weight update.
 
@@ -56,6 +58,8 @@ def make_schedule(
             group that comes r-th in `groups`. The other names have a row for each stage.
         at_a_time: micro-batches that a stage runs before the next stage starts. More than one
             makes "sequential" one row.
+        levels: of each stage, where several stages are one stage of the schedule and run at the
+            same time; `num_stages` and `groups` are then those of the schedule.
 
     Returns:
         Rows of tasks that have passed `check`.
@@ -75,7 +79,7 @@ def make_schedule(
     else:
         schedule = _shortened(parse(_text(choice)), num_micro_batches)
     check(schedule, num_stages, num_micro_batches)
-    return schedule
+    return schedule if levels is None else concurrent(schedule, levels)
 
 
 def check_choice(choice: object) -> None:

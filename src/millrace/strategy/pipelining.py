@@ -200,10 +200,15 @@ def make_pipeline_runner(
 
 
 def _schedule(pipelining: Pipelining, num_stages: int, num_micro_batches: int) -> Schedule:
+    levels, devices = pipelining.schedule_stages, pipelining.devices_of(num_stages)
+    if levels is not None:  # the device of a level's first stage stands for it
+        first = dict(zip(reversed(levels), reversed(devices), strict=True))
+        num_stages, devices = max(levels) + 1, tuple(first[level] for level in sorted(first))
     return make_schedule(
         pipelining.schedule,
         num_stages,
         num_micro_batches,
-        pipelining.devices_of(num_stages),
+        devices,
         pipelining.batch_serialization,
+        levels,
     )
