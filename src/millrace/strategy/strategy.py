@@ -13,6 +13,7 @@ import keras
 from millrace.cache.use import Default, use_cache
 from millrace.compiling.current import logging_to
 from millrace.compiling.log import CompileLog
+from millrace.compiling.phases import show_phases
 from millrace.compiling.watch import call_watched
 from millrace.devices import find_devices, home
 from millrace.errors import DTypeError, ModelError, OptionError, PlanError
@@ -65,6 +66,7 @@ class Strategy:
         policy = recompile_policy(on_recompile)
         self._devices = find_devices(devices)
         use_cache(cache_dir)
+        show_phases()
         self._home = home(self._devices)
         directory = (
             None if report_dir is None else RunDirectory(os.fspath(report_dir), process_index())
@@ -253,15 +255,25 @@ class Strategy:
                     "32 bits or fewer. Cast it with .astype('float32')."
                 )
         log = self._totals.compile_log
-        with jax.default_device(self._home), logging_to(log):
-            return jax.block_until_ready(call_watched(fn, args, kwargs or {}, log))
+        before, _scope.running = _scope.running, self
+        try:
+            with jax.default_device(self._home), logging_to(log):
+                return jax.block_until_ready(call_watched(fn, args, kwargs or {}, log))
+        finally:
+            _scope.running = before
 
 
 class _Scope(threading.local):
     strategy: Strategy | None = None
+    running: Strategy | None = None  # whose `run` is going on
 
 
 _scope = _Scope()
+
+
+def strategy_in_scope() -> Strategy | None:
+    """Returns the strategy whose scope this thread is in, or whose `run` is going on."""
+    return _scope.running or _scope.strategy
 
 
 def _attach_models_built_in_scopes() -> None:
@@ -272,7 +284,8 @@ def _attach_models_built_in_scopes() -> None:
 
     def __init__(self: keras.Model, *args: Any, **kwargs: Any) -> None:  # noqa: N807
         original(self, *args, **kwargs)
-        if _scope.strategy is not None and controller_of(self) is None:
+        is_for_scopes = not getattr(type(self), "attaches_itself", False)
+        if is_for_scopes and _scope.strategy is not None and controller_of(self) is None:
             _scope.strategy.attach(self)
 
     __init__.attaches = True  # type: ignore[attr-defined]

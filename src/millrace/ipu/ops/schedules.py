@@ -63,8 +63,10 @@ def recomputation_of(value: Any, schedule: PipelineSchedule, allowed: bool) -> s
         TypeError: if it is no member of `RecomputationMode`.
         NotImplementedError: for a mode that does not go with the schedule.
     """
-    mode = RecomputationMode.Auto if value is None else _member(
-        RecomputationMode, "recomputation_mode", value
+    mode = (
+        RecomputationMode.Auto
+        if value is None
+        else _member(RecomputationMode, "recomputation_mode", value)
     )
     if mode is RecomputationMode.Auto:
         mode = _MIXED if schedule is PipelineSchedule.Sequential else _THEN
