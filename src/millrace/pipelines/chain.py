@@ -165,6 +165,25 @@ def call_stage(
     Raises:
         LoopError: if it does not take what it is given.
     """
+    source = "inputs and one element of the infeed" if number == 0 else "the stage before it"
+    return call_checked(function, args, kwargs, f"Stage {number} of a pipeline", source)
+
+
+def call_checked(
+    function: StageFunction, args: Sequence[Any], kwargs: dict[str, Any], role: str, source: str
+) -> Any:
+    """Calls a function of a pipeline.
+
+    Args:
+        function: of the user.
+        args: by position.
+        kwargs: by name.
+        role: what it is, for messages.
+        source: where its arguments are from.
+
+    Raises:
+        LoopError: if it does not take them.
+    """
     try:
         signature = inspect.signature(function)
     except (TypeError, ValueError):  # some builtin functions do not tell
@@ -172,12 +191,11 @@ def call_stage(
     try:
         signature.bind(*args, **kwargs)
     except TypeError as error:
-        source = "inputs and one element of the infeed" if number == 0 else "the stage before it"
         names = f", and {sorted(kwargs)} by name" if kwargs else ""
         raise LoopError(
-            f"Stage {number} of a pipeline, {name_of(function)}{signature}, does not take what it "
-            f"gets from {source}: {len(args)} values by position{names} ({error}). A value that "
-            "a later stage needs goes through all stages before it: return it from each."
+            f"{role}, {name_of(function)}{signature}, does not take what it gets from {source}: "
+            f"{len(args)} values by position{names} ({error}). A value that a later stage needs "
+            "goes through all stages before it: return it from each."
         ) from None
     return function(*args, **kwargs)
 

@@ -16,7 +16,14 @@ import keras
 from millrace.errors import LoopError, OptionError
 from millrace.feeds.outfeed import OutfeedQueue
 from millrace.graph.marks import PipelineStage
-from millrace.pipelines.chain import Chain, as_list, call_stage, first_arguments, next_arguments
+from millrace.pipelines.chain import (
+    Chain,
+    as_list,
+    call_checked,
+    call_stage,
+    first_arguments,
+    next_arguments,
+)
 
 OptimizerFunction = Callable[..., Any]
 InReplica = Callable[[Any, int], AbstractContextManager[Any]]
@@ -168,7 +175,9 @@ def call_optimizer_function(function: Any, args: Sequence[Any], kwargs: Any) -> 
     Raises:
         LoopError: if it is not an optimizer and a loss.
     """
-    result = function(*args, **kwargs)
+    result = call_checked(
+        function, args, kwargs, "The optimizer function of a pipeline", "the last stage"
+    )
     if (
         not isinstance(result, tuple)
         or len(result) not in (2, 3)
