@@ -28,10 +28,23 @@ class QueueMode(enum.Enum):
 
 
 class Reduction(enum.Enum):
-    """How the gradients of one update's micro-batches become one gradient."""
+    """How the gradients of one update's micro-batches become one gradient.
+
+    Those whose names end in `then_sum` are of the micro-batches of each replica, and are added up
+    over replicas; of `then_mean` the mean is taken over replicas.
+    """
 
     MEAN = "mean"
     SUM = "sum"
+    RUNNING_MEAN = "running_mean"  # no sum is ever made, which float16 might not hold
+    SUM_THEN_MEAN = "sum_then_mean"
+    MEAN_THEN_SUM = "mean_then_sum"
+    RUNNING_MEAN_THEN_SUM = "running_mean_then_sum"
+
+    @property
+    def is_running(self) -> bool:
+        """Whether what is accumulated is a mean at any time."""
+        return self in (Reduction.RUNNING_MEAN, Reduction.RUNNING_MEAN_THEN_SUM)
 
 
 class MetricReduction(enum.Enum):

@@ -8,6 +8,11 @@
 `mean` weighs a micro-batch by its rows (`coefficient`: its rows over those of the first) and
 divides by the sum of these weights, so a window that ends with a smaller batch still equals one
 big batch. `sum` adds the gradients as they are: each is already a mean over its own rows.
+`running_mean` moves what is accumulated towards the n-th gradient by a `coefficient` of 1 / n, so
+that it never is larger than the gradients are.
+
+With replicas each accumulates for itself. Their sums are divided by the steps of all of them, or,
+where the reduction ends in `then_sum`, by those of one.
 """
 
 from collections.abc import Callable, Sequence
@@ -49,9 +54,16 @@ def make_accumulator(variables: Sequence[Any], accumulation: Accumulation) -> Ac
             for variable, dtype in zip(variables, dtypes, strict=True)
         ]
 
+    running = accumulation.reduction.is_running
+
     def add(accumulated: Gradients, gradients: Any, coefficient: Any) -> Gradients:
+        def added(a: jax.Array, g: jax.Array) -> jax.Array:
+            # Two products: the difference of two numbers may be more than a float16 can hold.
+            kept = a * _as(1 - coefficient, a) if running else a
+            return kept + g.astype(a.dtype) * _as(coefficient, a)
+
         return [
-            g.astype(a.dtype) if replace else a + g.astype(a.dtype) * _as(coefficient, a)
+            g.astype(a.dtype) if replace else added(a, g)
             for a, g, replace in zip(accumulated, gradients, replaces, strict=True)
         ]
 
@@ -87,13 +99,42 @@ def accumulator_dtype(choice: Any, variable: Any) -> jnp.dtype:
 
 
 def weight_of(reduction: Reduction, rows: int, first_rows: int) -> float:
-    """Returns the coefficient of a micro-batch of `rows` in a window that began with another."""
-    return rows / first_rows if reduction is Reduction.MEAN else 1.0
+    """Returns the weight of a micro-batch of `rows` in a window that began with another."""
+    weighs = reduction in (Reduction.MEAN, Reduction.MEAN_THEN_SUM)
+    return rows / first_rows if weighs else 1.0
 
 
-def scale_of(reduction: Reduction, total_weight: float) -> float:
-    """Returns what a window's sum is multiplied by, given the sum of its coefficients."""
-    return 1.0 / total_weight if reduction is Reduction.MEAN else 1.0
+def coefficient_of(reduction: Reduction, given: Any, before: Any) -> Any:
+    """Returns the coefficient of a micro-batch.
+
+    Args:
+        reduction: of the accumulation.
+        given: its weight; where means are running, the steps of the window before the call.
+        before: micro-batches that the same replica has accumulated in the same call.
+    """
+    if not reduction.is_running:
+        return given
+    number = jnp.float32(before) if isinstance(before, jax.Array) else before
+    return 1.0 / (given + number + 1)
+
+
+def scale_of(reduction: Reduction, total_weight: float, replicas: int) -> float:
+    """Returns what a window's sum over replicas is multiplied by.
+
+    Args:
+        reduction: of the accumulation.
+        total_weight: of the micro-batches of all replicas.
+        replicas: their number.
+    """
+    match reduction:
+        case Reduction.MEAN:
+            return 1.0 / total_weight
+        case Reduction.MEAN_THEN_SUM:
+            return replicas / total_weight
+        case Reduction.RUNNING_MEAN | Reduction.SUM_THEN_MEAN:
+            return 1.0 / min(replicas, total_weight)  # each weighs 1
+        case _:
+            return 1.0
 
 
 def _is_dtype(choice: Any) -> bool:

@@ -24,7 +24,7 @@ import keras
 
 from millrace._compat.jaxpr import primitive_counts
 from millrace.plan import LoopForm, Mode, Plan, choose_loop_form
-from millrace.programs.accumulate import Accumulator, make_accumulator
+from millrace.programs.accumulate import Accumulator, coefficient_of, make_accumulator
 from millrace.programs.halting import can_wait, run_until_halted, unless
 from millrace.programs.loop import batch_at, record_at, repeat
 from millrace.programs.offload import (
@@ -154,7 +154,7 @@ class ProgramBuilder:
 
     def accumulate(self, form: LoopForm) -> Program:
         """`count` micro-batches of a window. Unrolled, the form counts micro-batches."""
-        accumulator = self._accumulator
+        accumulator, reduction = self._accumulator, self._plan.accumulation.reduction
 
         def accumulate(
             state: State, accumulated: Any, batches: Any, start: Any, count: Any, coefficient: Any
@@ -163,7 +163,8 @@ class ProgramBuilder:
                 state, accumulated, records, taps = carry
                 result, tapped = self._step(state, batch_at(batches, start + index))
                 gradients, state, logs = result
-                accumulated = accumulator.add(accumulated, gradients, coefficient)
+                factor = coefficient_of(reduction, coefficient, index)
+                accumulated = accumulator.add(accumulated, gradients, factor)
                 records = self._record(records, index, logs)
                 return state, accumulated, records, taps.with_step(index, tapped)
 

@@ -153,7 +153,7 @@ class ReplicaBuilder:
         inner = form if form.is_loop else LoopForm(unroll=accumulation.steps)
 
         def run(state: State, batches: Any, start: Any, count: Any) -> tuple[State, Any, Taps]:
-            scale = scale_of(accumulation.reduction, window)
+            scale = scale_of(accumulation.reduction, window, self._plan.replicas)
 
             def from_weights(number: Any, state: State, records: Any, taps: Taps) -> Any:
                 first = start + number * window

@@ -19,7 +19,7 @@ from millrace._compat.jax_spaces import Space
 from millrace.devices import REPLICA
 from millrace.plan import LoopForm, Mode, Plan
 from millrace.programs import follow
-from millrace.programs.accumulate import make_accumulator
+from millrace.programs.accumulate import coefficient_of, make_accumulator
 from millrace.programs.add_up import add_up
 from millrace.programs.loop import batch_at, repeat
 from millrace.programs.offload import fetched, fetched_after, rested
@@ -46,6 +46,7 @@ class Rounds:
         self._records = records
         variables = model.trainable_variables if plan.mode is Mode.TRAIN else []
         self._accumulator = make_accumulator(variables, plan.accumulation)
+        self._is_running = plan.accumulation.reduction.is_running
         # Those that rest in host memory between the turns of a loop.
         self._rests = [None if layout is None else Space.Host for layout in reduction.rests]
         # Values of the state that replicas do not have in common within a window.
@@ -71,7 +72,9 @@ class Rounds:
 
         def rounds(given: Any, batches: Any, first: Any, update: Any) -> Any:
             carry = (*given, self._accumulator.zeros())
-            *rest, sums = self._loop(form, steps, carry, batches, first, None, 1.0, update * steps)
+            given = 0.0 if self._is_running else 1.0
+            record = update * steps
+            *rest, sums = self._loop(form, steps, carry, batches, first, None, given, record)
             return self._agreed(rest, sums, 0, self._plan.replicas)
 
         run = self._under_mesh(rounds, self._reduction.specs, (WHOLE, WHOLE))
@@ -109,7 +112,7 @@ class Rounds:
             batches: of the block, `[rounds, replicas, ...]`.
             start: first step in the block: its round and its replica.
             count: steps.
-            coefficient: weight of a micro-batch.
+            coefficient: weight of a micro-batch, or the steps of the window before these.
 
         Returns:
             What is accumulated, the new state, results.
@@ -199,11 +202,17 @@ class Rounds:
                 trainable, optimizer, begun, metrics, batch
             )
             non_trainable = follow.end(rules, non_trainable, ended, active, steps)
+            factor = coefficient
+            if self._is_running:
+                # The window begins with replica 0, so the steps before this one tell how many.
+                first = coefficient + jnp.float32(number * replicas + me - start)
+                factor = coefficient_of(self._plan.accumulation.reduction, first // replicas, 0)
             if active is not None:
+                factor = jnp.where(active, factor, 0.0) if self._is_running else factor
                 gradients = [jnp.where(active, g, jnp.zeros_like(g)) for g in gradients]
                 new = [jnp.where(active, n, o) for n, o in zip(new, metrics, strict=True)]
             sums = fetched_after(sums, self._rests, list(gradients))
-            sums = rested(self._accumulator.add(sums, gradients, coefficient), self._rests)
+            sums = rested(self._accumulator.add(sums, gradients, factor), self._rests)
             records = recorder.record(records, first_record + turn, new, result, tapped, active)
             return non_trainable, new, records, sums
 

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from millrace.plan import LoopForm, Plan
-from millrace.programs.accumulate import Accumulator, scale_of
+from millrace.programs.accumulate import Accumulator, coefficient_of, scale_of
 from millrace.programs.loop import batch_at, repeat
 from millrace.programs.state import State, Values
 from millrace.programs.tap_records import Taps
@@ -73,7 +73,8 @@ class Window:
             gradients, (_, non_trainable, _, metrics), logs = result
             records = self._record(records, index + turn, logs)
             taps = taps.with_step(index + turn, tapped)
-            return After(non_trainable, metrics), self._add(accumulated, gradients), records, taps
+            accumulated = self._add(accumulated, gradients, turn)
+            return After(non_trainable, metrics), accumulated, records, taps
 
         carry = (After(non_trainable, metrics), self._zeros(), records, taps)
         if steps == 1:
@@ -87,13 +88,16 @@ class Window:
     def _zeros(self) -> Any:
         return self._accumulator().zeros() if self._accumulation.steps > 1 else None
 
-    def _add(self, accumulated: Any, gradients: Any) -> Any:
+    def _add(self, accumulated: Any, gradients: Any, turn: Any) -> Any:
         if accumulated is None:
             return list(gradients)
-        return self._accumulator().add(accumulated, gradients, 1.0)
+        reduction = self._accumulation.reduction
+        given = 0.0 if reduction.is_running else 1.0
+        coefficient = coefficient_of(reduction, given, turn)
+        return self._accumulator().add(accumulated, gradients, coefficient)
 
     def _finish(self, accumulated: Any) -> Any:
         steps, reduction = self._accumulation.steps, self._accumulation.reduction
         if steps == 1:
             return accumulated
-        return self._accumulator().finish(accumulated, scale_of(reduction, steps))
+        return self._accumulator().finish(accumulated, scale_of(reduction, steps, 1))

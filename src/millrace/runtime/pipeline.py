@@ -20,7 +20,7 @@ from millrace.compiling.stage_executables import StageExecutables
 from millrace.devices import DeviceGroup
 from millrace.feeds.block import Segment
 from millrace.plan import Mode, Plan
-from millrace.programs.accumulate import scale_of, weight_of
+from millrace.programs.accumulate import coefficient_of, scale_of, weight_of
 from millrace.programs.state import State
 from millrace.records.pipeline import PipelineStatistics
 from millrace.runtime.buffers import Buffers
@@ -37,7 +37,7 @@ from millrace.runtime.stage_tasks import StageTasks
 from millrace.runtime.stage_update import StageUpdate
 from millrace.runtime.stash import Stash
 from millrace.runtime.task_error import task_error
-from millrace.schedules.task import Pass, Schedule
+from millrace.schedules.task import Pass, Schedule, Task
 
 MAX_PENDING_UPDATES = 2  # dispatched and not finished: enough that the devices never wait
 # Where stages are in several processes, an update is finished before the next one is dispatched:
@@ -184,13 +184,20 @@ class PipelineRunner:
         first = window[0].shape
         reduction = self._plan.accumulation.reduction
         weights = [weight_of(reduction, each.shape.rows, first.rows) for each in window]
-        coefficients = [np.float32(weight) for weight in weights]
         counted = [each.counted(self._replicas) for each in window]
         schedule, order = self._orders.of(len(window), first.builder.split.values)
         buffers = Buffers()
         stash = Stash(schedule, buffers) if self._plan.offload.activations else None
         sums = [stage.zeros() for stage in first.stages]
         results: list[dict[int, Any]] = [{} for _ in window]
+        accumulated = [0] * len(sums)  # micro-batches, by stage
+
+        def coefficient(task: Task) -> np.float32:
+            before = accumulated[task.stage]
+            accumulated[task.stage] += 1
+            given = 0.0 if reduction.is_running else weights[task.micro_batch]
+            return np.float32(coefficient_of(reduction, given, before))
+
         parts: list[Part] = []
         before = self.taps.before(state, first)
         for task in order:
@@ -209,13 +216,13 @@ class PipelineRunner:
                         parts += self._parts(results[number], micro_batch, state)
                 elif task.kind is Pass.BACKWARD:
                     stage.backward(
-                        number, state, buffers, sums, coefficients[number], *counted[number]
+                        number, state, buffers, sums, coefficient(task), *counted[number]
                     )
                 elif task.kind is Pass.BACKWARD_INPUT:
                     stage.backward_input(number, state, buffers)
                 else:
                     stage.backward_weight(
-                        number, state, buffers, sums, coefficients[number], *counted[number]
+                        number, state, buffers, sums, coefficient(task), *counted[number]
                     )
                 if stash is not None:
                     stash.after(task)
@@ -228,7 +235,7 @@ class PipelineRunner:
         steps = [each.steps for each in window]
         self._settle(first, sums, sum(steps))
         total = sum(weight * each for weight, each in zip(weights, steps, strict=True))
-        scale = np.float32(scale_of(reduction, total))
+        scale = np.float32(scale_of(reduction, total, self._replicas))
         if first.update is not None:
             self.dispatches += len(sums) + first.update.dispatches
             pending = 0 if self._spans_processes else MAX_PENDING_UPDATES

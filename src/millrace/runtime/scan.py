@@ -218,7 +218,8 @@ class ScanRunner:
         parts: list[Part],
     ) -> State:
         rows = block.spec.rows
-        coefficient = weight_of(plan.accumulation.reduction, rows, window.first_rows)
+        reduction = plan.accumulation.reduction
+        weight = weight_of(reduction, rows, window.first_rows)
         for steps, unroll in self._calls(start, count, self._replicas, self._window, None):
             accumulate = self._executables.accumulate(plan, unroll)
             state, window.accumulated, result, taps = self._call(
@@ -228,13 +229,13 @@ class ScanRunner:
                 self._batches,
                 start,
                 steps,
-                np.float32(coefficient),
+                np.float32(window.steps if reduction.is_running else weight),
             )
             parts.append(self._part(result, taps, start, steps, 0))
             start += steps
+            window.steps += steps
         window.spans.append((block, start - count, count))
-        window.steps += count
-        window.weight += count * coefficient
+        window.weight += count * weight
         return state
 
     def _open_window(self, plan: Plan, state: State, rows: int) -> Window:
@@ -242,7 +243,8 @@ class ScanRunner:
         return Window(self._call(self._executables.zeros(plan), state), 0, 0.0, rows, before)
 
     def _close_window(self, plan: Plan, state: State, window: Window, parts: list[Part]) -> State:
-        scale = np.float32(scale_of(plan.accumulation.reduction, window.weight))
+        reduction = plan.accumulation.reduction
+        scale = np.float32(scale_of(reduction, window.weight, self._replicas))
         apply = self._executables.apply(plan)
         state, taps = self._call(apply, state, window.accumulated, scale, window.steps)
         if plan.tapped:  # they belong to the part of the window's last steps
