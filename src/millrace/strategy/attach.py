@@ -40,7 +40,7 @@ def attach(model: keras.Model, devices: Sequence[jax.Device], totals: Totals) ->
     controller = Controller(model, devices, totals)
     attributes: dict[str, Any] = {ATTRIBUTE: controller}
     for method in METHODS:
-        attributes[method.__name__] = _bound(method, controller)
+        attributes[method.__name__] = bound(method, controller)
     for mode in Mode:
         attributes[f"make_{mode.value}_function"] = _make_function(controller, mode)
     for name, mode in _LOOPS.items():
@@ -71,7 +71,9 @@ def detach(model: keras.Model) -> None:
     model.train_function = model.test_function = model.predict_function = None
 
 
-def _bound(function: Callable[..., Any], controller: Controller) -> Callable[..., Any]:
+def bound(function: Callable[..., Any], controller: Controller) -> Callable[..., Any]:
+    """Returns a function of a controller as the method of its model."""
+
     @functools.wraps(function)
     def method(*args: Any, **kwargs: Any) -> Any:
         return function(controller, *args, **kwargs)

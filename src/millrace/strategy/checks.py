@@ -50,7 +50,7 @@ def check_steps(
     if steps_per_execution % window == 0 or truncated == steps:
         return truncated
     down = steps_per_execution - steps_per_execution % window
-    names, numbers = _factors(accumulation)
+    names, numbers = factors(accumulation)
     what = (
         f"weight updates. One update takes {names} x replicas = {numbers} x {replicas}"
         if trains
@@ -68,7 +68,7 @@ def check_steps(
     )
 
 
-def _factors(accumulation: Accumulation) -> tuple[str, str]:
+def factors(accumulation: Accumulation) -> tuple[str, str]:
     """Returns the options that an accumulation is the product of, and their values."""
     name, each = "gradient_accumulation_steps_per_replica", accumulation.at_a_time
     if each == 1:
@@ -203,7 +203,7 @@ def _check_optimizer(model: keras.Model, name: str, accumulation: Accumulation) 
             raise PlanError(
                 f"{name} would accumulate twice: its optimizer over "
                 f"gradient_accumulation_steps={own} steps, and the strategy over "
-                f"{'='.join(_factors(accumulation))}. Remove "
+                f"{'='.join(factors(accumulation))}. Remove "
                 "gradient_accumulation_steps from the optimizer."
             )
         optimizer = getattr(optimizer, "inner_optimizer", None)
@@ -228,7 +228,7 @@ def log_replicas(name: str, replicas: int, accumulation: Accumulation, rows: int
         rows: of one batch; None if nobody knows.
     """
     total = replicas * accumulation.steps
-    names, numbers = _factors(accumulation)
+    names, numbers = factors(accumulation)
     logger.info(
         "model %r runs as %d replicas: one update takes %s x replicas = %s x %d = %d steps%s.",
         name,

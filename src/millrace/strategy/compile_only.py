@@ -64,6 +64,7 @@ class _Process:
     """Whether this process only compiles, and what is to be compiled."""
 
     is_on = False
+    has_functions = False  # whether functions of millrace.compile run nothing, either
 
     def __init__(self) -> None:
         self.jobs: dict[DescribedFunction, list[_Noted]] = {}
@@ -77,15 +78,26 @@ def is_on() -> bool:
     return _process.is_on
 
 
+def is_on_for_functions() -> bool:
+    """Whether functions of `millrace.compile` are only compiled, too."""
+    return _process.has_functions
+
+
 @contextlib.contextmanager
-def compiling_only() -> Iterator[None]:
-    """Surrounds code in which the loops of all attached models compile and run nothing."""
+def compiling_only(*, functions: bool = False) -> Iterator[None]:
+    """Surrounds code in which the loops of all attached models compile and run nothing.
+
+    Args:
+        functions: whether that goes for functions of `millrace.compile`, too: they return zeros,
+            and leave variables as they are. Code that waits for a result may wait forever.
+    """
     install_epoch_iterator(_make_described)
     _process.is_on = True
+    _process.has_functions = functions
     try:
         yield
     finally:
-        _process.is_on = False
+        _process.is_on = _process.has_functions = False
         _process.jobs.clear()
         install_epoch_iterator(make_epoch_iterator)
 

@@ -26,7 +26,8 @@ from millrace.records.feeds import FeedStatistics
 from millrace.records.pipeline import PipelineStatistics
 from millrace.strategy.checks import check_model
 from millrace.strategy.offloading import bring_back, check_offload, offload_in_force
-from millrace.strategy.pipelining import Stages, check_pipeline, groups_needed
+from millrace.strategy.pipelining import Stages, check_pipeline
+from millrace.strategy.rules import Rules
 
 if TYPE_CHECKING:
     from millrace.strategy.functions import LoopFunction
@@ -63,6 +64,7 @@ class Controller:
         self.devices = tuple(devices)
         self.totals = totals
         self.options = Options()
+        self.rules = Rules()
         self.stages = Stages(model)
         self.functions: dict[Mode, LoopFunction] = {}
         self.running_function: LoopFunction | None = None  # whose state Keras keeps
@@ -86,7 +88,7 @@ class Controller:
         size = 1
         if assignment is not None:
             mapping = self.options.pipelining.devices_of(assignment.num_stages)
-            size = groups_needed(assignment.num_stages, mapping, len(self.devices))
+            size = self.rules.devices_of_replica(assignment.num_stages, mapping, len(self.devices))
         return share_out(self.devices, size)
 
     @property
@@ -151,6 +153,7 @@ class Controller:
         """Refuses what the model cannot run, before anything is compiled."""
         assignment = self.stages.assignment()
         replicas = self.replicas
+        self.rules.check(self, mode)
         check_model(self.model, mode, self.accumulation, assignment is not None, replicas)
         if mode is Mode.TRAIN:
             check_offload(self.options.offload, self.options.replication, self.devices)

@@ -27,12 +27,7 @@ from millrace.feeds.block import Block, Segment, batch_spec
 from millrace.feeds.blocks import ResidentArrays, stacked_blocks
 from millrace.feeds.infeed import Infeed
 from millrace.plan import Mode
-from millrace.strategy.checks import (
-    check_data,
-    check_steps,
-    log_replicas,
-    shortened_to_stop,
-)
+from millrace.strategy.checks import shortened_to_stop
 from millrace.strategy.controller import Controller, controller_of
 from millrace.strategy.together import agree_on_data, agree_on_order
 
@@ -90,22 +85,17 @@ class FeedEpochIterator(EpochIterator):
         self._resident: ResidentArrays | None = None
         self._residency_known = False
         self.number = 0  # of the epoch that is running
-        check_data(self.data_adapter, self.num_batches, mode)
-        self.steps_per_execution = check_steps(
-            controller.accumulation,
-            mode,
-            self.steps_per_execution,
-            self.num_batches,
-            controller.replicas,
+        rules = controller.rules
+        rules.check_data(controller, mode, self.data_adapter, arguments)
+        rows = getattr(self.data_adapter, "batch_size", None)
+        self.steps_per_execution = rules.steps_of_execution(
+            controller, mode, self.steps_per_execution, self.num_batches, rows
         )
         if mode is Mode.TRAIN:
             self.steps_per_execution = shortened_to_stop(
                 self.steps_per_execution, controller.options.stop_within, controller.window(mode)
             )
-        rows = getattr(self.data_adapter, "batch_size", None)
         agree_on_data(controller, self.num_batches, rows)
-        if mode is Mode.TRAIN and controller.replicas > 1:
-            log_replicas(controller.model.name, controller.replicas, controller.accumulation, rows)
         controller.opened(self)
 
     def infeed(self) -> Infeed:

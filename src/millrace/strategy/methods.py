@@ -47,8 +47,10 @@ def set_gradient_accumulation_options(
         gradient_accumulation_steps_per_replica: steps (batches) in one update; 1 turns it off.
             None keeps the number set before.
         gradient_accumulation_reduction_method: `"mean"` (default) divides by the rows, so that the
-            update equals that of one big batch; `"sum"` adds the batches' gradients. None keeps
-            what was set before.
+            update equals that of one big batch; `"sum"` adds the batches' gradients;
+            `"running_mean"` is a mean at any time, so that float16 never has to hold a sum.
+            `"mean_then_sum"` and `"running_mean_then_sum"` are means over the batches of a
+            replica, added up over replicas. None keeps what was set before.
         dtype: of the accumulator. None is each variable's own, a name is for all, a function of
             the variable chooses for each. Not kept from an earlier call.
         offload_weight_update_variables: True lets the optimizer's values rest in host memory

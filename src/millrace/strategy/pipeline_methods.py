@@ -77,8 +77,8 @@ def set_pipelining_options(
             set before fit; evaluate and predict need none. None keeps what was set before.
         device_mapping: for each stage the place of its device in `strategy.devices`. Stages may
             share devices. None keeps what was set before; at first stage i is on device i.
-        gradient_accumulation_reduction_method: `"mean"` (default) or `"sum"`. None keeps what was
-            set before.
+        gradient_accumulation_reduction_method: as in `set_gradient_accumulation_options`. None
+            keeps what was set before.
         pipeline_schedule: `"1f1b"`, `"grouped"`, `"gpipe"`, `"sequential"`, `"looped"`,
             `"zero_bubble"`, a function of the numbers of stages and of micro-batches, or the
             schedule as text (`docs/schedules.md`). None is `"1f1b"`, with
