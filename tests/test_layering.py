@@ -14,10 +14,11 @@ LEVELS = [
     {"runtime"},
     {"strategy", "distributed", "launch", "layers", "optimizers", "checkpoint", "cache_table"},
     {"replay", "compile_log_table"},
-    {"callbacks", "benchmark", "loops", "pipelines", "cli_compilation"},
-    {"tensorflow"},
+    {"callbacks", "benchmark", "loops", "cli_compilation"},
+    {"tensorflow", "pipelines"},
     {"ipu"},
     {"porting"},
+    {"cli_porting"},
     {"cli"},
     {"__init__"},
 ]

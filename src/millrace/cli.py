@@ -6,6 +6,8 @@
     millrace benchmark   measures how fast a data set is, and whether a model waits for it
     millrace compile-log shows what a run has compiled, how long it took, and why
     millrace precompile  compiles what a script will run
+    millrace port        says what of a program for the IPU will not carry over
+    millrace run         runs a program for the IPU as it is
     millrace cache       shows or removes the executables that are kept on disk
 
 Drawings and tables are plain ASCII with colours on top, which a terminal shows and a pipe drops.
@@ -19,7 +21,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from millrace import cache_table, cli_compilation
+from millrace import cache_table, cli_compilation, cli_porting
 from millrace.benchmark.command import benchmark_feed
 from millrace.errors import MillraceError, OptionError
 from millrace.launch import Launch, launch
@@ -53,7 +55,7 @@ def main() -> None:
     """Looks at what millrace does, and runs it on several processes."""
 
 
-for _command in cli_compilation.COMMANDS:
+for _command in (*cli_compilation.COMMANDS, *cli_porting.COMMANDS):
     main.add_command(_command)
 
 

@@ -86,6 +86,11 @@ def is_enabled() -> bool:
     return bool(config.jax_enable_compilation_cache)
 
 
+def asks_any() -> bool:
+    """Whether JAX will look for what it compiles next, in a store or in files of its own."""
+    return is_enabled() and bool(getattr(jax.config, _DIRECTORY))
+
+
 def takes_stores() -> bool:
     """Whether this JAX can be given a store. Without, it has files of its own in the directory."""
     return private is not None and all(hasattr(private, name) for name in _PRIVATE)

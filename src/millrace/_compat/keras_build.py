@@ -40,3 +40,22 @@ def compilation_of(model: Any) -> tuple[Any, ...]:
     """Returns what `compile` has made of its arguments: other objects after each call."""
     names = ("_compile_loss", "_compile_metrics", "_optimizer")
     return tuple(getattr(model, name, None) for name in names)
+
+
+def as_default_build(build: Any) -> Any:
+    """Marks a function that is put in the place of a layer's `build` as none of the user's.
+
+    Keras then finds out by a call on shapes what a layer has to make, and calls `build` after it.
+    """
+    build._is_default = True
+    return build
+
+
+def has_default_build(layer: Any) -> bool:
+    """Whether a layer has no `build` of the user's."""
+    return bool(getattr(layer.build, "_is_default", False))
+
+
+def has_unbuilt_layers(model: Any) -> bool:
+    """Whether a layer inside a model has yet to make its variables."""
+    return not all(layer.built for layer in model._flatten_layers(include_self=False))

@@ -1,0 +1,40 @@
+"""Private Keras for data sets of other kinds. Checked on keras 3.13.0 and 3.15.1.
+
+`DataAdapter`     what Keras's loops draw batches from; there is no public base class.
+`let_data_adapt`  Keras knows data sets by a list of types; nothing public adds one to it.
+"""
+
+import functools
+from typing import Any
+
+from keras.src.trainers import data_adapters
+from keras.src.trainers.data_adapters.data_adapter import DataAdapter
+
+from millrace._compat.needed import check_names, wrap
+
+__all__ = ["DataAdapter", "let_data_adapt"]
+
+check_names({data_adapters: ("get_data_adapter",)})
+
+
+@functools.cache
+def let_data_adapt() -> None:
+    """Lets data that has a method `as_data_adapter` say what Keras draws from.
+
+    The method is given the arguments of `fit`: `y`, `sample_weight` and `class_weight`.
+    """
+
+    def wrapper(original: Any) -> Any:
+        def get_data_adapter(x: Any, *args: Any, **kwargs: Any) -> Any:
+            adapt = getattr(x, "as_data_adapter", None)
+            if adapt is None:
+                return original(x, *args, **kwargs)
+            return adapt(
+                y=kwargs.get("y"),
+                sample_weight=kwargs.get("sample_weight"),
+                class_weight=kwargs.get("class_weight"),
+            )
+
+        return get_data_adapter
+
+    wrap(data_adapters, "get_data_adapter", wrapper)

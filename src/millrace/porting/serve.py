@@ -1,0 +1,86 @@
+"""Runs an IPU program as it is: its imports of TensorFlow's modules give those of this package.
+
+tensorflow                      millrace.tensorflow; what it lacks is the real one's, if installed
+tensorflow.keras                keras
+tensorflow.python.ipu           millrace.ipu
+keras.ipu                       millrace.ipu.keras
+ipu_tensorflow_addons           millrace.ipu.addons
+outfeed_wrapper, ...            millrace.ipu.outfeed_wrapper, ..., unless the program has its own
+"""
+
+import pathlib
+import runpy
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from types import ModuleType
+from typing import Any
+
+from millrace import tensorflow
+from millrace._compat.keras_tensorflow import show_tensorflow
+from millrace.tensorflow.aliases import serve, stop_serving
+from millrace.tensorflow.real import real_name, real_tensorflow
+
+NAMES = {
+    "ipu_tensorflow_addons": "millrace.ipu.addons",
+    "keras.ipu": "millrace.ipu.keras",
+    "tensorflow": "millrace.tensorflow",
+    "tensorflow.keras": "keras",
+    "tensorflow.keras.ipu": "millrace.ipu.keras",
+    "tensorflow.python.ipu": "millrace.ipu",
+    "tensorflow.python.keras": "keras",
+}
+TUTORIAL = ("outfeed_callback", "outfeed_layers", "outfeed_optimizer", "outfeed_wrapper")
+PURPOSE = "tensorflow"
+
+
+@contextmanager
+def serving(directory: pathlib.Path) -> Iterator[None]:
+    """Lets the imports of a program in a directory give modules of this package."""
+    own = {path.stem for path in directory.iterdir()} if directory.is_dir() else set()
+    helpers = {name: f"millrace.ipu.{name}" for name in TUTORIAL if name not in own}
+    before = {k: m for k, m in sys.modules.items() if k.partition(".")[0] == "tensorflow"}
+    for name in before:
+        del sys.modules[name]
+    show_tensorflow(before.get("tensorflow"))
+    serve({**NAMES, **helpers}, PURPOSE, _real_module)
+    package: Any = ModuleType("tensorflow.python", "Modules of TensorFlow that `ipu` is one of.")
+    package.__path__ = []
+    package.__getattr__ = lambda name: real_name(f"python.{name}")
+    sys.modules["tensorflow"] = tensorflow
+    sys.modules["tensorflow.python"] = tensorflow.python = package  # type: ignore[attr-defined]
+    try:
+        yield
+    finally:
+        stop_serving(PURPOSE)
+        del tensorflow.python  # type: ignore[attr-defined]
+        sys.modules.update(before)
+
+
+def run_script(script: str, arguments: Sequence[str] = ()) -> None:
+    """Runs a script as Python does, with its imports served.
+
+    Args:
+        script: its file.
+        arguments: what it finds in `sys.argv` after its name.
+    """
+    directory = pathlib.Path(script).absolute().parent
+    argv, path = sys.argv, list(sys.path)
+    sys.argv = [script, *arguments]
+    sys.path.insert(0, str(directory))
+    try:
+        with serving(directory):
+            runpy.run_path(script, run_name="__main__")
+    finally:
+        sys.argv, sys.path[:] = argv, path
+
+
+def _real_module(name: str) -> ModuleType | None:
+    """Returns a module of the real TensorFlow; None without one."""
+    if name.partition(".")[0] != "tensorflow" or real_tensorflow() is None:
+        return None
+    try:
+        found = real_name(name.partition(".")[2])
+    except AttributeError:
+        return None
+    return found if isinstance(found, ModuleType) else None

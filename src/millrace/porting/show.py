@@ -1,0 +1,54 @@
+"""What `millrace port` prints."""
+
+import pathlib
+from collections.abc import Sequence
+
+from rich.console import Console
+from rich.text import Text
+
+from millrace.porting.port import Finding, port
+
+
+def show_findings(paths: Sequence[pathlib.Path], console: Console | None = None) -> int:
+    """Prints what of programs will not carry over, and returns the exit status.
+
+    Args:
+        paths: of programs.
+        console: to print on; None is stdout.
+
+    Returns:
+        0 if nothing stands in the way, 1 if something does, 2 if a file is no Python.
+    """
+    console = console or Console(highlight=False, soft_wrap=True)
+    findings: list[Finding] = []
+    unread = 0
+    for path in paths:
+        try:
+            found = port(path.read_text(encoding="utf-8"))
+        except (OSError, UnicodeDecodeError, SyntaxError, ValueError) as error:
+            console.print(Text(f"{path}: cannot be read: {error}", style="red"))
+            unread += 1
+            continue
+        for finding in found:
+            console.print(_line(path, finding))
+        findings += found
+    blocking = sum(finding.blocks for finding in findings)
+    if unread < len(paths):
+        console.print(_summary(len(paths) - unread, len(findings), blocking))
+    return 2 if unread else int(blocking > 0)
+
+
+def _line(path: pathlib.Path, finding: Finding) -> Text:
+    text = Text(f"{path}:{finding.line}: ")
+    text.append(finding.what, style="bold red" if finding.blocks else "yellow")
+    text.append(f"  ->  {finding.instead}")
+    return text if finding.blocks else text.append("  (runs as it is)", style="dim")
+
+
+def _summary(files: int, number: int, blocking: int) -> str:
+    where = "1 file" if files == 1 else f"{files} files"
+    if not blocking:
+        return f"{where}: nothing stands in the way. Start it with `millrace run`."
+    verb = "stands" if blocking == 1 else "stand"
+    of = "finding" if number == 1 else "findings"
+    return f"{where}: {blocking} of {number} {of} {verb} in the way. docs/porting.md says more."

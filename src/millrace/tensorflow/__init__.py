@@ -1,0 +1,67 @@
+"""The part of TensorFlow that IPU programs use, on Keras 3 and JAX.
+
+from millrace import tensorflow as tf        in place of        import tensorflow as tf
+
+tf.keras            keras                          tf.data      data/      data sets of NumPy arrays
+tf.function         native compiled functions      tf.Variable  variables of Keras
+tf.range            loops of compiled functions    tf.GradientTape         in such functions
+tf.cast, ...        keras.ops                      tf.compat.v1 placeholders and sessions
+
+dispatch.py  who computes an operation             conversion/  rewrites functions of tf.function
+ops.py  math.py  nn.py  random.py  the tables      real.py      all else: TensorFlow, if installed
+"""
+
+import sys
+from typing import Any
+
+import jax
+import keras as keras
+
+from millrace._compat.jax_array import let_arrays_be_numpy
+from millrace.tensorflow import compat as compat
+from millrace.tensorflow import data as data
+from millrace.tensorflow import dtypes
+from millrace.tensorflow import math as math
+from millrace.tensorflow import nn as nn
+from millrace.tensorflow import ops as _ops
+from millrace.tensorflow import random as random
+from millrace.tensorflow.aliases import serve
+from millrace.tensorflow.compat.v1 import Graph as Graph
+from millrace.tensorflow.compat.v1 import Session as Session
+from millrace.tensorflow.compat.v1 import executing_eagerly as executing_eagerly
+from millrace.tensorflow.compat.v1 import placeholder as placeholder
+from millrace.tensorflow.conversion.convert import meaning
+from millrace.tensorflow.data.elements import TensorSpec as TensorSpec
+from millrace.tensorflow.function import function as function
+from millrace.tensorflow.iterators import device_iterators as device_iterators
+from millrace.tensorflow.real import real_name
+from millrace.tensorflow.surroundings import device as device
+from millrace.tensorflow.surroundings import errors as errors
+from millrace.tensorflow.surroundings import name_scope as name_scope
+from millrace.tensorflow.surroundings import nest as nest
+from millrace.tensorflow.tape import GradientTape as GradientTape
+from millrace.tensorflow.variable import Variable as Variable
+
+__version__ = "2.6.0"  # whose names these are
+newaxis = None
+Tensor = jax.Array
+initializers = keras.initializers
+_NAMES: dict[str, Any] = {
+    **{name: value for name, value in vars(dtypes).items() if hasattr(value, "itemsize")},
+    **nn.OPS,
+    **math.OPS,
+    **_ops.OPS,
+}
+for _name in ("bias_add", "dropout", "moments", "top_k", "conv2d", "max_pool2d"):
+    _NAMES.pop(_name)  # these are in tf.nn and tf.math alone
+globals().update({name: value for name, value in _NAMES.items() if "." not in name})
+
+meaning("GradientTape", GradientTape)
+let_arrays_be_numpy()
+serve({"millrace.tensorflow.keras": "keras"}, "millrace.tensorflow")
+
+
+def __getattr__(name: str) -> Any:
+    if f"{__name__}.{name}" in sys.modules:
+        return sys.modules[f"{__name__}.{name}"]
+    return real_name(name)

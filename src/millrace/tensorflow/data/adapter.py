@@ -1,0 +1,80 @@
+"""What the loops of Keras draw from, for a data set of this package.
+
+fit(dataset) -> Keras asks for an adapter -> dataset.as_data_adapter() -> batches, their number
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import keras
+import numpy as np
+
+from millrace._compat.keras_data import DataAdapter, let_data_adapt
+from millrace.errors import DataError
+
+
+class DatasetAdapter(DataAdapter):
+    """Gives Keras the batches of a data set, and says how many there are."""
+
+    def __init__(
+        self, dataset: Any, y: Any = None, sample_weight: Any = None, class_weight: Any = None
+    ):
+        """Takes what `fit` was given.
+
+        Raises:
+            DataError: for targets or weights beside the data set.
+        """
+        for name, value in (("y", y), ("sample_weight", sample_weight)):
+            if value is not None:
+                raise DataError(
+                    f"fit was given a data set and {name}. Elements of a data set have it in them: "
+                    "zip the two, Dataset.zip((x, y)), and leave the argument out."
+                )
+        self._dataset = dataset
+        self._class_weight = class_weight
+
+    def get_jax_iterator(self) -> Iterator[Any]:
+        """Returns the batches as NumPy arrays."""
+        batches = self._dataset.as_numpy_iterator()
+        if self._class_weight is None:
+            return batches
+        return (_weighted(batch, self._class_weight) for batch in batches)
+
+    get_numpy_iterator = get_jax_iterator
+
+    @property
+    def num_batches(self) -> int | None:
+        """How many batches there are; None if nobody knows, or without end."""
+        number = int(self._dataset.cardinality())
+        return None if number < 0 else number
+
+    @property
+    def batch_size(self) -> int | None:
+        """Rows of a batch; None if they differ."""
+        leaves = jax.tree.leaves(self._dataset.element_spec)
+        shape = leaves[0].shape if leaves else None
+        return shape[0] if shape else None
+
+    @property
+    def has_partial_batch(self) -> None:
+        """Nobody knows."""
+
+    @property
+    def partial_batch_size(self) -> None:
+        """Nobody knows."""
+
+
+def _weighted(batch: Any, class_weight: dict[int, float]) -> Any:
+    x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(batch)
+    if sample_weight is not None or not isinstance(y, np.ndarray):
+        raise DataError(
+            "class_weight is for one array of classes without sample weights, and the data set "
+            "has others. Weigh the rows in dataset.map()."
+        )
+    classes = y.argmax(-1) if y.ndim > 1 and y.shape[-1] > 1 else y.reshape(len(y)).round()
+    weights = [class_weight.get(int(label), 1.0) for label in classes]
+    return x, y, np.asarray(weights, "float32")
+
+
+let_data_adapt()

@@ -1,0 +1,69 @@
+"""`tf.math`, most of which is at the top level of `tf`, too: a table onto `keras.ops`."""
+
+from typing import Any
+
+import keras
+
+from millrace.tensorflow.dispatch import op
+from millrace.tensorflow.dtypes import as_dtype
+from millrace.tensorflow.real import real_name
+
+ops: Any = keras.ops  # whose annotations allow None for all results
+
+_SAME = (
+    "abs add ceil cos cosh cumsum divide equal exp floor greater greater_equal less less_equal log "
+    "log1p logical_and logical_not logical_or logical_xor maximum minimum mod multiply not_equal "
+    "round rsqrt sigmoid sign sin sinh sqrt square subtract tan tanh erf expm1 argsort sort "
+    "floor_divide"
+)
+_OTHER = {
+    "floordiv": "floor_divide",
+    "is_finite": "isfinite",
+    "is_inf": "isinf",
+    "is_nan": "isnan",
+    "pow": "power",
+    "reciprocal": "reciprocal",
+    "reduce_all": "all",
+    "reduce_any": "any",
+    "reduce_logsumexp": "logsumexp",
+    "reduce_max": "max",
+    "reduce_mean": "mean",
+    "reduce_min": "min",
+    "reduce_prod": "prod",
+    "reduce_std": "std",
+    "reduce_sum": "sum",
+    "reduce_variance": "var",
+    "truediv": "true_divide",
+}
+
+
+def _index_of(function: Any) -> Any:
+    def find(x: Any, axis: int = 0, output_type: Any = "int32") -> Any:
+        return ops.cast(function(x, axis), as_dtype(output_type).name)
+
+    return find
+
+
+def _top_k(x: Any, k: int = 1, sorted: bool = True) -> Any:
+    return ops.top_k(x, k, sorted)
+
+
+def _accumulate(inputs: Any) -> Any:
+    return sum(inputs[1:], inputs[0])
+
+
+OPS: dict[str, Any] = {
+    **{name: op(f"math.{name}", getattr(ops, name)) for name in _SAME.split()},
+    **{name: op(f"math.{name}", getattr(ops, other)) for name, other in _OTHER.items()},
+    "add_n": op("math.add_n", _accumulate, keeps_names=True),
+    "argmax": op("math.argmax", _index_of(ops.argmax)),
+    "argmin": op("math.argmin", _index_of(ops.argmin)),
+    "negative": op("math.negative", ops.negative),
+    "squared_difference": op("math.squared_difference", lambda x, y: ops.square(x - y)),
+    "top_k": op("math.top_k", _top_k),
+}
+globals().update(OPS)
+
+
+def __getattr__(name: str) -> Any:
+    return real_name(f"math.{name}")

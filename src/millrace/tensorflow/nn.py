@@ -1,0 +1,73 @@
+"""`tf.nn`: a table onto `keras.ops`."""
+
+from typing import Any
+
+import keras
+
+from millrace.tensorflow.dispatch import op
+from millrace.tensorflow.real import real_name
+
+ops: Any = keras.ops  # whose annotations allow None for all results
+
+_SAME = "elu gelu leaky_relu log_softmax moments relu relu6 selu sigmoid silu softmax softplus tanh"
+
+
+def _sparse_cross_entropy(labels: Any, logits: Any) -> Any:
+    labels, logits = ops.convert_to_tensor(labels), ops.convert_to_tensor(logits)
+    return keras.losses.sparse_categorical_crossentropy(labels, logits, from_logits=True)
+
+
+def _cross_entropy(labels: Any, logits: Any, axis: int = -1) -> Any:
+    labels, logits = ops.convert_to_tensor(labels), ops.convert_to_tensor(logits)
+    return keras.losses.categorical_crossentropy(labels, logits, from_logits=True, axis=axis)
+
+
+def _sigmoid_cross_entropy(labels: Any, logits: Any) -> Any:
+    labels, logits = ops.convert_to_tensor(labels), ops.convert_to_tensor(logits)
+    return ops.relu(logits) - logits * labels + ops.softplus(-ops.abs(logits))
+
+
+def _l2_loss(t: Any) -> Any:
+    return ops.sum(ops.square(t)) / 2
+
+
+def _spatial(value: Any) -> Any:
+    """Returns sizes of the two axes of an image, of those for all axes."""
+    return tuple(value[1:3]) if isinstance(value, list | tuple) and len(value) == 4 else value
+
+
+def _conv2d(x: Any, filters: Any, strides: Any, padding: str, **_: Any) -> Any:
+    return ops.conv(x, filters, strides=_spatial(strides), padding=padding.lower())
+
+
+def _max_pool2d(x: Any, ksize: Any, strides: Any, padding: str, **_: Any) -> Any:
+    return ops.max_pool(x, _spatial(ksize), _spatial(strides), padding.lower())
+
+
+def _dropout(x: Any, rate: float, noise_shape: Any = None, seed: Any = None) -> Any:
+    return keras.random.dropout(x, rate, noise_shape, seed)
+
+
+OPS: dict[str, Any] = {
+    **{name: op(f"nn.{name}", getattr(ops, name)) for name in _SAME.split()},
+    "bias_add": op("nn.bias_add", lambda value, bias: value + bias),
+    "conv2d": op("nn.conv2d", _conv2d),
+    "dropout": op("nn.dropout", _dropout),
+    "l2_loss": op("nn.l2_loss", _l2_loss, keeps_names=True),
+    "max_pool2d": op("nn.max_pool2d", _max_pool2d),
+    "sigmoid_cross_entropy_with_logits": op(
+        "nn.sigmoid_cross_entropy_with_logits", _sigmoid_cross_entropy, keeps_names=True
+    ),
+    "softmax_cross_entropy_with_logits": op(
+        "nn.softmax_cross_entropy_with_logits", _cross_entropy, keeps_names=True
+    ),
+    "sparse_softmax_cross_entropy_with_logits": op(
+        "nn.sparse_softmax_cross_entropy_with_logits", _sparse_cross_entropy, keeps_names=True
+    ),
+    "swish": op("nn.silu", ops.silu),
+}
+globals().update(OPS)
+
+
+def __getattr__(name: str) -> Any:
+    return real_name(f"nn.{name}")

@@ -1,0 +1,189 @@
+"""Operations at the top level of `tf`: a table onto `keras.ops`, and those that differ from it.
+
+Names that are not here are those of `tf.math`, or an error that says what to write.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import keras
+import numpy as np
+
+from millrace._compat.jax import is_traced
+from millrace.tensorflow.conversion.convert import meaning
+from millrace.tensorflow.dispatch import op
+from millrace.tensorflow.dtypes import as_dtype
+from millrace.tensorflow.host_array import HostArray
+
+ops: Any = keras.ops  # whose annotations allow None for all results
+
+
+def _cast(x: Any, dtype: Any) -> Any:
+    wanted = as_dtype(dtype)
+    if isinstance(x, np.ndarray | np.generic):  # in a data set, say: it stays on the host
+        return np.asarray(x).astype(wanted).view(HostArray)
+    return ops.cast(x, wanted.name)
+
+
+def _constant(value: Any, dtype: Any = None, shape: Any = None) -> Any:
+    array = _tensor(value, dtype)
+    if shape is None:
+        return array
+    size = int(np.prod(shape))
+    return jnp.broadcast_to(array, shape) if array.size == 1 != size else array.reshape(shape)
+
+
+def _tensor(value: Any, dtype: Any = None, dtype_hint: Any = None) -> Any:
+    del dtype_hint
+    if isinstance(value, str | bytes):
+        return np.asarray(value).view(HostArray)
+    if isinstance(value, keras.Variable):
+        value = value.value
+    if isinstance(value, keras.KerasTensor):
+        return value if dtype is None else ops.cast(value, as_dtype(dtype).name)
+    array = jnp.asarray(value, None if dtype is None else as_dtype(dtype))
+    # Not of weak type: a Python number in its place must not mean another program.
+    return jax.lax.convert_element_type(array, array.dtype)
+
+
+def _range(start: Any, limit: Any = None, delta: Any = 1, dtype: Any = None) -> Any:
+    start, limit = (0, start) if limit is None else (start, limit)
+    return jnp.arange(start, limit, delta, None if dtype is None else as_dtype(dtype))
+
+
+def _squeeze(x: Any, axis: Any = None) -> Any:
+    return ops.squeeze(x, tuple(axis) if isinstance(axis, list) else axis)
+
+
+def _matmul(a: Any, b: Any, transpose_a: bool = False, transpose_b: bool = False, **_: Any) -> Any:
+    a = ops.swapaxes(a, -1, -2) if transpose_a else a
+    return ops.matmul(a, ops.swapaxes(b, -1, -2) if transpose_b else b)
+
+
+def _one_hot(
+    indices: Any, depth: int, on_value: Any = None, off_value: Any = None, axis: int = -1,
+    dtype: Any = None,
+) -> Any:  # fmt: skip
+    hot = ops.one_hot(indices, depth, axis=axis, dtype=as_dtype(dtype or "float32").name)
+    if on_value is None and off_value is None:
+        return hot
+    on, off = 1 if on_value is None else on_value, 0 if off_value is None else off_value
+    return hot * on + (1 - hot) * off
+
+
+def _fill(dims: Any, value: Any) -> Any:
+    return jnp.full(dims, _tensor(value))
+
+
+def _shape(x: Any, out_type: Any = "int32") -> Any:
+    return jnp.asarray(ops.shape(x), as_dtype(out_type))
+
+
+def _split(value: Any, num_or_size_splits: Any, axis: int = 0) -> list[Any]:
+    if isinstance(num_or_size_splits, int):
+        return list(ops.split(value, num_or_size_splits, axis))
+    return list(ops.split(value, list(np.cumsum(num_or_size_splits)[:-1]), axis))
+
+
+def _unstack(value: Any, num: Any = None, axis: int = 0) -> list[Any]:
+    return list(ops.unstack(value, num, axis))
+
+
+def _gather(params: Any, indices: Any, axis: int = 0, **_: Any) -> Any:
+    return ops.take(params, indices, axis)
+
+
+def _where(condition: Any, x: Any = None, y: Any = None) -> Any:
+    if x is None:
+        return ops.stack(ops.nonzero(condition), axis=-1)
+    return ops.where(condition, x, y)
+
+
+def _pad(tensor: Any, paddings: Any, mode: str = "CONSTANT", constant_values: Any = 0) -> Any:
+    more = {"constant_values": constant_values} if mode.upper() == "CONSTANT" else {}
+    return ops.pad(tensor, paddings, mode.lower(), **more)
+
+
+def _clip(t: Any, clip_value_min: Any, clip_value_max: Any) -> Any:
+    return ops.clip(t, clip_value_min, clip_value_max)
+
+
+def _clip_by_global_norm(t_list: Any, clip_norm: Any, use_norm: Any = None) -> Any:
+    norm = _global_norm(t_list) if use_norm is None else use_norm
+    factor = clip_norm / ops.maximum(norm, clip_norm)
+    return [None if t is None else t * factor for t in t_list], norm
+
+
+def _global_norm(t_list: Any) -> Any:
+    return ops.sqrt(sum(ops.sum(ops.square(t)) for t in t_list if t is not None))
+
+
+def _while_loop(cond: Any, body: Any, loop_vars: Any, **options: Any) -> Any:
+    return ops.while_loop(cond, body, loop_vars, options.get("maximum_iterations"))
+
+
+def _cond(pred: Any, true_fn: Callable[[], Any], false_fn: Callable[[], Any]) -> Any:
+    return ops.cond(pred, true_fn, false_fn)
+
+
+def _print(*values: Any, **options: Any) -> None:
+    if any(map(is_traced, jax.tree.leaves(values))):
+        jax.debug.print(" ".join(["{}"] * len(values)), *values)
+    else:
+        print(*values, **{k: v for k, v in options.items() if k in ("sep", "end")})
+
+
+def _zeros(shape: Any, dtype: Any = "float32") -> Any:
+    return jnp.zeros(shape, as_dtype(dtype))
+
+
+def _ones(shape: Any, dtype: Any = "float32") -> Any:
+    return jnp.ones(shape, as_dtype(dtype))
+
+
+def _like(fill: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda x, dtype=None: fill(x, None if dtype is None else as_dtype(dtype).name)
+
+
+OPS: dict[str, Callable[..., Any]] = {
+    "cast": op("cast", _cast),
+    "clip_by_global_norm": op("clip_by_global_norm", _clip_by_global_norm, keeps_names=True),
+    "clip_by_value": op("clip_by_value", _clip, keeps_names=True),
+    "concat": op("concat", lambda values, axis: ops.concatenate(values, axis), keeps_names=True),
+    "cond": op("cond", _cond, keeps_names=True),
+    "constant": op("constant", _constant, keeps_names=True),
+    "convert_to_tensor": op("convert_to_tensor", _tensor, keeps_names=True),
+    "expand_dims": op("expand_dims", lambda x, axis: ops.expand_dims(x, axis)),
+    "eye": op("eye", lambda n, m=None, dtype="float32": jnp.eye(n, m, dtype=as_dtype(dtype))),
+    "fill": op("fill", _fill, keeps_names=True),
+    "gather": op("gather", _gather, keeps_names=True),
+    "identity": op("identity", _tensor),
+    "linalg.global_norm": op("linalg.global_norm", _global_norm, keeps_names=True),
+    "matmul": op("matmul", _matmul, keeps_names=True),
+    "one_hot": op("one_hot", _one_hot, keeps_names=True),
+    "ones": op("ones", _ones, keeps_names=True),
+    "ones_like": op("ones_like", _like(ops.ones_like)),
+    "pad": op("pad", _pad, keeps_names=True),
+    "print": op("print", _print),
+    "range": meaning("range", op("range", _range, keeps_names=True)),
+    "rank": op("rank", lambda x: len(ops.shape(x))),
+    "repeat": op("repeat", lambda x, repeats, axis=None: ops.repeat(x, repeats, axis)),
+    "reshape": op("reshape", lambda x, shape: ops.reshape(x, tuple(shape))),
+    "reverse": op("reverse", lambda x, axis: ops.flip(x, axis)),
+    "shape": op("shape", _shape),
+    "size": op("size", lambda x: ops.size(x)),
+    "slice": op("slice", lambda x, begin, size: ops.slice(x, begin, size)),
+    "split": op("split", _split, keeps_names=True),
+    "squeeze": op("squeeze", _squeeze),
+    "stack": op("stack", lambda values, axis=0: ops.stack(values, axis), keeps_names=True),
+    "stop_gradient": op("stop_gradient", lambda x: ops.stop_gradient(x)),
+    "tile": op("tile", lambda x, multiples: ops.tile(x, multiples)),
+    "transpose": op("transpose", lambda a, perm=None: ops.transpose(a, perm), keeps_names=True),
+    "unstack": op("unstack", _unstack, keeps_names=True),
+    "where": op("where", _where, keeps_names=True),
+    "while_loop": op("while_loop", _while_loop, keeps_names=True),
+    "zeros": op("zeros", _zeros, keeps_names=True),
+    "zeros_like": op("zeros_like", _like(ops.zeros_like)),
+}

@@ -1,0 +1,203 @@
+"""What of a program does not carry over, and what to write instead."""
+
+import keras
+import pytest
+from click.testing import CliRunner
+
+from millrace.cli import main
+from millrace.porting.names import canonical, exists
+from millrace.porting.port import port
+from millrace.porting.replacements import IPU, KEYWORDS, METHODS, MODULES, OPERATIONS, TENSORFLOW
+
+IMPORTS = """
+import tensorflow as tf
+from tensorflow import keras
+from tensorflow.python import ipu
+"""
+HEAD = len(IMPORTS.splitlines())
+
+
+def findings(code, blocking=True):
+    """What is found as (line, what, instead)."""
+    found = port(IMPORTS + code)
+    return [(f.line - HEAD, f.what, f.instead) for f in found if f.blocks is blocking]
+
+
+def one(code, blocking=True):
+    ((_, what, instead),) = findings(code, blocking)
+    return what, instead
+
+
+def test_a_program_that_carries_over():
+    assert (
+        findings("""
+config = ipu.config.IPUConfig()
+config.auto_select_ipus = 2
+config.configure_ipu_system()
+strategy = ipu.ipu_strategy.IPUStrategy()
+with strategy.scope():
+    model = keras.Sequential([keras.layers.Dense(4)])
+    model.set_pipeline_stage_assignment([0])
+    model.compile("sgd", loss=keras.losses.MeanSquaredError(), steps_per_execution=8)
+model.fit(x, y, epochs=2)
+model.save("model.keras")
+""")
+        == []
+    )
+
+
+@pytest.mark.parametrize(
+    ("code", "what", "instead"),
+    [
+        ("ipu.keras.PipelineSequential([])", "ipu.keras.PipelineSequential", "stage_assignment"),
+        ("ipu.keras.IPUModel(a, b)", "ipu.keras.IPUModel", "keras.Model"),
+        ("ipu.embedding_ops.HostEmbedding('e', 1)", "ipu.embedding_ops.HostEmbedding", "Embedding"),
+        ("ipu.ipu_estimator.IPUEstimator(fn)", "ipu.ipu_estimator.IPUEstimator", "model.fit"),
+        ("ipu.custom_ops.precompiled_user_op([])", "ipu.custom_ops.precompiled_user_op", "FFI"),
+        ("ipu.serving.export_keras(m, 'x')", "ipu.serving.export_keras", "model.save"),
+        ("tf.saved_model.save(m, 'x')", "tf.saved_model.save", "model.save"),
+        ("tf.estimator.Estimator(fn)", "tf.estimator.Estimator", "model.fit"),
+        ("tf.distribute.MirroredStrategy()", "tf.distribute.MirroredStrategy", "IPUStrategy"),
+        ("import popdist", "import of popdist", "millrace launch"),
+        ("from horovod import tensorflow", "import of horovod", "millrace.distributed"),
+        ("keras.optimizers.SGD(lr=0.1)", "lr= of keras.optimizers.SGD", "learning_rate="),
+        ("keras.optimizers.Adam(decay=1.0)", "decay= of keras.optimizers.Adam", "InverseTimeDecay"),
+        ("keras.backend.mean(x)", "keras.backend.mean", "keras.ops.mean"),
+        ("model.fit_generator(g)", ".fit_generator()", "fit"),
+        ("model.fit(x, workers=2)", "workers= of .fit()", "PyDataset"),
+        ("x.shape.as_list()", ".as_list()", "list(x.shape)"),
+        ("tf.bitwise.invert(x)", "tf.bitwise.invert", "keras.ops or jax.numpy"),
+        ("tf.math.erfinv(x)", "tf.math.erfinv", "keras.ops.erfinv"),
+        ("ipu.no_such_module.f()", "ipu.no_such_module.f", "docs/porting.md"),
+        (
+            "keras.layers.experimental.preprocessing.Rescaling(2.0)",
+            "keras.layers.experimental.preprocessing.Rescaling",
+            "keras.layers.Rescaling",
+        ),
+        (
+            "c = ipu.config.IPUConfig()\nc.auto_select = 2",
+            "IPUConfig.auto_select",
+            "auto_select_ip",
+        ),
+    ],
+)
+def test_what_stands_in_the_way(code, what, instead):
+    found = one(code)
+    assert found[0] == what
+    assert instead in found[1]
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "from tensorflow import saved_model as kept\nkept.save(m)",
+        "import tensorflow as other\nother.saved_model.save(m)",
+        "import tensorflow.saved_model\ntensorflow.saved_model.save(m)",
+        "from tensorflow.saved_model import save\nsave(m)",
+    ],
+)
+def test_names_are_found_whatever_they_are_imported_as(code):
+    found = findings(code)
+    assert "tf.saved_model.save" in [what for _, what, _ in found]
+    assert all(instead == IPU["ipu.serving"] for _, _, instead in found)
+
+
+def test_names_of_all_packages_are_one():
+    assert canonical("tensorflow.python.ipu.config") == "ipu.config"
+    assert canonical("tensorflow.python.keras.layers") == "keras.layers"
+    assert canonical("millrace.tensorflow.keras.Model") == "keras.Model"
+    assert findings("def f(tensor):\n    return tensor.saved_model.save(tf)") == []
+
+
+def test_an_operation_in_a_layer_has_a_name_in_keras():
+    layer = """
+class Mine(keras.layers.Layer):
+    def call(self, x):
+        return tf.{}(x)
+"""
+    what, instead = one(layer.format("reduce_mean"), blocking=False)
+    assert what == "tf.reduce_mean in Mine"
+    assert instead == "keras.ops.mean"
+    what, _ = one("keras.layers.Lambda(lambda x: tf.reduce_mean(x))", blocking=False)
+    assert what == "tf.reduce_mean in Lambda"
+    assert findings("tf.reduce_mean(x)", blocking=False) == []  # on the host it is as good
+    assert one(layer.format("bitwise.invert"))[0] == "tf.bitwise.invert"
+
+
+def test_an_option_without_meaning_is_said():
+    code = "c = ipu.config.IPUConfig()\nc.matmuls.poplar_options = {}"
+    what, instead = one(code, blocking=False)
+    assert what == "IPUConfig.matmuls.poplar_options, which does nothing"
+    assert "XLA" in instead
+
+
+TAPE = """
+{decorator}
+def step(x):
+    with tf.GradientTape(persistent=True) as tape:
+        tape.watch(x)
+        loss = model(x)
+    return tape.gradient(loss, model.trainable_variables)
+
+"""
+
+
+@pytest.mark.parametrize(
+    ("decorator", "more"),
+    [
+        ("@tf.function", ""),
+        ("@tf.function(jit_compile=True)", ""),
+        ("", "fast = tf.function(step)"),
+        ("", "@tf.function\ndef train(x):\n    return both(x)\n\ndef both(x):\n    step(x)"),
+    ],
+)
+def test_a_tape_in_what_is_compiled_is_converted(decorator, more):
+    code = TAPE.format(decorator=decorator) + more
+    assert findings(code) == []
+    ((line, what, instead),) = findings(code, blocking=False)
+    assert (line, what) == (4, "tf.GradientTape")
+    assert "millrace.value_and_grad" in instead
+
+
+def test_other_tapes_stand_in_the_way():
+    for code in (TAPE.format(decorator=""), "tape = tf.GradientTape()"):
+        what, instead = one(code)
+        assert what == "tf.GradientTape outside of a tf.function"
+        assert "model.fit" in instead
+    assert "jax.jacrev" in one("tape.jacobian(y, x)")[1]
+
+
+def test_what_the_tables_promise_is_there():
+    for name in OPERATIONS.values():
+        assert hasattr(keras.ops, name), name
+    for name, function in {**IPU, **TENSORFLOW, **MODULES, **METHODS}.items():
+        assert name == name.strip("."), name
+        assert function == function.strip(), name
+    assert all(function.startswith("keras.") for function, _ in KEYWORDS)
+    assert exists("keras.layers.Dense")
+    assert not exists("keras.layers.Denser")
+    assert exists("tensorflow.compat.v1.placeholder")
+    assert exists("tensorflow.compat.v1.reduce_mean")
+    assert not exists("tensorflow.compat.v1.no_such_name")
+
+
+def test_the_command(tmp_path):
+    good, bad, broken = (tmp_path / name for name in ("good.py", "bad.py", "broken.py"))
+    good.write_text(IMPORTS)
+    bad.write_text(f"{IMPORTS}import popdist\nkeras.optimizers.SGD(lr=1.0)\n")
+    broken.write_text("def f(:\n")
+
+    def run(*paths):
+        result = CliRunner().invoke(main, ["port", *map(str, paths)])
+        return result.exit_code, result.output.splitlines()
+
+    assert run(good) == (0, ["1 file: nothing stands in the way. Start it with `millrace run`."])
+    status, lines = run(good, bad)
+    assert status == 1
+    assert lines[0].startswith(f"{bad}:{HEAD + 1}: import of popdist  ->  millrace.distributed")
+    assert lines[1] == f"{bad}:{HEAD + 2}: lr= of keras.optimizers.SGD  ->  learning_rate="
+    assert lines[2] == "2 files: 2 of 2 findings stand in the way. docs/porting.md says more."
+    status, lines = run(broken, bad, tmp_path / "none.py")
+    assert status == 2
+    assert lines[0].startswith(f"{broken}: cannot be read: ")
+    assert len(lines) == 5
