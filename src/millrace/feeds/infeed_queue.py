@@ -64,6 +64,12 @@ class InfeedQueue:
         self._delivered = 0
         self._error: BaseException | None = None
         self._finalizer: Any = None
+        self._is_read = False
+
+    @property
+    def is_read(self) -> bool:
+        """Whether a program has asked for elements."""
+        return self._is_read
 
     @property
     def dataset(self) -> Any:
@@ -83,6 +89,7 @@ class InfeedQueue:
             Exception: what the data set has raised.
         """
         with self._lock:
+            self._is_read = True
             if self._block is not None and self._next < self._block.steps:
                 return self._block
             if self._error is not None:

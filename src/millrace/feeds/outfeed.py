@@ -76,6 +76,10 @@ class OutfeedQueue:
             return
         tree = ordered(value)
         tap(self, jax.tree.map(jax.numpy.asarray, tree))
+        self.mark_enqueued()
+
+    def mark_enqueued(self) -> None:
+        """Takes note that a program that is being traced enqueues."""
         self._enqueued = True
 
     @property
@@ -180,6 +184,11 @@ class OutfeedQueue:
             self._expected -= 1
             self._error = error
             self._change.notify_all()
+
+    def clear(self) -> None:
+        """Forgets what has arrived."""
+        with self._change:
+            self._clear()
 
     def _newest(self) -> Any:
         if not self._blocks:

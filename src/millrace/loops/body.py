@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import keras
 import numpy as np
 
-from millrace.errors import DTypeError, LoopError
+from millrace.errors import DTypeError, LoopError, OptionError
 
 
 class Carried:
@@ -105,6 +105,7 @@ def next_values(result: Any, specs: list[Any]) -> list[Any]:
 
     Raises:
         LoopError: if they are not as many as the inputs, or of other shapes or dtypes.
+        OptionError: if something that is no value comes before one.
     """
     several = isinstance(result, list | tuple) and not (
         len(specs) == 1 and jax.tree.structure(result) == jax.tree.structure(specs[0])
@@ -112,6 +113,13 @@ def next_values(result: Any, specs: list[Any]) -> list[Any]:
     values = list(result) if several else [result]
     while len(values) > len(specs) and values[-1] is None:
         values.pop()  # what enqueue() returned, say
+    if len(values) > len(specs) and any(value is None for value in values):
+        raise OptionError(
+            f"The body of a loop returned {len(values)} results, of which number "
+            f"{next(k for k, value in enumerate(values) if value is None)} is no value and comes "
+            "before one. Return the values first, in the order of inputs, and operations such as "
+            "enqueue() after them."
+        )
     if len(values) != len(specs):
         raise LoopError(
             f"The body of a loop returned {len(values)} values, and inputs has {len(specs)}. "

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 
 from millrace._compat.jax import is_tracing
 from millrace._compat.jax_context import trace_options
@@ -86,6 +87,12 @@ class Compiled:
             self._jitted.lower(*arguments)
         else:
             self._executable(arguments)
+
+    def zeros(self, *arguments: Any) -> Any:
+        """Compiles the function, if that is new, and returns zeros like its results."""
+        self.prepare(*arguments)
+        specs = self._jitted.eval_shape(*arguments)
+        return jax.tree.map(lambda spec: jnp.zeros(spec.shape, spec.dtype), specs)
 
     def __call__(self, *arguments: Any) -> Any:
         """Runs the program."""

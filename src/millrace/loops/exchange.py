@@ -4,6 +4,9 @@
     loop                                           turn turn turn
     host                                                          -> outs, used -> queue.receive
 
+Replicas make their turns together: a block has an element for each of them, `[turns, R, ...]`, in
+the order of the data set, and so has what they tap.
+
 An exception on the host is kept and ends the loop early, so what has been computed by then is not
 lost, and the caller sees the exception itself and not what JAX makes of it.
 """
@@ -14,6 +17,7 @@ import jax
 import numpy as np
 
 from millrace.errors import DataError
+from millrace.feeds.block import Segment
 from millrace.feeds.infeed_queue import InfeedQueue
 from millrace.loops.pace import HOST_SECONDS, Pace
 from millrace.programs.chunk import chunk_capacity
@@ -31,13 +35,22 @@ class Portion(NamedTuple):
 class Exchange:
     """The host's side of one loop in one program."""
 
-    def __init__(self, infeed: InfeedQueue | None, tapped: Tapped, seconds: float = HOST_SECONDS):
+    def __init__(
+        self,
+        infeed: InfeedQueue | None,
+        tapped: Tapped,
+        seconds: float = HOST_SECONDS,
+        replicas: int = 1,
+        may_end_early: bool = False,
+    ):
         """Waits for the infeed's first element, which tells its shape.
 
         Args:
             infeed: None if the loop has none.
-            tapped: queues, and specs of what one turn gives them.
+            tapped: queues, and specs of what one turn of one replica gives them.
             seconds: that a chunk is to take.
+            replicas: that make each turn together.
+            may_end_early: whether a loop may not use all turns of a portion.
         """
         self.infeed = infeed
         self.keys: tuple[Any, ...] = tapped.keys
@@ -47,6 +60,14 @@ class Exchange:
             block = infeed.block()
             capacity, self._spec = block.capacity, block.spec
             self.empty = jax.tree.map(np.zeros_like, block.batches)
+            if replicas > 1:
+                # What a loop of replicas takes it uses: they have no way to put elements back.
+                capacity = 1 if may_end_early else max(1, capacity // replicas)
+                self.empty = jax.tree.map(
+                    lambda leaf: np.zeros((capacity, replicas, *leaf.shape[1:]), leaf.dtype),
+                    block.batches,
+                )
+        self.replicas = replicas
         self.capacity = chunk_capacity(tapped, capacity)
         self.error: BaseException | None = None
         self._pace = Pace(self.capacity, seconds)
@@ -97,8 +118,27 @@ class Exchange:
                 f"The elements of {self.infeed!r} are {spec} now, and the loop was compiled for "
                 f"{self._spec}. Use a queue for each kind of element."
             )
+        if self.replicas > 1:
+            return self._portion_of_replicas(wanted)
         segment = self.infeed.take(wanted)
         return Portion(segment.block.batches, segment.start, segment.count)
+
+    def _portion_of_replicas(self, wanted: int) -> Portion:
+        """Copies elements together: what is ready, and what is missing to a whole turn."""
+        block = jax.tree.map(np.zeros_like, self.empty)
+        flat = jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), block)  # the same
+        taken, missing = 0, wanted * self.replicas
+        while missing:
+            try:
+                segment = self.infeed.take(missing)  # type: ignore[union-attr]
+            except Exception:
+                if taken < self.replicas:
+                    raise
+                break  # the queue raises it again, after the turns that there are elements for
+            _copy_rows(flat, taken, segment)
+            taken += segment.count
+            missing = -taken % self.replicas
+        return Portion(block, 0, taken // self.replicas)
 
     def deliver(self, values: Any, used: int) -> None:
         """Takes what a chunk has tapped: for each queue a tree of `[capacity, ...]`."""
@@ -118,3 +158,11 @@ class Exchange:
         if self.infeed is not None and used < self._given:
             self.infeed.give_back(self._given - used)
         self._given = used
+
+
+def _copy_rows(to: Any, at: int, segment: Segment) -> None:
+    rows = slice(segment.start, segment.start + segment.count)
+    for target, leaf in zip(
+        jax.tree.leaves(to), jax.tree.leaves(segment.block.batches), strict=True
+    ):
+        target[at : at + segment.count] = leaf[rows]

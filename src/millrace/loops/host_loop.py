@@ -16,8 +16,8 @@ import numpy as np
 
 from millrace.loops.compiled import Compiled, Subject
 from millrace.loops.exchange import Exchange
-from millrace.loops.program import exchanging, put
-from millrace.loops.scope import Context, VariableScope, value_of
+from millrace.loops.program import exchanging
+from millrace.loops.scope import Context, VariableScope, put, value_of
 from millrace.loops.turn import Carry, Turn
 from millrace.programs.chunk import ChunkResult, room, run_chunk
 

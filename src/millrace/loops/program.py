@@ -12,10 +12,13 @@ from typing import Any
 import jax
 import numpy as np
 
-from millrace._compat.jax import uncommitted
 from millrace.loops.compiled import Compiled, Subject
-from millrace.loops.scope import Context, Touched, VariableScope, look_at, value_of
+from millrace.loops.copies import axes_of, copies_of, put_copies, read_by
+from millrace.loops.scope import Context, Touched, VariableScope, look_at, put
+from millrace.programs.loop_around import LoopAround
+from millrace.programs.replication import Launch, as_replicas, in_replica
 from millrace.programs.taps import Tapped, collecting
+from millrace.strategy import compile_only
 
 
 class Program:
@@ -26,6 +29,7 @@ class Program:
         function: Callable[[list[Any]], Any],
         arrays: list[Any],
         subject: Callable[[Touched, float], Subject],
+        launch: Launch | None = None,
     ):
         """Looks at the function.
 
@@ -33,6 +37,7 @@ class Program:
             function: takes a list of arrays, and may touch any variables.
             arrays: of the shapes and dtypes that the program is for.
             subject: says what it is, by what it touches and the seconds that the look has taken.
+            launch: how many replicas there are, once the function has been looked at; None is one.
         """
         begin = time.perf_counter()
         specs = [
@@ -40,13 +45,22 @@ class Program:
             for array in arrays
         ]
         self._function = function
-        self._touched = look_at(function, specs)
+        if launch is None or launch.devices == 1:
+            self._replicas = 1
+            self._touched = look_at(function, specs)
+        else:
+            self._replicas = 0
+            while self._replicas != launch.replicas:  # fewer, once the function has used shards
+                self._replicas = launch.replicas
+                with in_replica(None, self._replicas):
+                    self._touched = look_at(function, specs)
         self._exchanges: list[Any] | None = None  # of the loops in it; None before it is traced
         self._compiled = Compiled(
             self._traced,
             subject(self._touched, time.perf_counter() - begin),
             shares=lambda: not self._touched.tapped and not self._exchanges,
         )
+        self._loops: list[LoopAround] = []  # whose numbers of turns the program returns
         self._lock = threading.Lock()
 
     def lower(self, arrays: list[Any]) -> jax.stages.Lowered:
@@ -61,6 +75,9 @@ class Program:
         """
         if self._exchanges is None:
             self._compiled.prepare(*self._states(), arrays)  # tells which loops exchange
+        if compile_only.is_on_for_functions():
+            compile_only.check_cache()
+            return self._compiled.zeros(*self._states(), arrays)[0]
         if not self._touched.tapped and not self._exchanges:
             return self._run(arrays)[0]
         with self._lock:  # what is exchanged with the host belongs to one run at a time
@@ -84,14 +101,27 @@ class Program:
 
     def _states(self) -> tuple[list[Any], list[Any]]:
         touched = self._touched
-        return list(map(value_of, touched.changed)), list(map(value_of, touched.fixed))
+        count = self._replicas
+        return copies_of(touched.changed, count), read_by(touched.fixed, count)
 
     def _run(self, arrays: list[Any]) -> tuple[Any, Tapped]:
-        result, tapped, new = self._compiled(*self._states(), arrays)
-        put(self._touched.changed, new)
+        result, tapped, new, turns = self._compiled(*self._states(), arrays)
+        (put if self._replicas == 1 else put_copies)(self._touched.changed, new)
+        for number, loop in zip(turns, self._loops, strict=True):
+            loop.check(int(number))
         return result, tapped
 
     def _traced(self, changed: list[Any], fixed: list[Any], arrays: list[Any]) -> Any:
+        count = self._replicas
+        axes = 0, axes_of(self._touched.fixed, fixed), None
+        results = as_replicas(self._of_one, count, axes)(changed, fixed, arrays)
+        if count == 1:
+            return results
+        result, tapped, new, turns = results
+        result, turns = jax.tree.map(lambda leaf: leaf[0], (result, turns))
+        return result, tapped, new, turns
+
+    def _of_one(self, changed: list[Any], fixed: list[Any], arrays: list[Any]) -> Any:
         touched = self._touched
         values = zip([*touched.changed, *touched.fixed], [*changed, *fixed], strict=True)
         exchanges = self._exchanges = self._exchanges or []
@@ -101,13 +131,8 @@ class Program:
             context.claim(tapped)
             new = scope.values(touched.changed)
         scope.refuse_others(touched.changed)
-        return result, tapped, new
-
-
-def put(variables: list[Any], values: list[Any]) -> None:
-    """Gives variables the values that a program has returned for them."""
-    for variable, value in zip(variables, values, strict=True):
-        variable.assign(uncommitted(value))
+        self._loops = [loop for _, loop in context.turns]
+        return result, tapped, new, [turns for turns, _ in context.turns]
 
 
 class exchanging:  # noqa: N801 - used as a function

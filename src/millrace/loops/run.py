@@ -1,8 +1,10 @@
 """Runs a loop where it is called: as part of the program that is being traced, or on its own.
 
 being traced                    part of that program                     in_program.py
+replicas                        a program of its own                     program.py
 on its own, no queues           a program of its own                     program.py
 on its own, infeed or outfeed   a program that the host calls in chunks  host_loop.py
+its body is one for the host    turn by turn, not compiled               by_host.py
 """
 
 import threading
@@ -21,12 +23,15 @@ from millrace.compiling.watch import unwatched
 from millrace.errors import OptionError
 from millrace.feeds.infeed_queue import InfeedQueue
 from millrace.loops.body import Carried
+from millrace.loops.by_host import LoopByHost
 from millrace.loops.host_loop import HostLoop
 from millrace.loops.in_program import MANY, run_in_program
+from millrace.loops.on_host import OnHost
 from millrace.loops.program import Program
 from millrace.loops.same import identity
 from millrace.loops.subject import MadeOf
 from millrace.loops.turn import Turn, specs_of
+from millrace.programs.replication import current_launch
 
 KEPT = 32  # programs of loops that were called on their own
 
@@ -48,16 +53,18 @@ def run_loop(
     element = None if infeed is None else specs_of(infeed.block().batches)
     if current_scope() is not None or is_tracing():
         turn = Turn(body, carried, condition, element)
+        if isinstance(limit, int):
+            turn.around.check(limit)
         return carried.bare(run_in_program(turn, carried.values, limit, infeed))
     loop = _loops.find(body, condition, carried, element, infeed)
     return carried.bare(loop.run(carried.values, limit))
 
 
 class _Alone:
-    """A loop without queues that is called on its own."""
+    """A loop that is called on its own, as one program: without queues, or as replicas."""
 
-    def __init__(self, turn: Turn, carried: Carried, made: MadeOf):
-        self._turn, self.number = turn, made.number
+    def __init__(self, turn: Turn, carried: Carried, infeed: InfeedQueue | None, made: MadeOf):
+        self._turn, self._infeed, self.number = turn, infeed, made.number
         self._treedef = treedef = jax.tree.structure(carried.values)
 
         def given(arguments: tuple[Any, ...]) -> Any:
@@ -67,26 +74,32 @@ class _Alone:
         self._program: Program | None = None
 
     def run(self, values: list[Any], limit: int | None) -> list[Any]:
+        self._turn.around.check(limit or 0)
         arrays = [*jax.tree.leaves(values), np.int32(MANY if limit is None else limit)]
         if self._program is None:
             subject = self._subject
-            self._program = Program(self._loop, arrays, lambda _, seconds: subject.after(seconds))
+            self._program = Program(
+                self._loop, arrays, lambda _, seconds: subject.after(seconds), current_launch()
+            )
         return self._program.run(arrays)
 
     def _loop(self, arrays: list[Any]) -> list[Any]:
         *leaves, limit = arrays
-        return run_in_program(self._turn, jax.tree.unflatten(self._treedef, leaves), limit, None)
+        return run_in_program(
+            self._turn, jax.tree.unflatten(self._treedef, leaves), limit, self._infeed
+        )
 
 
 class _Driven:
     """A loop with queues that is called on its own."""
 
     def __init__(self, turn: Turn, infeed: InfeedQueue | None, made: MadeOf):
-        self.number = made.number
+        self.number, self._around = made.number, turn.around
         subject = made.subject(turn.touched, lambda arguments: arguments[0][0])
         self._loop = HostLoop(turn, infeed, subject)
 
     def run(self, values: list[Any], limit: int | None) -> list[Any]:
+        self._around.check(limit or 0)
         return self._loop.run(values, MANY if limit is None else limit)
 
 
@@ -99,7 +112,8 @@ class _Loops:
 
     def find(
         self, body: Any, condition: Any, carried: Carried, element: Any, infeed: Any
-    ) -> "_Alone | _Driven":
+    ) -> "_Alone | _Driven | LoopByHost":
+        launch = current_launch()
         leaves, treedef = jax.tree.flatten((carried.specs, element))
         parts, alive = identity(body)
         more, alive_too = identity(condition)
@@ -110,6 +124,7 @@ class _Loops:
             tuple((leaf.shape, leaf.dtype) for leaf in leaves),
             id(infeed),
             jax.config.jax_default_device,  # type: ignore[attr-defined]
+            launch and launch.devices,
         )
         with self._lock:
             if key in self._kept:
@@ -118,10 +133,18 @@ class _Loops:
             number = self._number(parts, more)
             made = MadeOf(body, condition, element, infeed, number)
             current_log().begin(made.name)
-            with unwatched():
-                turn = Turn(body, carried, condition, element)
-            has_queues = infeed is not None or turn.tapped
-            loop = _Driven(turn, infeed, made) if has_queues else _Alone(turn, carried, made)
+            loop: _Alone | _Driven | LoopByHost
+            try:
+                with unwatched():
+                    turn = Turn(body, carried, condition, element)
+            except OnHost:
+                loop = LoopByHost(body, condition, carried, infeed, number)
+            else:
+                is_driven = infeed is not None or turn.tapped
+                if is_driven and (launch is None or launch.devices == 1):
+                    loop = _Driven(turn, infeed, made)
+                else:
+                    loop = _Alone(turn, carried, infeed, made)
             # With what the key identifies by address, which would else be given to others.
             self._kept[key] = loop, (alive, alive_too, infeed)
             if len(self._kept) > KEPT:

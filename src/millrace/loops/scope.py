@@ -14,8 +14,10 @@ from typing import Any
 import jax
 import keras
 
+from millrace._compat.jax import trace_state, uncommitted
 from millrace._compat.keras_scope import current_scope, let_scopes_branch, stored_value
 from millrace.errors import ModelError, TapError
+from millrace.programs.loop_around import LoopAround
 from millrace.programs.taps import Tapped, collecting
 
 
@@ -40,6 +42,8 @@ class Context:
         self._exchanges = [] if exchanges is None else exchanges
         self._met = 0
         self._queues: list[Any] = list(outer._queues) if outer is not None else []
+        self._trace = trace_state()
+        self.turns: list[tuple[Any, LoopAround]] = []  # numbers to be checked after the run
 
     def exchange(self, make: Callable[[], Any]) -> Any:
         """Returns the exchange of the loop that is being traced."""
@@ -47,6 +51,19 @@ class Context:
             self._exchanges.append(make())
         self._met += 1
         return self._exchanges[self._met - 1]
+
+    def checked(self, turns: Any, loop: LoopAround) -> Any:
+        """Returns a number of turns that the program computes: 0 if the loop must not make these.
+
+        The program returns the number, too, and its caller raises. A loop within a loop cannot
+        return one, and makes the turns that it is told to.
+        """
+        if self._trace != trace_state() or not loop.windows:
+            return turns
+        self.turns.append((turns, loop))
+        for window in loop.windows:
+            turns = jax.numpy.where(turns % window, 0, turns)
+        return turns
 
     def claim(self, tapped: Tapped) -> None:
         """Takes note of the queues that one loop enqueues.
@@ -167,6 +184,12 @@ def value_of(variable: Any) -> Any:
     value = variable.value
     weak = getattr(value, "weak_type", False)
     return jax.lax.convert_element_type(value, variable.dtype) if weak else value
+
+
+def put(variables: Iterable[Any], values: Iterable[Any]) -> None:
+    """Gives variables the values that a program has returned for them."""
+    for variable, value in zip(variables, values, strict=True):
+        variable.assign(uncommitted(value))
 
 
 def context_of(scope: Any) -> Context | None:

@@ -11,6 +11,8 @@ import jax
 
 from millrace.loops.body import Body, Carried, next_values, truth_of
 from millrace.loops.scope import Touched, VariableScope, look_at
+from millrace.programs.loop_around import LoopAround, inside
+from millrace.programs.replication import holds_anywhere
 from millrace.programs.taps import Tapped, collecting
 
 Carry = tuple[list[Any], list[Any]]
@@ -42,6 +44,7 @@ class Turn:
         self._body.check_arity(carried.values, element)
         if self._condition is not None:
             self._condition.check_arity(carried.values)
+        self.around = LoopAround(is_counted=condition is None)
         self.touched: Touched = look_at(self._both, carried.specs, element)
 
     @property
@@ -69,10 +72,12 @@ class Turn:
         with VariableScope(zip(self.touched.changed, states, strict=True)) as scope:
             result = truth_of(self._condition(values))  # type: ignore[misc]
         scope.refuse_others(())
-        return result
+        # All replicas make the same turns: what they give each other in one comes from all.
+        return holds_anywhere(result)
 
     def _next(self, values: list[Any], element: Any) -> list[Any]:
-        return next_values(self._body(values, element), self._specs)
+        with inside(self.around):
+            return next_values(self._body(values, element), self._specs)
 
     def _both(self, values: list[Any], element: Any) -> Any:
         result = self._next(values, element)

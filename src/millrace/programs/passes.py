@@ -34,6 +34,7 @@ from millrace._compat.jaxpr import (
     variables,
     with_effects,
 )
+from millrace.graph.boundaries import without_boundaries
 from millrace.graph.segments import cut, levels_by_boundaries
 from millrace.graph.stage import Split, Stage
 from millrace.plan import Recompute
@@ -135,7 +136,7 @@ def _forward(
 ) -> Callable[..., list[Any]]:
     """Returns the function of a stage's graph, with what its backward is to run again."""
     if recompute is None:
-        return as_function(stage.graph)
+        return as_function(without_boundaries(stage.graph))
     graph, num_weights = stage.graph, len(stage.trainable)
     places, targets = _places_of(stage, learning), _targets(stage, answered)
     if recompute.choice is not None:

@@ -1,0 +1,22 @@
+"""The mean over replicas.
+
+CrossReplicaOptimizer(opt) -> millrace.optimizers.cross_replica.CrossReplicaOptimizer(opt)
+"""
+
+import keras
+
+from millrace.ipu.optimizers.ipu_optimizer import Minimizing
+from millrace.optimizers import cross_replica
+
+
+@keras.saving.register_keras_serializable(package="millrace.ipu")
+class CrossReplicaOptimizer(Minimizing, cross_replica.CrossReplicaOptimizer):
+    """Averages gradients over replicas, and applies them.
+
+    Args:
+        opt: a Keras optimizer.
+        name: of this one.
+    """
+
+    def __init__(self, opt: keras.optimizers.Optimizer, name: str = "CrossReplicaOptimizer"):
+        cross_replica.CrossReplicaOptimizer.__init__(self, opt, name)

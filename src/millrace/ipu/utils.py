@@ -1,0 +1,72 @@
+"""What IPU programs call by the name of `utils`.
+
+IPUConfig, configure_ipu_system         -> millrace.ipu.config
+reset_ipu_seed(seed)                    -> keras.utils.set_random_seed
+move_variable_initialization_to_cpu     of no effect
+running_on_ipu_model                    -> False
+create_ipu_config, auto_select_ipus, set_*_options, select_ipus   -> attributes of IPUConfig
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import keras
+
+from millrace.errors import ModelError
+from millrace.ipu.config import IPUConfig as IPUConfig
+from millrace.ipu.config import configure_ipu_system as configure_ipu_system
+from millrace.ipu.inert import inert
+
+_REPLACED = {
+    "create_ipu_config": "config = ipu.config.IPUConfig()",
+    "auto_select_ipus": "config.auto_select_ipus = n",
+    "select_ipus": "config.select_ipus = [0, 1]",
+    "set_ipu_model_options": "config.ipu_model.*",
+    "set_recomputation_options": "config.allow_recompute = True",
+    "set_floating_point_behaviour_options": "config.floating_point_behaviour.*",
+    "set_ipu_connection_type": "config.device_connection.type",
+    "set_io_tile_options": "config.io_tiles.*",
+    "set_convolution_options": "config.convolutions.poplar_options",
+    "set_matmul_options": "config.matmuls.poplar_options",
+    "set_pooling_options": "config.pooling.poplar_options",
+    "set_norm_options": "config.norms.*",
+    "set_optimization_options": "config.optimizations.*",
+    "set_compilation_options": "config.compilation_poplar_options",
+    "set_serialization_options": "config.*",
+    "set_experimental_multi_replica_distribution_options": "config.experimental.*",
+}
+
+
+def __getattr__(name: str) -> Callable[..., Any]:
+    if name not in _REPLACED:
+        raise AttributeError(f"module 'millrace.ipu.utils' has no attribute {name!r}")
+
+    def replaced(*_: Any, **__: Any) -> Any:
+        raise ModelError(
+            f"{name}() was replaced by IPUConfig. Set {_REPLACED[name]}, and call "
+            "config.configure_ipu_system()."
+        )
+
+    return replaced
+
+
+def reset_ipu_seed(
+    seed: int, device: str = "/device:IPU:0", cpu_device: str = "cpu", experimental: bool = False
+) -> None:
+    """Sets the random seeds of Keras, NumPy and Python."""
+    del device, cpu_device, experimental
+    keras.utils.set_random_seed(seed)
+
+
+def move_variable_initialization_to_cpu(graph: Any = None) -> None:
+    """Does nothing: variables get their first values one by one, outside of compiled programs."""
+    del graph
+    inert(
+        "move_variable_initialization_to_cpu",
+        "First values are computed outside of compiled programs anyway: leave the call out.",
+    )
+
+
+def running_on_ipu_model() -> bool:
+    """Returns whether devices are simulated ones of an IPU: never."""
+    return False

@@ -1,0 +1,56 @@
+"""A loop whose body the host drives, such as one with a pipeline in it: turn by turn.
+
+values, element -> body, untraced -> values        what it enqueues arrives after each turn
+"""
+
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+
+from millrace.feeds.infeed_queue import InfeedQueue
+from millrace.loops.body import Body, Carried, next_values, truth_of
+from millrace.programs.taps import collecting
+
+
+class LoopByHost:
+    """A loop of Python."""
+
+    def __init__(
+        self,
+        body: Callable[..., Any],
+        condition: Callable[..., Any] | None,
+        carried: Carried,
+        infeed: InfeedQueue | None,
+        number: int,
+    ):
+        self._body, self._specs, self._infeed = Body(body), carried.specs, infeed
+        self._condition = None if condition is None else Body(condition, "condition")
+        self.number = number
+
+    def run(self, values: list[Any], limit: int | None) -> list[Any]:
+        """Runs the loop; returns what the last turn has.
+
+        Args:
+            values: what goes in.
+            limit: turns, at most; None is no limit.
+        """
+        for _ in itertools.count() if limit is None else range(limit):
+            if self._condition is not None and not truth_of(self._condition(values)):
+                break
+            values, tapped = collecting(self._turn)(values, self._element())
+            for queue, value in tapped.items():
+                queue.expect()
+                queue.receive(jax.tree.map(lambda leaf: np.array(leaf)[None], value), 1)
+        return values
+
+    def _element(self) -> Any:
+        if self._infeed is None:
+            return None
+        segment = self._infeed.take(1)
+        return jax.tree.map(lambda leaf: leaf[segment.start], segment.block.batches)
+
+    def _turn(self, values: list[Any], element: Any) -> list[Any]:
+        return next_values(self._body(values, element), self._specs)

@@ -1,0 +1,76 @@
+import keras
+import numpy as np
+import pytest
+
+from millrace.errors import OptionError, PlanError, UnsupportedError
+from millrace.loops.repeat import repeat
+from millrace.optimizers.accumulating import AccumulatingOptimizer
+from millrace.optimizers.cross_replica import CrossReplicaOptimizer
+from millrace.optimizers.mapping import MappingOptimizer
+from millrace.programs.replication import in_replica
+
+
+def ones(dtype="float32"):
+    return keras.Variable(np.ones(2), dtype=dtype)
+
+
+def test_settings_are_those_of_the_wrapped_optimizer():
+    sgd = keras.optimizers.SGD(0.5, momentum=0.9)
+    optimizer = CrossReplicaOptimizer(MappingOptimizer(sgd, lambda g, v: g))
+    optimizer.learning_rate = 0.25
+    assert (float(sgd.learning_rate), optimizer.momentum) == (0.25, 0.9)
+    with pytest.raises(AttributeError, match="no_such_thing"):
+        _ = optimizer.no_such_thing
+    copy = type(optimizer).from_config(optimizer.get_config())
+    assert copy.momentum == 0.9  # what is around it belongs to a program
+
+
+def test_gradients_are_mapped_before_they_are_accumulated_and_not_again():
+    seen = []
+    weight, none = ones(), ones()
+    mapping = MappingOptimizer(keras.optimizers.SGD(1.0), lambda g, v: (seen.append(v), 3 * g)[1])
+    optimizer = AccumulatingOptimizer(mapping, 2, reduction="mean")
+    repeat(4, lambda: optimizer.apply([keras.ops.ones(2), None], [weight, none]))
+    np.testing.assert_allclose(weight, [-5, -5])
+    np.testing.assert_allclose(none, [1, 1])
+    assert all(v is weight for v in seen)
+    assert optimizer.iterations.value == 2
+
+
+def test_a_float16_weight_accumulates_in_float32_with_any_optimizer():
+    weight = ones("float16")
+    optimizer = AccumulatingOptimizer(keras.optimizers.SGD(1.0), 3, dtype="float32")
+    small = np.full(2, 2**-12, np.float16)  # 1 + 2**-12 is 1 in float16
+    optimizer.build([weight])
+    repeat(3, lambda: optimizer.apply([keras.ops.ones(2, "float16") * small]))
+    assert optimizer._accumulators[0].dtype == "float32"
+    np.testing.assert_allclose(weight, 1 - 3 * 2**-12, atol=2**-11)
+
+
+def test_what_is_refused():
+    sgd = keras.optimizers.SGD()
+    with pytest.raises(OptionError, match=r"reduction is 'sum' or 'mean'. Received: 'max'"):
+        AccumulatingOptimizer(sgd, 2, reduction="max")
+    with pytest.raises(OptionError, match="steps must be"):
+        AccumulatingOptimizer(sgd, 0)
+    with pytest.raises(PlanError, match=r"Set AccumulatingOptimizer\(CrossReplicaOptimizer"):
+        CrossReplicaOptimizer(AccumulatingOptimizer(sgd, 2))
+    with pytest.raises(OptionError, match="such as lambda gradient, variable"):
+        MappingOptimizer(sgd, 3)
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+    model.compile(AccumulatingOptimizer(sgd, 2), "mse")
+    with pytest.raises(PlanError, match="set_gradient_accumulation_options"):
+        model.fit(np.ones((4, 2)), np.ones((4, 1)), verbose=0)
+
+
+def test_a_stage_exchanges_nothing_by_itself():
+    optimizer = CrossReplicaOptimizer(keras.optimizers.SGD(1.0))
+    weight = ones()
+    with (
+        in_replica(0, 2),
+        pytest.raises(UnsupportedError, match="wrap the optimizer in CrossReplicaOptimizer"),
+    ):
+        optimizer.apply([np.ones(2, np.float32)], [weight])
+    with in_replica(0, 2, total=lambda value, size: size * value):
+        optimizer.apply([np.ones(2, np.float32)], [weight])
+    np.testing.assert_array_equal(weight, [0, 0])
