@@ -22,10 +22,11 @@ INSPECTION = {
         "(activations=(), gradients=(), when='before_apply', every=1, *, print_every=1, "
         "max_rows=1000000, tensorboard=None, histograms=False, console=None)"
     ),
-    "compile": "(fn)",
+    "compile": "(fn, *, replicas=None)",
     "dataset_benchmark": (
         "(dataset, number_of_epochs, elements_per_epochs, *, print_stats=True, do_memcpy=True)"
     ),
+    "diff_programs": "(a, b, limit=5)",
     "feed_verdict": "(model, dataset, steps=100, *, print_stats=True)",
     "infeed_benchmark": (
         "(infeed_queue, number_of_epochs, elements_per_epochs, *, print_stats=True, do_memcpy=True)"
@@ -38,6 +39,12 @@ INSPECTION = {
         "outfeed_optimizer_mode=Moment.BEFORE_APPLY, name='OutfeedOptimizer', model=None)"
     ),
     "replay.replay": "(directory, custom_objects=None)",
+    "pipeline": (
+        "(stages, micro_batches, *, updates=1, inputs=None, infeed=None, outfeed=None, "
+        "optimizer_function=None, device_mapping=None, outfeed_loss=False, outfeed_mask=None, "
+        "accumulate_outfeed=False, accumulate_outfeed_dtype=None, casts_gradients=True, "
+        "strategy=None, name='pipeline', **options)"
+    ),
     "repeat": "(n, body, inputs=None, infeed=None)",
     "value_and_grad": "(fn, variables, *args, **kwargs)",
     "while_loop": "(condition, body, inputs=None, infeed=None, maximum_iterations=None)",
@@ -128,6 +135,7 @@ def test_names_of_the_package():
     packages |= {"compiling", "runtime", "devices", "graph", "schedules", "cli"}
     packages |= {"processes", "launch", "benchmark", "loops", "replay", "cache_table"}
     packages |= {"cache", "keys", "cli_compilation", "compile_log_table"}
+    packages |= {"pipelines", "tensorflow", "ipu", "porting", "cli_porting"}
     names = {name for name in vars(millrace) if not name.startswith("__")}
     assert names - packages == PUBLIC
 

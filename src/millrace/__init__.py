@@ -4,6 +4,7 @@
     callbacks/      look at a model while it trains
     benchmark/      how fast data comes, and whether a model waits for it
     loops/          training loops of the user's own, as compiled programs
+    pipelines/      pipelines of functions, in place of a model's layers
     replay/         runs an update again that went wrong
     launch.py       a run of several processes on this machine
     distributed.py  connects the processes of a run
@@ -37,6 +38,7 @@ from millrace import records as records
 from millrace.benchmark.throughput import dataset_benchmark as dataset_benchmark
 from millrace.benchmark.throughput import infeed_benchmark as infeed_benchmark
 from millrace.benchmark.verdict import feed_verdict as feed_verdict
+from millrace.compiling.compare import diff_programs as diff_programs
 from millrace.feeds.infeed_queue import InfeedQueue as InfeedQueue
 from millrace.feeds.maybe_outfeed import MaybeOutfeedQueue as MaybeOutfeedQueue
 from millrace.feeds.outfeed import OutfeedQueue as OutfeedQueue
@@ -45,6 +47,7 @@ from millrace.loops.function import compile as compile
 from millrace.loops.gradients import value_and_grad as value_and_grad
 from millrace.loops.repeat import repeat as repeat
 from millrace.loops.while_loop import while_loop as while_loop
+from millrace.pipelines.pipeline import pipeline as pipeline
 from millrace.strategy.strategy import Strategy as Strategy
 
 __version__ = "0.1.0"

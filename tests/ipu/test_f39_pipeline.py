@@ -325,7 +325,7 @@ def test_f53_what_goes_to_the_outfeed(net, system):
         with pytest.raises(ValueError, match="is for training, and there is no optimizer_function"):
             run(net, 6, stages=stages, optimizer_function=None, **option)
     last_mode = ipu.ipu_outfeed_queue.IPUOutfeedQueue(ipu.ipu_outfeed_queue.IPUOutfeedMode.LAST)
-    with pytest.raises(ValueError, match="accumulate_outfeed=True .* keeps the last one only"):
+    with pytest.raises(ValueError, match=r"accumulate_outfeed=True .* keeps the last one only"):
         run(net, 6, accumulate_outfeed=True, outfeed_queue=last_mode)
 
 

@@ -5,12 +5,15 @@ its own files as for a store of ours, and after XLA has taken the bytes: what XL
 """
 
 import contextlib
+import pathlib
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import jax
 
+from millrace._compat.jax_cache import asks_any
 from millrace.records.cache import EntryLabels
 
 _REQUEST = "/jax/compilation_cache/compile_requests_use_cache"
@@ -27,6 +30,14 @@ class Lookup:
     seconds: float = 0.0  # spent reading and loading, of a hit
     layers: tuple[str, ...] = ()  # of the model that the file was made for, of a hit
     entry: bytes = b""  # what JAX had put there; empty if it lies in files of JAX's own
+    is_compiling: bool = False  # by XLA: it was not there
+
+    def missed(self) -> None:
+        """Says, once, that XLA compiles it."""
+        if not self.is_compiling:
+            self.is_compiling = True
+            for observer in compiling:
+                observer(self.labels)
 
 
 class _Thread(threading.local):
@@ -55,6 +66,9 @@ class Counts:
 
 _thread = _Thread()
 counts = Counts()
+# Called in the thread that compiles: when XLA begins, and when an executable is on disk.
+compiling: list[Callable[[EntryLabels], Any]] = []
+saved: list[Callable[[EntryLabels, pathlib.Path], Any]] = []
 _listens = (
     threading.Lock()
 )  # held from the first use on: JAX calls a listener as often as it has it
@@ -73,10 +87,14 @@ def looking_up(labels: EntryLabels) -> Iterator[Lookup]:
     listen()
     before = _thread.lookup
     _thread.lookup = lookup = Lookup(labels)
+    if not asks_any():
+        lookup.missed()
     try:
         yield lookup
     finally:
         _thread.lookup = before
+    if not lookup.hit:  # in files of JAX's own, of which it says only afterwards
+        lookup.missed()
 
 
 def current_lookup() -> Lookup | None:

@@ -19,7 +19,7 @@ from collections.abc import Callable
 from millrace.cache import files as cache_files
 from millrace.cache.entry import DamagedEntryError, pack, unpack
 from millrace.cache.keys import remove_oldest, write_key
-from millrace.cache.lookup import Lookup
+from millrace.cache.lookup import Lookup, saved
 from millrace.records.cache import CacheStatistics, EntryLabels
 
 logger = logging.getLogger("millrace")
@@ -58,6 +58,13 @@ class CacheStore:
 
     def get(self, key: str) -> bytes | None:
         """Returns the executable of a key, or None."""
+        found = self._get(key)
+        lookup = self._lookup()
+        if found is None and lookup is not None:
+            lookup.missed()
+        return found
+
+    def _get(self, key: str) -> bytes | None:
         path = self._path(key)
         try:
             content = path.read_bytes()
@@ -94,6 +101,8 @@ class CacheStore:
         except OSError as error:
             self._stop_writing(error)
             return
+        for observer in saved:
+            observer(labels, path)
         self._keep_key(labels)
         self._make_room(len(content))
 

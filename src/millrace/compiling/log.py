@@ -9,6 +9,8 @@ from collections.abc import Callable, Hashable, Iterator
 from dataclasses import replace
 from typing import Any
 
+from millrace.cache.lookup import compiling
+from millrace.compiling import phases
 from millrace.compiling.history import history
 from millrace.errors import RecompilationError
 from millrace.keys.diagnose import explain
@@ -129,6 +131,7 @@ class CompileLog:
             for listener in listeners:
                 listener(record)
         logger.info("%s", sentence(record))
+        phases.loaded(record)
 
     def runs(self, name: str) -> None:
         """Takes note that a function runs; where another one ran before, that is a switch."""
@@ -160,6 +163,7 @@ class CompileLog:
 
 Listener = Callable[[CompileRecord], Any]
 listeners: list[Listener] = []  # of all strategies of this process
+compiling.append(phases.begins)
 
 
 def sentence(record: CompileRecord) -> str:

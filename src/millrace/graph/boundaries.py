@@ -12,7 +12,7 @@ from typing import Any
 import jax
 from jax.ad_checkpoint import checkpoint_name
 
-from millrace._compat.jaxpr import Equation
+from millrace._compat.jaxpr import Equation, Graph, Var, is_literal, renamed
 
 _PREFIX = "mr.boundary."
 _numbers = itertools.count()
@@ -32,6 +32,24 @@ def boundary_of(equation: Equation) -> str | None:
         return None
     name = equation.params["name"]
     return name if name.startswith(_PREFIX) else None
+
+
+def without_boundaries(graph: Graph) -> Graph:
+    """Returns `graph` as it would be without marks.
+
+    A marked value has another name than the same value before its mark: where nothing runs again,
+    backward might keep both.
+    """
+    names: dict[Var, Any] = {}
+    equations = []
+    for equation in graph.equations:
+        if boundary_of(equation) is None:
+            equations.append(equation)
+        else:
+            (marked,), (result,) = equation.invars, equation.outvars
+            names[result] = marked if is_literal(marked) else names.get(marked, marked)
+    plain = Graph(graph.invars, graph.outvars, tuple(equations), graph.constants)
+    return renamed(plain, names, {}) if names else graph
 
 
 class _Here(threading.local):

@@ -10,6 +10,7 @@ a list all take the same, and what they return is handed on one after the other.
 
 import inspect
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from types import FunctionType
 from typing import Any
@@ -157,16 +158,39 @@ def as_list(output: Any) -> list[Any]:
     return [] if output is None else [output]
 
 
-def call_stage(
-    function: StageFunction, args: Sequence[Any], kwargs: dict[str, Any], number: int
-) -> Any:
-    """Calls a stage.
+def run_chain(
+    chain: Chain,
+    inputs: Sequence[Any],
+    element: Any,
+    around: Callable[[int], AbstractContextManager[Any]] = lambda stage: nullcontext(),
+) -> list[Any]:
+    """Calls the functions of a chain, one after the other.
+
+    Args:
+        chain: the functions.
+        inputs: of the run.
+        element: of the infeed; None without one.
+        around: surrounds the call of each stage.
+
+    Returns:
+        What the functions of the last level returned.
 
     Raises:
-        LoopError: if it does not take what it is given.
+        LoopError: if a function does not take what it is given.
     """
-    source = "inputs and one element of the infeed" if number == 0 else "the stage before it"
-    return call_checked(function, args, kwargs, f"Stage {number} of a pipeline", source)
+    args, kwargs = first_arguments(inputs, element)
+    stage, outputs = 0, []
+    source = "inputs and one element of the infeed"
+    for level in range(max(chain.levels) + 1):
+        outputs = []
+        for function in chain.on(level):
+            with around(stage):
+                role = f"Stage {level} of a pipeline"
+                outputs.append(call_checked(function, args, kwargs, role, source))
+            stage += 1
+        args, kwargs = next_arguments(outputs)
+        source = "the stage before it"
+    return outputs
 
 
 def call_checked(

@@ -20,9 +20,8 @@ from millrace.pipelines.chain import (
     Chain,
     as_list,
     call_checked,
-    call_stage,
-    first_arguments,
     next_arguments,
+    run_chain,
 )
 
 OptimizerFunction = Callable[..., Any]
@@ -133,20 +132,12 @@ class StagesModel(keras.Model):
     def call(self, data: Any) -> Any:
         """Runs the stages, and returns the outputs of the last one."""
         element = jax.tree.map(lambda leaf: leaf[0], data["element"])
-        args, kwargs = first_arguments([v.value for v in self._inputs_of_run], element)
-        chain, stage = self._chain, 0
-        outputs: list[Any] = []
         with self._in_replica(data["replica"][0]):
-            for level in range(max(chain.levels) + 1):
-                outputs = []
-                for function in chain.on(level):
-                    with PipelineStage(stage):
-                        outputs.append(call_stage(function, args, kwargs, level))
-                    stage += 1
-                args, kwargs = next_arguments(outputs)
-            result = outputs[0] if len(outputs) == 1 else args
+            inputs = [variable.value for variable in self._inputs_of_run]
+            outputs = run_chain(self._chain, inputs, element, PipelineStage)
+            result = outputs[0] if len(outputs) == 1 else next_arguments(outputs)[0]
             if self._optimizer_function is None:
-                with PipelineStage(stage - 1 if len(outputs) == 1 else stage):
+                with PipelineStage(len(self._chain.stages) - 1):
                     self._outlet.take(result, None, trains=False)
                     # Results go through the queue; a loop of Keras wants some of its own.
                     return jnp.zeros((1,))

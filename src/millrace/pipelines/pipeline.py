@@ -1,45 +1,29 @@
 """`millrace.pipeline`: functions as the stages of a pipeline, run where it is called.
 
-look at the functions once -> the variables that they touch -> StagesModel, attached as a pipeline
-elements of the infeed, in order -> fit | predict of that model -> outfeed
+functions, options, shapes -> the pipeline that is there, or a new one    making.py
+elements of the infeed, in order -> fit | predict of its model -> outfeed
 """
 
-import logging
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import keras
 import numpy as np
 
-from millrace.errors import ModelError, OptionError, PlanError
+from millrace.errors import OptionError, PlanError
 from millrace.feeds.infeed_queue import InfeedQueue
 from millrace.feeds.outfeed import OutfeedQueue
-from millrace.graph.assignment import Assignment
 from millrace.loops.on_host import require_host
-from millrace.loops.replication import in_replica
 from millrace.loops.same import identity
-from millrace.loops.scope import look_at
 from millrace.options import QueueMode, truth, whole_number
-from millrace.pipelines.chain import (
-    Chain,
-    as_list,
-    call_stage,
-    check_captures,
-    first_arguments,
-    make_chain,
-    next_arguments,
-)
-from millrace.pipelines.model import Outlet, StagesModel, call_optimizer_function
+from millrace.pipelines.chain import as_list, check_captures, make_chain
+from millrace.pipelines.making import Pipeline, make_pipeline
+from millrace.pipelines.model import Outlet
 from millrace.pipelines.outlet import DTypeChoice, WindowSums
-from millrace.strategy.controller import controller_of
 from millrace.strategy.strategy import Strategy, strategy_in_scope
-
-logger = logging.getLogger("millrace")
 
 KEPT = 16  # pipelines, with their programs
 
@@ -58,6 +42,7 @@ def pipeline(
     outfeed_mask: Sequence[bool] | None = None,
     accumulate_outfeed: bool = False,
     accumulate_outfeed_dtype: Any = None,
+    casts_gradients: bool = True,
     strategy: Strategy | None = None,
     name: str = "pipeline",
     **options: Any,
@@ -97,6 +82,8 @@ def pipeline(
             its micro-batches.
         accumulate_outfeed_dtype: in which they are added: None is their own, a name, or a
             function of the value.
+        casts_gradients: False calls the optimizer's own `apply_gradients` with gradients in the
+            dtype of their accumulators, which it then has to cast to that of the variables.
         strategy: whose devices to use; None is that of the scope.
         name: of the pipeline, for the compile log.
         **options: of `model.set_pipelining_options`, such as `pipeline_schedule`,
@@ -141,21 +128,24 @@ def pipeline(
         id(outfeed),
         (outfeed_loss, repr(outfeed_mask), accumulate_outfeed, id(accumulate_outfeed_dtype)),
         repr(sorted(options.items(), key=lambda item: item[0])),
+        truth("casts_gradients", casts_gradients),
         name,
     )
     alive = [parts, strategy, outfeed, accumulate_outfeed_dtype, options]
 
-    def make() -> _Pipeline:
+    def make() -> Pipeline:
         queue = outfeed
         if queue is not None and accumulate_outfeed:
             queue = WindowSums(queue, window, _dtype_choice(accumulate_outfeed_dtype))
         outlet = Outlet(queue, outfeed_loss, outfeed_mask)
-        return _make(chain, optimizer_function, outlet, values, element, strategy, name, options)
+        return make_pipeline(
+            chain, optimizer_function, casts_gradients, outlet, values, element, strategy, name,
+            {"gradient_accumulation_steps_per_replica": micro_batches, **options},
+        )  # fmt: skip
 
     with _lock:
         found = _kept.get(key)
         if found is None:
-            options.setdefault("gradient_accumulation_steps_per_replica", micro_batches)
             found = _kept[key] = (make(), alive)
             if len(_kept) > KEPT:
                 _kept.popitem(last=False)
@@ -163,130 +153,8 @@ def pipeline(
         found[0].run(values, infeed, window, updates)
 
 
-_kept: OrderedDict[Any, tuple["_Pipeline", Any]] = OrderedDict()
+_kept: OrderedDict[Any, tuple[Pipeline, Any]] = OrderedDict()
 _lock = threading.RLock()
-
-
-@dataclass(frozen=True, slots=True)
-class _Pipeline:
-    model: StagesModel
-    inputs: list[keras.Variable]
-    trains: bool
-    replicas: int
-
-    def run(self, values: list[Any], infeed: InfeedQueue | None, window: int, updates: int) -> None:
-        for variable, value in zip(self.inputs, values, strict=True):
-            variable.assign(value)
-        steps = window * updates * self.replicas
-        if not steps:
-            return
-        data = _elements(infeed, steps, self.replicas)
-        if self.trains:
-            self.model.fit(data, steps_per_epoch=steps, epochs=1, verbose=0, shuffle=False)
-        else:
-            self.model.predict(data, steps=steps, verbose=0)
-
-
-def _make(
-    chain: Chain,
-    optimizer_function: Any,
-    outlet: Outlet,
-    values: list[Any],
-    element: Any,
-    strategy: Strategy,
-    name: str,
-    options: dict[str, Any],
-) -> _Pipeline:
-    found: list[Any] = []
-
-    def whole(values: list[Any], element: Any) -> Any:
-        args, kwargs = first_arguments(values, element)
-        outputs: list[Any] = []
-        for level in range(max(chain.levels) + 1):
-            outputs = [call_stage(function, args, kwargs, level) for function in chain.on(level)]
-            args, kwargs = next_arguments(outputs)
-        if optimizer_function is None:
-            return args, kwargs
-        optimizer, loss, *variables = call_optimizer_function(optimizer_function, args, kwargs)
-        found[:] = [optimizer, variables[0] if variables else None]
-        return args, kwargs, loss
-
-    with in_replica(np.int32(0), 1):
-        specs = [
-            jax.ShapeDtypeStruct(v.shape, jax.dtypes.canonicalize_dtype(v.dtype)) for v in values
-        ]
-        touched = look_at(whole, specs, element)
-        again = look_at(whole, specs, element)
-    _check_same(touched, again)
-    if touched.tapped.keys:
-        raise OptionError(
-            f"{touched.tapped.keys[0]!r} is enqueued by a stage of a pipeline. Return the values "
-            "from the last stage, and set outfeed to the queue."
-        )
-    outputs, kwargs, *_ = touched.result
-    if outlet.queue is None and (outputs or kwargs):
-        raise OptionError(
-            f"The last stage of a pipeline returns {_texts(outputs, kwargs)}, and outfeed=None "
-            "takes nothing. Set outfeed to a queue, or return nothing."
-        )
-    optimizer, chosen = found or (None, None)
-    variables = [*touched.changed, *touched.fixed]
-    own = {id(variable) for variable in (optimizer.variables if optimizer is not None else ())}
-    variables = [variable for variable in variables if id(variable) not in own]
-    trainable = [v for v in variables if v.trainable] if chosen is None else list(chosen)
-    if optimizer is None:
-        trainable = []
-    elif not trainable:
-        raise ModelError(
-            "The stages of the pipeline use no trainable variable, and its optimizer has nothing "
-            "to train. Use layers or keras.Variables in the functions, or leave out "
-            "optimizer_function."
-        )
-    held = [
-        keras.Variable(value, trainable=False, name=f"input_{k}") for k, value in enumerate(values)
-    ]
-    model = StagesModel(
-        chain, optimizer_function, outlet, variables, trainable, held, _none, name=name
-    )
-    Strategy.attach(strategy, model)  # not what a subclass adds for models of users
-    controller: Any = controller_of(model)
-    # The functions say their stages themselves, in each trace.
-    controller.stages.put(Assignment((), None, len(chain.stages)))
-    model.set_pipelining_options(device_mapping=list(chain.devices), **options)
-    if chain.is_concurrent:
-        pipelining = replace(controller.options.pipelining, schedule_stages=chain.stages)
-        controller.replace_options(replace(controller.options, pipelining=pipelining))
-    replicas = controller.replicas
-    if replicas > 1:
-        object.__setattr__(model, "_in_replica", lambda index: in_replica(index, replicas))
-    window = controller.accumulation.steps * replicas
-    if optimizer is None:
-        model.compile(steps_per_execution=replicas)
-    else:
-        model.compile(optimizer=optimizer, steps_per_execution=window)
-    return _Pipeline(model, held, optimizer is not None, replicas)
-
-
-def _none(index: Any) -> AbstractContextManager[Any]:
-    return in_replica(index, 1)
-
-
-def _elements(infeed: InfeedQueue | None, steps: int, replicas: int) -> Iterator[Any]:
-    """Yields the elements of a run, a row each, with the replica that each is for."""
-    done = 0
-    while done < steps:
-        if infeed is None:
-            elements: list[Any] = [None]
-        else:
-            segment = infeed.take(steps - done)
-            batches = jax.tree.map(np.asarray, segment.block.batches)
-            elements = [
-                jax.tree.map(lambda leaf, k=k: leaf[k][None], batches)
-                for k in range(segment.start, segment.start + segment.count)
-            ]
-        for element in elements:
-            yield ({"element": element, "replica": np.array([done % replicas], np.int32)},)
-            done += 1
 
 
 def _check_outfeed(outfeed: Any, trains: bool, loss: Any, mask: Any, accumulate: Any) -> None:
@@ -326,20 +194,5 @@ def _dtype_choice(given: Any) -> DTypeChoice:
     )
 
 
-def _check_same(touched: Any, again: Any) -> None:
-    first = {id(variable) for variable in (*touched.changed, *touched.fixed)}
-    new = [v.path for v in (*again.changed, *again.fixed) if id(v) not in first]
-    if new:
-        raise ModelError(
-            f"The stages of a pipeline make the variables {new} anew whenever they are called. "
-            "Make layers and optimizers outside of the functions."
-        )
-
-
 def _specs(batches: Any) -> Any:
     return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), batches)
-
-
-def _texts(outputs: Any, kwargs: Any) -> str:
-    leaves = jax.tree.leaves((outputs, kwargs))
-    return ", ".join(f"{leaf.dtype}{list(leaf.shape)}" for leaf in leaves)

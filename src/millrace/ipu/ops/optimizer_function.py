@@ -11,7 +11,10 @@ from typing import Any
 import jax
 import keras
 
+from millrace._compat.keras_optimizers import let_names_be_given
 from millrace.errors import DTypeError, LoopError, OptionError
+
+let_names_be_given()  # to apply_gradients of Keras, as casting optimizers do
 
 _TWICE = "GradientAccumulationOptimizer"
 
@@ -76,12 +79,15 @@ def native_function(function: Any, replicas: int) -> Any:
 
     @functools.wraps(function)
     def native(*args: Any, **kwargs: Any) -> tuple[Any, ...]:
-        return _native_output(function(*args, **kwargs), replicas)
+        output = function(*args, **kwargs)
+        optimizer = _checked(output, replicas)
+        more = () if output.variables is None else (list(output.variables),)
+        return optimizer, output.loss, *more
 
     return native
 
 
-def _native_output(output: Any, replicas: int) -> tuple[Any, ...]:
+def _checked(output: Any, replicas: int) -> Any:
     if not isinstance(output, OptimizerFunctionOutput):
         raise LoopError(
             "The optimizer function of a pipeline returns a pipelining_ops."
@@ -100,8 +106,7 @@ def _native_output(output: Any, replicas: int) -> tuple[Any, ...]:
             "update each of them by its own gradients. Wrap it in CrossReplicaOptimizer, or "
             "configure as many devices as the pipeline takes."
         )
-    more = () if output.variables is None else (list(output.variables),)
-    return optimizer, output.loss, *more
+    return optimizer
 
 
 def without_exchange(optimizer: Any) -> Any:

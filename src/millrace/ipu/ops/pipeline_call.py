@@ -24,7 +24,6 @@ from millrace.pipelines.chain import make_chain
 from millrace.pipelines.pipeline import pipeline
 from millrace.strategy.strategy import strategy_in_scope
 
-
 # A CrossReplicaOptimizer, without which there are no replicas, takes the mean over them.
 _OVER_REPLICAS = {
     GradientAccumulationReductionMethod.SUM: "sum_then_mean",
@@ -62,6 +61,7 @@ def run_pipeline(given: dict[str, Any]) -> None:
         infeed=given["infeed_queue"],
         outfeed=given["outfeed_queue"],
         optimizer_function=None if function is None else native_function(function, replicas),
+        casts_gradients=given["gradient_accumulation_dtype"] is None,
         device_mapping=given["device_mapping"],
         outfeed_loss=given["outfeed_loss"],
         outfeed_mask=given["outfeed_mask"],

@@ -1,0 +1,22 @@
+"""What an IPU program sets and nothing here needs: said once for each name."""
+
+import logging
+
+_said: set[str] = set()
+
+
+def inert(name: str, advice: str) -> None:
+    """Warns, once in a process, that an option does nothing.
+
+    Args:
+        name: of the option.
+        advice: what to use in its place, a sentence.
+    """
+    if name not in _said:
+        _said.add(name)
+        logging.getLogger("millrace").warning("%s has no effect. %s", name, advice)
+
+
+def forget() -> None:
+    """Lets everything be said again."""
+    _said.clear()

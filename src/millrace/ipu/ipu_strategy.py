@@ -1,0 +1,122 @@
+"""The strategy of IPU programs.
+
+IPUStrategy, IPUStrategyV1                  -> millrace.Strategy on the devices of the system
+ipu_device="/device:IPU:k"                  -> those of the k-th logical device
+enable_keras_extensions=False               -> models have no setters
+IPUStrategy.run                             -> Strategy.run
+"""
+
+import re
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import keras
+
+from millrace.errors import OptionError, PlanError
+from millrace.ipu.config import System, current_system
+from millrace.ipu.keras.extensions.extend import extend
+from millrace.ipu.keras.extensions.kinds import is_extended
+from millrace.programs.replication import launching
+from millrace.strategy.strategy import Strategy
+from millrace.tensorflow.iterators import device_iterators
+
+
+class IPUStrategy(Strategy):
+    """`millrace.Strategy` on the devices of the configured system.
+
+    Args:
+        ipu_device: which logical device of it.
+        cpu_device: of the original API; any is taken.
+        enable_dataset_iterators: whether `iter(dataset)` in the scope yields to compiled
+            functions only.
+        enable_keras_extensions: whether models get the setters of IPU programs.
+    """
+
+    def __init__(
+        self,
+        ipu_device: str = "/device:IPU:0",
+        cpu_device: str = "/device:CPU:0",
+        enable_dataset_iterators: bool = True,
+        enable_keras_extensions: bool = True,
+    ):
+        system = current_system()
+        super().__init__(system.groups[_ordinal(ipu_device, len(system.groups))])
+        self.enable_dataset_iterators = enable_dataset_iterators
+        self.enable_keras_extensions = enable_keras_extensions
+        _newest[:] = [(system, self)]
+
+    @property
+    def num_replicas_in_sync(self) -> int:
+        """1, whatever runs: gradients are added up over replicas."""
+        return 1
+
+    def attach(self, model: keras.Model) -> keras.Model:
+        """Attaches a model, and gives it the setters of IPU programs."""
+        super().attach(model)
+        if self.enable_keras_extensions and not is_extended(model):
+            extend(model)
+        return model
+
+    @contextmanager
+    def scope(self) -> Iterator[Strategy]:
+        """Attaches every model that is built, cloned or loaded inside."""
+        with super().scope(), device_iterators(self.enable_dataset_iterators):
+            _local.strategy = self
+            try:
+                yield self
+            finally:
+                _local.strategy = None
+
+    def run(
+        self,
+        fn: Callable[..., Any],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+        options: Any = None,
+    ) -> Any:
+        """Runs a compiled function, once as a replica for each device, and waits until it is done.
+
+        No options exist.
+        """
+        with launching(len(self.devices)):
+            return super().run(fn, args, kwargs)
+
+    def experimental_run_v2(self, *args: Any, **kwargs: Any) -> Any:
+        """Was renamed.
+
+        Raises:
+            PlanError: naming `run`.
+        """
+        raise PlanError("experimental_run_v2() was renamed. Call strategy.run() instead.")
+
+
+IPUStrategyV1 = IPUStrategy
+
+
+def current_strategy() -> IPUStrategy:
+    """Returns the strategy whose scope is entered, else the newest, else one of the system."""
+    if _local.strategy is not None:
+        return _local.strategy
+    if _newest and _newest[-1][0] == current_system():
+        return _newest[-1][1]
+    return IPUStrategy()
+
+
+class _Local(threading.local):
+    strategy: IPUStrategy | None = None
+
+
+_local = _Local()
+_newest: list[tuple[System, IPUStrategy]] = []
+
+
+def _ordinal(device: str, number: int) -> int:
+    match = re.fullmatch(r"/device:IPU:(\d+)", device)
+    if not match or int(match[1]) >= number:
+        raise OptionError(
+            f"ipu_device must be '/device:IPU:0' up to {number - 1}, for each logical device of "
+            f"the system. Received: {device!r}. auto_select_ipus=[1, 1] makes two."
+        )
+    return int(match[1])

@@ -1,0 +1,54 @@
+"""`build` of an extended subclassed model: it runs `call` on shapes, so that all layers are built.
+
+model.build((None, 3))                      floats
+model.build(keras.Input((3,), dtype=...))   what such an input is
+"""
+
+from typing import Any
+
+import keras
+
+from millrace._compat.keras_build import as_default_build, has_default_build, has_unbuilt_layers
+from millrace.errors import OptionError
+
+
+def build_by_call(model: Any) -> None:
+    """Gives a subclassed model that has no `build` of its own one that runs its `call`."""
+    if not has_default_build(model):
+        return
+
+    mark_as_built = model.build
+    is_running = False
+
+    def build(input_shape: Any) -> None:
+        nonlocal is_running
+        if is_running or not has_unbuilt_layers(model):  # a call of the model is under way
+            mark_as_built(input_shape)
+            return
+        is_running = True
+        try:
+            model(_inputs(input_shape))
+        finally:
+            is_running = False
+
+    build.__doc__ = "Builds all layers by a run of `call` on shapes, or on `keras.Input`s."
+    # Past Keras's own __setattr__, which would track it as a part of the model.
+    object.__setattr__(model, "build", as_default_build(build))
+
+
+def _inputs(given: Any) -> Any:
+    if isinstance(given, keras.KerasTensor):
+        return given
+    if _is_shape(given):
+        return keras.Input(batch_shape=tuple(given))
+    if isinstance(given, dict):
+        return {name: _inputs(value) for name, value in given.items()}
+    if isinstance(given, list | tuple):
+        return [_inputs(value) for value in given]
+    raise OptionError(
+        f"build() takes shapes, such as (None, 3), or keras.Input objects. Received: {given!r}."
+    )
+
+
+def _is_shape(given: Any) -> bool:
+    return isinstance(given, list | tuple) and all(d is None or isinstance(d, int) for d in given)

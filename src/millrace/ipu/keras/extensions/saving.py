@@ -1,0 +1,142 @@
+"""What the setters were told travels with a model, but for their free arguments.
+
+in a `.keras` file              -> an asset, `millrace_ipu.json`, which stock Keras skips
+in get_config(), to_json()      -> an entry beside the first layer, which stock Keras skips
+"""
+
+import copy
+import json
+import logging
+import pathlib
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import keras
+
+from millrace.graph.assignment import from_json, to_json
+from millrace.ipu.gradient_accumulation import GradientAccumulationReductionMethod as Method
+from millrace.ipu.keras.extensions.kinds import is_extended
+from millrace.ipu.keras.extensions.setters import put, settings_of
+from millrace.ipu.keras.extensions.settings import Accumulating, Settings
+from millrace.options import MetricReduction
+from millrace.strategy.controller import Controller, controller_of
+
+FILE, ENTRY = "millrace_ipu.json", "millrace_ipu"
+
+logger = logging.getLogger("millrace")
+
+
+def as_dict(controller: Controller) -> dict[str, Any]:
+    """Returns the settings and stages of a model as plain data."""
+    settings, model = settings_of(controller), controller.model
+    parts = {"gradient accumulation": settings.accumulation, "pipelining": settings.pipelining}
+    for what, part in parts.items():
+        if part.more:
+            logger.info(
+                "The %s options %s of %r are not saved with it. Set them again after loading.",
+                what,
+                list(part.more),
+                model.name,
+            )
+    assignment = controller.stages.assignment()
+    return {
+        "gradient_accumulation": _accumulating(settings.accumulation),
+        "pipelining": _accumulating(settings.pipelining),
+        "device_mapping": settings.device_mapping and list(settings.device_mapping),
+        "accumulate_outfeed": settings.accumulate_outfeed,
+        "asynchronous_callbacks": settings.asynchronous,
+        "replicated_metric_reduction_method": settings.metrics.value,
+        "infeed_queue": dict(settings.infeed),
+        "outfeed_queue": dict(settings.outfeed),
+        "stages": None if assignment is None else to_json(assignment, model),
+    }
+
+
+def put_dict(controller: Controller, data: dict[str, Any]) -> None:
+    """Puts settings and stages in force that `as_dict` has returned; what is missing is default."""
+    mapping = data.get("device_mapping")
+    settings = Settings(
+        accumulation=_from_dict(data.get("gradient_accumulation")),
+        pipelining=_from_dict(data.get("pipelining")),
+        device_mapping=None if mapping is None else tuple(mapping),
+        accumulate_outfeed=data.get("accumulate_outfeed", False),
+        asynchronous=data.get("asynchronous_callbacks", False),
+        metrics=MetricReduction(data.get("replicated_metric_reduction_method", "none")),
+        infeed=data.get("infeed_queue", {}),
+        outfeed=data.get("outfeed_queue", {}),
+    )
+    put(controller, settings)
+    if data.get("stages") is not None:
+        controller.stages.put(from_json(data["stages"], controller.model))
+
+
+def saving(save: Callable[[str], None], controller: Controller) -> Callable[[str], None]:
+    """Returns `save_assets` of an extended model."""
+
+    def save_assets(directory: str) -> None:
+        save(directory)
+        (pathlib.Path(directory) / FILE).write_text(json.dumps(as_dict(controller), indent=1))
+
+    return save_assets
+
+
+def loading(load: Callable[[str], None], controller: Controller) -> Callable[[str], None]:
+    """Returns `load_assets` of an extended model."""
+
+    def load_assets(directory: str) -> None:
+        load(directory)
+        path = pathlib.Path(directory or ".") / FILE
+        if directory and path.is_file():
+            put_dict(controller, json.loads(path.read_text()))
+
+    return load_assets
+
+
+def describing(own: Callable[[], Any], controller: Controller) -> Callable[[], Any]:
+    """Returns `get_config` of an extended model."""
+
+    def get_config() -> Any:
+        config = own()
+        layers = config.get("layers") if isinstance(config, dict) else None
+        if layers and isinstance(layers[0], dict):
+            config = {**config, "layers": [{**layers[0], ENTRY: as_dict(controller)}, *layers[1:]]}
+        return config
+
+    return get_config
+
+
+def revive_from_configs() -> None:
+    """Lets `from_config` of Keras's models put settings in force, where a scope extends them."""
+    for kind in (keras.Model, keras.Sequential):
+        original = vars(kind)["from_config"].__func__
+        if not hasattr(original, "revives"):
+            kind.from_config = classmethod(_reviving(original))  # type: ignore[assignment]
+
+
+def _reviving(original: Callable[..., Any]) -> Callable[..., Any]:
+    def from_config(cls: Any, config: Any, custom_objects: Any = None) -> Any:
+        layers = config.get("layers") if isinstance(config, dict) else None
+        data = copy.deepcopy(layers[0].get(ENTRY)) if layers else None
+        model = original(cls, config, custom_objects)
+        if data is not None and is_extended(model):
+            put_dict(controller_of(model), data)  # type: ignore[arg-type]
+        return model
+
+    from_config.revives = True  # type: ignore[attr-defined]
+    return from_config
+
+
+def _accumulating(part: Accumulating) -> dict[str, Any]:
+    method = part.method.name
+    return {"steps": part.steps, "reduction_method": method, "normalize": part.normalizes}
+
+
+def _from_dict(data: dict[str, Any] | None) -> Accumulating:
+    data, default = data or {}, Accumulating()
+    return replace(
+        default,
+        steps=data.get("steps"),
+        method=Method[data.get("reduction_method", default.method.name)],
+        normalizes=data.get("normalize", False),
+    )

@@ -1,0 +1,21 @@
+"""The optimizers of `millrace.ipu.optimizers`: here all are Keras optimizers.
+
+CrossReplicaOptimizer(opt)                        -> ipu.optimizers.CrossReplicaOptimizer
+GradientAccumulationOptimizer(opt, n)             -> ipu.optimizers.GradientAccumulationOptimizerV2
+CrossReplicaGradientAccumulationOptimizer(opt, n) -> the same with V2
+MapGradientOptimizer(opt, function)               -> ipu.optimizers.MapGradientOptimizer
+"""
+
+from millrace.ipu.optimizers import gradient_accumulation_optimizer as _accumulation
+from millrace.ipu.optimizers.cross_replica_optimizer import (
+    CrossReplicaOptimizer as CrossReplicaOptimizer,
+)
+from millrace.ipu.optimizers.ipu_optimizer import IpuOptimizer as IpuOptimizer
+from millrace.ipu.optimizers.map_gradient_optimizer import (
+    MapGradientOptimizer as MapGradientOptimizer,
+)
+
+GradientAccumulationOptimizer = _accumulation.GradientAccumulationOptimizerV2
+CrossReplicaGradientAccumulationOptimizer = (
+    _accumulation.CrossReplicaGradientAccumulationOptimizerV2
+)

@@ -1,0 +1,3 @@
+"""Is `millrace.ipu.keras.optimizers`."""
+
+from millrace.ipu.keras.optimizers import MapGradientOptimizer as MapGradientOptimizer

@@ -1,0 +1,38 @@
+"""Programs of IPUs, on as many virtual CPU devices as a test configures."""
+
+import pytest
+
+from millrace import ipu
+from millrace.feeds.infeed_queue import InfeedQueue
+from millrace.ipu.config import reset_system
+
+
+@pytest.fixture(autouse=True)
+def no_system():
+    """Leaves no configured system to the next test."""
+    yield
+    reset_system()
+
+
+@pytest.fixture(autouse=True)
+def no_threads(monkeypatch):
+    """Ends the threads of infeed queues, which programs that are kept would keep alive."""
+    opened, original = [], InfeedQueue._open
+    monkeypatch.setattr(InfeedQueue, "_open", lambda self: (opened.append(self), original(self)))
+    yield
+    for queue in opened:
+        queue.close()
+
+
+@pytest.fixture
+def system():
+    """A function that configures a number of devices."""
+
+    def configure(number, **attributes):
+        config = ipu.config.IPUConfig()
+        config.auto_select_ipus = number
+        for name, value in attributes.items():
+            setattr(config, name, value)
+        config.configure_ipu_system()
+
+    return configure

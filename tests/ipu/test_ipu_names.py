@@ -1,0 +1,158 @@
+"""The public names and signatures of `millrace.ipu`, as ipu_names.txt has them.
+
+A change there is a change for every program that was written for the IPU. `KERAS_BACKEND=jax
+python tests/ipu/test_ipu_names.py` writes the file; what is no name for users goes into INTERNAL.
+"""
+
+import ast
+import enum
+import importlib
+import inspect
+import pathlib
+import re
+import types
+
+import keras
+import pytest
+
+from millrace import ipu
+
+NAMES = pathlib.Path(__file__).with_name("ipu_names.txt")
+SOURCE = pathlib.Path(ipu.__file__).parent
+MODULES = (
+    "addons.keras.layers", "config", "cross_replica_ops", "dataset_benchmark",
+    "gradient_accumulation", "ipu_compiler", "ipu_infeed_queue", "ipu_outfeed_queue",
+    "ipu_strategy", "keras", "keras.layers", "keras.optimizers", "loops",
+    "ops.cross_replica_ops", "ops.pipelining_ops", "ops.replication_ops", "optimizers",
+    "outfeed_callback", "outfeed_layers", "outfeed_optimizer", "outfeed_wrapper",
+    "pipelining_ops", "replication_ops", "scopes", "utils",
+)  # fmt: skip
+# What modules of the package use of each other.
+INTERNAL = {
+    "Category", "Group", "Operation", "Option", "System", "checked_ordinal", "current_strategy",
+    "current_system", "extend", "find_groups", "inert", "is_extended", "is_within_a_program",
+    "later", "number_of_results", "placed_on", "put_in_force", "reduction_method", "reset_system",
+    "run_pipeline",
+}  # fmt: skip
+NATIVE = {  # that modules give to programs under an IPU's name
+    "MaybeOutfeed", "Outfeed", "OutfeedCallback", "OutfeedOptimizer", "PipelineStage",
+    "RecomputationCheckpoint",
+}  # fmt: skip
+MOST = 60  # statements of a module that renames and checks
+LARGER = {
+    "config/__init__.py": 80,
+    "config/attributes.py": 80,
+    "config/categories.py": 75,
+    "keras/extensions/rules.py": 80,
+    "keras/extensions/saving.py": 75,
+    "keras/extensions/setters.py": 65,
+}
+
+
+def text_of(value):
+    """A signature without annotations; the members of an enumeration."""
+    if isinstance(value, type) and issubclass(value, enum.Enum):
+        return ": " + ", ".join(f"{member.name}={member.value!r}" for member in value)
+    if not callable(value):
+        return ": property" if isinstance(value, property) else f" = {value!r}"
+    signature = inspect.signature(value)
+    plain = [p.replace(annotation=p.empty) for p in signature.parameters.values()]
+    text = str(signature.replace(parameters=plain, return_annotation=signature.empty))
+    return re.sub(r"<([\w.]+): [^>]*>", r"\1", text)
+
+
+def is_public(name, value):
+    if name.startswith("_") or name in INTERNAL or isinstance(value, types.ModuleType):
+        return False
+    return name in NATIVE or str(getattr(value, "__module__", "")).startswith("millrace.ipu")
+
+
+def lines_of_modules():
+    for name in MODULES:
+        module = importlib.import_module(f"millrace.ipu.{name}")
+        for each, value in sorted(vars(module).items()):
+            if not is_public(each, value):
+                continue
+            yield f"{name}.{each}{text_of(value)}"
+            is_class = isinstance(value, type) and not issubclass(value, enum.Enum)
+            if is_class and value.__module__ == module.__name__:
+                for method, found in sorted(vars(value).items()):
+                    if not method.startswith("_") and callable(getattr(value, method)):
+                        yield f"{name}.{each}.{method}{text_of(getattr(value, method))}"
+                    elif not method.startswith("_") and isinstance(found, property):
+                        yield f"{name}.{each}.{method}{text_of(found)}"
+
+
+def lines_of_models():
+    """The methods that models get in the scope of a strategy."""
+    stock = set(dir(keras.Sequential([keras.layers.Dense(1)])))
+    with ipu.ipu_strategy.IPUStrategy().scope():
+        inputs = keras.Input((1,))
+        functional = keras.Model(inputs, keras.layers.Dense(1)(inputs))
+        models = {"Model": functional, "Sequential": keras.Sequential([keras.layers.Dense(1)])}
+    for kind, model in models.items():
+        for name in sorted(set(dir(model)) - stock):
+            if name.startswith(("export_", "get_", "print_", "reset_", "set_")):
+                yield f"{kind} in a scope: {name}{text_of(getattr(model, name))}"
+
+
+def found_lines():
+    return [*lines_of_modules(), *lines_of_models()]
+
+
+def test_names_and_signatures_are_the_frozen_ones():
+    frozen, found = NAMES.read_text().splitlines(), found_lines()
+    lost = [line for line in frozen if line not in found]
+    new = [line for line in found if line not in frozen]
+    assert (lost, new) == ([], []), f"{NAMES.name} has the first, millrace.ipu the second"
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "config.IPUConfig", "config.SelectionOrder", "config.SchedulingAlgorithm",
+        "config.DeviceConnectionType", "utils", "ipu_strategy.IPUStrategy",
+        "ipu_strategy.IPUStrategyV1", "keras.PipelineStage", "keras.extensions", "keras.layers",
+        "loops.repeat", "ipu_compiler.compile", "scopes.ipu_scope",
+        "ipu_infeed_queue.IPUInfeedQueue", "ipu_outfeed_queue.IPUOutfeedQueue",
+        "optimizers.CrossReplicaOptimizer", "ops.pipelining_ops.pipeline",
+        "pipelining_ops.pipeline", "ops.cross_replica_ops", "ops.replication_ops",
+        "dataset_benchmark.dataset_benchmark", "gradient_accumulation",
+    ],
+)  # fmt: skip
+def test_every_path_works_as_attributes_and_as_imports(path):
+    found = ipu
+    for part in path.split("."):
+        found = getattr(found, part)
+    *parents, last = path.split(".")
+    parent = ".".join(["millrace.ipu", *parents])
+    names = {}
+    exec(f"from {parent} import {last}", names)  # as a program does
+    assert names[last] is found
+
+
+def test_the_two_names_of_the_strategy_are_one():
+    assert ipu.ipu_strategy.IPUStrategy is ipu.ipu_strategy.IPUStrategyV1
+    assert ipu.pipelining_ops.pipeline is ipu.ops.pipelining_ops.pipeline
+
+
+def statements(path):
+    """How many statements a module has, docstrings apart."""
+    return sum(
+        isinstance(node, ast.stmt)
+        and not (isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant))
+        for node in ast.walk(ast.parse(path.read_text()))
+    )
+
+
+@pytest.mark.parametrize(
+    "path", [pytest.param(p, id=str(p.relative_to(SOURCE))) for p in sorted(SOURCE.rglob("*.py"))]
+)
+def test_modules_rename_and_check_and_are_short(path):
+    most = LARGER.get(path.relative_to(SOURCE).as_posix(), MOST)
+    assert statements(path) <= most, "Move what it does beside it, or into a lower level."
+    assert ast.get_docstring(ast.parse(path.read_text())) or not path.read_text()
+
+
+if __name__ == "__main__":
+    NAMES.write_text("\n".join(found_lines()) + "\n")
