@@ -1,16 +1,22 @@
 """Keras's optimizers, called as those of Keras 2 were. Checked on 3.13.0 and 3.15.1.
 
 `apply_gradients`   took a name after the pairs, which optimizers that override it still hand on.
+`__init__`          makes variables with values of their own, which no stateless scope lets be made.
 """
 
 import functools
 from typing import Any
 
+import jax
 import keras
+from keras.src.backend.common.global_state import get_global_attribute, set_global_attribute
 
 from millrace._compat.needed import wrap
+from millrace.errors import LoopError
 
-__all__ = ["let_names_be_given"]
+__all__ = ["let_names_be_given", "let_optimizers_be_made"]
+
+_SCOPE = "stateless_scope"
 
 
 @functools.cache
@@ -27,3 +33,34 @@ def let_names_be_given() -> None:
         return apply_gradients
 
     wrap(keras.optimizers.Optimizer, "apply_gradients", wrapper)
+
+
+@functools.cache
+def let_optimizers_be_made() -> None:
+    """Lets optimizers be made in functions that are traced, with values at once."""
+
+    def wrapper(original: Any) -> Any:
+        def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
+            scope = get_global_attribute(_SCOPE)
+            if scope is None:
+                return original(self, *args, **kwargs)
+            _check_rate(self, *args, **kwargs)
+            set_global_attribute(_SCOPE, None)
+            try:
+                with jax.ensure_compile_time_eval():
+                    original(self, *args, **kwargs)
+            finally:
+                set_global_attribute(_SCOPE, scope)
+
+        return __init__
+
+    wrap(keras.optimizers.Optimizer, "__init__", wrapper)
+
+
+def _check_rate(optimizer: Any, learning_rate: Any = None, *_: Any, **__: Any) -> None:
+    if isinstance(learning_rate, jax.core.Tracer):
+        raise LoopError(
+            f"{type(optimizer).__name__} was made with a learning rate that only the device knows, "
+            f"{learning_rate}. Make it with a number, and assign optimizer.learning_rate before a "
+            "run that is to have another one; or multiply the loss by the value."
+        )

@@ -6,7 +6,6 @@ enable_keras_extensions=False               -> models have no setters
 IPUStrategy.run                             -> Strategy.run
 """
 
-import re
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -14,7 +13,7 @@ from typing import Any
 
 import keras
 
-from millrace.errors import OptionError, PlanError
+from millrace.errors import PlanError
 from millrace.ipu.config import System, current_system
 from millrace.ipu.keras.extensions.extend import extend
 from millrace.ipu.keras.extensions.kinds import is_extended
@@ -42,7 +41,7 @@ class IPUStrategy(Strategy):
         enable_keras_extensions: bool = True,
     ):
         system = current_system()
-        super().__init__(system.groups[_ordinal(ipu_device, len(system.groups))])
+        super().__init__(system.devices_of(ipu_device))
         self.enable_dataset_iterators = enable_dataset_iterators
         self.enable_keras_extensions = enable_keras_extensions
         _newest[:] = [(system, self)]
@@ -110,13 +109,3 @@ class _Local(threading.local):
 
 _local = _Local()
 _newest: list[tuple[System, IPUStrategy]] = []
-
-
-def _ordinal(device: str, number: int) -> int:
-    match = re.fullmatch(r"/device:IPU:(\d+)", device)
-    if not match or int(match[1]) >= number:
-        raise OptionError(
-            f"ipu_device must be '/device:IPU:0' up to {number - 1}, for each logical device of "
-            f"the system. Received: {device!r}. auto_select_ipus=[1, 1] makes two."
-        )
-    return int(match[1])

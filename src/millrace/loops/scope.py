@@ -15,6 +15,7 @@ import jax
 import keras
 
 from millrace._compat.jax import trace_state, uncommitted
+from millrace._compat.keras_optimizers import let_optimizers_be_made
 from millrace._compat.keras_scope import current_scope, let_scopes_branch, stored_value
 from millrace.errors import ModelError, TapError
 from millrace.programs.loop_around import LoopAround
@@ -90,6 +91,7 @@ class VariableScope(keras.StatelessScope):
         builds = context is not None and context.looks_only
         super().__init__(collect_losses=True, initialize_variables=builds)
         let_scopes_branch()
+        let_optimizers_be_made()
         self._held = {id(variable): value for variable, value in values}
         self._own_context = context
         self._around: Any = None

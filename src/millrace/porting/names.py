@@ -14,7 +14,8 @@ from typing import Any
 import keras
 
 from millrace.ipu.config import IPUConfig
-from millrace.ipu.config.attributes import Group, Option, members
+from millrace.ipu.config.category import Group, members
+from millrace.ipu.config.option import Option
 
 _ROOTS = {"ipu": "millrace.ipu", "tensorflow": "millrace.tensorflow", "keras": "keras"}
 _PREFIXES = (

@@ -19,7 +19,7 @@ from typing import Any
 from millrace import tensorflow
 from millrace._compat.keras_tensorflow import show_tensorflow
 from millrace.tensorflow.aliases import serve, stop_serving
-from millrace.tensorflow.real import real_name, real_tensorflow
+from millrace.tensorflow.real import put_back, real_name, real_tensorflow
 
 NAMES = {
     "ipu_tensorflow_addons": "millrace.ipu.addons",
@@ -55,6 +55,7 @@ def serving(directory: pathlib.Path) -> Iterator[None]:
         stop_serving(PURPOSE)
         del tensorflow.python  # type: ignore[attr-defined]
         sys.modules.update(before)
+        put_back()
 
 
 def run_script(script: str, arguments: Sequence[str] = ()) -> None:

@@ -40,6 +40,9 @@ class Aliases(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         meant = self.meant(fullname)
         if meant is None or meant == fullname:
             return None
+        around = fullname.rpartition(".")[0]
+        if self.meant(around) is not None and _is_in_a_file(around):
+            return None
         return importlib.machinery.ModuleSpec(fullname, self)
 
     def meant(self, fullname: str) -> str | None:
@@ -77,6 +80,12 @@ class Aliases(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         module.__spec__ = self._specs.pop(alias.name)
 
 
+def _is_in_a_file(name: str) -> bool:
+    """Whether a package is there under its own name: its modules are found where it is."""
+    package = sys.modules.get(name)
+    return package is not None and package.__name__ == name and hasattr(package, "__file__")
+
+
 def serve(
     names: Mapping[str, str],
     purpose: str,
@@ -92,5 +101,7 @@ def stop_serving(purpose: str) -> None:
     for finder in [f for f in sys.meta_path if getattr(f, "serves", None) == purpose]:
         sys.meta_path.remove(finder)
         aliases: Any = finder
-        for name in [n for n in sys.modules if aliases.meant(n) not in (None, n)]:
+        served = [n for n in sys.modules if aliases.meant(n) not in (None, n)]
+        # Not what is there under its own name: TensorFlow cannot be imported twice.
+        for name in [n for n in served if sys.modules[n].__name__ != n]:
             del sys.modules[name]

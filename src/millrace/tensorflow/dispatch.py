@@ -7,7 +7,7 @@ from typing import Any
 import jax
 
 from millrace.tensorflow.graph_mode import Deferred, is_deferred
-from millrace.tensorflow.real import is_real_tensor, real_name
+from millrace.tensorflow.real import is_in_real_graph, is_real_tensor, real_name
 
 _FIRST = ("input_tensor", "input", "tensor", "value", "values", "x", "features", "logits")
 
@@ -24,7 +24,7 @@ def op(path: str, function: Callable[..., Any], keeps_names: bool = False) -> Ca
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
-        if any(map(is_real_tensor, jax.tree.leaves((args, kwargs)))):
+        if is_in_real_graph() or any(map(is_real_tensor, jax.tree.leaves((args, kwargs)))):
             return real_name(path)(*args, **kwargs)
         kwargs.pop("name", None)
         if not args and not keeps_names:

@@ -4,6 +4,7 @@ from typing import Any
 
 import keras
 
+from millrace.tensorflow.dispatch import op
 from millrace.tensorflow.dtypes import as_dtype
 from millrace.tensorflow.real import real_name
 
@@ -48,6 +49,12 @@ def shuffle(value: Any, seed: Any = None, name: str | None = None) -> Any:
     """Returns rows in another order."""
     del name
     return keras.random.shuffle(value, 0, seed)
+
+
+normal, truncated_normal, uniform, shuffle = (
+    op(f"random.{function.__name__}", function, keeps_names=True)
+    for function in (normal, truncated_normal, uniform, shuffle)
+)
 
 
 def __getattr__(name: str) -> Any:

@@ -12,10 +12,15 @@ from types import ModuleType
 from typing import Any
 
 
+def is_installed() -> bool:
+    """Whether TensorFlow is installed. It is not imported for this."""
+    return importlib.machinery.PathFinder.find_spec("tensorflow") is not None
+
+
 @functools.cache
 def real_tensorflow() -> ModuleType | None:
     """Returns the real TensorFlow, None if it is not installed."""
-    if importlib.machinery.PathFinder.find_spec("tensorflow") is None:
+    if not is_installed():
         return None
     served = {k: m for k, m in sys.modules.items() if k.partition(".")[0] == "tensorflow"}
     finders = [f for f in sys.meta_path if getattr(f, "serves", "") == "tensorflow"]
@@ -25,10 +30,27 @@ def real_tensorflow() -> ModuleType | None:
         sys.meta_path.remove(finder)
     try:
         real = importlib.import_module("tensorflow")
+        _names.update({name: sys.modules[name] for name in _SHARED if name in sys.modules})
     finally:
         sys.meta_path[:0] = finders
         sys.modules.update(served)
+    _loaded.append(real)
     return real
+
+
+def put_back() -> None:
+    """Gives the real TensorFlow its names back, if it was imported: it cannot be twice."""
+    sys.modules.update(_names)
+
+
+_loaded: list[Any] = []
+_names: dict[str, Any] = {}  # its modules that have names of ours
+_SHARED = ("tensorflow", "tensorflow.python")
+
+
+def is_in_real_graph() -> bool:
+    """Whether a function of the real TensorFlow is being traced, such as one given to map()."""
+    return bool(_loaded) and not _loaded[0].executing_eagerly()
 
 
 def real_name(path: str, advice: str = "") -> Any:
@@ -41,7 +63,10 @@ def real_name(path: str, advice: str = "") -> Any:
     Raises:
         AttributeError: if it is not installed, or has not got it either.
     """
-    found: Any = None if path.rpartition(".")[2].startswith("__") else real_tensorflow()
+    last = path.rpartition(".")[2]
+    # `__internal__` is a module; all else of such names is asked for by Python itself.
+    is_python = last.startswith("__") and last != "__internal__"
+    found: Any = None if is_python else real_tensorflow()
     if found is None:
         raise AttributeError(
             f"millrace.tensorflow has no {path!r}: it has what IPU programs use most. "

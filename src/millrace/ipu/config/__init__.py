@@ -12,62 +12,47 @@ from collections.abc import Mapping
 from typing import Any
 
 from millrace.errors import OptionError
-from millrace.ipu import ahead
-from millrace.ipu.config import categories, plain_data
-from millrace.ipu.config.attributes import AttributeMetadata as AttributeMetadata
-from millrace.ipu.config.attributes import Category, Group, Option
+from millrace.ipu.config import compiler, devices, hardware, operations, plain_data, system
+from millrace.ipu.config.advice import XLA
+from millrace.ipu.config.category import Category, Group
 from millrace.ipu.config.enums import DeviceConnectionType as DeviceConnectionType
 from millrace.ipu.config.enums import MergeRemoteBuffersBehaviour as MergeRemoteBuffersBehaviour
 from millrace.ipu.config.enums import SchedulingAlgorithm as SchedulingAlgorithm
 from millrace.ipu.config.enums import SelectionOrder as SelectionOrder
 from millrace.ipu.config.enums import StochasticRoundingBehaviour as StochasticRoundingBehaviour
+from millrace.ipu.config.option import AttributeMetadata as AttributeMetadata
+from millrace.ipu.config.option import Option
 from millrace.ipu.config.system import System as System
 from millrace.ipu.config.system import current_system as current_system
-from millrace.ipu.config.system import find_groups, put_in_force
 from millrace.ipu.config.system import reset_system as reset_system
-from millrace.ipu.inert import inert
-
-
-class _Selected(Option):
-    def checked(self, path: str, value: Any) -> Any:
-        value = super().checked(path, value)
-        given = [value] if isinstance(value, int) else list(value)
-        if len(set(given)) < len(given) or min(given, default=0) < 0:
-            raise OptionError(
-                f"IPUConfig.{path} takes different device numbers from 0 on. Received: {value!r}."
-            )
-        return value
-
-
-_MANY = (int, list, tuple)
 
 
 class IPUConfig(Category):
     """The options of a system of devices. Nothing takes effect before `configure_ipu_system`."""
 
-    auto_select_ipus = Option(_MANY, [], "How many devices, of each logical device.")
-    select_ipus = _Selected(_MANY, [], "Which device, of each logical device.")
+    auto_select_ipus = Option(devices.MANY, [], "How many devices, of each logical device.")
+    select_ipus = devices.Selected(devices.MANY, [], "Which device, of each logical device.")
     allow_recompute = Option(bool, False, "Whether models may compute activations again.")
     selection_order = Option(
-        SelectionOrder, SelectionOrder.AUTO, "How chips are numbered.", advice=categories.XLA
+        SelectionOrder, SelectionOrder.AUTO, "How chips are numbered.", advice=XLA
     )
     serialization_output_folder = Option(
         str, "", "Where programs are written.", advice="Call strategy.export_executables()."
     )
-    compilation_poplar_options = Option(dict, {}, "Of the compiler.", advice=categories.XLA)
-    gcl_poplar_options = Option(dict, {}, "Of collectives.", advice=categories.XLA)
-    convolutions = Group(categories.Convolutions, "Convolutions.")
-    device_connection = Group(categories.DeviceConnection, "Taking hold of devices.")
-    experimental = Group(categories.Experimental, "Options that may change.")
-    floating_point_behaviour = Group(categories.FloatingPointBehaviour, "Floating point.")
-    io_tiles = Group(categories.IoTiles, "Tiles that only move data.")
-    ipu_model = Group(categories.IpuModel, "The software model of a device.")
-    matmuls = Group(categories.Matmuls, "Matrix products.")
-    norms = Group(categories.Norms, "Normalisation.")
-    optimizations = Group(categories.Optimizations, "What the compiler improves.")
-    pooling = Group(categories.Pooling, "Pooling.")
-    scheduling = Group(categories.Scheduling, "The order of operations.")
-    slices = Group(categories.Slices, "Slices.")
+    compilation_poplar_options = Option(dict, {}, "Of the compiler.", advice=XLA)
+    gcl_poplar_options = Option(dict, {}, "Of collectives.", advice=XLA)
+    convolutions = Group(operations.Convolutions, "Convolutions.")
+    device_connection = Group(hardware.DeviceConnection, "Taking hold of devices.")
+    experimental = Group(hardware.Experimental, "Options that may change.")
+    floating_point_behaviour = Group(operations.FloatingPointBehaviour, "Floating point.")
+    io_tiles = Group(hardware.IoTiles, "Tiles that only move data.")
+    ipu_model = Group(hardware.IpuModel, "The software model of a device.")
+    matmuls = Group(operations.Matmuls, "Matrix products.")
+    norms = Group(operations.Norms, "Normalisation.")
+    optimizations = Group(compiler.Optimizations, "What the compiler improves.")
+    pooling = Group(operations.Pooling, "Pooling.")
+    scheduling = Group(compiler.Scheduling, "The order of operations.")
+    slices = Group(operations.Slices, "Slices.")
 
     def configure_ipu_system(self, device: str = "cpu") -> None:
         """Puts the options in force; see the function of this name."""
@@ -118,16 +103,4 @@ def configure_ipu_system(
             f"configure_ipu_system() takes an IPUConfig. Received: {config!r}. Make one by "
             "ipu.config.IPUConfig()."
         )
-    for path, option, value in plain_data.options(config):
-        if option.advice and value != option.default:
-            inert(f"IPUConfig.{path}", option.advice)
-    groups = find_groups(config.auto_select_ipus, config.select_ipus)
-    put_in_force(System(groups, config.allow_recompute, copy.deepcopy(config)), reset_configuration)
-    if config.device_connection.type is DeviceConnectionType.PRE_COMPILE:
-        ahead.begin()
-    else:
-        ahead.end()
-    if config.device_connection.type is DeviceConnectionType.PRE_COMPILE:
-        ahead.begin()
-    else:
-        ahead.end()
+    system.configure(config, reset_configuration)

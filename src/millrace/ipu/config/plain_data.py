@@ -5,7 +5,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from millrace.errors import OptionError
-from millrace.ipu.config.attributes import AttributeMetadata, Category, Group, Option, members
+from millrace.ipu.config.category import Category, Group, members
+from millrace.ipu.config.option import AttributeMetadata, Option
 
 
 def as_dict(category: Category) -> dict[str, Any]:

@@ -1,16 +1,23 @@
-"""The devices that are configured, which every strategy made afterwards runs on."""
+"""The devices that are configured, which every strategy made afterwards runs on.
 
-import contextlib
+IPUConfig.configure_ipu_system()     -> `configure`
+"/device:IPU:k"                      -> the k-th of `System.groups`
+"""
+
+import copy
 import logging
-from collections.abc import Sequence
+import re
 from dataclasses import dataclass
 from typing import Any
 
 import jax
 
-from millrace._compat.jax import backends_are_initialized
-from millrace.errors import DeviceError, OptionError
+from millrace.errors import OptionError
 from millrace.ipu import ahead
+from millrace.ipu.config import plain_data
+from millrace.ipu.config.devices import find_groups
+from millrace.ipu.config.enums import DeviceConnectionType
+from millrace.ipu.inert import inert
 
 logger = logging.getLogger("millrace")
 
@@ -31,6 +38,20 @@ class System:
         """Those of the first logical device."""
         return self.groups[0]
 
+    def devices_of(self, ipu_device: str) -> tuple[jax.Device, ...]:
+        """Returns those of a logical device.
+
+        Raises:
+            OptionError: if the system has none of that name.
+        """
+        match, number = re.fullmatch(r"/device:IPU:(\d+)", ipu_device), len(self.groups)
+        if not match or int(match[1]) >= number:
+            raise OptionError(
+                f"ipu_device must be '/device:IPU:0' up to {number - 1}, for each logical device "
+                f"of the system. Received: {ipu_device!r}. auto_select_ipus=[1, 1] makes two."
+            )
+        return self.groups[int(match[1])]
+
 
 _configured: list[System] = []
 
@@ -44,16 +65,27 @@ def reset_system() -> None:
     """Forgets what was configured."""
     _configured.clear()
     ahead.end()
-    ahead.end()
 
 
-def put_in_force(system: System, reset: bool) -> None:
-    """Lets strategies made from now on run on a system.
+def configure(config: Any, reset: bool) -> None:
+    """Puts a configuration in force, and says of which of its options nothing follows.
 
     Args:
-        system: to run on.
-        reset: whether another system before it gives up its compiled programs.
+        config: an `IPUConfig`, of which a copy is kept.
+        reset: whether another configuration before gives up its compiled programs.
     """
+    for path, option, value in plain_data.options(config):
+        if option.advice and value != option.default:
+            inert(f"IPUConfig.{path}", option.advice)
+    groups = find_groups(config.auto_select_ipus, config.select_ipus)
+    _put_in_force(System(groups, config.allow_recompute, copy.deepcopy(config)), reset)
+    if config.device_connection.type is DeviceConnectionType.PRE_COMPILE:
+        ahead.begin()
+    else:
+        ahead.end()
+
+
+def _put_in_force(system: System, reset: bool) -> None:
     before = _configured[-1] if _configured else None
     if before is not None and before.config == system.config:
         return
@@ -65,61 +97,3 @@ def put_in_force(system: System, reset: bool) -> None:
         )
         jax.clear_caches()
     _configured[:] = [system]
-
-
-def find_groups(auto: Any, selected: Any) -> tuple[tuple[jax.Device, ...], ...]:
-    """Returns the devices of each logical device.
-
-    Args:
-        auto: `auto_select_ipus`: a number of devices, or one for each logical device.
-        selected: `select_ipus`: the place of a device in `jax.devices()`, or one for each logical
-            device.
-
-    Raises:
-        OptionError: if both are given, or a number is none.
-        DeviceError: if there are fewer devices.
-    """
-    if auto != [] and selected != []:
-        raise OptionError(
-            f"auto_select_ipus={auto!r} and select_ipus={selected!r} both choose devices. Set one "
-            "of them, and leave the other at []."
-        )
-    if selected != []:
-        places = [selected] if isinstance(selected, int) else list(selected)
-        present = _present(max(places) + 1, f"select_ipus={selected!r}")
-        return tuple((present[place],) for place in places)
-    sizes = _sizes(auto)
-    present = _present(sum(sizes), f"auto_select_ipus={auto!r}")
-    ends = [sum(sizes[: k + 1]) for k in range(len(sizes))]
-    return tuple(tuple(present[end - size : end]) for end, size in zip(ends, sizes, strict=True))
-
-
-def _sizes(auto: Any) -> list[int]:
-    sizes = [auto] if isinstance(auto, int) else list(auto) or [1]
-    if min(sizes) < 1:
-        raise OptionError(
-            f"auto_select_ipus takes numbers of devices from 1 on. Received: {auto!r}. Set "
-            "auto_select_ipus=1 for one device."
-        )
-    return sizes
-
-
-def _present(number: int, option: str) -> Sequence[jax.Device]:
-    if not backends_are_initialized():
-        # Of no effect where another platform is the default. XLA_FLAGS may have set a number.
-        with contextlib.suppress(RuntimeError, ValueError):
-            asked = getattr(jax.config, "jax_num_cpu_devices", 0)
-            jax.config.update("jax_num_cpu_devices", max(number, asked, 1))
-    present = jax.devices()
-    if len(present) >= number:
-        return present
-    hint = ""
-    if present[0].platform == "cpu":
-        hint = (
-            " JAX makes virtual ones on CPU if it is told before its first use: call "
-            "configure_ipu_system() above everything that builds a model or an array, or start "
-            f"with XLA_FLAGS=--xla_force_host_platform_device_count={number}."
-        )
-    raise DeviceError(
-        f"{option} takes {number} devices, and there are {len(present)}: {list(present)}.{hint}"
-    )

@@ -7,13 +7,15 @@ pipeline(...)                        -> millrace.pipeline
     all other options                -> pipeline_options.py
 PipelineSchedule, RecomputationMode  -> schedules.py
 PipelineStageOptions                 -> stage_options.py
-OptimizerFunctionOutput              -> optimizer_function.py
+OptimizerFunctionOutput              -> optimizer_function_output.py
 recomputation_checkpoint             -> millrace.layers.recomputation_checkpoint
 """
 
 from typing import Any
 
-from millrace.ipu.ops.optimizer_function import OptimizerFunctionOutput as OptimizerFunctionOutput
+from millrace.ipu.ops.optimizer_function_output import (
+    OptimizerFunctionOutput as OptimizerFunctionOutput,
+)
 from millrace.ipu.ops.pipeline_call import run_pipeline
 from millrace.ipu.ops.schedules import PipelineSchedule as PipelineSchedule
 from millrace.ipu.ops.schedules import RecomputationMode as RecomputationMode

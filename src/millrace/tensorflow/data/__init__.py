@@ -1,17 +1,22 @@
-"""`tf.data`: data sets. What is not here is taken from the real TensorFlow, if it is installed."""
+"""`tf.data`: data sets. Where TensorFlow is installed, they are its own.
+
+installed   tf.data of TensorFlow; iter(dataset) in a scope is for compiled functions   real_data.py
+otherwise   Dataset of dataset.py, on NumPy arrays
+"""
 
 from typing import Any
 
-from millrace.tensorflow.data.dataset import Dataset as Dataset
+from millrace.tensorflow.data import dataset as _dataset
+from millrace.tensorflow.data.real_data import real_data
 from millrace.tensorflow.data.steps import INFINITE, UNKNOWN
-from millrace.tensorflow.real import real_name
+from millrace.tensorflow.real import is_installed, real_name
 
 AUTOTUNE = -1
 INFINITE_CARDINALITY = INFINITE
 UNKNOWN_CARDINALITY = UNKNOWN
 
 
-class Options:
+class _Options:
     """Takes any option; they are about threads of TensorFlow's."""
 
 
@@ -26,8 +31,16 @@ class _Experimental:
         return dataset.cardinality()
 
 
-experimental = _Experimental()
+_OWN = {"Dataset": _dataset.Dataset, "Options": _Options, "experimental": _Experimental()}
 
 
 def __getattr__(name: str) -> Any:
-    return real_name(f"data.{name}", "Read the data with Dataset.from_generator()")
+    if name.startswith("__"):
+        raise AttributeError(name)
+    if is_installed():
+        return getattr(real_data(), name)
+    return (
+        _OWN[name]
+        if name in _OWN
+        else real_name(f"data.{name}", "Read the data with Dataset.from_generator()")
+    )

@@ -1,4 +1,12 @@
-"""What the setters take, and what they say of anything else."""
+"""The free arguments that the setters take, and a check of each.
+
+gradient_accumulation_dtype, dtype      -> `dtype` of the native records
+*_poplar_options                        -> `forward_options`, `backward_options`, `update_options`
+batch_serialization_iterations          -> Pipelining.batch_serialization
+replicated_optimizer_state_sharding     -> Replication.shard_optimizer_state
+replicated_weight_sharding              -> Replication.shard_weights
+offload_*                               -> Offload
+"""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -6,29 +14,6 @@ from typing import Any
 from millrace.errors import DTypeError, OptionError, UnsupportedError
 from millrace.ipu.inert import inert
 from millrace.options import refuse_unknown, truth, whole_number
-
-STEPS = "gradient_accumulation_steps_per_replica"
-_AUTOMATIC = "it is set automatically, from the model and from the data given to fit."
-_IN_KERAS = "it is not compatible with Keras"
-ACCUMULATION_REASONS = {
-    "opt": "the optimizer is the one given to compile().",
-    "num_mini_batches": f"set {STEPS} instead.",
-}
-PIPELINING_REASONS = {
-    "gradient_accumulation_count": f"set {STEPS} instead.",
-    **dict.fromkeys(
-        ("computational_stages", "repeat_count", "inputs", "infeed_queue", "outfeed_queue"),
-        _AUTOMATIC,
-    ),
-    "optimizer_function": f"{_AUTOMATIC} The optimizer is the one given to compile().",
-    "outfeed_loss": f"{_IN_KERAS}. Read the loss from the logs of a callback.",
-    "outfeed_mask": f"{_IN_KERAS}. Read logs in a callback, and outputs from predict.",
-}
-_INFEED = ("dataset", "infeed_spec", "element_spec")
-_OUTFEED = ("outfeed_mode", "device_ordinal")
-_READS_ALL = f"{_IN_KERAS}. Remove it: fit reads every result."
-INFEED_REASONS: Mapping[str, str] = dict.fromkeys(_INFEED, _AUTOMATIC)
-OUTFEED_REASONS: Mapping[str, str] = dict.fromkeys(_OUTFEED, _READS_ALL)
 
 
 def _any(name: str, value: Any) -> None:

@@ -6,10 +6,11 @@ import keras
 
 from millrace._compat.keras_graph import has_own_call
 from millrace.ipu.keras.extensions.building import build_by_call
+from millrace.ipu.keras.extensions.in_force import put, settings_of
 from millrace.ipu.keras.extensions.loops import LOOPS, around
 from millrace.ipu.keras.extensions.rules import IPURules
 from millrace.ipu.keras.extensions.saving import describing, loading, revive_from_configs, saving
-from millrace.ipu.keras.extensions.setters import SETTERS, put, settings_of
+from millrace.ipu.keras.extensions.setters import SETTERS
 from millrace.ipu.keras.extensions.stage_methods import SEQUENTIAL_METHODS, STAGE_METHODS
 from millrace.strategy.attach import bound
 from millrace.strategy.controller import controller_of

@@ -11,8 +11,9 @@ from dataclasses import replace
 from typing import Any
 
 from millrace.ipu.keras.extensions.data_checks import check_source
-from millrace.ipu.keras.extensions.setters import settings_of
+from millrace.ipu.keras.extensions.in_force import settings_of
 from millrace.strategy.controller import Controller
+from millrace.tensorflow.iterators import device_iterators
 
 logger = logging.getLogger("millrace")
 
@@ -38,11 +39,13 @@ def around(name: str, loop: Callable[..., Any], controller: Controller) -> Calla
             begun = kwargs.get("initial_epoch", 0)
             controller.rules.epochs = max(epochs - begun, 1)  # type: ignore[attr-defined]
         if not _is_ignored(name, controller):
-            return loop(x, *args, **kwargs)
+            with device_iterators(False):  # Keras reads data sets in Python
+                return loop(x, *args, **kwargs)
         before = controller.options
         controller.replace_options(replace(before, asynchronous_callbacks=False), True)
         try:
-            return loop(x, *args, **kwargs)
+            with device_iterators(False):
+                return loop(x, *args, **kwargs)
         finally:
             controller.replace_options(
                 replace(controller.options, asynchronous_callbacks=True), True

@@ -6,69 +6,17 @@ in get_config(), to_json()      -> an entry beside the first layer, which stock 
 
 import copy
 import json
-import logging
 import pathlib
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import keras
 
-from millrace.graph.assignment import from_json, to_json
-from millrace.ipu.gradient_accumulation import GradientAccumulationReductionMethod as Method
 from millrace.ipu.keras.extensions.kinds import is_extended
-from millrace.ipu.keras.extensions.setters import put, settings_of
-from millrace.ipu.keras.extensions.settings import Accumulating, Settings
-from millrace.options import MetricReduction
+from millrace.ipu.keras.extensions.plain_settings import as_dict, put_dict
 from millrace.strategy.controller import Controller, controller_of
 
 FILE, ENTRY = "millrace_ipu.json", "millrace_ipu"
-
-logger = logging.getLogger("millrace")
-
-
-def as_dict(controller: Controller) -> dict[str, Any]:
-    """Returns the settings and stages of a model as plain data."""
-    settings, model = settings_of(controller), controller.model
-    parts = {"gradient accumulation": settings.accumulation, "pipelining": settings.pipelining}
-    for what, part in parts.items():
-        if part.more:
-            logger.info(
-                "The %s options %s of %r are not saved with it. Set them again after loading.",
-                what,
-                list(part.more),
-                model.name,
-            )
-    assignment = controller.stages.assignment()
-    return {
-        "gradient_accumulation": _accumulating(settings.accumulation),
-        "pipelining": _accumulating(settings.pipelining),
-        "device_mapping": settings.device_mapping and list(settings.device_mapping),
-        "accumulate_outfeed": settings.accumulate_outfeed,
-        "asynchronous_callbacks": settings.asynchronous,
-        "replicated_metric_reduction_method": settings.metrics.value,
-        "infeed_queue": dict(settings.infeed),
-        "outfeed_queue": dict(settings.outfeed),
-        "stages": None if assignment is None else to_json(assignment, model),
-    }
-
-
-def put_dict(controller: Controller, data: dict[str, Any]) -> None:
-    """Puts settings and stages in force that `as_dict` has returned; what is missing is default."""
-    mapping = data.get("device_mapping")
-    settings = Settings(
-        accumulation=_from_dict(data.get("gradient_accumulation")),
-        pipelining=_from_dict(data.get("pipelining")),
-        device_mapping=None if mapping is None else tuple(mapping),
-        accumulate_outfeed=data.get("accumulate_outfeed", False),
-        asynchronous=data.get("asynchronous_callbacks", False),
-        metrics=MetricReduction(data.get("replicated_metric_reduction_method", "none")),
-        infeed=data.get("infeed_queue", {}),
-        outfeed=data.get("outfeed_queue", {}),
-    )
-    put(controller, settings)
-    if data.get("stages") is not None:
-        controller.stages.put(from_json(data["stages"], controller.model))
 
 
 def saving(save: Callable[[str], None], controller: Controller) -> Callable[[str], None]:
@@ -125,18 +73,3 @@ def _reviving(original: Callable[..., Any]) -> Callable[..., Any]:
 
     from_config.revives = True  # type: ignore[attr-defined]
     return from_config
-
-
-def _accumulating(part: Accumulating) -> dict[str, Any]:
-    method = part.method.name
-    return {"steps": part.steps, "reduction_method": method, "normalize": part.normalizes}
-
-
-def _from_dict(data: dict[str, Any] | None) -> Accumulating:
-    data, default = data or {}, Accumulating()
-    return replace(
-        default,
-        steps=data.get("steps"),
-        method=Method[data.get("reduction_method", default.method.name)],
-        normalizes=data.get("normalize", False),
-    )

@@ -1,9 +1,8 @@
 """Normalization over groups of channels, with the groups and the arguments of IPU layers.
 
-GroupNormalization(strided_channel_grouping=True)    channel c of C is in group c % groups
-GroupNormalization(strided_channel_grouping=False)   -> that of keras.layers.GroupNormalization
-InstanceNormalization                                each channel is a group
-LayerNormalization                                   -> keras.layers.LayerNormalization
+GroupNormalization        -> millrace.layers.channel_groups, and a trained scale and offset
+InstanceNormalization     -> the same, with each channel a group
+LayerNormalization        -> keras.layers.LayerNormalization
 """
 
 from typing import Any
@@ -11,6 +10,7 @@ from typing import Any
 import keras
 
 from millrace.errors import OptionError
+from millrace.layers.channel_groups import normalize_groups
 
 LayerNormalization = keras.layers.LayerNormalization
 
@@ -75,33 +75,18 @@ class GroupNormalization(keras.layers.Layer):
         """Returns the inputs, normalized."""
         ops = keras.ops
         x: Any = ops.moveaxis(inputs, self.channels_axis, -1)
-        shape: tuple[Any, ...] = tuple(x.shape)
-        each = shape[-1] // self.groups
-        strided = self.strided_channel_grouping
-        cut = (each, self.groups) if strided else (self.groups, each)
-        grouped = ops.reshape(x, (-1, *shape[1:-1], *cut))
-        axes = [*range(1, len(shape) - 1), len(shape) - (1 if strided else 0)]
-        moments: Any = ops.moments(grouped, axes=axes, keepdims=True)
-        mean, variance = moments
-        grouped = (grouped - mean) * ops.rsqrt(variance + self.epsilon)
-        x = ops.reshape(grouped, (-1, *shape[1:]))
+        x = normalize_groups(x, self.groups, self.strided_channel_grouping, self.epsilon)
         x = x if self.gamma is None else x * self.gamma
         x = x if self.beta is None else x + self.beta
         return ops.moveaxis(x, -1, self.channels_axis)
 
     def get_config(self) -> dict[str, Any]:
         """Returns the arguments."""
-        names = (
-            "groups",
-            "channels_axis",
-            "center",
-            "scale",
-            "epsilon",
-            "strided_channel_grouping",
-        )
+        names = ("groups", "channels_axis", "center", "scale", "epsilon")
         return {
             **super().get_config(),
             **{name: getattr(self, name) for name in names},
+            "strided_channel_grouping": self.strided_channel_grouping,
             "beta_initializer": keras.initializers.serialize(self.beta_initializer),
             "gamma_initializer": keras.initializers.serialize(self.gamma_initializer),
         }

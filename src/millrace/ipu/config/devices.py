@@ -1,0 +1,95 @@
+"""Which devices the numbers of an `IPUConfig` choose.
+
+auto_select_ipus = n       -> the first n of `jax.devices()`
+auto_select_ipus = [n, m]  -> n of them for the first logical device, m more for the second
+select_ipus = k            -> `jax.devices()[k]`
+"""
+
+import contextlib
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+
+from millrace._compat.jax import backends_are_initialized
+from millrace.errors import DeviceError, OptionError
+from millrace.ipu.config.option import Option
+
+MANY = (int, list, tuple)  # one number, or one for each logical device
+
+
+class Selected(Option):
+    """The option `select_ipus`: different numbers, from 0 on."""
+
+    def checked(self, path: str, value: Any) -> Any:
+        """Returns numbers of devices.
+
+        Raises:
+            DTypeError: for a value of another type.
+            OptionError: for numbers that no devices have, or that are equal.
+        """
+        value = super().checked(path, value)
+        given = [value] if isinstance(value, int) else list(value)
+        if len(set(given)) < len(given) or min(given, default=0) < 0:
+            raise OptionError(
+                f"IPUConfig.{path} takes different device numbers from 0 on. Received: {value!r}."
+            )
+        return value
+
+
+def find_groups(auto: Any, selected: Any) -> tuple[tuple[jax.Device, ...], ...]:
+    """Returns the devices of each logical device.
+
+    Args:
+        auto: `auto_select_ipus`: a number of devices, or one for each logical device.
+        selected: `select_ipus`: the place of a device in `jax.devices()`, or one for each logical
+            device.
+
+    Raises:
+        OptionError: if both are given, or a number is none.
+        DeviceError: if there are fewer devices.
+    """
+    if auto != [] and selected != []:
+        raise OptionError(
+            f"auto_select_ipus={auto!r} and select_ipus={selected!r} both choose devices. Set one "
+            "of them, and leave the other at []."
+        )
+    if selected != []:
+        places = [selected] if isinstance(selected, int) else list(selected)
+        present = _present(max(places) + 1, f"select_ipus={selected!r}")
+        return tuple((present[place],) for place in places)
+    sizes = _sizes(auto)
+    present = _present(sum(sizes), f"auto_select_ipus={auto!r}")
+    ends = [sum(sizes[: k + 1]) for k in range(len(sizes))]
+    return tuple(tuple(present[end - size : end]) for end, size in zip(ends, sizes, strict=True))
+
+
+def _sizes(auto: Any) -> list[int]:
+    sizes = [auto] if isinstance(auto, int) else list(auto) or [1]
+    if min(sizes) < 1:
+        raise OptionError(
+            f"auto_select_ipus takes numbers of devices from 1 on. Received: {auto!r}. Set "
+            "auto_select_ipus=1 for one device."
+        )
+    return sizes
+
+
+def _present(number: int, option: str) -> Sequence[jax.Device]:
+    if not backends_are_initialized():
+        # Of no effect where another platform is the default. XLA_FLAGS may have set a number.
+        with contextlib.suppress(RuntimeError, ValueError):
+            asked = getattr(jax.config, "jax_num_cpu_devices", 0)
+            jax.config.update("jax_num_cpu_devices", max(number, asked, 1))
+    present = jax.devices()
+    if len(present) >= number:
+        return present
+    hint = ""
+    if present[0].platform == "cpu":
+        hint = (
+            " JAX makes virtual ones on CPU if it is told before its first use: call "
+            "configure_ipu_system() above everything that builds a model or an array, or start "
+            f"with XLA_FLAGS=--xla_force_host_platform_device_count={number}."
+        )
+    raise DeviceError(
+        f"{option} takes {number} devices, and there are {len(present)}: {list(present)}.{hint}"
+    )
