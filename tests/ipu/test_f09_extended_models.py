@@ -74,6 +74,11 @@ class OwnTrainStep(keras.Sequential):
         return super().train_step(state, data)
 
 
+class TrainStepOfTensorFlow(keras.Sequential):
+    def train_step(self, data):
+        return super().train_step(data)
+
+
 class OwnTestStep(keras.Sequential):
     def test_step(self, state, data):
         return super().test_step(state, data)
@@ -111,6 +116,7 @@ def overriding(kind, name):
     ("kind", "loop", "function"),
     [
         (OwnTrainStep, "fit", "train_step"),
+        (TrainStepOfTensorFlow, "fit", "train_step"),
         (OwnTestStep, "evaluate", "test_step"),
         (OwnPredictStep, "predict", "predict_step"),
         (OwnCall, "predict", "call"),

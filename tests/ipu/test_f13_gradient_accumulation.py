@@ -1,8 +1,9 @@
 import keras
 import numpy as np
 import pytest
-from linear_models import linear, rows
+from linear_models import linear, rows, two_stages
 
+from millrace import ipu
 from millrace.errors import OptionError
 from millrace.ipu.gradient_accumulation import GradientAccumulationReductionMethod
 from millrace.ipu.ipu_strategy import IPUStrategy
@@ -92,11 +93,30 @@ def test_f13_none_keeps_and_free_arguments_are_replaced(model):
     assert accumulation(model).reduction is Reduction.SUM
 
 
-def test_f13_keras_own_accumulation_would_be_a_second_one():
-    optimizer = keras.optimizers.SGD(0.1, gradient_accumulation_steps=2)
+@pytest.mark.parametrize(
+    "optimizer",
+    [
+        keras.optimizers.SGD(0.1, gradient_accumulation_steps=2),
+        ipu.optimizers.GradientAccumulationOptimizerV2(keras.optimizers.SGD(0.1), 2),
+        keras.optimizers.LossScaleOptimizer(
+            keras.optimizers.SGD(0.1, gradient_accumulation_steps=2)
+        ),
+    ],
+)
+def test_f13_an_optimizer_that_accumulates_would_be_a_second_one(optimizer):
     model = linear(IPUStrategy(), 4, optimizer=optimizer)
     model.set_gradient_accumulation_options(4)
-    with pytest.raises(RuntimeError, match="would accumulate twice"):
+    advice = r"accumulate gradients twice.*model.set_gradient_accumulation_options\("
+    with pytest.raises(ValueError, match=advice):
+        model.fit(*rows(8), batch_size=1, verbose=0)
+
+
+def test_f13_a_pipeline_names_its_own_setter(system):
+    system(2)
+    accumulating = ipu.optimizers.GradientAccumulationOptimizerV2(keras.optimizers.SGD(0.1), 4)
+    model = two_stages(IPUStrategy(), 4, optimizer=accumulating)
+    model.set_pipelining_options(4)
+    with pytest.raises(ValueError, match=r"twice.*V2,.*model.set_pipelining_options\("):
         model.fit(*rows(8), batch_size=1, verbose=0)
 
 

@@ -67,3 +67,10 @@ def test_utils_that_were_replaced():
     ipu.utils.reset_ipu_seed(1)
     assert not ipu.utils.running_on_ipu_model()
     assert ipu.utils.IPUConfig is ipu.config.IPUConfig
+    config = ipu.utils.IPUConfig()
+    config.device_connection.type = ipu.utils.DeviceConnectionType.ON_DEMAND
+    config.selection_order = ipu.utils.SelectionOrder.SNAKE
+    config.auto_select_ipus = [1, 2]
+    config.configure_ipu_system()
+    assert ipu.utils.get_num_of_ipus_in_device("/device:IPU:0") == 1
+    assert ipu.utils.get_num_of_ipus_in_device("/device:IPU:1") == 2

@@ -50,8 +50,8 @@ def compile(computation: Callable[..., Any], inputs: Sequence[Any] | None = None
     inputs, computation = list(inputs or ()), called(computation)
     if is_within_a_program():
         return _listed(computation(*inputs))
-    devices = placed_on()
-    if devices is None:
+    place = placed_on()
+    if place is None:
         raise PlanError(
             f"compile() was called for {getattr(computation, '__name__', computation)!r} outside "
             "of a device. Call it in `with ipu.scopes.ipu_scope('/device:IPU:0')`, or in "
@@ -59,12 +59,13 @@ def compile(computation: Callable[..., Any], inputs: Sequence[Any] | None = None
         )
 
     def run(*args: Any) -> Any:
+        devices = place()
         with jax.default_device(devices[0]), launching(len(devices)):
             return _listed(_function_of(computation)(*args))
 
     length = None
     if in_graph_mode():
-        length = number_of_results(computation, inputs, len(devices))
+        length = number_of_results(computation, inputs, len(place()))
     return later(run, *inputs, length=length)
 
 

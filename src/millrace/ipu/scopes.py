@@ -7,8 +7,8 @@ stochastic_rounding, partials_type, frontend_attribute     of no effect
 """
 
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
 
 import jax
@@ -25,31 +25,51 @@ from millrace.ipu.scopes_without_effect import stochastic_rounding as stochastic
 from millrace.options import whole_number
 from millrace.programs.replication import current_launch
 from millrace.strategy.strategy import strategy_in_scope
+from millrace.tensorflow.graph_mode import in_graph_mode
 
-_devices: ContextVar[tuple[jax.Device, ...] | None] = ContextVar("ipu_devices", default=None)
+_logical_device: ContextVar[int | None] = ContextVar("logical_device", default=None)
 
 
-def placed_on() -> tuple[jax.Device, ...] | None:
-    """Returns the devices of the scope around: of an `ipu_scope` or a strategy; None without."""
-    strategy = strategy_in_scope()
-    return _devices.get() or (None if strategy is None else strategy.devices)
+def placed_on() -> Callable[[], tuple[jax.Device, ...]] | None:
+    """Returns what gives the devices of the scope around: an `ipu_scope` or a strategy; or None.
+
+    A program of TensorFlow 1 may configure the system after it has built what is to run there.
+    """
+    number, strategy = _logical_device.get(), strategy_in_scope()
+    if number is not None:
+        return lambda: _group(number)
+    return None if strategy is None else lambda: strategy.devices
+
+
+def _group(number: int) -> tuple[jax.Device, ...]:
+    groups = current_system().groups
+    if number >= len(groups):
+        raise _no_such_device(f"/device:IPU:{number}")
+    return groups[number]
+
+
+def _no_such_device(device: str) -> OptionError:
+    return OptionError(
+        f"ipu_scope() takes '/device:IPU:0' up to {len(current_system().groups) - 1}, for each "
+        f"logical device of the system. Received: {device!r}. Configure more with "
+        "auto_select_ipus=[1, 1]."
+    )
 
 
 @contextmanager
 def ipu_scope(device: str = "/device:IPU:0") -> Iterator[None]:
     """Places what is compiled inside on the devices of a logical device of the system."""
-    match, groups = re.fullmatch(r"/device:IPU:(\d+)", device), current_system().groups
-    if match is None or int(match[1]) >= len(groups):
-        raise OptionError(
-            f"ipu_scope() takes '/device:IPU:0' up to {len(groups) - 1}, for each logical device "
-            f"of the system. Received: {device!r}. Configure more with auto_select_ipus=[1, 1]."
-        )
-    token = _devices.set(groups[int(match[1])])
+    match = re.fullmatch(r"/device:IPU:(\d+)", device)
+    if match is None:
+        raise _no_such_device(device)
+    number = int(match[1])
+    default = nullcontext() if in_graph_mode() else jax.default_device(_group(number)[0])
+    token = _logical_device.set(number)
     try:
-        with jax.default_device(groups[int(match[1])][0]):
+        with default:
             yield
     finally:
-        _devices.reset(token)
+        _logical_device.reset(token)
 
 
 @contextmanager

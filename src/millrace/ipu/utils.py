@@ -1,6 +1,8 @@
 """What IPU programs call by the name of `utils`.
 
 IPUConfig, configure_ipu_system         -> millrace.ipu.config
+SelectionOrder, DeviceConnectionType, ...   -> the enums of millrace.ipu.config
+get_num_of_ipus_in_device(ipu_device)   -> len(strategy.devices)
 reset_ipu_seed(seed)                    -> keras.utils.set_random_seed
 move_variable_initialization_to_cpu     of no effect
 running_on_ipu_model                    -> False
@@ -13,8 +15,14 @@ from typing import Any
 import keras
 
 from millrace.errors import ModelError
+from millrace.ipu.config import DeviceConnectionType as DeviceConnectionType
 from millrace.ipu.config import IPUConfig as IPUConfig
+from millrace.ipu.config import MergeRemoteBuffersBehaviour as MergeRemoteBuffersBehaviour
+from millrace.ipu.config import SchedulingAlgorithm as SchedulingAlgorithm
+from millrace.ipu.config import SelectionOrder as SelectionOrder
+from millrace.ipu.config import StochasticRoundingBehaviour as StochasticRoundingBehaviour
 from millrace.ipu.config import configure_ipu_system as configure_ipu_system
+from millrace.ipu.config import current_system
 from millrace.ipu.inert import inert
 
 _REPLACED = {
@@ -70,3 +78,9 @@ def move_variable_initialization_to_cpu(graph: Any = None) -> None:
 def running_on_ipu_model() -> bool:
     """Returns whether devices are simulated ones of an IPU: never."""
     return False
+
+
+def get_num_of_ipus_in_device(ipu_device: str = "/device:IPU:0", device: str = "cpu") -> int:
+    """Returns how many devices are in a logical device of the configured system."""
+    del device
+    return len(current_system().devices_of(ipu_device))

@@ -39,10 +39,11 @@ class IPURules(Rules):
             PlanError: for a number of micro-batches.
         """
         assignment, model = controller.stages.assignment(), controller.model
-        guards.check_overrides(model, assignment is not None)
+        guards.check_overrides(model, mode, assignment is not None)
         check_queues(self.settings)
         if mode is Mode.TRAIN and (assignment is not None or controller.accumulation.steps > 1):
-            guards.check_optimizer(model)
+            which = "gradient_accumulation" if assignment is None else "pipelining"
+            guards.check_optimizer(model, f"set_{which}_options")
         if assignment is not None:
             check_pipeline(controller, self.settings, assignment, mode)
 
