@@ -1,7 +1,10 @@
+import jax
+import jax.numpy as jnp
 import keras
 import numpy as np
 import pytest
 
+import millrace
 from millrace.errors import OptionError, PlanError, UnsupportedError
 from millrace.loops.repeat import repeat
 from millrace.optimizers.accumulating import AccumulatingOptimizer
@@ -74,3 +77,40 @@ def test_a_stage_exchanges_nothing_by_itself():
     with in_replica(0, 2, total=lambda value, size: size * value):
         optimizer.apply([np.ones(2, np.float32)], [weight])
     np.testing.assert_array_equal(weight, [0, 0])
+
+
+@pytest.mark.parametrize("stages", [None, [0, 1]])
+def test_a_models_gradients_are_mapped_before_they_are_accumulated(stages):
+    x = np.random.default_rng(0).normal(size=(8, 3)).astype("float32")
+    y = x.sum(1, keepdims=True)
+
+    def clip(gradient, variable):
+        return keras.ops.clip(gradient, -0.5, 0.5)  # of a sum it would be another thing
+
+    strategy = millrace.Strategy(devices=2 if stages else 1)
+    with strategy.scope():
+        model = keras.Sequential(
+            [keras.Input((3,)), keras.layers.Dense(2, "tanh"), keras.layers.Dense(1)]
+        )
+    start = [jnp.asarray(w) for w in model.get_weights()]
+    options = {
+        "gradient_accumulation_steps_per_replica": 4,
+        "gradient_accumulation_reduction_method": "sum",
+    }
+    if stages:
+        model.set_pipeline_stage_assignment(stages)
+        model.set_pipelining_options(**options)
+    else:
+        model.set_gradient_accumulation_options(**options)
+    model.compile(MappingOptimizer(keras.optimizers.SGD(0.1), clip), "mse", steps_per_execution=4)
+    model.fit(x, y, batch_size=2, shuffle=False, verbose=0)
+
+    def loss(w, x, y):
+        return jnp.mean((jnp.tanh(x @ w[0] + w[1]) @ w[2] + w[3] - y) ** 2)
+
+    gradients = [jax.grad(loss)(start, x[k : k + 2], y[k : k + 2]) for k in range(0, 8, 2)]
+    assert max(float(abs(g).max()) for some in gradients for g in some) > 0.5
+    by_weight = zip(*gradients, strict=True)
+    for found, before, some in zip(model.get_weights(), start, by_weight, strict=True):
+        expected = before - 0.1 * sum(jnp.clip(g, -0.5, 0.5) for g in some)
+        np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)

@@ -12,6 +12,7 @@ import keras
 
 from millrace.errors import OptionError
 from millrace.optimizers.wrapping import WrappingOptimizer
+from millrace.programs.prepare import are_prepared
 
 
 @keras.saving.register_keras_serializable(package="millrace")
@@ -47,7 +48,7 @@ class MappingOptimizer(WrappingOptimizer):
 
     def see(self, gradients: Sequence[Any], variables: Sequence[Any] | None) -> list[Any]:
         """Maps gradients that are about to be applied, unless that has been done."""
-        if self.is_accumulated:
+        if self.is_accumulated or are_prepared():
             return list(gradients)
         return self._mapped(gradients, self._variables_seen if variables is None else variables)
 

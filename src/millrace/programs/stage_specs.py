@@ -23,6 +23,7 @@ from millrace.plan import ROLES, Plan
 from millrace.programs.accumulate import Accumulator, make_accumulator
 from millrace.programs.offload import at_rest, rests_of
 from millrace.programs.passes import Passes, make_passes
+from millrace.programs.prepare import prepared
 from millrace.programs.program import Program
 from millrace.programs.shared_state import layout_of
 from millrace.programs.split_step import split_step
@@ -115,7 +116,15 @@ class StageSpecs:
 
     def _accumulator(self, stage: Stage) -> Accumulator:
         variables = [self._trainable[index] for index in stage.trainable]
-        return make_accumulator(variables, self._plan.accumulation)
+        made, optimizer = (
+            make_accumulator(variables, self._plan.accumulation),
+            self._model.optimizer,
+        )
+
+        def add(accumulated: Any, gradients: Any, coefficient: Any) -> Any:
+            return made.add(accumulated, prepared(optimizer, gradients, variables), coefficient)
+
+        return replace(made, add=add)
 
     def _accumulated(self, stage: Stage) -> Any:
         zeros = jax.eval_shape(self._accumulator(stage).zeros)

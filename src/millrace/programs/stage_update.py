@@ -12,6 +12,7 @@ from millrace.graph.split_update import SplitUpdate, split_update
 from millrace.graph.stage import Slot, Split
 from millrace.options import NO_TAPS, Accumulation, Taps
 from millrace.programs.accumulate import make_accumulator
+from millrace.programs.prepare import applying_prepared
 from millrace.programs.stage_taps import halted_unless_finite, homes_of, tap_stage_update
 from millrace.programs.taps import collecting
 
@@ -57,7 +58,8 @@ def split_stage_update(
         ]
         whole = accumulator.finish(whole, scale)
         tap_stage_update(model, split, taps, whole, optimizer)
-        new, slots = model.optimizer.stateless_apply(list(optimizer), whole, list(trainable))
+        with applying_prepared():
+            new, slots = model.optimizer.stateless_apply(list(optimizer), whole, list(trainable))
         new = [n.astype(old.dtype) for n, old in zip(new, trainable, strict=True)]
         results, old = (list(slots), new), (list(optimizer), list(trainable))
         if taps.stops:

@@ -7,6 +7,7 @@ import keras
 
 from millrace._compat.keras import compute_gradient_step, metric_logs
 from millrace.plan import Mode, Plan
+from millrace.programs.prepare import prepared
 from millrace.programs.recomputed_step import recomputing_value_and_grad
 from millrace.programs.state import State, as_lists, as_state, settle
 from millrace.programs.taps import is_open, value_and_grad
@@ -49,6 +50,7 @@ def make_gradient_step(
         gradients, non_trainable, metrics, logs = compute_gradient_step(
             model, as_lists(state), batch, again or (value_and_grad if is_open() else None)
         )
+        gradients = prepared(model.optimizer, gradients, model.trainable_variables)
         new = as_state((state[0], non_trainable, state[2], metrics))
         return gradients, settle(new, state), logs
 
