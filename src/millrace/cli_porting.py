@@ -1,5 +1,9 @@
-"""The commands `millrace port` and `millrace run`, about programs for the IPU."""
+"""The commands `millrace port` and `millrace run`, about programs for the IPU.
 
+A program may set the environment before it imports `ipu`, which reads it: `run` must not do so.
+"""
+
+import importlib
 import os
 import pathlib
 import traceback
@@ -8,7 +12,6 @@ from types import TracebackType
 import click
 
 from millrace.porting.serve import run_script
-from millrace.porting.show import show_findings
 
 
 @click.command("run", context_settings={"allow_interspersed_args": False})
@@ -39,7 +42,7 @@ def port_command(context: click.Context, scripts: tuple[pathlib.Path, ...]) -> N
     Nothing is run. Exits with 0 if nothing stands in the way, with 1 if something does, and with 2
     if a file cannot be read. What is marked `runs as it is` could be said better, and need not.
     """
-    context.exit(show_findings(scripts))
+    context.exit(importlib.import_module("millrace.porting.show").show_findings(scripts))
 
 
 def _of_script(trace: TracebackType | None, script: str) -> TracebackType | None:

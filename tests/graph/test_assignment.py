@@ -101,7 +101,7 @@ def test_a_sequential_takes_objects_that_the_user_made():
     [
         ((0, 0, 1, 1), r"must be a list. Received: tuple. .*get_pipeline_stage_assignment"),
         ([0, 1], r"makes 4 layer calls.*Received: a list of 2. Give one element per call"),
-        ([0, 0, 1.0, 1], r"holds 0, of type int.*either all whole numbers or all objects"),
+        ([0, 0, 1.0, 1], r"holds 1\.0, of type float.*either all whole numbers or all objects"),
         ([0, 0, "1", 1], r"either all whole numbers or all objects"),
         ([1, 1, 1, 1], r"first layer, 'd0', is in stage 1. The first stage is 0"),
         ([0, 2, 2, 2], r"'d1' is in stage 2, after 'd0' in stage 0. Set 0, .* or 1, the next"),

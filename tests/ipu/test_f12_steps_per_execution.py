@@ -66,6 +66,21 @@ def test_f12_evaluate_and_predict_have_executions_too(system):
             run()
 
 
+def test_f12_what_evaluate_and_predict_should_set_is_called_steps(system):
+    system(2)
+    model = linear(IPUStrategy(), 8)
+    x, y = rows(6)
+    for call in (
+        lambda: model.evaluate(x, y, batch_size=2),
+        lambda: model.predict(x, batch_size=2),
+    ):
+        with pytest.raises(RuntimeError, match="Set steps and steps_per_execution to 4"):
+            call()
+    model.steps_per_execution = 4
+    with pytest.raises(ValueError, match=r"The epoch has 6 steps.*Set steps to 4"):
+        model.predict(x, batch_size=1)
+
+
 def test_f12_one_step_of_a_replica_is_said_to_be_few(system, caplog):
     system(2)
     with caplog.at_level(logging.INFO, "millrace"):

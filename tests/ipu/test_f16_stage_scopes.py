@@ -74,7 +74,16 @@ def test_f16_a_call_outside_is_named(strategy):
         with PipelineStage(1):
             x = dense("c")(x)
         with pytest.raises(ValueError, match=r"'outside' \(node index 0\) is in no pipeline stage"):
-            keras.Model(inputs, x).get_pipeline_stage_assignment()
+            keras.Model(inputs, x)
+
+
+def test_f16_layers_of_a_scope_may_go_into_a_sequential(strategy):
+    with strategy.scope():
+        with PipelineStage(0):
+            first = dense("a")
+        model = keras.Sequential([keras.Input((2,)), first, dense("b")])
+        model.set_pipeline_stage_assignment([0, 1])
+    assert stages(model) == {("a", 0): 0, ("b", 0): 1}
 
 
 def test_f16_scopes_that_cannot_be(strategy):

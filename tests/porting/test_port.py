@@ -39,7 +39,9 @@ with strategy.scope():
     model = keras.Sequential([keras.layers.Dense(4)])
     model.set_pipeline_stage_assignment([0])
     model.compile("sgd", loss=keras.losses.MeanSquaredError(), steps_per_execution=8)
-model.fit(x, y, epochs=2)
+with keras.ipu.PipelineStage(0):
+    x = tf.data.Dataset.from_tensor_slices((x, y)).batch(4, drop_remainder=True)
+model.fit(x, epochs=2)
 model.save("model.keras")
 """)
         == []
@@ -106,6 +108,7 @@ def test_names_of_all_packages_are_one():
     assert canonical("tensorflow.python.ipu.config") == "ipu.config"
     assert canonical("tensorflow.python.keras.layers") == "keras.layers"
     assert canonical("millrace.tensorflow.keras.Model") == "keras.Model"
+    assert canonical("tensorflow.keras.ipu.layers") == "ipu.keras.layers"
     assert findings("def f(tensor):\n    return tensor.saved_model.save(tf)") == []
 
 
@@ -149,6 +152,8 @@ def step(x):
         ("@tf.function(jit_compile=True)", ""),
         ("", "fast = tf.function(step)"),
         ("", "@tf.function\ndef train(x):\n    return both(x)\n\ndef both(x):\n    step(x)"),
+        ("", "ipu.loops.repeat(10, step, [], queue)"),
+        ("", "ipu.loops.while_loop(condition=more, body=step)"),
     ],
 )
 def test_a_tape_in_what_is_compiled_is_converted(decorator, more):

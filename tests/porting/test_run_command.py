@@ -13,7 +13,10 @@ from millrace.tensorflow.real import real_name, real_tensorflow
 
 PROGRAM = """
 import argparse
+import os
 import sys
+
+os.environ["TF_POPLAR_FLAGS"] = f"--executable_cache_path={os.path.dirname(__file__)}/cache"
 
 import numpy as np
 import tensorflow as tf
@@ -31,6 +34,7 @@ import outfeed_layers
 
 assert tf.__version__[0] == "2"
 assert ipu is millrace.ipu and ipu_utils is millrace.ipu.utils
+assert millrace.ipu.environment.cache_directory().endswith("/cache")  # as the program says itself
 assert sys.modules["tensorflow.python.ipu.config"] is millrace.ipu.config
 assert keras.ipu is millrace.ipu.keras
 assert millrace.ipu.config.__spec__.name == "millrace.ipu.config"

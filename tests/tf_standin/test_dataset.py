@@ -141,7 +141,8 @@ def test_generators_are_held_to_their_signature():
         Dataset.from_generator(lambda: iter([1]))
     with pytest.raises(OptionError, match=r"Received: list. Set from_generator\(lambda"):
         Dataset.from_generator([1], output_signature=spec)
-    old = Dataset.from_generator(lambda: iter([(1, 2)]), (tf.int32, tf.float32), ((), ()))
+    shapes = ((), tf.TensorShape([]))
+    old = Dataset.from_generator(lambda: iter([(1, 2)]), (tf.int32, tf.float32), shapes)
     assert old.element_spec[1].dtype == tf.float32
 
 

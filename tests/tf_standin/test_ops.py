@@ -113,6 +113,9 @@ def test_the_places_of_names():
     assert tf.__version__.startswith("2")
     assert tf.keras is keras
     assert tf.errors.OutOfRangeError is DataError
+    assert (tf.losses, tf.metrics, tf.optimizers) == (keras.losses, keras.metrics, keras.optimizers)
+    assert tf.get_logger().name == "millrace"
+    assert tf.TensorShape([2, None]) == (2, None)
     with tf.device("/device:IPU:0"), tf.name_scope("part") as name:
         assert name == "part"
     from millrace.tensorflow.keras.layers import Dense

@@ -9,6 +9,7 @@ from typing import Any
 
 import jax
 import keras
+from jax.core import Tracer
 from keras.src.backend.common.global_state import get_global_attribute, set_global_attribute
 
 from millrace._compat.needed import wrap
@@ -40,7 +41,7 @@ def let_optimizers_be_made() -> None:
     """Lets optimizers be made in functions that are traced, with values at once."""
 
     def wrapper(original: Any) -> Any:
-        def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
+        def make(self: Any, *args: Any, **kwargs: Any) -> None:
             scope = get_global_attribute(_SCOPE)
             if scope is None:
                 return original(self, *args, **kwargs)
@@ -52,13 +53,13 @@ def let_optimizers_be_made() -> None:
             finally:
                 set_global_attribute(_SCOPE, scope)
 
-        return __init__
+        return make
 
     wrap(keras.optimizers.Optimizer, "__init__", wrapper)
 
 
 def _check_rate(optimizer: Any, learning_rate: Any = None, *_: Any, **__: Any) -> None:
-    if isinstance(learning_rate, jax.core.Tracer):
+    if isinstance(learning_rate, Tracer):
         raise LoopError(
             f"{type(optimizer).__name__} was made with a learning rate that only the device knows, "
             f"{learning_rate}. Make it with a number, and assign optimizer.learning_rate before a "

@@ -149,14 +149,15 @@ def read_list(model: Any, calls: Sequence[LayerCall], given: Any) -> list[list[i
 
 
 def _check_types(model: Any, given: list[Any], is_sequential: bool) -> None:
-    for item in given:
-        if not isinstance(item, AnyAssignment):
-            numbers = "either all whole numbers or all " if is_sequential else ""
-            raise OptionError(
-                f"The list for the model '{model.name}' holds {item!r}, of type "
-                f"{type(item).__name__}. Its elements must be {numbers}objects as "
-                "get_pipeline_stage_assignment() returns them."
-            )
+    odd = [item for item in given if not isinstance(item, AnyAssignment)]
+    if not odd:
+        return
+    item = next((item for item in odd if type(item) is not int), odd[0])
+    numbers = "either all whole numbers or all " if is_sequential else ""
+    raise OptionError(
+        f"The list for the model '{model.name}' holds {item!r}, of type {type(item).__name__}. "
+        f"Its elements must be {numbers}objects as get_pipeline_stage_assignment() returns them."
+    )
 
 
 def _by_call(model: Any, calls: Iterable[LayerCall], given: list[Any]) -> list[AnyAssignment]:

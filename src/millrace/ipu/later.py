@@ -16,6 +16,8 @@ from millrace.loops.scope import look_at
 from millrace.programs.replication import in_replica
 from millrace.tensorflow.graph_mode import Deferred, Placeholder, in_graph_mode, is_deferred
 
+_OPEN = (None, -1)  # sizes that are known once a placeholder is fed
+
 
 def later(function: Callable[..., Any], *args: Any, length: int | None = None) -> Any:
     """Calls a function, or returns what a session will call it for.
@@ -41,12 +43,11 @@ def number_of_results(computation: Any, inputs: list[Any], replicas: int) -> int
     It may enqueue what is to be dequeued then, which is known from now on.
     """
     fed = {
-        place: jax.ShapeDtypeStruct(value.shape, value.dtype)
+        place: jax.ShapeDtypeStruct([1 if n in _OPEN else n for n in value.shape], value.dtype)
         for place, value in enumerate(inputs)
-        if isinstance(value, Placeholder)
-        and value.shape is not None
-        and not {None, -1} & {*value.shape}
+        if isinstance(value, Placeholder) and value.shape is not None
     }
+    guesses = any({*_OPEN} & {*inputs[place].shape} for place in fed)
 
     def call(given: dict[int, Any]) -> Any:
         return computation(*[given.get(place, value) for place, value in enumerate(inputs)])
@@ -58,5 +59,9 @@ def number_of_results(computation: Any, inputs: list[Any], replicas: int) -> int
             result = look_at(call, fed).result
     except OnHost:
         return None
+    except Exception:
+        if guesses:  # it may be right for the sizes that are fed
+            return None
+        raise
     results = result if isinstance(result, list | tuple) else [result]
     return sum(value is not None for value in results) or None

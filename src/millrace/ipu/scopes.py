@@ -6,14 +6,12 @@ outside_compilation_scope()       part of the program all the same; -> jax.pure_
 stochastic_rounding, partials_type, frontend_attribute     of no effect
 """
 
-import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
 
 import jax
 
-from millrace.errors import OptionError
 from millrace.ipu.config import current_system
 from millrace.ipu.inert import inert
 from millrace.ipu.scopes_without_effect import frontend_attribute as frontend_attribute
@@ -27,7 +25,7 @@ from millrace.programs.replication import current_launch
 from millrace.strategy.strategy import strategy_in_scope
 from millrace.tensorflow.graph_mode import in_graph_mode
 
-_logical_device: ContextVar[int | None] = ContextVar("logical_device", default=None)
+_device: ContextVar[str | None] = ContextVar("ipu_device", default=None)
 
 
 def placed_on() -> Callable[[], tuple[jax.Device, ...]] | None:
@@ -35,41 +33,24 @@ def placed_on() -> Callable[[], tuple[jax.Device, ...]] | None:
 
     A program of TensorFlow 1 may configure the system after it has built what is to run there.
     """
-    number, strategy = _logical_device.get(), strategy_in_scope()
-    if number is not None:
-        return lambda: _group(number)
+    device, strategy = _device.get(), strategy_in_scope()
+    if device is not None:
+        return lambda: current_system().devices_of(device)
     return None if strategy is None else lambda: strategy.devices
-
-
-def _group(number: int) -> tuple[jax.Device, ...]:
-    groups = current_system().groups
-    if number >= len(groups):
-        raise _no_such_device(f"/device:IPU:{number}")
-    return groups[number]
-
-
-def _no_such_device(device: str) -> OptionError:
-    return OptionError(
-        f"ipu_scope() takes '/device:IPU:0' up to {len(current_system().groups) - 1}, for each "
-        f"logical device of the system. Received: {device!r}. Configure more with "
-        "auto_select_ipus=[1, 1]."
-    )
 
 
 @contextmanager
 def ipu_scope(device: str = "/device:IPU:0") -> Iterator[None]:
     """Places what is compiled inside on the devices of a logical device of the system."""
-    match = re.fullmatch(r"/device:IPU:(\d+)", device)
-    if match is None:
-        raise _no_such_device(device)
-    number = int(match[1])
-    default = nullcontext() if in_graph_mode() else jax.default_device(_group(number)[0])
-    token = _logical_device.set(number)
+    here = nullcontext()
+    if not in_graph_mode():
+        here = jax.default_device(current_system().devices_of(device)[0])
+    token = _device.set(device)
     try:
-        with default:
+        with here:
             yield
     finally:
-        _logical_device.reset(token)
+        _device.reset(token)
 
 
 @contextmanager

@@ -25,6 +25,7 @@ _PREFIXES = (
     ("tensorflow.compiler.plugin.poplar", "ipu"),
     ("tensorflow.keras", "keras"),
     ("tf_keras", "keras"),
+    ("keras.ipu", "ipu.keras"),
     ("millrace.ipu", "ipu"),
     ("millrace.tensorflow", "tensorflow"),
 )

@@ -1,6 +1,6 @@
 """Gradients by `tf.GradientTape`, which the stand-in converts in functions that are compiled.
 
-@tf.function                            here, and in functions that it calls
+@tf.function                            here, and in functions that it calls; in bodies of loops
 def step(x, y):
 with tf.GradientTape() as tape:
 loss = loss_fn(y, model(x))
@@ -16,7 +16,12 @@ _NATIVE = (
     "loss, gradients = millrace.value_and_grad(loss_fn, variables) in a function of "
     "millrace.compile, or model.fit"
 )
-_COMPILE = ("tensorflow.function", "ipu.ipu_compiler.compile")
+_COMPILE = (
+    "tensorflow.function",
+    "ipu.ipu_compiler.compile",
+    "ipu.loops.repeat",
+    "ipu.loops.while_loop",
+)
 
 
 def tape_findings(tree: ast.AST, resolve: Resolve) -> Iterator[tuple[int, str, str, bool]]:
@@ -43,7 +48,7 @@ def _converted(tree: ast.AST, resolve: Resolve) -> set[str]:
             names.add(node.name)
     for node in ast.walk(tree):
         if isinstance(node, ast.Call) and resolve(node.func) in _COMPILE:
-            names.update(map(_name, node.args[:1]))
+            names.update(map(_name, (*node.args[:2], *(each.value for each in node.keywords))))
     known = 0
     while known < len(names):
         known = len(names)

@@ -31,12 +31,14 @@ from millrace.tensorflow.compat.v1 import Session as Session
 from millrace.tensorflow.compat.v1 import executing_eagerly as executing_eagerly
 from millrace.tensorflow.compat.v1 import placeholder as placeholder
 from millrace.tensorflow.conversion.convert import meaning
+from millrace.tensorflow.data.elements import TensorShape as TensorShape
 from millrace.tensorflow.data.elements import TensorSpec as TensorSpec
 from millrace.tensorflow.function import function as function
 from millrace.tensorflow.iterators import device_iterators as device_iterators
 from millrace.tensorflow.real import real_name
 from millrace.tensorflow.surroundings import device as device
 from millrace.tensorflow.surroundings import errors as errors
+from millrace.tensorflow.surroundings import get_logger as get_logger
 from millrace.tensorflow.surroundings import name_scope as name_scope
 from millrace.tensorflow.surroundings import nest as nest
 from millrace.tensorflow.tape import GradientTape as GradientTape
@@ -45,7 +47,8 @@ from millrace.tensorflow.variable import Variable as Variable
 __version__ = "2.6.0"  # whose names these are
 newaxis = None
 Tensor = jax.Array
-initializers = keras.initializers
+initializers, losses = keras.initializers, keras.losses
+metrics, optimizers = keras.metrics, keras.optimizers
 _NAMES: dict[str, Any] = {
     **{name: value for name, value in vars(dtypes).items() if hasattr(value, "itemsize")},
     **nn.OPS,

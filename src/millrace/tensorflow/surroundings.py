@@ -1,6 +1,7 @@
 """What TensorFlow has around operations: devices, errors, trees. Placement is a strategy's here."""
 
 import contextlib
+import logging
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -15,6 +16,11 @@ errors = SimpleNamespace(
     OutOfRangeError=DataError,
     UnimplementedError=UnsupportedError,
 )
+
+
+def get_logger() -> logging.Logger:
+    """Returns the logger that says what happens, which is millrace's."""
+    return logging.getLogger("millrace")
 
 
 @contextlib.contextmanager

@@ -8,6 +8,7 @@ replicas                 the optimizer must be a CrossReplicaOptimizer: their we
 from typing import Any
 
 from millrace.errors import OptionError, UnsupportedError
+from millrace.feeds.outfeed import OutfeedQueue
 from millrace.ipu.config import current_system
 from millrace.ipu.gradient_accumulation import (
     GradientAccumulationReductionMethod,
@@ -34,6 +35,8 @@ _OVER_REPLICAS = {
 
 def run_pipeline(given: dict[str, Any]) -> None:
     """Runs a pipeline by the arguments of `pipelining_ops.pipeline`."""
+    if isinstance(given["outfeed_queue"], OutfeedQueue):
+        given["outfeed_queue"].mark_enqueued()  # for a session, which builds before it runs
     require_host()
     if given["continuous_weight_updates"]:
         raise UnsupportedError(

@@ -44,3 +44,7 @@ def __getattr__(name: str) -> Any:
         if name in _OWN
         else real_name(f"data.{name}", "Read the data with Dataset.from_generator()")
     )
+
+
+def __dir__() -> list[str]:
+    return [*globals(), *_OWN]

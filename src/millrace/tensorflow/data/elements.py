@@ -29,6 +29,11 @@ class TensorSpec:
         return f"TensorSpec(shape={self.shape}, dtype={self.dtype.name})"
 
 
+def TensorShape(dims: Sequence[int | None] | None) -> tuple[int | None, ...] | None:  # noqa: N802
+    """Returns a shape, which is a tuple here; of unknown rank it is None."""
+    return None if dims is None else tuple(dims)
+
+
 def as_element(value: Any) -> Any:
     """Returns a value as an element: numbers and lists become arrays, Python's of 32 bits."""
     if isinstance(value, dict):

@@ -4,8 +4,9 @@ from typing import Any
 
 import keras
 
-from millrace._compat.keras_graph import has_own_call
+from millrace._compat.keras_graph import has_own_call, is_functional
 from millrace.ipu.keras.extensions.building import build_by_call
+from millrace.ipu.keras.extensions.construction import checking, sparing
 from millrace.ipu.keras.extensions.in_force import put, settings_of
 from millrace.ipu.keras.extensions.loops import LOOPS, around
 from millrace.ipu.keras.extensions.rules import IPURules
@@ -30,6 +31,10 @@ def extend(model: keras.Model) -> None:
     added |= {name: around(name, getattr(model, name), controller) for name in LOOPS}
     added["save_assets"] = saving(model.save_assets, controller)  # type: ignore[attr-defined]
     added["load_assets"] = loading(model.load_assets, controller)  # type: ignore[attr-defined]
+    if isinstance(model, keras.Sequential):
+        added["build"] = sparing(model.build)
+    elif is_functional(model):
+        added["build"] = checking(model.build, controller)
     added["get_config"] = describing(model.get_config, controller)
     for name, value in added.items():
         # Past Keras's own __setattr__, which would track these as parts of the model.

@@ -39,8 +39,9 @@ def steps_of_execution(controller: Controller, mode: Mode, given: int, steps: in
     if mode is Mode.TRAIN and controller.accumulation.steps > 1:
         window, (names, numbers) = controller.window(mode), factors(controller.accumulation)
         rule = f"a multiple of {names} x replicas = {numbers} x {replicas} = {window}"
+    steps_name = "steps_per_epoch" if mode is Mode.TRAIN else "steps"  # the loop's argument
     if found % window:
-        name = f"{'steps_per_epoch and ' if found < given else ''}steps_per_execution"
+        name = f"{f'{steps_name} and ' if found < given else ''}steps_per_execution"
         raise PlanError(
             f"{what} of {controller.model.name!r} must be {rule}. Set {name} to "
             f"{-(-found // window) * window}."
@@ -48,7 +49,7 @@ def steps_of_execution(controller: Controller, mode: Mode, given: int, steps: in
     if steps % found:
         raise DataError(
             f"The epoch has {steps} steps, which are not a multiple of {what} of "
-            f"{controller.model.name!r}. Set steps_per_epoch to "
+            f"{controller.model.name!r}. Set {steps_name} to "
             f"{steps - steps % found}, or steps_per_execution to a divisor of {steps}."
         )
     return found
