@@ -28,11 +28,7 @@ class QueueMode(enum.Enum):
 
 
 class Reduction(enum.Enum):
-    """How the gradients of one update's micro-batches become one gradient.
-
-    Those whose names end in `then_sum` are of the micro-batches of each replica, and are added up
-    over replicas; of `then_mean` the mean is taken over replicas.
-    """
+    """How the gradients of one update's micro-batches become one: first those of each replica."""
 
     MEAN = "mean"
     SUM = "sum"
