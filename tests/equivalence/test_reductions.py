@@ -29,7 +29,7 @@ def by_hand(weights, x, y, replicas, reduction):
             g = np.stack([np.asarray(each[place], np.float64) for each in found])
             g = g.reshape(STEPS, replicas, *weight.shape)
             total = g.sum((0, 1))
-            divisor = {"mean": window, "mean_then_sum": STEPS, "sum": 1}
+            divisor = {"mean": window, "mean_then_sum": STEPS, "sum": 1, "sum_then_mean": replicas}
             total /= divisor[reduction.removeprefix("running_")]
             weights[place] = np.float32(weight - RATE * total)
     return weights
@@ -73,9 +73,15 @@ LAYOUTS = {
 CASES = [
     (reduction, layout)
     for layout in LAYOUTS
-    for reduction in ("running_mean", "mean_then_sum", "running_mean_then_sum", "sum")
+    for reduction in (
+        "running_mean",
+        "mean_then_sum",
+        "running_mean_then_sum",
+        "sum_then_mean",
+        "sum",
+    )
     # On one device the means of all and of one replica are the same.
-    if LAYOUTS[layout]["replicas"] > 1 or not reduction.endswith("then_sum")
+    if LAYOUTS[layout]["replicas"] > 1 or "then" not in reduction
 ]
 
 
