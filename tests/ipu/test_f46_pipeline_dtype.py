@@ -64,3 +64,33 @@ def test_f46_a_stock_optimizer_does_not_take_another_dtype_in_a_pipeline(halves,
         train(halves, keras.optimizers.SGD(0.1), "float32")
     with pytest.raises(TypeError, match=r"gradient_accumulation_dtype is a dtype.*Received: 3"):
         train(halves, keras.optimizers.SGD(0.1), 3)
+
+
+def test_f46_a_pipeline_with_such_a_function_is_compiled_once(halves, system):
+    system(2)
+    queue = ipu.ipu_outfeed_queue.IPUOutfeedQueue()
+    rows = np.random.default_rng(0).normal(size=(8, 2, 4)).astype("float16")
+    infeed = ipu.ipu_infeed_queue.IPUInfeedQueue(list(rows))
+    optimizer = CastingSGD(0.1)
+
+    def last(h):
+        return ops.mean(halves[1](h) ** 2)
+
+    def chosen(variable):
+        return "float32"
+
+    def again():
+        pipeline(
+            [halves[0], last],
+            4,
+            chosen,
+            infeed_queue=infeed,
+            outfeed_queue=queue,
+            optimizer_function=lambda loss: OptimizerFunctionOutput(optimizer, loss),
+            pipeline_schedule=PipelineSchedule.Sequential,
+        )
+
+    again()
+    with ipu.ipu_strategy.current_strategy().no_recompile():
+        again()
+    assert int(optimizer.iterations.value) == 2

@@ -20,7 +20,7 @@ def accelerator():
 
 
 def trained(system, **options):
-    """Returns weights, the kinds of memory that momentum rests in, and the dearest peak."""
+    """Returns weights, and the kinds of memory that momentum rests in."""
     ipu.config.reset_system()
     system(1)
     keras.utils.set_random_seed(0)

@@ -7,6 +7,7 @@ replicated_optimizer_state_sharding=None  -> as offload_weight_update_variables
 ..._poplar_options                        -> ..._compiler_options
 """
 
+import functools
 from collections.abc import Mapping
 from typing import Any
 
@@ -93,8 +94,13 @@ def accumulator_dtype(given: Any) -> Any:
         return keras.backend.standardize_dtype(given)
     except (ValueError, TypeError):
         if callable(given):
-            return lambda variable: accumulator_dtype(given(variable))
+            return _by_variable(given)
     raise DTypeError(
         "gradient_accumulation_dtype is a dtype, a function of a variable that returns one, or "
         f"None for each variable's own. Received: {given!r}."
     )
+
+
+@functools.lru_cache(maxsize=32)  # one function for one: another would be another pipeline
+def _by_variable(given: Any) -> Any:
+    return lambda variable: accumulator_dtype(given(variable))
