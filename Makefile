@@ -57,6 +57,9 @@ check: $(READY)  ## format, lint, types, layering
 	@$(BIN)/basedpyright
 	@$(BIN)/python -m pytest -q tests/test_layering.py tests/test_public_api.py
 
+mutants: $(READY)  ## puts errors into a copy of the source: which do the tests notice? MUTANTS="--area plan"
+	@$(BIN)/python tests/mutants/run.py $(MUTANTS)
+
 format: $(READY)  ## format and fix what can be fixed
 	@$(BIN)/ruff check --fix -q . ; $(BIN)/ruff format -q .
 
