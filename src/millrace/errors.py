@@ -5,7 +5,7 @@
     ├── DeviceError        the devices asked for do not exist                 (also RuntimeError)
     ├── DTypeError         a value has a type that devices do not compute in  (also TypeError)
     ├── LoopError          what a loop calls does not fit what the loop gives (also TypeError)
-    ├── OptionError        an option has a value that nothing can do with     (also ValueError)
+    ├── OptionError        an option has an invalid value, or does not exist    (also ValueError)
     ├── ModelError         the model does what a compiled loop cannot run     (also RuntimeError)
     ├── DataError          the data cannot be fed to a compiled loop          (also ValueError)
     ├── NonFiniteError     jax_debug_nans or _infs found one            (also FloatingPointError)
@@ -77,7 +77,7 @@ class LoopError(MillraceError, TypeError):
 
 
 class OptionError(MillraceError, ValueError):
-    """An option has a value that nothing can do with, or a name that does not exist.
+    """An option has an invalid value, or a name that does not exist.
 
     Wrong: `model.set_gradient_accumulation_options(gradient_accumulation_steps_per_replica=0)`
 

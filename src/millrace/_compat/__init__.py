@@ -1,1 +1,1 @@
-"""Private names of Keras and JAX, one file per library; nothing else in millrace uses any."""
+"""Private names of Keras and JAX, one file for each purpose; nothing else in millrace uses any."""
