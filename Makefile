@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 OTHERS ?= $(wildcard $(foreach v,3.12 3.13 3.14,$(HOME)/.pyenv/versions/$(v).*/bin/python3) /usr/bin/python3.12 /usr/bin/python3.13)
 
-.PHONY: help demo test test-slow test-exhaustive test-all test-oldest test-sources check format bench lock clean
+.PHONY: help demo test test-slow test-exhaustive test-all test-oldest test-sources check format bench benchmarks-page lock clean
 
 help:  ## show this
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 14
@@ -65,6 +65,9 @@ format: $(READY)  ## format and fix what can be fixed
 
 bench: $(READY)  ## all benchmarks, in minutes; BENCH=--small in seconds
 	@for script in benchmarks/[a-z]*_*.py; do $(BIN)/python $$script $(BENCH) || exit 1; echo; done
+
+benchmarks-page: $(READY)  ## docs/benchmarks.md and README's table, from benchmarks/results/
+	@$(BIN)/python benchmarks/page.py
 
 lock:  ## resolve pyproject.toml anew into requirements/
 	@$(BIN)/python -m pip install -q uv

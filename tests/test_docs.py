@@ -1,0 +1,91 @@
+"""README, the pages in docs/, and what they lead to."""
+
+import os
+import pathlib
+import re
+import subprocess
+import sys
+
+import pytest
+
+ROOT = pathlib.Path(__file__).parent.parent
+PAGES = [*sorted(ROOT.glob("*.md")), *sorted(ROOT.glob("docs/**/*.md"))]
+LINK = re.compile(r"\]\(([^)\s]+)\)")
+
+PLAIN = """
+keras.utils.set_random_seed(0)
+hidden = [keras.layers.Dense(64, "tanh") for _ in range(3)]
+model = keras.Sequential([*hidden, keras.layers.Dense(1)])
+model.compile(optimizer="adam", loss="mse")
+history = model.fit(x, x.sum(axis=1), batch_size=64, epochs=5, verbose=0)
+print("loss:", *(f"{loss:.3f}" for loss in history.history["loss"]))
+"""
+
+
+def headings(page):
+    """The anchors of a page, as GitHub makes them of its headings."""
+    text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.DOTALL | re.MULTILINE)
+    for heading in re.findall(r"^#+ (.+)$", text, re.MULTILINE):
+        words = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading).strip().lower()
+        yield re.sub(r"[^\w\- ]", "", words).replace(" ", "-")
+
+
+def broken(page):
+    """The links of a page that lead nowhere."""
+    for link in LINK.findall(page.read_text()):
+        if "://" in link:
+            continue
+        path, _, anchor = link.partition("#")
+        target = (page.parent / path) if path else page
+        if not target.exists():
+            yield f"{link}: there is no such file"
+        elif anchor and target.suffix == ".md" and anchor not in headings(target):
+            yield f"{link}: {target.name} has no such heading"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_lead_somewhere(page):
+    assert list(broken(page)) == []
+
+
+def test_a_link_that_leads_nowhere_is_found(tmp_path):
+    page = tmp_path / "page.md"
+    page.write_text(
+        "# On `fit`, twice\n[a](no.md) [b](#on-fit-twice) [c](page.md#fit) [d](a://b)\n"
+    )
+    assert list(broken(page)) == [
+        "no.md: there is no such file",
+        "page.md#fit: page.md has no such heading",
+    ]
+
+
+def test_the_index_lists_every_page():
+    listed = set(LINK.findall((ROOT / "docs" / "index.md").read_text()))
+    pages = {path.name for path in ROOT.glob("docs/*.md")} - {"index.md"}
+    assert sorted(pages - listed) == []
+
+
+def test_the_readme_prints_what_it_says_and_what_plain_keras_prints(tmp_path):
+    text = (ROOT / "README.md").read_text()
+    (code,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    (printed,) = re.findall(r"```text\n(.*?)```", text, re.DOTALL)
+    script = tmp_path / "readme.py"
+    script.write_text(code + PLAIN)
+    (tmp_path / "empty").mkdir()
+    done = subprocess.run(
+        [sys.executable, script],
+        cwd=tmp_path / "empty",
+        # Without what the tests set up for themselves: as a user would run it.
+        env={name: value for name, value in os.environ.items() if name != "KERAS_BACKEND"},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    assert done.stdout == printed * 2
+    assert not list((tmp_path / "empty").iterdir())
+
+
+def test_the_example_in_the_readme_is_about_ten_lines():
+    (code,) = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    assert len([line for line in code.splitlines() if line and "import" not in line]) <= 10
