@@ -89,3 +89,43 @@ def test_the_readme_prints_what_it_says_and_what_plain_keras_prints(tmp_path):
 def test_the_example_in_the_readme_is_about_ten_lines():
     (code,) = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
     assert len([line for line in code.splitlines() if line and "import" not in line]) <= 10
+
+
+DECISIONS = sorted((ROOT / "docs" / "decisions").glob("[0-9]*.md"))
+
+
+def test_decisions_are_numbered_without_gaps_and_indexed():
+    numbers = [int(path.name.split("-")[0]) for path in DECISIONS]
+    assert numbers == list(range(1, len(DECISIONS) + 1))
+    titles = [path.read_text().splitlines()[0] for path in DECISIONS]
+    rows = re.findall(
+        r"^\| (\d+) \| \[(.*)\]\((.*)\) \|$",
+        (ROOT / "docs" / "decisions" / "README.md").read_text(),
+        re.MULTILINE,
+    )
+    assert [f"# {number}. {title}" for number, title, _ in rows] == titles
+    assert [name for *_, name in rows] == [path.name for path in DECISIONS]
+
+
+@pytest.mark.parametrize("path", DECISIONS, ids=lambda path: path.stem)
+def test_a_decision_says_whether_it_holds_why_and_what_shows_it(path):
+    text = path.read_text()
+    assert re.findall(r"^\*\*(\w+):\*\* \S", text, re.MULTILINE) == ["Status", "Why", "Evidence"]
+    assert sorted(stale_paths(text)) == []
+
+
+def stale_paths(text):
+    """The files in folders that a text names and that are not there."""
+    for name in re.findall(r"(?<![\w./-])[\w.-]+(?:/[\w.-]+)+\.(?:py|md|txt)\b", text):
+        if not (ROOT / name).exists() and not (ROOT / "src" / "millrace" / name).exists():
+            yield name
+
+
+@pytest.mark.parametrize("name", ["ARCHITECTURE.md", "CONTRIBUTING.md"])
+def test_pages_for_developers_name_files_that_are_there(name):
+    assert sorted(stale_paths((ROOT / name).read_text())) == []
+
+
+def test_a_file_that_is_gone_is_found():
+    text = "`graph/split.py`, feeds/no.py | tests/test_docs.py and `tests/no.py`, split.py"
+    assert sorted(stale_paths(text)) == ["feeds/no.py", "tests/no.py"]
