@@ -6,7 +6,7 @@ import pathlib
 SOURCE = pathlib.Path(__file__).parent.parent / "src" / "millrace"
 LEVELS = [
     {"_compat", "_backend"},
-    {"options", "records"},
+    {"options", "records", "arguments"},
     {"graph", "schedules", "reports", "devices", "processes"},
     {"plan", "cache"},
     {"programs", "keys"},
@@ -24,7 +24,7 @@ LEVELS = [
 ]
 LEVEL = {name: level for level, names in enumerate(LEVELS) for name in names}
 LEVEL["errors"] = -1  # below everything
-WITHOUT_JAX = {"errors", "options", "records", "schedules", "reports"}
+WITHOUT_JAX = {"errors", "arguments", "options", "records", "schedules", "reports"}
 
 
 def units_and_imports():

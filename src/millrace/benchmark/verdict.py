@@ -21,6 +21,7 @@ import keras
 import numpy as np
 
 from millrace._compat.keras_state import restore_state
+from millrace.arguments import checked
 from millrace.benchmark.show import Tick, progress, say, verdict_lines
 from millrace.benchmark.sources import opened, restarts
 from millrace.benchmark.throughput import measure_elements
@@ -31,6 +32,7 @@ from millrace.records.feed_benchmark import FeedVerdict
 ROUNDS = 3  # epochs that count
 
 
+@checked
 def feed_verdict(
     model: keras.Model, dataset: Any, steps: int = 100, *, print_stats: bool = True
 ) -> FeedVerdict:

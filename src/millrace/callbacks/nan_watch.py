@@ -23,6 +23,7 @@ import numpy as np
 from rich.console import Console
 
 import millrace.strategy.controller as controllers
+from millrace.arguments import checked
 from millrace.errors import ModelError, OptionError
 from millrace.graph.assignment import Assignment
 from millrace.options import Taps, whole_number
@@ -56,6 +57,7 @@ class NaNWatch(keras.callbacks.Callback):
         ModelError: when training starts, if the model belongs to no strategy.
     """
 
+    @checked
     def __init__(
         self,
         gradients: str | Sequence[str] = ("*",),

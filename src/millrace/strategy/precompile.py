@@ -9,9 +9,10 @@ import keras
 from rich.console import Console
 
 from millrace._compat.keras_build import build_for
+from millrace.arguments import refuse_unknown
 from millrace.errors import ModelError
 from millrace.feeds.block import batch_spec as spec_of
-from millrace.options import refuse_unknown, whole_number
+from millrace.options import whole_number
 from millrace.plan import Mode
 from millrace.strategy.batch_of_zeros import batch_of_zeros
 from millrace.strategy.controller import Controller
