@@ -109,6 +109,7 @@ ERRORS = {
     "LoopError": TypeError,
     "MillraceError": Exception,
     "ModelError": RuntimeError,
+    "NotCompiledError": ValueError,
     "NonFiniteError": FloatingPointError,
     "OptionError": ValueError,
     "OutOfMemoryError": MemoryError,

@@ -219,7 +219,7 @@ class Strategy:
                 blocks of up to so many; None counts those of one execution.
 
         Raises:
-            ModelError: if the model is not one of this strategy, or not compiled.
+            ModelError: if the model is not one of this strategy; NotCompiledError if not compiled.
             OptionError: for a batch or a budget that is none of these.
             PlanError: if options and stages do not fit together, as `fit` would say.
         """
