@@ -109,6 +109,7 @@ ERRORS = {
     "LoopError": TypeError,
     "MillraceError": Exception,
     "ModelError": RuntimeError,
+    "NotCompiledError": ValueError,
     "NonFiniteError": FloatingPointError,
     "OptionError": ValueError,
     "OutOfMemoryError": MemoryError,
@@ -132,6 +133,7 @@ def parameters(function):
 
 def test_names_of_the_package():
     packages = {"_backend", "_compat", "strategy", "programs", "plan", "options", "feeds"}
+    packages |= {"arguments"}
     packages |= {"compiling", "runtime", "devices", "graph", "schedules", "cli"}
     packages |= {"processes", "launch", "benchmark", "loops", "replay", "cache_table"}
     packages |= {"cache", "keys", "cli_compilation", "compile_log_table"}

@@ -7,6 +7,7 @@
     ├── LoopError          what a loop calls does not fit what the loop gives (also TypeError)
     ├── OptionError        an option has an invalid value, or does not exist    (also ValueError)
     ├── ModelError         the model does what a compiled loop cannot run     (also RuntimeError)
+    │   └── NotCompiledError   it has no optimizer and no loss yet              (also ValueError)
     ├── DataError          the data cannot be fed to a compiled loop          (also ValueError)
     ├── NonFiniteError     jax_debug_nans or _infs found one            (also FloatingPointError)
     ├── OutOfMemoryError   a device has no memory for what it was to run       (also MemoryError)
@@ -91,6 +92,15 @@ class ModelError(MillraceError, RuntimeError):
     Wrong: `model.compile(..., run_eagerly=True)`
 
     Right: `model.compile(...)`
+    """
+
+
+class NotCompiledError(ModelError, ValueError):
+    """A model is to be trained, evaluated or measured before `compile()` was called.
+
+    Wrong: `model.fit(x, y)` as the first call on a model.
+
+    Right: `model.compile("adam", "mse")` before it.
     """
 
 

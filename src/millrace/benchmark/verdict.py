@@ -21,16 +21,18 @@ import keras
 import numpy as np
 
 from millrace._compat.keras_state import restore_state
+from millrace.arguments import checked
 from millrace.benchmark.show import Tick, progress, say, verdict_lines
 from millrace.benchmark.sources import opened, restarts
 from millrace.benchmark.throughput import measure_elements
-from millrace.errors import DataError, ModelError
+from millrace.errors import DataError, ModelError, NotCompiledError
 from millrace.options import truth, whole_number
 from millrace.records.feed_benchmark import FeedVerdict
 
 ROUNDS = 3  # epochs that count
 
 
+@checked
 def feed_verdict(
     model: keras.Model, dataset: Any, steps: int = 100, *, print_stats: bool = True
 ) -> FeedVerdict:
@@ -56,7 +58,7 @@ def feed_verdict(
         Seconds per step of the three; `str` of it is the verdict in words.
 
     Raises:
-        ModelError: if `model` is none, or is not compiled.
+        ModelError: if `model` is none; NotCompiledError if it is not compiled.
         OptionError: if `steps` is below 1.
         DTypeError: if `dataset` cannot be iterated, or its elements hold no arrays.
         DataError: if it is empty, or a generator that ends too early.
@@ -89,7 +91,7 @@ def _check_model(model: object) -> None:
             "layers in keras.Sequential([...])."
         )
     if not model.compiled:
-        raise ModelError(
+        raise NotCompiledError(
             f"{type(model).__name__} {model.name!r} is not compiled, so it cannot be trained to "
             "see how fast it is. Call compile(optimizer, loss) first."
         )

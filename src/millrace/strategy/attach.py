@@ -20,6 +20,7 @@ import jax
 import keras
 
 from millrace._compat.keras_state import map_loop_state, report_logs
+from millrace.arguments import check_call
 from millrace.plan import Mode
 from millrace.strategy import compile_only
 from millrace.strategy.asynchronous import StepCallbackList
@@ -73,12 +74,15 @@ def detach(model: keras.Model) -> None:
 
 def bound(function: Callable[..., Any], controller: Controller) -> Callable[..., Any]:
     """Returns a function of a controller as the method of its model."""
+    signature = inspect.signature(function)
+    _, *own = signature.parameters.values()  # without the controller
+    of_user = signature.replace(parameters=own)
 
     @functools.wraps(function)
     def method(*args: Any, **kwargs: Any) -> Any:
+        check_call(function.__name__, of_user, args, kwargs)
         return function(controller, *args, **kwargs)
 
-    signature = inspect.signature(function)
     visible = [p for p in signature.parameters.values() if p.name not in ("controller", "unknown")]
     method.__signature__ = signature.replace(parameters=visible)  # type: ignore[attr-defined]
     return method

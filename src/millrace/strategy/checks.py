@@ -7,7 +7,7 @@ from typing import Any
 import keras
 
 from millrace._compat.keras import is_endless, layers_without_jit
-from millrace.errors import DataError, ModelError, PlanError
+from millrace.errors import DataError, ModelError, NotCompiledError, PlanError
 from millrace.options import Accumulation
 from millrace.plan import Mode
 
@@ -105,6 +105,7 @@ def check_model(
     Raises:
         ModelError: naming the model, what it does and what to change.
     """
+    _refuse_uncompiled(model, mode)
     name = f"{type(model).__name__} {model.name!r}"
     if keras.distribution.distribution() is not None:
         raise ModelError(
@@ -144,6 +145,20 @@ def check_model(
             )
     if mode is Mode.TRAIN:
         _check_optimizer(model, name, accumulation)
+
+
+def _refuse_uncompiled(model: keras.Model, mode: Mode) -> None:
+    """Refuses to train or evaluate a model without an optimizer and a loss.
+
+    Raises:
+        NotCompiledError: in Keras's words, with the call to make.
+    """
+    if mode is not Mode.PREDICT and not model.compiled:
+        raise NotCompiledError(
+            f"You must call `compile()` before using the model: {model.name!r} has no optimizer "
+            f"and no loss, which {_LOOP[mode]}() needs. Call model.compile(optimizer, loss), such "
+            'as model.compile("adam", "mse"), first.'
+        )
 
 
 def check_recomputed(model: keras.Model) -> None:

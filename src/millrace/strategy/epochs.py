@@ -113,6 +113,7 @@ class FeedEpochIterator(EpochIterator):
             # shuffled arrays draws the order of all.
             self._controller.is_built_ahead = False
             next(self.host_batches(), None)
+        self.number = 0
         super().reset()
 
     def close(self) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 from rich.console import Console
 
 from millrace._compat.keras_build import build_for
-from millrace.errors import ModelError, OptionError
+from millrace.errors import NotCompiledError, OptionError
 from millrace.feeds.block import batch_spec as spec_of
 from millrace.plan import Mode
 from millrace.records.memory_report import MemoryReport
@@ -27,7 +27,7 @@ def memory_report(
     """Returns what training needs, and what would make it fit; see `Strategy.memory_report`."""
     model, limit = controller.model, None if budget is None else _limit(budget)
     if not model.compiled:
-        raise ModelError(
+        raise NotCompiledError(
             f"What {model.name!r} needs depends on its optimizer and its loss, and it is not "
             "compiled. Call model.compile(optimizer, loss) before memory_report()."
         )

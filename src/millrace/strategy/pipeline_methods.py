@@ -5,13 +5,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from millrace.arguments import refuse_unknown
 from millrace.errors import OptionError
 from millrace.options import (
     CompilerOptions,
     Pipelining,
     Recomputation,
     reduction,
-    refuse_unknown,
     whole_number,
 )
 from millrace.options import recomputation_mode as find_mode

@@ -10,6 +10,7 @@ from typing import Any
 import jax
 import keras
 
+from millrace.arguments import checked
 from millrace.cache.use import Default, use_cache
 from millrace.compiling.current import logging_to
 from millrace.compiling.log import CompileLog
@@ -55,6 +56,7 @@ class Strategy:
         OptionError: if an argument is none of the above, or `report_dir` cannot be made.
     """
 
+    @checked
     def __init__(
         self,
         devices: int | str | Sequence[jax.Device] | None = None,
@@ -103,6 +105,7 @@ class Strategy:
             switches=log.switches,
         )
 
+    @checked
     def export_executables(self, directory: str | os.PathLike[str]) -> int:
         """Writes what this strategy's models have made, so that others need not even trace it.
 
@@ -121,6 +124,7 @@ class Strategy:
         """
         return self._totals.exports.write(directory)
 
+    @checked
     def load_executables(self, directory: str | os.PathLike[str]) -> int:
         """Lets this strategy's models use what another process has exported.
 
@@ -173,6 +177,7 @@ class Strategy:
         finally:
             _scope.strategy = None
 
+    @checked
     def attach(self, model: keras.Model) -> keras.Model:
         """Attaches a model that was built outside the scope, and returns it.
 
@@ -189,6 +194,7 @@ class Strategy:
             model.train_function = model.test_function = model.predict_function = None
         return model
 
+    @checked
     def memory_report(
         self,
         model: keras.Model,
@@ -213,7 +219,7 @@ class Strategy:
                 blocks of up to so many; None counts those of one execution.
 
         Raises:
-            ModelError: if the model is not one of this strategy, or not compiled.
+            ModelError: if the model is not one of this strategy; NotCompiledError if not compiled.
             OptionError: for a batch or a budget that is none of these.
             PlanError: if options and stages do not fit together, as `fit` would say.
         """
@@ -226,6 +232,7 @@ class Strategy:
         with jax.default_device(self._home):
             return memory_report(controller, batch_spec, budget, steps_per_epoch)
 
+    @checked
     def run(
         self,
         fn: Callable[..., Any],
