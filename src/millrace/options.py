@@ -4,7 +4,9 @@ import enum
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
+
+import numpy as np
 
 from millrace.errors import OptionError
 
@@ -224,6 +226,8 @@ class Options:
 
 def whole_number(name: str, value: object, minimum: int) -> int:
     """Returns `value` as an int, or says that it is not one of at least `minimum`."""
+    if isinstance(value, np.integer):
+        value = int(cast(Any, value))
     if isinstance(value, bool) or not isinstance(value, int):
         is_whole = isinstance(value, float) and math.isfinite(value) and value.is_integer()
         advice = f" Set {name}={int(value)}." if is_whole and value >= minimum else ""  # type: ignore[arg-type,operator]

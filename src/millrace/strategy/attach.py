@@ -23,6 +23,7 @@ from millrace._compat.keras_state import map_loop_state, report_logs
 from millrace.arguments import check_call
 from millrace.plan import Mode
 from millrace.strategy import compile_only
+from millrace.strategy.arguments import check_arguments
 from millrace.strategy.asynchronous import StepCallbackList
 from millrace.strategy.checks import hint_steps_per_execution
 from millrace.strategy.controller import ATTRIBUTE, Controller, Totals
@@ -116,6 +117,7 @@ def _loop(model: keras.Model, name: str, mode: Mode, controller: Controller) -> 
             hint_steps_per_execution(model)
         bound = signature.bind(model, *args, **kwargs)
         bound.apply_defaults()
+        check_arguments(model, mode, bound.arguments)
         if compile_only.is_on():
             return compile_only.compile_loop(controller, stock, bound)
         arguments = bound.arguments

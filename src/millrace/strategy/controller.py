@@ -24,6 +24,7 @@ from millrace.plan import BatchSpec, Mode
 from millrace.processes.facts import process_index
 from millrace.records.feeds import FeedStatistics
 from millrace.records.pipeline import PipelineStatistics
+from millrace.strategy.arguments import check_steps_per_execution
 from millrace.strategy.checks import check_model
 from millrace.strategy.offloading import bring_back, check_offload, offload_in_force
 from millrace.strategy.pipelining import Stages, check_pipeline
@@ -151,6 +152,7 @@ class Controller:
 
     def check(self, mode: Mode) -> None:
         """Refuses what the model cannot run, before anything is compiled."""
+        check_steps_per_execution(self.model)
         assignment = self.stages.assignment()
         replicas = self.replicas
         self.rules.check(self, mode)
