@@ -7,7 +7,7 @@ import sys
 import pytest
 
 ROOT = pathlib.Path(__file__).parent.parent
-SLOW = {"digits", "pipeline_resnet"}  # more than 10 s on two cores
+SLOW = {"demo", "digits", "pipeline_resnet"}  # more than 10 s on two cores
 
 CASES = [
     pytest.param(path, id=path.stem, marks=[pytest.mark.slow] if path.stem in SLOW else [])
