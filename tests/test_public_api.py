@@ -120,6 +120,7 @@ ERRORS = {
     "TapError": ValueError,
     "TaskError": RuntimeError,
     "UnsupportedError": NotImplementedError,
+    "VersionError": ImportError,
 }
 
 

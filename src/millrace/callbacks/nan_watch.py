@@ -23,6 +23,7 @@ import numpy as np
 from rich.console import Console
 
 import millrace.strategy.controller as controllers
+from millrace._compat.keras_state import sync_state
 from millrace.errors import ModelError, OptionError
 from millrace.graph.assignment import Assignment
 from millrace.options import Taps, whole_number
@@ -126,7 +127,7 @@ class NaNWatch(keras.callbacks.Callback):
             return
         self._controller.outfeed.flush()
         self._fitted.stop_training = True
-        self._fitted.jax_state_sync()  # what Keras's loop has of the values goes into the variables
+        sync_state(self._fitted)
         replayed = self._run_again(halted)
         self.found = self._record(halted, replayed)
         self._write(halted)
