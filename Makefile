@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 OTHERS ?= $(wildcard $(foreach v,3.12 3.13 3.14,$(HOME)/.pyenv/versions/$(v).*/bin/python3) /usr/bin/python3.12 /usr/bin/python3.13)
 
-.PHONY: help demo test test-slow test-exhaustive test-all test-oldest test-sources check format bench benchmarks-page lock clean
+.PHONY: help demo test test-slow test-exhaustive test-all test-oldest test-next test-sources check mutants format bench benchmarks-page lock clean
 
 help:  ## show this
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 14
@@ -36,6 +36,12 @@ test-oldest:  ## the tests on the oldest supported Keras and JAX
 	@.venv-oldest/bin/python -m pip install -q --disable-pip-version-check -r requirements/oldest.txt
 	@.venv-oldest/bin/python -m pip install -q --disable-pip-version-check --no-deps -e .
 	@.venv-oldest/bin/python -m pytest -q -n 2 -m "not slow and not gpu and not exhaustive"
+
+test-next:  ## the tests on the next Keras and the newest JAX for the python3 at hand; TESTS=... for some
+	@test -d .venv-next || $(PY) -m venv .venv-next
+	@.venv-next/bin/python -m pip install -q --disable-pip-version-check --require-hashes -r requirements/next.txt
+	@.venv-next/bin/python -m pip install -q --disable-pip-version-check --no-deps --no-build-isolation -e .
+	@.venv-next/bin/python -m pytest -q -n 2 -m "not slow and not gpu and not exhaustive" $(TESTS)
 
 test-sources:  ## the tests that read from tensorflow, with it installed (250 MB)
 	@test -d .venv-sources || $(PY) -m venv .venv-sources
@@ -78,6 +84,8 @@ lock:  ## resolve pyproject.toml anew into requirements/
 	    --no-header --no-annotate -o requirements/$$part.txt > /dev/null; \
 	done
 	@rm uv.lock
+	@$(BIN)/uv pip compile -q --universal --python-version 3.11 --fork-strategy requires-python --generate-hashes \
+	  --no-header --no-annotate --no-emit-index-url -o requirements/next.txt requirements/next.in > /dev/null
 
 clean:  ## remove what the other commands made
 	rm -rf .venv .venv-* .pytest_cache .ruff_cache build dist demo-output

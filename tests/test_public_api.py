@@ -121,6 +121,7 @@ ERRORS = {
     "TapError": ValueError,
     "TaskError": RuntimeError,
     "UnsupportedError": NotImplementedError,
+    "VersionError": ImportError,
 }
 
 

@@ -36,6 +36,7 @@ Importing millrace before Keras makes JAX the backend.
 """
 
 from millrace import _backend as _backend  # first: it decides how Keras is imported
+from millrace import _compat as _compat  # second: it looks at the installed Keras and JAX
 from millrace import callbacks as callbacks
 from millrace import distributed as distributed
 from millrace import errors as errors

@@ -18,7 +18,8 @@
     ├── ScheduleError      tasks that no pipeline could run in that order     (also ValueError)
     ├── TapError           a value cannot be carried out of a program         (also ValueError)
     ├── TaskError          one task of a running pipeline failed              (also RuntimeError)
-    └── UnsupportedError   options that nothing runs together         (also NotImplementedError)
+    ├── UnsupportedError   options that nothing runs together         (also NotImplementedError)
+    └── VersionError       the installed Keras or JAX does not fit         (also ImportError)
 
 Each is also the builtin error that users of Keras would catch in its place. A message says what
 happened, shows the values, and ends with what to set instead.
@@ -211,4 +212,13 @@ class UnsupportedError(MillraceError, NotImplementedError):
     Wrong: `set_pipelining_options(batch_serialization_iterations=4, pipeline_schedule="1f1b")`
 
     Right: `set_pipelining_options(batch_serialization_iterations=4)`
+    """
+
+
+class VersionError(MillraceError, ImportError):
+    """The installed Keras or JAX is too old, or has not got a private name that millrace uses.
+
+    Wrong: `python -m pip install millrace "keras==3.12"`
+
+    Right: `python -m pip install millrace "keras>=3.13,<3.17"`
     """

@@ -23,7 +23,7 @@ import numpy as np
 from keras.src.backend.jax import trainer as _trainer
 from keras.src.trainers.data_adapters import array_data_adapter, get_data_adapter
 
-from millrace._compat.needed import check_names
+from millrace._compat.versions import keras_is
 
 __all__ = [
     "EpochIterator",
@@ -40,17 +40,6 @@ __all__ = [
 ]
 
 _StockEpochIterator = _trainer.JAXEpochIterator
-
-check_names(
-    {
-        keras.Model: ("compute_loss_and_updates", "_update_metrics_variables", "_symbolic_build"),
-        _StockEpochIterator: (
-            "_enumerate_iterator",
-            "_interrupted_warning",
-            "catch_stop_iteration",
-        ),
-    }
-)
 
 
 class EpochIterator(_StockEpochIterator, abc.ABC):
@@ -135,25 +124,29 @@ def install_epoch_iterator(make: Callable[[keras.Model, str, dict[str, Any]], An
 _LOOPS = {"fit": "train", "evaluate": "test", "predict": "predict"}
 
 
-def epoch_order(rows: int, batch_size: int, shuffle: bool | str) -> np.ndarray:
+def epoch_order(data: Any, rows: int, shuffle: bool | str) -> np.ndarray:
     """Returns the row numbers of one epoch in the order in which Keras would feed them.
 
     Keras shuffles row numbers, so numbers are what we let it feed. One batch of all of them draws
-    the same permutation as many batches up to 3.15, and is a hundred times faster; from 3.16 on
-    (and where only batches are shuffled) many it is.
+    the same permutation as many batches, and is a hundred times faster; where only batches are
+    shuffled, many it is.
+
+    Args:
+        data: the adapter of the arrays that are fed. From Keras 3.16 on, it has the number that
+            the order of its next epoch is drawn from; before, NumPy's generator decides.
+        rows: how many the arrays have.
+        shuffle: as `fit` takes it.
     """
-    at_once = shuffle != "batch" and _VERSION < (3, 16)
-    adapter = get_data_adapter(
+    adapter: Any = get_data_adapter(
         x=np.arange(rows, dtype=np.int32),
-        batch_size=rows if at_once else batch_size,
+        batch_size=data.batch_size if shuffle == "batch" else rows,
         shuffle=shuffle,  # type: ignore[arg-type]  # Keras takes "batch", too
     )
+    if keras_is("3.16"):
+        adapter._epoch = data._epoch
     return np.concatenate(
         [np.asarray(jax.tree.leaves(batch)[0]) for batch in adapter.get_jax_iterator()]
     )
-
-
-_VERSION = tuple(int(part) for part in keras.__version__.split(".")[:2])
 
 
 def is_array_adapter(adapter: Any) -> bool:

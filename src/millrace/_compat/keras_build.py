@@ -3,12 +3,6 @@
 from collections.abc import Iterator
 from typing import Any
 
-import keras
-
-from millrace._compat.needed import check_names
-
-check_names({keras.Model: ("_symbolic_build", "_flatten_layers")})
-
 
 def build_for(model: Any, batch: Any) -> bool:
     """Makes the variables that fit would make: of the model, its metrics and its optimizer.
@@ -38,7 +32,7 @@ def layer_names(model: Any) -> tuple[str, ...]:
 
 def compilation_of(model: Any) -> tuple[Any, ...]:
     """Returns what `compile` has made of its arguments: other objects after each call."""
-    names = ("_compile_loss", "_compile_metrics", "_optimizer")
+    names = ("_compile_loss", "_compile_metrics", "optimizer")
     return tuple(getattr(model, name, None) for name in names)
 
 

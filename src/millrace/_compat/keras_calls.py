@@ -12,19 +12,11 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import keras
-from keras.src.backend.jax import core
 from keras.src.ops.function import Function
 
 from millrace._compat.keras_graph import graph_of, numbered_nodes
-from millrace._compat.needed import check_names, wrap
-
-check_names(
-    {
-        Function: ("_run_through_graph",),
-        keras.Layer: ("__call__", "stateless_call"),
-        core: ("remat",),
-    }
-)
+from millrace._compat.needed import wrap
+from millrace._compat.versions import owners
 
 
 class _Frame:
@@ -113,7 +105,8 @@ def _one_call(frame: _Frame, operation: Any, node_index: int) -> Iterator[None]:
 @functools.cache
 def _wrap_calls() -> None:
     wrap(keras.Layer, "__call__", _wrapped_call)
-    wrap(core, "remat", _wrapped_remat)
+    for module in owners("remat"):
+        wrap(module, "remat", _wrapped_remat)
     wrap(keras.Layer, "stateless_call", _wrapped_stateless_call)
     wrap(Function, "_run_through_graph", _wrapped_graph_run)
 

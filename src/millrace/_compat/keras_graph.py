@@ -22,15 +22,7 @@ from keras.src.models.functional import Functional
 from keras.src.ops.node import Node
 from keras.src.ops.operation import Operation
 
-from millrace._compat.needed import check_names, wrap
-
-check_names(
-    {
-        Operation: ("__init__",),
-        keras.Layer: ("_flatten_layers",),
-        global_state: ("get_global_attribute",),
-    }
-)
+from millrace._compat.needed import wrap
 
 _STAGE = "_millrace_stage"
 

@@ -10,13 +10,11 @@ import functools
 from typing import Any
 
 from keras.src.backend.common.stateless_scope import get_stateless_scope
-from keras.src.backend.jax import core
 
-from millrace._compat.needed import check_names, wrap
+from millrace._compat.needed import wrap
+from millrace._compat.versions import owners
 
 __all__ = ["current_scope", "let_scopes_branch", "stored_value"]
-
-check_names({core: ("cond",)})
 
 
 def current_scope() -> Any:
@@ -42,4 +40,5 @@ def let_scopes_branch() -> None:
 
         return cond
 
-    wrap(core, "cond", wrapper)
+    for module in owners("cond"):
+        wrap(module, "cond", wrapper)

@@ -8,11 +8,7 @@ from types import ModuleType
 
 from keras.src.utils import module_utils
 
-from millrace._compat.needed import check_names
-
 __all__ = ["show_tensorflow"]
-
-check_names({module_utils.LazyModule: ("available",)})
 
 
 def show_tensorflow(module: ModuleType | None) -> None:

@@ -24,6 +24,7 @@ import numpy as np
 from rich.console import Console
 
 import millrace.strategy.controller as controllers
+from millrace._compat.keras_state import sync_state
 from millrace.arguments import checked
 from millrace.callbacks.tensor_choice import check_gradients, patterns_of
 from millrace.errors import ModelError, OptionError
@@ -140,7 +141,7 @@ class NaNWatch(keras.callbacks.Callback):
             return
         self._controller.outfeed.flush()
         self._fitted.stop_training = True
-        self._fitted.jax_state_sync()  # what Keras's loop has of the values goes into the variables
+        sync_state(self._fitted)
         replayed = self._run_again(halted)
         self.found = self._record(halted, replayed)
         self._write(halted)

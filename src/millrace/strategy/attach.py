@@ -6,7 +6,7 @@ look classes up by name. What attachment adds to a model:
     make_train_function and its kind   return our functions to Keras's loops
     fit, evaluate, predict             Keras's, with threads that end whichever way they end
     set_*_options ...                  `methods.py`
-    jax_state_sync                     what lies on several devices comes back to the variables
+    state_sync                         what lies on several devices comes back to the variables
     save, save_weights                 with many processes, files that are never half written
     save_assets, load_assets           the options travel in a `.keras` file; stock Keras skips them
 """
@@ -19,7 +19,7 @@ from typing import Any
 import jax
 import keras
 
-from millrace._compat.keras_state import map_loop_state, report_logs
+from millrace._compat.keras_state import STATE_SYNC, map_loop_state, report_logs
 from millrace.arguments import check_call
 from millrace.plan import Mode
 from millrace.strategy import compile_only
@@ -51,7 +51,7 @@ def attach(model: keras.Model, devices: Sequence[jax.Device], totals: Totals) ->
         model, lambda: controller.reports_each_replica or compile_only.is_on()
     )
     attributes[name] = report
-    attributes["jax_state_sync"] = _state_sync(controller)
+    attributes[STATE_SYNC] = _state_sync(controller)
     for name in _FILES:
         attributes[name] = compile_only.sparing(whole_files(model, name))
     attributes["save_assets"] = _save_assets(model, controller)
@@ -66,7 +66,7 @@ def detach(model: keras.Model) -> None:
     """Makes `model` a stock one again. Weights, optimizer and compilation stay."""
     bring_back([*model.variables, *getattr(getattr(model, "optimizer", None), "variables", ())])
     names = [ATTRIBUTE, *(m.__name__ for m in METHODS), *_LOOPS, "save_assets", "load_assets"]
-    names += ["jax_state_sync", "_get_metrics_result_or_logs", *_FILES]
+    names += [STATE_SYNC, "_get_metrics_result_or_logs", *_FILES]
     names += [f"make_{mode.value}_function" for mode in Mode]
     for name in names:
         model.__dict__.pop(name, None)
@@ -144,12 +144,12 @@ def _loop(model: keras.Model, name: str, mode: Mode, controller: Controller) -> 
 
 
 def _state_sync(controller: Controller) -> Callable[[], None]:
-    def jax_state_sync() -> None:
+    def state_sync() -> None:
         model = controller.model
         map_loop_state(model, controller.gather)
-        type(model).jax_state_sync(model)
+        getattr(type(model), STATE_SYNC)(model)
 
-    return jax_state_sync
+    return state_sync
 
 
 def _save_assets(model: keras.Model, controller: Controller) -> Callable[[str], None]:

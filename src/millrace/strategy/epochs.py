@@ -161,7 +161,8 @@ class FeedEpochIterator(EpochIterator):
         if resident is not None:
             # Drawn here, on the thread that Keras would draw it on: it uses NumPy's generator.
             batch_size: Any = self.data_adapter.batch_size
-            order = epoch_order(resident.rows, batch_size, self._arguments.get("shuffle", False))
+            shuffle = self._arguments.get("shuffle", False)
+            order = epoch_order(self.data_adapter, resident.rows, shuffle)
             agree_on_order(controller, order)
             return lambda is_awaited: resident.blocks(order, batch_size, shape)
         return functools.partial(
