@@ -46,7 +46,8 @@ class EpochIterator(_StockEpochIterator, abc.ABC):
     """Keras's epoch iterator, with what it gives out left to a subclass.
 
     Keras goes through `(begin, end, executions' iterator)` once per epoch. With `steps_per_epoch`,
-    one pass through the data goes on over several epochs; without, each epoch is a pass.
+    one pass through the data goes on over several epochs; without, each epoch is a pass. An epoch
+    in which the data runs out ends the pass, too: `catch_stop_iteration` drops the iterator.
     """
 
     @abc.abstractmethod
@@ -55,7 +56,7 @@ class EpochIterator(_StockEpochIterator, abc.ABC):
 
     def _enumerate_iterator(self) -> Iterator[tuple[int, int, Any]]:  # type: ignore[override]
         self.data_adapter.on_epoch_begin()
-        if self.steps_per_epoch is None:
+        if self.steps_per_epoch is None or self._current_iterator is None:
             self.end_pass()
         yield from self.executions()
         self.data_adapter.on_epoch_end()

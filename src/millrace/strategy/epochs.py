@@ -41,10 +41,15 @@ class Execution:
         self._epoch = epoch
         self.steps = steps
         self.begin = begin  # the number of its first step in the epoch
+        self.missing = 0  # steps that the data had no batch for
 
     def take(self) -> Iterator[Segment]:
         """Yields the execution's segments as they become ready."""
-        return self._epoch.infeed().take(self.steps)
+        left = self.steps
+        for segment in self._epoch.infeed().take(left):
+            left -= segment.count
+            yield segment
+        self.missing = left
 
     @property
     def epoch(self) -> int:
@@ -73,6 +78,9 @@ class FeedEpochIterator(EpochIterator):
     It gives out the same batches in the same order. Executions end with the epoch and report the
     numbers of the steps they run; Keras counts on as if the last one were a full one. So do we
     where nobody knows the number of batches yet: in the first epoch of a generator.
+
+    Where the data runs out before an epoch is over, Keras hears of it as with one step per
+    execution: from an execution without a step. It warns, and the next epoch begins a pass.
     """
 
     def __init__(self, controller: Controller, mode: Mode, **arguments: Any):
@@ -132,14 +140,25 @@ class FeedEpochIterator(EpochIterator):
         self.close()
 
     def _known_number(self, total: int) -> Iterator[tuple[int, int, Execution]]:
-        left = total if self.pass_length is None else self.pass_length - self.steps_in_pass
-        steps = min(total, left)
-        size = self.steps_per_execution
-        begins = range(0, steps, size)
-        self._sizes = [min(size, steps - begin) for begin in begins]
-        for begin, count in zip(begins, self._sizes, strict=True):
+        self._sizes = self._sizes_of(total)
+        begin = 0
+        for count in self._sizes:
             self.steps_in_pass += count
-            yield begin, begin + count - 1, Execution(self, count, begin)
+            execution = Execution(self, count, begin)
+            yield begin, begin + count - 1, execution
+            begin += count - execution.missing
+            if execution.missing:
+                yield begin, begin, Execution(self, 1, begin)
+        self._end_known(begin, total)
+
+    def _sizes_of(self, total: int) -> list[int]:
+        """Returns the steps of each execution of an epoch that is to have `total` steps."""
+        left = total if self.pass_length is None else self.pass_length - self.steps_in_pass
+        steps, size = min(total, left), self.steps_per_execution
+        return [min(size, steps - begin) for begin in range(0, steps, size)]
+
+    def _end_known(self, steps: int, total: int) -> None:
+        """Ends an epoch of `steps` that was to have `total`."""
         if steps < total:
             self.warn_of_missing_data()
         if self.pass_length is not None and self.steps_in_pass >= self.pass_length:
