@@ -53,7 +53,7 @@ def test_the_example_of_the_readme_runs(tmp_path):
     script = tmp_path / "readme.py"
     script.write_text(code)
     (tmp_path / "empty").mkdir()
-    assert "RunStatistics(" in run(script, tmp_path / "empty")
+    assert "fit, evaluate, predict" in run(script, tmp_path / "empty")
 
 
 def test_links_in_the_docs_lead_somewhere():
