@@ -27,7 +27,7 @@ INSPECTION = {
         "(dataset, number_of_epochs, elements_per_epochs, *, print_stats=True, do_memcpy=True)"
     ),
     "diff_programs": "(a, b, limit=5)",
-    "feed_verdict": "(model, dataset, steps=100, *, print_stats=True)",
+    "feed_verdict": "(model, dataset, steps=100, *, print_stats=False)",
     "infeed_benchmark": (
         "(infeed_queue, number_of_epochs, elements_per_epochs, *, print_stats=True, do_memcpy=True)"
     ),

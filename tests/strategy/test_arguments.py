@@ -62,9 +62,13 @@ def test_numbers_of_numpy_are_numbers(strategy):
         model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
     model.compile("sgd", "mse", steps_per_execution=np.int64(2))
     model.set_gradient_accumulation_options(gradient_accumulation_steps_per_replica=np.int32(2))
-    before = strategy.statistics().executions
+    before = strategy.statistics()
     model.fit(X, Y, batch_size=2, verbose=0)
-    assert strategy.statistics().executions - before == 2
+    after = strategy.statistics()
+    assert after.executions - before.executions == 2
+    compiling = after.compile_seconds - before.compile_seconds
+    assert after.loop_compile_seconds - before.loop_compile_seconds == pytest.approx(compiling)
+    assert after.loop_seconds - before.loop_seconds > compiling > 0
 
 
 @pytest.mark.parametrize(

@@ -1,9 +1,11 @@
 """What a strategy knows of one model: its options, its functions, its open feeds."""
 
+import contextlib
 import copy
 import functools
 import itertools
 import operator
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -50,7 +52,19 @@ class Totals:
         self.pipeline = PipelineStatistics()
         self.executions = 0
         self.dispatches = 0
+        self.loop_seconds = 0.0
+        self.loop_compile_seconds = 0.0
         self.noted: set[str] = set()  # what is logged once
+
+    @contextmanager
+    def timed(self) -> Iterator[None]:
+        """Surrounds fit, evaluate or predict, and adds the time that it takes."""
+        begin, compiled = time.perf_counter(), self.compile_log.seconds
+        try:
+            yield
+        finally:
+            self.loop_seconds += time.perf_counter() - begin
+            self.loop_compile_seconds += self.compile_log.seconds - compiled
 
 
 class Controller:
@@ -235,7 +249,8 @@ class Controller:
         """Surrounds fit, evaluate and predict: whichever way they end, their threads end."""
         self._running += 1
         try:
-            yield
+            with contextlib.nullcontext() if self._running > 1 else self.totals.timed():
+                yield
         finally:
             self._running -= 1
             if not self._running:

@@ -92,6 +92,7 @@ class Strategy:
         """Returns where the time went so far, over all models of the strategy."""
         log = self._totals.compile_log
         origins = collections.Counter(record.origin for record in log.executables)
+        again = [record for record in log.executables if record.is_recompilation]
         return RunStatistics(
             executions=self._totals.executions,
             dispatches=self._totals.dispatches,
@@ -103,6 +104,10 @@ class Strategy:
             shared=origins[Origin.SHARED],
             loaded=origins[Origin.LOADED],
             switches=log.switches,
+            loop_seconds=self._totals.loop_seconds,
+            loop_compile_seconds=self._totals.loop_compile_seconds,
+            recompilations=len(again),
+            recompile_seconds=sum(record.seconds for record in again),
         )
 
     @checked
