@@ -129,3 +129,12 @@ def test_pages_for_developers_name_files_that_are_there(name):
 def test_a_file_that_is_gone_is_found():
     text = "`graph/split.py`, feeds/no.py | tests/test_docs.py and `tests/no.py`, split.py"
     assert sorted(stale_paths(text)) == ["feeds/no.py", "tests/no.py"]
+
+
+def test_every_error_is_in_its_tree_and_on_its_page():
+    page = (ROOT / "docs" / "errors.md").read_text()
+    errors = (ROOT / "src" / "millrace" / "errors.py").read_text()
+    tree = errors.split('"""')[1]
+    for name in re.findall(r"^class (\w+)\(", errors, re.MULTILINE):
+        assert re.search(rf"\b{name}\b", tree), name
+        assert f"`{name}`" in page or f"`millrace.errors.{name}`" in page, name
