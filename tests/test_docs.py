@@ -5,10 +5,12 @@ import pathlib
 import re
 import subprocess
 import sys
+import tomllib
 
 import pytest
 
 ROOT = pathlib.Path(__file__).parent.parent
+README = ROOT / "README.md"
 PAGES = [*sorted(ROOT.glob("*.md")), *sorted(ROOT.glob("docs/**/*.md"))]
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 
@@ -66,7 +68,7 @@ def test_the_index_lists_every_page():
 
 
 def test_the_readme_prints_what_it_says_and_what_plain_keras_prints(tmp_path):
-    text = (ROOT / "README.md").read_text()
+    text = README.read_text()
     (code,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
     (printed,) = re.findall(r"```text\n(.*?)```", text, re.DOTALL)
     script = tmp_path / "readme.py"
@@ -86,8 +88,24 @@ def test_the_readme_prints_what_it_says_and_what_plain_keras_prints(tmp_path):
     assert not list((tmp_path / "empty").iterdir())
 
 
+@pytest.mark.parametrize("library", ["Python", "Keras", "JAX"])
+def test_the_versions_in_the_readme_are_those_that_install(library):
+    with open(ROOT / "pyproject.toml", "rb") as file:
+        project = tomllib.load(file)["project"]
+    specs = [*project["dependencies"], f"python{project['requires-python']}"]
+    (spec,) = [spec for spec in specs if spec.startswith(library.lower())]
+    row = re.search(rf"^\| {library} \| ([\d.]+) to ([\d.]+)", README.read_text(), re.MULTILINE)
+    first, last = row.groups()
+    assert f">={first}" in spec
+    if library == "Python":
+        assert f"Programming Language :: Python :: {last}" in project["classifiers"]
+    elif "<" in spec:
+        major, minor = last.split(".")
+        assert spec.endswith(f",<{major}.{int(minor) + 1}")
+
+
 def test_the_example_in_the_readme_is_about_ten_lines():
-    (code,) = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    (code,) = re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)
     assert len([line for line in code.splitlines() if line and "import" not in line]) <= 10
 
 
@@ -129,3 +147,12 @@ def test_pages_for_developers_name_files_that_are_there(name):
 def test_a_file_that_is_gone_is_found():
     text = "`graph/split.py`, feeds/no.py | tests/test_docs.py and `tests/no.py`, split.py"
     assert sorted(stale_paths(text)) == ["feeds/no.py", "tests/no.py"]
+
+
+def test_every_error_is_in_its_tree_and_on_its_page():
+    page = (ROOT / "docs" / "errors.md").read_text()
+    errors = (ROOT / "src" / "millrace" / "errors.py").read_text()
+    tree = errors.split('"""')[1]
+    for name in re.findall(r"^class (\w+)\(", errors, re.MULTILINE):
+        assert re.search(rf"\b{name}\b", tree), name
+        assert f"`{name}`" in page or f"`millrace.errors.{name}`" in page, name
