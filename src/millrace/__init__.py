@@ -26,6 +26,7 @@
     schedules/      the order of a pipeline's tasks
     devices.py      the devices of a strategy
     processes/      who else runs, what all must agree on, how they fail together
+    arguments.py    refuses a misspelled argument, with the name that was meant
     options.py      what the user chose
     records/        what a run leaves behind
     _compat/        private names of Keras and JAX, used nowhere else
