@@ -1,7 +1,11 @@
 """Private Keras: building a model as fit does. Checked on keras 3.13.0, 3.14.0 and 3.15.1."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
+
+from millrace._compat.versions import keras_is
+
+CHECKED_BUILD = "_maybe_symbolic_build"  # the method by which fit builds a model, from 3.16 on
 
 
 def build_for(model: Any, batch: Any) -> bool:
@@ -23,6 +27,24 @@ def build_for(model: Any, batch: Any) -> bool:
 
     model._symbolic_build(iterator=batches())
     return needed
+
+
+def checked_build(model: Any, check: Callable[[Any], Any]) -> dict[str, Callable[..., None]]:
+    """Returns the attributes of a model that let `check` see the batch that fit builds it from.
+
+    Up to Keras 3.15 fit draws that batch from its epoch iterator, which can check it, and there
+    are none; from 3.16 on it goes past the iterator, to the data adapter.
+    """
+    if not keras_is("3.16"):
+        return {}
+
+    def build(iterator: Any = None, data_batch: Any = None) -> None:
+        if data_batch is None and any(model._get_unbuilt_components()):
+            data_batch = next(iter(iterator.data_adapter.get_jax_iterator()), None)
+            check(data_batch)
+        type(model)._maybe_symbolic_build(model, iterator, data_batch)
+
+    return {CHECKED_BUILD: build}
 
 
 def layer_names(model: Any) -> tuple[str, ...]:

@@ -132,6 +132,16 @@ _KERAS = (
         "brings the values of a running loop back to the variables",
         {"0": ("keras:Model",), "3.16": ()},
     ),
+    Private(
+        "_maybe_symbolic_build",
+        "checks the batch that fit makes variables from",
+        {"0": (), "3.16": ("keras:Model",)},
+    ),
+    Private(
+        "_get_unbuilt_components",
+        "whether fit makes variables",
+        {"0": (), "3.16": ("keras:Model",)},
+    ),
     # Data.
     *_in(_DATA, get_data_adapter="what Keras makes of `x`, and adds kinds of data"),
     *_in(f"{_DATA}.array_data_adapter", ArrayDataAdapter="tells arrays from other data"),

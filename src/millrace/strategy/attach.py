@@ -19,8 +19,10 @@ from typing import Any
 import jax
 import keras
 
+from millrace._compat.keras_build import CHECKED_BUILD, checked_build
 from millrace._compat.keras_state import STATE_SYNC, map_loop_state, report_logs
 from millrace.arguments import check_call
+from millrace.feeds.block import batch_spec
 from millrace.plan import Mode
 from millrace.strategy import compile_only
 from millrace.strategy.arguments import check_arguments
@@ -52,6 +54,7 @@ def attach(model: keras.Model, devices: Sequence[jax.Device], totals: Totals) ->
     )
     attributes[name] = report
     attributes[STATE_SYNC] = _state_sync(controller)
+    attributes.update(checked_build(model, batch_spec))
     for name in _FILES:
         attributes[name] = compile_only.sparing(whole_files(model, name))
     attributes["save_assets"] = _save_assets(model, controller)
@@ -66,7 +69,7 @@ def detach(model: keras.Model) -> None:
     """Makes `model` a stock one again. Weights, optimizer and compilation stay."""
     bring_back([*model.variables, *getattr(getattr(model, "optimizer", None), "variables", ())])
     names = [ATTRIBUTE, *(m.__name__ for m in METHODS), *_LOOPS, "save_assets", "load_assets"]
-    names += [STATE_SYNC, "_get_metrics_result_or_logs", *_FILES]
+    names += [STATE_SYNC, CHECKED_BUILD, "_get_metrics_result_or_logs", *_FILES]
     names += [f"make_{mode.value}_function" for mode in Mode]
     for name in names:
         model.__dict__.pop(name, None)
