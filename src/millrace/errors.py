@@ -90,9 +90,9 @@ class OptionError(MillraceError, ValueError):
 class ModelError(MillraceError, RuntimeError):
     """The model, as written or compiled, does what a compiled loop cannot run.
 
-    Wrong: `model.compile(..., run_eagerly=True)`
+    Wrong: `model.compile(..., run_eagerly=True)` with several replicas or stages.
 
-    Right: `model.compile(...)`
+    Right: `model.compile(...)`, or `Strategy(devices=1)`.
     """
 
 

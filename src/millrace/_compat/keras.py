@@ -5,7 +5,7 @@
 `get_data_adapter`, `is_array_adapter`   what Keras makes of `x`, in the order it would feed it.
 `is_endless`      whether a data set says of itself that it never ends.
 `layer_of`        the layer that a variable belongs to.
-`layers_without_jit`   of all layers, nested ones included.
+`all_layers`, `layers_without_jit`   nested ones included.
 `compute_gradient_step`   loss, gradients and metrics of one micro-batch without the update, which
                   `train_step` only has together with it.
 `compute_forward` the same without the gradients, for all three loops.
@@ -27,6 +27,7 @@ from millrace._compat.versions import keras_is
 
 __all__ = [
     "EpochIterator",
+    "all_layers",
     "compute_forward",
     "compute_gradient_step",
     "epoch_order",
@@ -244,9 +245,14 @@ def _run_forward(
     return (loss, gradients), (trainable, non_trainable, *optimizer, metrics), logs
 
 
+def all_layers(model: Any) -> list[Any]:
+    """Returns the layers of a model, nested ones and itself included."""
+    return list(model._flatten_layers())
+
+
 def layers_without_jit(model: Any) -> list[str]:
     """Returns the names of layers that say of themselves that they cannot be compiled."""
-    return [x.name for x in model._flatten_layers() if not getattr(x, "supports_jit", True)]
+    return [x.name for x in all_layers(model) if not getattr(x, "supports_jit", True)]
 
 
 def layer_of(model: Any, variable: Any) -> str | None:

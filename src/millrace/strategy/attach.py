@@ -3,7 +3,8 @@
 Methods are bound to the instance: a changed class would break saving, loading and pickling, which
 look classes up by name. What attachment adds to a model:
 
-    make_train_function and its kind   return our functions to Keras's loops
+    make_train_function and its kind   return our functions to Keras's loops; Keras's own where the
+                                       model is not to be compiled (`uncompiled.py`)
     fit, evaluate, predict             Keras's, with threads that end whichever way they end
     set_*_options ...                  `methods.py`
     state_sync                         what lies on several devices comes back to the variables
@@ -34,6 +35,11 @@ from millrace.strategy.methods import METHODS
 from millrace.strategy.offloading import bring_back
 from millrace.strategy.saving import load_options, save_options
 from millrace.strategy.together import agree, quiet_unless_first, whole_files
+from millrace.strategy.uncompiled import (
+    check_uncompiled,
+    make_uncompiled_function,
+    runs_uncompiled,
+)
 
 _FILES = ("save", "save_weights")
 _LOOPS = {"fit": Mode.TRAIN, "evaluate": Mode.TEST, "predict": Mode.PREDICT}
@@ -97,6 +103,9 @@ def _make_function(controller: Controller, mode: Mode) -> Callable[..., None]:
 
     def make_function(force: bool = False) -> None:
         model = controller.model
+        if runs_uncompiled(controller) and not compile_only.is_on():
+            make_uncompiled_function(controller, mode)
+            return
         current = getattr(model, attribute)
         if force or current is None or current is not controller.functions.get(mode):
             kind = compile_only.DescribedFunction if compile_only.is_on() else LoopFunction
@@ -113,6 +122,10 @@ def _loop(model: keras.Model, name: str, mode: Mode, controller: Controller) -> 
 
     def loop(*args: Any, **kwargs: Any) -> Any:
         model = controller.model
+        if runs_uncompiled(controller) and not compile_only.is_on():
+            check_uncompiled(controller, mode)
+            with controller.running():
+                return stock(model, *args, **kwargs)
         controller.check(mode)
         agree(controller, mode)
         short = model.compiled and model.steps_per_execution == controller.replicas == 1

@@ -120,7 +120,7 @@ def check_model(
                 "override (train_step, test_step and predict_step may be overridden), or use the "
                 "model without the strategy."
             )
-    _check_compiled(model, name, mode)
+    _check_compiled(model, name, mode, is_pipelined or replicas > 1)
     step = f"{mode.value}_step"
     if getattr(type(model), step) is not getattr(keras.Model, step):
         _check_own_step(model, name, step)
@@ -175,12 +175,19 @@ def check_recomputed(model: keras.Model) -> None:
         )
 
 
-def _check_compiled(model: keras.Model, name: str, mode: Mode) -> None:
+def _check_compiled(model: keras.Model, name: str, mode: Mode, is_parted: bool) -> None:
+    # In one piece on one device Keras's own loop runs it, and this is not asked.
+    other = (
+        ", or run it in one piece on one device: Strategy(devices=1), without pipeline stages"
+        if is_parted
+        else ""
+    )
     if getattr(model, "run_eagerly", False):
+        cause = "stages and replicas are" if is_parted else "this is about"
         raise ModelError(
-            f"{name} was compiled with run_eagerly=True, and a strategy compiles the loop around "
-            "the step. Remove run_eagerly from compile(); to look at values while it runs, call "
-            "the model outside the strategy, or use jax.debug.print."
+            f"{name} was compiled with run_eagerly=True, and {cause} compiled programs. Remove "
+            f"run_eagerly from compile(){other}. To look at values while a compiled program runs, "
+            "use jax.debug.print."
         )
     if mode is Mode.PREDICT and not model.compiled:
         return
@@ -196,7 +203,7 @@ def _check_compiled(model: keras.Model, name: str, mode: Mode) -> None:
             if layers
             else "Remove jit_compile from compile()"
         )
-        raise ModelError(f"{name} cannot run as a compiled loop: {cause}. {advice}.")
+        raise ModelError(f"{name} cannot run as a compiled loop: {cause}. {advice}{other}.")
 
 
 def _check_own_step(model: keras.Model, name: str, step: str) -> None:

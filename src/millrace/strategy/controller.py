@@ -31,6 +31,7 @@ from millrace.strategy.checks import check_model
 from millrace.strategy.offloading import bring_back, check_offload, offload_in_force
 from millrace.strategy.pipelining import Stages, check_pipeline
 from millrace.strategy.rules import Rules
+from millrace.strategy.uncompiled import check_watched
 
 if TYPE_CHECKING:
     from millrace.strategy.functions import LoopFunction
@@ -82,6 +83,7 @@ class Controller:
         self.rules = Rules()
         self.stages = Stages(model)
         self.functions: dict[Mode, LoopFunction] = {}
+        self.uncompiled: dict[Mode, tuple[Any, Any]] = {}  # functions of Keras, and made for what
         self.running_function: LoopFunction | None = None  # whose state Keras keeps
         self.outfeed = Delivery()
         self._taps: dict[Any, Taps] = {}  # by who wants them
@@ -188,7 +190,11 @@ class Controller:
         """Lets a listener have statistics of tensors, from the next execution on.
 
         Until `unwatch`; within `fit` until that ends, so that nothing is left of one that fails.
+
+        Raises:
+            ModelError: if the model is not compiled.
         """
+        check_watched(self)
         self._taps[listener] = taps
         self.outfeed.listeners.append(listener)
         if self.is_running:

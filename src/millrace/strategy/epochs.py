@@ -30,6 +30,7 @@ from millrace.plan import Mode
 from millrace.strategy.checks import shortened_to_stop
 from millrace.strategy.controller import Controller, controller_of
 from millrace.strategy.together import agree_on_data, agree_on_order
+from millrace.strategy.uncompiled import runs_uncompiled
 
 _DATA = ("x", "y", "sample_weight")
 
@@ -236,9 +237,9 @@ def _whole_arrays(arguments: dict[str, Any], limit: int) -> Any | None:
 
 
 def make_epoch_iterator(model: keras.Model, loop: str, arguments: Any) -> Any | None:
-    """Returns what an attached model's loop draws from; None for any other model."""
+    """Returns what an attached model's loop draws from; None where Keras's own loop runs it."""
     controller = controller_of(model)
-    if controller is None:
+    if controller is None or runs_uncompiled(controller):
         return None
     return FeedEpochIterator(controller, Mode(loop), **arguments)
 
