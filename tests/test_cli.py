@@ -31,7 +31,7 @@ def test_the_flags():
     cache = main.commands["cache"].commands
     assert {name: [p.opts[0] for p in command.params] for name, command in cache.items()} == {
         "clear": ["--older-than", "--dir"],
-        "list": ["--json", "--dir"],
+        "list": ["--json", "--all", "--dir"],
         "stats": ["--json", "--dir"],
     }
     assert " ".join(flag for p in main.commands["launch"].params for flag in p.opts) == (

@@ -269,10 +269,11 @@ _json = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 
 @cache_command.command("list")
 @_json
+@click.option("--all", "everything", is_flag=True, help="List small programs of JAX itself, too.")
 @_directory
-def cache_list_command(as_json: bool, directory: pathlib.Path | None) -> None:
-    """Prints every executable, the last used first."""
-    cache_table.show_entries(directory, as_json)
+def cache_list_command(as_json: bool, everything: bool, directory: pathlib.Path | None) -> None:
+    """Prints the executables of models and functions, the last used first. JSON has all."""
+    cache_table.show_entries(directory, as_json, everything)
 
 
 @cache_command.command("stats")
