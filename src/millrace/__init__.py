@@ -28,7 +28,6 @@
     processes/      who else runs, what all must agree on, how they fail together
     arguments.py    refuses a misspelled argument, with the name that was meant
     options.py      what the user chose
-    arguments.py    refuses misspelled arguments, with the name that was meant
     records/        what a run leaves behind
     _compat/        private names of Keras and JAX, used nowhere else
     _backend.py     makes JAX the backend of Keras
