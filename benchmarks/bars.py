@@ -44,7 +44,8 @@ SECTIONS = {
         "no Keras, no callbacks, and batches that were stacked beforehand, where `fit` shuffles. "
         "Models: tiny has 2 dense layers of 8 and batches of 8; mlp has 3 dense layers of 128 and "
         "batches of 32; lstm has 16 units over 16 time steps and batches of 16; convnet has 2 "
-        "convolutions on 16 x 16 and batches of 32.",
+        "convolutions on 16 x 16 and batches of 32. Rows of the *next* Keras, if there are any, "
+        "time Keras 3.16, which runs `steps_per_execution` as a scan of its own.",
         "steps_per_execution.md",
         {
             r"(tiny|mlp): millrace / jax": "`fit` shuffles the rows of every epoch, and the "

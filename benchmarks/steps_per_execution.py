@@ -16,7 +16,7 @@ import numpy as np
 
 import harness
 import models
-from next_keras import NextKeras
+from nextkeras import NextKeras
 
 KERAS_STEPS = (1, 8, 32, 128)
 NEXT_STEPS = (1, 32, 128)

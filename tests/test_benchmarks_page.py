@@ -153,3 +153,9 @@ def test_every_section_is_of_a_script(scripts):
 
 def test_the_readme_is_short():
     assert len((ROOT / "README.md").read_text().splitlines()) <= 150
+
+
+def test_make_bench_runs_benchmarks_only():
+    """It takes the files with an underscore in their names, and gives them --small."""
+    scripts = BENCHMARKS.glob("[a-z]*_*.py")
+    assert [p.name for p in scripts if "harness.arguments(" not in p.read_text()] == []
