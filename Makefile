@@ -6,6 +6,12 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 OTHERS ?= $(wildcard $(foreach v,3.12 3.13 3.14,$(HOME)/.pyenv/versions/$(v).*/bin/python3) /usr/bin/python3.12 /usr/bin/python3.13)
 
+# At most as many as there are processors, each with up to 2 GiB; WORKERS=8 for more.
+WORKERS ?= 2
+# Printed last: the ten tests that took longest.
+PYTEST := -m pytest -q -n auto --maxprocesses $(WORKERS) --dist worksteal --durations=10
+FAST := "not slow and not gpu and not exhaustive"
+
 .PHONY: help demo test test-slow test-exhaustive test-all test-oldest test-next test-sources check mutants format bench benchmarks-page lock clean
 
 help:  ## show this
@@ -22,26 +28,26 @@ $(READY): requirements/dev.txt pyproject.toml
 demo: $(READY)  ## faster than plain Keras, cut in two, and in how much memory: a minute
 	@$(BIN)/python examples/demo.py --output demo-output
 
-test: $(READY)  ## the tests, on the python3 at hand
-	@$(BIN)/python -m pytest -q -n 2 -m "not slow and not gpu and not exhaustive"
+test: $(READY)  ## the tests, on the python3 at hand: minutes; COMPILER=shipped for XLA as users have it
+	@$(BIN)/python $(PYTEST) -m $(FAST) $(if $(COMPILER),--compiler=$(COMPILER)) $(TESTS)
 
 test-slow: $(READY)  ## the tests that take longest; TESTS=... for some of them
-	@$(BIN)/python -m pytest -q -n 2 -m "slow and not gpu" $(TESTS)
+	@$(BIN)/python $(PYTEST) -m "slow and not gpu" $(TESTS)
 
 test-exhaustive: $(READY)  ## every combination of replicas; an hour
-	@$(BIN)/python -m pytest -q -n 2 -m "exhaustive and not gpu"
+	@$(BIN)/python $(PYTEST) -m "exhaustive and not gpu"
 
 test-oldest:  ## the tests on the oldest supported Keras and JAX
 	@test -d .venv-oldest || $(PY) -m venv .venv-oldest
 	@.venv-oldest/bin/python -m pip install -q --disable-pip-version-check -r requirements/oldest.txt
 	@.venv-oldest/bin/python -m pip install -q --disable-pip-version-check --no-deps -e .
-	@.venv-oldest/bin/python -m pytest -q -n 2 -m "not slow and not gpu and not exhaustive"
+	@.venv-oldest/bin/python $(PYTEST) -m $(FAST)
 
 test-next:  ## the tests on the next Keras and the newest JAX for the python3 at hand; TESTS=... for some
 	@test -d .venv-next || $(PY) -m venv .venv-next
 	@.venv-next/bin/python -m pip install -q --disable-pip-version-check --require-hashes -r requirements/next.txt
 	@.venv-next/bin/python -m pip install -q --disable-pip-version-check --no-deps --no-build-isolation -e .
-	@.venv-next/bin/python -m pytest -q -n 2 -m "not slow and not gpu and not exhaustive" $(TESTS)
+	@.venv-next/bin/python $(PYTEST) -m $(FAST) $(TESTS)
 
 test-sources:  ## the tests that read from tensorflow, with it installed (250 MB)
 	@test -d .venv-sources || $(PY) -m venv .venv-sources
