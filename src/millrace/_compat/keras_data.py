@@ -4,20 +4,16 @@
 `let_data_adapt`  Keras knows data sets by a list of types; nothing public adds one to it.
 """
 
-import functools
 from typing import Any
 
-from keras.src.trainers import data_adapters
 from keras.src.trainers.data_adapters.data_adapter import DataAdapter
 
-from millrace._compat.needed import check_names, wrap
+from millrace._compat.patch_table import DATA_ADAPTER
+from millrace._compat.patches import replace
 
 __all__ = ["DataAdapter", "let_data_adapt"]
 
-check_names({data_adapters: ("get_data_adapter",)})
 
-
-@functools.cache
 def let_data_adapt() -> None:
     """Lets data that has a method `as_data_adapter` say what Keras draws from.
 
@@ -37,4 +33,4 @@ def let_data_adapt() -> None:
 
         return get_data_adapter
 
-    wrap(data_adapters, "get_data_adapter", wrapper)
+    replace(DATA_ADAPTER, wrapper)

@@ -1,7 +1,6 @@
-"""Private names of Keras: those that are gone are named at import; functions are wrapped once."""
+"""Private names of Keras: those that are gone are named at import."""
 
-import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import keras
@@ -22,12 +21,3 @@ def check_names(needed: Mapping[Any, Sequence[str]]) -> None:
                     f"keras {keras.__version__} has no {owner.__name__}.{name}, which millrace "
                     "builds on. Install a version from 3.13 to 3.15."
                 )
-
-
-def wrap(owner: Any, name: str, wrapper: Callable[[Any], Any]) -> None:
-    """Replaces a function; one replaced before, by a module since reloaded, is replaced anew."""
-    current = getattr(owner, name)
-    original = getattr(current, "millrace_original", current)
-    wrapped: Any = functools.wraps(original)(wrapper(original))
-    wrapped.millrace_original = original
-    setattr(owner, name, wrapped)
