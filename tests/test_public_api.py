@@ -56,6 +56,7 @@ STRATEGY = {
     ),
     "attach": "(self, model)",
     "compile_log": "property",
+    "detach": "(self, model)",
     "devices": "property",
     "export_executables": "(self, directory)",
     "load_executables": "(self, directory)",

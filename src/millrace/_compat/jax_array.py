@@ -4,19 +4,27 @@
                   abstract, and nothing public adds a method to what is behind it.
 """
 
+from typing import Any
+
 import jax
 import numpy as np
-from jax._src.array import ArrayImpl
+
+from millrace._compat.patch_table import ARRAY_NUMPY
+from millrace._compat.patches import replace
 
 __all__ = ["let_arrays_be_numpy"]
 
 
 def let_arrays_be_numpy() -> None:
     """Gives arrays a method `numpy`, unless they have one."""
-    if not hasattr(ArrayImpl, "numpy"):
-        ArrayImpl.numpy = _numpy  # type: ignore[attr-defined]
 
+    def wrapper(original: Any) -> Any:
+        def numpy(array: jax.Array) -> np.ndarray:
+            """Returns the array in host memory."""
+            return np.asarray(array)
 
-def _numpy(array: jax.Array) -> np.ndarray:
-    """Returns the array in host memory."""
-    return np.asarray(array)
+        del original
+        return numpy
+
+    if not hasattr(ARRAY_NUMPY.owner(), ARRAY_NUMPY.attribute):  # type: ignore[misc]
+        replace(ARRAY_NUMPY, wrapper)

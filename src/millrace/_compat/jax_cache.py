@@ -14,6 +14,8 @@ import jaxlib.version
 from jax.experimental.compilation_cache import compilation_cache as public
 
 from millrace._compat.jax import backends_are_initialized
+from millrace._compat.patch_table import COMPILATION_CACHE
+from millrace._compat.patches import put_in, take_out
 
 try:
     from jax._src import compilation_cache as private
@@ -115,13 +117,16 @@ def install(store: Store, directory: pathlib.Path) -> None:
             with private._cache_initialized_mutex:
                 private._cache = _Adapter(store, directory)  # type: ignore[assignment]
                 private._cache_initialized = True
+    put_in(COMPILATION_CACHE, _restore)
 
 
 def uninstall() -> None:
     """Has JAX do again what it did before `install`. Options that were changed since stay."""
+    take_out(COMPILATION_CACHE)
+
+
+def _restore() -> None:
     with _lock:
-        if not _before:
-            return
         for name, value in _before.items():
             if getattr(jax.config, name) == _ours[name]:
                 jax.config.update(name, value)

@@ -13,7 +13,6 @@
 
 import abc
 import functools
-import inspect
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -23,6 +22,7 @@ import numpy as np
 from keras.src.backend.jax import trainer as _trainer
 from keras.src.trainers.data_adapters import array_data_adapter, get_data_adapter
 
+from millrace._compat.patches import unpatched
 from millrace._compat.versions import keras_is
 
 __all__ = [
@@ -32,7 +32,6 @@ __all__ = [
     "compute_gradient_step",
     "epoch_order",
     "get_data_adapter",
-    "install_epoch_iterator",
     "is_array_adapter",
     "is_endless",
     "layer_of",
@@ -40,7 +39,7 @@ __all__ = [
     "metric_logs",
 ]
 
-_StockEpochIterator = _trainer.JAXEpochIterator
+_StockEpochIterator = unpatched(_trainer.JAXEpochIterator)
 
 
 class EpochIterator(_StockEpochIterator, abc.ABC):
@@ -94,36 +93,6 @@ class EpochIterator(_StockEpochIterator, abc.ABC):
     def warn_of_missing_data(self) -> None:
         """Warns, in Keras's words, that an epoch had fewer batches than it was to have."""
         self._interrupted_warning()
-
-
-def install_epoch_iterator(make: Callable[[keras.Model, str, dict[str, Any]], Any | None]) -> None:
-    """Lets `make` decide what `fit`, `evaluate` and `predict` of any model draw from.
-
-    These three look their iterator's class up in their module and do not pass the model on, so
-    the model is read from the calling frame: anything that is remembered between calls would be
-    taken for that of a model which a callback of the first one runs.
-
-    Args:
-        make: called with the model, `"train"`, `"test"` or `"predict"`, and the arguments; returns
-            an instance of a subclass of `EpochIterator`, or None where Keras's own should be used.
-    """
-    signature = inspect.signature(_StockEpochIterator)
-
-    def epoch_iterator(*args: Any, **kwargs: Any) -> Any:
-        caller = inspect.currentframe().f_back  # type: ignore[union-attr]
-        model = caller.f_locals.get("self")  # type: ignore[union-attr]
-        loop = _LOOPS.get(caller.f_code.co_name)  # type: ignore[union-attr]
-        if loop == "train" and "epoch_iterator" in caller.f_locals:  # type: ignore[union-attr]
-            loop = "test"  # `fit` makes the iterator of its validation data itself
-        made = None
-        if loop is not None and isinstance(model, keras.Model):
-            made = make(model, loop, signature.bind(*args, **kwargs).arguments)
-        return _StockEpochIterator(*args, **kwargs) if made is None else made
-
-    _trainer.JAXEpochIterator = epoch_iterator
-
-
-_LOOPS = {"fit": "train", "evaluate": "test", "predict": "predict"}
 
 
 def epoch_order(data: Any, rows: int, shuffle: bool | str) -> np.ndarray:

@@ -5,18 +5,16 @@
 `after_calls`     sees what every layer returns, however deep it is called.
 """
 
-import functools
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import keras
-from keras.src.ops.function import Function
 
 from millrace._compat.keras_graph import graph_of, numbered_nodes
-from millrace._compat.needed import wrap
-from millrace._compat.versions import owners
+from millrace._compat.patch_table import GRAPH_RUN, LAYER_CALL, REMAT, STATELESS_CALL
+from millrace._compat.patches import held, replace
 
 
 class _Frame:
@@ -64,11 +62,11 @@ def around_calls(model: Any, around: Around) -> Iterator[None]:
             operation's calls by that model it is; returns the context to run the call in. In a
             graph calls are numbered as by `numbered_nodes`, elsewhere in the order of the run.
     """
-    _wrap_calls()
     before = _running.frame, _running.around
     _running.frame, _running.around = _Frame(model), around
     try:
-        yield
+        with _wrapped_calls():
+            yield
     finally:
         _running.frame, _running.around = before
 
@@ -83,11 +81,11 @@ def after_calls(see: See, recompute: Recompute) -> Iterator[None]:
         recompute: called with a function that Keras is about to have recomputed in the backward
             pass; returns the function to use instead.
     """
-    _wrap_calls()
     before = _running.see, _running.recompute, _running.path
     _running.see, _running.recompute, _running.path = see, recompute, ()
     try:
-        yield
+        with _wrapped_calls():
+            yield
     finally:
         _running.see, _running.recompute, _running.path = before
 
@@ -102,13 +100,14 @@ def _one_call(frame: _Frame, operation: Any, node_index: int) -> Iterator[None]:
             _running.frame = frame
 
 
-@functools.cache
-def _wrap_calls() -> None:
-    wrap(keras.Layer, "__call__", _wrapped_call)
-    for module in owners("remat"):
-        wrap(module, "remat", _wrapped_remat)
-    wrap(keras.Layer, "stateless_call", _wrapped_stateless_call)
-    wrap(Function, "_run_through_graph", _wrapped_graph_run)
+@contextmanager
+def _wrapped_calls() -> Iterator[None]:
+    with held():
+        replace(LAYER_CALL, _wrapped_call)
+        replace(REMAT, _wrapped_remat)
+        replace(STATELESS_CALL, _wrapped_stateless_call)
+        replace(GRAPH_RUN, _wrapped_graph_run)
+        yield
 
 
 def _wrapped_call(original: Any) -> Any:

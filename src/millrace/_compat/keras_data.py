@@ -5,14 +5,13 @@
 `let_data_adapt`  Keras knows data sets by a list of types; nothing public adds one to it.
 """
 
-import functools
 from collections.abc import Iterator
 from typing import Any
 
-from keras.src.trainers import data_adapters
 from keras.src.trainers.data_adapters.data_adapter import DataAdapter
 
-from millrace._compat.needed import wrap
+from millrace._compat.patch_table import DATA_ADAPTER
+from millrace._compat.patches import replace
 from millrace._compat.versions import private
 
 __all__ = ["DataAdapter", "let_data_adapt", "stacked"]
@@ -28,7 +27,6 @@ def stacked(batches: Iterator[Any], steps: int | None) -> Iterator[Any]:
     return private("super_batch_iterator")(batches, steps) if steps else batches
 
 
-@functools.cache
 def let_data_adapt() -> None:
     """Lets data that has a method `as_data_adapter` say what Keras draws from.
 
@@ -48,4 +46,4 @@ def let_data_adapt() -> None:
 
         return get_data_adapter
 
-    wrap(data_adapters, "get_data_adapter", wrapper)
+    replace(DATA_ADAPTER, wrapper)

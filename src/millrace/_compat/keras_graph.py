@@ -10,7 +10,6 @@
 `is_calling`      whether a layer or a model is running, which Keras keeps as a global.
 """
 
-import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -19,10 +18,9 @@ from keras.src import backend
 from keras.src.backend.common import global_state
 from keras.src.backend.common.symbolic_scope import in_symbolic_scope
 from keras.src.models.functional import Functional
-from keras.src.ops.node import Node
-from keras.src.ops.operation import Operation
 
-from millrace._compat.needed import wrap
+from millrace._compat.patch_table import NODE_INIT, OPERATION_INIT
+from millrace._compat.patches import replace
 
 _STAGE = "_millrace_stage"
 
@@ -131,11 +129,10 @@ def run_symbolically(model: Any, *args: Any, **kwargs: Any) -> None:
     backend.compute_output_spec(model, *args, **kwargs)
 
 
-@functools.cache
 def record_stages(current_stage: Callable[[], int | None]) -> None:
     """Lets new graph nodes and new operations remember the stage in which they were made.
 
-    Once is enough, and all that happens.
+    Where that is so already, nothing happens.
 
     Args:
         current_stage: returns the stage of this thread, or None for no stage.
@@ -161,8 +158,8 @@ def record_stages(current_stage: Callable[[], int | None]) -> None:
 
         return __init__
 
-    wrap(Node, "__init__", node)
-    wrap(Operation, "__init__", operation)
+    replace(NODE_INIT, node)
+    replace(OPERATION_INIT, operation)
 
 
 def recorded_stage(made: Any) -> int | None:

@@ -4,15 +4,14 @@
 `__init__`          makes variables with values of their own, which no stateless scope lets be made.
 """
 
-import functools
 from typing import Any
 
 import jax
-import keras
 from jax.core import Tracer
 from keras.src.backend.common.global_state import get_global_attribute, set_global_attribute
 
-from millrace._compat.needed import wrap
+from millrace._compat.patch_table import APPLY_GRADIENTS, OPTIMIZER_INIT
+from millrace._compat.patches import replace
 from millrace.errors import LoopError
 
 __all__ = ["let_names_be_given", "let_optimizers_be_made"]
@@ -20,7 +19,6 @@ __all__ = ["let_names_be_given", "let_optimizers_be_made"]
 _SCOPE = "stateless_scope"
 
 
-@functools.cache
 def let_names_be_given() -> None:
     """Lets `optimizer.apply_gradients(pairs, name)` ignore the name."""
 
@@ -33,10 +31,9 @@ def let_names_be_given() -> None:
 
         return apply_gradients
 
-    wrap(keras.optimizers.Optimizer, "apply_gradients", wrapper)
+    replace(APPLY_GRADIENTS, wrapper)
 
 
-@functools.cache
 def let_optimizers_be_made() -> None:
     """Lets optimizers be made in functions that are traced, with values at once."""
 
@@ -55,7 +52,7 @@ def let_optimizers_be_made() -> None:
 
         return make
 
-    wrap(keras.optimizers.Optimizer, "__init__", wrapper)
+    replace(OPTIMIZER_INIT, wrapper)
 
 
 def _check_rate(optimizer: Any, learning_rate: Any = None, *_: Any, **__: Any) -> None:

@@ -6,13 +6,12 @@
                   that scale the loss; nothing public is asked before.
 """
 
-import functools
 from typing import Any
 
 from keras.src.backend.common.stateless_scope import get_stateless_scope
 
-from millrace._compat.needed import wrap
-from millrace._compat.versions import owners
+from millrace._compat.patch_table import COND
+from millrace._compat.patches import replace
 
 __all__ = ["current_scope", "let_scopes_branch", "stored_value"]
 
@@ -27,7 +26,6 @@ def stored_value(variable: Any) -> Any:
     return variable._value
 
 
-@functools.cache
 def let_scopes_branch() -> None:
     """Lets a scope that has a method `branch` run the conditionals that Keras runs in it."""
 
@@ -40,5 +38,4 @@ def let_scopes_branch() -> None:
 
         return cond
 
-    for module in owners("cond"):
-        wrap(module, "cond", wrapper)
+    replace(COND, wrapper)

@@ -17,6 +17,7 @@ from millrace.errors import PlanError
 from millrace.ipu.config import System, current_system
 from millrace.ipu.keras.extensions.extend import extend
 from millrace.ipu.keras.extensions.kinds import is_extended
+from millrace.ipu.keras.extensions.saving import revive_from_configs
 from millrace.programs.replication import launching
 from millrace.strategy.strategy import Strategy
 from millrace.tensorflow.iterators import device_iterators
@@ -62,6 +63,7 @@ class IPUStrategy(Strategy):
     def scope(self) -> Iterator[Strategy]:
         """Attaches every model that is built, cloned or loaded inside."""
         with super().scope(), device_iterators(self.enable_dataset_iterators):
+            revive_from_configs()
             _local.strategy = self
             try:
                 yield self

@@ -17,6 +17,7 @@ import keras
 from millrace._compat.jax import trace_state, uncommitted
 from millrace._compat.keras_optimizers import let_optimizers_be_made
 from millrace._compat.keras_scope import current_scope, let_scopes_branch, stored_value
+from millrace._compat.patches import hold, release
 from millrace.errors import ModelError, TapError
 from millrace.programs.loop_around import LoopAround
 from millrace.programs.taps import Tapped, collecting
@@ -90,8 +91,6 @@ class VariableScope(keras.StatelessScope):
         # Losses that layers add are collected, so that `model.losses` has them in the body.
         builds = context is not None and context.looks_only
         super().__init__(collect_losses=True, initialize_variables=builds)
-        let_scopes_branch()
-        let_optimizers_be_made()
         self._held = {id(variable): value for variable, value in values}
         self._own_context = context
         self._around: Any = None
@@ -101,7 +100,14 @@ class VariableScope(keras.StatelessScope):
 
     def __enter__(self) -> "VariableScope":
         self._around = current_scope()
+        hold(self)
+        let_scopes_branch()
+        let_optimizers_be_made()
         return super().__enter__()
+
+    def __exit__(self, *failure: Any) -> None:
+        super().__exit__(*failure)
+        release(self)
 
     @property
     def context(self) -> Context | None:

@@ -17,7 +17,9 @@ from types import ModuleType
 from typing import Any
 
 from millrace import tensorflow
-from millrace._compat.keras_tensorflow import show_tensorflow
+from millrace._compat.keras_tensorflow import show_own_tensorflow, show_tensorflow
+from millrace._compat.patch_table import SCRIPT_MODULES
+from millrace._compat.patches import put_in, take_out
 from millrace.tensorflow.aliases import serve, stop_serving
 from millrace.tensorflow.real import put_back, real_name, real_tensorflow
 
@@ -49,13 +51,19 @@ def serving(directory: pathlib.Path) -> Iterator[None]:
     package.__getattr__ = lambda name: real_name(f"python.{name}")
     sys.modules["tensorflow"] = tensorflow
     sys.modules["tensorflow.python"] = tensorflow.python = package  # type: ignore[attr-defined]
-    try:
-        yield
-    finally:
+
+    def undo() -> None:
         stop_serving(PURPOSE)
         del tensorflow.python  # type: ignore[attr-defined]
         sys.modules.update(before)
         put_back()
+        show_own_tensorflow()
+
+    put_in(SCRIPT_MODULES, undo)
+    try:
+        yield
+    finally:
+        take_out(SCRIPT_MODULES)
 
 
 def run_script(script: str, arguments: Sequence[str] = ()) -> None:

@@ -14,22 +14,27 @@ look classes up by name. What attachment adds to a model:
 
 import functools
 import inspect
-from collections.abc import Callable, Sequence
+import threading
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import jax
 import keras
 
-from millrace._compat.keras_build import CHECKED_BUILD, checked_build
+from millrace._compat.jax import uncommitted
+from millrace._compat.keras_build import checked_build
+from millrace._compat.keras_loops import let_loops_ask
 from millrace._compat.keras_state import STATE_SYNC, map_loop_state, report_logs
 from millrace.arguments import check_call
+from millrace.errors import ModelError
 from millrace.feeds.block import batch_spec
 from millrace.plan import Mode
+from millrace.runtime.gather import gathered
 from millrace.strategy import compile_only
 from millrace.strategy.arguments import check_arguments
 from millrace.strategy.asynchronous import StepCallbackList
 from millrace.strategy.checks import hint_steps_per_execution
-from millrace.strategy.controller import ATTRIBUTE, Controller, Totals
+from millrace.strategy.controller import ATTRIBUTE, Controller, Totals, controller_of
 from millrace.strategy.functions import LoopFunction
 from millrace.strategy.methods import METHODS
 from millrace.strategy.offloading import bring_back
@@ -63,23 +68,72 @@ def attach(model: keras.Model, devices: Sequence[jax.Device], totals: Totals) ->
     attributes.update(checked_build(model, batch_spec))
     for name in _FILES:
         attributes[name] = compile_only.sparing(whole_files(model, name))
+    if isinstance(model, keras.Sequential):
+        attributes["build"] = _making_graph(model.build)
     attributes["save_assets"] = _save_assets(model, controller)
     attributes["load_assets"] = _load_assets(model, controller)
     for name, value in attributes.items():
-        # Past Keras's own __setattr__, which would track these as parts of the model.
-        object.__setattr__(model, name, value)
+        controller.bind(name, value)
+    let_loops_ask()
     return controller
 
 
 def detach(model: keras.Model) -> None:
-    """Makes `model` a stock one again. Weights, optimizer and compilation stay."""
-    bring_back([*model.variables, *getattr(getattr(model, "optimizer", None), "variables", ())])
-    names = [ATTRIBUTE, *(m.__name__ for m in METHODS), *_LOOPS, "save_assets", "load_assets"]
-    names += [STATE_SYNC, CHECKED_BUILD, "_get_metrics_result_or_logs", *_FILES]
-    names += [f"make_{mode.value}_function" for mode in Mode]
-    for name in names:
-        model.__dict__.pop(name, None)
+    """Makes `model` a stock one again. Weights, optimizer and compilation stay.
+
+    Raises:
+        ModelError: while fit, evaluate or predict of it goes on, in any thread.
+    """
+    controller = controller_of(model)
+    if controller is None:
+        return
+    if controller.is_running:
+        raise ModelError(
+            f"{model.name!r} cannot be detached while its fit, evaluate or predict is going on, "
+            "in a callback of it or in another thread. Call strategy.detach(model) after it has "
+            "returned; to end fit early, set model.stop_training = True."
+        )
+    own = [*model.variables, *getattr(getattr(model, "optimizer", None), "variables", ())]
+    own += [variable for metric in getattr(model, "metrics", ()) for variable in metric.variables]
+    bring_back(own)
+    _put_on_default_device(own)
+    controller.unbind()
     model.train_function = model.test_function = model.predict_function = None
+
+
+def _put_on_default_device(variables: Iterable[Any]) -> None:
+    """Moves values to where Keras computes; a strategy may have them elsewhere, or in parts."""
+    device = jax.config.jax_default_device or jax.local_devices()[0]  # type: ignore[attr-defined]
+    for variable in variables:
+        value = gathered(variable.value)
+        variable.assign(uncommitted(jax.device_put(value, device)))
+
+
+class _Local(threading.local):
+    is_making_graph = False
+
+
+_local = _Local()
+
+
+def is_making_graph() -> bool:
+    """Whether a Sequential in this thread makes the Functional model that it runs: none to attach.
+
+    A Sequential makes one with every layer that is added, and keeps them all.
+    """
+    return _local.is_making_graph
+
+
+def _making_graph(build: Callable[..., None]) -> Callable[..., None]:
+    @functools.wraps(build)
+    def making(*args: Any, **kwargs: Any) -> None:
+        before, _local.is_making_graph = _local.is_making_graph, True
+        try:
+            build(*args, **kwargs)
+        finally:
+            _local.is_making_graph = before
+
+    return making
 
 
 def bound(function: Callable[..., Any], controller: Controller) -> Callable[..., Any]:
@@ -117,11 +171,13 @@ def _make_function(controller: Controller, mode: Mode) -> Callable[..., None]:
 
 
 def _loop(model: keras.Model, name: str, mode: Mode, controller: Controller) -> Callable[..., Any]:
-    stock = getattr(type(model), name)
-    signature = inspect.signature(stock)
+    signature = inspect.signature(getattr(type(model), name))
 
     def loop(*args: Any, **kwargs: Any) -> Any:
         model = controller.model
+        if controller_of(model) is not controller:  # kept by someone, since the model was detached
+            return getattr(model, name)(*args, **kwargs)
+        stock = getattr(type(model), name)
         if runs_uncompiled(controller) and not compile_only.is_on():
             check_uncompiled(controller, mode)
             with controller.running():
@@ -153,7 +209,7 @@ def _loop(model: keras.Model, name: str, mode: Mode, controller: Controller) -> 
                 )
             return stock(*bound.args, **bound.kwargs)
 
-    functools.update_wrapper(loop, stock)
+    functools.update_wrapper(loop, getattr(type(model), name))
     _, *parameters = signature.parameters.values()  # without self
     loop.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
     return loop

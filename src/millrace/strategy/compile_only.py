@@ -23,7 +23,8 @@ import keras
 import numpy as np
 
 from millrace._compat.jax_cache import is_enabled
-from millrace._compat.keras import install_epoch_iterator, metric_logs
+from millrace._compat.keras import metric_logs
+from millrace._compat.keras_loops import set_epoch_iterators
 from millrace.cache.use import cache_statistics
 from millrace.compiling.lowering import tracing
 from millrace.errors import OptionError
@@ -91,7 +92,7 @@ def compiling_only(*, functions: bool = False) -> Iterator[None]:
         functions: whether that goes for functions of `millrace.compile`, too: they return zeros,
             and leave variables as they are. Code that waits for a result may wait forever.
     """
-    install_epoch_iterator(_make_described)
+    set_epoch_iterators(_make_described)
     _process.is_on = True
     _process.has_functions = functions
     try:
@@ -99,7 +100,7 @@ def compiling_only(*, functions: bool = False) -> Iterator[None]:
     finally:
         _process.is_on = _process.has_functions = False
         _process.jobs.clear()
-        install_epoch_iterator(make_epoch_iterator)
+        set_epoch_iterators(make_epoch_iterator)
 
 
 def _make_described(model: keras.Model, loop: str, arguments: Any) -> Any | None:

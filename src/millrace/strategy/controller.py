@@ -6,6 +6,7 @@ import functools
 import itertools
 import operator
 import time
+import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -14,6 +15,7 @@ import jax
 import keras
 
 from millrace._compat.keras_build import compilation_of
+from millrace._compat.patches import hold, new_holder, release
 from millrace.compiling.exporting import Exports
 from millrace.compiling.log import CompileLog
 from millrace.compiling.lowering import MODEL_OBJECT
@@ -93,6 +95,12 @@ class Controller:
         self._iterators: list[Any] = []  # with feeds that the running call has opened
         self.is_built_ahead = False  # of a fit that would have drawn a batch for it
         self._running = 0  # nesting of fit, evaluate and predict
+        self._bound: dict[str, tuple[Any, Any]] = {}  # attributes: the model's own, and ours
+        # Ends with the model, too: who has forgotten it need not detach it.
+        holder = new_holder()
+        hold(holder)
+        self.release_patches = weakref.finalize(model, release, holder)
+        self.release_patches.atexit = False
 
     @property
     def groups(self) -> tuple[DeviceGroup, ...]:
@@ -284,6 +292,26 @@ class Controller:
     def is_running(self) -> bool:
         """Whether fit, evaluate or predict is going on."""
         return self._running > 0
+
+    def bind(self, name: str, value: Any) -> None:
+        """Gives the model an attribute, until `unbind`."""
+        own, _ = self._bound.get(name, (vars(self.model).get(name), None))
+        self._bound[name] = own, value
+        # Past Keras's own __setattr__, which would track it as a part of the model.
+        object.__setattr__(self.model, name, value)
+
+    def unbind(self) -> None:
+        """Takes from the model what `bind` gave it, unless someone has put something over it."""
+        attributes = vars(self.model)
+        for name, (own, value) in self._bound.items():
+            if attributes.get(name) is not value:
+                continue
+            if own is None:
+                object.__delattr__(self.model, name)
+            else:
+                object.__setattr__(self.model, name, own)
+        self._bound.clear()
+        self.release_patches()
 
     def opened(self, iterator: Any) -> None:
         """Takes note of an epoch iterator to close at the end."""

@@ -20,9 +20,10 @@ from millrace._compat.keras import (
     EpochIterator,
     epoch_order,
     get_data_adapter,
-    install_epoch_iterator,
     is_array_adapter,
 )
+from millrace._compat.keras_loops import asks_for_nothing, set_epoch_iterators
+from millrace.errors import MillraceError
 from millrace.feeds.block import Block, Segment, batch_spec
 from millrace.feeds.blocks import ResidentArrays, stacked_blocks
 from millrace.feeds.infeed import Infeed
@@ -51,6 +52,15 @@ class Execution:
             left -= segment.count
             yield segment
         self.missing = left
+
+    def check_mode(self, mode: Mode) -> None:
+        """Refuses batches for one loop in another.
+
+        Raises:
+            MillraceError: if Keras takes training's for validation's, or the other way round.
+        """
+        if self._epoch.mode is not mode:
+            raise _unknown_loops(f"batches for '{self._epoch.mode.value}' came to '{mode.value}'")
 
     @property
     def epoch(self) -> int:
@@ -106,6 +116,11 @@ class FeedEpochIterator(EpochIterator):
             )
         agree_on_data(controller, self.num_batches, rows)
         controller.opened(self)
+
+    @property
+    def mode(self) -> Mode:
+        """The loop that the batches are for."""
+        return self._mode
 
     def infeed(self) -> Infeed:
         """Returns the epoch's infeed, which starts when the first step is taken."""
@@ -236,6 +251,23 @@ def _whole_arrays(arguments: dict[str, Any], limit: int) -> Any | None:
     return arrays if _is_dense(arrays) else None
 
 
+def check_iterator(controller: Controller, mode: Mode) -> None:
+    """Refuses batches that come from no iterator of ours, in fit, evaluate or predict.
+
+    Raises:
+        MillraceError: if Keras has made its iterator in a way that nothing of ours sees.
+    """
+    if asks_for_nothing(controller.model, mode.value):
+        raise _unknown_loops("the loop asked for no iterator where millrace gives it one")
+
+
+def _unknown_loops(what: str) -> MillraceError:
+    return MillraceError(
+        f"The loops of keras {keras.__version__} draw batches in a way that millrace does not "
+        f"know: {what}. Install a version of Keras that millrace is tested with."
+    )
+
+
 def make_epoch_iterator(model: keras.Model, loop: str, arguments: Any) -> Any | None:
     """Returns what an attached model's loop draws from; None where Keras's own loop runs it."""
     controller = controller_of(model)
@@ -244,4 +276,4 @@ def make_epoch_iterator(model: keras.Model, loop: str, arguments: Any) -> Any | 
     return FeedEpochIterator(controller, Mode(loop), **arguments)
 
 
-install_epoch_iterator(make_epoch_iterator)
+set_epoch_iterators(make_epoch_iterator)

@@ -25,7 +25,7 @@ from millrace.runtime.pipeline import PipelineRunner
 from millrace.runtime.scan import ScanRunner
 from millrace.strategy.checks import check_recomputed
 from millrace.strategy.controller import Controller
-from millrace.strategy.epochs import Execution
+from millrace.strategy.epochs import Execution, check_iterator
 from millrace.strategy.memory import Needs, measure
 from millrace.strategy.memory_errors import out_of_memory, out_of_memory_error
 from millrace.strategy.pipelining import make_pipeline_runner, marks_of
@@ -94,10 +94,12 @@ class LoopFunction:
         self._log.runs(self._name)
         self._log.position = self._place
         if isinstance(iterator, Execution):
+            iterator.check_mode(self._mode)
             segments: Iterable[Segment] = iterator.take()
             longest = iterator.longest
             self._place.begin(iterator.epoch, iterator.begin)
         else:
+            check_iterator(self._controller, self._mode)
             self._place.begin(None, 0)
             segments = self._segments_of(iterator)
             longest = sum(segment.count for segment in segments)

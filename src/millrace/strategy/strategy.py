@@ -1,6 +1,7 @@
 """A strategy: the devices to run on, and a scope in which models are attached to it."""
 
 import collections
+import gc
 import os
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -10,6 +11,8 @@ from typing import Any
 import jax
 import keras
 
+from millrace._compat.keras_models import after_construction
+from millrace._compat.patches import held
 from millrace.arguments import checked
 from millrace.cache.use import Default, use_cache
 from millrace.compiling.current import logging_to
@@ -25,7 +28,7 @@ from millrace.records.compilation import CompileRecord, Origin
 from millrace.records.memory_report import MemoryReport
 from millrace.records.run import RunStatistics
 from millrace.records.run_directory import RunDirectory
-from millrace.strategy.attach import attach
+from millrace.strategy.attach import attach, detach, is_making_graph
 from millrace.strategy.controller import Totals, controller_of
 from millrace.strategy.memory_report import memory_report
 
@@ -174,10 +177,15 @@ class Strategy:
                 "strategy. Leave the first `with strategy.scope()` before entering another."
             )
         _scope.strategy = self
-        _attach_models_built_in_scopes()
         try:
             log = self._totals.compile_log
-            with jax.default_device(self._home), stages_allowed(), logging_to(log):
+            with (
+                held(),
+                jax.default_device(self._home),
+                stages_allowed(),
+                logging_to(log),
+            ):
+                after_construction(_attach_in_scope)
                 yield self
         finally:
             _scope.strategy = None
@@ -186,18 +194,46 @@ class Strategy:
     def attach(self, model: keras.Model) -> keras.Model:
         """Attaches a model that was built outside the scope, and returns it.
 
+        A model of another strategy is detached from it first, and loses its options.
+
         Raises:
-            ModelError: if it is not a Keras model.
+            ModelError: if it is not a Keras model, or if it is running under another strategy.
         """
         if not isinstance(model, keras.Model):
             raise ModelError(
                 f"attach() takes a keras.Model. Received: {type(model).__name__}. Wrap layers in "
                 "keras.Sequential([...])."
             )
-        if controller_of(model) is None or controller_of(model).totals is not self._totals:  # type: ignore[union-attr]
+        if not self._has(model):
+            detach(model)
             attach(model, self._devices, self._totals)
             model.train_function = model.test_function = model.predict_function = None
         return model
+
+    def detach(self, model: keras.Model) -> keras.Model:
+        """Makes a model of this strategy a stock Keras model again, and returns it.
+
+        Its weights, its optimizer with its state, its metrics and what `compile` was given stay;
+        training goes on where it was. The methods and options of millrace are gone, and Keras
+        makes its own functions. With the last attached model Keras itself is stock again:
+        docs/patches.md lists what is restored.
+
+        Raises:
+            ModelError: if the model is not one of this strategy, or while it runs.
+        """
+        if not self._has(model):
+            other = "Call detach() of that one." if controller_of(model) else "It is a stock model."
+            raise ModelError(
+                f"detach() takes a model of this strategy. Received: {model!r}, which is attached "
+                f"to {'another one' if controller_of(model) else 'none'}. {other}"
+            )
+        detach(model)
+        gc.collect()  # models that nobody has any more are cycles, and keep Keras patched till then
+        return model
+
+    def _has(self, model: Any) -> bool:
+        controller = controller_of(model)
+        return controller is not None and controller.totals is self._totals
 
     @checked
     def memory_report(
@@ -229,7 +265,7 @@ class Strategy:
             PlanError: if options and stages do not fit together, as `fit` would say.
         """
         controller = controller_of(model)
-        if controller is None or controller.totals is not self._totals:
+        if controller is None or not self._has(model):
             raise ModelError(
                 f"memory_report() takes a model of this strategy. Received: {model!r}. Build it "
                 "in `with strategy.scope()`, or call strategy.attach(model)."
@@ -288,18 +324,8 @@ def strategy_in_scope() -> Strategy | None:
     return _scope.running or _scope.strategy
 
 
-def _attach_models_built_in_scopes() -> None:
-    """Lets `keras.Model.__init__`, which every kind of model reaches, attach inside a scope."""
-    original = keras.Model.__init__
-    if getattr(original, "attaches", False):
-        return
-
-    def __init__(self: keras.Model, *args: Any, **kwargs: Any) -> None:  # noqa: N807
-        original(self, *args, **kwargs)
-        is_for_scopes = not getattr(type(self), "attaches_itself", False)
-        if is_for_scopes and _scope.strategy is not None and controller_of(self) is None:
-            _scope.strategy.attach(self)
-
-    __init__.attaches = True  # type: ignore[attr-defined]
-    __init__.__wrapped__ = original  # type: ignore[attr-defined]
-    keras.Model.__init__ = __init__
+def _attach_in_scope(model: Any) -> None:
+    """Attaches a model that has been constructed, if this thread is in a scope."""
+    is_for_scopes = not (getattr(type(model), "attaches_itself", False) or is_making_graph())
+    if is_for_scopes and _scope.strategy is not None and controller_of(model) is None:
+        _scope.strategy.attach(model)

@@ -4,6 +4,7 @@ serve({"keras.ipu": "millrace.ipu.keras"}, "keras")
 import keras.ipu.layers   ->   millrace.ipu.keras.layers, also as sys.modules["keras.ipu.layers"]
 """
 
+import functools
 import importlib
 import importlib.abc
 import importlib.machinery
@@ -11,6 +12,9 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from types import ModuleType
 from typing import Any
+
+from millrace._compat.patch_table import META_PATH
+from millrace._compat.patches import put_in, take_out
 
 
 class Aliases(importlib.abc.MetaPathFinder, importlib.abc.Loader):
@@ -94,10 +98,16 @@ def serve(
     """Lets modules be imported by other names; the arguments are those of `Aliases`."""
     stop_serving(purpose)
     sys.meta_path.insert(0, Aliases(names, purpose, otherwise))
+    put_in(META_PATH, functools.partial(_forget, purpose), key=purpose)
 
 
 def stop_serving(purpose: str) -> None:
     """Forgets names, and the modules that were imported by them."""
+    take_out(META_PATH, key=purpose)
+    _forget(purpose)  # also what an earlier import of this module has served
+
+
+def _forget(purpose: str) -> None:
     for finder in [f for f in sys.meta_path if getattr(f, "serves", None) == purpose]:
         sys.meta_path.remove(finder)
         aliases: Any = finder

@@ -9,6 +9,8 @@ from types import ModuleType
 from typing import Any
 
 from millrace._compat.keras_tensorflow import show_tensorflow
+from millrace._compat.patch_table import TENSORFLOW_ITER
+from millrace._compat.patches import put_in
 from millrace.tensorflow.iterators import DeviceIterator, gives_device_iterators
 from millrace.tensorflow.real import real_tensorflow
 
@@ -26,4 +28,5 @@ def real_data() -> ModuleType:
         return DeviceIterator(self) if gives_device_iterators() else stock(self)
 
     kind.__iter__ = __iter__
+    put_in(TENSORFLOW_ITER, functools.partial(setattr, kind, "__iter__", stock))
     return real.data

@@ -10,9 +10,10 @@ import keras
 
 from millrace._compat.keras_build import as_default_build, has_default_build, has_unbuilt_layers
 from millrace.errors import OptionError
+from millrace.strategy.controller import Controller
 
 
-def build_by_call(model: Any) -> None:
+def build_by_call(model: Any, controller: Controller) -> None:
     """Gives a subclassed model that has no `build` of its own one that runs its `call`."""
     if not has_default_build(model):
         return
@@ -32,8 +33,7 @@ def build_by_call(model: Any) -> None:
             is_running = False
 
     build.__doc__ = "Builds all layers by a run of `call` on shapes, or on `keras.Input`s."
-    # Past Keras's own __setattr__, which would track it as a part of the model.
-    object.__setattr__(model, "build", as_default_build(build))
+    controller.bind("build", as_default_build(build))
 
 
 def _inputs(given: Any) -> Any:

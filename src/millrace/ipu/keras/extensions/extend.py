@@ -37,8 +37,7 @@ def extend(model: keras.Model) -> None:
         added["build"] = checking(model.build, controller)
     added["get_config"] = describing(model.get_config, controller)
     for name, value in added.items():
-        # Past Keras's own __setattr__, which would track these as parts of the model.
-        object.__setattr__(model, name, value)
+        controller.bind(name, value)
     if has_own_call(model):
-        build_by_call(model)
+        build_by_call(model, controller)
     put(controller, settings_of(controller))

@@ -10,8 +10,7 @@ import pathlib
 from collections.abc import Callable
 from typing import Any
 
-import keras
-
+from millrace._compat.keras_models import after_from_config
 from millrace.ipu.keras.extensions.kinds import is_extended
 from millrace.ipu.keras.extensions.plain_settings import as_dict, put_dict
 from millrace.strategy.controller import Controller, controller_of
@@ -56,20 +55,14 @@ def describing(own: Callable[[], Any], controller: Controller) -> Callable[[], A
 
 def revive_from_configs() -> None:
     """Lets `from_config` of Keras's models put settings in force, where a scope extends them."""
-    for kind in (keras.Model, keras.Sequential):
-        original = vars(kind)["from_config"].__func__
-        if not hasattr(original, "revives"):
-            kind.from_config = classmethod(_reviving(original))  # type: ignore[assignment]
+    after_from_config(_entry_of, _revive)
 
 
-def _reviving(original: Callable[..., Any]) -> Callable[..., Any]:
-    def from_config(cls: Any, config: Any, custom_objects: Any = None) -> Any:
-        layers = config.get("layers") if isinstance(config, dict) else None
-        data = copy.deepcopy(layers[0].get(ENTRY)) if layers else None
-        model = original(cls, config, custom_objects)
-        if data is not None and is_extended(model):
-            put_dict(controller_of(model), data)  # type: ignore[arg-type]
-        return model
+def _entry_of(config: Any) -> Any:
+    layers = config.get("layers") if isinstance(config, dict) else None
+    return copy.deepcopy(layers[0].get(ENTRY)) if layers else None
 
-    from_config.revives = True  # type: ignore[attr-defined]
-    return from_config
+
+def _revive(model: Any, entry: Any) -> None:
+    if entry is not None and is_extended(model):
+        put_dict(controller_of(model), entry)  # type: ignore[arg-type]

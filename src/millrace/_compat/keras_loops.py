@@ -1,0 +1,111 @@
+"""Private Keras: whose loop asks for batches. Checked on 3.13.0, 3.15.1 and 3.16.0.dev.
+
+`fit`, `evaluate` and `predict` look the class of their iterator up in their module, and do not say
+for which model it is. So each notes itself while it runs, on a stack of its thread, and whoever is
+on top is the one that asks: the innermost loop, if a callback of one model runs another model.
+
+    fit         the first iterator is for training; any later one is for its validation data
+    evaluate    one iterator, or none where fit has made it
+    predict     one iterator
+"""
+
+import inspect
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from millrace._compat.patch_table import EPOCH_ITERATOR, EVALUATE, FIT, PREDICT
+from millrace._compat.patches import replace
+
+Make = Callable[[Any, str, dict[str, Any]], Any | None]
+_PATCHES = {"train": FIT, "test": EVALUATE, "predict": PREDICT}
+
+
+class _Loop:
+    """A running fit, evaluate or predict."""
+
+    def __init__(self, model: Any, name: str, iterators: int):
+        self.model = model
+        self.name = name
+        self.iterators = iterators  # that it has asked for
+
+
+class _Thread(threading.local):
+    def __init__(self) -> None:
+        self.loops: list[_Loop] = []  # the innermost last
+
+
+class _Making:
+    make: Make | None = None
+
+
+_thread = _Thread()
+_making = _Making()
+
+
+def set_epoch_iterators(make: Make) -> None:
+    """Lets `make` decide what `fit`, `evaluate` and `predict` of models draw from.
+
+    Args:
+        make: called with the model, `"train"`, `"test"` or `"predict"`, and the arguments; returns
+            an instance of a subclass of `EpochIterator`, or None where Keras's own should be used.
+    """
+    _making.make = make
+
+
+def let_loops_ask() -> None:
+    """Puts in what `set_epoch_iterators` builds on."""
+    replace(EPOCH_ITERATOR, _asking)
+    for name, patch in _PATCHES.items():
+        replace(patch, lambda original, name=name: _noted(original, name))
+
+
+def asks_for_nothing(model: Any, loop: str) -> bool:
+    """Whether this loop of `model` runs in this thread, and has not asked for its iterator.
+
+    If it draws batches all the same, Keras makes iterators in another way than this module knows.
+    """
+    running = _thread.loops[-1] if _thread.loops else None
+    return (
+        running is not None
+        and running.model is model
+        and running.name == loop
+        and not running.iterators
+    )
+
+
+def _asking(original: Any) -> Any:
+    signature = inspect.signature(original)
+
+    def epoch_iterator(*args: Any, **kwargs: Any) -> Any:
+        made = None
+        if _thread.loops and _making.make is not None:
+            loop = _thread.loops[-1]
+            # `fit` makes the iterator of its validation data itself.
+            name = "test" if loop.name == "train" and loop.iterators else loop.name
+            loop.iterators += 1
+            made = _making.make(loop.model, name, signature.bind(*args, **kwargs).arguments)
+        return original(*args, **kwargs) if made is None else made
+
+    return epoch_iterator
+
+
+def _noted(original: Any, name: str) -> Any:
+    def loop(self: Any, *args: Any, **kwargs: Any) -> Any:
+        with _running(self, name):
+            return original(self, *args, **kwargs)
+
+    return loop
+
+
+@contextmanager
+def _running(model: Any, name: str) -> Iterator[None]:
+    around = _thread.loops[-1] if _thread.loops else None
+    from_fit = around is not None and around.model is model and name == "test"
+    made = around.iterators - 1 if from_fit else 0  # type: ignore[union-attr]
+    _thread.loops.append(_Loop(model, name, max(made, 0)))
+    try:
+        yield
+    finally:
+        _thread.loops.pop()

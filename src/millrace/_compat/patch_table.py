@@ -1,0 +1,203 @@
+"""All patches. Where a library has moved a name between its versions, `owner` looks for it.
+
+What takes the place of each function is beside the module that puts it in; `docs/patches.md` is
+written from this table.
+"""
+
+import sys
+from typing import Any
+
+import keras
+from jax._src import array
+from keras.src.backend.jax import trainer
+from keras.src.ops.function import Function
+from keras.src.ops.node import Node
+from keras.src.ops.operation import Operation
+from keras.src.trainers import data_adapters
+from keras.src.utils import module_utils
+
+from millrace._compat.patches import Patch, While
+from millrace._compat.versions import owners
+
+
+def _caller_of_remat() -> Any:
+    """Returns the module whose `remat` Keras's layers call: the last one that hands it on."""
+    return owners("remat")[-1]
+
+
+def _caller_of_cond() -> Any:
+    """Returns the module whose `cond` Keras's loops and conditionals call: that which defines it."""
+    return owners("cond")[0]
+
+
+def _trainer() -> Any:
+    """Returns the class that `fit`, `evaluate` and `predict` of every model are inherited from."""
+    return next(kind for kind in keras.Model.__mro__ if "fit" in vars(kind))
+
+
+MODEL_INIT = Patch(
+    "keras.Model.__init__",
+    "attaches models that are built, cloned or loaded in a scope",
+    While.MODELS,
+    lambda: keras.Model,
+    "__init__",
+)
+FIT, EVALUATE, PREDICT = (
+    Patch(
+        f"keras.Model.{name}",
+        "notes whose loop runs, for the next patch",
+        While.MODELS,
+        _trainer,
+        name,
+        ("self", "x"),
+    )
+    for name in ("fit", "evaluate", "predict")
+)
+EPOCH_ITERATOR = Patch(
+    "keras.src.backend.jax.trainer.JAXEpochIterator",
+    "gives the loops of attached models, and of no others, batches from an infeed",
+    While.MODELS,
+    lambda: trainer,
+    "JAXEpochIterator",
+)
+LAYER_CALL = Patch(
+    "keras.Layer.__call__",
+    "finds the layers of each equation of a traced step: for stages, statistics and boundaries",
+    While.MODELS,
+    lambda: keras.Layer,
+    "__call__",
+    ("self",),
+)
+STATELESS_CALL = Patch(
+    "keras.Layer.stateless_call",
+    "begins to count the calls in a model anew",
+    While.MODELS,
+    lambda: keras.Layer,
+    "stateless_call",
+    ("self",),
+)
+GRAPH_RUN = Patch(
+    "keras.Function._run_through_graph",
+    "finds the node of each call in a graph",
+    While.MODELS,
+    lambda: Function,
+    "_run_through_graph",
+    ("self", "inputs", "operation_fn", "call_fn"),
+)
+REMAT = Patch(
+    "keras.remat",
+    "lets statistics be taken in layers that Keras runs again in backward",
+    While.MODELS,
+    _caller_of_remat,
+    "remat",
+    ("f",),
+)
+NODE_INIT = Patch(
+    "keras.Node.__init__",
+    "notes the `PipelineStage` that a call was made in",
+    While.MODELS,
+    lambda: Node,
+    "__init__",
+    ("self",),
+)
+OPERATION_INIT = Patch(
+    "keras.Operation.__init__",
+    "notes the `PipelineStage` that a layer was made in",
+    While.MODELS,
+    lambda: Operation,
+    "__init__",
+    ("self", "name"),
+)
+COND = Patch(
+    "keras.ops.cond",
+    "keeps what branches assign to variables, in functions of `millrace.compile`",
+    While.MODELS,
+    _caller_of_cond,
+    "cond",
+    ("pred", "true_fn", "false_fn"),
+)
+OPTIMIZER_INIT = Patch(
+    "keras.optimizers.Optimizer.__init__",
+    "lets optimizers be made in functions of `millrace.compile`",
+    While.MODELS,
+    lambda: keras.optimizers.Optimizer,
+    "__init__",
+    ("self", "learning_rate"),
+)
+MODEL_FROM_CONFIG, SEQUENTIAL_FROM_CONFIG = (
+    Patch(
+        f"keras.{kind.__name__}.from_config",
+        "restores the settings of IPU programs",
+        While.MODELS,
+        lambda kind=kind: kind,
+        "from_config",
+        ("cls", "config", "custom_objects"),
+    )
+    for kind in (keras.Model, keras.Sequential)
+)
+APPLY_GRADIENTS = Patch(
+    "keras.optimizers.Optimizer.apply_gradients",
+    "takes the name that optimizers of Keras 2 were given, and ignores it",
+    While.IPU,
+    lambda: keras.optimizers.Optimizer,
+    "apply_gradients",
+    ("self", "grads_and_vars"),
+)
+DATA_ADAPTER = Patch(
+    "keras.src.trainers.data_adapters.get_data_adapter",
+    "lets `fit` take the data sets of `millrace.tensorflow`",
+    While.IPU,
+    lambda: data_adapters,
+    "get_data_adapter",
+    ("x", "y", "sample_weight"),
+)
+ARRAY_NUMPY = Patch(
+    "jax.Array.numpy",
+    "gives arrays the method that tensors of TensorFlow have",
+    While.IPU,
+    lambda: array.ArrayImpl,
+    "numpy",
+)
+TENSORFLOW_ITER = Patch(
+    "tensorflow.data.Dataset.__iter__",
+    "gives iterators for compiled functions in the scope of an `IPUStrategy`; only where "
+    "TensorFlow is installed, and `millrace.tensorflow` has asked it for its data sets",
+    While.IPU,
+)
+META_PATH = Patch(
+    "sys.meta_path, sys.modules",
+    "serves modules by the names that IPU programs import them by",
+    While.IPU,
+)
+LAZY_TENSORFLOW = Patch(
+    "keras.src.utils.module_utils.tensorflow",
+    "keeps Keras from taking `millrace.tensorflow` for TensorFlow",
+    While.SCRIPT,
+    lambda: module_utils.tensorflow,
+)
+SCRIPT_MODULES = Patch(
+    'sys.modules["tensorflow"], sys.argv, sys.path',
+    "runs a script as Python would, with `millrace.tensorflow` for TensorFlow",
+    While.SCRIPT,
+)
+COMPILATION_CACHE = Patch(
+    "jax._src.compilation_cache._cache",
+    "lets JAX keep executables in files that are verified, written whole and limited in number",
+    While.CACHE,
+)
+EXCEPTHOOK = Patch(
+    "sys.excepthook",
+    "tells the other processes of a run what this one failed with",
+    While.PROCESSES,
+    lambda: sys,
+    "excepthook",
+)
+
+PATCHES = tuple(value for value in tuple(globals().values()) if isinstance(value, Patch))
+
+
+def as_markdown() -> str:
+    """Returns the table for docs/patches.md."""
+    lines = ["| patched | why | when |", "|---|---|---|"]
+    lines += [f"| `{each.name}` | {each.why} | {each.during.value} |" for each in PATCHES]
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,191 @@
+"""What millrace changes in Keras, JAX and Python while it is in use, and how that is taken out.
+
+    Patch(...)                   one place: where it is, why it is changed, and while what goes on
+    replace(patch, wrapper)      puts a function in place of the one that is there
+    put_in(patch, undo)          notes a change that is no function
+    take_out(patch)              restores what was there
+    hold(holder), release(...)   patches for models stay in while anybody holds them
+
+All patches are listed in `patch_table.py`, and in docs/patches.md for users.
+"""
+
+import enum
+import functools
+import inspect
+import itertools
+import threading
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import keras
+
+from millrace.errors import MillraceError
+
+_REPLACED = "millrace_replaced"  # of a replacement: what its owner had in its place, None: nothing
+
+
+class While(enum.Enum):
+    """How long a patch is in; the values are for docs/patches.md."""
+
+    MODELS = "while a model is attached to a strategy, a scope is open, or a program is traced"
+    CACHE = "from the first strategy with a cache to `Strategy(cache_dir=None)`"
+    PROCESSES = "from the start of a run of several processes to its end"
+    IPU = "from the import of `millrace.ipu` or `millrace.tensorflow` to the end of the process"
+    SCRIPT = "while `millrace run` runs a script"
+
+
+@dataclass(frozen=True, slots=True)
+class Patch:
+    """One place in a library that millrace changes.
+
+    Attributes:
+        name: of what is changed, as its users know it.
+        why: what it is good for, for docs/patches.md.
+        during: how long it is in.
+        owner: returns the class or the module in which the changed name is looked up. Called when
+            the patch is put in, so that a library may move things between its versions.
+        attribute: the changed name.
+        parameters: names of the leading parameters that the replacement relies on.
+    """
+
+    name: str
+    why: str
+    during: While
+    owner: Callable[[], Any] | None = None
+    attribute: str = ""
+    parameters: tuple[str, ...] = ()
+
+
+_lock = threading.RLock()  # a finalizer may run within any of these functions
+_undo: dict[tuple[Patch, Hashable], Callable[[], None]] = {}
+_holders: set[Hashable] = set()
+_numbers = itertools.count()
+
+
+def replace(patch: Patch, wrapper: Callable[[Any], Any]) -> None:
+    """Puts a replacement in, unless one of this module's is in place.
+
+    Args:
+        patch: which.
+        wrapper: called with the original function; returns its replacement.
+
+    Raises:
+        MillraceError: if the original is gone, or takes other arguments.
+    """
+    with _lock:
+        if (patch, None) in _undo:
+            return
+        owner: Any = patch.owner() if patch.owner is not None else None
+        raw = vars(owner).get(patch.attribute)
+        raw = getattr(_function(raw), _REPLACED, raw)  # of this module before it was reloaded
+        original = _original(patch, owner, raw)
+        function: Any = wrapper(original)
+        if original is not None:
+            updated = () if isinstance(original, type) else functools.WRAPPER_UPDATES
+            functools.update_wrapper(function, original, updated=updated)
+        setattr(function, _REPLACED, raw)
+        new = classmethod(function) if isinstance(raw, classmethod) else function
+        setattr(owner, patch.attribute, new)
+        _undo[patch, None] = functools.partial(_restore, owner, patch.attribute, new, raw)
+
+
+def _function(raw: Any) -> Any:
+    return getattr(raw, "__func__", raw)  # of a classmethod
+
+
+def _original(patch: Patch, owner: Any, raw: Any) -> Any:
+    """Returns the function that a name stands for, be it inherited, after a look at its shape."""
+    bases = owner.__mro__[1:] if isinstance(owner, type) else ()
+    inherited = (vars(base)[patch.attribute] for base in bases if patch.attribute in vars(base))
+    original = _function(raw if raw is not None else next(inherited, None))
+    if original is None and not patch.parameters:
+        return None  # a name that millrace adds
+    if original is None:
+        raise MillraceError(f"{_versions()} has no {patch.name}, which millrace builds on.")
+    taken = tuple(inspect.signature(original).parameters)
+    if taken[: len(patch.parameters)] != patch.parameters:
+        raise MillraceError(
+            f"{patch.name} takes other arguments in {_versions()} than in the versions that "
+            f"millrace knows: ({', '.join(taken)}), and not ({', '.join(patch.parameters)}). "
+            "Install a version of Keras that millrace is tested with."
+        )
+    return original
+
+
+def _versions() -> str:
+    return f"keras {keras.__version__} on jax {jax.__version__}"
+
+
+def _restore(owner: Any, attribute: str, new: Any, raw: Any) -> None:
+    if vars(owner).get(attribute) is not new:
+        return  # another library has wrapped it since: ours stays inside, and does nothing there
+    if raw is None:
+        delattr(owner, attribute)
+    else:
+        setattr(owner, attribute, raw)
+
+
+def unpatched(value: Any) -> Any:
+    """Returns what a replacement stands for; any other value as it is."""
+    return getattr(value, _REPLACED, value)
+
+
+def put_in(patch: Patch, undo: Callable[[], None], key: Hashable = None) -> None:
+    """Notes that a change was made which is not to one function.
+
+    Args:
+        patch: which.
+        undo: takes it out.
+        key: tells several changes under one patch apart.
+    """
+    with _lock:
+        _undo[patch, key] = undo
+
+
+def take_out(patch: Patch, key: Hashable = None) -> None:
+    """Restores what was there before the patch. A patch that is not in stays out."""
+    with _lock:
+        undo = _undo.pop((patch, key), None)
+        if undo is not None:
+            undo()
+
+
+def patches_in() -> set[Patch]:
+    """Returns the patches that are in now."""
+    with _lock:
+        return {patch for patch, _ in _undo}
+
+
+def hold(holder: Hashable) -> None:
+    """Keeps patches for models in until `release`, also those that are put in later."""
+    with _lock:
+        _holders.add(holder)
+
+
+def release(holder: Hashable) -> None:
+    """Ends what `hold` began. With the last holder, all patches for models go."""
+    with _lock:
+        _holders.discard(holder)
+        if _holders:
+            return
+        for patch, key in [each for each in reversed(_undo) if each[0].during is While.MODELS]:
+            take_out(patch, key)
+
+
+def new_holder() -> Hashable:
+    """Returns a holder that is equal to no other one."""
+    return next(_numbers)
+
+
+@contextmanager
+def held() -> Iterator[None]:
+    """Keeps patches for models in for the time of a `with` block."""
+    holder = new_holder()
+    hold(holder)
+    try:
+        yield
+    finally:
+        release(holder)

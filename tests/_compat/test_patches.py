@@ -1,0 +1,241 @@
+"""Each patch: the name is still looked up where it is put in, and comes out again."""
+
+import importlib
+import pathlib
+import sys
+from types import SimpleNamespace
+
+import jax.numpy as jnp
+import keras
+import numpy as np
+import pytest
+
+from millrace._compat import patch_table, patches
+from millrace._compat.keras_tensorflow import show_own_tensorflow, show_tensorflow
+from millrace._compat.patch_table import PATCHES, as_markdown
+from millrace._compat.patches import Patch, While, patches_in, replace, take_out
+from millrace.errors import MillraceError
+from millrace.tensorflow.aliases import serve, stop_serving
+
+DOCS = pathlib.Path(__file__).parents[2] / "docs" / "patches.md"
+
+
+def compiled():
+    model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse", run_eagerly=True)
+    return model
+
+
+def run(loop):
+    getattr(compiled(), loop)(np.zeros((1, 1), "float32"), verbose=0)
+
+
+def fit():
+    compiled().fit(np.zeros((1, 1), "float32"), np.zeros((1, 1), "float32"), verbose=0)
+
+
+def evaluate():
+    compiled().evaluate(np.zeros((1, 1), "float32"), np.zeros((1, 1), "float32"), verbose=0)
+
+
+def rematerialize():
+    with keras.RematScope(mode="full"):
+        layer = keras.layers.Dense(1)
+        layer(jnp.ones((1, 1)))
+
+
+def call_graph():
+    inputs = keras.Input((1,))
+    keras.Model(inputs, keras.layers.ReLU()(inputs)).stateless_call([], [], jnp.ones((1, 1)))
+
+
+def apply_gradients():
+    variable = keras.Variable(1.0)
+    keras.optimizers.SGD().apply_gradients([(jnp.ones(()), variable)])
+
+
+def branch():
+    keras.ops.cond(jnp.array(True), lambda: jnp.ones(()), lambda: jnp.zeros(()))
+
+
+# What ends in the name that each patch puts a function in place of.
+USES = {
+    patch_table.MODEL_INIT: compiled,
+    patch_table.FIT: fit,
+    patch_table.EVALUATE: evaluate,
+    patch_table.PREDICT: lambda: run("predict"),
+    patch_table.LAYER_CALL: call_graph,
+    patch_table.STATELESS_CALL: call_graph,
+    patch_table.GRAPH_RUN: call_graph,
+    patch_table.REMAT: rematerialize,
+    patch_table.NODE_INIT: lambda: keras.layers.ReLU()(keras.Input((1,))),
+    patch_table.OPERATION_INIT: keras.layers.ReLU,
+    patch_table.COND: branch,
+    patch_table.OPTIMIZER_INIT: keras.optimizers.SGD,
+    patch_table.MODEL_FROM_CONFIG: lambda: keras.Model.from_config(
+        keras.Model(x := keras.Input((1,)), x).get_config()
+    ),
+    patch_table.SEQUENTIAL_FROM_CONFIG: lambda: keras.Sequential.from_config(
+        compiled().get_config()
+    ),
+    patch_table.APPLY_GRADIENTS: apply_gradients,
+    patch_table.DATA_ADAPTER: lambda: run("predict"),
+    patch_table.ARRAY_NUMPY: lambda: jnp.ones(()).numpy(),  # type: ignore[attr-defined]
+    patch_table.EXCEPTHOOK: lambda: sys.excepthook(ValueError, ValueError(), None),
+}
+# Their changes are to no single function, and their tests are in the file that is named.
+ELSEWHERE = {
+    patch_table.EPOCH_ITERATOR: "test_keras_loops.py",
+    patch_table.LAZY_TENSORFLOW: "below",
+    patch_table.META_PATH: "below",
+    patch_table.SCRIPT_MODULES: "tests/porting/test_serve.py",
+    patch_table.TENSORFLOW_ITER: "tests/tensorflow, where TensorFlow is installed",
+    patch_table.COMPILATION_CACHE: "tests/cache/test_cache.py",
+}
+
+
+@pytest.fixture(autouse=True)
+def clean():
+    """No patches of functions, as in a process without millrace; they come back after the test."""
+    before = dict(patches._undo)
+    places = [(p.owner(), p.attribute) for p, _ in before if p.owner is not None and p.attribute]
+    values = [vars(owner)[attribute] for owner, attribute in places]
+    holders = set(patches._holders)
+    for patch, key in before:
+        if patch.owner is not None and patch.attribute:
+            take_out(patch, key)
+    patches._holders.clear()
+    yield
+    for (owner, attribute), value in zip(places, values, strict=True):
+        setattr(owner, attribute, value)
+    patches._holders.update(holders)
+    patches._undo.clear()
+    patches._undo.update(before)
+
+
+def test_every_patch_is_tried_here_or_elsewhere():
+    assert set(USES) | set(ELSEWHERE) == set(PATCHES)
+    assert not set(USES) & set(ELSEWHERE)
+    assert len({patch.name for patch in PATCHES}) == len(PATCHES)
+
+
+@pytest.mark.parametrize("patch", USES, ids=lambda patch: patch.name)
+def test_what_is_patched_is_what_is_called(patch):
+    before = vars(patch.owner()).get(patch.attribute)
+    calls = []
+
+    def wrapper(original):
+        def spy(*args, **kwargs):
+            calls.append(args)
+            return original(*args, **kwargs) if original else None
+
+        return spy
+
+    replace(patch, wrapper)
+    try:
+        assert patch in patches_in()
+        USES[patch]()
+    finally:
+        take_out(patch)
+    assert calls
+    assert vars(patch.owner()).get(patch.attribute) is before
+    assert patch not in patches_in()
+
+
+@pytest.mark.parametrize("patch", [p for p in PATCHES if p.parameters], ids=lambda p: p.name)
+def test_a_name_that_takes_other_arguments_is_an_error(patch, monkeypatch):
+    monkeypatch.setattr(patch.owner(), patch.attribute, lambda something, other: None)
+    with pytest.raises(MillraceError, match=r"takes other arguments .*\(something, other\)"):
+        replace(patch, lambda original: original)
+    assert patch not in patches_in()
+
+
+def test_a_name_that_is_gone_is_an_error():
+    patch = Patch("keras.nothing", "", While.MODELS, lambda: keras, "nothing", ("self",))
+    with pytest.raises(MillraceError, match=rf"keras {keras.__version__} on jax .* has no keras.n"):
+        replace(patch, lambda original: original)
+
+
+def doubling(original):
+    return lambda *args: 2 * original(*args)
+
+
+def test_what_was_inherited_is_inherited_again():
+    class Above:
+        def three(self):
+            return 3
+
+    class Below(Above):
+        pass
+
+    patch = Patch("Below.three", "", While.IPU, lambda: Below, "three", ("self",))
+    replace(patch, doubling)
+    replace(patch, doubling)  # once is enough
+    assert (Above().three(), Below().three()) == (3, 6)
+    take_out(patch)
+    take_out(patch)
+    assert Below().three() == 3
+    assert "three" not in vars(Below)
+
+
+def test_a_wrapper_of_another_library_stays():
+    library = SimpleNamespace(three=lambda: 3)
+    patch = Patch("three", "", While.IPU, lambda: library, "three")
+    replace(patch, doubling)
+    ours = library.three
+    library.three = theirs = lambda: ours() + 1
+    take_out(patch)
+    assert library.three is theirs
+    assert library.three() == 7
+
+
+def test_what_a_reloaded_module_has_put_in_is_not_wrapped_again():
+    library = SimpleNamespace(three=(three := lambda: 3))
+    patch = Patch("three", "", While.IPU, lambda: library, "three")
+    replace(patch, doubling)
+    patches._undo.clear()  # as in a module that was imported anew
+    replace(patch, doubling)
+    assert library.three() == 6
+    take_out(patch)
+    assert library.three is three
+
+
+def test_patches_for_models_go_with_the_last_holder():
+    library = SimpleNamespace(three=(three := lambda: 3))
+    patch = Patch("three", "", While.MODELS, lambda: library, "three")
+    other = Patch("four", "", While.IPU, lambda: library, "four")
+    patches.hold("a")
+    with patches.held():
+        replace(patch, doubling)
+        replace(other, lambda original: three)
+        patches.release("a")
+        assert library.three is not three
+    assert library.three is three
+    assert library.four is three
+    patches.release("a")  # a second time does nothing
+
+
+def test_tensorflow_is_keras_own_again_after_a_script():
+    lazy = patch_table.LAZY_TENSORFLOW.owner()
+    take_out(patch_table.LAZY_TENSORFLOW)
+    before = lazy.module, lazy._available
+    show_tensorflow(sys)
+    show_tensorflow(None)
+    assert not lazy.available
+    show_own_tensorflow()
+    assert (lazy.module, lazy._available) == before
+
+
+def test_names_of_modules_are_served_until_they_are_taken_out():
+    finders = list(sys.meta_path)
+    serve({"not_a_module": "json"}, "a test")
+    assert importlib.import_module("not_a_module").loads("1") == 1
+    stop_serving("a test")
+    assert sys.meta_path == finders
+    with pytest.raises(ModuleNotFoundError):
+        importlib.import_module("not_a_module")
+
+
+def test_the_page_lists_them():
+    page = DOCS.read_text()
+    assert as_markdown() in page, f"docs/patches.md must have this table:\n{as_markdown()}"
