@@ -26,7 +26,7 @@ def _caller_of_remat() -> Any:
 
 
 def _caller_of_cond() -> Any:
-    """Returns the module whose `cond` Keras's loops and conditionals call: that which defines it."""
+    """Returns the module whose `cond` Keras calls: the one that defines it."""
     return owners("cond")[0]
 
 
