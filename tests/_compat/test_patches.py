@@ -54,6 +54,11 @@ def apply_gradients():
     keras.optimizers.SGD().apply_gradients([(jnp.ones(()), variable)])
 
 
+def end():
+    with pytest.raises(SystemExit):
+        sys.exit(3)
+
+
 def branch():
     keras.ops.cond(jnp.array(True), lambda: jnp.ones(()), lambda: jnp.zeros(()))
 
@@ -81,6 +86,7 @@ USES = {
     patch_table.APPLY_GRADIENTS: apply_gradients,
     patch_table.DATA_ADAPTER: lambda: run("predict"),
     patch_table.ARRAY_NUMPY: lambda: jnp.ones(()).numpy(),  # type: ignore[attr-defined]
+    patch_table.EXIT: end,
     patch_table.EXCEPTHOOK: lambda: sys.excepthook(ValueError, ValueError(), None),
 }
 # Their changes are to no single function, and their tests are in the file that is named.

@@ -192,6 +192,13 @@ EXCEPTHOOK = Patch(
     lambda: sys,
     "excepthook",
 )
+EXIT = Patch(
+    "sys.exit",
+    "tells them the status that this process has ended with, which nothing else in Python knows",
+    While.PROCESSES,
+    lambda: sys,
+    "exit",
+)
 
 PATCHES = tuple(value for value in tuple(globals().values()) if isinstance(value, Patch))
 

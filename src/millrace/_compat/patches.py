@@ -105,7 +105,7 @@ def _original(patch: Patch, owner: Any, raw: Any) -> Any:
         return None  # a name that millrace adds
     if original is None:
         raise MillraceError(f"{_versions()} has no {patch.name}, which millrace builds on.")
-    taken = tuple(inspect.signature(original).parameters)
+    taken = tuple(inspect.signature(original).parameters) if patch.parameters else ()
     if taken[: len(patch.parameters)] != patch.parameters:
         raise MillraceError(
             f"{patch.name} takes other arguments in {_versions()} than in the versions that "

@@ -7,12 +7,9 @@ end, a lost connection say, is not announced and not shown.
 
 import atexit
 import contextlib
-import ctypes
-import faulthandler
 import os
 import pathlib
 import re
-import signal
 import sys
 import sysconfig
 import threading
@@ -24,6 +21,8 @@ from typing import Any
 
 import jax
 
+from millrace._compat.patch_table import EXCEPTHOOK, EXIT
+from millrace._compat.patches import replace
 from millrace.errors import ProcessError
 from millrace.processes.line import Failure, Line
 
@@ -31,7 +30,6 @@ GRACE_SECONDS = 1.0  # for `finally` blocks and files that are being written
 _NEWS_SECONDS = 2.0  # in which a failure elsewhere becomes known, after a connection was lost
 _THREADS_SECONDS = 30.0  # for threads that the interpreter waits for, a writer of files say
 _NOT_THE_USERS = (sysconfig.get_path("purelib"), str(pathlib.Path(__file__).parent.parent))
-_ABORT_SECONDS = 0.5
 _LONGEST = 2000  # characters of an error
 # What XLA says becomes a ValueError where a value is read: "UNKNOWN: Gloo all-reduce failed: ...".
 _STATUS = re.compile("(UNKNOWN|UNAVAILABLE|INTERNAL|ABORTED|CANCELLED|DEADLINE_EXCEEDED): ")
@@ -91,18 +89,15 @@ class Together:
         self._note = note
         self._pid = os.getpid()
         self._status: Any = None  # with which this process fails; None while it does not
-        self._previous_hook = sys.excepthook
-        self._previous_exit = sys.exit
-        self._aborts_wait = False
+        self._previous_hook: Any = sys.excepthook
         self._watcher = threading.Thread(target=self._watch, name="millrace watcher", daemon=True)
 
     def install(self) -> None:
         """Takes over what Python calls when a program ends."""
-        sys.excepthook = self._uncaught
-        sys.exit = self._exit
+        replace(EXCEPTHOOK, self._hook)
+        replace(EXIT, self._exit)
         # Before JAX's own, which was registered first and waits for all processes to come.
         atexit.register(self._at_exit)
-        self._aborts_wait = _delay_aborts()
         self._watcher.start()
 
     def of_others(self, wait_seconds: float) -> Failure | None:
@@ -124,10 +119,6 @@ class Together:
         self._note(f"{failure.process.index}\n{failure.text}")
         if failure.process.index == self.line.index:
             return
-        if failure.process.index == 0 and self._aborts_wait:
-            time.sleep(
-                _ABORT_SECONDS
-            )  # JAX prints a stack of C++ now; ours is to be the last word.
         with contextlib.suppress(OSError, ValueError, AttributeError):  # stderr may be closed
             sys.stderr.write(
                 f"\nmillrace: {self.explain(failure)}\n"
@@ -136,6 +127,10 @@ class Together:
             sys.stderr.flush()
         time.sleep(GRACE_SECONDS)
         self._end(1)
+
+    def _hook(self, original: Any) -> Any:
+        self._previous_hook = original
+        return lambda *failure: self._uncaught(*failure)
 
     def _uncaught(
         self, kind: type[BaseException], error: BaseException, trace: TracebackType | None
@@ -150,11 +145,15 @@ class Together:
             self._previous_hook(kind, error, trace)
             self.line.announce(describe(error))
 
-    def _exit(self, status: Any = None, /) -> None:
-        # SystemExit goes past sys.excepthook, and at exit Python no longer knows the status.
-        if threading.current_thread() is threading.main_thread():
-            self._status = status or None
-        self._previous_exit(status)
+    def _exit(self, original: Any) -> Any:
+        # SystemExit goes past sys.excepthook, and at exit Python no longer knows the status: to the
+        # others, which may wait for this process in a collective operation, it would be done.
+        def exit_(status: Any = None, /) -> None:
+            if threading.current_thread() is threading.main_thread():
+                self._status = status or None
+            original(status)
+
+        return exit_
 
     def _at_exit(self) -> None:
         if os.getpid() != self._pid:
@@ -198,23 +197,6 @@ def _may_follow(error: BaseException | None) -> bool:
             return True
         error = error.__cause__ or error.__context__
     return False
-
-
-def _delay_aborts() -> bool:
-    """Makes `abort()` wait for six seconds, in which `_watch` has the last word.
-
-    JAX aborts a process in C++ in the moment in which the coordinator, process 0, goes, and takes
-    no Python function to call instead (`missed_heartbeat_callback` ends in std::bad_cast, in
-    jaxlib 0.10 to 0.12). C's `sleep`, which is allowed in a signal handler, as the handler of
-    SIGABRT gets the signal's number, 6, as its seconds; then the process aborts as ever.
-    """
-    if sys.platform == "win32" or faulthandler.is_enabled():  # which wants that signal itself
-        return False
-    libc: Any = ctypes.CDLL(None)
-    libc.signal.argtypes = [ctypes.c_int, ctypes.c_void_p]
-    libc.signal.restype = ctypes.c_void_p
-    libc.signal(int(signal.SIGABRT), ctypes.cast(libc.sleep, ctypes.c_void_p))
-    return True
 
 
 _together: Together | None = None
