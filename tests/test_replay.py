@@ -63,7 +63,7 @@ def test_shows_the_tensor_that_went_wrong_first(written):
     shown = replay(directory, flight, "--import", "mine")
     assert shown.returncode == 0, shown.stderr
     assert shown.stdout.isascii()
-    assert "epoch 0, step 10, update 5, micro-batch 0 of 2" in shown.stdout
+    assert "epoch 0, batch 10, update 5, micro-batch 0 of 2" in shown.stdout
     (first,) = [line for line in shown.stdout.splitlines() if line.startswith("first ->")]
     assert "micro-batch 0  activation log" in first
     assert "The same tensor is the first" in shown.stdout

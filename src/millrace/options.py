@@ -185,6 +185,7 @@ class Taps:
     every: int = 1  # updates
     bins: int = 0  # of histograms; 0 makes none
     norms: bool = False  # of these, and counts of NaNs and infinities, are all that is wanted
+    loss: bool = False  # of every micro-batch, too
     stops: bool = False  # at the first update with a gradient that is not finite, before it
 
     def __bool__(self) -> bool:
@@ -199,6 +200,7 @@ class Taps:
             every=math.gcd(self.every, other.every),
             bins=max(self.bins, other.bins),
             norms=(self.norms or not self) and (other.norms or not other),
+            loss=self.loss or other.loss,
             stops=self.stops or other.stops,
         )
 

@@ -32,7 +32,8 @@ from millrace.graph.assignment import Assignment
 from millrace.options import Taps, whole_number
 from millrace.processes.facts import process_index
 from millrace.records.flight import MODEL_FILE, Flight, FlightRecord, write_flight
-from millrace.records.tensors import STATISTICS, StatisticsBlock, Tensor
+from millrace.records.non_finite import non_finite_data
+from millrace.records.tensors import LOSS, STATISTICS, StatisticsBlock, Tensor
 from millrace.replay.run import Replay, counts, is_non_finite, run_again, state_of
 from millrace.runtime.halt import Halted
 
@@ -87,7 +88,7 @@ class NaNWatch(keras.callbacks.Callback):
         self._directory = None if directory is None else pathlib.Path(directory)
         self._rows: deque[tuple[int, np.ndarray]] = deque(maxlen=self._last)
         self._tensors: tuple[Tensor, ...] = ()
-        self._steps = self._updates = self._epoch = 0
+        self._steps = self._updates = self._epoch = self._epoch_begin = 0
         self.found: FlightRecord | None = None
         self.written: pathlib.Path | None = None
 
@@ -108,7 +109,7 @@ class NaNWatch(keras.callbacks.Callback):
             check_gradients(self._fitted, self._gradients)
         self._controller = controller
         self._rows.clear()
-        self._steps = self._updates = 0
+        self._steps = self._updates = self._epoch_begin = 0
         self.found = self.written = None
         controller.watch(self, Taps(gradients=self._gradients, norms=True, stops=True))
 
@@ -121,8 +122,12 @@ class NaNWatch(keras.callbacks.Callback):
         self._controller.unwatch(self)
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        """Takes note of the epoch."""
-        self._epoch = epoch
+        """Takes note of the epoch, and of how many steps were before it."""
+        self._epoch, self._epoch_begin = epoch, self._steps
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        """Waits for the steps of the epoch to be counted."""
+        self._controller.outfeed.flush()
 
     def statistics(self, block: StatisticsBlock) -> None:
         """Takes in the gradients of some updates; called by the outfeed's thread."""
@@ -165,11 +170,14 @@ class NaNWatch(keras.callbacks.Callback):
         nans, infs = (0, 0) if row is None else counts(row)
         assignment = self._controller.stages.assignment()
         if tensor is not None and assignment is not None:
-            tensor = replace(tensor, stage=_stage_of(tensor, assignment))
+            last = assignment.num_stages - 1
+            stage = last if tensor == LOSS else _stage_of(tensor, assignment)
+            tensor = replace(tensor, stage=stage)
+        step = self._steps - len(halted.batches)
         return FlightRecord(
             model=self._fitted.name,
             epoch=self._epoch,
-            step=self._steps - len(halted.batches),
+            step=step,
             update=self._updates - 1,
             micro_batch=micro_batch,
             tensor=tensor,
@@ -180,6 +188,8 @@ class NaNWatch(keras.callbacks.Callback):
             reduction=accumulation.reduction.value,
             accumulator=accumulator if isinstance(accumulator, str) else None,
             versions={"jax": jax.__version__, "keras": keras.__version__},
+            batch=step - self._epoch_begin + (micro_batch or 0),
+            data=non_finite_data(halted.batches),
         )
 
     def _write(self, halted: Halted) -> None:
@@ -208,6 +218,8 @@ class NaNWatch(keras.callbacks.Callback):
         ]
         console = Console(stderr=True, highlight=False, soft_wrap=True)
         console.print(f"\nNaNWatch: {self.found}", style="bold red", markup=False)
+        for line in self.found.of_data() if self.found is not None else ():
+            console.print(f"  {line}", style="bold red", markup=False)
         console.print(
             f"  {len(bad)} of {len(self._tensors)} gradients are not finite. Training stopped; the "
             "model has the weights from before this update.",

@@ -11,6 +11,7 @@ from millrace.programs.prepare import prepared
 from millrace.programs.recomputed_step import recomputing_value_and_grad
 from millrace.programs.state import State, as_lists, as_state, settle
 from millrace.programs.taps import is_open, value_and_grad
+from millrace.programs.tensor_taps import loss_tapped
 
 Step = Callable[[State, Any], tuple[State, Any]]
 
@@ -47,8 +48,11 @@ def make_gradient_step(
     again = None if plan.recompute is None else recomputing_value_and_grad(plan)
 
     def gradient_step(state: State, batch: Any) -> tuple[Any, State, Any]:
+        differentiate = again or (value_and_grad if is_open() else None)
+        if plan.taps.loss and is_open():
+            differentiate = loss_tapped(differentiate or value_and_grad)
         gradients, non_trainable, metrics, logs = compute_gradient_step(
-            model, as_lists(state), batch, again or (value_and_grad if is_open() else None)
+            model, as_lists(state), batch, differentiate
         )
         gradients = prepared(model.optimizer, gradients, model.trainable_variables)
         new = as_state((state[0], non_trainable, state[2], metrics))

@@ -20,7 +20,7 @@ from millrace._compat.keras_calls import after_calls
 from millrace.options import NO_TAPS, Taps
 from millrace.programs.statistics import all_statistics, reduction_of
 from millrace.programs.taps import Tapped, belongs_here, checkpoint, is_tapped, tap
-from millrace.records.tensors import COUNTS, Tensor
+from millrace.records.tensors import COUNTS, LOSS, Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +100,22 @@ def tap_gradients(
         if gradient is not None and matches(name, patterns)
     }
     _tap_rows(found, due, scale, reduce)
+
+
+def loss_tapped(value_and_grad: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns what differentiates a function of `(loss, auxiliary)`, and taps its loss."""
+
+    def tapping(function: Callable[..., Any]) -> Callable[..., Any]:
+        differentiated = value_and_grad(function)
+
+        def differentiate(*args: Any, **kwargs: Any) -> Any:
+            (loss, aux), gradients = differentiated(*args, **kwargs)
+            _tap_rows({LOSS: loss}, None)
+            return (loss, aux), gradients
+
+        return differentiate
+
+    return tapping
 
 
 def loss_scale(model: keras.Model, optimizer_values: Iterable[Any]) -> Any:

@@ -16,9 +16,11 @@ from typing import Any, cast
 import numpy as np
 
 from millrace.errors import DataError
+from millrace.records.non_finite import NonFiniteData
 from millrace.records.tensors import STATISTICS, Tensor
 
 MODEL_FILE = "model.keras"
+_SHOWN = 4  # arguments and batches that are named
 _RECORD, _STATISTICS, _STATE, _BATCHES = (
     "record.json", "statistics.npz", "state.npz", "batches.npz"
 )  # fmt: skip
@@ -26,13 +28,13 @@ _RECORD, _STATISTICS, _STATE, _BATCHES = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FlightRecord:
-    """Which tensor of which update was the first that was not finite."""
+    """Which tensor of which update was the first that was not finite. All numbers begin at 0."""
 
     model: str  # its name
     epoch: int
-    step: int  # of the fit: the first of the update
-    update: int  # of the fit
-    micro_batch: int | None  # of the update
+    step: int  # batches of this fit before those of the update, over all epochs
+    update: int  # of this fit, over all epochs
+    micro_batch: int | None  # of the update; None if no single one of them did it
     tensor: Tensor | None  # None if running the update again found none
     nans: int = 0
     infs: int = 0
@@ -41,6 +43,9 @@ class FlightRecord:
     reduction: str = "mean"  # of their gradients
     accumulator: str | None = None  # dtype of what they are added up in
     versions: Mapping[str, str] = field(default_factory=dict[str, str])
+    # Of the epoch, as Keras counts: that of the micro-batch, or else the first one of the update.
+    batch: int | None = None
+    data: tuple[NonFiniteData, ...] = ()  # what the update was given that was not finite already
 
     def __str__(self) -> str:
         if self.tensor is None:
@@ -48,10 +53,30 @@ class FlightRecord:
         else:
             stage = f" of stage {self.tensor.stage}" if self.stages > 1 else ""
             what = f"{self.tensor}{stage} has {self.nans} NaN and {self.infs} infinite elements"
-        where = f"epoch {self.epoch}, step {self.step}, update {self.update}"
-        if self.micro_batch is not None:
+        return f"{what} ({self._where()}, counted from 0)"
+
+    def _where(self) -> str:
+        where = f"epoch {self.epoch}, "
+        if self.batch is not None and (self.micro_batch is not None or self.micro_batches == 1):
+            where += f"batch {self.batch}, "
+        elif self.batch is not None:
+            where += f"batches {self.batch} to {self.batch + self.micro_batches - 1}, "
+        where += f"update {self.update}"
+        if self.micro_batch is not None and self.micro_batches > 1:
             where += f", micro-batch {self.micro_batch} of {self.micro_batches}"
-        return f"{what} ({where})"
+        return where
+
+    def of_data(self) -> list[str]:
+        """Returns what to say of the data of the update, a line for each argument and batch."""
+        first = None
+        if self.batch is not None:
+            first = self.batch - (self.micro_batch or 0)
+        return [
+            "The data is not finite: in "
+            + (f"batch {first + one.micro_batch}, " if first is not None else "")
+            + f"{one}, counted from 0."
+            for one in self.data[:_SHOWN]
+        ]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -98,6 +123,7 @@ def read_flight(directory: pathlib.Path) -> Flight:
             "directory that NaNWatch has printed."
         )
     data = json.loads(path.read_text())
+    data["data"] = tuple(NonFiniteData(**each) for each in data.get("data", ()))
     trees, tensors = data.pop("batches"), data.pop("tensors")
     updates = data.pop("updates")
     data.pop("columns")

@@ -11,14 +11,17 @@ COUNTS = slice(6, 8)  # the last two
 
 @dataclass(frozen=True, slots=True)
 class Tensor:
-    """An activation or a gradient, by name."""
+    """An activation, the loss or a gradient, by name."""
 
-    kind: str  # "activation" or "gradient"
+    kind: str  # "activation", "loss" or "gradient"
     name: str  # of a layer or variable, below the layers around it: "encoder/dense/kernel"
     stage: int = 0  # of a pipeline
 
     def __str__(self) -> str:
-        return f"{self.kind} {self.name}"
+        return f"{self.kind} {self.name}" if self.name else f"the {self.kind}"
+
+
+LOSS = Tensor("loss", "")
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -1,6 +1,6 @@
 """Runs one update again, on one device, and looks at every tensor in it.
 
-micro-batch 0    activations in the order of forward, then gradients from the last one back
+micro-batch 0    activations in the order of forward, the loss, gradients from the last one back
 micro-batch 1    ...
 update           the gradients that would be applied
 """
@@ -21,11 +21,11 @@ from millrace.options import Accumulation, Options, Taps, reduction
 from millrace.plan import ROLES, Mode
 from millrace.programs.state import State, Values
 from millrace.records.flight import MODEL_FILE, Flight, FlightRecord, read_flight
-from millrace.records.tensors import STATISTICS, StatisticsBlock, Tensor, TensorRows
+from millrace.records.tensors import LOSS, STATISTICS, StatisticsBlock, Tensor, TensorRows
 from millrace.strategy.controller import Controller, Totals
 from millrace.strategy.functions import LoopFunction
 
-_EVERYTHING = Taps(activations=("*",), micro_gradients=("*",), gradients=("*",))
+_EVERYTHING = Taps(activations=("*",), micro_gradients=("*",), gradients=("*",), loss=True)
 _NANS, _INFS = STATISTICS.index("nans"), STATISTICS.index("infs")
 
 
@@ -40,7 +40,8 @@ class Replay:
         """Yields (micro-batch, tensor, statistics) in the order in which they are computed."""
         tensors = self.micro_batches.tensors
         forward = [k for k, tensor in enumerate(tensors) if tensor.kind == "activation"]
-        backward = [k for k, tensor in enumerate(tensors) if tensor.kind != "activation"][::-1]
+        forward += [k for k, tensor in enumerate(tensors) if tensor == LOSS]
+        backward = [k for k, tensor in enumerate(tensors) if tensor.kind == "gradient"][::-1]
         for number, rows in enumerate(self.micro_batches.values):
             yield from ((number, tensors[k], rows[k]) for k in (*forward, *backward))
         for tensor, row in zip(self.update.tensors, self.update.values[0], strict=True):

@@ -45,6 +45,8 @@ def show(directory: pathlib.Path, modules: Iterable[str], everything: bool) -> b
     with console.status("running the update again ..."):
         replayed = replay(directory)
     console.print(f"recorded  {replayed.record}", markup=False, soft_wrap=True)
+    for line in replayed.record.of_data():
+        console.print(line, style="bold red", markup=False, soft_wrap=True)
     console.print(_table(replayed, everything))
     if replayed.repeats:
         console.print("The same tensor is the first that is not finite, with the same counts.")
