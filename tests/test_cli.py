@@ -110,7 +110,10 @@ def test_prints_the_notation_and_reads_it_again(tmp_path):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--schedule", "loped"], "schedule='loped' is no schedule and no file. Did you mean 'loo"),
+        (
+            ["--schedule", "loped"],
+            "--schedule 'loped' is no schedule and no file. Did you mean 'loo",
+        ),
         (["--schedule", "looped"], "Set --groups to a number below 4, such as 2. Received: None."),
         (["--schedule", "looped", "--groups", "5"], "below 4, such as 2. Received: 5."),
         (["--groups", "2"], "--groups 2 does nothing for --schedule 1f1b"),
