@@ -533,8 +533,8 @@ def test_names_of_modules_and_files(here):
         ("loaders_of_test.images:trian", "has no 'trian'. Did you mean 'train'? It has: train."),
         ("loaders_of_test/images.py:x", "loaders_of_test/images.py has no 'x'. It has: train."),
         ("loaders_of_test/image.py:x", "There is no file 'loaders_of_test/image.py'. Did you mean"),
-        ("nowhere/image.py:x", "There is no file 'nowhere/image.py'. It has none at all."),
-        ("loaders_of_test:x", "loaders_of_test has no 'x'. It has none at all."),
+        ("nowhere/image.py:x", "There is no file 'nowhere/image.py'. There are no others."),
+        ("loaders_of_test:x", "loaders_of_test has no 'x'. There are no others."),
     ],
 )
 def test_names_that_are_not_there(here, text, message):

@@ -145,7 +145,10 @@ def test_a_picture_that_cannot_be_written(tmp_path):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--schedule", "loped"], "schedule='loped' is no schedule and no file. Did you mean 'loo"),
+        (
+            ["--schedule", "loped"],
+            "--schedule 'loped' is no schedule and no file. Did you mean 'loo",
+        ),
         (["--schedule", "looped"], "Set --groups to a number below 4, such as 2. Received: None."),
         (["--schedule", "looped", "--groups", "5"], "below 4, such as 2. Received: 5."),
         (["--groups", "2"], "--groups 2 does nothing for --schedule 1f1b"),

@@ -16,7 +16,7 @@ LEVELS = [
     {"compiling", "feeds"},
     {"runtime"},
     {"strategy", "distributed", "launch", "layers", "optimizers", "cache_table"},
-    {"replay", "compile_log_table"},
+    {"replay", "compile_log_table", "cli_types"},
     {"callbacks", "benchmark", "loops", "cli_compilation"},
     {"tensorflow", "pipelines"},
     {"ipu"},

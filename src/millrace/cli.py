@@ -13,6 +13,7 @@
 Drawings and tables are plain ASCII with colours on top, which a terminal shows and a pipe drops.
 """
 
+import os
 import pathlib
 from textwrap import shorten
 from typing import Any
@@ -24,6 +25,7 @@ from rich.text import Text
 
 from millrace import cache_table, cli_compilation, cli_porting
 from millrace.benchmark.command import benchmark_feed
+from millrace.cli_types import FiniteRange, as_options
 from millrace.errors import MillraceError, OptionError
 from millrace.launch import Launch, launch
 from millrace.records.timeline import Timeline
@@ -36,7 +38,8 @@ from millrace.schedules.text import grid, write
 from millrace.schedules.textbook import textbook_bubble
 
 COLORS = {"F": "black on green", "B": "black on cyan", "I": "black on cyan", "W": "black on yellow"}
-TIME = click.FloatRange(0, min_open=True)
+TIME = FiniteRange(0, min_open=True)
+_MOST_TASKS = 100_000  # of a drawing: stages x micro-batches
 
 
 class Commands(click.Group):
@@ -44,10 +47,13 @@ class Commands(click.Group):
 
     def invoke(self, ctx: click.Context) -> Any:
         """Runs the command that was asked for."""
+        if os.environ.get("COLUMNS") == "0":  # of some terminals in editors: tables would vanish
+            del os.environ["COLUMNS"]
         try:
             return super().invoke(ctx)
         except MillraceError as error:
-            click.echo(f"Error: {error}", err=True)
+            is_drawing = ctx.invoked_subcommand == "simulate"
+            click.echo(f"Error: {as_options(str(error)) if is_drawing else error}", err=True)
             ctx.exit(2)
 
 
@@ -62,8 +68,10 @@ for _command in (*cli_compilation.COMMANDS, *cli_porting.COMMANDS):
 
 
 @main.command("simulate")
-@click.option("--stages", required=True, type=int, help="Stages in the pipeline.")
-@click.option("--micro-batches", required=True, type=int, help="Micro-batches in one update.")
+@click.option("--stages", required=True, type=click.IntRange(1), help="Stages in the pipeline.")
+@click.option(
+    "--micro-batches", required=True, type=click.IntRange(1), help="Micro-batches in one update."
+)
 @click.option(
     "--schedule",
     default="1f1b",
@@ -83,7 +91,7 @@ for _command in (*cli_compilation.COMMANDS, *cli_porting.COMMANDS):
 @click.option(
     "--transfer",
     default=0.0,
-    type=click.FloatRange(0),
+    type=FiniteRange(0),
     help="Time between two groups.",
     show_default=True,
 )
@@ -110,6 +118,12 @@ def simulate_command(
     A file has a line for each device group with its tasks, such as "0F0 0F1 0B0 0B1". The halves
     of a split backward take half its time each.
     """
+    if stages * micro_batches > _MOST_TASKS:
+        raise OptionError(
+            f"--stages {stages} x --micro-batches {micro_batches} is more than the "
+            f"{_MOST_TASKS:,} forwards that can be drawn. Set --micro-batches to "
+            f"{max(_MOST_TASKS // stages, 1)} or fewer: the bubble changes little beyond."
+        )
     name = schedule.lower()
     if name == "looped" and (groups is None or groups > stages):
         raise OptionError(

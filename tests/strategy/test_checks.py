@@ -54,6 +54,10 @@ def test_a_window_that_straddles_executions(strategy):
     )
     model = accumulate(strategy.attach(build(steps_per_execution=2)), 4)
     refuses(strategy, PlanError, r"steps_per_execution=2 .* 4 steps.*Set .*=4", model)
+    model = accumulate(strategy.attach(build()), 4)  # no "divisor of 1"
+    refuses(
+        strategy, PlanError, r"has 20 steps. Set steps_per_execution=4 in compile\(\)\.$", model
+    )
 
 
 def test_an_execution_of_a_whole_epoch_may_end_with_a_shorter_window(strategy):

@@ -28,7 +28,10 @@ def load(text: str) -> Any:
             f"{text!r} does not name a variable or a function of a module. Write module:name, "
             "such as loaders.images:train, or path/to/file.py:name."
         )
-    module = _module_of_file(pathlib.Path(where)) if where.endswith(".py") else _module(where)
+    try:
+        module = _module_of_file(pathlib.Path(where)) if where.endswith(".py") else _module(where)
+    except SyntaxError as error:
+        raise _checked(error.filename or where, error) from None
     if not hasattr(module, name):
         names = [
             other
@@ -37,6 +40,11 @@ def load(text: str) -> Any:
         ]
         raise OptionError(f"{where} has no {name!r}. {_near(name, names)}")
     return getattr(module, name)
+
+
+def _checked(where: str, error: SyntaxError) -> OptionError:
+    line = f", line {error.lineno}" if error.lineno else ""
+    return OptionError(f"{where}{line} is not a Python program: {error.msg}. Correct it first.")
 
 
 def _module(name: str) -> types.ModuleType:
@@ -91,4 +99,4 @@ def _near(name: str, names: Iterable[str]) -> str:
     known = sorted(names)
     near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
     hint = f"Did you mean {near[0]!r}? " if near else ""
-    return f"{hint}It has: {', '.join(known)}." if known else "It has none at all."
+    return f"{hint}It has: {', '.join(known)}." if known else "There are no others."

@@ -53,6 +53,23 @@ def port(source: str) -> tuple[Finding, ...]:
     return tuple(sorted(found.values(), key=lambda each: (each.line, each.what)))
 
 
+def uses_tensorflow(source: str) -> bool:
+    """Whether a program imports TensorFlow, or a package for the IPU that is not millrace's."""
+    modules = {
+        name
+        for node in ast.walk(ast.parse(source))
+        for name in (
+            [alias.name for alias in node.names]
+            if isinstance(node, ast.Import)
+            else [node.module or ""]
+            if isinstance(node, ast.ImportFrom) and not node.level
+            else []
+        )
+    }
+    roots = ("tensorflow", "ipu_tensorflow_addons")
+    return any(name.partition(".")[0] in roots or name == "keras.ipu" for name in modules)
+
+
 class _Visitor(ast.NodeVisitor):
     """Walks over a program, and takes note of what it finds."""
 

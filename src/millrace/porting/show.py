@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from rich.console import Console
 from rich.text import Text
 
-from millrace.porting.port import Finding, port
+from millrace.porting.port import Finding, port, uses_tensorflow
 
 
 def show_findings(paths: Sequence[pathlib.Path], console: Console | None = None) -> int:
@@ -21,20 +21,21 @@ def show_findings(paths: Sequence[pathlib.Path], console: Console | None = None)
     """
     console = console or Console(highlight=False, soft_wrap=True)
     findings: list[Finding] = []
-    unread = 0
+    unread, is_for_ipu = 0, False
     for path in paths:
         try:
             found = port(path.read_text(encoding="utf-8"))
-        except (OSError, UnicodeDecodeError, SyntaxError, ValueError) as error:
-            console.print(Text(f"{path}: cannot be read: {error}", style="red"))
+        except (OSError, SyntaxError, ValueError) as error:
+            console.print(Text(f"{path}: cannot be read: {_why(path, error)}", style="red"))
             unread += 1
             continue
         for finding in found:
             console.print(_line(path, finding))
         findings += found
+        is_for_ipu |= uses_tensorflow(path.read_text(encoding="utf-8"))
     blocking = sum(finding.blocks for finding in findings)
     if unread < len(paths):
-        console.print(_summary(len(paths) - unread, len(findings), blocking))
+        console.print(_summary(len(paths) - unread, len(findings), blocking, is_for_ipu))
     return 2 if unread else int(blocking > 0)
 
 
@@ -45,8 +46,24 @@ def _line(path: pathlib.Path, finding: Finding) -> Text:
     return text if finding.blocks else text.append("  (runs as it is)", style="dim")
 
 
-def _summary(files: int, number: int, blocking: int) -> str:
+def _why(path: pathlib.Path, error: Exception) -> str:
+    if path.is_dir():
+        return f"it is a directory. Give its files, such as {path}/*.py."
+    if not path.exists():
+        return "there is no such file."
+    if isinstance(error, SyntaxError):
+        line = f"line {error.lineno}: " if error.lineno else ""
+        return f"{line}{error.msg}. Programs for Python 2 go through 2to3 first."
+    return "it is not text in UTF-8." if isinstance(error, ValueError) else str(error)
+
+
+def _summary(files: int, number: int, blocking: int, is_for_ipu: bool) -> str:
     where = "1 file" if files == 1 else f"{files} files"
+    if not blocking and not is_for_ipu:
+        return (
+            f"{where}: nothing to port: no import of tensorflow or of an ipu package. Start it "
+            "with `python`."
+        )
     if not blocking:
         return f"{where}: nothing stands in the way. Start it with `millrace run`."
     verb = "stands" if blocking == 1 else "stand"

@@ -81,6 +81,8 @@ def _read(file: pathlib.Path) -> list[CompileRecord]:
         try:
             values = json.loads(line)
         except ValueError:
+            if number == 1 and not line.lstrip().startswith("{"):
+                raise _no_log(file, number) from None
             continue  # the last line of a run that was killed
         try:
             record = _record(values)

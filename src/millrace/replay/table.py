@@ -36,7 +36,7 @@ def show(directory: pathlib.Path, modules: Iterable[str], everything: bool) -> b
             importlib.import_module(module)
         except ImportError as error:
             raise OptionError(
-                f"--import {module} does not import: {error} Run the command where the module is, "
+                f"--import {module} does not import: {error}. Run the command where the module is, "
                 "or install it."
             ) from error
     console = Console(highlight=False)

@@ -129,7 +129,16 @@ def _name(choice: object) -> str:
 
 def _text(choice: object) -> str:
     if isinstance(choice, str | pathlib.Path) and os.path.isfile(choice):
-        return pathlib.Path(choice).read_text()
+        try:
+            text = pathlib.Path(choice).read_text(encoding="utf-8")
+        except UnicodeDecodeError:
+            text = ""
+        if not text.strip():
+            raise ScheduleError(
+                f"schedule={str(choice)!r} is a file without tasks. Write a line for each device "
+                "group, such as 0F0 0F1 0B0 0B1."
+            )
+        return text
     if isinstance(choice, str) and re.search(r"\s|^[0-9]+[FBIW][0-9]+", choice):
         return choice
     names = ", ".join(SCHEDULES)

@@ -57,14 +57,16 @@ def check_steps(
         else "rounds. One round takes one step of each of the replicas"
     )
     other = (
-        f"{names} to a divisor of {steps_per_execution}"
+        f", or {names} to a divisor of {steps_per_execution}"
         if trains and replicas == 1
-        else "devices of the strategy to another number"
+        else ", or devices of the strategy to another number"
     )
+    if steps_per_execution == 1:  # compile()'s default: the user has chosen the other number
+        other = ""
     raise PlanError(
         f"steps_per_execution={steps_per_execution} is not a whole number of {what} = "
         f"{window} steps, and the epoch has {steps or 'an unknown number of'} steps. Set "
-        f"steps_per_execution={down or window} in compile(), or {other}."
+        f"steps_per_execution={down or window} in compile(){other}."
     )
 
 

@@ -1,0 +1,44 @@
+"""Types of options and errors that several commands share."""
+
+import math
+import re
+from typing import Any
+
+import click
+
+
+class FiniteRange(click.FloatRange):
+    """A number within bounds that is neither nan nor infinite, which click's own lets through."""
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> float:
+        """Returns the number, or says why it is none."""
+        number = super().convert(value, param, ctx)
+        if not math.isfinite(number):
+            self.fail(f"{number} is not a finite number.", param, ctx)
+        return number
+
+
+def script_error(script: str, error: SyntaxError | ValueError) -> str:
+    """Says that a file is not Python, and where."""
+    line = f", line {error.lineno}" if isinstance(error, SyntaxError) and error.lineno else ""
+    what = error.msg if isinstance(error, SyntaxError) else str(error)
+    return f"{script}{line}: this is not a Python program: {what}. Give a file of Python source."
+
+
+# The names of `make_schedule` and of a model's options, as `simulate` spells them.
+_OF_SIMULATE = (
+    (r"\bgradient_accumulation_steps_per_replica=", "--micro-batches "),
+    (r"\bnum_micro_batches=", "--micro-batches "),
+    (r"\bnum_stages=", "--stages "),
+    (r"\b(?:pipeline_)?schedule=", "--schedule "),
+    (r" a function \(num_stages, num_micro_batches\) of your own;", ""),
+)
+
+
+def as_options(message: str) -> str:
+    """Returns an error about a schedule in the words of the command `simulate`."""
+    for name, option in _OF_SIMULATE:
+        message = re.sub(name, option, message)
+    return message
