@@ -15,6 +15,7 @@ each one ended and what it printed, so that a second call goes on where the firs
 """
 
 import argparse
+import contextlib
 import datetime as dt
 import json
 import os
@@ -171,18 +172,24 @@ def follow(
         start_new_session=True,  # which is killed as a whole
     ) as process:
 
-        def kill() -> None:
+        def stop() -> None:
             over.set()
-            os.killpg(process.pid, signal.SIGKILL)
+            with contextlib.suppress(ProcessLookupError):  # it has just ended by itself
+                os.killpg(process.pid, signal.SIGKILL)
 
-        timer = threading.Timer(seconds, kill)
+        timer = threading.Timer(seconds, stop)
         timer.start()
         lines = []
-        for line in process.stdout or ():
-            lines.append(line.rstrip("\n"))
-            print(f"   {lines[-1]}", flush=True)
-        code = process.wait()
-        timer.cancel()
+        try:
+            for line in process.stdout or ():
+                lines.append(line.rstrip("\n"))
+                print(f"   {lines[-1]}", flush=True)
+            code = process.wait()
+        except BaseException:  # such as Ctrl-C: nothing is to hold the device after this
+            stop()
+            raise
+        finally:
+            timer.cancel()
     if over.is_set():
         return f"stopped at its limit of {seconds:.0f} s", lines
     return ("ok" if code == 0 else f"failed with {code}"), lines
@@ -268,6 +275,7 @@ def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
 def main() -> int:
     """Runs what is left, and says what is done."""
     options = arguments()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # which ends the step, too
     if options.dry_run:
         for step in STEPS:
             if options.only in step.name:
