@@ -12,7 +12,7 @@ WORKERS ?= 2
 PYTEST := -m pytest -q -n auto --maxprocesses $(WORKERS) --dist worksteal --durations=10
 FAST := "not slow and not gpu and not exhaustive"
 
-.PHONY: help demo test test-slow test-exhaustive test-all test-oldest test-next test-sources check mutants format bench benchmarks-page lock clean
+.PHONY: help demo test test-slow test-exhaustive test-all test-oldest test-next test-sources check mutants format bench benchmarks-page gpu lock clean
 
 help:  ## show this
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 14
@@ -80,6 +80,10 @@ bench: $(READY)  ## all benchmarks, in minutes; BENCH=--small in seconds
 
 benchmarks-page: $(READY)  ## docs/benchmarks.md and README's table, from benchmarks/results/
 	@$(BIN)/python benchmarks/page.py
+
+gpu:  ## all that needs a GPU, in 20 minutes, with PY as it is; WHEELS=dir of what it lacks
+	@$(PY) benchmarks/gpu.py $(if $(WHEELS),--wheels $(WHEELS)) \
+	  $(if $(NEXT_WHEELS),--next-wheels $(NEXT_WHEELS)) $(GPU)
 
 lock:  ## resolve pyproject.toml anew into requirements/
 	@$(BIN)/python -m pip install -q uv

@@ -40,7 +40,9 @@ def header(title: str) -> None:
     device = jax.devices()[0]
     cores = len(os.sched_getaffinity(0))
     print(f"# {title}")
-    print(f"machine   {_processor()}, {cores} cores; device {device.device_kind}")
+    limit = (device.memory_stats() or {}).get("bytes_limit")
+    memory = f" of {limit / 2**30:.0f} GiB" if limit else ""
+    print(f"machine   {_processor()}, {cores} cores; device {device.device_kind}{memory}")
     print(
         f"versions  python {platform.python_version()}, jax {jax.__version__}, "
         f"keras {keras.__version__}"
@@ -49,9 +51,9 @@ def header(title: str) -> None:
 
 
 def seconds(function: Callable[[], object]) -> float:
-    """Returns the seconds that one call takes."""
+    """Returns the seconds that one call takes, with the arrays that it returns."""
     begin = time.perf_counter()
-    function()
+    jax.block_until_ready(function())
     return time.perf_counter() - begin
 
 

@@ -29,6 +29,16 @@ _INTRODUCTION = (
     "`make bench` measures everything again.\n"
 )
 
+_ON_GPUS = (
+    "`make gpu` takes at most 20 minutes, prints as it goes, and goes on where it ended when it is "
+    "called again; `make gpu GPU=--dry-run` lists its steps. It runs with the Python at hand "
+    "(`PY=...`), whose JAX has the GPU. What else is missing there may come as wheels from another "
+    "machine: `pip download --no-deps` of keras, optree and namex, often also of absl-py, h5py, "
+    "ml-dtypes, packaging, rich, click and pytest, for that Python, and then "
+    "`make gpu WHEELS=directory`. `NEXT_WHEELS=directory` with a newer Keras times that, too. "
+    "`make gpu GPU='--platform cpu --small'` rehearses every step on a CPU.\n"
+)
+
 
 def page(found: Iterable[Result]) -> str:
     """Returns docs/benchmarks.md.
@@ -103,8 +113,9 @@ def _on_gpus(found: list[Result]) -> str:
     if not found:
         return (
             f"{title}\nNothing was measured yet. `make gpu` measures on a machine that has one.\n"
+            f"\n{_ON_GPUS}"
         )
-    lines = [title]
+    lines = [title, _ON_GPUS]
     for result in found:
         lines.append(f"### {result.device}, {result.date}\n")
         for part in result.parts:
