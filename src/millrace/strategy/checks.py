@@ -209,14 +209,17 @@ def _check_compiled(model: keras.Model, name: str, mode: Mode, is_parted: bool) 
 
 
 def _check_own_step(model: keras.Model, name: str, step: str) -> None:
-    names = list(inspect.signature(getattr(model, step)).parameters)
-    if len(names) != 2:
+    signature = inspect.signature(getattr(model, step))
+    try:
+        signature.bind("state", "data")  # as Keras calls it; a step may take `*args`
+    except TypeError:
+        names = list(signature.parameters)
         raise ModelError(
             f"{name} overrides {step}({', '.join(names)}). On the JAX backend a step is a pure "
             f"function {step}(state, data) that returns its results and the new state; one that "
             "takes the data alone changes variables on the way, as TensorFlow's and PyTorch's do. "
             "See keras.io/guides/custom_train_step_in_jax."
-        )
+        ) from None
 
 
 def _check_optimizer(model: keras.Model, name: str, accumulation: Accumulation) -> None:
