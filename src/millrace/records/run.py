@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from millrace.records.budget import BudgetChoice
 from millrace.records.feeds import FeedStatistics
 from millrace.records.pipeline import PipelineStatistics
 
@@ -20,3 +21,4 @@ class RunStatistics:
     shared: int = 0  # executables that an equal program had already
     loaded: int = 0  # executables that another process has exported
     switches: int = 0  # calls of another function than before
+    budgets: tuple[BudgetChoice, ...] = ()  # what recomputation budgets have chosen, in order

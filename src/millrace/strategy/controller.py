@@ -16,6 +16,7 @@ from millrace.compiling.exporting import Exports
 from millrace.compiling.log import CompileLog
 from millrace.compiling.lowering import MODEL_OBJECT
 from millrace.devices import DeviceGroup, share_out
+from millrace.errors import OptionError
 from millrace.feeds.block import Destination
 from millrace.feeds.blocks import STEPS_TOGETHER, BlockShape
 from millrace.feeds.delivery import Delivery, Listener
@@ -172,7 +173,15 @@ class Controller:
         """Lets a listener have statistics of tensors, from the next execution on.
 
         Until `unwatch`; within `fit` until that ends, so that nothing is left of one that fails.
+
+        Raises:
+            OptionError: if it has them already: every number would be counted twice.
         """
+        if listener in self._taps:
+            raise OptionError(
+                f"callbacks holds the same {type(listener).__name__} twice, and each value would "
+                "be counted twice. List it once, or make another one."
+            )
         self._taps[listener] = taps
         self.outfeed.listeners.append(listener)
         if self.is_running:
@@ -230,15 +239,22 @@ class Controller:
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """Surrounds fit, evaluate and predict: whichever way they end, their threads end."""
+        """Surrounds fit, evaluate and predict: whichever way they end, their threads end.
+
+        Somebody who interrupts does not wait for the batch that a slow data set is making.
+        """
         self._running += 1
+        is_interrupted = False
         try:
             yield
+        except KeyboardInterrupt:
+            is_interrupted = True
+            raise
         finally:
             self._running -= 1
             if not self._running:
                 for iterator in self._iterators:
-                    iterator.close()
+                    iterator.close(wait=not is_interrupted)
                 self._iterators.clear()
                 for function in self.functions.values():
                     function.release()

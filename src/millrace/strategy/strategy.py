@@ -103,6 +103,7 @@ class Strategy:
             shared=origins[Origin.SHARED],
             loaded=origins[Origin.LOADED],
             switches=log.switches,
+            budgets=tuple(log.budgets),
         )
 
     @checked
