@@ -17,9 +17,11 @@ import rich.console
 
 from millrace._compat.jax_memory import requirement
 from millrace.compiling.executable import Executable, compiled_of
+from millrace.compiling.log import CompileLog
 from millrace.errors import PlanError
 from millrace.plan import Plan, Recompute
 from millrace.programs.chain import Chain
+from millrace.records.budget import BudgetChoice
 
 logger = logging.getLogger("millrace")
 
@@ -38,7 +40,7 @@ def with_choice(plan: Plan, number: int) -> Plan:
 
 
 def within_budget(
-    plan: Plan, chain: Chain | None, find: Callable[[Plan], Executable]
+    plan: Plan, chain: Chain | None, find: Callable[[Plan], Executable], model: str, log: CompileLog
 ) -> tuple[Executable, float]:
     """Finds the program that stays within a plan's budget in the fewest FLOPs, and says which.
 
@@ -46,6 +48,8 @@ def within_budget(
         plan: with a budget.
         chain: its step; None if nothing in it can be run again.
         find: compiles the program of a plan that has a choice.
+        model: its name.
+        log: gets the choice.
 
     Returns:
         The program, and the share of the FLOPs of a step that it adds to them.
@@ -65,17 +69,19 @@ def within_budget(
     limit, share = (None, budget) if isinstance(budget, float) else (budget, None)
     number = find_choice(predicted, limit, share, measure)
     peak = requirement(compiled_of(found[number]))
-    text = f"keeps to {peak:,} bytes: "
-    announce(text + ("nothing is run again" if chain is None else chain.describe(number)))
-    return found[number], 0.0 if chain is None else chain.extra(number)
+    extra = 0.0 if chain is None else chain.extra(number)
+    text = "nothing is run again" if chain is None else chain.describe(number)
+    announce(BudgetChoice(model, budget or 0, peak, extra, text), log)
+    return found[number], extra
 
 
-def announce(text: str) -> None:
-    """Says what was chosen: to the log, and where someone is waiting."""
-    logger.info("training %s", text)
+def announce(choice: BudgetChoice, log: CompileLog) -> None:
+    """Keeps what was chosen, and says it: to the log, and where someone is waiting."""
+    log.budgets.append(choice)
+    logger.info("training %s", choice)
     console = rich.console.Console(stderr=True)
     if console.is_terminal:
-        console.print(f"training {text}", style="dim", highlight=False, markup=False)
+        console.print(f"training {choice}", style="dim", highlight=False, markup=False)
 
 
 def find_choice(

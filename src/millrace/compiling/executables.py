@@ -156,7 +156,11 @@ class Executables:
         if name not in _WITH_STEPS:
             return self._find(with_choice(plan, 0), name)
         executable, extra = within_budget(
-            plan, self._chain(plan), lambda plan: self._find(plan, name, unroll)
+            plan,
+            self._chain(plan),
+            lambda plan: self._find(plan, name, unroll),
+            self._model.name,
+            self._log,
         )
         self._extra_flops[plan] = max(extra, self._extra_flops.get(plan, 0.0))
         return executable

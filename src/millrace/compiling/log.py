@@ -15,6 +15,7 @@ from millrace.compiling.history import history
 from millrace.errors import RecompilationError
 from millrace.keys.diagnose import explain
 from millrace.options import RecompilePolicy
+from millrace.records.budget import BudgetChoice
 from millrace.records.compilation import Cause, CompileRecord, Origin, ProgramKey
 from millrace.records.run_directory import RunDirectory
 
@@ -44,6 +45,7 @@ class CompileLog:
         self.on_recompile = on_recompile
         self.is_rehearsal = is_rehearsal
         self.cache_hits = 0
+        self.budgets: list[BudgetChoice] = []  # what budgets have chosen, in order
         self._directory = directory
         self._records: list[CompileRecord] = []
         self._lock = threading.Lock()

@@ -2,6 +2,7 @@
 
 import threading
 import time
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
 
@@ -9,6 +10,15 @@ from millrace.feeds.block import Block, Segment
 from millrace.records.feeds import FeedStatistics
 
 JOIN_SECONDS = 5.0  # how long `close` waits for a data set that is busy making a batch
+# Threads that nobody has waited for, since the user wanted to stop at once. Each is in the middle
+# of a batch: the data set that makes it cannot be asked for another one yet.
+_left_behind: "weakref.WeakSet[threading.Thread]" = weakref.WeakSet()
+
+
+def wait_for_interrupted() -> None:
+    """Waits for batches that data sets were making when the user interrupted a loop."""
+    for thread in list(_left_behind):
+        thread.join(JOIN_SECONDS)
 
 
 class Infeed:
@@ -57,13 +67,20 @@ class Infeed:
         """Waits until it is known whether another step follows."""
         return self._block() is not None
 
-    def close(self) -> None:
-        """Ends the thread. What was prepared and not taken is dropped."""
+    def close(self, wait: bool = True) -> None:
+        """Ends the thread. What was prepared and not taken is dropped.
+
+        Args:
+            wait: for a batch that the data set is making. Otherwise the thread ends after it.
+        """
         with self._change:
             self._stopped = True
             self._ready.clear()
             self._change.notify_all()
-        self._thread.join(JOIN_SECONDS)
+        if wait:
+            self._thread.join(JOIN_SECONDS)
+        elif self._thread.is_alive():
+            _left_behind.add(self._thread)
         self._current = None
 
     def statistics(self) -> FeedStatistics:

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from millrace.records.budget import BudgetChoice
 from millrace.records.feeds import FeedStatistics
 from millrace.records.memory import bytes_text
 from millrace.records.pipeline import PipelineStatistics
@@ -31,6 +32,7 @@ class RunStatistics:
     loop_compile_seconds: float = 0.0  # that part of `compile_seconds` that these waited for
     recompilations: int = 0  # of programs that a model had run before, in another form
     recompile_seconds: float = 0.0
+    budgets: tuple[BudgetChoice, ...] = ()  # what recomputation budgets have chosen, in order
 
     def __str__(self) -> str:
         return "\n".join([*self._rows(), *(f"Hint: {hint}" for hint in self._hints())])

@@ -20,6 +20,7 @@ from millrace.compiling.exporting import Exports
 from millrace.compiling.log import CompileLog
 from millrace.compiling.lowering import MODEL_OBJECT
 from millrace.devices import DeviceGroup, share_out
+from millrace.errors import OptionError
 from millrace.feeds.block import Destination
 from millrace.feeds.blocks import STEPS_TOGETHER, BlockShape
 from millrace.feeds.delivery import Delivery, Listener
@@ -201,8 +202,14 @@ class Controller:
 
         Raises:
             ModelError: if the model is not compiled.
+            OptionError: if it has them already: every number would be counted twice.
         """
         check_watched(self)
+        if listener in self._taps:
+            raise OptionError(
+                f"callbacks holds the same {type(listener).__name__} twice, and each value would "
+                "be counted twice. List it once, or make another one."
+            )
         self._taps[listener] = taps
         self.outfeed.listeners.append(listener)
         if self.is_running:
@@ -260,16 +267,23 @@ class Controller:
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """Surrounds fit, evaluate and predict: whichever way they end, their threads end."""
+        """Surrounds fit, evaluate and predict: whichever way they end, their threads end.
+
+        Somebody who interrupts does not wait for the batch that a slow data set is making.
+        """
         self._running += 1
+        is_interrupted = False
         try:
             with contextlib.nullcontext() if self._running > 1 else self.totals.timed():
                 yield
+        except KeyboardInterrupt:
+            is_interrupted = True
+            raise
         finally:
             self._running -= 1
             if not self._running:
                 for iterator in self._iterators:
-                    iterator.close()
+                    iterator.close(wait=not is_interrupted)
                 self._iterators.clear()
                 for function in self.functions.values():
                     function.release()

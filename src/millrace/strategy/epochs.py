@@ -9,6 +9,7 @@ Where Keras steps through its data adapter, this adapter is stacked into blocks 
 
 import functools
 import itertools
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -26,7 +27,7 @@ from millrace._compat.keras_loops import asks_for_nothing, set_epoch_iterators
 from millrace.errors import MillraceError
 from millrace.feeds.block import Block, Segment, batch_spec
 from millrace.feeds.blocks import ResidentArrays, stacked_blocks
-from millrace.feeds.infeed import Infeed
+from millrace.feeds.infeed import Infeed, wait_for_interrupted
 from millrace.plan import Mode
 from millrace.strategy.checks import shortened_to_stop
 from millrace.strategy.controller import Controller, controller_of
@@ -95,11 +96,13 @@ class FeedEpochIterator(EpochIterator):
     """
 
     def __init__(self, controller: Controller, mode: Mode, **arguments: Any):
+        wait_for_interrupted()  # Keras draws a batch of a generator now
         super().__init__(**arguments)
         self._controller = controller
         self._mode = mode
         self._arguments = arguments
         self._infeed: Infeed | None = None
+        self._is_closed = threading.Event()
         self._sizes: Any = ()
         self._resident: ResidentArrays | None = None
         self._residency_known = False
@@ -125,6 +128,7 @@ class FeedEpochIterator(EpochIterator):
     def infeed(self) -> Infeed:
         """Returns the epoch's infeed, which starts when the first step is taken."""
         if self._infeed is None:
+            self._is_closed = threading.Event()
             feed = self._controller.options.feed
             self._infeed = Infeed(self._block_source(), feed.prefetch_depth)
         return self._infeed
@@ -140,10 +144,15 @@ class FeedEpochIterator(EpochIterator):
         self.number = 0
         super().reset()
 
-    def close(self) -> None:
-        """Ends the infeed, if there is one, and adds up what it did."""
+    def close(self, wait: bool = True) -> None:
+        """Ends the infeed, if there is one, and adds up what it did.
+
+        Args:
+            wait: for a batch that the data set is making.
+        """
         if self._infeed is not None:
-            self._infeed.close()
+            self._is_closed.set()
+            self._infeed.close(wait)
             self._controller.totals.infeed += self._infeed.statistics()
             self._infeed = None
 
@@ -200,8 +209,9 @@ class FeedEpochIterator(EpochIterator):
             order = epoch_order(self.data_adapter, resident.rows, shuffle)
             agree_on_order(controller, order)
             return lambda is_awaited: resident.blocks(order, batch_size, shape)
+        batches = _until(self._is_closed, self.host_batches())
         return functools.partial(
-            stacked_blocks, self.host_batches(), self._sizes, shape, controller.destination
+            stacked_blocks, batches, self._sizes, shape, controller.destination
         )
 
     @property
@@ -226,6 +236,16 @@ class FeedEpochIterator(EpochIterator):
                 if arrays is not None:
                     self._resident = ResidentArrays(arrays, self._controller.destination)
         return self._resident
+
+
+def _until(is_closed: threading.Event, batches: Iterator[Any]) -> Iterator[Any]:
+    """Yields batches, and draws no other one once the infeed that takes them is closed."""
+    while not is_closed.is_set():
+        try:
+            batch = next(batches)
+        except StopIteration:
+            return
+        yield batch
 
 
 def _within(data: Any, limit: int) -> bool:

@@ -12,9 +12,10 @@ import jax
 import keras
 
 from millrace.compiling.budget import announce, find_choice, has_budget, with_choice
+from millrace.compiling.log import CompileLog
 from millrace.plan import Plan
 from millrace.programs.state import State
-from millrace.records.memory import bytes_text
+from millrace.records.budget import BudgetChoice
 from millrace.runtime.pipeline import PipelineRunner
 from millrace.runtime.rehearsal import PipelineRehearsal
 from millrace.strategy.memory_stages import pipeline_memory
@@ -22,12 +23,15 @@ from millrace.strategy.memory_stages import pipeline_memory
 CHOICES = 16  # the last lets a stage take a hundredth, which is its least
 
 
-def chooser(model: keras.Model, runner: PipelineRunner) -> Callable[[Plan, State], Plan]:
+def chooser(
+    model: keras.Model, runner: PipelineRunner, log: CompileLog
+) -> Callable[[Plan, State], Plan]:
     """Returns what finds the plan of a pipeline whose devices all stay within its budget.
 
     Args:
         model: that the runner trains.
         runner: whose programs are compiled for it. They are kept.
+        log: gets the choice.
     """
 
     def choose(plan: Plan, state: State) -> Plan:
@@ -48,7 +52,8 @@ def chooser(model: keras.Model, runner: PipelineRunner) -> Callable[[Plan, State
         # Nothing is predicted: how much is in flight decides, and the search halves the choices.
         number = find_choice([0] * CHOICES, limit, share, measure)
         kept = "everything is kept" if number == 0 else f"choice {number} of {CHOICES - 1}"
-        announce(f"keeps to {bytes_text(peaks[number])} on the fullest device: {kept}")
+        text = f"on the fullest device, {kept}"
+        announce(BudgetChoice(model.name, budget or 0, peaks[number], None, text), log)
         return with_choice(plan, number)
 
     return choose

@@ -195,7 +195,7 @@ def make_pipeline_runner(
     numbers = pipelining.devices_of(marks.num_stages)
     schedule = functools.partial(_schedule, pipelining, marks.num_stages)
     runner = PipelineRunner(executables, plan, [groups[number] for number in numbers], schedule)
-    runner.choose = chooser(model, runner)
+    runner.choose = chooser(model, runner, log)
     return runner
 
 

@@ -111,6 +111,7 @@ class Strategy:
             loop_compile_seconds=self._totals.loop_compile_seconds,
             recompilations=len(again),
             recompile_seconds=sum(record.seconds for record in again),
+            budgets=tuple(log.budgets),
         )
 
     @checked
