@@ -1,5 +1,8 @@
 """What fit, evaluate, predict and memory_report say to data and sizes that nothing trains with."""
 
+import subprocess
+import sys
+
 import keras
 import numpy as np
 import pytest
@@ -161,3 +164,13 @@ def test_losses_of_some_outputs_only(strategy):
         model = keras.Model(inputs, {"a": keras.layers.Dense(1)(inputs), "b": inputs})
     model.compile("sgd", {"a": "mse", "b": None})
     assert model.fit(X, {"a": Y, "b": None}, verbose=0).history["loss"][0] >= 0
+
+
+def test_a_model_with_boundaries_needs_millrace_to_load(strategy, tmp_path):
+    with strategy.scope():
+        model = keras.Sequential([keras.Input((3,)), millrace.layers.RecomputationCheckpoint()])
+    model.save(tmp_path / "model.keras")
+    assert keras.saving.load_model(tmp_path / "model.keras").layers  # registered by the import
+    code = f"import keras; keras.saving.load_model({str(tmp_path / 'model.keras')!r})"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert "Could not locate class 'RecomputationCheckpoint'" in found.stderr  # docs/debugging.md
