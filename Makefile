@@ -6,7 +6,13 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 OTHERS ?= $(wildcard $(foreach v,3.12 3.13 3.14,$(HOME)/.pyenv/versions/$(v).*/bin/python3) /usr/bin/python3.12 /usr/bin/python3.13)
 
-.PHONY: help demo test test-slow test-all test-oldest test-sources check format bench lock clean
+# At most as many as there are processors, each with up to 2 GiB; WORKERS=8 for more.
+WORKERS ?= 2
+# Printed last: the ten tests that took longest.
+PYTEST := -m pytest -q -n auto --maxprocesses $(WORKERS) --dist worksteal --durations=10
+FAST := "not slow and not gpu and not exhaustive"
+
+.PHONY: help demo test test-slow test-exhaustive test-all test-oldest test-next test-sources check mutants format bench benchmarks-page lock clean
 
 help:  ## show this
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 14
@@ -19,23 +25,29 @@ $(READY): requirements/dev.txt pyproject.toml
 	@$(BIN)/python -m pip install -q --disable-pip-version-check --no-deps --no-build-isolation -e .
 	@touch $@
 
-demo: $(READY)  ## train a digit classifier and print where the time went
-	@$(BIN)/python examples/digits.py
+demo: $(READY)  ## faster than plain Keras, cut in two, and in how much memory: a minute
+	@$(BIN)/python examples/demo.py --output demo-output
 
-test: $(READY)  ## the tests, on the python3 at hand
-	@$(BIN)/python -m pytest -q -n 2 -m "not slow and not gpu and not exhaustive"
+test: $(READY)  ## the tests, on the python3 at hand: minutes; COMPILER=shipped for XLA as users have it
+	@$(BIN)/python $(PYTEST) -m $(FAST) $(if $(COMPILER),--compiler=$(COMPILER)) $(TESTS)
 
 test-slow: $(READY)  ## the tests that take longest; TESTS=... for some of them
-	@$(BIN)/python -m pytest -q -n 2 -m "slow and not gpu" $(TESTS)
+	@$(BIN)/python $(PYTEST) -m "slow and not gpu" $(TESTS)
 
 test-exhaustive: $(READY)  ## every combination of replicas; an hour
-	@$(BIN)/python -m pytest -q -n 2 -m "exhaustive and not gpu"
+	@$(BIN)/python $(PYTEST) -m "exhaustive and not gpu"
 
 test-oldest:  ## the tests on the oldest supported Keras and JAX
 	@test -d .venv-oldest || $(PY) -m venv .venv-oldest
 	@.venv-oldest/bin/python -m pip install -q --disable-pip-version-check -r requirements/oldest.txt
 	@.venv-oldest/bin/python -m pip install -q --disable-pip-version-check --no-deps -e .
-	@.venv-oldest/bin/python -m pytest -q -n 2 -m "not slow and not gpu and not exhaustive"
+	@.venv-oldest/bin/python $(PYTEST) -m $(FAST)
+
+test-next:  ## the tests on the next Keras and the newest JAX for the python3 at hand; TESTS=... for some
+	@test -d .venv-next || $(PY) -m venv .venv-next
+	@.venv-next/bin/python -m pip install -q --disable-pip-version-check --require-hashes -r requirements/next.txt
+	@.venv-next/bin/python -m pip install -q --disable-pip-version-check --no-deps --no-build-isolation -e .
+	@.venv-next/bin/python $(PYTEST) -m $(FAST) $(TESTS)
 
 test-sources:  ## the tests that read from tensorflow, with it installed (250 MB)
 	@test -d .venv-sources || $(PY) -m venv .venv-sources
@@ -57,11 +69,17 @@ check: $(READY)  ## format, lint, types, layering
 	@$(BIN)/basedpyright
 	@$(BIN)/python -m pytest -q tests/test_layering.py tests/test_public_api.py
 
+mutants: $(READY)  ## puts errors into a copy of the source: which do the tests notice? MUTANTS="--area plan"
+	@$(BIN)/python tests/mutants/run.py $(MUTANTS)
+
 format: $(READY)  ## format and fix what can be fixed
 	@$(BIN)/ruff check --fix -q . ; $(BIN)/ruff format -q .
 
 bench: $(READY)  ## all benchmarks, in minutes; BENCH=--small in seconds
 	@for script in benchmarks/[a-z]*_*.py; do $(BIN)/python $$script $(BENCH) || exit 1; echo; done
+
+benchmarks-page: $(READY)  ## docs/benchmarks.md and README's table, from benchmarks/results/
+	@$(BIN)/python benchmarks/page.py
 
 lock:  ## resolve pyproject.toml anew into requirements/
 	@$(BIN)/python -m pip install -q uv
@@ -72,6 +90,8 @@ lock:  ## resolve pyproject.toml anew into requirements/
 	    --no-header --no-annotate -o requirements/$$part.txt > /dev/null; \
 	done
 	@rm uv.lock
+	@$(BIN)/uv pip compile -q --universal --python-version 3.11 --fork-strategy requires-python --generate-hashes \
+	  --no-header --no-annotate --no-emit-index-url -o requirements/next.txt requirements/next.in > /dev/null
 
 clean:  ## remove what the other commands made
-	rm -rf .venv .venv-* .pytest_cache .ruff_cache build dist
+	rm -rf .venv .venv-* .pytest_cache .ruff_cache build dist demo-output

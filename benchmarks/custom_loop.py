@@ -1,4 +1,4 @@
-"""A training loop of one's own, against the same loop written by hand in JAX without Keras.
+"""A custom training loop, against the same loop written by hand in JAX without Keras.
 
 Claims, per step on two CPU cores: with the data on the device, repeat() takes at most 1.1x the
 handwritten fori_loop (mlp, lstm), or 1.2x where a step takes 4 us (tiny). With a data set in Python
@@ -162,7 +162,7 @@ def measure(case, rounds):
 def main() -> None:
     """Runs all models and prints the ratios last."""
     options = harness.arguments(__doc__)
-    harness.header("Training loops of one's own: time per step")
+    harness.header("Custom training loops: time per step")
     lines = []
     for case in models.CASES:
         if options.only not in case.name:

@@ -3,6 +3,9 @@
 Claims, per step on two CPU cores: tiny >= 10x plain Keras, mlp >= 1.15x, lstm >= 1.3x,
 convnet >= 1.25x, each with the best steps_per_execution that plain Keras has; and within 1.25x
 (tiny) and 1.05x (the others) of the best handwritten form.
+
+From 3.16 on Keras runs the steps of an execution as a scan of its own. With `--next-python PATH`,
+the Python of an environment that has such a Keras, it is timed in the same rounds, as "next".
 """
 
 from dataclasses import replace
@@ -13,13 +16,15 @@ import numpy as np
 
 import harness
 import models
+from nextkeras import NextKeras
 
 KERAS_STEPS = (1, 8, 32, 128)
+NEXT_STEPS = (1, 32, 128)
 CLAIMS = {"tiny": (10, 1.25), "mlp": (1.15, 1.05), "lstm": (1.3, 1.05), "convnet": (1.25, 1.05)}
 
 
-def measure(case: models.Case, rounds: int) -> list[str]:
-    """Prints the rows of one model and returns its two ratios as lines."""
+def measure(case: models.Case, rounds: int, next_python: str | None) -> list[str]:
+    """Prints the rows of one model and returns its ratios as lines."""
     x, y = case.data()
     strategy = millrace.Strategy()
     cases = {}
@@ -32,6 +37,11 @@ def measure(case: models.Case, rounds: int) -> list[str]:
     for steps in (1, 32, case.steps):
         model = strategy.attach(case.model(steps_per_execution=steps))
         cases[f"millrace, steps_per_execution={steps}"] = fit(model)
+
+    following = None
+    if next_python:
+        following = NextKeras(next_python, case.name, case.rows)
+        cases |= {f"next, steps_per_execution={n}": following.fit(n) for n in NEXT_STEPS}
 
     batches = models.stacked(case)
     forms = {"scan": models.epoch_by_scan(case)}
@@ -56,6 +66,9 @@ def measure(case: models.Case, rounds: int) -> list[str]:
 
     times = harness.paired(cases, rounds)
     print(f"{case.name}: {case.steps} steps of {case.batch} rows")
+    if following:
+        following.close()
+        print(f"  next is {following.versions}")
     for name, values in times.items():
         harness.row(name, values, case.steps)
 
@@ -68,7 +81,22 @@ def measure(case: models.Case, rounds: int) -> list[str]:
     _, limit = harness.ratio(f"{case.name}: millrace / jax", ours, best("jax"))
     shuffles = times["scan in jax, after shuffling"]
     _, fair = harness.ratio(f"{case.name}: millrace / jax that shuffles", ours, shuffles)
-    return [f"{gain}   claim >= {faster}x", f"{limit}   claim <= {slower}x", fair]
+    lines = [f"{gain}   claim >= {faster}x", f"{limit}   claim <= {slower}x", fair]
+    if following:
+        lines += next_lines(case.name, times, ours)
+    return lines
+
+
+def next_lines(name: str, times: dict[str, list[float]], ours: list[float]) -> list[str]:
+    """Returns the ratios of the next Keras: at its best, and its scan against its single steps."""
+    single, *scans = (times[f"next, steps_per_execution={n}"] for n in NEXT_STEPS)
+    scan = min(scans, key=sorted_median)
+    best = min(single, scan, key=sorted_median)
+    return [
+        harness.ratio(f"{name}: next keras / millrace", best, ours)[1],
+        harness.ratio(f"{name}: next keras's scan / millrace", scan, ours)[1],
+        harness.ratio(f"{name}: next keras's scan / its single steps", scan, single)[1],
+    ]
 
 
 def sorted_median(values):
@@ -78,7 +106,9 @@ def sorted_median(values):
 
 def main() -> None:
     """Runs all models and prints the ratios last."""
-    options = harness.arguments(__doc__)
+    options = harness.arguments(
+        __doc__, next_python="Python of an environment with Keras 3.16 or newer"
+    )
     harness.header("Training loop: time per step inside fit")
     lines = []
     for case in models.CASES:
@@ -86,7 +116,7 @@ def main() -> None:
             continue
         if options.small:
             case = replace(case, rows=case.batch * 64)
-        lines += measure(case, options.rounds)
+        lines += measure(case, options.rounds, options.next_python)
     print()
     print("\n".join(lines))
 

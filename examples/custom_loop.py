@@ -1,4 +1,4 @@
-"""A training loop of one's own: two networks against each other, as one compiled program.
+"""A custom training loop: two networks against each other, as one compiled program.
 
 A generator learns to turn noise into points on a circle, and a discriminator to tell them from real
 ones: two models, two optimizers and two gradients in one step, which `fit` has no place for. A

@@ -2,7 +2,7 @@
 
 The same model is trained twice in one run: through a millrace strategy, and by plain Keras. Both
 see the same micro-batches in the same order from the same initial weights, and both make one
-update of every four, so accuracy should agree and speed can be compared. `make demo` runs this.
+update of every four, so accuracy should agree and speed can be compared. `demo.py` goes on with it.
 """
 
 import millrace  # isort: skip - first: it makes JAX the backend of Keras
@@ -53,12 +53,33 @@ class Seconds:
 
 
 @dataclass(frozen=True)
+class Pace:
+    """Seconds of fits of millrace and of plain Keras, round by round."""
+
+    ours: list[float]
+    stock: list[float]
+    epochs: int  # of each fit
+
+    @property
+    def rates(self) -> tuple[float, float]:
+        """Steps per second of both."""
+        ours, stock = map(statistics.median, (self.ours, self.stock))
+        return self.epochs * STEPS / ours, self.epochs * STEPS / stock
+
+    @property
+    def ratio(self) -> float:
+        """How many times as fast millrace is: the median over the rounds."""
+        return statistics.median(k / m for k, m in zip(self.stock, self.ours, strict=True))
+
+
+@dataclass(frozen=True)
 class Contender:
     """One trained model, with what is shown of it."""
 
     name: str
     model: keras.Model
     accuracy: float
+    losses: tuple[float, ...]  # of each epoch
 
 
 def load() -> Digits:
@@ -97,37 +118,44 @@ def compile_model(model: keras.Model, steps_per_execution: int, **optimizer_opti
     )
 
 
-def fit(model: keras.Model, digits: Digits, epochs: int, verbose: int = 0) -> float:
+def fit(model: keras.Model, digits: Digits, epochs: int, *callbacks: keras.callbacks.Callback):
     """Returns the seconds it took."""
     begin = time.perf_counter()
-    model.fit(*digits.train, batch_size=MICRO_BATCH, epochs=epochs, verbose=verbose)
+    model.fit(
+        *digits.train, batch_size=MICRO_BATCH, epochs=epochs, verbose=0, callbacks=[*callbacks]
+    )
     return time.perf_counter() - begin
 
 
-def accuracy(model: keras.Model, digits: Digits) -> float:
-    return model.evaluate(*digits.held_out, verbose=0, return_dict=True)["accuracy"]
+def contender(name: str, model: keras.Model, digits: Digits) -> Contender:
+    losses = tuple(model.history.history["loss"])
+    results = model.evaluate(*digits.held_out, verbose=0, return_dict=True)
+    return Contender(name, model, results["accuracy"], losses)
 
 
-def train_with_millrace(digits: Digits, seed: int) -> tuple[Contender, Seconds]:
+def train_with_millrace(
+    digits: Digits, seed: int, *callbacks: keras.callbacks.Callback
+) -> tuple[Contender, Seconds]:
     keras.utils.set_random_seed(seed)
     strategy = millrace.Strategy(devices=1)
     with strategy.scope():
         model = build()
     compile_model(model, steps_per_execution=STEPS)
     model.set_gradient_accumulation_options(gradient_accumulation_steps_per_replica=ACCUMULATION)
-    total = fit(model, digits, EPOCHS, verbose=1)
+    total = fit(model, digits, EPOCHS, *callbacks)
     after = strategy.statistics()
     seconds = Seconds(total, after.compile_seconds, after.infeed.wait_seconds)
-    return Contender("millrace", model, accuracy(model, digits)), seconds
+    return contender("millrace", model, digits), seconds
 
 
-def train_with_keras(digits: Digits, seed: int, steps_per_execution: int) -> Contender:
+def train_with_keras(
+    digits: Digits, seed: int, steps_per_execution: int, *callbacks: keras.callbacks.Callback
+) -> Contender:
     keras.utils.set_random_seed(seed)
     model = build()
     compile_model(model, steps_per_execution, gradient_accumulation_steps=ACCUMULATION)
-    fit(model, digits, EPOCHS)
-    name = f"steps_per_execution={steps_per_execution}"
-    return Contender(name, model, accuracy(model, digits))
+    fit(model, digits, EPOCHS, *callbacks)
+    return contender(f"steps_per_execution={steps_per_execution}", model, digits)
 
 
 def in_turn(fits: list[Callable[[], float]], rounds: int) -> list[list[float]]:
@@ -139,16 +167,14 @@ def in_turn(fits: list[Callable[[], float]], rounds: int) -> list[list[float]]:
     return times
 
 
-def report(
-    ours: Contender, best: Contender, seconds: Seconds, rates: tuple[float, float], ratio: float
-) -> Table:
-    """Makes the table; rates are steps per second."""
+def report(ours: Contender, best: Contender, seconds: Seconds, pace: Pace) -> Table:
+    """Makes the table."""
     table = Table(title=f"{ours.model.name}: {EPOCHS} epochs of {STEPS} steps")
     for name in ("", "millrace", "plain Keras"):
         table.add_column(name, justify="right" if name else "left")
     table.add_row("accuracy, held-out part", f"{ours.accuracy:.4f}", f"{best.accuracy:.4f}")
-    table.add_row("steps per second, once compiled", *(f"{rate:,.0f}" for rate in rates))
-    table.add_row("  millrace / plain Keras", f"{ratio:.2f}x", "", end_section=True)
+    table.add_row("steps per second, once compiled", *(f"{rate:,.0f}" for rate in pace.rates))
+    table.add_row("  millrace / plain Keras", f"{pace.ratio:.2f}x", "", end_section=True)
     table.add_row("seconds compiling", f"{seconds.compiling:.2f}", "")
     table.add_row("seconds waiting for data", f"{seconds.waiting:.2f}", "")
     table.add_row("seconds computing, and Keras's loop", f"{seconds.computing:.2f}", "")
@@ -164,7 +190,7 @@ def explain(best: Contender, rounds: int, epochs: int) -> str:
         f"without progress bars, after everything is compiled: medians of {rounds} alternating "
         f"fits of {epochs} epochs. The seconds are those of the first fit() through the strategy; "
         "computing is what compiling and waiting leave of its wall clock, so it includes Keras's "
-        "own loop and the progress bars."
+        "own loop."
     )
 
 
@@ -176,6 +202,7 @@ def main() -> int:
     rounds, epochs = (3, 2) if arguments.small else (11, 10)
 
     digits = load()
+    print(f"training {EPOCHS} epochs ...")
     ours, seconds = train_with_millrace(digits, arguments.seed)
     print("now the same with plain Keras, and both once more against the clock ...")
     stock = [train_with_keras(digits, arguments.seed, n) for n in KERAS_STEPS_PER_EXECUTION]
@@ -184,11 +211,9 @@ def main() -> int:
     our_times, *stock_times = in_turn(fits, rounds)
     best_times = min(stock_times, key=statistics.median)
     best = stock[stock_times.index(best_times)]
-    rates = tuple(epochs * STEPS / statistics.median(t) for t in (our_times, best_times))
-    ratio = statistics.median(k / m for k, m in zip(best_times, our_times, strict=True))
 
     console = Console()
-    console.print(report(ours, best, seconds, rates, ratio))
+    console.print(report(ours, best, seconds, Pace(our_times, best_times, epochs)))
     console.print(explain(best, rounds, epochs))
     if ours.accuracy < TARGET:
         console.print(f"accuracy {ours.accuracy:.4f} is below {TARGET}")

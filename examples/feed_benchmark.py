@@ -64,5 +64,6 @@ if __name__ == "__main__":
     for dataset in (photos, cached_photos):
         print(f"\n{dataset.__name__}:")
         verdict = millrace.feed_verdict(classifier, dataset, STEPS)
+        print(verdict)
         if dataset is photos and verdict.bottleneck != "input pipeline":
             sys.exit("photos should be slower than the model")

@@ -15,7 +15,7 @@ MICRO_BATCHES = 8 if "--small" in sys.argv else 32
 
 
 def in_pairs(num_stages, num_micro_batches):
-    """A schedule of one's own, as text: two forwards, then their two backwards."""
+    """A custom schedule, as text: two forwards, then their two backwards."""
     pairs = [range(m, min(m + 2, num_micro_batches)) for m in range(0, num_micro_batches, 2)]
     return [
         " ".join(f"{stage}{kind}{m}" for pair in pairs for kind in "FB" for m in pair)

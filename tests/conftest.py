@@ -1,7 +1,6 @@
-"""Eight virtual CPU devices and fixed seeds for every test."""
+"""Eight virtual CPU devices, fixed seeds and a quick compiler for every test."""
 
 import os
-import pathlib
 
 os.environ["KERAS_BACKEND"] = "jax"
 os.environ["MILLRACE_CACHE_DIR"] = "off"  # no test finds what another has compiled
@@ -15,15 +14,31 @@ import numpy as np  # noqa: E402
 import pytest  # noqa: E402
 
 import millrace  # noqa: E402
+from quick_compiler import QuickCompiler  # noqa: E402
+from slow_names import SlowNames  # noqa: E402
 
-SLOW = set((pathlib.Path(__file__).parent / "slow_tests.txt").read_text().splitlines())
+compiler = QuickCompiler()
 
 
-def pytest_collection_modifyitems(items):
-    """Marks what takes longest as slow: how long the default tests take is one number for all."""
-    for item in items:
-        if item.nodeid in SLOW:
-            item.add_marker(pytest.mark.slow)
+def pytest_addoption(parser):
+    parser.addoption(
+        "--compiler",
+        choices=["quick", "shipped"],
+        default="quick",
+        help="quick: spends no time on speed, but in slow tests. shipped: as users have it.",
+    )
+
+
+def pytest_configure(config):
+    config.pluginmanager.register(SlowNames(config), "names of slow tests")
+    if config.getoption("compiler") == "quick":
+        compiler.install()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item):
+    marks = ("slow", "exhaustive", "shipped_compiler")
+    compiler.is_on = not any(item.get_closest_marker(mark) for mark in marks)
 
 
 @pytest.fixture(autouse=True)

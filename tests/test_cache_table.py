@@ -44,7 +44,7 @@ def sizes(root):
 
 
 def test_list(root):
-    lines = run("list", "--dir", str(root)).output.splitlines()
+    lines = run("list", "--all", "--dir", str(root)).output.splitlines()
     assert [line.split("  ") for line in (" ".join(lines[0].split()),)] == [
         ["program model batch size last used"]
     ]
@@ -57,6 +57,17 @@ def test_list(root):
     assert lines[3].startswith("jit__uniform")
     assert lines[3].endswith("3 d ago")
     assert len(lines) == 4
+
+
+def test_list_leaves_out_what_jax_compiles_for_itself(root):
+    lines = run("list", "--dir", str(root)).output.splitlines()
+    assert [line.split()[0] for line in lines] == ["program", "train_run", "train_forward", "1"]
+    assert lines[-1] == "1 program more of JAX itself, 1.75 KB: --all lists them."
+    for entry in cache_files.entries(root):
+        if entry.program:
+            entry.path.unlink()
+    output = run("list", "--dir", str(root)).output
+    assert output == "1 program of JAX itself, 1.75 KB: --all lists them.\n"
 
 
 def test_list_as_json(root):

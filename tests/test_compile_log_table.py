@@ -1,7 +1,7 @@
 """`millrace compile-log`."""
 
 import json
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 import pytest
 from click.testing import CliRunner
@@ -94,6 +94,34 @@ def test_all_processes_in_the_order_of_time(run):
         "switches 3",
     ]
     assert output.isascii()
+
+
+@pytest.mark.parametrize("width", [80, 100])
+def test_a_narrow_terminal_has_one_column_of_time(run, width):
+    output = show(run, width=width).output
+    lines = [" ".join(line.split()) for line in output.splitlines()]
+    assert lines[0] == "# program model batch how time peak"
+    assert lines[1] == "1 train_run mlp float32[32,28], int32[32] compiled 1.88 s 2.50 MB"
+    assert max(map(len, output.splitlines())) <= width
+
+
+def test_a_tiny_terminal_loses_nothing(run):
+    lines = show(run, width=40).output.splitlines()
+    assert lines == show(run, width=72).output.splitlines()
+    assert lines[0].split() == ["#", "program", "model", "batch", "how", "time", "peak"]
+
+
+def test_no_column_of_machine_code_where_nobody_knows_its_size(run):
+    (run / "compile_log.jsonl").write_text(line(replace(FIRST, code_bytes=0)))
+    header, first = show(run).output.splitlines()[:2]
+    assert header.split()[-1] == "peak"
+    assert first.split()[-2:] == ["2.50", "MB"]
+
+
+def test_numbers_are_those_of_the_whole_log(run):
+    rows = [line.split() for line in show(run, "--recompilations").output.splitlines()]
+    assert rows[1][0] == "3"
+    assert rows[3][:2] == ["3", "train_run"]
 
 
 def test_a_file_of_the_directory(run):

@@ -7,7 +7,7 @@ import sys
 import pytest
 
 ROOT = pathlib.Path(__file__).parent.parent
-SLOW = {"digits", "pipeline_resnet"}  # more than 10 s on two cores
+SLOW = {"demo", "digits", "pipeline_resnet"}  # more than 10 s on two cores
 
 CASES = [
     pytest.param(path, id=path.stem, marks=[pytest.mark.slow] if path.stem in SLOW else [])
@@ -46,24 +46,6 @@ def test_two_processes_get_what_one_gets(tmp_path):
     alone = losses()
     assert len(alone) == 2
     assert losses("-c", *command) == pytest.approx(alone, rel=1e-6)
-
-
-def test_the_example_of_the_readme_runs(tmp_path):
-    (code,) = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
-    script = tmp_path / "readme.py"
-    script.write_text(code)
-    (tmp_path / "empty").mkdir()
-    assert "RunStatistics(" in run(script, tmp_path / "empty")
-
-
-def test_links_in_the_docs_lead_somewhere():
-    pages = [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")]
-    broken = []
-    for page in pages:
-        for link in re.findall(r"\]\(([^)#]*)(?:#[^)]*)?\)", page.read_text()):
-            if link and "://" not in link and not (page.parent / link).exists():
-                broken.append(f"{page.name}: {link}")
-    assert not broken
 
 
 def test_every_example_is_named_in_the_docs():

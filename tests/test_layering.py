@@ -2,17 +2,20 @@
 
 import ast
 import pathlib
+import re
+
+import pytest
 
 SOURCE = pathlib.Path(__file__).parent.parent / "src" / "millrace"
 LEVELS = [
     {"_compat", "_backend"},
-    {"options", "records"},
-    {"graph", "schedules", "reports", "devices", "processes"},
+    {"options", "records", "arguments"},
+    {"graph", "schedules", "devices", "processes"},
     {"plan", "cache"},
     {"programs", "keys"},
     {"compiling", "feeds"},
     {"runtime"},
-    {"strategy", "distributed", "launch", "layers", "optimizers", "checkpoint", "cache_table"},
+    {"strategy", "distributed", "launch", "layers", "optimizers", "cache_table"},
     {"replay", "compile_log_table"},
     {"callbacks", "benchmark", "loops", "cli_compilation"},
     {"tensorflow", "pipelines"},
@@ -24,7 +27,7 @@ LEVELS = [
 ]
 LEVEL = {name: level for level, names in enumerate(LEVELS) for name in names}
 LEVEL["errors"] = -1  # below everything
-WITHOUT_JAX = {"errors", "options", "records", "schedules", "reports"}
+WITHOUT_JAX = {"errors", "arguments", "options", "records", "schedules"}
 
 
 def units_and_imports():
@@ -57,6 +60,23 @@ def violations(imports):
                 )
         elif first in ("jax", "keras") and unit in WITHOUT_JAX:
             yield f"{where}: {unit} imports {first}. It is data only: take plain values instead."
+
+
+def units():
+    names = {path.relative_to(SOURCE).parts[0].removesuffix(".py") for path in SOURCE.rglob("*.py")}
+    return names - {"__init__"}
+
+
+def test_the_levels_name_what_there_is():
+    assert set(LEVEL) - {"__init__"} == units()
+
+
+@pytest.mark.parametrize(
+    "page", [SOURCE / "__init__.py", SOURCE.parent.parent / "ARCHITECTURE.md"], ids=lambda p: p.name
+)
+def test_the_maps_name_every_package_and_module(page):
+    text = page.read_text()
+    assert [unit for unit in sorted(units()) if not re.search(rf"\b{unit}(/|\.py)", text)] == []
 
 
 def test_every_import_points_down():

@@ -27,7 +27,7 @@ INSPECTION = {
         "(dataset, number_of_epochs, elements_per_epochs, *, print_stats=True, do_memcpy=True)"
     ),
     "diff_programs": "(a, b, limit=5)",
-    "feed_verdict": "(model, dataset, steps=100, *, print_stats=True)",
+    "feed_verdict": "(model, dataset, steps=100, *, print_stats=False)",
     "infeed_benchmark": (
         "(infeed_queue, number_of_epochs, elements_per_epochs, *, print_stats=True, do_memcpy=True)"
     ),
@@ -110,6 +110,7 @@ ERRORS = {
     "LoopError": TypeError,
     "MillraceError": Exception,
     "ModelError": RuntimeError,
+    "NotCompiledError": ValueError,
     "NonFiniteError": FloatingPointError,
     "OptionError": ValueError,
     "OutOfMemoryError": MemoryError,
@@ -121,6 +122,7 @@ ERRORS = {
     "TapError": ValueError,
     "TaskError": RuntimeError,
     "UnsupportedError": NotImplementedError,
+    "VersionError": ImportError,
 }
 
 
@@ -133,6 +135,7 @@ def parameters(function):
 
 def test_names_of_the_package():
     packages = {"_backend", "_compat", "strategy", "programs", "plan", "options", "feeds"}
+    packages |= {"arguments"}
     packages |= {"compiling", "runtime", "devices", "graph", "schedules", "cli"}
     packages |= {"processes", "launch", "benchmark", "loops", "replay", "cache_table"}
     packages |= {"cache", "keys", "cli_compilation", "compile_log_table"}

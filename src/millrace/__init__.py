@@ -1,7 +1,11 @@
 """Stock Keras models, trained as whole compiled programs on any XLA device.
 
-    cli.py          the command `millrace`
+    cli.py          the command `millrace`; cli_compilation.py, cli_porting.py: parts of it
+    porting/        runs IPU programs as they are, and reports what will not carry over
+    ipu/            `tensorflow.python.ipu`, on Keras 3 and JAX
+    tensorflow/     the part of TensorFlow that IPU programs use
     callbacks/      look at a model while it trains
+    compile_log_table.py, cache_table.py    what a run has compiled, what the cache holds
     benchmark/      how fast data comes, and whether a model waits for it
     loops/          training loops of the user's own, as compiled programs
     pipelines/      pipelines of functions, in place of a model's layers
@@ -20,15 +24,20 @@
     plan.py         what a program is to do
     graph/          the calls of a model, and the stages cut from it
     schedules/      the order of a pipeline's tasks
+    devices.py      the devices of a strategy
     processes/      who else runs, what all must agree on, how they fail together
+    arguments.py    refuses a misspelled argument, with the name that was meant
     options.py      what the user chose
     records/        what a run leaves behind
+    _compat/        private names of Keras and JAX, used nowhere else
+    _backend.py     makes JAX the backend of Keras
     errors.py       everything raised on purpose
 
 Importing millrace before Keras makes JAX the backend.
 """
 
 from millrace import _backend as _backend  # first: it decides how Keras is imported
+from millrace import _compat as _compat  # second: it looks at the installed Keras and JAX
 from millrace import callbacks as callbacks
 from millrace import distributed as distributed
 from millrace import errors as errors

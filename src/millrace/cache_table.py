@@ -2,6 +2,7 @@
 
 import collections
 import json
+import os
 import pathlib
 import time
 
@@ -19,19 +20,33 @@ _PIPE_WIDTH = 160  # of a line in a file
 _AGES = ((86400, "d"), (3600, "h"), (60, "min"), (1, "s"))
 
 
-def show_entries(directory: pathlib.Path | None, as_json: bool) -> None:
-    """Prints every executable, the last used first."""
+def show_entries(directory: pathlib.Path | None, as_json: bool, everything: bool) -> None:
+    """Prints executables, the last used first.
+
+    Args:
+        directory: of the cache; None is that of the environment.
+        as_json: prints a list of all for programs to read.
+        everything: whether JAX's own small programs, such as `jit__uniform`, have rows, too.
+    """
     root = _root(directory)
     found = cache_files.entries(root)
     if as_json:
         print(json.dumps([_as_dict(entry) for entry in found], indent=2))
         return
     console = Console(highlight=False)
-    if not console.is_terminal:
+    if not console.is_terminal and "COLUMNS" not in os.environ:
         console = Console(highlight=False, width=_PIPE_WIDTH)
-    if found:
-        console.print(_table(found, time.time()))
-    else:
+    shown = [entry for entry in found if entry.program or everything]
+    rest = len(found) - len(shown)
+    if shown:
+        console.print(_table(shown, time.time()))
+    if rest:
+        nbytes = sum(entry.nbytes for entry in found) - sum(entry.nbytes for entry in shown)
+        what = "1 program" if rest == 1 else f"{rest} programs"
+        also = " more" if shown else ""
+        line = f"{what}{also} of JAX itself, {bytes_text(nbytes)}: --all lists them."
+        console.print(line, soft_wrap=True)
+    if not found:
         console.print(f"No executables in {root}.", markup=False, soft_wrap=True)
 
 

@@ -14,6 +14,7 @@ Drawings and tables are plain ASCII with colours on top, which a terminal shows 
 """
 
 import pathlib
+from textwrap import shorten
 from typing import Any
 
 import click
@@ -26,6 +27,7 @@ from millrace.benchmark.command import benchmark_feed
 from millrace.errors import MillraceError, OptionError
 from millrace.launch import Launch, launch
 from millrace.records.timeline import Timeline
+from millrace.records.timeline_svg import timeline_svg
 from millrace.replay.table import show
 from millrace.schedules.simulate import simulate
 from millrace.schedules.table import SCHEDULES, make_schedule
@@ -86,6 +88,11 @@ for _command in (*cli_compilation.COMMANDS, *cli_porting.COMMANDS):
     show_default=True,
 )
 @click.option("--text", is_flag=True, help="Print the tasks only, in the notation of files.")
+@click.option(
+    "--svg",
+    type=click.Path(dir_okay=False, path_type=pathlib.Path),
+    help="Write the drawing to this file as well, as a picture.",
+)
 def simulate_command(
     stages: int,
     micro_batches: int,
@@ -96,6 +103,7 @@ def simulate_command(
     backward: float,
     transfer: float,
     text: bool,
+    svg: pathlib.Path | None,
 ) -> None:
     """Draws a schedule and says how long it idles and what it holds.
 
@@ -122,12 +130,15 @@ def simulate_command(
     num_groups = 1 if batch_serialization > 1 else groups or stages
     on_groups = tuple(stage % num_groups for stage in range(stages))
     tasks = make_schedule(schedule, stages, micro_batches, on_groups, batch_serialization)
-    if text:
-        click.echo(write(tasks))
-        return
     half = backward / 2
     cost = dict(zip(Pass, (forward, backward, half, half), strict=True))
     timeline = simulate(tasks, cost, transfer)
+    if svg is not None:
+        short = shorten(schedule, 40, placeholder=" ...")  # it may be a whole text
+        _write_svg(svg, timeline, f"{short}: {stages} stages, {micro_batches} micro-batches")
+    if text:
+        click.echo(write(tasks))
+        return
     bubble = textbook_bubble(name, stages, micro_batches, num_groups, forward, backward)
     console = Console(highlight=False, soft_wrap=True)
     console.print(f"{schedule}: {stages} stages, {micro_batches} micro-batches\n", markup=False)
@@ -195,6 +206,17 @@ def benchmark_command(
         report.print()
 
 
+def _write_svg(path: pathlib.Path, timeline: Timeline, title: str) -> None:
+    try:
+        path.write_text(timeline_svg(timeline, title))
+    except OSError as error:
+        raise OptionError(
+            f"--svg {path} cannot be written: {error.strerror}. Set --svg to a file in a "
+            "directory that exists and that you may write to."
+        ) from error
+    click.echo(f"{path} written.", err=True)
+
+
 def _drawing(timeline: Timeline, width: int) -> Text:
     drawing = Text(grid(timeline, width=width), no_wrap=True)
     for letter, color in COLORS.items():
@@ -247,10 +269,11 @@ _json = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 
 @cache_command.command("list")
 @_json
+@click.option("--all", "everything", is_flag=True, help="List small programs of JAX itself, too.")
 @_directory
-def cache_list_command(as_json: bool, directory: pathlib.Path | None) -> None:
-    """Prints every executable, the last used first."""
-    cache_table.show_entries(directory, as_json)
+def cache_list_command(as_json: bool, everything: bool, directory: pathlib.Path | None) -> None:
+    """Prints the executables of models and functions, the last used first. JSON has all."""
+    cache_table.show_entries(directory, as_json, everything)
 
 
 @cache_command.command("stats")

@@ -3,6 +3,8 @@
     #  began     program    model  batch         how       trace  lower  XLA  peak  code
     1  09:15:02  train_run  mlp    float32[4,8]  compiled   0.10   0.05  0.20   ...
 
+    #  program    model  batch         how       time  peak       on a narrow terminal
+
     1  train_run: the first program of the model
 
 The numbers lead to the causes below the table, which are sentences.
@@ -10,6 +12,7 @@ The numbers lead to the causes below the table, which are sentences.
 
 import collections
 import json
+import os
 import pathlib
 import time
 from collections.abc import Sequence
@@ -24,11 +27,9 @@ from millrace.records.memory import bytes_text
 from millrace.records.run_directory import read_compile_log
 
 _PIPE_WIDTH = 160  # of a line in a file
-_TITLES = (
-    *("#", "began", "program", "model", "batch", "how"),
-    *("trace", "lower", "XLA", "peak", "code"),
-)
-_NUMBERS = _TITLES.index("trace")  # the first column of numbers
+_WIDE = 120  # columns of a terminal, from which on there is room for the parts of the time
+_LEAST = 72
+Numbered = Sequence[tuple[int, CompileRecord]]  # by their places in the whole log
 
 
 def show_compile_log(run: pathlib.Path, only_recompilations: bool, as_json: bool) -> None:
@@ -43,29 +44,42 @@ def show_compile_log(run: pathlib.Path, only_recompilations: bool, as_json: bool
         DataError: if there is no compile log.
     """
     records = read_compile_log(run)
-    shown = [each for each in records if each.is_recompilation or not only_recompilations]
+    shown = [
+        (number, each)
+        for number, each in enumerate(records, 1)
+        if each.is_recompilation or not only_recompilations
+    ]
     if as_json:
-        print(json.dumps(_as_dict(records, shown), indent=2))
+        print(json.dumps(_as_dict(records, [each for _, each in shown]), indent=2))
         return
     console = Console(highlight=False)
-    if not console.is_terminal:
+    if not console.is_terminal and "COLUMNS" not in os.environ:
         console = Console(highlight=False, width=_PIPE_WIDTH)
+    elif console.width < _LEAST:  # the terminal breaks lines better than a table breaks words
+        console = Console(highlight=False, width=_LEAST)
     if shown:
-        console.print(_table(shown))
+        console.print(_table(shown, console.width >= _WIDE))
         console.print("")
         console.print(_causes(shown))
         console.print("")
     console.print(_totals(records), markup=False, soft_wrap=True)
 
 
-def _table(records: Sequence[CompileRecord]) -> Table:
-    table = Table(*_TITLES, box=None, pad_edge=False)
-    for column in table.columns[_NUMBERS:]:
+def _table(records: Numbered, is_wide: bool) -> Table:
+    has_code = is_wide and any(each.code_bytes for _, each in records)
+    texts = ("#", *(("began",) if is_wide else ()), "program", "model", "batch", "how")
+    numbers = (*(("trace", "lower", "XLA") if is_wide else ("time",)), "peak")
+    table = Table(*texts, *numbers, *(("code",) if has_code else ()), box=None, pad_edge=False)
+    for column in table.columns[len(texts) :]:
         column.justify, column.no_wrap = "right", True
-    for number, record in enumerate(records, 1):
+    table.columns[0].no_wrap = True
+    for column in table.columns[1 : len(texts)]:
+        column.overflow = "fold"
+    for number, record in records:
         began = time.strftime("%H:%M:%S", time.localtime(record.began))
         style = "yellow" if record.is_recompilation else None
-        table.add_row(str(number), began, *map(Text, _texts(record)), *_costs(record), style=style)
+        cells = [str(number), *((began,) if is_wide else ()), *map(Text, _texts(record))]
+        table.add_row(*cells, *_costs(record, is_wide, has_code), style=style)
     return table
 
 
@@ -74,18 +88,19 @@ def _texts(record: CompileRecord) -> tuple[str, ...]:
     return tuple(map(_ascii, (record.program, record.model, record.batch, how)))
 
 
-def _costs(record: CompileRecord) -> tuple[str, ...]:
+def _costs(record: CompileRecord, is_wide: bool, has_code: bool) -> tuple[str, ...]:
     if not record.is_executable:
         return ()
-    seconds = (record.trace_seconds, record.lower_seconds, record.compile_seconds)
-    sizes = (record.peak_bytes, record.code_bytes)
-    return *(f"{each:.2f} s" for each in seconds), *map(bytes_text, sizes)
+    parts = (record.trace_seconds, record.lower_seconds, record.compile_seconds)
+    seconds = parts if is_wide else (record.seconds,)
+    sizes = (record.peak_bytes, *((record.code_bytes,) if has_code else ()))
+    return *(f"{each:.2f} s" for each in seconds), *(bytes_text(e) if e else "" for e in sizes)
 
 
-def _causes(records: Sequence[CompileRecord]) -> Table:
+def _causes(records: Numbered) -> Table:
     """Returns why each program was compiled, and below that what to do about it."""
     table = Table.grid(padding=(0, 2, 0, 0))
-    for number, record in enumerate(records, 1):
+    for number, record in records:
         if record.is_executable:  # the row of a switch names both programs
             again = " is compiled again" if record.is_recompilation else ""
             cause = f"{_ascii(record.program)}{again}: {_ascii(record.cause)}"

@@ -16,6 +16,7 @@ import jax
 import keras
 
 from millrace._compat.jax import backends_are_initialized, recognise_cluster
+from millrace.arguments import checked
 from millrace.errors import DeviceError, OptionError, ProcessError
 from millrace.processes.arrival import Place, meet
 from millrace.processes.facts import Launched, process_count, process_index
@@ -28,6 +29,7 @@ _THREADS_PER_DEVICE = 4
 _SHUTDOWN_SECONDS = 24 * 3600
 
 
+@checked
 def initialize(
     coordinator_address: str | None = None,
     num_processes: int | None = None,

@@ -5,8 +5,9 @@
     ├── DeviceError        the devices asked for do not exist                 (also RuntimeError)
     ├── DTypeError         a value has a type that devices do not compute in  (also TypeError)
     ├── LoopError          what a loop calls does not fit what the loop gives (also TypeError)
-    ├── OptionError        an option has a value that nothing can do with     (also ValueError)
+    ├── OptionError        an option has an invalid value, or does not exist    (also ValueError)
     ├── ModelError         the model does what a compiled loop cannot run     (also RuntimeError)
+    │   └── NotCompiledError   it has no optimizer and no loss yet              (also ValueError)
     ├── DataError          the data cannot be fed to a compiled loop          (also ValueError)
     ├── NonFiniteError     jax_debug_nans or _infs found one            (also FloatingPointError)
     ├── OutOfMemoryError   a device has no memory for what it was to run       (also MemoryError)
@@ -17,7 +18,8 @@
     ├── ScheduleError      tasks that no pipeline could run in that order     (also ValueError)
     ├── TapError           a value cannot be carried out of a program         (also ValueError)
     ├── TaskError          one task of a running pipeline failed              (also RuntimeError)
-    └── UnsupportedError   options that nothing runs together         (also NotImplementedError)
+    ├── UnsupportedError   options that nothing runs together         (also NotImplementedError)
+    └── VersionError       the installed Keras or JAX does not fit         (also ImportError)
 
 Each is also the builtin error that users of Keras would catch in its place. A message says what
 happened, shows the values, and ends with what to set instead.
@@ -77,7 +79,7 @@ class LoopError(MillraceError, TypeError):
 
 
 class OptionError(MillraceError, ValueError):
-    """An option has a value that nothing can do with, or a name that does not exist.
+    """An option has an invalid value, or a name that does not exist.
 
     Wrong: `model.set_gradient_accumulation_options(gradient_accumulation_steps_per_replica=0)`
 
@@ -88,9 +90,18 @@ class OptionError(MillraceError, ValueError):
 class ModelError(MillraceError, RuntimeError):
     """The model, as written or compiled, does what a compiled loop cannot run.
 
-    Wrong: `model.compile(..., run_eagerly=True)`
+    Wrong: `model.compile(..., run_eagerly=True)` with several replicas or stages.
 
-    Right: `model.compile(...)`
+    Right: `model.compile(...)`, or `Strategy(devices=1)`.
+    """
+
+
+class NotCompiledError(ModelError, ValueError):
+    """A model is to be trained, evaluated or measured before `compile()` was called.
+
+    Wrong: `model.fit(x, y)` as the first call on a model.
+
+    Right: `model.compile("adam", "mse")` before it.
     """
 
 
@@ -201,4 +212,13 @@ class UnsupportedError(MillraceError, NotImplementedError):
     Wrong: `set_pipelining_options(batch_serialization_iterations=4, pipeline_schedule="1f1b")`
 
     Right: `set_pipelining_options(batch_serialization_iterations=4)`
+    """
+
+
+class VersionError(MillraceError, ImportError):
+    """The installed Keras or JAX is too old, or has not got a private name that millrace uses.
+
+    Wrong: `python -m pip install millrace "keras==3.12"`
+
+    Right: `python -m pip install millrace "keras>=3.13,<3.17"`
     """

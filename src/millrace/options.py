@@ -1,11 +1,12 @@
 """What the user chose, as frozen records. Every setter on a model replaces one of them whole."""
 
-import difflib
 import enum
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
+
+import numpy as np
 
 from millrace.errors import OptionError
 
@@ -225,6 +226,8 @@ class Options:
 
 def whole_number(name: str, value: object, minimum: int) -> int:
     """Returns `value` as an int, or says that it is not one of at least `minimum`."""
+    if isinstance(value, np.integer):
+        value = int(cast(Any, value))
     if isinstance(value, bool) or not isinstance(value, int):
         is_whole = isinstance(value, float) and math.isfinite(value) and value.is_integer()
         advice = f" Set {name}={int(value)}." if is_whole and value >= minimum else ""  # type: ignore[arg-type,operator]
@@ -283,16 +286,3 @@ def _member(kind: type[Kind], option: str, value: object) -> Kind:
     if not isinstance(value, str) or value.lower() not in names:
         raise OptionError(f"{option} must be one of {names}. Received: {value!r}.")
     return kind(value.lower())
-
-
-def refuse_unknown(
-    setter: str, unknown: Iterable[str], known: Iterable[str], reasons: Mapping[str, str]
-) -> None:
-    """Raises for the first unknown option of `setter`, with its reason or the nearest name."""
-    known = list(known)
-    for name in unknown:
-        if name in reasons:
-            raise OptionError(f"{setter}() does not take {name}: {reasons[name]}")
-        near = difflib.get_close_matches(name, known, n=1, cutoff=0.3)
-        hint = f"Did you mean {near[0]}? " if near else ""
-        raise OptionError(f"{setter}() has no option {name!r}. {hint}It has: {', '.join(known)}.")

@@ -34,6 +34,16 @@ def test_f24_what_is_reported_of_two_replicas(method, wanted, system):
     np.testing.assert_allclose(found["mean_output"], wanted, rtol=1e-6)
 
 
+def test_f24_a_single_batch_reports_the_replica_that_took_it(system):
+    system(2)
+    model = linear(IPUStrategy(), 2, metrics=[mean_output])
+    x = X[:2]
+    for method in (model.test_on_batch, model.train_on_batch):
+        found = method(x, x, return_dict=True)
+        np.testing.assert_allclose(found["mean_output"], OF_REPLICAS[0], rtol=1e-6)
+        assert found["loss"] > 0
+
+
 def test_f24_an_unknown_method_lists_the_names():
     with pytest.raises(ValueError, match=r"\['NONE', 'LIST', 'SUM', 'MEAN'\]. Received: 'most'"):
         linear(IPUStrategy()).set_replication_options("most")

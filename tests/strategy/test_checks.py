@@ -62,30 +62,6 @@ def test_an_execution_of_a_whole_epoch_may_end_with_a_shorter_window(strategy):
     assert int(model.optimizer.iterations) == 7  # six updates of 3 steps, one of 2
 
 
-def test_run_eagerly(strategy):
-    model = build(run_eagerly=True)
-    for call in (None, lambda m: m.evaluate(*data(8)), lambda m: m.train_on_batch(*data(8))):
-        refuses(strategy, ModelError, r"run_eagerly=True.*Remove run_eagerly from", model, call)
-
-
-def test_jit_compile_false(strategy):
-    refuses(strategy, ModelError, "jit_compile=False. Remove jit_compile", build(jit_compile=False))
-
-
-def test_layers_that_cannot_be_compiled(strategy):
-    class Eager(keras.layers.Layer):
-        def __init__(self):
-            super().__init__(name="eager")
-            self.supports_jit = False
-
-        def call(self, x):
-            return x
-
-    model = keras.Sequential([keras.Input((4,)), Eager(), keras.layers.Dense(1)])
-    model.compile("sgd", "mse")
-    refuses(strategy, ModelError, r"layers \['eager'\] do not support compilation.*Move", model)
-
-
 @pytest.mark.parametrize("name", ["train", "test", "predict"])
 def test_an_overridden_make_function(strategy, name):
     def make(self, force=False):

@@ -73,6 +73,24 @@ def test_every_byte_has_its_use(strategy):
     assert any(each.layer == "hidden_1" for each in device.alive)
 
 
+def test_the_sums_by_layer_say_where_it_all_is(strategy):
+    model = make_model(strategy)
+    report = strategy.memory_report(model, batch())
+    (device,) = report.devices
+    layers = {each.layer: each for each in device.layers}
+    assert list(layers) == sorted(layers, key=lambda name: -layers[name].nbytes)
+    assert sum(each.nbytes for each in device.layers) == sum(each.nbytes for each in device.alive)
+    assert sum(each.tensors for each in device.layers) == len(device.alive)
+    for name in ("hidden_0", "hidden_1", "hidden_2"):  # with weights and two moments of Adam's
+        weights = sum(v.value.nbytes for v in model.get_layer(name).trainable_variables)
+        assert layers[name].nbytes >= 3 * weights
+    assert 0 <= layers["(no layer)"].nbytes - device.stages[0].batches < 1000
+    table = str(report).partition("by layer\n")[2].partition("\n\n")[0].splitlines()
+    assert table[0].split() == ["bytes", "share", "tensors", "layer"]
+    shares = [float(line.split()[2].rstrip("%")) for line in table[1:]]
+    assert sum(shares) == pytest.approx(100, abs=0.5)
+
+
 def test_accumulators_are_counted_apart(strategy):
     model = make_model(strategy)
     model.set_gradient_accumulation_options(gradient_accumulation_steps_per_replica=2)

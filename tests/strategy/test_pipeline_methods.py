@@ -1,5 +1,7 @@
 """What the methods of a pipelined model accept, keep and refuse."""
 
+from dataclasses import replace
+
 import keras
 import numpy as np
 import pytest
@@ -7,6 +9,7 @@ from keras import layers
 
 import millrace
 from millrace.errors import ModelError, OptionError, PlanError, ScheduleError
+from millrace.options import Pipelining, RecomputationMode, Reduction
 
 
 @pytest.fixture
@@ -131,18 +134,33 @@ def test_compiler_options_are_one_dict_for_each_stage(strategy, which):
         fit(model)
 
 
-def test_later_calls_keep_the_first_three_options_and_replace_the_others(strategy):
+def test_a_second_call_resets_schedule_dtype_compiler_options_and_serialization_only(strategy):
     model = sequential(strategy)
+    stages = [{"xla_cpu_enable_fast_math": True}] * 2
     model.set_pipelining_options(
         gradient_accumulation_steps_per_replica=4,
-        device_mapping=[1, 0],
         gradient_accumulation_reduction_method="sum",
-        pipeline_schedule="gpipe",
+        gradient_accumulation_dtype="float32",
+        device_mapping=[0, 0],
+        forward_propagation_stages_compiler_options=stages,
+        backward_propagation_stages_compiler_options=stages,
+        weight_update_compiler_options=stages[0],
+        replicated_optimizer_state_sharding=True,
+        recomputation_mode="recompute_and_backpropagate_interleaved",
+        offload_weight_update_variables=False,
+        batch_serialization_iterations=2,
     )
+    first = model._millrace.options
+    assert first.pipelining.schedule == "sequential"
     model.set_pipelining_options()
-    options = model._millrace.options.pipelining
-    assert (options.steps, options.device_mapping, options.reduction.value) == (4, (1, 0), "sum")
-    assert options.schedule == "1f1b"
+    second = model._millrace.options
+    kept = Pipelining(steps=4, reduction=Reduction.SUM, device_mapping=(0, 0))
+    assert second.pipelining == kept  # all else is as in a model whose options were never set
+    assert first.pipelining != kept
+    assert second == replace(first, pipelining=kept)
+    assert second.replication.shard_optimizer_state
+    assert second.recomputation.mode is not RecomputationMode.NONE
+    assert second.offload.optimizer_state is False
 
 
 def test_fit_needs_the_number_of_micro_batches_and_evaluate_does_not(strategy):

@@ -394,3 +394,15 @@ def test_records_are_there_when_a_run_was_killed(tmp_path):
     (record,) = millrace.records.run_directory.read_compile_log(tmp_path)
     assert (record.program, record.cause) == ("train_run", "first compilation")
     assert record.peak_bytes > 0
+
+
+@pytest.mark.parametrize("epochs", [1, 2])
+def test_the_place_is_that_of_the_first_fit_too(strategy, epochs):
+    """Keras draws a batch to build the model before epoch 1 begins."""
+    with strategy.scope():
+        model = keras.Sequential([layers.Dense(1, name="only")])
+    model.compile("sgd", "mse", steps_per_execution=2)
+    fit(model, *data(rows=15), epochs=epochs)
+    causes = [record.cause for record in strategy.compile_log if "->" in record.cause]
+    assert len(causes) == 1
+    assert "batch 4 of epoch 1 of fit" in causes[0]

@@ -5,7 +5,7 @@
 `get_data_adapter`, `is_array_adapter`   what Keras makes of `x`, in the order it would feed it.
 `is_endless`      whether a data set says of itself that it never ends.
 `layer_of`        the layer that a variable belongs to.
-`layers_without_jit`   of all layers, nested ones included.
+`all_layers`, `layers_without_jit`   nested ones included.
 `compute_gradient_step`   loss, gradients and metrics of one micro-batch without the update, which
                   `train_step` only has together with it.
 `compute_forward` the same without the gradients, for all three loops.
@@ -22,11 +22,12 @@ import numpy as np
 from keras.src.backend.jax import trainer as _trainer
 from keras.src.trainers.data_adapters import array_data_adapter, get_data_adapter
 
-from millrace._compat.needed import check_names
 from millrace._compat.patches import unpatched
+from millrace._compat.versions import keras_is
 
 __all__ = [
     "EpochIterator",
+    "all_layers",
     "compute_forward",
     "compute_gradient_step",
     "epoch_order",
@@ -40,23 +41,13 @@ __all__ = [
 
 _StockEpochIterator = unpatched(_trainer.JAXEpochIterator)
 
-check_names(
-    {
-        keras.Model: ("compute_loss_and_updates", "_update_metrics_variables", "_symbolic_build"),
-        _StockEpochIterator: (
-            "_enumerate_iterator",
-            "_interrupted_warning",
-            "catch_stop_iteration",
-        ),
-    }
-)
-
 
 class EpochIterator(_StockEpochIterator, abc.ABC):
     """Keras's epoch iterator, with what it gives out left to a subclass.
 
     Keras goes through `(begin, end, executions' iterator)` once per epoch. With `steps_per_epoch`,
-    one pass through the data goes on over several epochs; without, each epoch is a pass.
+    one pass through the data goes on over several epochs; without, each epoch is a pass. An epoch
+    in which the data runs out ends the pass, too: `catch_stop_iteration` drops the iterator.
     """
 
     @abc.abstractmethod
@@ -65,7 +56,7 @@ class EpochIterator(_StockEpochIterator, abc.ABC):
 
     def _enumerate_iterator(self) -> Iterator[tuple[int, int, Any]]:  # type: ignore[override]
         self.data_adapter.on_epoch_begin()
-        if self.steps_per_epoch is None:
+        if self.steps_per_epoch is None or self._current_iterator is None:
             self.end_pass()
         yield from self.executions()
         self.data_adapter.on_epoch_end()
@@ -104,25 +95,29 @@ class EpochIterator(_StockEpochIterator, abc.ABC):
         self._interrupted_warning()
 
 
-def epoch_order(rows: int, batch_size: int, shuffle: bool | str) -> np.ndarray:
+def epoch_order(data: Any, rows: int, shuffle: bool | str) -> np.ndarray:
     """Returns the row numbers of one epoch in the order in which Keras would feed them.
 
     Keras shuffles row numbers, so numbers are what we let it feed. One batch of all of them draws
-    the same permutation as many batches up to 3.15, and is a hundred times faster; from 3.16 on
-    (and where only batches are shuffled) many it is.
+    the same permutation as many batches, and is a hundred times faster; where only batches are
+    shuffled, many it is.
+
+    Args:
+        data: the adapter of the arrays that are fed. From Keras 3.16 on, it has the number that
+            the order of its next epoch is drawn from; before, NumPy's generator decides.
+        rows: how many the arrays have.
+        shuffle: as `fit` takes it.
     """
-    at_once = shuffle != "batch" and _VERSION < (3, 16)
-    adapter = get_data_adapter(
+    adapter: Any = get_data_adapter(
         x=np.arange(rows, dtype=np.int32),
-        batch_size=rows if at_once else batch_size,
+        batch_size=data.batch_size if shuffle == "batch" else rows,
         shuffle=shuffle,  # type: ignore[arg-type]  # Keras takes "batch", too
     )
+    if keras_is("3.16"):
+        adapter._epoch = data._epoch
     return np.concatenate(
         [np.asarray(jax.tree.leaves(batch)[0]) for batch in adapter.get_jax_iterator()]
     )
-
-
-_VERSION = tuple(int(part) for part in keras.__version__.split(".")[:2])
 
 
 def is_array_adapter(adapter: Any) -> bool:
@@ -219,9 +214,14 @@ def _run_forward(
     return (loss, gradients), (trainable, non_trainable, *optimizer, metrics), logs
 
 
+def all_layers(model: Any) -> list[Any]:
+    """Returns the layers of a model, nested ones and itself included."""
+    return list(model._flatten_layers())
+
+
 def layers_without_jit(model: Any) -> list[str]:
     """Returns the names of layers that say of themselves that they cannot be compiled."""
-    return [x.name for x in model._flatten_layers() if not getattr(x, "supports_jit", True)]
+    return [x.name for x in all_layers(model) if not getattr(x, "supports_jit", True)]
 
 
 def layer_of(model: Any, variable: Any) -> str | None:

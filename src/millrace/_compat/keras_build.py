@@ -1,13 +1,11 @@
 """Private Keras: building a model as fit does. Checked on keras 3.13.0, 3.14.0 and 3.15.1."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
-import keras
+from millrace._compat.versions import keras_is
 
-from millrace._compat.needed import check_names
-
-check_names({keras.Model: ("_symbolic_build", "_flatten_layers")})
+CHECKED_BUILD = "_maybe_symbolic_build"  # the method by which fit builds a model, from 3.16 on
 
 
 def build_for(model: Any, batch: Any) -> bool:
@@ -31,6 +29,24 @@ def build_for(model: Any, batch: Any) -> bool:
     return needed
 
 
+def checked_build(model: Any, check: Callable[[Any], Any]) -> dict[str, Callable[..., None]]:
+    """Returns the attributes of a model that let `check` see the batch that fit builds it from.
+
+    Up to Keras 3.15 fit draws that batch from its epoch iterator, which can check it, and there
+    are none; from 3.16 on it goes past the iterator, to the data adapter.
+    """
+    if not keras_is("3.16"):
+        return {}
+
+    def build(iterator: Any = None, data_batch: Any = None) -> None:
+        if data_batch is None and any(model._get_unbuilt_components()):
+            data_batch = next(iter(iterator.data_adapter.get_jax_iterator()), None)
+            check(data_batch)
+        type(model)._maybe_symbolic_build(model, iterator, data_batch)
+
+    return {CHECKED_BUILD: build}
+
+
 def layer_names(model: Any) -> tuple[str, ...]:
     """Returns the names of all layers in a model, inner ones included, in their order."""
     return tuple(layer.name for layer in model._flatten_layers(include_self=False))
@@ -38,7 +54,7 @@ def layer_names(model: Any) -> tuple[str, ...]:
 
 def compilation_of(model: Any) -> tuple[Any, ...]:
     """Returns what `compile` has made of its arguments: other objects after each call."""
-    names = ("_compile_loss", "_compile_metrics", "_optimizer")
+    names = ("_compile_loss", "_compile_metrics", "optimizer")
     return tuple(getattr(model, name, None) for name in names)
 
 

@@ -19,16 +19,8 @@ from keras.src.backend.common import global_state
 from keras.src.backend.common.symbolic_scope import in_symbolic_scope
 from keras.src.models.functional import Functional
 
-from millrace._compat.needed import check_names
 from millrace._compat.patch_table import NODE_INIT, OPERATION_INIT
 from millrace._compat.patches import replace
-
-check_names(
-    {
-        keras.Layer: ("_flatten_layers",),
-        global_state: ("get_global_attribute",),
-    }
-)
 
 _STAGE = "_millrace_stage"
 

@@ -18,9 +18,6 @@ import keras
 from keras.src.models.functional import Functional
 
 from millrace._compat.keras_graph import graph_of, nodes_of, numbered_nodes
-from millrace._compat.needed import check_names
-
-check_names({keras.Layer: ("_flatten_layers",)})
 
 
 @functools.cache
@@ -48,7 +45,7 @@ OBJECT_BOOKKEEPING = frozenset(
     {"name", "built", "_built", "_build_input_shape", "_lock", "_tracker", "_auto_config"}
     | {"_variables", "_trainable_variables", "_trainable_variables_indices", "_metrics", "_dtype"}
     | {"_exclude_from_weight_decay", "_exclude_from_weight_decay_pattern"}
-    | {"_exclude_from_weight_decay_cache"}
+    | {"_exclude_from_weight_decay_cache", "_weight_decay_by_var_key"}
 )
 
 

@@ -8,12 +8,10 @@
 from collections.abc import Callable
 from typing import Any
 
-import keras
+from millrace._compat.versions import keras_is
 
-from millrace._compat.needed import check_names
-
-check_names({keras.Model: ("jax_state_sync", "_get_metrics_result_or_logs")})
-
+# The method by which Keras brings the values of a running loop back to the variables.
+STATE_SYNC = "state_sync" if keras_is("3.16") else "jax_state_sync"
 _KEYS = {
     "trainable": "trainable_variables",
     "non_trainable": "non_trainable_variables",
@@ -30,6 +28,11 @@ def map_loop_state(model: Any, convert: Callable[[str, Any], Any]) -> None:
     for role, key in _KEYS.items():
         if state.get(key) is not None:
             state[key] = convert(role, state[key])
+
+
+def sync_state(model: Any) -> None:
+    """Brings the values of a running loop back to the variables."""
+    getattr(model, STATE_SYNC)()
 
 
 def report_logs(model: Any, is_wanted: Callable[[], bool]) -> tuple[str, Callable[[Any], Any]]:

@@ -10,13 +10,10 @@ from typing import Any
 
 from keras.src.utils import module_utils
 
-from millrace._compat.needed import check_names
 from millrace._compat.patch_table import LAZY_TENSORFLOW
 from millrace._compat.patches import patches_in, put_in, take_out
 
 __all__ = ["show_own_tensorflow", "show_tensorflow"]
-
-check_names({module_utils.LazyModule: ("available",)})
 
 
 def show_tensorflow(module: ModuleType | None) -> None:

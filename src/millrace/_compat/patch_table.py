@@ -18,11 +18,12 @@ from keras.src.trainers import data_adapters
 from keras.src.utils import module_utils
 
 from millrace._compat.patches import Patch, While
+from millrace._compat.versions import owners
 
 
 def _ops() -> Any:
     """Returns the module whose `remat` Keras calls: `backend.core`, from 3.16 on `backend.ops`."""
-    return getattr(backend, "ops", None) or backend.core
+    return getattr(backend, "ops", None) or owners("remat")[0]
 
 
 def _core() -> Any:

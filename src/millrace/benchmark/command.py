@@ -9,7 +9,7 @@ import keras
 from rich.console import Console
 
 from millrace.benchmark.named import load
-from millrace.benchmark.show import progress, supply_table, verdict_lines
+from millrace.benchmark.show import progress, supply_table
 from millrace.benchmark.throughput import measure_dataset, measure_infeed
 from millrace.benchmark.verdict import feed_verdict
 from millrace.options import whole_number
@@ -40,7 +40,7 @@ class FeedReport:
         console.print(supply_table({k: v for k, v in supplies.items() if v is not None}))
         console.print(f"\nfirst element after {self.dataset.first_element_seconds:.3f} s")
         if self.verdict is not None:
-            console.print(f"\n{verdict_lines(self.verdict)}", markup=False)
+            console.print(f"\n{self.verdict}", markup=False)
 
 
 def benchmark_feed(
@@ -67,9 +67,7 @@ def benchmark_feed(
     return FeedReport(
         dataset=run("data set", measure_dataset),
         infeed=run("infeed", measure_infeed) if with_infeed else None,
-        verdict=(
-            None if trained is None else feed_verdict(trained, source, elements, print_stats=False)
-        ),
+        verdict=None if trained is None else feed_verdict(trained, source, elements),
     )
 
 

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from millrace.records.feed_benchmark import FeedVerdict, Supply, SupplyEpoch
+from millrace.records.feed_benchmark import Supply, SupplyEpoch
 
 logger = logging.getLogger("millrace")
 
@@ -46,17 +46,6 @@ def supply_table(supplies: dict[str, Supply]) -> Table:
                 f"{epoch.time_elapsed:.3f}",
             )
     return table
-
-
-def verdict_lines(verdict: FeedVerdict) -> str:
-    """Returns the three numbers and the verdict."""
-    rows = {
-        "loading alone": verdict.loader_seconds,
-        "the model alone": verdict.model_seconds,
-        "both together": verdict.both_seconds,
-    }
-    lines = [f"{name:<15} {seconds * 1e3:10.3f} ms/step" for name, seconds in rows.items()]
-    return "\n".join([*lines, str(verdict)])
 
 
 @contextlib.contextmanager

@@ -16,6 +16,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from millrace.arguments import checked
 from millrace.benchmark.measure import Arrivals, measure
 from millrace.benchmark.show import tell_epoch
 from millrace.benchmark.sources import opened
@@ -28,6 +29,7 @@ from millrace.options import Feed, truth, whole_number
 from millrace.records.feed_benchmark import Supply
 
 
+@checked
 def dataset_benchmark(
     dataset: Any,
     number_of_epochs: int,
@@ -70,6 +72,7 @@ def dataset_benchmark(
     return json.dumps(supply.as_json())
 
 
+@checked
 def infeed_benchmark(
     infeed_queue: Any,
     number_of_epochs: int,

@@ -21,18 +21,20 @@ import keras
 import numpy as np
 
 from millrace._compat.keras_state import restore_state
-from millrace.benchmark.show import Tick, progress, say, verdict_lines
+from millrace.arguments import checked
+from millrace.benchmark.show import Tick, progress, say
 from millrace.benchmark.sources import opened, restarts
 from millrace.benchmark.throughput import measure_elements
-from millrace.errors import DataError, ModelError
+from millrace.errors import DataError, ModelError, NotCompiledError
 from millrace.options import truth, whole_number
 from millrace.records.feed_benchmark import FeedVerdict
 
 ROUNDS = 3  # epochs that count
 
 
+@checked
 def feed_verdict(
-    model: keras.Model, dataset: Any, steps: int = 100, *, print_stats: bool = True
+    model: keras.Model, dataset: Any, steps: int = 100, *, print_stats: bool = False
 ) -> FeedVerdict:
     """Says to how much of the model's own speed the data set limits training.
 
@@ -42,7 +44,7 @@ def feed_verdict(
         with strategy.scope():
             model = keras.Sequential([...])
         model.compile(..., steps_per_execution=10)
-        millrace.feed_verdict(model, dataset, 100)
+        print(millrace.feed_verdict(model, dataset, 100))
 
     Args:
         model: compiled; it is built if it is not.
@@ -50,13 +52,13 @@ def feed_verdict(
             its beginning whenever it ends, as in training.
         steps: batches in an epoch. Loading alone, the model alone and both together run four
             epochs each, of which the first is not counted.
-        print_stats: whether to print the three times and the verdict.
+        print_stats: whether to print the result here, too.
 
     Returns:
-        Seconds per step of the three; `str` of it is the verdict in words.
+        Seconds per step of the three. It prints as these with the verdict and what to change.
 
     Raises:
-        ModelError: if `model` is none, or is not compiled.
+        ModelError: if `model` is none; NotCompiledError if it is not compiled.
         OptionError: if `steps` is below 1.
         DTypeError: if `dataset` cannot be iterated, or its elements hold no arrays.
         DataError: if it is empty, or a generator that ends too early.
@@ -78,7 +80,7 @@ def feed_verdict(
     per_step = (statistics.median(seconds) / steps for seconds in (loader, alone, both))
     verdict = FeedVerdict(steps, *per_step)
     if prints:
-        say(verdict_lines(verdict))
+        say(str(verdict))
     return verdict
 
 
@@ -89,7 +91,7 @@ def _check_model(model: object) -> None:
             "layers in keras.Sequential([...])."
         )
     if not model.compiled:
-        raise ModelError(
+        raise NotCompiledError(
             f"{type(model).__name__} {model.name!r} is not compiled, so it cannot be trained to "
             "see how fast it is. Call compile(optimizer, loss) first."
         )

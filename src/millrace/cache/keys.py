@@ -8,6 +8,7 @@ import json
 import os
 import pathlib
 import re
+import sys
 import zlib
 from typing import Any
 
@@ -53,6 +54,12 @@ def remove_oldest(root: pathlib.Path) -> None:
         cache_files.remove(file.path)
 
 
+def current_script() -> str:
+    """Returns the path of the program that runs; empty in a notebook and at a prompt."""
+    path = getattr(sys.modules.get("__main__"), "__file__", None)
+    return os.path.abspath(path) if path else ""
+
+
 def _slug(program: str) -> str:
     return re.sub(r"\W+", "_", program)[:80]
 
@@ -60,7 +67,7 @@ def _slug(program: str) -> str:
 def pack_key(key: ProgramKey) -> bytes:
     """Returns a key as bytes."""
     fields = [[f.aspect.value, f.name, f.value, f.where] for f in key.fields]
-    values = [key.model, key.program, fields, key.is_complete]
+    values = [key.model, key.program, fields, key.is_complete, current_script()]
     return zlib.compress(json.dumps(values).encode())
 
 
@@ -86,10 +93,11 @@ def unpack_key(content: bytes) -> ProgramKey:
         TypeError: likewise.
     """
     values: list[Any] = json.loads(zlib.decompressobj().decompress(content, _LONGEST))
-    model, program, fields, is_complete = values
+    model, program, fields, is_complete, *script = values  # files of before have no script
     return ProgramKey(
         model=model,
         program=program,
         fields=tuple(KeyField(Aspect(a), name, value, where) for a, name, value, where in fields),
         is_complete=is_complete,
+        script=str(*script),
     )

@@ -1,7 +1,8 @@
 """What a thread is looking up in the cache, and whether it was there.
 
 JAX says of each compilation whether it was a hit, in the thread that asked for it; it says so for
-its own files as for a store of ours, and after XLA has taken the bytes: what XLA refuses is none.
+its own files as for a store of ours, and after XLA has taken the bytes: bytes that XLA refuses
+count as a miss.
 """
 
 import contextlib

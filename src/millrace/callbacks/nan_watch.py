@@ -9,6 +9,7 @@ while all goes well. To find the tensor, the update is run again with every tens
 """
 
 import logging
+import os
 import pathlib
 import re
 import time
@@ -23,6 +24,9 @@ import numpy as np
 from rich.console import Console
 
 import millrace.strategy.controller as controllers
+from millrace._compat.keras_state import sync_state
+from millrace.arguments import checked
+from millrace.callbacks.tensor_choice import check_gradients, patterns_of
 from millrace.errors import ModelError, OptionError
 from millrace.graph.assignment import Assignment
 from millrace.options import Taps, whole_number
@@ -33,6 +37,8 @@ from millrace.replay.run import Replay, counts, is_non_finite, run_again, state_
 from millrace.runtime.halt import Halted
 
 logger = logging.getLogger("millrace")
+
+ALL = ("*",)  # gradients, whatever they are called
 
 
 class NaNWatch(keras.callbacks.Callback):
@@ -51,26 +57,33 @@ class NaNWatch(keras.callbacks.Callback):
         written: None, or the directory that was written.
 
     Raises:
-        OptionError: if `last` is below 1 or a pattern is no text; when training starts, if the
-            optimizer scales the loss, which makes infinities on purpose.
+        OptionError: if `last` is below 1 or a pattern is no text; when training starts, if a
+            pattern is the name of no trainable variable, or the optimizer scales the loss, which
+            makes infinities on purpose.
         ModelError: when training starts, if the model belongs to no strategy.
     """
 
+    @checked
     def __init__(
         self,
-        gradients: str | Sequence[str] = ("*",),
+        gradients: str | Sequence[str] = ALL,
         *,
         last: int = 10,
         directory: str | pathlib.Path | None = "millrace-flights",
     ):
         super().__init__()
-        self._gradients = (gradients,) if isinstance(gradients, str) else tuple(gradients)
-        if not self._gradients or not all(isinstance(each, str) for each in self._gradients):
+        self._gradients = patterns_of("gradients", gradients)
+        if not self._gradients:
             raise OptionError(
                 f"gradients must be patterns of names. Received: {gradients!r}. Set gradients='*' "
                 "for all."
             )
         self._last = whole_number("last", last, 1)
+        if directory is not None and not isinstance(directory, str | os.PathLike):
+            raise OptionError(
+                f"directory must be a path, or None to write nothing. Received: {directory!r}. "
+                'Set directory="millrace-flights", say.'
+            )
         self._directory = None if directory is None else pathlib.Path(directory)
         self._rows: deque[tuple[int, np.ndarray]] = deque(maxlen=self._last)
         self._tensors: tuple[Tensor, ...] = ()
@@ -91,6 +104,8 @@ class NaNWatch(keras.callbacks.Callback):
                 "NaNWatch cannot tell an error from the infinities that a LossScaleOptimizer "
                 "makes and skips on purpose. Leave it out, or compile with auto_scale_loss=False."
             )
+        if self._gradients != ALL:
+            check_gradients(self._fitted, self._gradients)
         self._controller = controller
         self._rows.clear()
         self._steps = self._updates = 0
@@ -126,7 +141,7 @@ class NaNWatch(keras.callbacks.Callback):
             return
         self._controller.outfeed.flush()
         self._fitted.stop_training = True
-        self._fitted.jax_state_sync()  # what Keras's loop has of the values goes into the variables
+        sync_state(self._fitted)
         replayed = self._run_again(halted)
         self.found = self._record(halted, replayed)
         self._write(halted)

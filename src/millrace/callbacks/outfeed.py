@@ -14,6 +14,7 @@ from typing import Any
 import keras
 import numpy as np
 
+from millrace.arguments import checked
 from millrace.feeds.outfeed import OutfeedQueue
 
 
@@ -43,6 +44,7 @@ class OutfeedCallback(keras.callbacks.Callback):
         history: an `OutfeedSummary` for each epoch and key, in the order of the table.
     """
 
+    @checked
     def __init__(self, outfeed_queue: OutfeedQueue, name: str = "OutfeedCallback"):
         super().__init__()
         self.name = name

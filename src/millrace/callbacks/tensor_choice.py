@@ -71,8 +71,8 @@ def choose(activations: Any, gradients: Any, when: Any, every: Any, bins: int = 
         OptionError: if one of them is no such thing, or if nothing is chosen.
     """
     choice = Choice(
-        _patterns("activations", activations),
-        _patterns("gradients", gradients),
+        patterns_of("activations", activations),
+        patterns_of("gradients", gradients),
         moment(when),
         whole_number("every", every, 1),
         bins,
@@ -103,11 +103,25 @@ def check_choice(model: keras.Model, choice: Choice) -> None:
         paths = [path for path in layer_paths(model) if not isinstance(path[-1], keras.Model)]
         names = ["/".join(layer.name for layer in path) for path in paths]
         _check_known(model, "activations", choice.activations, names, "layer")
+    check_gradients(model, choice.gradients)
+
+
+def check_gradients(model: keras.Model, patterns: Sequence[str]) -> None:
+    """Refuses a pattern that is that of no trainable variable of `model`.
+
+    Raises:
+        OptionError: with the names near it.
+    """
     variables = [gradient_name(model, variable) for variable in model.trainable_variables]
-    _check_known(model, "gradients", choice.gradients, variables, "trainable variable")
+    _check_known(model, "gradients", patterns, variables, "trainable variable")
 
 
-def _patterns(option: str, value: Any) -> tuple[str, ...]:
+def patterns_of(option: str, value: Any) -> tuple[str, ...]:
+    """Returns one pattern or several as a tuple.
+
+    Raises:
+        OptionError: if they are no texts.
+    """
     patterns = (value,) if isinstance(value, str) else value
     if not isinstance(patterns, Iterable) or any(not isinstance(p, str) for p in list(patterns)):
         raise OptionError(

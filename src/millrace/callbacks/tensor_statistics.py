@@ -14,6 +14,7 @@ import keras
 import numpy as np
 from rich.console import Console
 
+from millrace.arguments import checked
 from millrace.callbacks.tensor_board import EventFile
 from millrace.callbacks.tensor_choice import check_choice, choose
 from millrace.callbacks.tensor_history import Entries, Epoch, TensorHistory
@@ -43,6 +44,7 @@ class TensorStatistics(keras.callbacks.Callback):
         history: what was seen, as columns.
     """
 
+    @checked
     def __init__(
         self,
         activations: Any = (),

@@ -4,10 +4,12 @@ from typing import Any
 
 import jax
 
+from millrace.arguments import checked
 from millrace.errors import OptionError
 from millrace.keys.text_difference import difference
 
 
+@checked
 def diff_programs(a: Any, b: Any, limit: int = 5) -> tuple[str, ...]:
     """Returns what differs between two programs before XLA compiles them, the largest part first.
 

@@ -1,4 +1,4 @@
-"""Says once what boundaries of a model do not do."""
+"""Logs once why the recomputation boundaries of a model have no effect."""
 
 import logging
 from collections.abc import Sequence

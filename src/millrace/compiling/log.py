@@ -19,6 +19,7 @@ from millrace.records.compilation import Cause, CompileRecord, Origin, ProgramKe
 from millrace.records.run_directory import RunDirectory
 
 logger = logging.getLogger("millrace")
+_OFTEN = 8  # recompilations of one program of a model, after which a warning is logged once
 Group = Hashable  # what programs have in common of which the second one is a recompilation
 
 
@@ -61,6 +62,11 @@ class CompileLog:
     def executables(self) -> tuple[CompileRecord, ...]:
         """The records of executables, in order; without those of switches."""
         return tuple(record for record in self.records if record.is_executable)
+
+    @property
+    def seconds(self) -> float:
+        """What it took to make all executables."""
+        return sum(record.seconds for record in self.executables)
 
     @property
     def switches(self) -> int:
@@ -132,6 +138,26 @@ class CompileLog:
                 listener(record)
         logger.info("%s", sentence(record))
         phases.loaded(record)
+        if not self.is_rehearsal and record.is_recompilation:
+            self._warn_if_often(record)
+
+    def _warn_if_often(self, record: CompileRecord) -> None:
+        names = record.model, record.program
+        found = [
+            each
+            for each in self.executables
+            if each.is_recompilation and (each.model, each.program) == names
+        ]
+        if len(found) == _OFTEN:
+            logger.warning(
+                "%s%s was compiled again %d times, in %.1f s. The last time because of %s. %s",
+                record.program,
+                _after(" of ", record.model and repr(record.model)),
+                _OFTEN,
+                sum(each.seconds for each in found),
+                record.cause,
+                record.remedy,
+            )
 
     def runs(self, name: str) -> None:
         """Takes note that a function runs; where another one ran before, that is a switch."""

@@ -11,6 +11,7 @@ import jax
 
 from millrace._compat.jax_cache import loads_quietly
 from millrace._compat.jax_memory import Sizes, sizes_of
+from millrace.cache.keys import current_script
 from millrace.cache.lookup import looking_up
 from millrace.cache.use import known_keys
 from millrace.compiling.history import history
@@ -19,10 +20,10 @@ from millrace.compiling.lowering import Lowering
 from millrace.compiling.progress import progress
 from millrace.compiling.sharing import Made, copied, serves, share_key, sharing
 from millrace.compiling.written import of_cache, remember
-from millrace.keys.diagnose import explain
+from millrace.keys.diagnose import ANOTHER_MODEL, explain, layers_of
 from millrace.keys.text_difference import difference
 from millrace.records.cache import EntryLabels
-from millrace.records.compilation import Aspect, Cause, Origin
+from millrace.records.compilation import Aspect, Cause, Origin, ProgramKey
 
 logger = logging.getLogger("millrace")
 
@@ -143,8 +144,32 @@ def _with_difference(lowering: Lowering, text: str) -> Cause:
 def _since_an_earlier_process(lowering: Lowering, cause: Cause) -> Cause:
     of_program = known_keys(lowering.key.program)
     key = lowering.key  # which is among them, too: it has just been written
-    known = [each for each in of_program if each.model == key.model and each.digest != key.digest]
+    known = [each for each in of_program if each.digest != key.digest and _is_of_same(each, key)]
     if not known:
         return cause
-    since = explain(key, known[::-1])
+    since = explain(_without_objects(key), [_without_objects(each) for each in known[::-1]])
+    if since.text == ANOTHER_MODEL:
+        return cause
     return replace(since, text=f"{cause.text}; since an earlier process: {since.text}")
+
+
+def _without_objects(key: ProgramKey) -> ProgramKey:
+    """Returns a key without its identities: no process has objects of another one."""
+    return replace(
+        key, fields=tuple(each for each in key.fields if each.aspect is not Aspect.IDENTITY)
+    )
+
+
+def _is_of_same(earlier: ProgramKey, key: ProgramKey) -> bool:
+    """Whether a program of an earlier process is of the same model, as far as one can tell.
+
+    Names tell little: every first `keras.Sequential` is called "sequential". In the same script
+    the model of that name may have changed; in any other one its layers must be the same.
+    """
+    if earlier.model != key.model:
+        return False
+    script = current_script()
+    if script and earlier.script == script:
+        return True
+    before, now = ([(f.name, f.value) for f in layers_of(each)] for each in (earlier, key))
+    return before == now

@@ -17,6 +17,7 @@ import jax
 import keras
 import numpy as np
 
+from millrace.arguments import checked
 from millrace.devices import DeviceGroup
 from millrace.errors import DataError, OptionError
 from millrace.feeds.block import Block, Destination, Segment, batch_spec
@@ -48,6 +49,7 @@ class InfeedQueue:
         DataError: if `dataset` cannot be iterated, or has no fixed shapes.
     """
 
+    @checked
     def __init__(self, dataset: Any, prefetch_depth: int = 2):
         self._depth = whole_number("prefetch_depth", prefetch_depth, 1)
         if self._depth > MAX_DEPTH:

@@ -12,6 +12,7 @@ from typing import Any
 
 from millrace._compat.jax import trace_state
 from millrace._compat.keras_graph import is_symbolic
+from millrace.arguments import checked
 from millrace.errors import OptionError
 from millrace.feeds.outfeed import GIB, OutfeedQueue
 
@@ -32,6 +33,7 @@ class MaybeOutfeedQueue(OutfeedQueue):
         OptionError: for something else among the filters, another mode, or a limit below 1.
     """
 
+    @checked
     def __init__(
         self,
         mode: Any = "all",

@@ -18,6 +18,7 @@ import jax
 import numpy as np
 
 from millrace._compat.keras_graph import is_symbolic
+from millrace.arguments import checked
 from millrace.errors import QueueError
 from millrace.feeds.structure import ordered, plain
 from millrace.options import QueueMode, queue_mode, whole_number
@@ -47,6 +48,7 @@ class OutfeedQueue:
         OptionError: for another mode, or a limit below 1.
     """
 
+    @checked
     def __init__(self, mode: Any = "all", *, max_bytes: int = GIB):
         self._mode = queue_mode(mode)
         self._max_bytes = whole_number("max_bytes", max_bytes, 1)

@@ -21,6 +21,7 @@ from typing import Any
 import jax
 
 from millrace._compat.keras_graph import is_calling, record_stages
+from millrace.arguments import checked
 from millrace.errors import OptionError, PlanError
 
 
@@ -38,6 +39,7 @@ class PipelineStage:
             `call` of a model.
     """
 
+    @checked
     def __init__(self, stage: int):
         self.stage = stage
 

@@ -1,4 +1,7 @@
-"""The names of `tensorflow.python.ipu`, on Keras 3 and JAX: change the import line, and run.
+"""`tensorflow.python.ipu` on Keras 3 and JAX: change the import line, and run.
+
+Names and defaults are the IPU's. So are its rules, where they differ from millrace's own: what an
+execution is, how replicas are counted, when a model is built (`keras/extensions/`).
 
 from tensorflow.python import ipu   ->   from millrace import ipu
 """

@@ -21,6 +21,7 @@ from millrace.keys.words import text_of_change
 from millrace.records.compilation import Aspect, Cause, KeyField, ProgramKey
 
 FIRST = "first compilation"
+ANOTHER_MODEL = "another model"
 SHOWN = 3  # changes that are named; the number of others is given
 
 # From what a user most likely did not mean to change, to what follows from the rest.
@@ -101,8 +102,13 @@ def explain(new: ProgramKey, known: Sequence[ProgramKey], where: str = "") -> Ca
     shown = _without_consequences(changes)
     aspects = tuple(dict.fromkeys(change.aspect for change in shown))
     if _is_another_model(changes, new):
-        return Cause("another model", "None is needed: its programs are its own.", aspects)
+        return Cause(ANOTHER_MODEL, "None is needed: its programs are its own.", aspects)
     return Cause(_sentence(shown, where), remedy_of(shown[0]), aspects)
+
+
+def layers_of(key: ProgramKey) -> list[KeyField]:
+    """Returns what a key says of the layers of its model, in their order."""
+    return [field for field in key.fields if _is_layer(field)]
 
 
 def _nearest(new: ProgramKey, known: Sequence[ProgramKey]) -> list[Change]:
@@ -127,8 +133,7 @@ def _changes(new: ProgramKey, old: ProgramKey) -> list[Change]:
 
 def _changes_of_layers(new: ProgramKey, old: ProgramKey) -> list[Change]:
     """Finds the layer that came or went, where all behind it have another number now."""
-    before = [field for field in old.fields if _is_layer(field)]
-    after = [field for field in new.fields if _is_layer(field)]
+    before, after = layers_of(old), layers_of(new)
     texts = [[_NUMBER.sub("layer (", f.value) for f in fields] for fields in (before, after)]
     changes = []
     for tag, i, j, k, n in difflib.SequenceMatcher(None, *texts, autojunk=False).get_opcodes():

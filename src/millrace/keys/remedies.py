@@ -122,8 +122,9 @@ def _of_shape(old: str, new: str) -> str:
     if len(before) == len(after) and before[1:] == after[1:]:
         if after[0] < before[0]:
             return (
-                f"Drop the remainder: dataset.batch({before[0]}, drop_remainder=True), or take a "
-                f"number of rows that batch_size={before[0]} divides."
+                "Leave out the smaller last batch: of arrays by "
+                f"x[: len(x) // {before[0]} * {before[0]}], of a data set by "
+                f"batch({before[0]}, drop_remainder=True)."
             )
         return "Use one batch_size in every call, and leave out what does not fill a batch."
     return "Bring what the data set yields to one shape: pad it, crop it, or sort it by length."

@@ -16,6 +16,7 @@ import numpy as np
 
 from millrace._compat.jax import is_tracing
 from millrace._compat.keras_scope import current_scope
+from millrace.arguments import checked
 from millrace.compiling.call import name_of, new_number
 from millrace.compiling.current import current_log
 from millrace.compiling.watch import unwatched
@@ -30,6 +31,7 @@ from millrace.programs.replication import Launch, current_launch
 from millrace.records.compilation import Aspect, KeyField
 
 
+@checked
 def compile(fn: Callable[..., Any], *, replicas: int | None = None) -> "CompiledFunction":
     """Compiles a function that uses Keras layers, losses, metrics and optimizers as they are.
 

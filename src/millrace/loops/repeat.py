@@ -12,12 +12,14 @@ import jax
 import numpy as np
 
 from millrace._compat.jax import is_traced
+from millrace.arguments import checked
 from millrace.errors import OptionError
 from millrace.feeds.infeed_queue import InfeedQueue
 from millrace.loops.run import run_loop
 from millrace.options import whole_number
 
 
+@checked
 def repeat(
     n: Any, body: Callable[..., Any], inputs: Any = None, infeed: InfeedQueue | None = None
 ) -> Any:

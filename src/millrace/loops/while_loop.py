@@ -6,12 +6,14 @@ inputs -> condition? -> body -> condition? -> body -> ... -> condition? -> value
 from collections.abc import Callable
 from typing import Any
 
+from millrace.arguments import checked
 from millrace.feeds.infeed_queue import InfeedQueue
 from millrace.loops.body import Body
 from millrace.loops.repeat import turns
 from millrace.loops.run import run_loop
 
 
+@checked
 def while_loop(
     condition: Callable[..., Any],
     body: Callable[..., Any],

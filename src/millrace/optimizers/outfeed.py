@@ -11,6 +11,7 @@ from typing import Any
 
 import keras
 
+from millrace.arguments import checked
 from millrace.errors import OptionError, TapError
 from millrace.feeds.maybe_outfeed import MaybeOutfeedQueue
 from millrace.feeds.outfeed import OutfeedQueue
@@ -40,6 +41,7 @@ class OutfeedOptimizer(WrappingOptimizer):
         OptionError: if one of these is something else, or `model` is missing.
     """
 
+    @checked
     def __init__(
         self,
         wrapped_optimizer: keras.optimizers.Optimizer,

@@ -68,7 +68,7 @@ def pipeline(
             time, each called with the same; their results are handed on in the order of the list.
         micro_batches: elements in one update of each replica, or without an optimizer function
             in one run.
-        updates: as often is that done.
+        updates: number of weight updates to run.
         inputs: values of this run, such as a learning rate: one or a list.
         infeed: gives every micro-batch an element.
         outfeed: takes what the last stage returns, once for each micro-batch.

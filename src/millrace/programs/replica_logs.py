@@ -1,7 +1,8 @@
 """What several replicas report of their steps.
 
     mean    the logs of all batches together: metric states are added before logs follow from them
-    sum, list, none    made of every replica's own logs: their sum, all of them, the last one's
+    sum, list, none    made of every replica's own logs: their sum, all of them, those of the last
+                       one that has had a batch
 
 Logs that do not follow from metric states, of a `compute_metrics` of the user's own, are made by
 each replica; their mean is the mean of these.
@@ -82,7 +83,10 @@ class ReplicaLogs:
             parts, merged = metrics[: len(metrics) // 2], metrics[len(metrics) // 2 :]
             if self._reduction is MetricReduction.MEAN:
                 return metric_logs(self._model, merged)
-            return self._reduced(jax.vmap(lambda m: metric_logs(self._model, m))(parts), 0)
+            logs = jax.vmap(lambda m: metric_logs(self._model, m))(parts)
+            if self._reduction is MetricReduction.NONE:
+                return jax.tree.map(lambda leaf: leaf[self._last_with_data(parts)], logs)
+            return self._reduced(logs, 0)
         if plan.mode is Mode.PREDICT:
             steps = jax.tree.map(lambda leaf: lax.collapse(leaf, 0, 2), records)
             return steps if plan.step_logs else jax.tree.map(merge_steps, steps)
@@ -92,6 +96,17 @@ class ReplicaLogs:
         return jax.tree.map(
             lambda leaf: jnp.repeat(leaf, plan.replicas, axis=0), self._reduced(records, 1)
         )
+
+    def _last_with_data(self, parts: list[Any]) -> Any:
+        """Returns the last replica whose metrics have seen a batch; those of all begin the same."""
+        with keras.StatelessScope() as scope:
+            self._model.reset_metrics()
+            begun = [scope.get_current_value(v) for v in self._model.metrics_variables]
+        seen = jnp.zeros(self._plan.replicas, bool).at[0].set(True)
+        for part, before in zip(parts, begun, strict=True):
+            changed = jnp.asarray(part) != (0 if before is None else before)
+            seen |= changed.reshape(self._plan.replicas, -1).any(axis=1)
+        return self._plan.replicas - 1 - jnp.argmax(seen[::-1])
 
     def _reduced(self, logs: Any, axis: int) -> Any:
         reduction = self._reduction

@@ -1,1 +1,1 @@
-"""Data that a run leaves behind. Frozen; standard library only."""
+"""Frozen records of a run, made of plain values and NumPy arrays; rich prints them as tables."""

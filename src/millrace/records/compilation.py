@@ -2,7 +2,7 @@
 
 import enum
 import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 
 class Origin(enum.Enum):
@@ -82,14 +82,16 @@ class ProgramKey:
     program: str
     fields: tuple[KeyField, ...]
     is_complete: bool = True  # whether programs with equal fields are surely equal
+    # Path of the script that has compiled it, where the key was read from a file.
+    script: str = field(default="", compare=False)
 
     @property
     def digest(self) -> str:
         """Sixteen hexadecimal digits, of all fields but identities."""
         text = hashlib.sha256()
-        for field in sorted(self.fields, key=lambda field: (field.aspect.value, field.name)):
-            if field.aspect is not Aspect.IDENTITY:
-                text.update(f"{field.aspect.value}\0{field.name}\0{field.value}\0".encode())
+        for each in sorted(self.fields, key=lambda each: (each.aspect.value, each.name)):
+            if each.aspect is not Aspect.IDENTITY:
+                text.update(f"{each.aspect.value}\0{each.name}\0{each.value}\0".encode())
         return text.hexdigest()[:16]
 
 

@@ -57,7 +57,7 @@ class Supply:
 
 @dataclass(frozen=True, slots=True)
 class FeedVerdict:
-    """Seconds per step of loading, of training, and of both at once. `str` of it is the verdict."""
+    """Seconds per step of loading, of training, and of both at once. Prints with the verdict."""
 
     steps: int  # in each epoch that was measured
     loader_seconds: float  # the data set alone, for nobody
@@ -87,22 +87,47 @@ class FeedVerdict:
             "bottleneck": self.bottleneck,
         }
 
+    @property
+    def advice(self) -> str:
+        """What to change, empty where faster loading would gain nothing."""
+        return _ADVICE[self.bottleneck]
+
     def __str__(self) -> str:
+        rows = {
+            "loading alone": self.loader_seconds,
+            "the model alone": self.model_seconds,
+            "both together": self.both_seconds,
+        }
+        lines = [f"{name:<15} {seconds * 1e3:10.3f} ms/step" for name, seconds in rows.items()]
+        return "\n".join([*lines, self.verdict])
+
+    @property
+    def verdict(self) -> str:
+        """The share, the bottleneck, and what to change."""
         return (
             f"Your input pipeline limits training to {self.model_share:.0%} of what the model "
             f"could do. {_REASON[self.bottleneck]}"
-        )
+        ) + (f" {self.advice}" if self.advice else "")
 
 
 _REASON = {
     "model": "The bottleneck is the model: faster loading would gain nothing.",
-    "input pipeline": (
-        "The bottleneck is the input pipeline: load in parallel, prepare less per batch, or keep "
-        "what was prepared."
-    ),
+    "input pipeline": "The bottleneck is the input pipeline.",
     "overlap": (
         "The bottleneck is neither of them alone, but that they do not overlap: loading would keep "
-        "up, and takes processor time from the model. Leave it cores of its own. (A model without "
-        "a strategy loads between its steps: attach it.)"
+        "up, and takes processor time from the model."
+    ),
+}
+_ADVICE = {
+    "model": "",
+    "input pipeline": (
+        "Load several batches at once: keras.utils.PyDataset(workers=4), "
+        "torch.utils.data.DataLoader(num_workers=4), grain's dataset.mp_prefetch(), "
+        "or tf.data's map(..., num_parallel_calls=tf.data.AUTOTUNE). Or prepare less per batch, "
+        "or keep what was prepared: arrays that fit in memory, or dataset.cache()."
+    ),
+    "overlap": (
+        "Leave loading cores of its own: worker processes, fewer workers than cores. (A model "
+        "without a strategy loads between its steps: attach it.)"
     ),
 }

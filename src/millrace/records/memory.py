@@ -9,6 +9,8 @@ bytes |        ____
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+NO_LAYER = "(no layer)"  # optimizer state of several layers, batches, metrics, unnamed tensors
+
 
 @dataclass(frozen=True, slots=True)
 class LiveBuffer:
@@ -21,6 +23,15 @@ class LiveBuffer:
     shape: str = ""  # such as `f32[32,64]`, where it is one array
     operation: str = ""  # of JAX, such as "dot_general, backward", where XLA has kept it
     inferred: bool = False  # whether `layer` is that of a neighbour
+
+
+@dataclass(frozen=True, slots=True)
+class LayerMemory:
+    """The tensors of one layer that are alive where a program needs most memory."""
+
+    layer: str  # `NO_LAYER` for all tensors that belong to none
+    nbytes: int  # on one device
+    tensors: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,3 +66,12 @@ def bytes_text(nbytes: float) -> str:
 def largest(buffers: Iterable[LiveBuffer]) -> tuple[LiveBuffer, ...]:
     """Returns the buffers by size, the largest first."""
     return tuple(sorted(buffers, key=lambda buffer: -buffer.nbytes))
+
+
+def by_layer(buffers: Iterable[LiveBuffer]) -> tuple[LayerMemory, ...]:
+    """Adds up tensors by their layers, the largest sum first."""
+    sizes: dict[str, list[int]] = {}
+    for buffer in buffers:
+        sizes.setdefault(buffer.layer or NO_LAYER, []).append(buffer.nbytes)
+    sums = (LayerMemory(layer, sum(found), len(found)) for layer, found in sizes.items())
+    return tuple(sorted(sums, key=lambda each: -each.nbytes))

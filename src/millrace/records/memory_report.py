@@ -4,11 +4,13 @@ from dataclasses import dataclass
 
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
-from millrace.records.memory import LiveBuffer, bytes_text
+from millrace.records.memory import LayerMemory, LiveBuffer, by_layer, bytes_text
 
 _WIDTH = 110  # of a table that is not printed on a terminal
 _SHOWN = 8  # tensors of a device
+_LAYERS_SHOWN = 12
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,6 +55,11 @@ class DeviceMemory:
     def peak(self) -> int:
         """Bytes of all stages."""
         return sum(stage.total for stage in self.stages)
+
+    @property
+    def layers(self) -> tuple[LayerMemory, ...]:
+        """What is alive at the peak, added up by layer, the largest first."""
+        return by_layer(self.alive)
 
     @property
     def fits(self) -> bool | None:
@@ -124,7 +131,9 @@ class MemoryReport:
         for device in self.devices:
             if device.alive:
                 where = f"alive at the peak of {_devices(device)}, in {device.program}"
-                console.print(f"\n{where}", markup=False)
+                console.print(f"\n{where}, by layer", markup=False)
+                console.print(self._layer_table(device))
+                console.print("\nthe largest tensors of these")
                 console.print(self._alive_table(device))
         if self.changes:
             fit = any(change.fits for change in self.changes)
@@ -154,6 +163,21 @@ class MemoryReport:
                 table.add_row(_devices(device), str(stage.stage), *texts)
         return table
 
+    def _layer_table(self, device: DeviceMemory) -> Table:
+        table = Table("bytes", "share", "tensors", "layer", box=None, pad_edge=False)
+        for column in table.columns[:3]:
+            column.justify, column.no_wrap = "right", True
+        layers = device.layers
+        shown, rest = layers[:_LAYERS_SHOWN], layers[_LAYERS_SHOWN:]
+        if rest:
+            nbytes, tensors = sum(e.nbytes for e in rest), sum(e.tensors for e in rest)
+            shown = (*shown, LayerMemory(f"{len(rest)} other layers", nbytes, tensors))
+        total = sum(each.nbytes for each in layers) or 1
+        for each in shown:
+            share = f"{each.nbytes / total:.1%}"
+            table.add_row(bytes_text(each.nbytes), share, str(each.tensors), Text(each.layer))
+        return table
+
     def _alive_table(self, device: DeviceMemory) -> Table:
         table = Table("bytes", "layer", "shape", "tensor", box=None, pad_edge=False)
         table.columns[0].justify = "right"
@@ -161,7 +185,7 @@ class MemoryReport:
             layer = f"{each.layer} (inferred)" if each.inferred and each.layer else each.layer
             is_named = each.opcode in ("parameter", "")
             tensor = each.name if is_named else each.operation or f"{each.opcode} {each.name}"
-            table.add_row(bytes_text(each.nbytes), layer, each.shape, tensor)
+            table.add_row(bytes_text(each.nbytes), Text(layer), Text(each.shape), Text(tensor))
         if rest := device.alive[_SHOWN:]:
             nbytes = sum(each.nbytes for each in rest)
             table.add_row(bytes_text(nbytes), "", "", f"{len(rest)} others")
@@ -172,7 +196,8 @@ class MemoryReport:
         table.columns[0].justify = table.columns[1].justify = "right"
         table.columns[2].overflow = "fold"
         for change in self.changes:
-            table.add_row(bytes_text(change.peak), f"{change.extra_flops:+.1%}", change.code)
+            code = Text(change.code, overflow="fold")
+            table.add_row(bytes_text(change.peak), f"{change.extra_flops:+.1%}", code)
         return table
 
 

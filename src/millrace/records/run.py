@@ -1,14 +1,21 @@
 """Where the time of a strategy's runs went."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from millrace.records.feeds import FeedStatistics
+from millrace.records.memory import bytes_text
 from millrace.records.pipeline import PipelineStatistics
+
+_FEW_STEPS = 20  # say nothing yet of whether executions should be longer
+_LONG_WAIT = 0.2  # of the loops' time, from which on the data set is worth a look
+_LONG_SECONDS = 1.0
+_OFTEN = 3  # recompilations of which somebody should know
 
 
 @dataclass(frozen=True, slots=True)
 class RunStatistics:
-    """Totals over everything that ran under one strategy so far."""
+    """Totals over everything that ran under one strategy so far. Prints as a table."""
 
     executions: int  # calls of the loop's function: `steps_per_execution` steps each
     dispatches: int  # calls of compiled code behind them
@@ -20,3 +27,63 @@ class RunStatistics:
     shared: int = 0  # executables that an equal program had already
     loaded: int = 0  # executables that another process has exported
     switches: int = 0  # calls of another function than before
+    loop_seconds: float = 0.0  # from the beginning of fit, evaluate and predict to their end
+    loop_compile_seconds: float = 0.0  # that part of `compile_seconds` that these waited for
+    recompilations: int = 0  # of programs that a model had run before, in another form
+    recompile_seconds: float = 0.0
+
+    def __str__(self) -> str:
+        return "\n".join([*self._rows(), *(f"Hint: {hint}" for hint in self._hints())])
+
+    def _rows(self) -> Iterator[str]:
+        compiling = min(self.loop_compile_seconds, self.loop_seconds)
+        waiting = min(self.infeed.wait_seconds, self.loop_seconds - compiling)
+        rest = self.loop_seconds - compiling - waiting
+        feed, steps = self.infeed, self.infeed.steps
+        yield self._row("fit, evaluate, predict", self.loop_seconds, _counted(steps, "step"))
+        yield self._row("  compiling", compiling, self._executables())
+        fed = f"{_counted(feed.blocks, 'block')}, {bytes_text(feed.bytes)}"
+        yield self._row("  waiting for data", waiting, fed)
+        runs = f"{_counted(self.executions, 'execution')}, {_counted(self.dispatches, 'call')}"
+        yield self._row("  steps, and Keras", rest, runs)
+        if (elsewhere := self.compile_seconds - self.loop_compile_seconds) > 0.005:
+            yield f"{'compiling elsewhere':<22} {elsewhere:9.2f} s"
+        if self.pipeline.executions:
+            host, tasks = self.pipeline.dispatch_seconds, self.pipeline.tasks
+            yield f"{'pipeline, on the host':<22} {host:9.2f} s         {tasks:,} tasks"
+
+    def _row(self, name: str, seconds: float, details: str) -> str:
+        share = seconds / self.loop_seconds if self.loop_seconds else 0.0
+        return f"{name:<22} {seconds:9.2f} s {share:6.1%}  {details}"
+
+    def _executables(self) -> str:
+        parts = {
+            "compiled": self.compilations,
+            "from the cache": self.cache_hits,
+            "shared": self.shared,
+            "loaded": self.loaded,
+        }
+        shown = [f"{count} {name}" for name, count in parts.items() if count]
+        return ", ".join(shown) or "nothing compiled"
+
+    def _hints(self) -> Iterator[str]:
+        if _FEW_STEPS <= self.infeed.steps <= self.executions:
+            yield (
+                "each execution ran a single step, as without a strategy. Set "
+                "model.compile(..., steps_per_execution=100) to run 100 in one call."
+            )
+        if self.infeed.wait_seconds > max(_LONG_SECONDS, _LONG_WAIT * self.loop_seconds):
+            yield (
+                "the loops waited for data. millrace.feed_verdict(model, dataset) says how much "
+                "faster training could be, and what to change."
+            )
+        if self.recompilations >= _OFTEN:
+            yield (
+                f"{self.recompilations} programs were compiled again, for "
+                f"{self.recompile_seconds:.1f} s. strategy.compile_log has the cause and the "
+                "remedy of each; Strategy(on_recompile='warn') warns of them."
+            )
+
+
+def _counted(number: int, name: str) -> str:
+    return f"{number:,} {name}" if number == 1 else f"{number:,} {name}s"

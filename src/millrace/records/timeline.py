@@ -45,6 +45,11 @@ class Timeline:
         return max((span.stage + 1 for span in self.spans), default=0)
 
     @property
+    def has_stage_per_group(self) -> bool:
+        """Whether each device group runs the one stage of its own number."""
+        return all(span.stage == span.group for span in self.spans)
+
+    @property
     def end(self) -> float:
         """When the last task ends: the time of the whole update."""
         return max((span.end for span in self.spans), default=0.0)

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import keras
 import numpy as np
 
+from millrace.arguments import checked
 from millrace.errors import DataError
 from millrace.options import Accumulation, Options, Taps, reduction
 from millrace.plan import ROLES, Mode
@@ -93,6 +94,7 @@ def run_again(
     return Replay(_joined(of_steps), _joined(of_updates))
 
 
+@checked
 def replay(directory: pathlib.Path, custom_objects: Mapping[str, Any] | None = None) -> "Replayed":
     """Runs the update again that NaNWatch has written to `directory`.
 

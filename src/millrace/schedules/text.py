@@ -59,7 +59,7 @@ def grid(drawn: Timeline | Schedule, marked: Task | None = None, width: int = 10
     """
     timeline = drawn if isinstance(drawn, Timeline) else simulate(drawn, UNIT_COST)
     # Where each group has one stage, its row says which.
-    plain = all(span.stage == span.group for span in timeline.spans)
+    plain = timeline.has_stage_per_group
     labels = {s: f"{s.kind}{s.micro_batch}" if plain else str(s) for s in timeline.spans}
     cell = 1 + max(map(len, labels.values()), default=0)
     labels.update((span, f">{span}<") for span in timeline.spans if str(span) == str(marked))

@@ -3,10 +3,11 @@
 Methods are bound to the instance: a changed class would break saving, loading and pickling, which
 look classes up by name. What attachment adds to a model:
 
-    make_train_function and its kind   return our functions to Keras's loops
+    make_train_function and its kind   return our functions to Keras's loops; Keras's own where the
+                                       model is not to be compiled (`uncompiled.py`)
     fit, evaluate, predict             Keras's, with threads that end whichever way they end
     set_*_options ...                  `methods.py`
-    jax_state_sync                     what lies on several devices comes back to the variables
+    state_sync                         what lies on several devices comes back to the variables
     save, save_weights                 with many processes, files that are never half written
     save_assets, load_assets           the options travel in a `.keras` file; stock Keras skips them
 """
@@ -21,12 +22,16 @@ import jax
 import keras
 
 from millrace._compat.jax import uncommitted
+from millrace._compat.keras_build import checked_build
 from millrace._compat.keras_loops import let_loops_ask
-from millrace._compat.keras_state import map_loop_state, report_logs
+from millrace._compat.keras_state import STATE_SYNC, map_loop_state, report_logs
+from millrace.arguments import check_call
 from millrace.errors import ModelError
+from millrace.feeds.block import batch_spec
 from millrace.plan import Mode
 from millrace.runtime.gather import gathered
 from millrace.strategy import compile_only
+from millrace.strategy.arguments import check_arguments
 from millrace.strategy.asynchronous import StepCallbackList
 from millrace.strategy.checks import hint_steps_per_execution
 from millrace.strategy.controller import ATTRIBUTE, Controller, Totals, controller_of
@@ -35,6 +40,10 @@ from millrace.strategy.methods import METHODS
 from millrace.strategy.offloading import bring_back
 from millrace.strategy.saving import load_options, save_options
 from millrace.strategy.together import agree, quiet_unless_first, whole_files
+from millrace.strategy.uncompiled import (
+    make_uncompiled_function,
+    runs_uncompiled,
+)
 
 _FILES = ("save", "save_weights")
 _LOOPS = {"fit": Mode.TRAIN, "evaluate": Mode.TEST, "predict": Mode.PREDICT}
@@ -54,7 +63,8 @@ def attach(model: keras.Model, devices: Sequence[jax.Device], totals: Totals) ->
         model, lambda: controller.reports_each_replica or compile_only.is_on()
     )
     attributes[name] = report
-    attributes["jax_state_sync"] = _state_sync(controller)
+    attributes[STATE_SYNC] = _state_sync(controller)
+    attributes.update(checked_build(model, batch_spec))
     for name in _FILES:
         attributes[name] = compile_only.sparing(whole_files(model, name))
     if isinstance(model, keras.Sequential):
@@ -127,12 +137,15 @@ def _making_graph(build: Callable[..., None]) -> Callable[..., None]:
 
 def bound(function: Callable[..., Any], controller: Controller) -> Callable[..., Any]:
     """Returns a function of a controller as the method of its model."""
+    signature = inspect.signature(function)
+    _, *own = signature.parameters.values()  # without the controller
+    of_user = signature.replace(parameters=own)
 
     @functools.wraps(function)
     def method(*args: Any, **kwargs: Any) -> Any:
+        check_call(function.__name__, of_user, args, kwargs)
         return function(controller, *args, **kwargs)
 
-    signature = inspect.signature(function)
     visible = [p for p in signature.parameters.values() if p.name not in ("controller", "unknown")]
     method.__signature__ = signature.replace(parameters=visible)  # type: ignore[attr-defined]
     return method
@@ -143,6 +156,9 @@ def _make_function(controller: Controller, mode: Mode) -> Callable[..., None]:
 
     def make_function(force: bool = False) -> None:
         model = controller.model
+        if runs_uncompiled(controller) and not compile_only.is_on():
+            make_uncompiled_function(controller, mode)
+            return
         current = getattr(model, attribute)
         if force or current is None or current is not controller.functions.get(mode):
             kind = compile_only.DescribedFunction if compile_only.is_on() else LoopFunction
@@ -168,6 +184,7 @@ def _loop(model: keras.Model, name: str, mode: Mode, controller: Controller) -> 
             hint_steps_per_execution(model)
         bound = signature.bind(model, *args, **kwargs)
         bound.apply_defaults()
+        check_arguments(model, mode, bound.arguments)
         if compile_only.is_on():
             return compile_only.compile_loop(controller, stock, bound)
         arguments = bound.arguments
@@ -194,12 +211,12 @@ def _loop(model: keras.Model, name: str, mode: Mode, controller: Controller) -> 
 
 
 def _state_sync(controller: Controller) -> Callable[[], None]:
-    def jax_state_sync() -> None:
+    def state_sync() -> None:
         model = controller.model
         map_loop_state(model, controller.gather)
-        type(model).jax_state_sync(model)
+        getattr(type(model), STATE_SYNC)(model)
 
-    return jax_state_sync
+    return state_sync
 
 
 def _save_assets(model: keras.Model, controller: Controller) -> Callable[[str], None]:

@@ -7,7 +7,7 @@ from typing import Any
 import keras
 
 from millrace._compat.keras import is_endless, layers_without_jit
-from millrace.errors import DataError, ModelError, PlanError
+from millrace.errors import DataError, ModelError, NotCompiledError, PlanError
 from millrace.options import Accumulation
 from millrace.plan import Mode
 
@@ -105,6 +105,7 @@ def check_model(
     Raises:
         ModelError: naming the model, what it does and what to change.
     """
+    _refuse_uncompiled(model, mode)
     name = f"{type(model).__name__} {model.name!r}"
     if keras.distribution.distribution() is not None:
         raise ModelError(
@@ -119,7 +120,7 @@ def check_model(
                 "override (train_step, test_step and predict_step may be overridden), or use the "
                 "model without the strategy."
             )
-    _check_compiled(model, name, mode)
+    _check_compiled(model, name, mode, is_pipelined or replicas > 1)
     step = f"{mode.value}_step"
     if getattr(type(model), step) is not getattr(keras.Model, step):
         _check_own_step(model, name, step)
@@ -146,6 +147,20 @@ def check_model(
         _check_optimizer(model, name, accumulation)
 
 
+def _refuse_uncompiled(model: keras.Model, mode: Mode) -> None:
+    """Refuses to train or evaluate a model without an optimizer and a loss.
+
+    Raises:
+        NotCompiledError: in Keras's words, with the call to make.
+    """
+    if mode is not Mode.PREDICT and not model.compiled:
+        raise NotCompiledError(
+            f"You must call `compile()` before using the model: {model.name!r} has no optimizer "
+            f"and no loss, which {_LOOP[mode]}() needs. Call model.compile(optimizer, loss), such "
+            'as model.compile("adam", "mse"), first.'
+        )
+
+
 def check_recomputed(model: keras.Model) -> None:
     """Refuses to run parts of a step again that is the model's own.
 
@@ -160,12 +175,19 @@ def check_recomputed(model: keras.Model) -> None:
         )
 
 
-def _check_compiled(model: keras.Model, name: str, mode: Mode) -> None:
+def _check_compiled(model: keras.Model, name: str, mode: Mode, is_parted: bool) -> None:
+    # In one piece on one device Keras's own loop runs it, and this is not asked.
+    other = (
+        ", or run it in one piece on one device: Strategy(devices=1), without pipeline stages"
+        if is_parted
+        else ""
+    )
     if getattr(model, "run_eagerly", False):
+        cause = "stages and replicas are" if is_parted else "this is about"
         raise ModelError(
-            f"{name} was compiled with run_eagerly=True, and a strategy compiles the loop around "
-            "the step. Remove run_eagerly from compile(); to look at values while it runs, call "
-            "the model outside the strategy, or use jax.debug.print."
+            f"{name} was compiled with run_eagerly=True, and {cause} compiled programs. Remove "
+            f"run_eagerly from compile(){other}. To look at values while a compiled program runs, "
+            "use jax.debug.print."
         )
     if mode is Mode.PREDICT and not model.compiled:
         return
@@ -181,7 +203,7 @@ def _check_compiled(model: keras.Model, name: str, mode: Mode) -> None:
             if layers
             else "Remove jit_compile from compile()"
         )
-        raise ModelError(f"{name} cannot run as a compiled loop: {cause}. {advice}.")
+        raise ModelError(f"{name} cannot run as a compiled loop: {cause}. {advice}{other}.")
 
 
 def _check_own_step(model: keras.Model, name: str, step: str) -> None:

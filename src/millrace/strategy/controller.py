@@ -1,9 +1,11 @@
 """What a strategy knows of one model: its options, its functions, its open feeds."""
 
+import contextlib
 import copy
 import functools
 import itertools
 import operator
+import time
 import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -26,10 +28,12 @@ from millrace.plan import BatchSpec, Mode
 from millrace.processes.facts import process_index
 from millrace.records.feeds import FeedStatistics
 from millrace.records.pipeline import PipelineStatistics
+from millrace.strategy.arguments import check_steps_per_execution
 from millrace.strategy.checks import check_model
 from millrace.strategy.offloading import bring_back, check_offload, offload_in_force
 from millrace.strategy.pipelining import Stages, check_pipeline
 from millrace.strategy.rules import Rules
+from millrace.strategy.uncompiled import check_watched
 
 if TYPE_CHECKING:
     from millrace.strategy.functions import LoopFunction
@@ -51,7 +55,19 @@ class Totals:
         self.pipeline = PipelineStatistics()
         self.executions = 0
         self.dispatches = 0
+        self.loop_seconds = 0.0
+        self.loop_compile_seconds = 0.0
         self.noted: set[str] = set()  # what is logged once
+
+    @contextmanager
+    def timed(self) -> Iterator[None]:
+        """Surrounds fit, evaluate or predict, and adds the time that it takes."""
+        begin, compiled = time.perf_counter(), self.compile_log.seconds
+        try:
+            yield
+        finally:
+            self.loop_seconds += time.perf_counter() - begin
+            self.loop_compile_seconds += self.compile_log.seconds - compiled
 
 
 class Controller:
@@ -69,6 +85,7 @@ class Controller:
         self.rules = Rules()
         self.stages = Stages(model)
         self.functions: dict[Mode, LoopFunction] = {}
+        self.uncompiled: dict[Mode, tuple[Any, Any]] = {}  # functions of Keras, and made for what
         self.running_function: LoopFunction | None = None  # whose state Keras keeps
         self.outfeed = Delivery()
         self._taps: dict[Any, Taps] = {}  # by who wants them
@@ -159,6 +176,7 @@ class Controller:
 
     def check(self, mode: Mode) -> None:
         """Refuses what the model cannot run, before anything is compiled."""
+        check_steps_per_execution(self.model)
         assignment = self.stages.assignment()
         replicas = self.replicas
         self.rules.check(self, mode)
@@ -180,7 +198,11 @@ class Controller:
         """Lets a listener have statistics of tensors, from the next execution on.
 
         Until `unwatch`; within `fit` until that ends, so that nothing is left of one that fails.
+
+        Raises:
+            ModelError: if the model is not compiled.
         """
+        check_watched(self)
         self._taps[listener] = taps
         self.outfeed.listeners.append(listener)
         if self.is_running:
@@ -241,7 +263,8 @@ class Controller:
         """Surrounds fit, evaluate and predict: whichever way they end, their threads end."""
         self._running += 1
         try:
-            yield
+            with contextlib.nullcontext() if self._running > 1 else self.totals.timed():
+                yield
         finally:
             self._running -= 1
             if not self._running:

@@ -70,7 +70,10 @@ class DescribedEpochIterator(FeedEpochIterator):
         total, position = self.num_batches, self.steps_in_pass
         counts = [self.steps_per_execution]
         if total is not None:
-            counts = [end - begin + 1 for begin, end, _ in self._known_number(total)]
+            self.host_batches()  # the pass has begun, and the next epoch goes on with it
+            counts = self._sizes_of(total)
+            self.steps_in_pass += sum(counts)
+            self._end_known(sum(counts), total)
         yield 0, sum(counts) - 1, DescribedExecution(self, counts, position)
 
     def describe(self, counts: list[int], position: int) -> DescribedSteps:

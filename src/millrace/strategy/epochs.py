@@ -23,7 +23,7 @@ from millrace._compat.keras import (
     is_array_adapter,
 )
 from millrace._compat.keras_loops import asks_for_nothing, set_epoch_iterators
-from millrace.errors import MillraceError
+from millrace.errors import VersionError
 from millrace.feeds.block import Block, Segment, batch_spec
 from millrace.feeds.blocks import ResidentArrays, stacked_blocks
 from millrace.feeds.infeed import Infeed
@@ -31,6 +31,7 @@ from millrace.plan import Mode
 from millrace.strategy.checks import shortened_to_stop
 from millrace.strategy.controller import Controller, controller_of
 from millrace.strategy.together import agree_on_data, agree_on_order
+from millrace.strategy.uncompiled import runs_uncompiled
 
 _DATA = ("x", "y", "sample_weight")
 
@@ -42,16 +43,21 @@ class Execution:
         self._epoch = epoch
         self.steps = steps
         self.begin = begin  # the number of its first step in the epoch
+        self.missing = 0  # steps that the data had no batch for
 
     def take(self) -> Iterator[Segment]:
         """Yields the execution's segments as they become ready."""
-        return self._epoch.infeed().take(self.steps)
+        left = self.steps
+        for segment in self._epoch.infeed().take(left):
+            left -= segment.count
+            yield segment
+        self.missing = left
 
     def check_mode(self, mode: Mode) -> None:
         """Refuses batches for one loop in another.
 
         Raises:
-            MillraceError: if Keras takes training's for validation's, or the other way round.
+            VersionError: if Keras takes training's for validation's, or the other way round.
         """
         if self._epoch.mode is not mode:
             raise _unknown_loops(f"batches for '{self._epoch.mode.value}' came to '{mode.value}'")
@@ -83,6 +89,9 @@ class FeedEpochIterator(EpochIterator):
     It gives out the same batches in the same order. Executions end with the epoch and report the
     numbers of the steps they run; Keras counts on as if the last one were a full one. So do we
     where nobody knows the number of batches yet: in the first epoch of a generator.
+
+    Where the data runs out before an epoch is over, Keras hears of it as with one step per
+    execution: from an execution without a step. It warns, and the next epoch begins a pass.
     """
 
     def __init__(self, controller: Controller, mode: Mode, **arguments: Any):
@@ -128,6 +137,7 @@ class FeedEpochIterator(EpochIterator):
             # shuffled arrays draws the order of all.
             self._controller.is_built_ahead = False
             next(self.host_batches(), None)
+        self.number = 0
         super().reset()
 
     def close(self) -> None:
@@ -146,14 +156,25 @@ class FeedEpochIterator(EpochIterator):
         self.close()
 
     def _known_number(self, total: int) -> Iterator[tuple[int, int, Execution]]:
-        left = total if self.pass_length is None else self.pass_length - self.steps_in_pass
-        steps = min(total, left)
-        size = self.steps_per_execution
-        begins = range(0, steps, size)
-        self._sizes = [min(size, steps - begin) for begin in begins]
-        for begin, count in zip(begins, self._sizes, strict=True):
+        self._sizes = self._sizes_of(total)
+        begin = 0
+        for count in self._sizes:
             self.steps_in_pass += count
-            yield begin, begin + count - 1, Execution(self, count, begin)
+            execution = Execution(self, count, begin)
+            yield begin, begin + count - 1, execution
+            begin += count - execution.missing
+            if execution.missing:
+                yield begin, begin, Execution(self, 1, begin)
+        self._end_known(begin, total)
+
+    def _sizes_of(self, total: int) -> list[int]:
+        """Returns the steps of each execution of an epoch that is to have `total` steps."""
+        left = total if self.pass_length is None else self.pass_length - self.steps_in_pass
+        steps, size = min(total, left), self.steps_per_execution
+        return [min(size, steps - begin) for begin in range(0, steps, size)]
+
+    def _end_known(self, steps: int, total: int) -> None:
+        """Ends an epoch of `steps` that was to have `total`."""
         if steps < total:
             self.warn_of_missing_data()
         if self.pass_length is not None and self.steps_in_pass >= self.pass_length:
@@ -175,7 +196,8 @@ class FeedEpochIterator(EpochIterator):
         if resident is not None:
             # Drawn here, on the thread that Keras would draw it on: it uses NumPy's generator.
             batch_size: Any = self.data_adapter.batch_size
-            order = epoch_order(resident.rows, batch_size, self._arguments.get("shuffle", False))
+            shuffle = self._arguments.get("shuffle", False)
+            order = epoch_order(self.data_adapter, resident.rows, shuffle)
             agree_on_order(controller, order)
             return lambda is_awaited: resident.blocks(order, batch_size, shape)
         return functools.partial(
@@ -233,23 +255,23 @@ def check_iterator(controller: Controller, mode: Mode) -> None:
     """Refuses batches that come from no iterator of ours, in fit, evaluate or predict.
 
     Raises:
-        MillraceError: if Keras has made its iterator in a way that nothing of ours sees.
+        VersionError: if Keras has made its iterator in a way that nothing of ours sees.
     """
     if asks_for_nothing(controller.model, mode.value):
         raise _unknown_loops("the loop asked for no iterator where millrace gives it one")
 
 
-def _unknown_loops(what: str) -> MillraceError:
-    return MillraceError(
+def _unknown_loops(what: str) -> VersionError:
+    return VersionError(
         f"The loops of keras {keras.__version__} draw batches in a way that millrace does not "
         f"know: {what}. Install a version of Keras that millrace is tested with."
     )
 
 
 def make_epoch_iterator(model: keras.Model, loop: str, arguments: Any) -> Any | None:
-    """Returns what an attached model's loop draws from; None for any other model."""
+    """Returns what an attached model's loop draws from; None where Keras's own loop runs it."""
     controller = controller_of(model)
-    if controller is None:
+    if controller is None or runs_uncompiled(controller):
         return None
     return FeedEpochIterator(controller, Mode(loop), **arguments)
 

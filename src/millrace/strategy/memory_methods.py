@@ -5,6 +5,7 @@ import re
 from dataclasses import replace
 from typing import Any
 
+from millrace.arguments import refuse_unknown
 from millrace.errors import OptionError
 from millrace.options import (
     Offload,
@@ -12,7 +13,6 @@ from millrace.options import (
     RecomputationMode,
     Replication,
     recomputation_mode,
-    refuse_unknown,
     truth,
 )
 from millrace.strategy.controller import Controller

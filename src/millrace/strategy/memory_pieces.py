@@ -9,6 +9,7 @@ Sizes are those of the executable, so values that replicas share out count with 
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -22,6 +23,7 @@ from millrace.compiling.liveness import memory_profile
 from millrace.compiling.owners import layer_finder
 from millrace.plan import ROLES, Plan
 from millrace.programs.accumulate import make_accumulator
+from millrace.records.memory import LiveBuffer
 from millrace.records.memory_report import DeviceMemory, StageMemory
 from millrace.runtime.rehearsal import Call
 
@@ -80,7 +82,8 @@ def piece_memory(model: keras.Model, plan: Plan, calls: Sequence[Call]) -> Devic
     )
     devices = tuple(map(str, plan.group.devices))
     name = f"{plan.mode.value}_{peak.name}"
-    return DeviceMemory(devices, name, (stage,), profile.alive, curve=profile.curve)
+    alive = with_layers_of_variables(model, profile.alive)
+    return DeviceMemory(devices, name, (stage,), alive, curve=profile.curve)
 
 
 def _arguments(call: Call) -> dict[tuple[str, Path], int]:
@@ -123,6 +126,30 @@ def _argument_name(model: keras.Model, plan: Plan, program: str, path: Path) -> 
         index = getattr(rest[0], "idx", 0) if rest else 0
         return f"accumulated {model.trainable_variables[index].path}"
     return f"batches{jax.tree_util.keystr(tuple(rest))}"
+
+
+def with_layers_of_variables(
+    model: keras.Model, alive: Sequence[LiveBuffer]
+) -> tuple[LiveBuffer, ...]:
+    """Returns the tensors with the layers of weights, and of what accumulates or optimizes them."""
+    layer_of = layer_finder(layer_names(model))
+    layers = {each.path: layer_of(each.path) for each in model.variables}
+    names = {path: layer for path, layer in layers.items() if layer}
+    slots = variables_of(model, "optimizer")
+    for weight in model.trainable_variables:
+        layer = names.get(weight.path, "")
+        names[f"accumulated {weight.path}"] = layer
+        # Keras names the slots of Adam, say, `adam/mlp_dense_kernel_momentum`.
+        start = f"{weight.path.replace('/', '_')}_"
+        for variable in slots:
+            if variable.path.rpartition("/")[2].startswith(start):
+                names[variable.path] = layer
+    return tuple(
+        replace(each, layer=names[each.name])
+        if not each.layer and each.opcode == "parameter" and each.name in names
+        else each
+        for each in alive
+    )
 
 
 def variables_of(model: keras.Model, role: str) -> list[Any]:

@@ -5,13 +5,16 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
+import keras
 from rich.console import Console
 
 from millrace._compat.keras_build import build_for
-from millrace.errors import ModelError, OptionError
+from millrace.errors import NotCompiledError, OptionError
 from millrace.feeds.block import batch_spec as spec_of
+from millrace.options import whole_number
 from millrace.plan import Mode
 from millrace.records.memory_report import MemoryReport
+from millrace.strategy.arguments import check_targets
 from millrace.strategy.batch_of_zeros import batch_of_zeros
 from millrace.strategy.controller import Controller
 from millrace.strategy.functions import LoopFunction
@@ -27,12 +30,17 @@ def memory_report(
     """Returns what training needs, and what would make it fit; see `Strategy.memory_report`."""
     model, limit = controller.model, None if budget is None else _limit(budget)
     if not model.compiled:
-        raise ModelError(
+        raise NotCompiledError(
             f"What {model.name!r} needs depends on its optimizer and its loss, and it is not "
             "compiled. Call model.compile(optimizer, loss) before memory_report()."
         )
     batch = batch_of_zeros(given)
+    if steps_per_epoch is not None:
+        steps_per_epoch = whole_number("steps_per_epoch", steps_per_epoch, 1)
     controller.check(Mode.TRAIN)
+    if keras.utils.unpack_x_y_sample_weight(batch)[1] is None:
+        several = "A list is x alone, of several inputs. " if isinstance(given, list) else ""
+        check_targets(model, "memory_report()", f"{several}Set batch_spec to (x[:32], y[:32])")
     controller.is_built_ahead |= build_for(model, batch)
     model.make_train_function()
     batches = Batches(spec_of(batch), model.steps_per_execution, steps_per_epoch)

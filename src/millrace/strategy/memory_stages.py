@@ -21,7 +21,7 @@ from millrace.programs.stages import state_groups
 from millrace.records.memory import LiveBuffer, largest
 from millrace.records.memory_report import DeviceMemory, StageMemory
 from millrace.runtime.rehearsal import StagePrograms
-from millrace.strategy.memory_pieces import variables_of
+from millrace.strategy.memory_pieces import variables_of, with_layers_of_variables
 from millrace.strategy.memory_walk import Moment, StageSizes, Walk
 
 _HOST = ("pinned_host", "unpinned_host")  # memory where values rest between their uses
@@ -169,6 +169,7 @@ def _alive(
     for each in alive:
         layer = names.layers.get(each.name, each.layer) if each.opcode == "parameter" else ""
         found.append(replace(each, layer=layer) if layer else each)
+    found = list(with_layers_of_variables(model, found))
     waiting = sum(each.nbytes for each in alive if each.name in names.in_flight)
     lumps = {
         "other micro-batches in flight": sum(r.in_flight + r.batches for r in rows) - waiting,

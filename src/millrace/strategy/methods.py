@@ -3,12 +3,12 @@
 from dataclasses import replace
 from typing import Any
 
+from millrace.arguments import refuse_unknown
 from millrace.errors import OptionError
 from millrace.options import (
     Accumulation,
     Feed,
     reduction,
-    refuse_unknown,
     truth,
     whole_number,
 )

@@ -5,13 +5,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from millrace.arguments import refuse_unknown
 from millrace.errors import OptionError
 from millrace.options import (
     CompilerOptions,
     Pipelining,
     Recomputation,
     reduction,
-    refuse_unknown,
     whole_number,
 )
 from millrace.options import recomputation_mode as find_mode
@@ -94,21 +94,23 @@ def set_pipelining_options(
         offload_weight_update_variables: True lets the optimizer's values rest in host memory
             between updates; False never; None keeps what was set before, at first: where the
             devices have such memory.
-        offload_activations: True lets rest there what waits for its backward. None keeps what was
+        offload_activations: True keeps activations there until their backward. None keeps what was
             set before, at first: with `batch_serialization_iterations`, where the devices have
             such memory.
-        offload_gradient_accumulation_buffers: True lets the accumulators rest there; None is as
-            for `offload_activations`.
+        offload_gradient_accumulation_buffers: True keeps the accumulators there. None has the same
+            meaning as for `offload_activations`.
         offload_weights: as in `set_replication_options`; None keeps it.
         batch_serialization_iterations: micro-batches that a stage runs before the next stage
             starts. An update then has that many times `gradient_accumulation_steps_per_replica`.
             More than 1 needs all stages on one device, where they are unless mapped otherwise.
         **unknown: refused, with the nearest name or what to set instead.
 
-    The first three keep earlier values where they are None; the others are replaced by every call.
+    What was set before stays where an argument is None, except for six: `pipeline_schedule`,
+    `gradient_accumulation_dtype`, the three compiler options and `batch_serialization_iterations`
+    go back to their defaults in every call that leaves them out.
 
     Raises:
-        OptionError: for a value that nothing can do with, or an unknown option.
+        OptionError: for an invalid value or an unknown option.
         ScheduleError: for an unknown schedule.
         UnsupportedError: for several micro-batches at a time on several devices, or in another
             schedule than `"sequential"`.

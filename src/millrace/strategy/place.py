@@ -1,4 +1,4 @@
-"""Where a running loop is in its data, for what is said of a batch that another program is for."""
+"""The position in the epoch, for messages about recompilation."""
 
 from millrace.plan import Mode
 
@@ -6,7 +6,7 @@ _METHODS = {Mode.TRAIN: "fit", Mode.TEST: "evaluate", Mode.PREDICT: "predict"}
 
 
 class Place:
-    """The place of the batches that run next."""
+    """The position of the batches that run next."""
 
     def __init__(self, mode: Mode):
         self._method = _METHODS[mode]

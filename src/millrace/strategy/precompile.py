@@ -9,9 +9,10 @@ import keras
 from rich.console import Console
 
 from millrace._compat.keras_build import build_for
-from millrace.errors import ModelError
+from millrace.arguments import refuse_unknown
+from millrace.errors import NotCompiledError
 from millrace.feeds.block import batch_spec as spec_of
-from millrace.options import refuse_unknown, whole_number
+from millrace.options import whole_number
 from millrace.plan import Mode
 from millrace.strategy.batch_of_zeros import batch_of_zeros
 from millrace.strategy.controller import Controller
@@ -41,7 +42,7 @@ def precompile(
 
     Raises:
         OptionError: for a batch that is none of these, or an unknown option.
-        ModelError: if the model is not compiled, and would be trained.
+        NotCompiledError: if the model is not compiled, and would be trained.
         PlanError: if options and stages do not fit together, as `fit` would say.
     """
     refuse_unknown("precompile", unknown, _KNOWN, _REASONS)
@@ -85,7 +86,7 @@ def _modes(controller: Controller, given: Any) -> list[Mode]:
     if not _has_targets(given):
         return [Mode.PREDICT]
     if not controller.model.compiled:
-        raise ModelError(
+        raise NotCompiledError(
             f"What {controller.model.name!r} trains depends on its optimizer and its loss, and it "
             "is not compiled. Call model.compile(optimizer, loss) before precompile(), or give it "
             "x alone for what predict runs."

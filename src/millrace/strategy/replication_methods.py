@@ -3,7 +3,8 @@
 from dataclasses import replace
 from typing import Any
 
-from millrace.options import Replication, metric_reduction, refuse_unknown, truth
+from millrace.arguments import refuse_unknown
+from millrace.options import Replication, metric_reduction, truth
 from millrace.strategy.controller import Controller
 from millrace.strategy.memory_methods import with_offload
 

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 class Rules:
     """The rules of millrace."""
 
+    runs_uncompiled = True  # whether Keras's own loop may run models that are not to be compiled
+
     def devices_of_replica(self, stages: int, mapping: Sequence[int], number: int) -> int:
         """Returns how many devices one replica of a pipeline takes up.
 

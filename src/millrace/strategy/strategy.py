@@ -13,6 +13,7 @@ import keras
 
 from millrace._compat.keras_models import after_construction
 from millrace._compat.patches import held
+from millrace.arguments import checked
 from millrace.cache.use import Default, use_cache
 from millrace.compiling.current import logging_to
 from millrace.compiling.log import CompileLog
@@ -58,6 +59,7 @@ class Strategy:
         OptionError: if an argument is none of the above, or `report_dir` cannot be made.
     """
 
+    @checked
     def __init__(
         self,
         devices: int | str | Sequence[jax.Device] | None = None,
@@ -93,6 +95,7 @@ class Strategy:
         """Returns where the time went so far, over all models of the strategy."""
         log = self._totals.compile_log
         origins = collections.Counter(record.origin for record in log.executables)
+        again = [record for record in log.executables if record.is_recompilation]
         return RunStatistics(
             executions=self._totals.executions,
             dispatches=self._totals.dispatches,
@@ -104,8 +107,13 @@ class Strategy:
             shared=origins[Origin.SHARED],
             loaded=origins[Origin.LOADED],
             switches=log.switches,
+            loop_seconds=self._totals.loop_seconds,
+            loop_compile_seconds=self._totals.loop_compile_seconds,
+            recompilations=len(again),
+            recompile_seconds=sum(record.seconds for record in again),
         )
 
+    @checked
     def export_executables(self, directory: str | os.PathLike[str]) -> int:
         """Writes what this strategy's models have made, so that others need not even trace it.
 
@@ -124,6 +132,7 @@ class Strategy:
         """
         return self._totals.exports.write(directory)
 
+    @checked
     def load_executables(self, directory: str | os.PathLike[str]) -> int:
         """Lets this strategy's models use what another process has exported.
 
@@ -181,6 +190,7 @@ class Strategy:
         finally:
             _scope.strategy = None
 
+    @checked
     def attach(self, model: keras.Model) -> keras.Model:
         """Attaches a model that was built outside the scope, and returns it.
 
@@ -225,6 +235,7 @@ class Strategy:
         controller = controller_of(model)
         return controller is not None and controller.totals is self._totals
 
+    @checked
     def memory_report(
         self,
         model: keras.Model,
@@ -249,7 +260,7 @@ class Strategy:
                 blocks of up to so many; None counts those of one execution.
 
         Raises:
-            ModelError: if the model is not one of this strategy, or not compiled.
+            ModelError: if the model is not one of this strategy; NotCompiledError if not compiled.
             OptionError: for a batch or a budget that is none of these.
             PlanError: if options and stages do not fit together, as `fit` would say.
         """
@@ -262,6 +273,7 @@ class Strategy:
         with jax.default_device(self._home):
             return memory_report(controller, batch_spec, budget, steps_per_epoch)
 
+    @checked
     def run(
         self,
         fn: Callable[..., Any],

@@ -10,7 +10,7 @@ import jax
 import keras
 import numpy as np
 
-from millrace._compat.keras_data import DataAdapter, let_data_adapt
+from millrace._compat.keras_data import DataAdapter, let_data_adapt, stacked
 from millrace.errors import DataError
 
 
@@ -34,14 +34,16 @@ class DatasetAdapter(DataAdapter):
         self._dataset = dataset
         self._class_weight = class_weight
 
-    def get_jax_iterator(self) -> Iterator[Any]:
+    def get_numpy_iterator(self) -> Iterator[Any]:
         """Returns the batches as NumPy arrays."""
         batches = self._dataset.as_numpy_iterator()
         if self._class_weight is None:
             return batches
         return (_weighted(batch, self._class_weight) for batch in batches)
 
-    get_numpy_iterator = get_jax_iterator
+    def get_jax_iterator(self, super_batch: int | None = None) -> Iterator[Any]:
+        """Returns the batches as NumPy arrays, several stacked where Keras asks for that."""
+        return stacked(self.get_numpy_iterator(), super_batch)
 
     @property
     def num_batches(self) -> int | None:

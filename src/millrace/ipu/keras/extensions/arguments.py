@@ -11,9 +11,10 @@ offload_*                               -> Offload
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from millrace.arguments import refuse_unknown
 from millrace.errors import DTypeError, OptionError, UnsupportedError
 from millrace.ipu.inert import inert
-from millrace.options import refuse_unknown, truth, whole_number
+from millrace.options import truth, whole_number
 
 
 def _any(name: str, value: Any) -> None:

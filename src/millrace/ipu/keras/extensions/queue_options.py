@@ -9,10 +9,11 @@ buffer_depth                                    of no effect
 from collections.abc import Mapping
 from typing import Any
 
+from millrace.arguments import refuse_unknown
 from millrace.errors import OptionError
 from millrace.ipu.inert import inert
 from millrace.ipu.keras.extensions.settings import Settings
-from millrace.options import Feed, refuse_unknown, whole_number
+from millrace.options import Feed, whole_number
 
 _LATENCY = ("optimise_latency", "optimize_latency")
 _BYTES = ("max_block_bytes", "max_resident_bytes")

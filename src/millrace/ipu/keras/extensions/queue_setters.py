@@ -7,9 +7,9 @@ set_outfeed_queue_options    -> none: results wait for whoever reads them
 from dataclasses import replace
 from typing import Any
 
+from millrace.arguments import refuse_unknown
 from millrace.ipu.keras.extensions.in_force import put, settings_of
 from millrace.ipu.keras.extensions.reasons import INFEED_REASONS, OUTFEED_REASONS
-from millrace.options import refuse_unknown
 from millrace.strategy.controller import Controller
 
 

@@ -22,6 +22,8 @@ from millrace.strategy.rules import Rules
 class IPURules(Rules):
     """The rules of IPU programs, for one model."""
 
+    runs_uncompiled = False
+
     def __init__(self) -> None:
         self.settings = Settings()
         self.epochs = 1  # of the running loop

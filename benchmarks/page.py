@@ -1,0 +1,174 @@
+"""Writes docs/benchmarks.md and the table in README from the files in `results/`.
+
+    results/*.txt ── figures.py ──┐
+    bars.py: words, reasons ──────┴──> docs/benchmarks.md; README between its markers
+
+`--check` writes nothing, and fails where a page is not what the results say.
+"""
+
+import argparse
+import pathlib
+import re
+import sys
+from collections.abc import Iterable, Mapping
+
+from bars import CAPABILITIES, SECTIONS, Capability, Section
+from figures import Figure, Part, Result, results
+
+ROOT = pathlib.Path(__file__).parent.parent
+PAGE = ROOT / "docs" / "benchmarks.md"
+README = ROOT / "README.md"
+_MARKED = re.compile(r"(?<=<!-- capabilities -->\n).*?(?=<!-- end capabilities -->)", re.DOTALL)
+
+_INTRODUCTION = (
+    "# Benchmarks\n\n"
+    "Every figure below was printed by a script in [`benchmarks/`](../benchmarks) and comes from "
+    "its result file by `make benchmarks-page`; none is typed by hand. A ratio is the median over "
+    "rounds in which both sides ran in turn, with the smallest and the largest round in brackets. "
+    "The bar is what the script claims. Where a bar is missed, the reason stands below the table. "
+    "`make bench` measures everything again.\n"
+)
+
+
+def page(found: Iterable[Result]) -> str:
+    """Returns docs/benchmarks.md.
+
+    Raises:
+        ValueError: if a script has no section, a missed bar has no reason, or a reason stands for
+            nothing that is missed.
+    """
+    on_cpu = {result.script: result for result in found if result.device == "cpu"}
+    elsewhere = [result for result in found if result.device != "cpu"]
+    if unknown := sorted(set(on_cpu) - set(SECTIONS)):
+        raise ValueError(
+            f"{unknown} in benchmarks/results have no section. Add it to SECTIONS of "
+            "benchmarks/bars.py."
+        )
+    blocks = [_INTRODUCTION, _summary(on_cpu)]
+    blocks += [_section(SECTIONS[name], on_cpu[name]) for name in SECTIONS if name in on_cpu]
+    blocks.append(_on_gpus(elsewhere))
+    if missing := [name for name in SECTIONS if name not in on_cpu]:
+        names = ", ".join(f"[`{name}.py`](../benchmarks/{name}.py)" for name in missing)
+        blocks.append(f"## Without a recorded run\n\n{names}.\n")
+    return "\n".join(blocks)
+
+
+def _summary(found: Mapping[str, Result]) -> str:
+    figures = [f for r in found.values() for part in r.parts for f in part.figures if f.bar]
+    met = sum(bool(figure.met) for figure in figures)
+    return f"Bars: {met} of {len(figures)} met, {len(figures) - met} missed.\n"
+
+
+def _section(section: Section, result: Result) -> str:
+    lines = [f"## {section.title}\n", section.text + "\n"]
+    missed, reasons = [], set()
+    for part in result.parts:
+        lines += _table(part.figures)
+        missed += [figure for figure in part.figures if figure.met is False]
+    for pattern, reason in section.misses.items():
+        names = [figure.name for figure in missed if re.fullmatch(pattern, figure.name)]
+        if not names:
+            raise ValueError(f"{result.path.name} misses nothing named {pattern!r}. Remove it.")
+        reasons |= set(names)
+        # One reason for all needs no names; the table shows them.
+        shown = "" if len(section.misses) == 1 else f" {', '.join(f'*{n}*' for n in names)}."
+        lines.append(f"**Missed:**{shown} {reason}\n")
+    if unexplained := [figure.name for figure in missed if figure.name not in reasons]:
+        raise ValueError(
+            f"{result.path.name} misses {unexplained}. Say why in SECTIONS of benchmarks/bars.py."
+        )
+    more = f" What it is: [{section.page}]({section.page})." if section.page else ""
+    return "\n".join([*lines, _source(result) + more + "\n"])
+
+
+def _table(figures: Iterable[Figure]) -> list[str]:
+    rows = ["| | measured | bar | verdict |", "|---|--:|--:|---|"]
+    words = {True: "met", False: "**missed**", None: ""}
+    for figure in figures:
+        rows.append(f"| {figure.name} | {figure.text} | {figure.bar} | {words[figure.met]} |")
+    return [*rows, ""]
+
+
+def _source(result: Result) -> str:
+    header = result.parts[0].header
+    note = f" Note: {header['note']}." if "note" in header else ""
+    return (
+        f"{header['date']}, {header['machine']}; {header['versions']}.{note} "
+        f"All times: [{result.path.name}](../benchmarks/results/{result.path.name})."
+    )
+
+
+def _on_gpus(found: list[Result]) -> str:
+    title = "## On GPUs\n"
+    if not found:
+        return (
+            f"{title}\nNothing was measured yet. `make gpu` measures on a machine that has one.\n"
+        )
+    lines = [title]
+    for result in found:
+        lines.append(f"### {result.device}, {result.date}\n")
+        for part in result.parts:
+            lines += [f"{part.title}\n", *_table(part.figures)]
+        lines.append(_source(result) + "\n")
+    return "\n".join(lines)
+
+
+def table(found: Iterable[Result]) -> str:
+    """Returns the table in README, and where its figures are from."""
+    on_cpu = {result.script: result for result in found if result.device == "cpu"}
+    rows = ["| | compared with | measured |", "|---|---|--:|"]
+    shown: list[Part] = []
+    for capability in CAPABILITIES:
+        result = on_cpu.get(capability.script)
+        figure = "no run on record" if capability.script else ""
+        if result:
+            figure = _figure(capability, result)
+            shown += result.parts
+        name = f"[{capability.name}](docs/{capability.page})"
+        rows.append(f"| {name} | {capability.peer} | {figure} |")
+    dates = sorted(part.header["date"] for part in shown)
+    versions = sorted({part.header["versions"] for part in shown})
+    return "\n".join(
+        [
+            *rows,
+            "",
+            f"Medians from {dates[0]} to {dates[-1]}, two CPU cores, {'; '.join(versions)}. "
+            "[All figures](docs/benchmarks.md), with their spread, the bars that were set, and why "
+            "some are missed.",
+            "",
+        ]
+    )
+
+
+def _figure(capability: Capability, result: Result) -> str:
+    figures = [figure for part in result.parts for figure in part.figures]
+    ranges = []
+    for pattern in capability.names:
+        found = [figure for figure in figures if re.fullmatch(pattern, figure.name)]
+        if not found:
+            raise ValueError(f"{result.path.name} has no figure named {pattern!r}.")
+        found.sort(key=lambda figure: float(figure.value))
+        ends = dict.fromkeys(f"{figure.value}{figure.unit}" for figure in (found[0], found[-1]))
+        ranges.append(" to ".join(ends))
+    return capability.figure.format(*ranges)
+
+
+def main() -> None:
+    """Writes or checks both."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--check", action="store_true")
+    check = parser.parse_args().check
+    found = results()
+    before = README.read_text()
+    after, marked = _MARKED.subn(lambda _: "\n" + table(found) + "\n", before)
+    if marked != 1:
+        sys.exit("README.md needs one pair of <!-- capabilities --> and <!-- end capabilities -->.")
+    for path, text in ((PAGE, page(found)), (README, after)):
+        if not check:
+            path.write_text(text)
+        elif not path.exists() or path.read_text() != text:
+            sys.exit(f"{path.name} is not what benchmarks/results say. Run make benchmarks-page.")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,213 @@
+"""What millrace does, in three steps: faster, cut in two, and in how much memory. `make demo`.
+
+The model and the data are those of `digits.py`. All that is said is measured or compared in this
+run, which fails where numbers are not what they should be.
+"""
+
+import os
+
+os.environ["JAX_PLATFORMS"] = "cpu"  # which has two devices for the pipeline, on any machine
+
+import digits  # isort: skip - the example beside this one; it makes JAX the backend of Keras
+import millrace  # isort: skip
+
+import argparse
+import pathlib
+import statistics
+import sys
+
+import keras
+import numpy as np
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn
+from rich.table import Table
+from rich.text import Text
+
+from millrace.records.memory import bytes_text
+from millrace.records.timeline_svg import timeline_svg
+from millrace.schedules.simulate import UNIT_COST, simulate
+from millrace.schedules.table import make_schedule
+from millrace.schedules.text import grid
+
+KERAS_STEPS_PER_EXECUTION = (8, digits.STEPS)  # plain Keras is compared at its fastest of these
+TIMED_EPOCHS = 10
+PIPELINE_EPOCHS = 5
+SCHEDULES = ("1f1b", "gpipe")
+STAGES = [0, 0, 1, 1, 1]  # of each layer
+BUDGET = "3MB"  # for all images as one batch
+COLORS = {"F": "black on green", "B": "black on cyan"}
+
+two_devices = millrace.Strategy(devices="cpu:2")  # before anything else uses JAX
+
+
+class Bar(keras.callbacks.Callback):
+    """One bar for the whole demo, which moves with every epoch of any fit."""
+
+    def __init__(self, progress: Progress):
+        super().__init__()
+        self._progress = progress
+        fits = 1 + len(KERAS_STEPS_PER_EXECUTION)
+        epochs = fits * digits.EPOCHS + len(SCHEDULES) * PIPELINE_EPOCHS
+        self._task = progress.add_task("", total=epochs)
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, float] | None = None) -> None:
+        """Keras calls this."""
+        self._progress.update(self._task, advance=1, refresh=True)
+
+    def say(self, doing: str) -> None:
+        """Writes beside the bar what is going on."""
+        self._progress.update(self._task, description=doing, refresh=True)
+
+
+def headline(console: Console, step: int, words: str) -> None:
+    """Prints the line that says what is seen."""
+    console.print(f"\n[bold]{step} of 3. {words}[/bold]\n")
+
+
+def faster(
+    console: Console, bar: Bar, data: digits.Digits, rounds: int
+) -> tuple[digits.Contender, digits.Contender]:
+    """Trains with millrace and with plain Keras, and returns both."""
+    bar.say("training with millrace")
+    ours, seconds = digits.train_with_millrace(data, 0, bar)
+    bar.say("training with plain Keras")
+    stock = [digits.train_with_keras(data, 0, n, bar) for n in KERAS_STEPS_PER_EXECUTION]
+    bar.say("both against the clock")
+    fits = [lambda c=c: digits.fit(c.model, data, TIMED_EPOCHS) for c in (ours, *stock)]
+    our_times, *stock_times = digits.in_turn(fits, rounds)
+    best_times = min(stock_times, key=statistics.median)
+    best = stock[stock_times.index(best_times)]
+    pace = digits.Pace(our_times, best_times, TIMED_EPOCHS)
+    headline(
+        console,
+        1,
+        f"The digits, {pace.ratio:.2f} times as fast as plain Keras; of the held-out part "
+        f"{ours.accuracy:.1%} and {best.accuracy:.1%} are right",
+    )
+    console.print(digits.report(ours, best, seconds, pace))
+    tried = " and ".join(map(str, KERAS_STEPS_PER_EXECUTION))
+    console.print(
+        f"Steps per second are medians of {rounds} alternating fits of {TIMED_EPOCHS} epochs, once "
+        f"compiled; plain Keras at its faster of steps_per_execution {tried} ({best.name})."
+    )
+    return ours, best
+
+
+def train_pipeline(data: digits.Digits, schedule: str, bar: Bar) -> tuple[float, ...]:
+    """Returns the loss of each epoch of the model in two stages."""
+    keras.utils.set_random_seed(0)
+    with two_devices.scope():
+        model = digits.build()
+        model.set_pipeline_stage_assignment(STAGES)
+        model.set_pipelining_options(
+            gradient_accumulation_steps_per_replica=digits.ACCUMULATION, pipeline_schedule=schedule
+        )
+    digits.compile_model(model, digits.STEPS)
+    digits.fit(model, data, PIPELINE_EPOCHS, bar)
+    return digits.contender(schedule, model, data).losses
+
+
+def cut_in_two(
+    console: Console,
+    bar: Bar,
+    data: digits.Digits,
+    others: tuple[digits.Contender, digits.Contender],
+    picture: pathlib.Path | None,
+) -> str | None:
+    """Trains the same model as a pipeline. Returns what is wrong, if anything is."""
+    bar.say("training it in two stages")
+    ours, stock = (contender.losses[:PIPELINE_EPOCHS] for contender in others)
+    pipelines = [train_pipeline(data, schedule, bar) for schedule in SCHEDULES]
+    columns = {"plain Keras": stock, "in one piece": ours}
+    columns |= {f"2 stages, {s}": p for s, p in zip(SCHEDULES, pipelines, strict=True)}
+    headline(console, 2, f"The same model in two stages, on two devices: {agreement(columns)}")
+
+    table = Table("epoch", *columns, title="loss, with all digits that a float32 has")
+    for epoch, values in enumerate(zip(*columns.values(), strict=True), start=1):
+        table.add_row(str(epoch), *(f"{value:.9g}" for value in values))
+    console.print(table)
+    tasks = make_schedule("1f1b", 2, digits.ACCUMULATION, (0, 1))
+    timeline = simulate(tasks, UNIT_COST)
+    drawing = Text(grid(timeline), no_wrap=True)
+    for letter, color in COLORS.items():
+        drawing.highlight_regex(rf"\b{letter}[0-9]+-*", color)
+    title = f"1f1b: 2 stages, {digits.ACCUMULATION} micro-batches"
+    console.print(f"\n{title}: one update, where a backward takes as long as two forwards\n")
+    console.print(drawing)
+    console.print(
+        f"\nbubble {timeline.bubble:.1%}. Both devices share this processor, so this shows equal "
+        "numbers, and no speed."
+    )
+    if picture is not None:
+        picture.parent.mkdir(parents=True, exist_ok=True)
+        picture.write_text(timeline_svg(timeline, title))
+        console.print(f"The timeline as a picture: {picture}", soft_wrap=True)
+    if len(set(pipelines)) > 1:
+        return "the schedules of one pipeline should have equal losses, bit by bit"
+    if not np.allclose(pipelines[0], ours, rtol=1e-6, atol=0):
+        return "the losses in one piece and in two stages should agree to 1e-6"
+    return None
+
+
+def agreement(columns: dict[str, tuple[float, ...]]) -> str:
+    """Says how far the losses agree."""
+    first, *others = columns.values()
+    if all(other == first for other in others):
+        return "the same losses, to the last digit"
+    furthest = max(np.max(np.abs(np.divide(other, first) - 1)) for other in others)
+    return f"the same losses, to {furthest:.0e} of their size"
+
+
+def in_memory(console: Console, bar: Bar) -> str | None:
+    """Says what one batch of all images needs. Returns what is wrong, if anything is."""
+    bar.say("planning memory")
+    strategy = millrace.Strategy(devices=1)
+    with strategy.scope():
+        model = digits.build()
+    digits.compile_model(model, steps_per_execution=2)
+    rows = digits.STEPS * digits.MICRO_BATCH
+    batch = ((rows, 64), "float32"), ((rows,), "int32")
+    report = strategy.memory_report(model, batch, budget=BUDGET)
+    fitting = [change for change in report.changes if change.fits]
+    found = f"it needs {bytes_text(report.peak)}"
+    if fitting:
+        found += f", and with the change below {bytes_text(fitting[0].peak)}"
+    headline(
+        console, 3, f"All {rows:,} images as one batch in {BUDGET}? Before anything runs: {found}"
+    )
+    report.show(console)
+    return None if fitting else f"there should be a change that fits {BUDGET}"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--small", action="store_true", help="fewer timed fits")
+    parser.add_argument("--output", type=pathlib.Path, help="directory for the picture")
+    arguments = parser.parse_args()
+    picture = arguments.output / "pipeline.svg" if arguments.output else None
+
+    console = Console(highlight=False)
+    data = digits.load()
+    columns = BarColumn(None), TextColumn("{task.description}")
+    # Drawn by nobody but the callback: a thread that draws would be timed, too.
+    with Progress(*columns, console=console, transient=True, auto_refresh=False) as progress:
+        bar = Bar(progress)
+        ours, best = faster(console, bar, data, rounds=3 if arguments.small else 7)
+        wrong = [
+            cut_in_two(console, bar, data, (ours, best), picture),
+            in_memory(console, bar),
+        ]
+    console.print(
+        "\nOpen next: README.md; docs/index.md, with a page and an example for each capability; "
+        f"{picture or 'examples/pipeline.py'}.",
+        soft_wrap=True,
+    )
+    if ours.accuracy < digits.TARGET:
+        wrong.append(f"accuracy {ours.accuracy:.4f} is below {digits.TARGET}")
+    for message in filter(None, wrong):
+        console.print(f"[bold red]Wrong: {message}")
+    return 1 if any(wrong) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

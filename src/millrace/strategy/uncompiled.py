@@ -1,0 +1,156 @@
+"""Models that are not to be compiled: Keras's own loop runs them, step by step.
+
+    compile(run_eagerly=True)      every operation by itself
+    compile(jit_compile=False)     the same on JAX; also what a layer without support for it means
+
+Such a model has to be in one piece on one device. What only compiled programs do is refused, not
+left out: accumulation, recomputation, offloading, and whatever looks into a step.
+"""
+
+import logging
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import jax
+
+from millrace._compat.keras import all_layers, layers_without_jit
+from millrace.errors import ModelError, PlanError
+from millrace.options import NO_OFFLOAD, Recomputation, RecomputationMode
+from millrace.plan import Mode
+from millrace.programs.tapped_step import tapping_optimizer
+
+if TYPE_CHECKING:
+    from millrace.strategy.controller import Controller
+
+logger = logging.getLogger("millrace")
+
+
+def uncompiled_because(model: Any) -> str | None:
+    """Returns what keeps a model from being compiled, None if nothing does."""
+    if getattr(model, "run_eagerly", False):
+        return "run_eagerly=True"
+    if model.compiled and model.jit_compile:
+        return None
+    # Not `jit_compile` of a model that was never compiled: reading it would settle it.
+    if layers := layers_without_jit(model):
+        return f"layers that do not support compilation, {layers}"
+    return "jit_compile=False" if model.compiled else None
+
+
+def runs_uncompiled(controller: "Controller") -> bool:
+    """Whether Keras's own loop runs the model; with stages or replicas it is refused instead."""
+    return (
+        controller.rules.runs_uncompiled
+        and uncompiled_because(controller.model) is not None
+        and controller.stages.assignment() is None
+        and controller.replicas == 1
+    )
+
+
+def check_uncompiled(controller: "Controller", mode: Mode) -> None:
+    """Refuses what would be left out without a word.
+
+    Raises:
+        PlanError: for an option that needs compiled programs.
+        ModelError: for a layer or an optimizer that carries values out of them.
+    """
+    model, options = controller.model, controller.options
+    why = (
+        f"{type(model).__name__} {model.name!r} runs in Keras's own loop, step by step, for it has"
+    )
+    why = f"{why} {uncompiled_because(model)}"
+    queues = [layer.name for layer in all_layers(model) if hasattr(layer, "queue_kind")]
+    if queues:
+        raise ModelError(
+            f"{why}: its outfeed layers {queues} would enqueue nothing. {_remedy(model)}, or "
+            "remove these layers."
+        )
+    if options.asynchronous_callbacks and model.compiled and model.steps_per_execution > 1:
+        raise PlanError(
+            f"{why}: set_asynchronous_callbacks(True) has no effect with "
+            f"steps_per_execution={model.steps_per_execution}. Set steps_per_execution=1 in "
+            "compile(), and callbacks see every step."
+        )
+    if mode is Mode.TRAIN:
+        _check_training(controller, why)
+
+
+def _check_training(controller: "Controller", why: str) -> None:
+    model, options = controller.model, controller.options
+    remedy = _remedy(model)
+    steps = controller.accumulation.steps
+    if steps > 1:
+        raise PlanError(
+            f"{why}: gradient_accumulation_steps_per_replica={steps} has no effect there. {remedy},"
+            f" or give the optimizer gradient_accumulation_steps={steps} and set "
+            "gradient_accumulation_steps_per_replica=1."
+        )
+    if options.recomputation not in (Recomputation(), Recomputation(mode=RecomputationMode.NONE)):
+        raise PlanError(
+            f"{why}: set_recomputation_options() has no effect there. {remedy}, or set mode='none'."
+        )
+    if controller.offload != NO_OFFLOAD:
+        raise PlanError(f"{why}: nothing rests in host memory there. {remedy}, or offload nothing.")
+    if tapping_optimizer(model) is not None:
+        raise ModelError(
+            f"{why}: an OutfeedOptimizer would enqueue nothing there. {remedy}, or use the "
+            "optimizer that it wraps."
+        )
+
+
+def check_watched(controller: "Controller") -> None:
+    """Refuses to look into the steps of a model that is not compiled.
+
+    Raises:
+        ModelError: saying what to remove.
+    """
+    if runs_uncompiled(controller):
+        model = controller.model
+        raise ModelError(
+            f"{type(model).__name__} {model.name!r} runs in Keras's own loop, step by step, for it "
+            f"has {uncompiled_because(model)}. NaNWatch and TensorStatistics look into compiled "
+            f"programs. {_remedy(model)}, or train without these callbacks."
+        )
+
+
+def _remedy(model: Any) -> str:
+    if getattr(model, "run_eagerly", False):
+        return "Remove run_eagerly from compile()"
+    if layers_without_jit(model):
+        return "Move these layers in front of the model, into the data set"
+    return "Remove jit_compile from compile()"
+
+
+def make_uncompiled_function(controller: "Controller", mode: Mode) -> None:
+    """Gives the model Keras's own train, test or predict function, on the strategy's device.
+
+    A function that is there is kept, as Keras does, unless the settings have changed since.
+    """
+    check_uncompiled(controller, mode)
+    model, attribute = controller.model, f"{mode.value}_function"
+    settings = (getattr(model, "run_eagerly", False), uncompiled_because(model))
+    made = controller.uncompiled
+    function, of = made.get(mode, (None, None))
+    if function is not None and function is getattr(model, attribute) and of == settings:
+        return
+    if settings not in [of for _, of in made.values()]:
+        logger.info(
+            "model %r has %s, so Keras's own loop runs it, one step at a time: nothing is compiled "
+            "around the steps, no data is prepared ahead, and strategy.statistics() and the "
+            "compile log say nothing of it.",
+            model.name,
+            settings[1],
+        )
+    getattr(type(model), f"make_{attribute}")(model, force=True)
+    function = _on_device(controller, getattr(model, attribute))
+    setattr(model, attribute, function)
+    made[mode] = (function, settings)
+
+
+def _on_device(controller: "Controller", function: Callable[..., Any]) -> Callable[..., Any]:
+    def run(state: Any, iterator: Any) -> Any:
+        controller.running_function = None  # what the loop holds is as Keras knows it
+        with jax.default_device(controller.devices[0]):
+            return function(state, iterator)
+
+    return run

@@ -1,0 +1,424 @@
+"""Errors put into the source one at a time, each of which some test must notice.
+
+A mutant is a piece of the source and what stands there instead. The piece is looked for in all of
+`src/millrace` and must stand there once, so that a mutant survives moves of files and is noticed
+when the code that it changes is rewritten. `run.py` puts them in and runs the tests.
+"""
+
+from typing import NamedTuple
+
+
+class Mutant(NamedTuple):
+    """One error: the text `before` is replaced by `after`."""
+
+    area: str
+    before: str
+    after: str
+
+
+# Tests that should notice an error in an area, the quickest first. Those of `make test` count.
+TESTS = {
+    "schedules": ("tests/schedules",),
+    "plan": ("tests/test_plan.py", "tests/equivalence/test_training.py", "tests/runtime"),
+    "split": ("tests/graph", "tests/equivalence/test_pipelines.py"),
+    "accumulation": (
+        "tests/programs/test_accumulate.py",
+        "tests/equivalence/test_gradient_accumulation.py",
+        "tests/equivalence/test_reductions.py",
+    ),
+    "reductions": (
+        "tests/equivalence/test_replicas.py",
+        "tests/equivalence/test_reductions.py",
+        "tests/equivalence/test_sharding.py",
+        "tests/equivalence/test_replica_pipelines.py",
+    ),
+    "feeds": ("tests/feeds", "tests/equivalence/test_replicas.py"),
+    "keys": ("tests/keys", "tests/strategy/test_recompilations.py"),
+    "cache": ("tests/cache",),
+    "taps": (
+        "tests/programs",
+        "tests/feeds/test_outfeed.py",
+        "tests/feeds/test_maybe_outfeed.py",
+        "tests/equivalence/test_taps.py",
+        "tests/callbacks",
+    ),
+    "recompute": (
+        "tests/graph",
+        "tests/programs/test_recompute.py",
+        "tests/compiling/test_budget.py",
+        "tests/equivalence/test_recomputation.py",
+    ),
+}
+
+MUTANTS = (
+    # The order of a pipeline's tasks.
+    Mutant(
+        "schedules",
+        "_stage_tasks(stage, run_ahead * (num_stages - 1 - stage), num_micro_batches)",
+        "_stage_tasks(stage, run_ahead * (num_stages - stage), num_micro_batches)",
+    ),
+    Mutant(
+        "schedules",
+        "tasks += [Task(stage, Pass.BACKWARD, m) for m in range(steady, num_micro_batches)]",
+        "tasks += [Task(stage, Pass.BACKWARD, m) for m in range(steady + 1, num_micro_batches)]",
+    ),
+    Mutant("schedules", "lag = stage\n", "lag = max(0, stage - 1)\n"),
+    Mutant(
+        "schedules",
+        "warmup = min(2 * (num_groups - 1 - group) + (rounds - 1) * window, len(forwards))",
+        "warmup = min((num_groups - 1 - group) + (rounds - 1) * window, len(forwards))",
+    ),
+    Mutant(
+        "schedules",
+        "num_windows = max(1, num_micro_batches // num_groups)",
+        "num_windows = max(1, -(-num_micro_batches // num_groups))",
+    ),
+    Mutant(
+        "schedules",
+        "turn = range(first, min(first + at_a_time, num_micro_batches))",
+        "turn = range(first, min(first + at_a_time + 1, num_micro_batches))",
+    ),
+    Mutant("schedules", "start = max([free[row], *arrivals])", "start = max([0.0, *arrivals])"),
+    Mutant(
+        "schedules",
+        "previous is not None and previous.micro_batch > task.micro_batch",
+        "previous is not None and previous.micro_batch > task.micro_batch + 1",
+    ),
+    Mutant(
+        "schedules",
+        "halves = {inputs, weights} & tasks",
+        "halves = {inputs} & tasks",
+    ),
+    # What a program is to do.
+    Mutant(
+        "plan",
+        "self.replicas * (self.accumulation.steps if self.mode is Mode.TRAIN else 1)",
+        "self.replicas * self.accumulation.steps",
+    ),
+    Mutant(
+        "plan",
+        "return self.step_logs or self.mode is Mode.PREDICT",
+        "return self.step_logs",
+    ),
+    Mutant(
+        "plan",
+        'if mode is not Mode.TRAIN or platform != "cpu" or not primitives',
+        'if platform != "cpu" or not primitives',
+    ),
+    Mutant(
+        "plan",
+        "min(MAX_UNROLLED_STEPS, MAX_UNROLLED_EQUATIONS // equations)",
+        "max(MAX_UNROLLED_STEPS, MAX_UNROLLED_EQUATIONS // equations)",
+    ),
+    Mutant(
+        "plan",
+        "shapes = tuple((rows, *shape[1:]) for shape in self.shapes)",
+        "shapes = tuple((rows, *shape) for shape in self.shapes)",
+    ),
+    Mutant(
+        "plan",
+        "return self.shapes[0][0] if self.shapes and self.shapes[0] else 1",
+        "return self.shapes[-1][-1] if self.shapes and self.shapes[0] else 1",
+    ),
+    # Which stage each equation belongs to, and what passes between stages.
+    Mutant(
+        "split",
+        "latest = max((made_in[var] for var in inputs if var in made_in), default=None)",
+        "latest = min((made_in[var] for var in inputs if var in made_in), default=None)",
+    ),
+    Mutant(
+        "split",
+        "stage = latest if MODEL_SCOPE in scope(equation) else last",
+        "stage = latest",
+    ),
+    Mutant(
+        "split",
+        "home[var] = min(stage, home.get(var, stage))",
+        "home[var] = max(stage, home.get(var, stage))",
+    ),
+    Mutant(
+        "split",
+        "if made_in.get(var, stage) > stage:",
+        "if made_in.get(var, stage) > stage + 1:",
+    ),
+    Mutant(
+        "split",
+        "consumers = sorted(self._taken_in.get(var, set()) - {stage})",
+        "consumers = sorted(self._taken_in.get(var, set()) - {stage})[:1]",
+    ),
+    Mutant(
+        "split",
+        "return slot.role not in STATE and index == self._last",
+        "return index == self._last",
+    ),
+    Mutant(
+        "split",
+        "learns.update(v for v in equation.outvars if _is_floating(v.aval.dtype))",
+        "learns.update(equation.outvars)",
+    ),
+    Mutant(
+        "split",
+        "for kind, number in reversed(_MARK.findall(name)):",
+        "for kind, number in _MARK.findall(name):",
+    ),
+    # Many micro-batches, one gradient.
+    Mutant(
+        "accumulation",
+        "return rows / first_rows if weighs else 1.0",
+        "return 1.0",
+    ),
+    Mutant(
+        "accumulation",
+        "return 1.0 / (given + number + 1)",
+        "return 1.0 / (given + number + 2)",
+    ),
+    Mutant(
+        "accumulation",
+        "        case Reduction.MEAN:\n            return 1.0 / total_weight",
+        "        case Reduction.MEAN:\n            return 1.0",
+    ),
+    Mutant("accumulation", "return replicas / total_weight", "return 1.0 / total_weight"),
+    Mutant(
+        "accumulation",
+        "g.astype(a.dtype) if replace else added(a, g)",
+        "added(a, g)",
+    ),
+    Mutant(
+        "accumulation",
+        "kept = a * _as(1 - coefficient, a) if running else a",
+        "kept = a",
+    ),
+    Mutant(
+        "accumulation",
+        "batch_at(batches, start + index + turn)",
+        "batch_at(batches, start + index)",
+    ),
+    Mutant(
+        "accumulation",
+        "if not jnp.issubdtype(dtype, jnp.floating):\n        raise OptionError(",
+        "if not jnp.issubdtype(dtype, jnp.number):\n        raise OptionError(",
+    ),
+    # Gradients, statistics and counters of replicas.
+    Mutant(
+        "reductions",
+        "reduced[place] = lax.pmax(value, REPLICA)",
+        "reduced[place] = lax.psum(value, REPLICA)",
+    ),
+    Mutant(
+        "reductions",
+        "value + (rule.step * before).astype(value.dtype)",
+        "value",
+    ),
+    Mutant(
+        "reductions",
+        "going_on.append(old + (rule.step * steps).astype(old.dtype))",
+        "going_on.append(old + jnp.asarray(rule.step).astype(old.dtype))",
+    ),
+    Mutant(
+        "reductions",
+        "mine = jnp.where(last, value, jnp.zeros_like(value))",
+        "mine = jnp.where(had, value, jnp.zeros_like(value))",
+    ),
+    Mutant(
+        "reductions",
+        "value = (next(left) / active).astype(value.dtype)",
+        "value = next(left).astype(value.dtype)",
+    ),
+    Mutant(
+        "reductions",
+        "gradients = [jnp.where(active, g, jnp.zeros_like(g)) for g in gradients]",
+        "gradients = list(gradients)",
+    ),
+    Mutant(
+        "reductions",
+        "new = [jnp.where(active, n, o) for n, o in zip(new, metrics, strict=True)]",
+        "new = list(new)",
+    ),
+    Mutant(
+        "reductions",
+        "active = jnp.minimum(steps, self._plan.replicas)",
+        "active = self._plan.replicas",
+    ),
+    # Batches on their way in.
+    Mutant(
+        "feeds",
+        "count = min(steps, block.steps - self._used)",
+        "count = min(steps, block.capacity - self._used)",
+    ),
+    Mutant(
+        "feeds",
+        "self._stopped or len(self._ready) < self._depth",
+        "self._stopped or len(self._ready) <= self._depth",
+    ),
+    Mutant(
+        "feeds",
+        "                    target[place] = 0\n",
+        "                    pass\n",
+    ),
+    Mutant(
+        "feeds",
+        "left = -position % self.units[1]",
+        "left = position % self.units[1]",
+    ),
+    Mutant(
+        "feeds",
+        "if stack is not None and stack.spec != spec:",
+        "if stack is not None and False:",
+    ),
+    Mutant(
+        "feeds",
+        "yield Block(None, spec.of_rows(rest), shape.replicas, 1, full % shape.replicas)",
+        "yield Block(None, spec.of_rows(rest), shape.replicas, 1, 0)",
+    ),
+    Mutant(
+        "feeds",
+        "most = max(most - most % unit, self.replicas)",
+        "most = max(most, self.replicas)",
+    ),
+    Mutant(
+        "feeds",
+        "rows = order[done : done + cut.steps * cut.spec.rows]",
+        "rows = np.arange(len(order))[done : done + cut.steps * cut.spec.rows]",
+    ),
+    # What identifies a program, and why another one is compiled.
+    Mutant(
+        "keys",
+        "each = (_changes(new, key) for key in reversed(known))",
+        "each = (_changes(new, key) for key in known)",
+    ),
+    Mutant(
+        "keys",
+        "return len(differing) * 2 > number",
+        "return len(differing) > number",
+    ),
+    Mutant(
+        "keys",
+        "(_is_derived(change) and is_explained)",
+        "_is_derived(change)",
+    ),
+    Mutant(
+        "keys",
+        'weak = " weak" if getattr(value, "weak_type", False) else ""',
+        'weak = ""',
+    ),
+    Mutant(
+        "keys",
+        "', '.join(sorted(text_of(walk, item) for item in value))",
+        "', '.join([text_of(walk, item) for item in value])",
+    ),
+    Mutant(
+        "keys",
+        'return name if count == 1 else f"{name} ({count})"\n\n    def add(',
+        "return name\n\n    def add(",
+    ),
+    Mutant(
+        "keys",
+        "more = len(changes) - SHOWN\n",
+        "more = len(changes) - SHOWN - 1\n",
+    ),
+    # Executables on disk.
+    Mutant(
+        "cache",
+        "if digest.digest() != content[start : start + _DIGEST_BYTES]:",
+        "if False:",
+    ),
+    Mutant(
+        "cache",
+        'if fields["environment"] != environment:',
+        "if False:",
+    ),
+    Mutant("cache", 'if fields["key"] != key:', "if False:"),
+    Mutant(
+        "cache",
+        "for file in sorted(found, key=lambda file: file.used):\n            if total",
+        "for file in sorted(found, key=lambda file: -file.used):\n            if total",
+    ),
+    Mutant("cache", "if total <= limit * _KEPT:", "if total <= limit * _KEPT / 2:"),
+    Mutant(
+        "cache",
+        "(not older_than or file.used < before) and remove(file.path)",
+        "remove(file.path)",
+    ),
+    Mutant(
+        "cache",
+        "if not self._writes or len(content) > self.limit:",
+        "if not self._writes:",
+    ),
+    # Values carried out of a program.
+    Mutant(
+        "taps",
+        "if key in collection.values:",
+        "if False:",
+    ),
+    Mutant(
+        "taps",
+        "jax.tree.map(jax.lax.stop_gradient, value)",
+        "jax.tree.map(lambda leaf: leaf * 0, value)",
+    ),
+    Mutant(
+        "taps",
+        "return max(1, fitting // window) * window",
+        "return fitting",
+    ),
+    Mutant(
+        "taps",
+        "mean = total / size\n    variance = squares / size - mean * mean",
+        "mean = total / size\n    variance = squares / size",
+    ),
+    Mutant(
+        "taps",
+        "(size - others) / size,",
+        "others / size,",
+    ),
+    Mutant(
+        "taps",
+        "self.dropped += old.elements - self._used",
+        "self.dropped += old.elements",
+    ),
+    Mutant(
+        "taps",
+        "arrays.append(flat[first : first + number])",
+        "arrays.append(flat[:number])",
+    ),
+    # Segments that backward runs again.
+    Mutant(
+        "recompute",
+        "known = dict(zip(inputs, values, strict=True)) | segments.graph.constants\n        for",
+        "known = dict(zip(inputs, values, strict=True))\n        for",
+    ),
+    Mutant(
+        "recompute",
+        "last = num - 1 if keeps_last else num",
+        "last = num",
+    ),
+    Mutant(
+        "recompute",
+        "always = (total <= jnp.inf) | (total != total)",
+        "always = total <= 0",
+    ),
+    Mutant(
+        "recompute",
+        'if platform != "cpu" or "conv_general_dilated" in counts:',
+        "if True:",
+    ),
+    Mutant(
+        "recompute",
+        "left.data[left.data < 0] = 0",
+        "left.data[left.data < 0] = 1",
+    ),
+    Mutant(
+        "recompute",
+        "needed[var] = min(level, needed.get(var, level))\n    return settled[::-1]",
+        "needed[var] = max(level, needed.get(var, level))\n    return settled[::-1]",
+    ),
+    Mutant(
+        "recompute",
+        "graph, tuple(map(tuple, parts)), frozenset(learns), frozenset(answered & learns)",
+        "graph, tuple(map(tuple, parts)), frozenset(learns), frozenset(answered)",
+    ),
+    Mutant(
+        "recompute",
+        "while high - low > 1:",
+        "while high - low > 2:",
+    ),
+)

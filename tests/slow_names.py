@@ -1,0 +1,61 @@
+"""slow_tests.txt: marks the tests that it names, and is wrong if it names one that is gone."""
+
+import pathlib
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
+
+_ERROR = "tests/slow_tests.txt names tests that are not there:"
+
+
+class SlowNames:
+    """A plugin of pytest. With -n, the workers collect, and tell their controller what is wrong."""
+
+    def __init__(self, config: pytest.Config):
+        self._config = config
+        self._names = _read(config.rootpath / "tests" / "slow_tests.txt")
+        self._told: set[str] = set()
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_collection_modifyitems(self, items: list[pytest.Item]):
+        for item in items:
+            if item.nodeid in self._names:
+                item.add_marker(pytest.mark.slow)
+        gone = self._gone({item.nodeid for item in items})
+        if not gone:
+            return
+        output: Any = getattr(self._config, "workeroutput", None)
+        if output is None:
+            raise pytest.UsageError("\n".join([_ERROR, *gone]))
+        output["gone"] = gone
+        items.clear()
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_testnodedown(self, node: Any):
+        """Hears from a worker that has ended."""
+        self._told.update(getattr(node, "workeroutput", {}).get("gone", ()))
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_sessionfinish(self):
+        if self._told:
+            pytest.exit("\n".join([_ERROR, *sorted(self._told)]), pytest.ExitCode.USAGE_ERROR)
+
+    def _gone(self, found: set[str]) -> list[str]:
+        """Returns the names that no test has, of files that were collected as a whole."""
+        config = self._config
+        here = config.invocation_params.dir
+        asked = {(here / given).resolve() for given in config.args if "::" not in given}
+        ignored = {(here / given).resolve() for given in config.getoption("ignore") or ()}
+        gone = []
+        for name in self._names:
+            path = (config.rootpath / name.partition("::")[0]).resolve()
+            within = {path, *path.parents}
+            if name not in found and within & asked and not within & ignored:
+                gone.append(name)
+        return gone
+
+
+def _read(file: pathlib.Path) -> list[str]:
+    lines: Iterable[str] = file.read_text().splitlines()
+    return [line for line in lines if line and not line.startswith("#")]
