@@ -22,7 +22,7 @@ from typing import Any
 import jax
 import keras
 
-from millrace.errors import MillraceError
+from millrace.errors import VersionError
 
 _REPLACED = "millrace_replaced"  # of a replacement: what its owner had in its place, None: nothing
 
@@ -73,7 +73,7 @@ def replace(patch: Patch, wrapper: Callable[[Any], Any]) -> None:
         wrapper: called with the original function; returns its replacement.
 
     Raises:
-        MillraceError: if the original is gone, or takes other arguments.
+        VersionError: if the original is gone, or takes other arguments.
     """
     with _lock:
         if (patch, None) in _undo:
@@ -104,10 +104,10 @@ def _original(patch: Patch, owner: Any, raw: Any) -> Any:
     if original is None and not patch.parameters:
         return None  # a name that millrace adds
     if original is None:
-        raise MillraceError(f"{_versions()} has no {patch.name}, which millrace builds on.")
+        raise VersionError(f"{_versions()} has no {patch.name}, which millrace builds on.")
     taken = tuple(inspect.signature(original).parameters) if patch.parameters else ()
     if taken[: len(patch.parameters)] != patch.parameters:
-        raise MillraceError(
+        raise VersionError(
             f"{patch.name} takes other arguments in {_versions()} than in the versions that "
             f"millrace knows: ({', '.join(taken)}), and not ({', '.join(patch.parameters)}). "
             "Install a version of Keras that millrace is tested with."

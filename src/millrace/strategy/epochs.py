@@ -24,7 +24,7 @@ from millrace._compat.keras import (
     is_array_adapter,
 )
 from millrace._compat.keras_loops import asks_for_nothing, set_epoch_iterators
-from millrace.errors import MillraceError
+from millrace.errors import VersionError
 from millrace.feeds.block import Block, Segment, batch_spec
 from millrace.feeds.blocks import ResidentArrays, stacked_blocks
 from millrace.feeds.infeed import Infeed, wait_for_interrupted
@@ -58,7 +58,7 @@ class Execution:
         """Refuses batches for one loop in another.
 
         Raises:
-            MillraceError: if Keras takes training's for validation's, or the other way round.
+            VersionError: if Keras takes training's for validation's, or the other way round.
         """
         if self._epoch.mode is not mode:
             raise _unknown_loops(f"batches for '{self._epoch.mode.value}' came to '{mode.value}'")
@@ -275,14 +275,14 @@ def check_iterator(controller: Controller, mode: Mode) -> None:
     """Refuses batches that come from no iterator of ours, in fit, evaluate or predict.
 
     Raises:
-        MillraceError: if Keras has made its iterator in a way that nothing of ours sees.
+        VersionError: if Keras has made its iterator in a way that nothing of ours sees.
     """
     if asks_for_nothing(controller.model, mode.value):
         raise _unknown_loops("the loop asked for no iterator where millrace gives it one")
 
 
-def _unknown_loops(what: str) -> MillraceError:
-    return MillraceError(
+def _unknown_loops(what: str) -> VersionError:
+    return VersionError(
         f"The loops of keras {keras.__version__} draw batches in a way that millrace does not "
         f"know: {what}. Install a version of Keras that millrace is tested with."
     )
