@@ -5,6 +5,7 @@
     ipu/            `tensorflow.python.ipu`, on Keras 3 and JAX
     tensorflow/     the part of TensorFlow that IPU programs use
     callbacks/      look at a model while it trains
+    cli_types.py    types of options that several commands share
     compile_log_table.py, cache_table.py    what a run has compiled, what the cache holds
     benchmark/      how fast data comes, and whether a model waits for it
     loops/          training loops of the user's own, as compiled programs

@@ -59,6 +59,14 @@ def end():
         sys.exit(3)
 
 
+def scale_loss():
+    variable = keras.Variable(1.0)
+    optimizer = keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD())
+    optimizer.build([variable])
+    state = [each.value for each in optimizer.variables]
+    optimizer.stateless_apply(state, [jnp.ones(())], [variable.value])
+
+
 def branch():
     keras.ops.cond(jnp.array(True), lambda: jnp.ones(()), lambda: jnp.zeros(()))
 
@@ -76,6 +84,7 @@ USES = {
     patch_table.NODE_INIT: lambda: keras.layers.ReLU()(keras.Input((1,))),
     patch_table.OPERATION_INIT: keras.layers.ReLU,
     patch_table.COND: branch,
+    patch_table.COND_OF_OPTIMIZERS: scale_loss,
     patch_table.OPTIMIZER_INIT: keras.optimizers.SGD,
     patch_table.MODEL_FROM_CONFIG: lambda: keras.Model.from_config(
         keras.Model(x := keras.Input((1,)), x).get_config()

@@ -10,8 +10,9 @@ from typing import Any
 
 from keras.src.backend.common.stateless_scope import get_stateless_scope
 
-from millrace._compat.patch_table import COND
+from millrace._compat.patch_table import COND, COND_OF_OPTIMIZERS
 from millrace._compat.patches import replace
+from millrace._compat.versions import owners
 
 __all__ = ["current_scope", "let_scopes_branch", "stored_value"]
 
@@ -39,3 +40,5 @@ def let_scopes_branch() -> None:
         return cond
 
     replace(COND, wrapper)
+    if len(owners("cond")) > 1:  # else both are one place
+        replace(COND_OF_OPTIMIZERS, wrapper)

@@ -116,6 +116,14 @@ COND = Patch(
     "cond",
     ("pred", "true_fn", "false_fn"),
 )
+COND_OF_OPTIMIZERS = Patch(
+    "keras.src.backend.ops.cond",
+    "the same in optimizers, which look it up there from Keras 3.16 on",
+    While.MODELS,
+    lambda: owners("cond")[-1],
+    "cond",
+    ("pred", "true_fn", "false_fn"),
+)
 OPTIMIZER_INIT = Patch(
     "keras.optimizers.Optimizer.__init__",
     "lets optimizers be made in functions of `millrace.compile`",

@@ -41,6 +41,7 @@ from millrace.strategy.offloading import bring_back
 from millrace.strategy.saving import load_options, save_options
 from millrace.strategy.together import agree, quiet_unless_first, whole_files
 from millrace.strategy.uncompiled import (
+    check_uncompiled,
     make_uncompiled_function,
     runs_uncompiled,
 )
