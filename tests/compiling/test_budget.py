@@ -10,6 +10,8 @@ from keras import layers
 import millrace
 from millrace.compiling.budget import find_choice
 
+pytestmark = pytest.mark.shipped_compiler
+
 PREDICTED = [900, 700, 500, 400, 300, 200]
 COMPILED = [1100, 890, 690, 590, 480, 390]
 

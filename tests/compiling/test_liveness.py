@@ -10,6 +10,8 @@ from jax import lax
 from millrace.compiling.liveness import memory_profile
 from millrace.compiling.owners import layer_finder
 
+pytestmark = pytest.mark.shipped_compiler
+
 MOST = 1e-3  # of the peak, by which ours may be above
 
 

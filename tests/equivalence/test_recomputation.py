@@ -15,6 +15,8 @@ from millrace.layers import RecomputationCheckpoint
 from millrace.plan import Recompute
 from millrace.strategy import functions, recomputation
 
+pytestmark = pytest.mark.shipped_compiler
+
 # A gradient that is zero by rounding only becomes a step of full size in Adam: biases in front of a
 # softmax or a normalization.
 SGD = {"optimizer": lambda: keras.optimizers.SGD(0.01, momentum=0.9)}

@@ -12,6 +12,8 @@ import pytest
 
 import millrace
 
+pytestmark = pytest.mark.shipped_compiler
+
 ROWS, STEPS, UPDATES, RATE = 2, 3, 2, 0.05
 
 

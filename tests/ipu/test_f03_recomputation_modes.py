@@ -6,6 +6,8 @@ from millrace import ipu
 from millrace.ipu.addons.keras.layers import RecomputationCheckpoint
 from millrace.ipu.ops.schedules import PipelineSchedule, RecomputationMode
 
+pytestmark = pytest.mark.shipped_compiler
+
 GROUPED, INTERLEAVED, SEQUENTIAL = PipelineSchedule
 AUTO, THEN, MIXED = RecomputationMode
 ILLEGAL = {(THEN, SEQUENTIAL), (MIXED, INTERLEAVED)}

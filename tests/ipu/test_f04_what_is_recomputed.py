@@ -7,6 +7,8 @@ from millrace.compiling import executable
 from millrace.ipu.addons.keras.layers import RecomputationCheckpoint
 from millrace.ipu.ops.schedules import PipelineSchedule, RecomputationMode
 
+pytestmark = pytest.mark.shipped_compiler
+
 ROWS, WIDTH, ACCUMULATION = 4, 6, 2
 
 

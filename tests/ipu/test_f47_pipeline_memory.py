@@ -15,6 +15,8 @@ from millrace.ipu.ops.pipelining_ops import (
     RecomputationMode,
 )
 
+pytestmark = pytest.mark.shipped_compiler
+
 
 @pytest.fixture
 def net():

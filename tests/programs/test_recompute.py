@@ -23,6 +23,8 @@ from millrace.programs.recompute import (
 )
 from millrace.programs.scans import chunked_function, slices_of_parts
 
+pytestmark = pytest.mark.shipped_compiler
+
 W = [jnp.asarray(np.random.default_rng(k).normal(size=(8, 8)) / 3, jnp.float32) for k in range(4)]
 X = jnp.asarray(np.random.default_rng(9).normal(size=(16, 8)), jnp.float32)
 

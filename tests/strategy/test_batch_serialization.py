@@ -11,6 +11,8 @@ import millrace
 from millrace.errors import OptionError, PlanError, UnsupportedError
 from millrace.plan import Mode
 
+pytestmark = pytest.mark.shipped_compiler
+
 TWICE = {"gradient_accumulation_steps_per_replica": 2, "batch_serialization_iterations": 3}
 
 

@@ -16,6 +16,8 @@ from millrace.errors import ModelError, OptionError, OutOfMemoryError, PlanError
 from millrace.records.memory import bytes_text
 from millrace.runtime.scan import ScanRunner
 
+pytestmark = pytest.mark.shipped_compiler
+
 ROWS, FEATURES = 512, 32
 
 
