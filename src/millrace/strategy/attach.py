@@ -31,11 +31,11 @@ from millrace.feeds.block import batch_spec
 from millrace.plan import Mode
 from millrace.runtime.gather import gathered
 from millrace.strategy import compile_only
-from millrace.strategy.arguments import check_arguments
 from millrace.strategy.asynchronous import StepCallbackList
 from millrace.strategy.checks import hint_steps_per_execution
 from millrace.strategy.controller import ATTRIBUTE, Controller, Totals, controller_of
 from millrace.strategy.functions import LoopFunction
+from millrace.strategy.loop_arguments import check_arguments
 from millrace.strategy.methods import METHODS
 from millrace.strategy.offloading import bring_back
 from millrace.strategy.saving import load_options, save_options

@@ -29,8 +29,8 @@ from millrace.plan import BatchSpec, Mode
 from millrace.processes.facts import process_index
 from millrace.records.feeds import FeedStatistics
 from millrace.records.pipeline import PipelineStatistics
-from millrace.strategy.arguments import check_steps_per_execution
 from millrace.strategy.checks import check_model
+from millrace.strategy.loop_arguments import check_steps_per_execution
 from millrace.strategy.offloading import bring_back, check_offload, offload_in_force
 from millrace.strategy.pipelining import Stages, check_pipeline
 from millrace.strategy.rules import Rules

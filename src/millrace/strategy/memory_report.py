@@ -14,10 +14,10 @@ from millrace.feeds.block import batch_spec as spec_of
 from millrace.options import whole_number
 from millrace.plan import Mode
 from millrace.records.memory_report import MemoryReport
-from millrace.strategy.arguments import check_targets
 from millrace.strategy.batch_of_zeros import batch_of_zeros
 from millrace.strategy.controller import Controller
 from millrace.strategy.functions import LoopFunction
+from millrace.strategy.loop_arguments import check_targets
 from millrace.strategy.memory import Needs, with_limits
 from millrace.strategy.memory_changes import cheapest_changes
 from millrace.strategy.memory_methods import bytes_or_share
