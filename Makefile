@@ -12,7 +12,7 @@ WORKERS ?= 2
 PYTEST := -m pytest -q -n auto --maxprocesses $(WORKERS) --dist worksteal --durations=10
 FAST := "not slow and not gpu and not exhaustive"
 
-.PHONY: help demo test test-slow test-exhaustive test-all test-oldest test-next test-sources check mutants format bench benchmarks-page gpu lock clean
+.PHONY: help demo quick test test-slow test-exhaustive test-all test-oldest test-next test-sources check mutants format bench benchmarks-page gpu lock clean
 
 help:  ## show this
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 14
@@ -27,6 +27,9 @@ $(READY): requirements/dev.txt pyproject.toml
 
 demo: $(READY)  ## faster than plain Keras, cut in two, and in how much memory: a minute
 	@$(BIN)/python examples/demo.py --output demo-output
+
+quick: $(READY)  ## the tests to run while writing: a minute; tests/quick_tests.txt names them
+	@$(BIN)/python $(PYTEST) -m $(FAST) @tests/quick_tests.txt
 
 test: $(READY)  ## the tests, on the python3 at hand: minutes; COMPILER=shipped for XLA as users have it
 	@$(BIN)/python $(PYTEST) -m $(FAST) $(if $(COMPILER),--compiler=$(COMPILER)) $(TESTS)
