@@ -1,5 +1,6 @@
 """Eight virtual CPU devices, fixed seeds and a quick compiler for every test."""
 
+import gc
 import os
 
 os.environ["KERAS_BACKEND"] = "jax"
@@ -16,6 +17,8 @@ import pytest  # noqa: E402
 import millrace  # noqa: E402
 from quick_compiler import QuickCompiler  # noqa: E402
 from slow_names import SlowNames  # noqa: E402
+
+MOST_MEMORY = 1 << 30  # of a worker, so that two and their children fit into 4 GiB
 
 compiler = QuickCompiler()
 
@@ -39,6 +42,22 @@ def pytest_configure(config):
 def pytest_runtest_setup(item):
     marks = ("slow", "exhaustive", "shipped_compiler")
     compiler.is_on = not any(item.get_closest_marker(mark) for mark in marks)
+
+
+def resident_bytes():
+    """Returns what the process holds in memory, where the system says so in /proc."""
+    try:
+        with open("/proc/self/statm") as file:
+            return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except OSError:
+        return 0
+
+
+def pytest_runtest_teardown(item, nextitem):
+    """Lets go of what JAX has compiled, between files, when it fills the memory."""
+    if nextitem is not None and nextitem.path != item.path and resident_bytes() > MOST_MEMORY:
+        jax.clear_caches()
+        gc.collect()
 
 
 @pytest.fixture(autouse=True)
