@@ -34,7 +34,7 @@ INTERNAL = {
     "Category", "Group", "Operation", "Option", "System", "checked_ordinal", "current_strategy",
     "current_system", "extend", "inert", "is_extended", "is_within_a_program",
     "later", "number_of_results", "placed_on", "reduction_method", "reset_system",
-    "run_pipeline",
+    "revive_from_configs", "run_pipeline",
 }  # fmt: skip
 NATIVE = {  # that modules give to programs under an IPU's name
     "MaybeOutfeed", "Outfeed", "OutfeedCallback", "OutfeedOptimizer", "PipelineStage",

@@ -89,14 +89,14 @@ def test_a_megabyte_takes_less_than_two_seconds(shuffled):
 
     old, new = program(32), program(17)
     assert len(old) > 1_000_000
-    begin = time.perf_counter()
+    begin = time.process_time()
     assert difference(old, new)
-    assert time.perf_counter() - begin < 2
+    assert time.process_time() - begin < 2
 
 
 def test_aligning_ends_in_time_where_little_is_alike():
     choice = random.Random(0)
     lines = [f"%{n} = stablehlo.{choice.choice('abcdefgh')} %x" for n in range(7_000)]
-    begin = time.perf_counter()
+    begin = time.process_time()
     difference("\n".join(lines[:3_500]), "\n".join(lines[3_500:]))
-    assert time.perf_counter() - begin < 2
+    assert time.process_time() - begin < 2

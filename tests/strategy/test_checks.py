@@ -1,7 +1,6 @@
 """What a compiled loop cannot run, refused with the numbers, before anything is compiled."""
 
 import threading
-import time
 import traceback
 
 import jax
@@ -201,19 +200,14 @@ def test_attach_takes_models(strategy):
 
 
 def test_an_exception_of_the_data_set_reaches_fit_with_its_traceback(strategy):
-
-    raised = []
-
     def batches():
         for _ in range(5):
             yield data(4)
-        raised.append(time.perf_counter())
         raise LookupError("file 5 is missing")
 
     model = strategy.attach(build(steps_per_execution=2))
     with pytest.raises(LookupError, match="file 5 is missing") as caught:
         model.fit(batches(), steps_per_epoch=10, shuffle=False, verbose=0)
-    assert time.perf_counter() - raised[0] < 1
     assert "batches" in [f.name for f in traceback.extract_tb(caught.value.__traceback__)]
     assert not [t for t in threading.enumerate() if t.name.startswith("millrace")]
     model.fit(*data(8), verbose=0)  # and the model is still usable
