@@ -138,6 +138,8 @@ def _forward(
     if recompute is None:
         return as_function(without_boundaries(stage.graph))
     graph, num_weights = stage.graph, len(stage.trainable)
+    if recompute.whole_stages:  # a boundary within would be one more value to keep
+        graph = without_boundaries(graph)
     places, targets = _places_of(stage, learning), _targets(stage, answered)
     if recompute.choice is not None:
         chain = chain_of(graph, num_weights, targets, places)
