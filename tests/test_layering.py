@@ -9,7 +9,7 @@ import pytest
 SOURCE = pathlib.Path(__file__).parent.parent / "src" / "millrace"
 LEVELS = [
     {"_compat", "_backend"},
-    {"options", "records", "arguments"},
+    {"options", "records", "arguments", "interrupts"},
     {"graph", "schedules", "devices", "processes"},
     {"plan", "cache"},
     {"programs", "keys"},
@@ -27,7 +27,7 @@ LEVELS = [
 ]
 LEVEL = {name: level for level, names in enumerate(LEVELS) for name in names}
 LEVEL["errors"] = -1  # below everything
-WITHOUT_JAX = {"errors", "arguments", "options", "records", "schedules"}
+WITHOUT_JAX = {"errors", "arguments", "interrupts", "options", "records", "schedules"}
 
 
 def units_and_imports():

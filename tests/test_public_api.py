@@ -135,7 +135,7 @@ def parameters(function):
 
 def test_names_of_the_package():
     packages = {"_backend", "_compat", "strategy", "programs", "plan", "options", "feeds"}
-    packages |= {"arguments"}
+    packages |= {"arguments", "interrupts"}
     packages |= {"compiling", "runtime", "devices", "graph", "schedules", "cli"}
     packages |= {"processes", "launch", "benchmark", "loops", "replay", "cache_table"}
     packages |= {"cache", "keys", "cli_compilation", "cli_types", "compile_log_table"}

@@ -28,6 +28,7 @@
     devices.py      the devices of a strategy
     processes/      who else runs, what all must agree on, how they fail together
     arguments.py    refuses a misspelled argument, with the name that was meant
+    interrupts.py   Ctrl-C waits for a place where the model is whole
     options.py      what the user chose
     records/        what a run leaves behind
     _compat/        private names of Keras and JAX, used nowhere else

@@ -19,6 +19,7 @@ from millrace._compat.jax import looks_for_non_finite, non_finite
 from millrace.compiling.log import CompileLog
 from millrace.compiling.lowering import Lowering, Request, lower
 from millrace.compiling.making import make
+from millrace.interrupts import raise_if_interrupted
 from millrace.records.compilation import CompileRecord
 
 # Called with positional arguments as the program specifies them.
@@ -36,6 +37,7 @@ def compile_program(request: Request, log: CompileLog) -> Executable:
     Raises:
         RecompilationError: if it is a recompilation, and the log refuses those.
     """
+    raise_if_interrupted()
     return finish(lower(request, log), log)
 
 
@@ -49,6 +51,7 @@ def compile_programs(requests: Iterable[Request], log: CompileLog) -> list[Execu
     with ThreadPoolExecutor(_THREADS, thread_name_prefix="millrace-compile") as pool:
         running = []
         for request in requests:
+            raise_if_interrupted()
             running.append(pool.submit(finish, lower(request, log), log))
         return [each.result() for each in running]
 

@@ -7,8 +7,10 @@ from collections import deque
 from collections.abc import Callable, Iterator
 
 from millrace.feeds.block import Block, Segment
+from millrace.interrupts import is_held_back, raise_if_interrupted
 from millrace.records.feeds import FeedStatistics
 
+LOOK_SECONDS = 0.05  # between two looks whether the user has interrupted
 JOIN_SECONDS = 5.0  # how long `close` waits for a data set that is busy making a batch
 # Threads that nobody has waited for, since the user wanted to stop at once. Each is in the middle
 # of a batch: the data set that makes it cannot be asked for another one yet.
@@ -99,7 +101,9 @@ class Infeed:
             return self._current
         begin = time.perf_counter()
         with self._change:
-            self._change.wait_for(lambda: self._ready or self._ended)
+            while not self._ready and not self._ended:
+                raise_if_interrupted()
+                self._change.wait(LOOK_SECONDS if is_held_back() else None)
             block = self._ready.popleft() if self._ready else None
             self._change.notify_all()
         self._wait_seconds += time.perf_counter() - begin

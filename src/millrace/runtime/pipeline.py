@@ -19,6 +19,7 @@ from millrace._compat.jax import looks_for_non_finite
 from millrace.compiling.stage_executables import StageExecutables
 from millrace.devices import DeviceGroup
 from millrace.feeds.block import Segment
+from millrace.interrupts import raise_if_interrupted
 from millrace.plan import Mode, Plan
 from millrace.programs.accumulate import coefficient_of, scale_of, weight_of
 from millrace.programs.state import State
@@ -137,6 +138,7 @@ class PipelineRunner:
             steps += sum(micro_batch.steps for micro_batch in window)
             if self.taps.halted is not None:
                 break
+            raise_if_interrupted()
         return parts, steps
 
     @property

@@ -19,6 +19,7 @@ from millrace._compat.jax_spaces import in_device_memory
 from millrace.compiling.executable import Executable
 from millrace.compiling.executables import Executables
 from millrace.feeds.block import Block, Destination, Segment
+from millrace.interrupts import raise_if_interrupted
 from millrace.plan import LoopForm, Mode, Plan
 from millrace.programs.accumulate import scale_of, weight_of
 from millrace.programs.state import State
@@ -127,12 +128,12 @@ class ScanRunner:
                             return state
                         self._hand_over(parts)
                         start += steps
+                        raise_if_interrupted()
                     continue
                 if window is None:
                     window = self._open_window(plan, state, block.spec.rows)
                 steps = min(end - start, size - window.steps)
                 state = self._accumulate(plan, state, window, block, start, steps, parts)
-                self._newest = state
                 start += steps
                 if window.steps == size:
                     state = self._close_window(plan, state, window, parts)
@@ -231,6 +232,7 @@ class ScanRunner:
                 steps,
                 np.float32(window.steps if reduction.is_running else weight),
             )
+            self._newest = state
             parts.append(self._part(result, taps, start, steps, 0))
             start += steps
             window.steps += steps

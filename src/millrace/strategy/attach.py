@@ -6,6 +6,7 @@ look classes up by name. What attachment adds to a model:
     make_train_function and its kind   return our functions to Keras's loops; Keras's own where the
                                        model is not to be compiled (`uncompiled.py`)
     fit, evaluate, predict             Keras's, with threads that end whichever way they end
+    train_on_batch and its kind        Keras's, without Ctrl-C in the middle
     set_*_options ...                  `methods.py`
     state_sync                         what lies on several devices comes back to the variables
     save, save_weights                 with many processes, files that are never half written
@@ -28,6 +29,7 @@ from millrace._compat.keras_state import STATE_SYNC, map_loop_state, report_logs
 from millrace.arguments import check_call
 from millrace.errors import ModelError
 from millrace.feeds.block import batch_spec
+from millrace.interrupts import held_back
 from millrace.plan import Mode
 from millrace.runtime.gather import gathered
 from millrace.strategy import compile_only
@@ -47,6 +49,7 @@ from millrace.strategy.uncompiled import (
 )
 
 _FILES = ("save", "save_weights")
+_ON_BATCH = ("train_on_batch", "test_on_batch", "predict_on_batch")
 _LOOPS = {"fit": Mode.TRAIN, "evaluate": Mode.TEST, "predict": Mode.PREDICT}
 
 
@@ -60,6 +63,8 @@ def attach(model: keras.Model, devices: Sequence[jax.Device], totals: Totals) ->
         attributes[f"make_{mode.value}_function"] = _make_function(controller, mode)
     for name, mode in _LOOPS.items():
         attributes[name] = _loop(model, name, mode, controller)
+    for name in _ON_BATCH:
+        attributes[name] = _on_batch(getattr(model, name))
     name, report = report_logs(
         model, lambda: controller.reports_each_replica or compile_only.is_on()
     )
@@ -213,6 +218,15 @@ def _loop(model: keras.Model, name: str, mode: Mode, controller: Controller) -> 
     _, *parameters = signature.parameters.values()  # without self
     loop.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
     return loop
+
+
+def _on_batch(method: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(method)
+    def on_batch(*args: Any, **kwargs: Any) -> Any:
+        with held_back():
+            return method(*args, **kwargs)
+
+    return on_batch
 
 
 def _state_sync(controller: Controller) -> Callable[[], None]:

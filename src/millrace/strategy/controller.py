@@ -15,6 +15,7 @@ import jax
 import keras
 
 from millrace._compat.keras_build import compilation_of
+from millrace._compat.keras_state import sync_state
 from millrace._compat.patches import hold, new_holder, release
 from millrace.compiling.exporting import Exports
 from millrace.compiling.log import CompileLog
@@ -24,6 +25,7 @@ from millrace.errors import OptionError
 from millrace.feeds.block import Destination
 from millrace.feeds.blocks import STEPS_TOGETHER, BlockShape
 from millrace.feeds.delivery import Delivery, Listener
+from millrace.interrupts import held_back
 from millrace.options import NO_TAPS, Accumulation, MetricReduction, Offload, Options, Taps
 from millrace.plan import BatchSpec, Mode
 from millrace.processes.facts import process_index
@@ -269,15 +271,23 @@ class Controller:
     def running(self) -> Iterator[None]:
         """Surrounds fit, evaluate and predict: whichever way they end, their threads end.
 
-        Somebody who interrupts does not wait for the batch that a slow data set is making.
+        Somebody who interrupts does not wait for the batch that a slow data set is making, and
+        finds the variables with their newest values.
         """
+        with held_back(), self._threads_ended():
+            yield
+
+    @contextmanager
+    def _threads_ended(self) -> Iterator[None]:
         self._running += 1
         is_interrupted = False
         try:
             with contextlib.nullcontext() if self._running > 1 else self.totals.timed():
                 yield
-        except KeyboardInterrupt:
-            is_interrupted = True
+        except BaseException as error:
+            is_interrupted = isinstance(error, KeyboardInterrupt)
+            if self._running == 1 and not self.spans_processes:
+                sync_state(self.model)  # evaluate and predict leave that out
             raise
         finally:
             self._running -= 1

@@ -28,6 +28,7 @@ from millrace.errors import VersionError
 from millrace.feeds.block import Block, Segment, batch_spec
 from millrace.feeds.blocks import ResidentArrays, stacked_blocks
 from millrace.feeds.infeed import Infeed, wait_for_interrupted
+from millrace.interrupts import at_once, raise_if_interrupted
 from millrace.plan import Mode
 from millrace.strategy.checks import shortened_to_stop
 from millrace.strategy.controller import Controller, controller_of
@@ -79,7 +80,8 @@ class Execution:
     def __next__(self) -> Any:
         # Keras builds an unbuilt model from one batch and then starts over. The infeed stays
         # shut: it would draw batches ahead that a generator cannot give twice.
-        batch = next(self._epoch.host_batches())
+        with at_once():
+            batch = next(self._epoch.host_batches())
         batch_spec(batch)  # refuses with a reason what Keras would only fail to convert
         return batch
 
@@ -96,8 +98,9 @@ class FeedEpochIterator(EpochIterator):
     """
 
     def __init__(self, controller: Controller, mode: Mode, **arguments: Any):
-        wait_for_interrupted()  # Keras draws a batch of a generator now
-        super().__init__(**arguments)
+        with at_once():
+            wait_for_interrupted()  # Keras draws a batch of a generator now
+            super().__init__(**arguments)
         self._controller = controller
         self._mode = mode
         self._arguments = arguments
@@ -140,7 +143,8 @@ class FeedEpochIterator(EpochIterator):
             # Else the data would be in another order than it would have been: the first batch of
             # shuffled arrays draws the order of all.
             self._controller.is_built_ahead = False
-            next(self.host_batches(), None)
+            with at_once():
+                next(self.host_batches(), None)
         self.number = 0
         super().reset()
 
@@ -161,7 +165,9 @@ class FeedEpochIterator(EpochIterator):
         self.close()
         self.number += 1
         total = self.num_batches
-        yield from self._unknown_number() if total is None else self._known_number(total)
+        for each in self._unknown_number() if total is None else self._known_number(total):
+            raise_if_interrupted()
+            yield each
         self.close()
 
     def _known_number(self, total: int) -> Iterator[tuple[int, int, Execution]]:

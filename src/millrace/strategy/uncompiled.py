@@ -14,7 +14,9 @@ from typing import TYPE_CHECKING, Any
 import jax
 
 from millrace._compat.keras import all_layers, layers_without_jit
+from millrace._compat.keras_state import restore_state
 from millrace.errors import ModelError, PlanError
+from millrace.interrupts import raise_if_interrupted
 from millrace.options import NO_OFFLOAD, Recomputation, RecomputationMode
 from millrace.plan import Mode
 from millrace.programs.tapped_step import tapping_optimizer
@@ -150,6 +152,11 @@ def make_uncompiled_function(controller: "Controller", mode: Mode) -> None:
 def _on_device(controller: "Controller", function: Callable[..., Any]) -> Callable[..., Any]:
     def run(state: Any, iterator: Any) -> Any:
         controller.running_function = None  # what the loop holds is as Keras knows it
+        try:
+            raise_if_interrupted()
+        except KeyboardInterrupt:
+            restore_state(controller.model, state)  # of which only the loop knows
+            raise
         with jax.default_device(controller.devices[0]):
             return function(state, iterator)
 
