@@ -14,6 +14,9 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from millrace._compat.patch_table import INTERRUPTS
+from millrace._compat.patches import put_in, take_out
+
 PATIENCE_SECONDS = 1.0  # a second Ctrl-C after these does not wait
 
 
@@ -63,13 +66,18 @@ def held_back() -> Iterator[None]:
         return
     held = _held = _Held()
     handle = held.handle  # one object, to be found again
+
+    def undo() -> None:
+        if signal.getsignal(signal.SIGINT) is handle:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+
     try:
+        put_in(INTERRUPTS, undo)
         signal.signal(signal.SIGINT, handle)
         yield
     finally:
         _held = None
-        if signal.getsignal(signal.SIGINT) is handle:
-            signal.signal(signal.SIGINT, signal.default_int_handler)
+        take_out(INTERRUPTS)
         held.check()
 
 

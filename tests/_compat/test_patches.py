@@ -105,6 +105,7 @@ ELSEWHERE = {
     patch_table.META_PATH: "below",
     patch_table.SCRIPT_MODULES: "tests/porting/test_serve.py",
     patch_table.TENSORFLOW_ITER: "tests/tensorflow, where TensorFlow is installed",
+    patch_table.INTERRUPTS: "tests/test_interrupts.py",
     patch_table.COMPILATION_CACHE: "tests/cache/test_cache.py",
 }
 

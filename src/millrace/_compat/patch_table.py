@@ -208,6 +208,12 @@ EXIT = Patch(
     "exit",
 )
 
+INTERRUPTS = Patch(
+    "the handler of SIGINT",
+    "holds Ctrl-C back until a place where the model is whole; not where a program has its own",
+    While.LOOPS,
+)
+
 PATCHES = tuple(value for value in tuple(globals().values()) if isinstance(value, Patch))
 
 
