@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 import millrace
+from millrace.errors import PlanError
 from millrace.strategy.attach import detach
 from millrace.strategy.saving import OPTIONS_FILE
 
@@ -166,6 +167,29 @@ def test_attaching_twice_keeps_the_options(strategy):
     model.set_infeed_queue_options(prefetch_depth=7)
     assert strategy.attach(model) is model
     assert model._millrace.options.feed.prefetch_depth == 7
+
+
+def test_options_and_stages_go_with_a_model_to_another_strategy():
+    first, second = millrace.Strategy(devices="cpu:2"), millrace.Strategy(devices="cpu:2")
+    model = keras.Sequential(
+        [keras.Input((4,)), keras.layers.Dense(3, name="a"), keras.layers.Dense(3, name="b")]
+    )
+    first.attach(model)
+    model.compile("sgd", "mse", steps_per_execution=2)
+    model.set_infeed_queue_options(prefetch_depth=7)
+    model.set_pipeline_stage_assignment([0, 1])
+    model.set_pipelining_options(gradient_accumulation_steps_per_replica=2)
+    before = model._millrace.options
+    second.attach(model)
+    assert model._millrace.options == before
+    x, y = data(rows=8)
+    model.fit(x, y, batch_size=2, verbose=0)
+    assert int(model.optimizer.iterations) == 2
+    assert first.statistics().executions == 0
+    assert len(second.statistics().pipeline.last_in_flight) == 2  # stages
+    millrace.Strategy(devices=1).attach(model)
+    with pytest.raises(PlanError, match="Set devices to 2 or more"):
+        model.fit(x, y, batch_size=2, verbose=0)
 
 
 def test_a_model_attached_after_it_trained_goes_on(strategy):

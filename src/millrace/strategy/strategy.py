@@ -195,7 +195,8 @@ class Strategy:
     def attach(self, model: keras.Model) -> keras.Model:
         """Attaches a model that was built outside the scope, and returns it.
 
-        A model of another strategy is detached from it first, and loses its options.
+        A model of another strategy is detached from it first. Its options and its stages stay with
+        it; whether they fit the devices of this strategy is found out when it is trained.
 
         Raises:
             ModelError: if it is not a Keras model, or if it is running under another strategy.
@@ -206,8 +207,11 @@ class Strategy:
                 "keras.Sequential([...])."
             )
         if not self._has(model):
+            before = controller_of(model)
             detach(model)
-            attach(model, self._devices, self._totals)
+            controller = attach(model, self._devices, self._totals)
+            if before is not None:
+                controller.options, controller.stages = before.options, before.stages
             model.train_function = model.test_function = model.predict_function = None
         return model
 
