@@ -175,7 +175,7 @@ def test_options_and_stages_go_with_a_model_to_another_strategy():
         [keras.Input((4,)), keras.layers.Dense(3, name="a"), keras.layers.Dense(3, name="b")]
     )
     first.attach(model)
-    model.compile("sgd", "mse")
+    model.compile("sgd", "mse", steps_per_execution=2)
     model.set_infeed_queue_options(prefetch_depth=7)
     model.set_pipeline_stage_assignment([0, 1])
     model.set_pipelining_options(gradient_accumulation_steps_per_replica=2)
