@@ -167,10 +167,12 @@ def test_rows_of_different_lengths(strategy):
     )
 
 
-def test_a_keras_distribution_beside_the_strategy(strategy):
+@pytest.mark.parametrize("run_eagerly", [False, True])
+def test_a_keras_distribution_beside_the_strategy(strategy, run_eagerly):
     keras.distribution.set_distribution(keras.distribution.DataParallel())
     try:
         model = build()
+        model.run_eagerly = run_eagerly
         refuses(strategy, ModelError, r"keras.distribution.set_distribution\(None\)", model)
     finally:
         keras.distribution.set_distribution(None)

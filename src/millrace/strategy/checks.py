@@ -108,13 +108,8 @@ def check_model(
         ModelError: naming the model, what it does and what to change.
     """
     _refuse_uncompiled(model, mode)
+    check_distribution(model)
     name = f"{type(model).__name__} {model.name!r}"
-    if keras.distribution.distribution() is not None:
-        raise ModelError(
-            f"{name} runs under a strategy while a keras.distribution is set: both place data and "
-            "weights. Call keras.distribution.set_distribution(None), or use the model without "
-            "the strategy."
-        )
     for function in ("make_train_function", "make_test_function", "make_predict_function"):
         if getattr(type(model), function) is not getattr(keras.Model, function):
             raise ModelError(
@@ -147,6 +142,20 @@ def check_model(
             )
     if mode is Mode.TRAIN:
         _check_optimizer(model, name, accumulation)
+
+
+def check_distribution(model: keras.Model) -> None:
+    """Refuses to run beside a `keras.distribution`.
+
+    Raises:
+        ModelError: naming the model, and what to change.
+    """
+    if keras.distribution.distribution() is not None:
+        raise ModelError(
+            f"{type(model).__name__} {model.name!r} runs under a strategy while a "
+            "keras.distribution is set: both place data and weights. Call "
+            "keras.distribution.set_distribution(None), or use the model without the strategy."
+        )
 
 
 def _refuse_uncompiled(model: keras.Model, mode: Mode) -> None:

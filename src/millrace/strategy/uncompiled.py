@@ -20,6 +20,7 @@ from millrace.interrupts import raise_if_interrupted
 from millrace.options import NO_OFFLOAD, Recomputation, RecomputationMode
 from millrace.plan import Mode
 from millrace.programs.tapped_step import tapping_optimizer
+from millrace.strategy.checks import check_distribution
 
 if TYPE_CHECKING:
     from millrace.strategy.controller import Controller
@@ -54,9 +55,11 @@ def check_uncompiled(controller: "Controller", mode: Mode) -> None:
 
     Raises:
         PlanError: for an option that needs compiled programs.
-        ModelError: for a layer or an optimizer that carries values out of them.
+        ModelError: for a layer or an optimizer that carries values out of them, and where a
+            `keras.distribution` is set.
     """
     model, options = controller.model, controller.options
+    check_distribution(model)
     why = (
         f"{type(model).__name__} {model.name!r} runs in Keras's own loop, step by step, for it has"
     )
