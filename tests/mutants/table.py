@@ -19,7 +19,12 @@ class Mutant(NamedTuple):
 # Tests that should notice an error in an area, the quickest first. Those of `make test` count.
 TESTS = {
     "schedules": ("tests/schedules",),
-    "plan": ("tests/test_plan.py", "tests/equivalence/test_training.py", "tests/runtime"),
+    "plan": (
+        "tests/test_plan.py",
+        "tests/equivalence/test_training.py",
+        "tests/runtime",
+        "tests/equivalence/test_gradient_accumulation.py",
+    ),
     "split": ("tests/graph", "tests/equivalence/test_pipelines.py"),
     "accumulation": (
         "tests/programs/test_accumulate.py",
