@@ -29,7 +29,8 @@ def wait_until(condition, seconds=5.0):
 @pytest.fixture(autouse=True)
 def no_thread_is_left():
     yield
-    gc.collect()
+    if threads():
+        gc.collect()
     assert wait_until(lambda: not threads())
 
 
