@@ -179,6 +179,21 @@ def test_changes_that_make_it_fit_are_what_they_promise(strategy):
     assert strategy.memory_report(other, batch(128)).peak == change.peak
 
 
+def test_changes_of_single_steps_are_what_they_promise(strategy):
+    model = make_model(strategy, steps=1, layers=2)
+    whole = strategy.memory_report(model, batch()).peak
+    report = strategy.memory_report(model, batch(), budget=int(whole * 0.9))
+    (change,) = (each for each in report.changes if "accumulation" in each.code)
+    assert change.code == (
+        "model.set_gradient_accumulation_options(gradient_accumulation_steps_per_replica=2); "
+        "model.compile(..., steps_per_execution=2); model.fit(..., batch_size=256)"
+    )
+    assert -0.01 < change.extra_flops < 0.05
+    other = make_model(strategy, steps=2, layers=2)
+    other.set_gradient_accumulation_options(gradient_accumulation_steps_per_replica=2)
+    assert strategy.memory_report(other, batch(256)).peak == change.peak
+
+
 def test_the_nearest_change_is_shown_where_none_is_enough(strategy):
     model = make_model(strategy)
     report = strategy.memory_report(model, batch(8), budget=1000)

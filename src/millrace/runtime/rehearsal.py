@@ -39,10 +39,17 @@ class Call:
 class ScanRehearsal(ScanRunner):
     """Rehearses a model in one piece."""
 
-    def __init__(self, runner: ScanRunner):
-        """Takes the executables and the plan of a runner, and leaves it as it is."""
+    def __init__(self, runner: ScanRunner, single_steps: bool | None = None):
+        """Takes the executables and the plan of a runner, and leaves it as it is.
+
+        Args:
+            runner: it runs the model.
+            single_steps: whether executions have one step; None if the runner knows.
+        """
         naming: Any = _Naming(runner._executables)
-        super().__init__(naming, runner._plan, 1, runner._single_steps)
+        if single_steps is None:
+            single_steps = runner._single_steps
+        super().__init__(naming, runner._plan, 1, single_steps)
         self._names = naming.names
         self._placement = _SpecPlacement(runner._plan)  # type: ignore[assignment]
         self._made: dict[int, Call] = {}

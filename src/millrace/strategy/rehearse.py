@@ -43,7 +43,9 @@ def rehearse_piece(
     shape = controller.block_shape(mode, steps)
     # Arrays that are kept on the device are cut into blocks of an epoch, not of an execution.
     capacity = shape.capacity(batches.spec, batches.per_epoch or steps)
-    rehearsal = ScanRehearsal(runner)
+    # A change that is being tried may have executions of other lengths than the model has now.
+    single_steps = batches.per_execution == controller.replicas == 1
+    rehearsal = ScanRehearsal(runner, single_steps)
     state = state_specs(controller.model, mode)
     return rehearsal, rehearsal.calls(state, batches.spec, capacity, steps)
 
