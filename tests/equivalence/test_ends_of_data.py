@@ -157,12 +157,12 @@ def test_an_epoch_without_a_batch_repeats_the_logs_before_it():
 
 @pytest.mark.parametrize("steps", STEPS)
 def test_a_length_that_nobody_knows_is_found_out_without_a_warning(steps):
-    """Plain Keras warns there, too. What comes after is the same: a generator has no more."""
+    """Keras warned there until 3.16. What comes after is the same: a generator has no more."""
     expected = plain("fit", generate, epochs=3)
     found = run("fit", generate, Way(steps), epochs=3)
     assert_close(found.result, expected.result)
     assert found.updates == expected.updates == BATCHES + 2 + 2
-    assert (found.out_of_data, expected.out_of_data) == (2, 3)
+    assert found.out_of_data == max(expected.out_of_data - 1, 0)
 
 
 @pytest.mark.parametrize("steps", [1, 3])
