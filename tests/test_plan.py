@@ -1,8 +1,44 @@
+import jax
+import numpy as np
 import pytest
 
-from millrace.plan import MAX_UNROLLED_EQUATIONS, LoopForm, Mode, choose_loop_form
+from millrace.devices import DeviceGroup
+from millrace.options import Accumulation, Replication
+from millrace.plan import (
+    MAX_UNROLLED_EQUATIONS,
+    BatchSpec,
+    LoopForm,
+    Mode,
+    Plan,
+    choose_loop_form,
+)
 
 CONV = {"conv_general_dilated": 3, "add": 297}
+
+
+def plan(mode, replicas, accumulated):
+    return Plan(
+        mode=mode,
+        batch=BatchSpec(None, ((8, 3), (8,)), (np.dtype("float32"), np.dtype("int32"))),
+        capacity=24,
+        accumulation=Accumulation(steps=accumulated),
+        step_logs=False,
+        records=1,
+        group=DeviceGroup(tuple(jax.devices("cpu")[:replicas])),
+        replication=Replication(),
+    )
+
+
+@pytest.mark.parametrize(
+    ("mode", "window"), [(Mode.TRAIN, 12), (Mode.TEST, 3), (Mode.PREDICT, 3)], ids=str
+)
+def test_only_training_accumulates(mode, window):
+    assert plan(mode, replicas=3, accumulated=4).window == window
+
+
+def test_a_batch_of_fewer_rows_is_the_same_otherwise():
+    batch = plan(Mode.TRAIN, 1, 1).batch
+    assert (batch.rows, str(batch.of_rows(5))) == (8, "float32[5,3], int32[5]")
 
 
 def test_training_with_convolutions_on_cpu_is_unrolled():

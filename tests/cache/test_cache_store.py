@@ -207,6 +207,16 @@ def test_beyond_the_limit_the_least_recently_used_go(tmp_path):
     assert sum(file.nbytes for file in cache_files.files(tmp_path)) <= 11 * size
 
 
+def test_what_goes_makes_room_for_a_tenth_of_the_limit(tmp_path):
+    fill(tmp_path, 10, limit=1 << 20)
+    total = sum(file.nbytes for file in cache_files.files(tmp_path))
+    assert evict(tmp_path, total) == (total, 0)
+    left, removed = evict(tmp_path, round(0.95 * total))  # nine of ten are more than 0.855
+    assert removed == 2
+    assert numbers(tmp_path) == [2, 3, 4, 5, 6, 7, 8, 9]
+    assert left == sum(file.nbytes for file in cache_files.files(tmp_path))
+
+
 def test_the_limit_is_of_all_versions_together(tmp_path):
     fill(tmp_path, 5, limit=1 << 20)
     (tmp_path / cache_files.environment()).rename(tmp_path / "0.9.0-cpu-12345678")

@@ -44,6 +44,13 @@ def test_predictions_only_say_where_to_look():
         assert found(limit, predicted=wrong)[0] == found(limit)[0]
 
 
+@pytest.mark.parametrize("predicted", [range(1012, 1000, -1), range(60000, 0, -5000)], ids=str)
+def test_the_first_of_many_choices_is_found_however_wrong_predictions_are(predicted):
+    compiled = range(1200, 0, -100)
+    for number, limit in enumerate(compiled):
+        assert found(limit, compiled=compiled, predicted=predicted)[0] == number
+
+
 def test_more_budget_never_takes_more_flops_or_less_memory():
     chosen = [found(limit)[0] for limit in range(390, 1200, 10)]
     assert chosen == sorted(chosen, reverse=True)

@@ -12,6 +12,8 @@ import sys
 
 import pytest
 
+import millrace
+
 HERE = pathlib.Path(__file__).parent
 PROGRAM = """
 from dataclasses import replace
@@ -74,7 +76,7 @@ def test_pipelines_agree_to_the_last_digits_of_float64():
 
 def run(program, agreements):
     environment = {**os.environ, "JAX_ENABLE_X64": "1", "KERAS_BACKEND": "jax"}
-    environment["PYTHONPATH"] = str(HERE)
+    environment["PYTHONPATH"] = os.pathsep.join([str(HERE), os.path.dirname(millrace.__path__[0])])
     result = subprocess.run(
         [sys.executable, "-c", program],
         capture_output=True, text=True, env=environment, check=False,

@@ -8,10 +8,11 @@ from millrace.feeds.block import ALIGNMENT, Destination, batch_spec, empty_block
 from millrace.feeds.blocks import BlockShape, ResidentArrays, stacked_blocks
 
 CPU = Destination(DeviceGroup((jax.devices("cpu")[0],)))
+TWO_REPLICAS = Destination(DeviceGroup(tuple(jax.devices("cpu")[:2])))
 
 
-def shape(max_bytes=2**20, units=(1, 1), known=None, together=1):
-    return BlockShape(max_bytes, units, {} if known is None else known, together)
+def shape(max_bytes=2**20, units=(1, 1), known=None, together=1, replicas=1):
+    return BlockShape(max_bytes, units, {} if known is None else known, together, replicas)
 
 
 def batches(rows):
@@ -37,6 +38,29 @@ def test_a_block_is_an_execution():
 def test_blocks_end_where_shapes_change_and_nothing_is_dropped():
     found = stack([4, 4, 3, 4, 4], [5])
     assert [steps for steps, _ in found] == [[0, 1], [2], [3, 4]]
+
+
+def test_a_block_of_replicas_that_begins_within_an_update_ends_with_it():
+    source = iter(batches([4] * 2 + [3] * 12))
+    bounds = shape(units=(14, 6), replicas=2)
+    found = list(stacked_blocks(source, [14], bounds, TWO_REPLICAS))
+    assert [(block.spec.rows, block.steps) for block in found] == [(4, 2), (3, 4), (3, 8)]
+
+
+def test_replicas_without_a_batch_in_a_round_compute_with_zeros(monkeypatch):
+    def used_memory(spec, lead):  # fresh memory may hold anything: NaN, or labels of no class
+        leaves = empty_block(spec, lead)
+        for leaf in leaves:
+            leaf.fill(7)
+        return leaves
+
+    monkeypatch.setattr("millrace.feeds.blocks.empty_block", used_memory)
+    source = iter(batches([4, 3, 3, 3]))
+    bounds = shape(units=(4, 2), replicas=2)
+    found = list(stacked_blocks(source, [4], bounds, TWO_REPLICAS))
+    first_rounds = [np.asarray(block.batches[1])[0, :, 0].tolist() for block in found]
+    assert [(block.first, block.steps) for block in found] == [(0, 1), (1, 1), (0, 2)]
+    assert first_rounds == [[0, 0], [0, 1], [2, 3]]
 
 
 def test_data_that_ends_early():

@@ -212,6 +212,23 @@ def test_beyond_max_bytes_the_oldest_are_dropped_with_one_warning(strategy, capl
     np.testing.assert_array_equal(left, np.arange(200 - len(left), 200))
 
 
+def test_an_element_that_was_read_is_not_counted_as_dropped():
+    queue = OutfeedQueue(max_bytes=32)  # two parts of 16 bytes
+
+    def arrive(first):
+        queue.expect()
+        queue.receive(np.arange(first, first + 4, dtype=np.float32), 4)
+
+    arrive(0)
+    elements = iter(queue)
+    assert [next(elements), next(elements), next(elements)] == [0, 1, 2]
+    arrive(4)
+    assert queue.dropped == 0
+    arrive(8)
+    assert queue.dropped == 1
+    np.testing.assert_array_equal(queue.dequeue(), np.arange(4, 12))
+
+
 # What cannot be
 
 

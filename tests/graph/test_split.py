@@ -25,6 +25,10 @@ def cut(step, inputs, outputs, stages, specs=None):
     return split(graph, inputs, outputs, result, marks, lambda slot: f"Variable {slot.index}")
 
 
+def operations(stage):
+    return [equation.primitive.name for equation in stage.graph.equations]
+
+
 W = [Slot("trainable", k) for k in range(4)]
 X, Y = Slot("batch", 0), Slot("batch", 1)
 LOSS = Slot("loss", 0)
@@ -77,6 +81,23 @@ def test_a_penalty_is_computed_where_its_weight_lives():
     assert found.values[-1].shape == ()  # the penalty of w, not w
 
 
+def test_what_follows_from_a_tied_weight_is_there_for_every_stage_between_its_uses():
+    def step(w, x):
+        with call(0):
+            a = x * w
+        turned = w[::-1]
+        with call(1):
+            b = a * turned
+        with call(2):
+            c = b * w
+        return jnp.sum(c) + jnp.sum(w**2)
+
+    found = cut(step, [W[0], X], [LOSS], [0, 1, 2])
+    assert ["rev" in operations(stage) for stage in found.stages] == [True, False, False]
+    assert [stage.trainable for stage in found.stages] == [(0,), (), (0,)]
+    assert [v.shape for v in found.values if v.consumers == (2,)] == [(3,), ()]  # b, the penalty
+
+
 def test_what_follows_from_the_batch_is_computed_where_it_is_needed():
     def step(w, x, y):
         labels = jnp.cumsum(y)
@@ -101,8 +122,37 @@ def test_an_operation_between_calls_follows_its_latest_value():
         return jnp.sum(b)
 
     found = cut(step, [W[0], X], [LOSS], [0, 1])
-    names = [e.primitive.name for e in found.stages[0].graph.equations]
-    assert "exp" in names
+    assert "exp" in operations(found.stages[0])
+
+
+def test_an_operation_between_calls_of_two_stages_belongs_to_the_later_one():
+    def step(w, x):
+        with call(0):
+            a = x * w
+        with call(1):
+            b = jnp.sin(a)
+        with jax.named_scope(MODEL_SCOPE):
+            skip = jnp.maximum(a, b)
+        with call(2):
+            c = jnp.cos(skip)
+        return jnp.sum(c)
+
+    found = cut(step, [W[0], X], [LOSS], [0, 1, 2])
+    assert ["max" in operations(stage) for stage in found.stages] == [False, True, False]
+    assert [(v.producer, v.consumers) for v in found.values] == [(0, (1,)), (1, (2,))]
+
+
+def test_the_innermost_of_two_scopes_decides():
+    def step(w, x):
+        with call(0):
+            a = x * w
+            with call(1):
+                b = jnp.sin(a)
+        return jnp.sum(b)
+
+    found = cut(step, [W[0], X], [LOSS], [0, 1])
+    assert [stage.trainable for stage in found.stages] == [(0,), ()]
+    assert "sin" in operations(found.stages[1])
 
 
 def test_the_loss_is_in_the_last_stage_even_of_an_early_output():
@@ -117,11 +167,12 @@ def test_the_loss_is_in_the_last_stage_even_of_an_early_output():
     assert [v.shape for v in found.values] == [(3,)]  # the output itself is carried
 
 
-def test_whole_numbers_get_no_cotangent():
+@pytest.mark.parametrize("of_weights", [False, True])
+def test_whole_numbers_get_no_cotangent(of_weights):
     def step(w, x):
         with call(0):
-            ids = jnp.argsort(x)
             a = x * w
+            ids = jnp.argsort(a if of_weights else x)
         with call(1):
             b = a[ids]
         return jnp.sum(b)

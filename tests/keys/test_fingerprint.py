@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 from key_cases import batch, compiled, small_model
 
+import millrace
 from millrace.keys.fingerprint import describe_function, describe_model, describe_state
 from millrace.keys.key import key_of_call
 from millrace.plan import Mode
@@ -117,6 +118,29 @@ def test_long_values_are_told_apart_by_what_is_in_them():
     assert text("a" * 1000) == text("a" * 1000) != text("a" * 999 + "b")
     assert len(text("a" * 1000)) < 100
     assert text(jnp.arange(100.0)) == text(jnp.arange(100.0)) != text(jnp.arange(1, 101.0))
+
+
+def test_an_array_that_takes_the_dtype_of_others_is_not_one_that_does_not():
+    weak, strong = jnp.asarray(0.5), jnp.asarray(0.5, "float32")
+    assert (jnp.bfloat16(1) * weak).dtype != (jnp.bfloat16(1) * strong).dtype
+    assert "float32[] weak 0.5" in of(lambda: weak).values()
+    assert "float32[] 0.5" in of(lambda: strong).values()
+
+
+def test_equal_sets_have_one_text():
+    sets = set([0, 8]), set([8, 0])  # noqa: C405, in the order in which they were filled
+    assert list(sets[0]) != list(sets[1])
+    found = [of(functools.partial(max, each)) for each in sets]
+    assert found == [{"function": "partial(builtins.max(), {0, 8})"}] * 2
+
+
+def test_functions_of_one_name_are_all_described():
+    first, second = make_loss(0.1), make_loss(0.2)
+    fields = of(lambda: first() + second())
+    assert {name: value for name, value in fields.items() if name.startswith("`rate`")} == {
+        "`rate`, closed over by loss()": "0.1",
+        "`rate`, closed over by loss() (2)": "0.2",
+    }
 
 
 def test_what_a_function_calls_is_described_and_cycles_end():
@@ -391,9 +415,10 @@ def test_keys_are_equal_in_all_processes():
     here = {"keras": keras, "key_cases": key_cases, "jax": jax, "np": np, "__name__": "__main__"}
     here["key_of_call"] = key_of_call
     exec(compile(script, "<string>", "exec"), here)
+    paths = [os.path.dirname(__file__), os.path.dirname(millrace.__path__[0])]
     there = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", f"{textwrap.dedent(IMPORTS)}{script}print(*keys())"],
-        env={**os.environ, "PYTHONPATH": os.path.dirname(__file__)},
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
         stdout=subprocess.PIPE,
         text=True,
         check=True,

@@ -25,13 +25,16 @@ TESTS = {
         "tests/runtime",
         "tests/equivalence/test_gradient_accumulation.py",
     ),
-    "split": ("tests/graph", "tests/equivalence/test_pipelines.py"),
+    "split": ("tests/graph/test_split.py", "tests/graph", "tests/equivalence/test_pipelines.py"),
     "accumulation": (
         "tests/programs/test_accumulate.py",
+        "tests/test_options.py",
         "tests/equivalence/test_gradient_accumulation.py",
         "tests/equivalence/test_reductions.py",
     ),
     "reductions": (
+        "tests/programs/test_follow.py",
+        "tests/programs/test_reduce.py",
         "tests/equivalence/test_replicas.py",
         "tests/equivalence/test_reductions.py",
         "tests/equivalence/test_sharding.py",
@@ -41,16 +44,19 @@ TESTS = {
     "keys": ("tests/keys", "tests/strategy/test_recompilations.py"),
     "cache": ("tests/cache",),
     "taps": (
-        "tests/programs",
-        "tests/feeds/test_outfeed.py",
+        "tests/programs/test_tap_records.py",
+        "tests/programs/test_statistics.py",
+        "tests/feeds/test_delivery.py",
         "tests/feeds/test_maybe_outfeed.py",
+        "tests/feeds/test_outfeed.py",
+        "tests/programs/test_taps_of_stages.py",
         "tests/equivalence/test_taps.py",
         "tests/callbacks",
     ),
     "recompute": (
-        "tests/graph",
-        "tests/programs/test_recompute.py",
         "tests/compiling/test_budget.py",
+        "tests/programs/test_recompute.py",
+        "tests/graph",
         "tests/equivalence/test_recomputation.py",
     ),
 }
@@ -408,8 +414,8 @@ MUTANTS = (
     ),
     Mutant(
         "recompute",
-        "left.data[left.data < 0] = 0",
-        "left.data[left.data < 0] = 1",
+        "left = graph - maximum_flow",
+        "left = graph + maximum_flow",
     ),
     Mutant(
         "recompute",

@@ -7,6 +7,7 @@ import sys
 import pytest
 from click.testing import CliRunner
 
+import millrace
 from millrace.cli import main
 from millrace.porting.serve import serving
 from millrace.tensorflow.real import real_name, real_tensorflow
@@ -86,7 +87,8 @@ def script(tmp_path):
 def run(*words, path=None):
     start = "from millrace.cli import main; main()"
     command = [sys.executable, "-c", start, "run", *map(str, words)]
-    environment = {**os.environ, "PYTHONPATH": str(path)} if path else os.environ
+    paths = [str(path), os.path.dirname(millrace.__path__[0])]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)} if path else os.environ
     return subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
 
 

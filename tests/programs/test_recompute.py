@@ -69,6 +69,41 @@ def test_what_follows_from_weights_or_data_alone_is_made_where_it_is_needed():
     assert found["tanh"] == 0
 
 
+def test_what_two_segments_take_is_made_in_the_first():
+    def twice(a, b, c, d, x):
+        mask = x > 0
+        x = mark_boundary(jnp.where(mask, x @ a, 0.0))
+        return jnp.sum(jnp.where(mask, x @ b, 0.0)), c, d
+
+    graph = graph_of(twice)
+    weights = graph.invars[:4]
+    levels = levels_by_boundaries(graph, weights)
+    names = [equation.primitive.name for equation in graph.equations]
+    assert levels[names.index("gt")] == 0
+    segments = cut(graph, weights, graph.outvars[:1], levels)
+    run = as_recomputing_function(segments, boundary_items(segments, keeps_last=False), "cpu")
+    np.testing.assert_allclose(run(*W, X)[0], twice(*W, X)[0], rtol=1e-6)
+
+
+def test_what_no_weight_could_change_has_no_cotangent():
+    def gated(a, b, c, d, x):
+        gate = jnp.exp(x)
+        y = x @ a
+        x = mark_boundary(jnp.tanh(y))
+        return jnp.sum(jnp.where(y > 0, x, 0.0) * gate @ b), c, d
+
+    graph = graph_of(gated)
+    weights = graph.invars[:4]
+    segments = cut(graph, weights, graph.outvars[:1], levels_by_boundaries(graph, weights))
+    answered = {
+        equation.primitive.name
+        for equation in graph.equations
+        if segments.answered.issuperset(equation.outvars)
+    }
+    assert {"tanh", "mul", "reduce_sum"} < answered
+    assert not {"exp", "gt"} & answered
+
+
 ALL = [
     (Once(0, KEEP_ALL), Once(1, KEEP_ALL), Once(2, KEEP_ALL)),
     (Again((Once(0, KEEP_ALL),)), Again((Once(1, KEEP_ALL),)), Once(2, KEEP_ALL)),
@@ -92,6 +127,22 @@ def test_gradients_are_those_of_jax(items, platform):
     found, expected = of(run), of(loss)
     for value, other in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
         np.testing.assert_allclose(value, other, rtol=1e-6, atol=1e-6)
+
+
+def test_what_no_segment_makes_is_returned_as_it_is():
+    table = jnp.arange(3.0)
+
+    def with_table(a, b, c, d, x):
+        x = mark_boundary(jnp.tanh(x @ a))
+        return jnp.sum(x @ b), table, c, 2.0
+
+    graph = graph_of(with_table)
+    weights = graph.invars[:4]
+    segments = cut(graph, weights, graph.outvars[:1], levels_by_boundaries(graph, weights))
+    run = as_recomputing_function(segments, boundary_items(segments, keeps_last=False), "cpu")
+    _, *found = run(*W, X)
+    for value, expected in zip(found, (table, W[2], 2.0), strict=True):
+        np.testing.assert_array_equal(value, expected)
 
 
 def test_what_is_behind_the_last_boundary_is_not_run_again():

@@ -74,6 +74,5 @@ def _reached(edges: Sequence[tuple[int, int, int]], source: int, sink: int) -> s
     shape = (sink + 1, sink + 1)
     graph = csr_matrix((capacities, (starts, ends)), shape)
     left = graph - maximum_flow(graph, source, sink).flow
-    left.data[left.data < 0] = 0
     left.eliminate_zeros()
     return set(breadth_first_order(left, source, return_predecessors=False).tolist())
