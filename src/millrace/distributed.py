@@ -18,6 +18,7 @@ import keras
 from millrace._compat.jax import backends_are_initialized, recognise_cluster
 from millrace.arguments import checked
 from millrace.errors import DeviceError, OptionError, ProcessError
+from millrace.options import whole_number
 from millrace.processes.arrival import Place, meet
 from millrace.processes.facts import Launched, process_count, process_index
 from millrace.processes.failure import end_together
@@ -67,6 +68,8 @@ def initialize(
     if multiprocessing.parent_process() is not None:
         _LOGGER.info("distributed.initialize() does nothing in a worker of multiprocessing.")
         return
+    _check_seconds("initialization_timeout", initialization_timeout)
+    _check_seconds("heartbeat_timeout", heartbeat_timeout)
     if jax.distributed.is_initialized():
         raise ProcessError(
             f"Process {process_index()} of {process_count()} is connected already. Call "
@@ -103,6 +106,14 @@ def initialize(
     keras.utils.set_random_seed(seed)
 
 
+def _check_seconds(name: str, value: object) -> None:
+    if not isinstance(value, int | float) or value <= 0:
+        raise OptionError(
+            f"{name} must be a number of seconds above 0. Received: {value!r} of type "
+            f"{type(value).__name__}. Set {name}=300, for example."
+        )
+
+
 def _place(address: str | None, count: int | None, index: int | None) -> Place | None:
     given = {"coordinator_address": address, "num_processes": count, "process_id": index}
     if all(value is None for value in given.values()) or count == 1:
@@ -114,11 +125,14 @@ def _place(address: str | None, count: int | None, index: int | None) -> Place |
             f"recognises says it. Received: {given}. Set {missing}, or start the script with "
             "`millrace launch`."
         )
+    whole_number("num_processes", count, 1)
+    whole_number("process_id", index, 0)
     if not 0 <= index < count:
         raise OptionError(
             f"process_id must be from 0 to num_processes - 1 = {count - 1}. Received: {index}."
         )
-    if not address.rpartition(":")[2].isdigit() or not address.rpartition(":")[0]:
+    is_text = isinstance(address, str)
+    if not is_text or not address.rpartition(":")[2].isdigit() or not address.rpartition(":")[0]:
         raise OptionError(
             "coordinator_address must be a host and a port, such as 'node1:1234'. "
             f"Received: {address!r}."

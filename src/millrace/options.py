@@ -2,6 +2,7 @@
 
 import enum
 import math
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar, cast
@@ -242,6 +243,20 @@ def whole_number(name: str, value: object, minimum: int) -> int:
             f"{name} must be at least {minimum}. Received: {value}. Set {name}={minimum} or more."
         )
     return value
+
+
+def directory_path(name: str, value: Any) -> str:
+    """Returns `value` as text if it is a path, or says that it is not one."""
+    try:
+        path = cast("str | bytes", os.fspath(value))
+    except TypeError:
+        path = None
+    if not isinstance(path, str):
+        raise OptionError(
+            f"{name} must be the path of a directory. Received: {value!r} of type "
+            f'{type(value).__name__}. Set {name}="runs/first", for example.'
+        )
+    return path
 
 
 def truth(name: str, value: object) -> bool:

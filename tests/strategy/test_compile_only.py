@@ -359,7 +359,7 @@ def test_a_call_that_fails_leaves_nothing_to_be_compiled(strategy):
     with compiling_only(), strategy.scope():
         model = mlp()
         with pytest.raises(ValueError, match="cardinality"):
-            model.fit(*data(40), verbose=0, validation_data=(data(8)[0], data(9)[1]))
+            model.fit(*data(40), verbose=0, validation_data=(data(8)[0], [data(9)[1]]))
         assert strategy.compile_log == ()
         model.predict(data(40)[0], verbose=0)
     assert {record.program for record in strategy.compile_log} == {"predict_run"}

@@ -15,6 +15,7 @@ import keras
 import numpy as np
 
 from millrace.arguments import checked
+from millrace.errors import OptionError
 from millrace.feeds.outfeed import OutfeedQueue
 
 
@@ -42,11 +43,20 @@ class OutfeedCallback(keras.callbacks.Callback):
 
     Attributes:
         history: an `OutfeedSummary` for each epoch and key, in the order of the table.
+
+    Raises:
+        OptionError: if `outfeed_queue` is neither.
     """
 
     @checked
     def __init__(self, outfeed_queue: OutfeedQueue, name: str = "OutfeedCallback"):
         super().__init__()
+        if not isinstance(outfeed_queue, OutfeedQueue):
+            raise OptionError(
+                "outfeed_queue must be a millrace.OutfeedQueue or a millrace.MaybeOutfeedQueue. "
+                f"Received: {outfeed_queue!r}. Make the queue first, and give it to a layer or an "
+                "optimizer that enqueues, too."
+            )
         self.name = name
         self.history: list[OutfeedSummary] = []
         self._queue = outfeed_queue

@@ -79,6 +79,11 @@ class TensorStatistics(keras.callbacks.Callback):
             OptionError: if an option is none of these.
         """
         super().__init__()
+        if console is not None and not hasattr(console, "print"):
+            raise OptionError(
+                f"console must be a rich.console.Console, or None. Received: {console!r}. Set "
+                "print_every=0 to print nothing."
+            )
         if truth("histograms", histograms) and tensorboard is None:
             raise OptionError(
                 "histograms=True has nowhere to write them. Set tensorboard= to a directory."

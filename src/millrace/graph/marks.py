@@ -19,6 +19,7 @@ from types import TracebackType
 from typing import Any
 
 import jax
+import numpy as np
 
 from millrace._compat.keras_graph import is_calling, record_stages
 from millrace.arguments import checked
@@ -34,14 +35,14 @@ class PipelineStage:
         stage: its number, from 0 on. The values of a model flow from lower to higher stages.
 
     Raises:
-        OptionError: on entry, if `stage` is negative or no whole number.
+        OptionError: if `stage` is negative or no whole number.
         PlanError: on entry, inside another stage, or outside of both a strategy's scope and the
             `call` of a model.
     """
 
     @checked
     def __init__(self, stage: int):
-        self.stage = stage
+        self.stage = _number(stage)
 
     def __enter__(self) -> "PipelineStage":
         _check(self.stage)
@@ -62,12 +63,17 @@ class PipelineStage:
         self._scope.__exit__(kind, error, trace)
 
 
-def _check(stage: Any) -> None:
+def _number(given: Any) -> int:
+    stage = int(given) if isinstance(given, np.integer) else given
     if not isinstance(stage, int) or isinstance(stage, bool) or stage < 0:
         raise OptionError(
             f"A pipeline stage is a whole number from 0 on. Received: PipelineStage({stage!r}). "
             "Set 0 for the first stage, 1 for the one after it."
         )
+    return stage
+
+
+def _check(stage: int) -> None:
     if _here.stage is not None:
         raise PlanError(
             f"PipelineStage({stage}) was entered inside PipelineStage({_here.stage}): a call "

@@ -20,7 +20,7 @@ from millrace.arguments import checked
 from millrace.compiling.call import name_of, new_number
 from millrace.compiling.current import current_log
 from millrace.compiling.watch import unwatched
-from millrace.errors import ModelError
+from millrace.errors import ModelError, OptionError
 from millrace.loops.compiled import Subject
 from millrace.loops.on_host import OnHost
 from millrace.loops.program import Program
@@ -57,7 +57,15 @@ def compile(fn: Callable[..., Any], *, replicas: int | None = None) -> "Compiled
         fn: what is compiled, as a whole and when it is first called.
         replicas: how many times the program runs on data of its own. None is once, or as often as
             who runs the function says.
+
+    Raises:
+        OptionError: if `fn` is not a function, or `replicas` not a number of at least 1.
     """
+    if not callable(fn):
+        raise OptionError(
+            f"compile() takes a function. Received: {fn!r} of type {type(fn).__name__}. Write "
+            "@millrace.compile above a function; to compile a Keras model, call model.compile()."
+        )
     count = None if replicas is None else whole_number("replicas", replicas, 1)
     return CompiledFunction(fn, count)
 

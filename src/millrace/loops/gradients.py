@@ -8,8 +8,9 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import jax
+import keras
 
-from millrace.errors import LoopError
+from millrace.errors import LoopError, OptionError
 from millrace.loops.scope import VariableScope
 from millrace.programs.taps import collecting, tap_again
 
@@ -33,8 +34,21 @@ def value_and_grad(
         What `fn` returned, and a list of gradients in the order of `variables`.
 
     Raises:
-        LoopError: if the loss is no scalar of a floating type.
+        LoopError: if `fn` is no function, or the loss no scalar of a floating type.
+        OptionError: if `variables` cannot be iterated.
     """
+    if not callable(fn):
+        raise LoopError(
+            f"value_and_grad() differentiates a function. Received: {fn!r} of type "
+            f"{type(fn).__name__}. Pass a function that returns the loss: lambda: loss_fn(y, "
+            "model(x))."
+        )
+    if not isinstance(variables, Iterable):
+        advice = "model.trainable_variables" if isinstance(variables, keras.Layer) else "[variable]"
+        raise OptionError(
+            "variables of value_and_grad() must be a list of Keras variables. Received: "
+            f"{variables!r} of type {type(variables).__name__}. Set variables={advice}."
+        )
     variables = list(variables)
     assigned: list[Any] = []
 

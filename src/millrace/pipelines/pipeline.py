@@ -102,6 +102,7 @@ def pipeline(
             "pipeline() runs on the devices of a strategy, and there is none. Call it within "
             "`with strategy.scope():`, or set strategy=millrace.Strategy()."
         )
+    _check_parts(strategy, infeed, optimizer_function)
     serialization = whole_number(
         "batch_serialization_iterations", options.get("batch_serialization_iterations", 1), 1
     )
@@ -155,6 +156,24 @@ def pipeline(
 
 _kept: OrderedDict[Any, tuple[Pipeline, Any]] = OrderedDict()
 _lock = threading.RLock()
+
+
+def _check_parts(strategy: Any, infeed: Any, optimizer_function: Any) -> None:
+    if not isinstance(strategy, Strategy):
+        raise OptionError(
+            f"strategy must be a millrace.Strategy. Received: {strategy!r}. Set "
+            "strategy=millrace.Strategy(), or leave it out in `with strategy.scope():`."
+        )
+    if infeed is not None and not isinstance(infeed, InfeedQueue):
+        raise OptionError(
+            f"infeed is a millrace.InfeedQueue. Received: {type(infeed).__name__}. Set "
+            "infeed=millrace.InfeedQueue(dataset), made once, outside of the pipeline."
+        )
+    if optimizer_function is not None and not callable(optimizer_function):
+        raise OptionError(
+            "optimizer_function must be a function of what the last stage returns. Received: "
+            f"{optimizer_function!r}. Set optimizer_function=lambda loss: (optimizer, loss)."
+        )
 
 
 def _check_outfeed(outfeed: Any, trains: bool, loss: Any, mask: Any, accumulate: Any) -> None:

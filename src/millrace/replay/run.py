@@ -5,6 +5,7 @@ micro-batch 1    ...
 update           the gradients that would be applied
 """
 
+import os
 import pathlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -17,7 +18,7 @@ import numpy as np
 
 from millrace.arguments import checked
 from millrace.errors import DataError
-from millrace.options import Accumulation, Options, Taps, reduction
+from millrace.options import Accumulation, Options, Taps, directory_path, reduction
 from millrace.plan import ROLES, Mode
 from millrace.programs.state import State, Values
 from millrace.records.flight import MODEL_FILE, Flight, FlightRecord, read_flight
@@ -96,12 +97,16 @@ def run_again(
 
 
 @checked
-def replay(directory: pathlib.Path, custom_objects: Mapping[str, Any] | None = None) -> "Replayed":
+def replay(
+    directory: str | os.PathLike[str], custom_objects: Mapping[str, Any] | None = None
+) -> "Replayed":
     """Runs the update again that NaNWatch has written to `directory`.
 
     Raises:
         DataError: if it holds no flight record, or its model cannot be loaded.
+        OptionError: if `directory` is no path.
     """
+    directory = pathlib.Path(directory_path("directory", directory))
     flight = read_flight(directory)
     path = directory / MODEL_FILE
     try:

@@ -8,6 +8,7 @@ Path("my_schedule.txt")    a file of such text
 
 import difflib
 import functools
+import inspect
 import os
 import pathlib
 import re
@@ -151,6 +152,15 @@ def _text(choice: object) -> str:
 
 
 def _of_function(function: ScheduleFunction, num_stages: int, num_micro_batches: int) -> Schedule:
+    try:
+        inspect.signature(function).bind(num_stages, num_micro_batches)
+    except TypeError as error:
+        raise ScheduleError(
+            f"The schedule function {function!r} does not take two numbers ({error}). Write it as "
+            "schedule(num_stages, num_micro_batches)."
+        ) from None
+    except ValueError:  # a builtin that does not say what it takes
+        pass
     rows = function(num_stages, num_micro_batches)
     try:
         if isinstance(rows, str):

@@ -37,7 +37,8 @@ from millrace.strategy.asynchronous import StepCallbackList
 from millrace.strategy.checks import hint_steps_per_execution
 from millrace.strategy.controller import ATTRIBUTE, Controller, Totals, controller_of
 from millrace.strategy.functions import LoopFunction
-from millrace.strategy.loop_arguments import check_arguments
+from millrace.strategy.loop_arguments import check_batch, check_data_arguments
+from millrace.strategy.loop_options import check_options
 from millrace.strategy.methods import METHODS
 from millrace.strategy.offloading import bring_back
 from millrace.strategy.saving import load_options, save_options
@@ -49,7 +50,7 @@ from millrace.strategy.uncompiled import (
 )
 
 _FILES = ("save", "save_weights")
-_ON_BATCH = ("train_on_batch", "test_on_batch", "predict_on_batch")
+_ON_BATCH = {f"{mode.value}_on_batch": mode for mode in Mode}
 _LOOPS = {"fit": Mode.TRAIN, "evaluate": Mode.TEST, "predict": Mode.PREDICT}
 
 
@@ -63,8 +64,8 @@ def attach(model: keras.Model, devices: Sequence[jax.Device], totals: Totals) ->
         attributes[f"make_{mode.value}_function"] = _make_function(controller, mode)
     for name, mode in _LOOPS.items():
         attributes[name] = _loop(model, name, mode, controller)
-    for name in _ON_BATCH:
-        attributes[name] = _on_batch(getattr(model, name))
+    for name, mode in _ON_BATCH.items():
+        attributes[name] = _on_batch(model, name, mode)
     name, report = report_logs(
         model, lambda: controller.reports_each_replica or compile_only.is_on()
     )
@@ -183,26 +184,32 @@ def _loop(model: keras.Model, name: str, mode: Mode, controller: Controller) -> 
         if controller_of(model) is not controller:  # kept by someone, since the model was detached
             return getattr(model, name)(*args, **kwargs)
         stock = getattr(type(model), name)
-        if runs_uncompiled(controller) and not compile_only.is_on():
+        is_uncompiled = runs_uncompiled(controller) and not compile_only.is_on()
+        if is_uncompiled:
             check_uncompiled(controller, mode)
+        else:
+            controller.check(mode)
+            agree(controller, mode)
+            short = model.compiled and model.steps_per_execution == controller.replicas == 1
+            if mode is Mode.TRAIN and short:
+                hint_steps_per_execution(model)
+        bound = _bound_call(model, name, signature, args, kwargs)
+        if stock is getattr(keras.Model, name):  # an override may give its arguments any meaning
+            if not controller.is_running:  # in the validation of fit, which has looked at them
+                check_options(bound.arguments)
+            if not is_uncompiled:  # layers that are not compiled may take text
+                check_data_arguments(model, mode, bound.arguments)
+        if is_uncompiled:
             with controller.running():
-                return stock(model, *args, **kwargs)
-        controller.check(mode)
-        agree(controller, mode)
-        short = model.compiled and model.steps_per_execution == controller.replicas == 1
-        if mode is Mode.TRAIN and short:
-            hint_steps_per_execution(model)
-        bound = signature.bind(model, *args, **kwargs)
-        bound.apply_defaults()
-        check_arguments(model, mode, bound.arguments)
+                return stock(*bound.args, **bound.kwargs)
         if compile_only.is_on():
             return compile_only.compile_loop(controller, stock, bound)
         arguments = bound.arguments
         quiet_unless_first(controller, arguments)
         with controller.running():
-            per_step = controller.options.asynchronous_callbacks
+            per_step = controller.options.asynchronous_callbacks and "callbacks" in arguments
             if per_step and not isinstance(arguments["callbacks"], StepCallbackList):
-                verbose = arguments["verbose"]
+                verbose = arguments.get("verbose", "auto")
                 arguments["callbacks"] = StepCallbackList(
                     arguments["callbacks"],
                     controller,
@@ -220,9 +227,28 @@ def _loop(model: keras.Model, name: str, mode: Mode, controller: Controller) -> 
     return loop
 
 
-def _on_batch(method: Callable[..., Any]) -> Callable[..., Any]:
+def _bound_call(
+    model: keras.Model, name: str, signature: inspect.Signature, args: Any, kwargs: Any
+) -> inspect.BoundArguments:
+    """Returns the arguments of a loop, with their defaults.
+
+    Raises:
+        OptionError: for an argument that it does not take.
+    """
+    check_call(name, signature, (model, *args), kwargs, takes_self=True)
+    bound = signature.bind_partial(model, *args, **kwargs)  # what is missing is said later
+    bound.apply_defaults()
+    return bound
+
+
+def _on_batch(model: keras.Model, name: str, mode: Mode) -> Callable[..., Any]:
+    method = getattr(model, name)
+    is_stock = getattr(type(model), name) is getattr(keras.Model, name)
+
     @functools.wraps(method)
     def on_batch(*args: Any, **kwargs: Any) -> Any:
+        if is_stock:
+            check_batch(model, name, mode, args, kwargs)
         with held_back():
             return method(*args, **kwargs)
 

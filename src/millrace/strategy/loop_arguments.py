@@ -1,9 +1,11 @@
-"""The arguments of fit, evaluate and predict that no model can be trained with.
+"""The data of fit, evaluate and predict that no model can be trained with.
 
 They are refused before Keras sees them: it would say less, and leave an unbuilt model half built.
 """
 
-from collections.abc import Mapping
+import os
+import types
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -13,10 +15,13 @@ import numpy as np
 from millrace.errors import DataError, OptionError
 from millrace.options import whole_number
 from millrace.plan import Mode
+from millrace.strategy.sample_weights import check_sample_weight
 
 _LOOPS = {Mode.TRAIN: "fit", Mode.TEST: "evaluate", Mode.PREDICT: "predict"}
 _DATA = ("x", "y", "sample_weight")
 _KINDS = {"S": "text", "U": "text", "O": "Python objects", "m": "time spans", "M": "dates"}
+# What types of them hold no batches, but for generators, lists, tuples and dicts.
+_PLAIN = ("builtins", "itertools", "pathlib")
 _ADVICE = {
     "text": (
         "Replace each text by a number first: names, numbers = np.unique({}, return_inverse=True)"
@@ -43,8 +48,8 @@ def check_steps_per_execution(model: keras.Model) -> None:
         ) from None
 
 
-def check_arguments(model: keras.Model, mode: Mode, arguments: Mapping[str, Any]) -> None:
-    """Refuses data and sizes that no model can be trained with.
+def check_data_arguments(model: keras.Model, mode: Mode, arguments: Mapping[str, Any]) -> None:
+    """Refuses data that no model can be trained with.
 
     Args:
         model: whose loop is called.
@@ -52,19 +57,67 @@ def check_arguments(model: keras.Model, mode: Mode, arguments: Mapping[str, Any]
         arguments: of Keras's fit, evaluate or predict, with their defaults.
 
     Raises:
-        DataError: for arrays without rows, of text or of objects, and for missing targets.
-        OptionError: for a batch size that is not a whole number of at least 1.
+        DataError: for no data, arrays without rows, of text or of objects, missing targets,
+            sample weights of a wrong shape, and what cannot be iterated.
     """
-    if arguments.get("batch_size") is not None:
-        whole_number("batch_size", arguments["batch_size"], 1)
+    loop, x, y = f"{_LOOPS[mode]}()", arguments.get("x"), arguments.get("y")
+    _check_given(loop, [arguments.get(name) for name in _DATA])
     for name in _DATA:
         _check_data(name, arguments.get(name))
+    if mode is not Mode.PREDICT and _are_arrays(x) and y is None:
+        check_targets(model, loop, f"Pass y{_other_forms(loop, x)}")
+    check_sample_weight(model, y, arguments.get("sample_weight"))
     validation = arguments.get("validation_data")
-    if isinstance(validation, tuple):
-        for name, part in zip(_DATA, validation, strict=False):
-            _check_data(f"{name} of validation_data", part)
-    if mode is not Mode.PREDICT and _are_arrays(arguments["x"]) and arguments["y"] is None:
-        check_targets(model, f"{_LOOPS[mode]}()", "Pass y")
+    if isinstance(validation, tuple | list) and mode is Mode.TRAIN:
+        _check_validation(model, validation)
+    else:
+        _check_data("validation_data", validation)
+        if _are_arrays(validation):
+            _check_validation(model, (validation,))
+
+
+def check_batch(model: keras.Model, method: str, mode: Mode, args: Any, kwargs: Any) -> None:
+    """Refuses a batch of `train_on_batch` and its kind that lacks x, or targets.
+
+    Raises:
+        DataError: saying what to pass.
+    """
+    given = dict(zip(_DATA, args, strict=False)) | kwargs
+    x = given.get("x")
+    if x is None or (isinstance(x, dict | list | tuple) and not x):
+        _check_given(f"{method}()", [given.get(name) for name in _DATA])
+    elif mode is not Mode.PREDICT and given.get("y") is None and _are_arrays(x):
+        check_targets(model, f"{method}()", "Pass y")
+
+
+def _check_given(taker: str, data: Sequence[Any]) -> None:
+    if all(leaf is None for leaf in keras.tree.flatten(data)):
+        raise DataError(
+            f"{taker} was given no data: x={data[0]!r}. Pass x, an array or a data set of batches."
+        )
+
+
+def _check_validation(model: keras.Model, validation: Sequence[Any]) -> None:
+    if not 1 <= len(validation) <= len(_DATA):
+        raise DataError(
+            "validation_data must be (x, y) or (x, y, sample_weight), or a data set of batches. "
+            f"Received: a {type(validation).__name__} of {len(validation)}."
+        )
+    rows: dict[str, int] = {}
+    for name, part in zip(_DATA, validation, strict=False):
+        _check_data(f"{name} of validation_data", part)
+        if isinstance(part, np.ndarray | jax.Array):
+            rows[name] = len(part)
+    if len(set(rows.values())) > 1:
+        raise DataError(
+            "The arrays of validation_data have different numbers of rows: "
+            f"{', '.join(f'{count} in {name}' for name, count in rows.items())}. Pass as many "
+            "targets as there are rows in x."
+        )
+    _, y, weights = (*validation, None, None)[: len(_DATA)]
+    if _are_arrays(validation[0]) and y is None:
+        check_targets(model, "validation_data of fit()", "Set validation_data=(x, y)")
+    check_sample_weight(model, y, weights, "sample_weight of validation_data")
 
 
 def check_targets(model: Any, taker: str, advice: str) -> None:
@@ -94,27 +147,78 @@ def _are_arrays(data: Any) -> bool:
     return bool(leaves) and all(isinstance(leaf, np.ndarray | jax.Array) for leaf in leaves)
 
 
+def _other_forms(loop: str, x: Any) -> str:
+    """Returns what else to pass where x holds the targets, too."""
+    if isinstance(x, tuple) and len(x) == 2:
+        return f", which {loop[:-1]}*x) does if x is (data, targets)"
+    if isinstance(x, list) and all(isinstance(batch, tuple) for batch in x):
+        return ", or batches from a generator: (batch for batch in x)"
+    return ""
+
+
 def _check_data(name: str, data: Any) -> None:
     if isinstance(data, list) and data and _is_number(_first(data)):
         raise DataError(
             f"{name} is a list of Python numbers, and a list stands for several inputs. Pass one "
             f"array: np.asarray({name}, 'float32')."
         )
-    if not _are_arrays(data):
+    leaves = keras.tree.flatten(data) if isinstance(data, dict | list | tuple) else [data]
+    for leaf in leaves:
+        _check_kind(name, leaf)
+    for leaf in leaves if _are_arrays(data) else ():
+        _check_array(name, leaf)
+
+
+def _check_kind(name: str, data: Any) -> None:
+    """Refuses objects of Python that hold no data, or whose batches Keras does not draw.
+
+    Raises:
+        DataError: naming the type, and what to pass in place of it.
+    """
+    is_plain = type(data).__module__ in _PLAIN or isinstance(data, np.generic)
+    is_data = data is None or isinstance(data, dict | list | tuple | types.GeneratorType)
+    if is_data or not is_plain:
         return
-    for leaf in keras.tree.flatten(data):
-        kind = _KINDS.get(np.dtype(leaf.dtype).kind) if isinstance(leaf, np.ndarray) else None
-        if kind == "Python objects" and leaf.size and isinstance(leaf.flat[0], str | bytes):
-            kind = "text"
-        if kind is not None:
-            raise DataError(
-                f"{name} is an array of {kind} (dtype {leaf.dtype}, shape {leaf.shape}), and a "
-                f"model computes with numbers. {_ADVICE[kind].format(name.partition(' ')[0])}."
-            )
-        if leaf.ndim and not len(leaf):
-            raise DataError(
-                f"{name} has no rows: its shape is {leaf.shape}. Check what selects or loads it."
-            )
+    kind, rows = type(data).__name__, "Pass an array with one row for each sample"
+    if isinstance(data, bool | int | float | np.number | np.bool_):
+        what = f"{data!r}, a single value"
+        advice = rows
+    elif isinstance(data, str | bytes | os.PathLike):
+        what = f"the text {data!r}" if isinstance(data, str | bytes) else f"the path {str(data)!r}"
+        advice = "Load the file first, with np.load() or keras.utils.image_dataset_from_directory()"
+    elif isinstance(data, type):
+        what = f"the class {data.__name__}"
+        advice = f"Pass an object of it: {data.__name__}(...)"
+    elif callable(data):
+        what = f"the {kind} {getattr(data, '__name__', '')!r}"
+        advice = f"Call it, and pass the data or the generator that it returns: {name}()"
+    elif isinstance(data, range | set | frozenset):
+        what = f"a {kind}"
+        advice = f"Pass an array: np.asarray(list({name}), 'float32')"
+    else:
+        what = f"an object of type {kind}"
+        holds_batches = name in ("x", "validation_data")
+        advice = f"Pass a generator: (batch for batch in {name})" if holds_batches else rows
+    raise DataError(f"{name} is {what}, which a model cannot take batches from. {advice}.")
+
+
+def _check_array(name: str, leaf: Any) -> None:
+    kind = _KINDS.get(np.dtype(leaf.dtype).kind) if isinstance(leaf, np.ndarray) else None
+    if kind == "Python objects" and leaf.size and isinstance(leaf.flat[0], str | bytes):
+        kind = "text"
+    if kind is not None:
+        raise DataError(
+            f"{name} is an array of {kind} (dtype {leaf.dtype}, shape {leaf.shape}), and a "
+            f"model computes with numbers. {_ADVICE[kind].format(name.partition(' ')[0])}."
+        )
+    if not leaf.ndim:
+        raise DataError(
+            f"{name} is one number: its shape is (). Pass an array with one row for each sample."
+        )
+    if not len(leaf):
+        raise DataError(
+            f"{name} has no rows: its shape is {leaf.shape}. Check what selects or loads it."
+        )
 
 
 def _first(data: Any) -> Any:

@@ -228,7 +228,17 @@ def print_pipeline_stage_assignment_summary(
         controller: of the model whose method this becomes.
         line_length: characters of a line.
         print_fn: called with each line; None is `print`.
+
+    Raises:
+        OptionError: if `line_length` is no number, or `print_fn` no function.
     """
+    if line_length is not None:
+        whole_number("line_length", line_length, 1)
+    if print_fn is not None and not callable(print_fn):
+        raise OptionError(
+            f"print_fn must be a function of one line. Received: {print_fn!r}. Set print_fn=print, "
+            "or leave it out."
+        )
     for line in stage_summary(controller.model, controller.stages.assignment(), line_length):
         (print_fn or print)(line)
 

@@ -20,9 +20,9 @@ from millrace.compiling.log import CompileLog
 from millrace.compiling.phases import show_phases
 from millrace.compiling.watch import call_watched
 from millrace.devices import find_devices, home
-from millrace.errors import DTypeError, ModelError, OptionError, PlanError
+from millrace.errors import ModelError, PlanError
 from millrace.graph.marks import stages_allowed
-from millrace.options import RecompilePolicy, recompile_policy
+from millrace.options import RecompilePolicy, directory_path, recompile_policy
 from millrace.processes.facts import process_index
 from millrace.records.compilation import CompileRecord, Origin
 from millrace.records.memory_report import MemoryReport
@@ -31,9 +31,11 @@ from millrace.records.run_directory import RunDirectory
 from millrace.strategy.attach import attach, detach, is_making_graph
 from millrace.strategy.controller import Totals, controller_of
 from millrace.strategy.memory_report import memory_report
+from millrace.strategy.misused import Misused
+from millrace.strategy.run_arguments import check_run
 
 
-class Strategy:
+class Strategy(Misused):
     """Runs the loops of stock Keras models as compiled programs.
 
         strategy = millrace.Strategy()
@@ -74,7 +76,9 @@ class Strategy:
         show_phases()
         self._home = home(self._devices)
         directory = (
-            None if report_dir is None else RunDirectory(os.fspath(report_dir), process_index())
+            None
+            if report_dir is None
+            else RunDirectory(directory_path("report_dir", report_dir), process_index())
         )
         self._totals = Totals(CompileLog(policy, directory))
 
@@ -131,7 +135,7 @@ class Strategy:
         Raises:
             OptionError: if the directory cannot be written.
         """
-        return self._totals.exports.write(directory)
+        return self._totals.exports.write(directory_path("directory", directory))
 
     @checked
     def load_executables(self, directory: str | os.PathLike[str]) -> int:
@@ -153,7 +157,9 @@ class Strategy:
         Raises:
             OptionError: if it is no directory.
         """
-        return self._totals.exports.loaded.load(directory, self._devices)
+        return self._totals.exports.loaded.load(
+            directory_path("directory", directory), self._devices
+        )
 
     @contextmanager
     def no_recompile(self) -> Iterator[None]:
@@ -226,6 +232,8 @@ class Strategy:
         Raises:
             ModelError: if the model is not one of this strategy, or while it runs.
         """
+        if not isinstance(model, keras.Model):
+            raise ModelError(f"detach() takes a keras.Model. Received: {type(model).__name__}.")
         if not self._has(model):
             other = "Call detach() of that one." if controller_of(model) else "It is a stock model."
             raise ModelError(
@@ -271,8 +279,10 @@ class Strategy:
         """
         controller = controller_of(model)
         if controller is None or not self._has(model):
+            is_model = isinstance(model, keras.Model)
+            shown = repr(model) if is_model else f"an object of type {type(model).__name__}"
             raise ModelError(
-                f"memory_report() takes a model of this strategy. Received: {model!r}. Build it "
+                f"memory_report() takes a model of this strategy. Received: {shown}. Build it "
                 "in `with strategy.scope()`, or call strategy.attach(model)."
             )
         with jax.default_device(self._home):
@@ -293,20 +303,11 @@ class Strategy:
             kwargs: its keyword arguments.
 
         Raises:
-            OptionError: if `fn` is a plain Python function.
+            OptionError: if `fn` is a plain Python function, or `args` is not a sequence.
             RecompilationError: if it would be compiled, and that is to be refused.
             DTypeError: if an argument is float64.
         """
-        if not hasattr(fn, "lower") and not isinstance(fn, jax.stages.Compiled):
-            raise OptionError(
-                f"run() takes a compiled function. Received: {fn!r}. Set fn=jax.jit(fn)."
-            )
-        for leaf in jax.tree.leaves((args, kwargs)):
-            if str(getattr(leaf, "dtype", "")) == "float64":
-                raise DTypeError(
-                    f"An argument of run() is float64, of shape {leaf.shape}: devices compute in "
-                    "32 bits or fewer. Cast it with .astype('float32')."
-                )
+        check_run(fn, args, kwargs)
         log = self._totals.compile_log
         before, _scope.running = _scope.running, self
         try:
