@@ -4,6 +4,10 @@ import contextlib
 import ctypes
 import gc
 import os
+import signal
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as shells start what they run beside them
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 os.environ["KERAS_BACKEND"] = "jax"
 os.environ["MILLRACE_CACHE_DIR"] = "off"  # no test finds what another has compiled

@@ -7,7 +7,9 @@ import subprocess
 import sys
 import tomllib
 
+import keras
 import pytest
+from packaging.version import Version
 
 ROOT = pathlib.Path(__file__).parent.parent
 README = ROOT / "README.md"
@@ -84,7 +86,10 @@ def test_the_readme_prints_what_it_says_and_what_plain_keras_prints(tmp_path):
         timeout=300,
     )
     assert done.returncode == 0, done.stderr[-4000:]
-    assert done.stdout == printed * 2
+    found, plain = done.stdout.splitlines()
+    assert found == plain
+    if Version(keras.__version__).release < (3, 16):  # draws other initial weights
+        assert f"{found}\n" == printed
     assert not list((tmp_path / "empty").iterdir())
 
 

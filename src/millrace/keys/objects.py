@@ -72,6 +72,7 @@ def _of_layer(layer: Any, found: dict[str, Any]) -> dict[str, Any]:
         if name not in hidden
         and name not in _RUNNING
         and not (is_keras and name.endswith("_initializer"))  # variables exist already
+        and not (is_keras and name == "kernel_shape")  # follows from units; since Keras 3.16
         and not (is_keras and _is_state(value))
         and not _is_method_of_ours(value)
     }
