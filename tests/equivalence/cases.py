@@ -101,7 +101,7 @@ def normalized() -> keras.Model:
     return keras.Sequential(
         [
             keras.Input((6,)),
-            layers.Dense(8),
+            layers.Dense(8, use_bias=False),  # whose gradient would be rounding alone
             layers.BatchNormalization(momentum=0.8),
             layers.Activation("relu"),
             layers.Dropout(0.3),
