@@ -51,8 +51,8 @@ SECTIONS = {
             r"(tiny|mlp): millrace / jax": "`fit` shuffles the rows of every epoch, and the "
             "handwritten loop does not. The row below it compares with one that does.",
             r"(mlp|convnet): keras / millrace": "Most of the step is computation, which is the "
-            "same in Keras: handwritten JAX, which does not shuffle, gains 1.27x on the mlp and 1.23x "
-            "on the convnet, by the medians of the times.",
+            "same in Keras: handwritten JAX, which does not shuffle, gains 1.27x on the mlp and "
+            "1.23x on the convnet, by the medians of the times.",
             r"convnet: millrace / jax": "The rounds of this run lie between 1.04x and 1.41x, on "
             "two cores that other machines share. The run of 2026-11-21, on another machine, gave "
             "1.04x (1.01-1.07).",
