@@ -85,6 +85,45 @@ def test_processes_that_differ_say_so(tmp_path, change, what):
     assert "process 1:" in result.stderr
 
 
+DETACHED = """
+import millrace
+millrace.distributed.initialize()
+import keras, numpy as np
+x = np.random.default_rng(0).normal(size=(64, 4)).astype("float32")
+
+def build():
+    keras.utils.set_random_seed(1)
+    layers = [keras.layers.Dense(4, "tanh"), keras.layers.Dense(1)]
+    return keras.Sequential([keras.Input((4,)), *layers])
+
+def fit(model, rows):
+    options = {"batch_size": rows, "epochs": 2, "shuffle": False, "verbose": 0}
+    return model.fit(x, x[:, :1], **options).history["loss"]
+
+strategy, plain = millrace.Strategy(), build()
+with strategy.scope():
+    model = build()
+for each in (plain, model):
+    each.compile("adam", "mse", steps_per_execution=4 if each is model else 1)
+model.set_pipeline_stage_assignment([0, 1])
+model.set_pipelining_options(gradient_accumulation_steps_per_replica=4)
+losses = fit(model, 8)
+strategy.detach(model)
+assert all(variable.value.is_fully_addressable for variable in model.variables)
+np.testing.assert_allclose(losses + fit(model, 32), fit(plain, 32) + fit(plain, 32), 1e-5)
+for found, expected in zip(model.get_weights(), plain.get_weights()):
+    np.testing.assert_allclose(found, expected, 1e-5, 1e-6)
+"""
+
+
+@pytest.mark.slow
+def test_a_detached_pipeline_is_whole_in_every_process(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(DETACHED)
+    result = launch(script)
+    assert result.returncode == 0, result.stdout + result.stderr
+
+
 @pytest.mark.parametrize("victim", [0, 1])
 def test_a_process_that_dies_ends_the_others_and_leaves_the_last_checkpoint(tmp_path, victim):
     script = tmp_path / "script.py"
