@@ -25,7 +25,7 @@ from millrace.compiling.history import history  # noqa: E402
 from quick_compiler import QuickCompiler  # noqa: E402
 from slow_names import SlowNames  # noqa: E402
 
-MOST_MEMORY = 1 << 30  # of a worker, so that two and their children fit into 4 GiB
+MOST_MEMORY = 11 << 27  # of a worker (1.4 GiB), so that two and their children fit into 4 GiB
 MORE_MEMORY = 1 << 28  # that is worth looking for what can be let go
 
 # What is imported stays, and most of what tests make is gone without a search: a quarter of the
