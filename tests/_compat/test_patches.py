@@ -87,7 +87,7 @@ USES = {
     patch_table.COND_OF_OPTIMIZERS: scale_loss,
     patch_table.OPTIMIZER_INIT: keras.optimizers.SGD,
     patch_table.MODEL_FROM_CONFIG: lambda: keras.Model.from_config(
-        keras.Model(x := keras.Input((1,)), x).get_config()
+        keras.Model(x := keras.Input((1,)), keras.layers.Identity()(x)).get_config()
     ),
     patch_table.SEQUENTIAL_FROM_CONFIG: lambda: keras.Sequential.from_config(
         compiled().get_config()
