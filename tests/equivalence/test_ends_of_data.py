@@ -7,7 +7,9 @@ import keras
 import numpy as np
 import pytest
 from compared_loops import PLAIN, Way, printed, run
+from packaging.version import Version
 
+from for_versions import needs_keras
 from millrace import tensorflow as tf
 from millrace.callbacks import NaNWatch, TensorStatistics
 
@@ -97,6 +99,12 @@ SOURCES = {
 sources = pytest.mark.parametrize("source", SOURCES.values(), ids=SOURCES)
 
 
+def skip_if_keras_looks_ahead(source, *sources):
+    """Plain Keras drew batches ahead on CPU until 3.14, and lost them where a loop ended."""
+    if source in sources and Version(keras.__version__).release < (3, 15):
+        pytest.skip("keras <3.15 loses batches that it has drawn ahead")
+
+
 @functools.cache
 def plain(loop, source, **arguments):
     return run(loop, source, PLAIN, **arguments)
@@ -132,6 +140,7 @@ FITS = [(5, 4), (BATCHES, 3), (20, 3), (4, 2)]
 @pytest.mark.parametrize("steps", STEPS)
 @sources
 def test_fit(source, steps):
+    skip_if_keras_looks_ahead(source, Batches)
     for steps_per_epoch, epochs in FITS:
         arguments = {"steps_per_epoch": steps_per_epoch, "epochs": epochs}
         expected = plain("fit", source, **arguments)
@@ -181,6 +190,8 @@ def test_evaluate_and_predict(source, steps):
 
 @sources
 def test_validation_data(source):
+    skip_if_keras_looks_ahead(source, generate, weighted)
+
     def validation():
         data = source()
         return (data["x"], data["y"]) if isinstance(data, dict) else data
@@ -202,6 +213,7 @@ def test_class_weight(steps):
     assert_same(run("fit", classes, Way(steps), **arguments), expected)
 
 
+@needs_keras(">=3.15", reason="says that a generator is empty")
 @pytest.mark.parametrize("way", [PLAIN, Way(1), Way(3)])
 def test_an_empty_generator(way):
     with pytest.raises(ValueError, match="must yield at least one batch"):
@@ -263,6 +275,7 @@ def test_steps_that_belong_to_one_update(setting, devices, steps):
 @pytest.mark.parametrize("source", [generate, Batches, arrays])
 @pytest.mark.parametrize("steps", STEPS)
 def test_asynchronous_callbacks_see_the_calls_of_single_steps(source, steps):
+    skip_if_keras_looks_ahead(source, Batches)
     for steps_per_epoch, epochs in FITS:
         arguments = {"steps_per_epoch": steps_per_epoch, "epochs": epochs}
         expected = plain("fit", source, **arguments)
