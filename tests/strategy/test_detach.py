@@ -217,7 +217,7 @@ def test_a_model_of_another_strategy_and_a_stock_one(strategy):
         strategy.detach(model)
     with pytest.raises(ModelError, match=r"attached to none\. It is a stock model"):
         strategy.detach(make())
-    with pytest.raises(ModelError, match="takes a keras.Model. Received: NoneType"):
+    with pytest.raises(ModelError, match=r"takes a keras\.Model\. Received: NoneType"):
         strategy.detach(None)
 
 
