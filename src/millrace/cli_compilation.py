@@ -9,7 +9,7 @@ import time
 import click
 
 from millrace.cache.use import cache_statistics
-from millrace.cli_types import script_error
+from millrace.cli_types import check_script
 from millrace.compile_log_table import show_compile_log
 from millrace.compiling.log import listeners
 from millrace.errors import ModelError
@@ -76,10 +76,7 @@ def precompile_command(script: str, arguments: tuple[str, ...]) -> None:
 
 def _run(script: str, arguments: tuple[str, ...]) -> None:
     """Runs a script as Python does. Its exit status is that of this process, unless it is 0."""
-    try:
-        compile(pathlib.Path(script).read_bytes(), script, "exec", dont_inherit=True)
-    except (SyntaxError, ValueError) as error:
-        raise click.ClickException(script_error(script, error)) from None
+    check_script(script)
     argv, path = sys.argv, list(sys.path)
     sys.argv = [script, *arguments]
     sys.path.insert(0, str(pathlib.Path(script).absolute().parent))

@@ -11,7 +11,7 @@ from types import TracebackType
 
 import click
 
-from millrace.cli_types import script_error
+from millrace.cli_types import check_script
 from millrace.porting.serve import run_script
 
 
@@ -26,14 +26,9 @@ def run_command(context: click.Context, script: str, arguments: tuple[str, ...])
     `ipu_tensorflow_addons` give modules of millrace; nothing of them needs to be installed. The
     script's exit status is passed on, and its errors are shown as Python shows them.
     """
+    check_script(script)
     try:
         run_script(script, arguments)
-    except SyntaxError as error:
-        if error.filename is not None and not _is_file(error.filename, script):
-            error.__traceback__ = _of_script(error.__traceback__, script)
-            traceback.print_exception(error)  # of a module that the script imports
-            context.exit(1)
-        raise click.ClickException(script_error(script, error)) from None
     except Exception as error:  # as Python would: with the script's own frames
         error.__traceback__ = _of_script(error.__traceback__, script)
         traceback.print_exception(error)

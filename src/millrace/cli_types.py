@@ -1,6 +1,7 @@
 """Types of options and errors that several commands share."""
 
 import math
+import pathlib
 import re
 from typing import Any
 
@@ -20,11 +21,16 @@ class FiniteRange(click.FloatRange):
         return number
 
 
-def script_error(script: str, error: SyntaxError | ValueError) -> str:
-    """Says that a file is not Python, and where."""
-    line = f", line {error.lineno}" if isinstance(error, SyntaxError) and error.lineno else ""
-    what = error.msg if isinstance(error, SyntaxError) else str(error)
-    return f"{script}{line}: this is not a Python program: {what}. Give a file of Python source."
+def check_script(script: str) -> None:
+    """Refuses a file that is not Python, and says where."""
+    try:
+        compile(pathlib.Path(script).read_bytes(), script, "exec", dont_inherit=True)
+    except (SyntaxError, ValueError) as error:  # ValueError: null bytes, on Python 3.11.2
+        line = f", line {error.lineno}" if isinstance(error, SyntaxError) and error.lineno else ""
+        what = error.msg if isinstance(error, SyntaxError) else str(error)
+        raise click.ClickException(
+            f"{script}{line}: this is not a Python program: {what}. Give a file of Python source."
+        ) from None
 
 
 # The names of `make_schedule` and of a model's options, as `simulate` spells them.

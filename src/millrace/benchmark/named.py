@@ -31,7 +31,7 @@ def load(text: str) -> Any:
     try:
         module = _module_of_file(pathlib.Path(where)) if where.endswith(".py") else _module(where)
     except SyntaxError as error:
-        raise _checked(error.filename or where, error) from None
+        raise _not_python(error.filename or where, error) from None
     if not hasattr(module, name):
         names = [
             other
@@ -42,9 +42,10 @@ def load(text: str) -> Any:
     return getattr(module, name)
 
 
-def _checked(where: str, error: SyntaxError) -> OptionError:
-    line = f", line {error.lineno}" if error.lineno else ""
-    return OptionError(f"{where}{line} is not a Python program: {error.msg}. Correct it first.")
+def _not_python(where: str, error: SyntaxError | ValueError) -> OptionError:
+    line = f", line {error.lineno}" if isinstance(error, SyntaxError) and error.lineno else ""
+    what = error.msg if isinstance(error, SyntaxError) else str(error)
+    return OptionError(f"{where}{line} is not a Python program: {what}. Correct it first.")
 
 
 def _module(name: str) -> types.ModuleType:
@@ -72,6 +73,10 @@ def _module_of_file(path: pathlib.Path) -> types.ModuleType:
     if not path.is_file():
         names = sorted(other.name for other in path.parent.glob("*.py"))
         raise OptionError(f"There is no file {str(path)!r}. {_near(path.name, names)}")
+    try:
+        compile(path.read_bytes(), str(path), "exec", dont_inherit=True)
+    except ValueError as error:  # null bytes, on Python 3.11.2
+        raise _not_python(str(path), error) from None
     path = path.resolve()
     for module in list(sys.modules.values()):
         # Not by getattr: modules that load lazily would be loaded by it.

@@ -76,6 +76,10 @@ class _TimeMajor(keras.layers.RNN):
 class PopnnLSTM(_TimeMajor, keras.layers.LSTM):
     """`keras.layers.LSTM`."""
 
+    # Python 3.11.2 shows the signature of `__new__`, unless the class itself has this one.
+    def __init__(self, units: int, *args: Any, time_major: bool = False, **kwargs: Any):
+        super().__init__(units, *args, time_major=time_major, **kwargs)
+
 
 @keras.saving.register_keras_serializable(package="millrace.ipu")
 class PopnnGRU(_TimeMajor, keras.layers.GRU):
