@@ -57,7 +57,7 @@ test-sources:  ## the tests that read from tensorflow, with it installed (250 MB
 	@.venv-sources/bin/python -m pip install -q --disable-pip-version-check --require-hashes -r requirements/sources.txt
 	@.venv-sources/bin/python -m pip install -q --disable-pip-version-check torch==2.13.0
 	@.venv-sources/bin/python -m pip install -q --disable-pip-version-check --no-deps --no-build-isolation -e .
-	@.venv-sources/bin/python -m pytest -q tests/feeds/test_data_sources.py tests/test_benchmark.py tests/tf_standin/test_real_data.py
+	@.venv-sources/bin/python -m pytest -q tests/feeds/test_data_sources.py tests/benchmark/test_benchmark.py tests/tf_standin/test_real_data.py
 
 test-all: test  ## the tests on every other python that is installed, too
 	@for python in $(OTHERS); do \

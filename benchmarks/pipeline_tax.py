@@ -29,8 +29,8 @@ from jax import lax
 
 import harness
 import models
-from millrace.runtime import pipeline
-from millrace.runtime.buffers import Buffers
+from millrace.pipelines.runtime import runner as pipeline
+from millrace.pipelines.runtime.buffers import Buffers
 
 LAYERS = 8
 WINDOW = 16  # micro-batches in one update

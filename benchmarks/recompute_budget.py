@@ -16,7 +16,7 @@ import numpy as np
 from keras import layers
 
 import harness
-from millrace.compiling.budget import find_choice
+from millrace.fit_loop.budget import find_choice
 from millrace.plan import Mode, Recompute
 from millrace.strategy import functions
 

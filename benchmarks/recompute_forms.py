@@ -1,6 +1,6 @@
 """How what is run again is held back on CPU: in a conditional, or behind a barrier.
 
-Claim: none of ours. It shows why `programs/hold_back.py` takes the conditional for all but
+Claim: none of ours. It shows why `recomputation/hold_back.py` takes the conditional for all but
 convolutions. The peer is JAX's own `jax.checkpoint`.
 
     layers     convolutions                 LSTM
@@ -19,14 +19,14 @@ import numpy as np
 from jax import lax
 
 import harness
-from millrace.programs.hold_back import (
+from millrace.recomputation.hold_back import (
     Form,
     _at_once,
     _behind_barrier,
     _in_branch,
     compiler_options,
 )
-from millrace.programs.recompute import again
+from millrace.recomputation.recompute import again
 
 Segment = Callable[[Any, Any], Any]
 

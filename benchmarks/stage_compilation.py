@@ -26,7 +26,7 @@ from keras import layers
 
 import harness
 from millrace.compiling.sharing import sharing
-from millrace.compiling.stage_executables import StageExecutables
+from millrace.pipelines.programs.executables import StageExecutables
 
 CLAIM = 1.3
 STAGES = 4

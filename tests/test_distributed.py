@@ -14,8 +14,8 @@ import jax
 import pytest
 
 from millrace import distributed
+from millrace.cli.launch import Launch, launch
 from millrace.errors import DeviceError, OptionError, ProcessError
-from millrace.launch import Launch, launch
 
 SECONDS = 60
 START = """

@@ -38,7 +38,7 @@ def test_two_processes_get_what_one_gets(tmp_path):
         output = run(ROOT / "examples" / "processes.py", tmp_path, *command)
         return [float(loss) for loss in re.findall(r"epoch \d+: loss ([\d.]+)", output)]
 
-    command = "from millrace.cli import main; main()", "launch", "--processes", "2"
+    command = "from millrace.cli.main import main; main()", "launch", "--processes", "2"
     alone = losses()
     assert len(alone) == 2
     assert losses("-c", *command) == pytest.approx(alone, rel=1e-6)

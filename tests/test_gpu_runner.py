@@ -103,7 +103,7 @@ def test_every_step_names_a_script_that_is_there_and_the_tests_marked_gpu(gpu, c
     assert all((ROOT / "benchmarks" / script).exists() for script in scripts)
     assert gpu.gpu_tests() == [
         "tests/ipu/test_f47_on_a_device.py",
-        "tests/runtime/test_host_memory.py",
+        "tests/pipelines/test_host_memory.py",
     ]
     monkeypatch.setattr(sys, "argv", ["gpu.py", "--dry-run"])
     assert gpu.main() == 0

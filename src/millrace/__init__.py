@@ -1,17 +1,17 @@
 """Stock Keras models, trained as whole compiled programs on any XLA device.
 
-    cli.py          the command `millrace`; cli_compilation.py, cli_porting.py: parts of it
+    cli/main.py          the command `millrace`; cli/compilation.py, cli/porting.py: parts of it
     porting/        runs IPU programs as they are, and reports what will not carry over
     ipu/            `tensorflow.python.ipu`, on Keras 3 and JAX
     tensorflow/     the part of TensorFlow that IPU programs use
     callbacks/      look at a model while it trains
-    cli_types.py    types of options that several commands share
-    compile_log_table.py, cache_table.py    what a run has compiled, what the cache holds
+    cli/types.py    types of options that several commands share
+    cli/compile_log_table.py, cli/cache_table.py    what a run has compiled, what the cache holds
     benchmark/      how fast data comes, and whether a model waits for it
     loops/          training loops of the user's own, as compiled programs
     pipelines/      pipelines of functions, in place of a model's layers
     replay/         runs an update again that went wrong
-    launch.py       a run of several processes on this machine
+    cli/launch.py       a run of several processes on this machine
     distributed.py  connects the processes of a run
     layers/         for models: they enqueue what passes through
     optimizers/     for models: they enqueue gradients
@@ -49,16 +49,16 @@ from millrace import records as records
 from millrace.benchmark.throughput import dataset_benchmark as dataset_benchmark
 from millrace.benchmark.throughput import infeed_benchmark as infeed_benchmark
 from millrace.benchmark.verdict import feed_verdict as feed_verdict
-from millrace.compiling.compare import diff_programs as diff_programs
+from millrace.explain.compare import diff_programs as diff_programs
 from millrace.feeds.infeed_queue import InfeedQueue as InfeedQueue
-from millrace.feeds.maybe_outfeed import MaybeOutfeedQueue as MaybeOutfeedQueue
-from millrace.feeds.outfeed import OutfeedQueue as OutfeedQueue
-from millrace.graph.marks import PipelineStage as PipelineStage
+from millrace.function_pipelines.pipeline import pipeline as pipeline
 from millrace.loops.function import compile as compile
 from millrace.loops.gradients import value_and_grad as value_and_grad
 from millrace.loops.repeat import repeat as repeat
 from millrace.loops.while_loop import while_loop as while_loop
-from millrace.pipelines.pipeline import pipeline as pipeline
+from millrace.pipelines.assignment.marks import PipelineStage as PipelineStage
 from millrace.strategy.strategy import Strategy as Strategy
+from millrace.taps.maybe_outfeed import MaybeOutfeedQueue as MaybeOutfeedQueue
+from millrace.taps.outfeed import OutfeedQueue as OutfeedQueue
 
 __version__ = "0.1.0"

@@ -1,6 +1,6 @@
 """Runs on several processes or machines: `millrace.distributed.initialize()`.
 
-A thin call of `jax.distributed.initialize`, after the processes have met (`processes/arrival.py`),
+A thin call of `jax.distributed.initialize`, after the processes have met (`processes/bootstrap.py`),
 with one seed for all and a common end (`processes/failure.py`).
 """
 
@@ -19,7 +19,7 @@ from millrace._compat.jax import backends_are_initialized, recognise_cluster
 from millrace.arguments import checked
 from millrace.errors import DeviceError, OptionError, ProcessError
 from millrace.options import whole_number
-from millrace.processes.arrival import Place, meet
+from millrace.processes.bootstrap import Place, meet
 from millrace.processes.facts import Launched, process_count, process_index
 from millrace.processes.failure import end_together
 

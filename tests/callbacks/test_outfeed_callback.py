@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 
 from millrace.callbacks.outfeed import OutfeedCallback
-from millrace.feeds.maybe_outfeed import MaybeOutfeedQueue
-from millrace.feeds.outfeed import OutfeedQueue
 from millrace.layers import Outfeed
 from millrace.optimizers import OutfeedOptimizer, OutfeedOptimizerMode
+from millrace.taps.maybe_outfeed import MaybeOutfeedQueue
+from millrace.taps.outfeed import OutfeedQueue
 
 KEYS = ["Dense_128/bias:0_grad", "Dense_128/kernel:0_grad"]
 

@@ -10,8 +10,8 @@ from millrace.compiling.lowering import Request
 from millrace.devices import DeviceGroup
 from millrace.options import Accumulation, Replication
 from millrace.plan import BatchSpec, Mode, Plan
-from millrace.programs.program import Program
 from millrace.records.compilation import ProgramKey
+from millrace.steps.program import Program
 
 FLOATS = jax.ShapeDtypeStruct((4,), jnp.float32)
 

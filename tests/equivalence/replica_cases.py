@@ -24,7 +24,7 @@ import pytest
 from keras import layers, ops
 
 from millrace.compiling import executable
-from millrace.runtime.replica_stage_state import ReplicaStageState
+from millrace.pipelines.runtime.replica_stage_state import ReplicaStageState
 
 REPLICAS = 2  # where nothing else is said
 STEPS = 2  # of each replica in an update

@@ -13,10 +13,10 @@ from keras import layers
 import millrace
 from millrace.compiling import executable
 from millrace.errors import TapError
-from millrace.feeds.outfeed import OutfeedQueue
 from millrace.options import Taps
 from millrace.records.tensors import STATISTICS
 from millrace.strategy.controller import controller_of
+from millrace.taps.outfeed import OutfeedQueue
 
 EVERYTHING = Taps(activations=("*",), micro_gradients=("*",), gradients=("*",))
 ROWS = 4  # of a micro-batch

@@ -13,7 +13,8 @@ from keras import layers
 import millrace
 from millrace.layers import RecomputationCheckpoint
 from millrace.plan import Recompute
-from millrace.strategy import functions, recomputation
+from millrace.recomputation import options as recomputation
+from millrace.strategy import functions
 
 pytestmark = pytest.mark.shipped_compiler
 

@@ -8,10 +8,10 @@ import pytest
 from keras import layers
 
 import millrace
-from millrace.feeds.outfeed import OutfeedQueue
 from millrace.options import Taps
 from millrace.records.tensors import STATISTICS
 from millrace.strategy.controller import controller_of
+from millrace.taps.outfeed import OutfeedQueue
 
 SLOW = functools.partial(pytest.param, marks=pytest.mark.slow)
 EVERYTHING = Taps(activations=("*",), micro_gradients=("*",), gradients=("*",))

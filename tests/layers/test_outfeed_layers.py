@@ -4,9 +4,9 @@ import pytest
 
 import millrace
 from millrace.errors import OptionError, TapError
-from millrace.feeds.maybe_outfeed import MaybeOutfeedQueue
-from millrace.feeds.outfeed import OutfeedQueue
 from millrace.layers import MaybeOutfeed, Outfeed, outfeed_queues
+from millrace.taps.maybe_outfeed import MaybeOutfeedQueue
+from millrace.taps.outfeed import OutfeedQueue
 
 ROWS, WIDTH, STEPS = 4, 6, 20
 

@@ -8,9 +8,9 @@ import pytest
 import millrace
 from millrace.errors import DTypeError, ModelError
 from millrace.feeds.infeed_queue import InfeedQueue
-from millrace.feeds.outfeed import OutfeedQueue
 from millrace.loops.function import compile as compile_function
 from millrace.loops.repeat import repeat
+from millrace.taps.outfeed import OutfeedQueue
 
 
 def test_one_program_with_everything_inside(strategy):

@@ -6,9 +6,9 @@ import pytest
 
 from millrace.errors import DataError, OptionError, PlanError
 from millrace.feeds.infeed_queue import InfeedQueue
-from millrace.feeds.outfeed import OutfeedQueue
 from millrace.loops.function import compile as compile_function
 from millrace.loops.repeat import repeat
+from millrace.loops.replicated_function import launching
 from millrace.loops.replication import (
     cross_replica_mean,
     cross_replica_sum,
@@ -17,7 +17,7 @@ from millrace.loops.replication import (
     replication_index,
 )
 from millrace.loops.while_loop import while_loop
-from millrace.programs.replication import launching
+from millrace.taps.outfeed import OutfeedQueue
 
 
 def numbers(count):

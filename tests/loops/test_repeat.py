@@ -9,9 +9,9 @@ import pytest
 
 from millrace.errors import DTypeError, LoopError, OptionError, TapError
 from millrace.feeds.infeed_queue import InfeedQueue
-from millrace.feeds.outfeed import OutfeedQueue
 from millrace.loops.function import compile as compile_function
 from millrace.loops.repeat import repeat
+from millrace.taps.outfeed import OutfeedQueue
 
 
 def add_one(count):

@@ -1,4 +1,4 @@
-from millrace.loops.same import identity
+from millrace.loops.function_identity import identity
 
 FACTOR = 2
 

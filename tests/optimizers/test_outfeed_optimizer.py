@@ -6,9 +6,9 @@ import pytest
 
 import millrace
 from millrace.errors import ModelError, OptionError, TapError
-from millrace.feeds.maybe_outfeed import MaybeOutfeedQueue
-from millrace.feeds.outfeed import OutfeedQueue
 from millrace.optimizers import OutfeedOptimizer, OutfeedOptimizerMode
+from millrace.taps.maybe_outfeed import MaybeOutfeedQueue
+from millrace.taps.outfeed import OutfeedQueue
 
 AFTER_COMPUTE, BEFORE_APPLY = OutfeedOptimizerMode.AFTER_COMPUTE, OutfeedOptimizerMode.BEFORE_APPLY
 ROWS, WIDTH, STEPS, RATE = 4, 6, 20, 0.1

@@ -7,10 +7,10 @@ import pytest
 import millrace
 from millrace.errors import OptionError, PlanError, UnsupportedError
 from millrace.loops.repeat import repeat
+from millrace.loops.replicated_function import in_replica
 from millrace.optimizers.accumulating import AccumulatingOptimizer
 from millrace.optimizers.cross_replica import CrossReplicaOptimizer
 from millrace.optimizers.mapping import MappingOptimizer
-from millrace.programs.replication import in_replica
 
 
 def ones(dtype="float32"):

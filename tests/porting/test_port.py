@@ -4,7 +4,7 @@ import keras
 import pytest
 from click.testing import CliRunner
 
-from millrace.cli import main
+from millrace.cli.main import main
 from millrace.porting.names import canonical, exists
 from millrace.porting.port import port
 from millrace.porting.replacements import IPU, KEYWORDS, METHODS, MODULES, OPERATIONS, TENSORFLOW

@@ -8,7 +8,7 @@ import pytest
 from click.testing import CliRunner
 
 import millrace
-from millrace.cli import main
+from millrace.cli.main import main
 from millrace.porting.serve import serving
 from millrace.tensorflow.real import real_name, real_tensorflow
 
@@ -85,7 +85,7 @@ def script(tmp_path):
 
 
 def run(*words, path=None):
-    start = "from millrace.cli import main; main()"
+    start = "from millrace.cli.main import main; main()"
     command = [sys.executable, "-c", start, "run", *map(str, words)]
     paths = [str(path), os.path.dirname(millrace.__path__[0])]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)} if path else os.environ

@@ -4,7 +4,7 @@ import socket
 import pytest
 
 from millrace.errors import ProcessError
-from millrace.processes.arrival import Place, meet
+from millrace.processes.bootstrap import Place, meet
 
 SECONDS = 30
 
@@ -112,7 +112,7 @@ def test_strangers_at_the_port_of_process_0_are_ignored():
     ],
 )
 def test_a_stranger_in_the_place_of_process_0(answer, message, monkeypatch):
-    monkeypatch.setattr("millrace.processes.arrival._HELLO_SECONDS", 0.2)
+    monkeypatch.setattr("millrace.processes.bootstrap._HELLO_SECONDS", 0.2)
     with socket.create_server(("127.0.0.1", 0)) as server:
         place = Place(f"127.0.0.1:{server.getsockname()[1]}", 1, 2)
         with concurrent.futures.ThreadPoolExecutor(1) as pool:

@@ -3,9 +3,9 @@ import pytest
 
 from millrace.errors import ProcessError, TaskError
 from millrace.processes import failure
+from millrace.processes.control_channel import Line
 from millrace.processes.facts import Member
 from millrace.processes.failure import Together, announce_failure, describe, failure_of_others
-from millrace.processes.line import Line
 
 MEMBERS = [Member(0, "node1", 10), Member(1, "node2", 11)]
 

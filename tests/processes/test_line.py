@@ -4,8 +4,8 @@ import socket
 
 import pytest
 
+from millrace.processes.control_channel import DIED, Connection, Line
 from millrace.processes.facts import Member
-from millrace.processes.line import DIED, Connection, Line
 
 SECONDS = 30  # bounds from above, for a machine that is busy
 

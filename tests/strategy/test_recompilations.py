@@ -16,9 +16,9 @@ import pytest
 from keras import layers
 
 import millrace
-from millrace.compiling.history import history
 from millrace.compiling.sharing import sharing
 from millrace.errors import RecompilationError
+from millrace.explain.history import history
 from millrace.records.compilation import Origin
 
 SCALE = 3.0

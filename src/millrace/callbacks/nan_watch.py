@@ -28,14 +28,14 @@ from millrace._compat.keras_state import sync_state
 from millrace.arguments import checked
 from millrace.callbacks.tensor_choice import check_gradients, patterns_of
 from millrace.errors import ModelError, OptionError
-from millrace.graph.assignment import Assignment
+from millrace.fit_loop.halt import Halted
 from millrace.options import Taps, whole_number
+from millrace.pipelines.assignment.assignment import Assignment
 from millrace.processes.facts import process_index
 from millrace.records.flight import MODEL_FILE, Flight, FlightRecord, write_flight
 from millrace.records.non_finite import non_finite_data
 from millrace.records.tensors import LOSS, STATISTICS, StatisticsBlock, Tensor
 from millrace.replay.run import Replay, counts, is_non_finite, run_again, state_of
-from millrace.runtime.halt import Halted
 
 logger = logging.getLogger("millrace")
 

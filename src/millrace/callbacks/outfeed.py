@@ -16,7 +16,7 @@ import numpy as np
 
 from millrace.arguments import checked
 from millrace.errors import OptionError
-from millrace.feeds.outfeed import OutfeedQueue
+from millrace.taps.outfeed import OutfeedQueue
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,8 +16,8 @@ import keras
 from millrace._compat.keras_graph import layer_paths
 from millrace.errors import ModelError, OptionError
 from millrace.options import Moment, Taps, moment, whole_number
-from millrace.programs.tensor_taps import gradient_name, matches
 from millrace.records.tensors import Tensor
+from millrace.taps.tensors import gradient_name, matches
 
 # Of an activation: which call of its layer it is, and which of several outputs.
 _NUMBERS = re.compile(r"(#\d+)?(:\d+)?$")

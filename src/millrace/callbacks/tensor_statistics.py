@@ -1,7 +1,7 @@
 """The callback that watches activations and gradients of any attached model.
 
-programs       reduce each tensor to eight numbers, next to the step      programs/tensor_taps.py
-outfeed        brings them while the device goes on                       feeds/delivery.py
+programs       reduce each tensor to eight numbers, next to the step      taps/tensors.py
+outfeed        brings them while the device goes on                       taps/delivery.py
 this callback  numbers them, keeps them, prints them, writes them
 """
 

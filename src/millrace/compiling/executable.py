@@ -16,9 +16,9 @@ import jax
 import jax.numpy as jnp
 
 from millrace._compat.jax import looks_for_non_finite, non_finite
+from millrace.compiling.compile import make
 from millrace.compiling.log import CompileLog
 from millrace.compiling.lowering import Lowering, Request, lower
-from millrace.compiling.making import make
 from millrace.interrupts import raise_if_interrupted
 from millrace.records.compilation import CompileRecord
 

@@ -11,9 +11,9 @@ from typing import Any
 
 from millrace.cache.lookup import compiling
 from millrace.compiling import phases
-from millrace.compiling.history import history
 from millrace.errors import RecompilationError
-from millrace.keys.diagnose import explain
+from millrace.explain.diagnose import explain
+from millrace.explain.history import history
 from millrace.options import RecompilePolicy
 from millrace.records.budget import BudgetChoice
 from millrace.records.compilation import Cause, CompileRecord, Origin, ProgramKey

@@ -12,9 +12,9 @@ from millrace._compat.jax import looks_for_non_finite
 from millrace.compiling.log import CompileLog
 from millrace.compiling.progress import progress
 from millrace.plan import Plan
-from millrace.programs.hold_back import compiler_options as options_of_recomputation
-from millrace.programs.program import Program
+from millrace.recomputation.hold_back import compiler_options as options_of_recomputation
 from millrace.records.compilation import Cause, ProgramKey
+from millrace.steps.program import Program
 
 # Held by a thread that traces: layers keep state while they are called.
 tracing = threading.RLock()

@@ -21,7 +21,7 @@ import jax
 
 from millrace._compat.jax_executables import arguments_of, from_bytes
 from millrace._compat.jax_memory import Sizes
-from millrace.compiling.written import Written, remember, written
+from millrace.compiling.serialized import Written, remember, written
 
 KEPT = 128  # executables that are remembered though nobody may be using them any more
 MAX_CODE_BYTES = 512 * 2**20  # of them all

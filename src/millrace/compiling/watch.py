@@ -21,11 +21,17 @@ import jax
 from millrace._compat.jax_jit import compiler_options, jit_options, static_arguments
 from millrace._compat.jax_memory import sizes_of
 from millrace.cache.lookup import Lookup, looking_up
-from millrace.compiling.call import Reason, inner_function, name_of, number_of, shapes_of
-from millrace.compiling.history import history
+from millrace.compiling.call_description import (
+    Reason,
+    inner_function,
+    name_of,
+    number_of,
+    shapes_of,
+)
 from millrace.compiling.log import CompileLog
-from millrace.keys.key import key_of_call
-from millrace.keys.surroundings import fields_from
+from millrace.explain.history import history
+from millrace.explain.key import key_of_call
+from millrace.explain.surroundings import fields_from
 from millrace.records.cache import EntryLabels
 from millrace.records.compilation import Aspect, CompileRecord, Origin, ProgramKey
 

@@ -13,11 +13,11 @@ from collections.abc import Iterator
 from typing import Any
 
 from millrace.errors import OptionError, PlanError, QueueError, TapError
-from millrace.feeds.outfeed import OutfeedQueue
-from millrace.feeds.structure import ordered, plain
 from millrace.ipu.ipu_infeed_queue import checked_ordinal
 from millrace.ipu.later import later
 from millrace.options import whole_number
+from millrace.taps.outfeed import OutfeedQueue
+from millrace.taps.structure import ordered, plain
 from millrace.tensorflow.graph_mode import in_graph_mode
 from millrace.tensorflow.host_array import host_array
 

@@ -18,7 +18,7 @@ from millrace.ipu.config import System, current_system
 from millrace.ipu.keras.extensions.extend import extend
 from millrace.ipu.keras.extensions.kinds import is_extended
 from millrace.ipu.keras.extensions.saving import revive_from_configs
-from millrace.programs.replication import launching
+from millrace.loops.replicated_function import launching
 from millrace.strategy.strategy import Strategy
 from millrace.tensorflow.iterators import device_iterators
 

@@ -12,8 +12,8 @@ import jax
 from millrace._compat.jax import is_tracing
 from millrace._compat.keras_scope import current_scope
 from millrace.loops.on_host import OnHost
+from millrace.loops.replicated_function import in_replica
 from millrace.loops.scope import look_at
-from millrace.programs.replication import in_replica
 from millrace.tensorflow.graph_mode import Deferred, Placeholder, in_graph_mode, is_deferred
 
 _OPEN = (None, -1)  # sizes that are known once a placeholder is fed

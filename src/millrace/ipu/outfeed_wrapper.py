@@ -8,9 +8,9 @@ dequeue, maybe_dequeue                     -> the same; arrays also have .numpy(
 import enum
 from typing import Any
 
-from millrace.feeds import maybe_outfeed
-from millrace.feeds.maybe_outfeed import Filter
-from millrace.feeds.structure import ordered, plain
+from millrace.taps import maybe_outfeed
+from millrace.taps.maybe_outfeed import Filter
+from millrace.taps.structure import ordered, plain
 from millrace.tensorflow.host_array import host_array
 
 

@@ -20,8 +20,8 @@ from millrace.ipu.scopes_without_effect import (
 )
 from millrace.ipu.scopes_without_effect import partials_type as partials_type
 from millrace.ipu.scopes_without_effect import stochastic_rounding as stochastic_rounding
+from millrace.loops.replicated_function import current_launch
 from millrace.options import whole_number
-from millrace.programs.replication import current_launch
 from millrace.strategy.strategy import strategy_in_scope
 from millrace.tensorflow.graph_mode import in_graph_mode
 

@@ -15,9 +15,9 @@ from typing import Any, Self
 import keras
 
 from millrace.errors import OptionError
-from millrace.feeds.maybe_outfeed import MaybeOutfeedQueue
-from millrace.feeds.outfeed import OutfeedQueue
-from millrace.programs.taps import is_open, is_tapped
+from millrace.taps.maybe_outfeed import MaybeOutfeedQueue
+from millrace.taps.outfeed import OutfeedQueue
+from millrace.taps.taps import is_open, is_tapped
 
 Queues = OutfeedQueue | Mapping[str, OutfeedQueue]
 

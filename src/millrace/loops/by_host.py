@@ -12,7 +12,7 @@ import numpy as np
 
 from millrace.feeds.infeed_queue import InfeedQueue
 from millrace.loops.body import Body, Carried, next_values, truth_of
-from millrace.programs.taps import collecting
+from millrace.taps.taps import collecting
 
 
 class LoopByHost:

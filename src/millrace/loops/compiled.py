@@ -17,7 +17,7 @@ import jax.numpy as jnp
 
 from millrace._compat.jax import is_tracing
 from millrace._compat.jax_context import trace_options
-from millrace.compiling.call import Reason, shapes_of
+from millrace.compiling.call_description import Reason, shapes_of
 from millrace.compiling.current import current_log
 from millrace.compiling.executable import Executable, finish
 from millrace.compiling.lowering import Lowering, tracing

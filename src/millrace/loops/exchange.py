@@ -19,9 +19,9 @@ import numpy as np
 from millrace.errors import DataError
 from millrace.feeds.block import Segment
 from millrace.feeds.infeed_queue import InfeedQueue
-from millrace.loops.pace import HOST_SECONDS, Pace
-from millrace.programs.chunk import chunk_capacity
-from millrace.programs.taps import Tapped
+from millrace.loops.chunk import chunk_capacity
+from millrace.loops.chunk_size import HOST_SECONDS, Pace
+from millrace.taps.taps import Tapped
 
 
 class Portion(NamedTuple):

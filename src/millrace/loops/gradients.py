@@ -12,7 +12,7 @@ import keras
 
 from millrace.errors import LoopError, OptionError
 from millrace.loops.scope import VariableScope
-from millrace.programs.taps import collecting, tap_again
+from millrace.taps.taps import collecting, tap_again
 
 
 def value_and_grad(

@@ -14,12 +14,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from millrace.loops.chunk import ChunkResult, room, run_chunk
 from millrace.loops.compiled import Compiled, Subject
 from millrace.loops.exchange import Exchange
+from millrace.loops.iteration import Carry, Turn
 from millrace.loops.program import exchanging
 from millrace.loops.scope import Context, VariableScope, put, value_of
-from millrace.loops.turn import Carry, Turn
-from millrace.programs.chunk import ChunkResult, room, run_chunk
 
 
 class HostLoop:

@@ -4,8 +4,8 @@ replication_index()                 0 .. replicas() - 1
 in_replica(index, count)            says so, for whoever runs replicas in another way
 """
 
-from millrace.programs.replication import cross_replica_mean as cross_replica_mean
-from millrace.programs.replication import cross_replica_sum as cross_replica_sum
-from millrace.programs.replication import in_replica as in_replica
-from millrace.programs.replication import replicas as replicas
-from millrace.programs.replication import replication_index as replication_index
+from millrace.loops.replicated_function import cross_replica_mean as cross_replica_mean
+from millrace.loops.replicated_function import cross_replica_sum as cross_replica_sum
+from millrace.loops.replicated_function import in_replica as in_replica
+from millrace.loops.replicated_function import replicas as replicas
+from millrace.loops.replicated_function import replication_index as replication_index

@@ -19,8 +19,8 @@ from millrace._compat.keras_optimizers import let_optimizers_be_made
 from millrace._compat.keras_scope import current_scope, let_scopes_branch, stored_value
 from millrace._compat.patches import hold, release
 from millrace.errors import ModelError, TapError
-from millrace.programs.loop_around import LoopAround
-from millrace.programs.taps import Tapped, collecting
+from millrace.loops.loop_around import LoopAround
+from millrace.taps.taps import Tapped, collecting
 
 
 class Context:

@@ -16,12 +16,12 @@ import keras
 from keras import ops
 
 from millrace.errors import OptionError, PlanError
+from millrace.loops.loop_around import loop_around
+from millrace.loops.replicated_function import holds_anywhere
 from millrace.optimizers.as_accumulated import chain_of, refusing_other_dtypes
 from millrace.optimizers.wrapping import WrappingOptimizer
 from millrace.options import whole_number
-from millrace.programs.accumulate import accumulator_dtype
-from millrace.programs.loop_around import loop_around
-from millrace.programs.replication import holds_anywhere
+from millrace.steps.accumulate import accumulator_dtype
 
 
 @keras.saving.register_keras_serializable(package="millrace")

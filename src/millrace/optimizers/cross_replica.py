@@ -11,8 +11,8 @@ from typing import Any
 
 import keras
 
+from millrace.loops.replicated_function import cross_replica_mean
 from millrace.optimizers.wrapping import WrappingOptimizer
-from millrace.programs.replication import cross_replica_mean
 
 
 @keras.saving.register_keras_serializable(package="millrace")

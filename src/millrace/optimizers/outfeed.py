@@ -13,11 +13,11 @@ import keras
 
 from millrace.arguments import checked
 from millrace.errors import OptionError, TapError
-from millrace.feeds.maybe_outfeed import MaybeOutfeedQueue
-from millrace.feeds.outfeed import OutfeedQueue
 from millrace.optimizers.wrapping import WrappingOptimizer
 from millrace.options import Moment, moment
-from millrace.programs.taps import belongs_here, is_open
+from millrace.taps.maybe_outfeed import MaybeOutfeedQueue
+from millrace.taps.outfeed import OutfeedQueue
+from millrace.taps.taps import belongs_here, is_open
 
 OutfeedOptimizerMode = Moment  # the name that the rest of this API would make one expect
 

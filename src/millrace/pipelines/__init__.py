@@ -1,1 +1,1 @@
-"""Pipelines of functions, in place of the layers of a model."""
+"""Pipelines: the layers of a model as stages on devices of their own, run by a schedule."""

@@ -24,7 +24,7 @@ import jax
 from millrace._compat.patch_table import EXCEPTHOOK, EXIT
 from millrace._compat.patches import replace
 from millrace.errors import ProcessError
-from millrace.processes.line import Failure, Line
+from millrace.processes.control_channel import Failure, Line
 
 GRACE_SECONDS = 1.0  # for `finally` blocks and files that are being written
 _NEWS_SECONDS = 2.0  # in which a failure elsewhere becomes known, after a connection was lost

@@ -20,9 +20,9 @@ from millrace.arguments import checked
 from millrace.errors import DataError
 from millrace.options import Accumulation, Options, Taps, directory_path, reduction
 from millrace.plan import ROLES, Mode
-from millrace.programs.state import State, Values
 from millrace.records.flight import MODEL_FILE, Flight, FlightRecord, read_flight
 from millrace.records.tensors import LOSS, STATISTICS, StatisticsBlock, Tensor, TensorRows
+from millrace.steps.state import State, Values
 from millrace.strategy.controller import Controller, Totals
 from millrace.strategy.functions import LoopFunction
 

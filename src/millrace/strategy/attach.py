@@ -31,7 +31,7 @@ from millrace.errors import ModelError
 from millrace.feeds.block import batch_spec
 from millrace.interrupts import held_back
 from millrace.plan import Mode
-from millrace.runtime.gather import gathered
+from millrace.processes.gather import gathered
 from millrace.strategy import compile_only
 from millrace.strategy.asynchronous import StepCallbackList
 from millrace.strategy.checks import hint_steps_per_execution
@@ -40,9 +40,9 @@ from millrace.strategy.functions import LoopFunction
 from millrace.strategy.loop_arguments import check_batch, check_data_arguments
 from millrace.strategy.loop_options import check_options
 from millrace.strategy.methods import METHODS
+from millrace.strategy.multi_process import agree, quiet_unless_first, whole_files
 from millrace.strategy.offloading import bring_back
 from millrace.strategy.saving import load_options, save_options
-from millrace.strategy.together import agree, quiet_unless_first, whole_files
 from millrace.strategy.uncompiled import (
     check_uncompiled,
     make_uncompiled_function,

@@ -29,11 +29,11 @@ from millrace.cache.use import cache_statistics
 from millrace.compiling.lowering import tracing
 from millrace.errors import OptionError
 from millrace.feeds.block import batch_spec
+from millrace.memory.dry_run import PipelineRehearsal, ScanRehearsal, state_specs
 from millrace.options import MetricReduction
 from millrace.plan import Mode
-from millrace.programs.state import State
-from millrace.programs.step import logs_follow_from_metrics
-from millrace.runtime.rehearsal import PipelineRehearsal, ScanRehearsal, state_specs
+from millrace.steps.state import State
+from millrace.steps.step import logs_follow_from_metrics
 from millrace.strategy.controller import Controller, controller_of
 from millrace.strategy.described_epochs import (
     DescribedEpochIterator,

@@ -17,14 +17,13 @@ import keras
 from millrace._compat.keras_build import compilation_of
 from millrace._compat.keras_state import sync_state
 from millrace._compat.patches import hold, new_holder, release
-from millrace.compiling.exporting import Exports
 from millrace.compiling.log import CompileLog
 from millrace.compiling.lowering import MODEL_OBJECT
 from millrace.devices import DeviceGroup, share_out
 from millrace.errors import OptionError
+from millrace.export.exporting import Exports
 from millrace.feeds.block import Destination
 from millrace.feeds.blocks import STEPS_TOGETHER, BlockShape
-from millrace.feeds.delivery import Delivery, Listener
 from millrace.interrupts import held_back
 from millrace.options import NO_TAPS, Accumulation, MetricReduction, Offload, Options, Taps
 from millrace.plan import BatchSpec, Mode
@@ -37,6 +36,7 @@ from millrace.strategy.offloading import bring_back, check_offload, offload_in_f
 from millrace.strategy.pipelining import Stages, check_pipeline
 from millrace.strategy.rules import Rules
 from millrace.strategy.uncompiled import check_watched
+from millrace.taps.delivery import Delivery, Listener
 
 if TYPE_CHECKING:
     from millrace.strategy.functions import LoopFunction

@@ -32,7 +32,7 @@ from millrace.interrupts import at_once, raise_if_interrupted
 from millrace.plan import Mode
 from millrace.strategy.checks import shortened_to_stop
 from millrace.strategy.controller import Controller, controller_of
-from millrace.strategy.together import agree_on_data, agree_on_order
+from millrace.strategy.multi_process import agree_on_data, agree_on_order
 from millrace.strategy.uncompiled import runs_uncompiled
 
 _DATA = ("x", "y", "sample_weight")

@@ -9,30 +9,30 @@ import jax.numpy as jnp
 
 from millrace._compat.jax import is_non_finite_error
 from millrace._compat.keras_state import restore_state
-from millrace.compiling.executables import Executables
 from millrace.errors import NonFiniteError, OutOfMemoryError
 from millrace.feeds.block import Segment
 from millrace.feeds.blocks import stacked_blocks
-from millrace.feeds.delivery import queues_of
+from millrace.fit_loop.executables import Executables
+from millrace.fit_loop.halt import Halted
+from millrace.fit_loop.part import Part
+from millrace.fit_loop.runner import ScanRunner
 from millrace.options import NO_OFFLOAD, NO_TAPS, Taps
+from millrace.pipelines.runtime.runner import PipelineRunner
 from millrace.plan import BatchSpec, Mode, Plan
-from millrace.programs.state import State, as_state
-from millrace.programs.tapped_step import tapping_optimizer
-from millrace.runtime.gather import own_copy
-from millrace.runtime.halt import Halted
-from millrace.runtime.part import Part
-from millrace.runtime.pipeline import PipelineRunner
-from millrace.runtime.scan import ScanRunner
+from millrace.processes.gather import own_copy
+from millrace.recomputation.options import recompute_of
+from millrace.steps.state import State, as_state
+from millrace.steps.tapped_step import tapping_optimizer
 from millrace.strategy.checks import check_recomputed
 from millrace.strategy.controller import Controller
+from millrace.strategy.data_position import Place
 from millrace.strategy.epochs import Execution, check_iterator
 from millrace.strategy.memory import Needs, measure
 from millrace.strategy.memory_errors import out_of_memory, out_of_memory_error
+from millrace.strategy.multi_process import raise_failure_of_others
 from millrace.strategy.pipelining import make_pipeline_runner, marks_of
-from millrace.strategy.place import Place
-from millrace.strategy.recomputation import recompute_of
 from millrace.strategy.rehearse import Batches, rehearse
-from millrace.strategy.together import raise_failure_of_others
+from millrace.taps.delivery import queues_of
 
 Runner = ScanRunner | PipelineRunner
 

@@ -9,22 +9,22 @@ from dataclasses import dataclass, replace
 
 from millrace._compat.jax_memory import flops, memory_limit
 from millrace.compiling.executable import compiled_of
-from millrace.plan import Mode
-from millrace.records.memory import LiveBuffer, largest
-from millrace.records.memory_report import DeviceMemory
-from millrace.runtime.pipeline import PipelineRunner
-from millrace.runtime.rehearsal import (
+from millrace.fit_loop.runner import ScanRunner
+from millrace.memory.dry_run import (
     Call,
     PipelineRehearsal,
     ScanRehearsal,
     StagePrograms,
     state_specs,
 )
-from millrace.runtime.scan import ScanRunner
+from millrace.memory.pieces import piece_memory
+from millrace.memory.stages import pipeline_memory
+from millrace.pipelines.runtime.runner import PipelineRunner
+from millrace.plan import Mode
+from millrace.records.memory import LiveBuffer, largest
+from millrace.records.memory_report import DeviceMemory
 from millrace.schedules.task import Pass
 from millrace.strategy.controller import Controller
-from millrace.strategy.memory_pieces import piece_memory
-from millrace.strategy.memory_stages import pipeline_memory
 from millrace.strategy.rehearse import Batches, rehearse_piece
 
 

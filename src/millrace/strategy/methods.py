@@ -12,7 +12,7 @@ from millrace.options import (
     truth,
     whole_number,
 )
-from millrace.programs.accumulate import accumulator_dtype
+from millrace.steps.accumulate import accumulator_dtype
 from millrace.strategy.controller import Controller
 from millrace.strategy.memory_methods import set_recomputation_options, with_offload
 from millrace.strategy.pipeline_methods import PIPELINE_METHODS

@@ -15,12 +15,12 @@ from millrace.options import (
     whole_number,
 )
 from millrace.options import recomputation_mode as find_mode
-from millrace.programs.accumulate import accumulator_dtype
+from millrace.pipelines.assignment.costs import balanced, stage_summary
 from millrace.schedules.table import check_at_a_time, check_choice
+from millrace.steps.accumulate import accumulator_dtype
 from millrace.strategy.controller import Controller
 from millrace.strategy.memory_methods import with_offload
 from millrace.strategy.replication_methods import with_sharding
-from millrace.strategy.stage_costs import balanced, stage_summary
 
 _AUTOMATIC = "it follows from the model, its compile() and the data given to fit."
 _REASONS = {

@@ -6,28 +6,28 @@ from typing import Any
 
 import keras
 
-from millrace.compiling.exporting import Exports
 from millrace.compiling.log import CompileLog
-from millrace.compiling.stage_executables import StageExecutables
 from millrace.devices import DeviceGroup
 from millrace.errors import ModelError, OptionError, PlanError
-from millrace.graph.assignment import (
+from millrace.explain.key import Identity
+from millrace.export.exporting import Exports
+from millrace.memory.pipeline_budget import chooser
+from millrace.options import Pipelining
+from millrace.pipelines.assignment.assignment import (
     Assignment,
     check_unchanged,
     default_assignment,
     get_assignment,
     set_assignment,
 )
-from millrace.graph.calls import LayerCall, find_calls, leaves
-from millrace.graph.marks import stages_were_entered
-from millrace.graph.place import Marks
-from millrace.keys.key import Identity
-from millrace.options import Pipelining
+from millrace.pipelines.assignment.calls import LayerCall, find_calls, leaves
+from millrace.pipelines.assignment.marks import stages_were_entered
+from millrace.pipelines.programs.executables import StageExecutables
+from millrace.pipelines.programs.place import Marks
+from millrace.pipelines.runtime.runner import PipelineRunner
 from millrace.plan import Mode, Plan
-from millrace.runtime.pipeline import PipelineRunner
 from millrace.schedules.table import make_schedule
 from millrace.schedules.task import Schedule
-from millrace.strategy.pipeline_budget import chooser
 
 
 class Stages:

@@ -4,11 +4,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from millrace.feeds.block import Segment
+from millrace.fit_loop.runner import ScanRunner
+from millrace.memory.dry_run import Call, PipelineRehearsal, ScanRehearsal, state_specs
+from millrace.pipelines.runtime.runner import PipelineRunner
 from millrace.plan import BatchSpec, Mode
-from millrace.programs.state import State
-from millrace.runtime.pipeline import PipelineRunner
-from millrace.runtime.rehearsal import Call, PipelineRehearsal, ScanRehearsal, state_specs
-from millrace.runtime.scan import ScanRunner
+from millrace.steps.state import State
 from millrace.strategy.checks import check_steps, shortened_to_stop
 from millrace.strategy.controller import Controller
 

@@ -6,7 +6,6 @@ import pathlib
 from dataclasses import asdict
 from typing import Any
 
-from millrace.graph.assignment import from_json, to_json
 from millrace.options import (
     Accumulation,
     Feed,
@@ -19,6 +18,7 @@ from millrace.options import (
     Reduction,
     Replication,
 )
+from millrace.pipelines.assignment.assignment import from_json, to_json
 from millrace.strategy.controller import Controller
 
 OPTIONS_FILE = "millrace.json"

@@ -21,8 +21,8 @@ from millrace.compiling.phases import show_phases
 from millrace.compiling.watch import call_watched
 from millrace.devices import find_devices, home
 from millrace.errors import ModelError, PlanError
-from millrace.graph.marks import stages_allowed
 from millrace.options import RecompilePolicy, directory_path, recompile_policy
+from millrace.pipelines.assignment.marks import stages_allowed
 from millrace.processes.facts import process_index
 from millrace.records.compilation import CompileRecord, Origin
 from millrace.records.memory_report import MemoryReport

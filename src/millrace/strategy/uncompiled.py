@@ -19,7 +19,7 @@ from millrace.errors import ModelError, PlanError
 from millrace.interrupts import raise_if_interrupted
 from millrace.options import NO_OFFLOAD, Recomputation, RecomputationMode
 from millrace.plan import Mode
-from millrace.programs.tapped_step import tapping_optimizer
+from millrace.steps.tapped_step import tapping_optimizer
 from millrace.strategy.checks import check_distribution
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ import numpy as np
 
 from millrace.errors import LoopError, UnsupportedError
 from millrace.loops.scope import VariableScope
-from millrace.programs.taps import collecting, tap_again
+from millrace.taps.taps import collecting, tap_again
 from millrace.tensorflow.conversion.range_loop import defined
 
 _read_before: weakref.WeakKeyDictionary[Any, list[Any]] = weakref.WeakKeyDictionary()

@@ -8,13 +8,13 @@ IPUModel, Model, ...              -> keras.Model, keras.Sequential: `millrace.ip
 import importlib
 from typing import Any
 
-from millrace.graph.marks import PipelineStage as PipelineStage
 from millrace.ipu.keras.replaced import IPUModel as IPUModel
 from millrace.ipu.keras.replaced import IPUSequential as IPUSequential
 from millrace.ipu.keras.replaced import Model as Model
 from millrace.ipu.keras.replaced import PipelineModel as PipelineModel
 from millrace.ipu.keras.replaced import PipelineSequential as PipelineSequential
 from millrace.ipu.keras.replaced import Sequential as Sequential
+from millrace.pipelines.assignment.marks import PipelineStage as PipelineStage
 
 _MODULES = ("extensions", "layers", "optimizers")
 

@@ -8,7 +8,8 @@ replicas                 the optimizer must be a CrossReplicaOptimizer: their we
 from typing import Any
 
 from millrace.errors import OptionError, UnsupportedError
-from millrace.feeds.outfeed import OutfeedQueue
+from millrace.function_pipelines.chain import make_chain
+from millrace.function_pipelines.pipeline import pipeline
 from millrace.ipu.config import current_system
 from millrace.ipu.gradient_accumulation import (
     GradientAccumulationReductionMethod,
@@ -21,9 +22,8 @@ from millrace.ipu.ops.pipeline_options import native_options
 from millrace.ipu.ops.schedules import schedule_of
 from millrace.loops.on_host import require_host
 from millrace.options import whole_number
-from millrace.pipelines.chain import make_chain
-from millrace.pipelines.pipeline import pipeline
 from millrace.strategy.strategy import strategy_in_scope
+from millrace.taps.outfeed import OutfeedQueue
 
 # A CrossReplicaOptimizer, without which there are no replicas, takes the mean over them.
 _OVER_REPLICAS = {

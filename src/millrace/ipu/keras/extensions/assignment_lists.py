@@ -8,15 +8,15 @@ from collections.abc import Iterable
 from typing import Any
 
 from millrace.errors import OptionError
-from millrace.graph.stage_lists import (
-    AnyAssignment,
-    NestedPipelineStageAssignment,
-    PipelineStageAssignment,
-)
 from millrace.ipu.keras.extensions.assignments import (
     SequentialLayerPipelineStageAssignment,
     classes_of,
     kind_of_model,
+)
+from millrace.pipelines.assignment.lists import (
+    AnyAssignment,
+    NestedPipelineStageAssignment,
+    PipelineStageAssignment,
 )
 from millrace.strategy.controller import controller_of
 

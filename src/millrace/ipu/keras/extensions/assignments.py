@@ -7,7 +7,7 @@ SequentialNestedModelPipelineStageAssignment   in a Sequential  -> NestedPipelin
 FunctionalNestedModelPipelineStageAssignment   in a Functional  -> NestedPipelineStageAssignment
 NestedModelPipelineStageAssignment             in a subclass    -> NestedPipelineStageAssignment
 
-The native classes are those of `millrace.graph.stage_lists`, which also checks the list.
+The native classes are those of `millrace.pipelines.assignment.lists`, which also checks the list.
 """
 
 from typing import Any
@@ -15,7 +15,10 @@ from typing import Any
 import keras
 
 from millrace._compat.keras_graph import has_own_call
-from millrace.graph.stage_lists import NestedPipelineStageAssignment, PipelineStageAssignment
+from millrace.pipelines.assignment.lists import (
+    NestedPipelineStageAssignment,
+    PipelineStageAssignment,
+)
 
 
 class ModelLayerPipelineStageAssignment(PipelineStageAssignment):

@@ -8,11 +8,11 @@ offload_*, replicated_*                    of no effect in evaluate and predict
 import logging
 
 from millrace.errors import OptionError
-from millrace.graph.assignment import Assignment
 from millrace.ipu.keras.extensions.reasons import STEPS
 from millrace.ipu.keras.extensions.settings import Settings
 from millrace.ipu.keras.extensions.shared_variables import check_shared_variables
 from millrace.ipu.ops.length_rule import check_length
+from millrace.pipelines.assignment.assignment import Assignment
 from millrace.plan import Mode
 from millrace.strategy.controller import Controller
 

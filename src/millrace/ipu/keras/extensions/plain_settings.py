@@ -1,19 +1,19 @@
 """What the setters were told as plain data, and back; their free arguments are left out.
 
 Settings      -> {"gradient_accumulation": {...}, "pipelining": {...}, "device_mapping": ...}
-stages        -> "stages", as `millrace.graph.assignment.to_json` has them
+stages        -> "stages", as `millrace.pipelines.assignment.assignment.to_json` has them
 """
 
 import logging
 from dataclasses import replace
 from typing import Any
 
-from millrace.graph.assignment import from_json, to_json
 from millrace.ipu.gradient_accumulation import GradientAccumulationReductionMethod as Method
 from millrace.ipu.keras.extensions.accumulating import Accumulating
 from millrace.ipu.keras.extensions.in_force import put, settings_of
 from millrace.ipu.keras.extensions.settings import Settings
 from millrace.options import MetricReduction
+from millrace.pipelines.assignment.assignment import from_json, to_json
 from millrace.strategy.controller import Controller
 
 logger = logging.getLogger("millrace")

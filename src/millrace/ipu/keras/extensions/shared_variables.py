@@ -6,8 +6,8 @@ The native pipeline has no such rule: it brings the variable to the other device
 from typing import Any
 
 from millrace.errors import PlanError
-from millrace.graph.assignment import Assignment, scoped_stages
-from millrace.graph.calls import find_calls, leaves
+from millrace.pipelines.assignment.assignment import Assignment, scoped_stages
+from millrace.pipelines.assignment.calls import find_calls, leaves
 
 
 def check_shared_variables(model: Any, assignment: Assignment, mapping: Any) -> None:

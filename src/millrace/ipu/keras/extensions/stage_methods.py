@@ -16,9 +16,9 @@ from typing import Any
 import keras
 
 from millrace.errors import PlanError, UnsupportedError
-from millrace.graph.assignment import get_assignment
 from millrace.ipu.keras.extensions.assignment_lists import check_names, with_ipu_names
 from millrace.ipu.keras.extensions.summary import ipu_summary_lines
+from millrace.pipelines.assignment.assignment import get_assignment
 from millrace.strategy import pipeline_methods
 from millrace.strategy.controller import Controller
 

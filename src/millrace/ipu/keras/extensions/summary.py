@@ -1,14 +1,14 @@
 """The table of `print_pipeline_stage_assignment_summary` of IPU programs, as lines.
 
 89 wide for a Functional, 60 for a Sequential. It is the first table of
-`millrace.graph.summary.summary_lines`, without that of what each stage costs.
+`millrace.pipelines.assignment.summary.summary_lines`, without that of what each stage costs.
 """
 
 from typing import Any
 
-from millrace.graph.assignment import Assignment, scoped_stages
-from millrace.graph.calls import find_calls
-from millrace.graph.summary import summary_lines
+from millrace.pipelines.assignment.assignment import Assignment, scoped_stages
+from millrace.pipelines.assignment.calls import find_calls
+from millrace.pipelines.assignment.summary import summary_lines
 
 
 def ipu_summary_lines(

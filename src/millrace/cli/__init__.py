@@ -1,0 +1,1 @@
+"""The command `millrace`: names and arguments, no behaviour."""

@@ -1,0 +1,308 @@
+"""The command `millrace`.
+
+    millrace simulate    draws the schedule of a pipeline, with its bubble and its memory
+    millrace launch      runs a script as several processes on this machine
+    millrace replay      runs an update again that NaNWatch has stopped before
+    millrace benchmark   measures how fast a data set is, and whether a model waits for it
+    millrace compile-log shows what a run has compiled, how long it took, and why
+    millrace precompile  compiles what a script will run
+    millrace port        says what of a program for the IPU will not carry over
+    millrace run         runs a program for the IPU as it is
+    millrace cache       shows or removes the executables that are kept on disk
+
+Drawings and tables are plain ASCII with colours on top, which a terminal shows and a pipe drops.
+"""
+
+import os
+import pathlib
+from textwrap import shorten
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from millrace.benchmark.command import benchmark_feed
+from millrace.cli import cache_table
+from millrace.cli import compilation as cli_compilation
+from millrace.cli import porting as cli_porting
+from millrace.cli.launch import Launch, launch
+from millrace.cli.types import FiniteRange, as_options
+from millrace.errors import MillraceError, OptionError
+from millrace.records.timeline import Timeline
+from millrace.records.timeline_svg import timeline_svg
+from millrace.replay.table import show
+from millrace.schedules.simulate import simulate
+from millrace.schedules.table import SCHEDULES, make_schedule
+from millrace.schedules.task import Pass
+from millrace.schedules.text import grid, write
+from millrace.schedules.textbook import textbook_bubble
+
+COLORS = {"F": "black on green", "B": "black on cyan", "I": "black on cyan", "W": "black on yellow"}
+TIME = FiniteRange(0, min_open=True)
+_MOST_TASKS = 100_000  # of a drawing: stages x micro-batches
+
+
+class Commands(click.Group):
+    """Shows an error of ours as its message, without a traceback."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Runs the command that was asked for."""
+        if os.environ.get("COLUMNS") == "0":  # of some terminals in editors: tables would vanish
+            del os.environ["COLUMNS"]
+        try:
+            return super().invoke(ctx)
+        except MillraceError as error:
+            is_drawing = ctx.invoked_subcommand == "simulate"
+            click.echo(f"Error: {as_options(str(error)) if is_drawing else error}", err=True)
+            ctx.exit(2)
+
+
+@click.group(cls=Commands)
+@click.version_option(package_name="millrace")
+def main() -> None:
+    """Looks at what millrace does, and runs it on several processes."""
+
+
+for _command in (*cli_compilation.COMMANDS, *cli_porting.COMMANDS):
+    main.add_command(_command)
+
+
+@main.command("simulate")
+@click.option("--stages", required=True, type=click.IntRange(1), help="Stages in the pipeline.")
+@click.option(
+    "--micro-batches", required=True, type=click.IntRange(1), help="Micro-batches in one update."
+)
+@click.option(
+    "--schedule",
+    default="1f1b",
+    help=f"One of {', '.join(SCHEDULES)}; or a file.",
+    show_default=True,
+)
+@click.option("--groups", type=click.IntRange(1), help="Device groups, for looped.")
+@click.option(
+    "--batch-serialization",
+    default=1,
+    type=click.IntRange(1),
+    help="Micro-batches that a stage runs before the next one starts, for sequential.",
+    show_default=True,
+)
+@click.option("--forward", default=1.0, type=TIME, help="Time of one forward.", show_default=True)
+@click.option("--backward", default=2.0, type=TIME, help="Time of one backward.", show_default=True)
+@click.option(
+    "--transfer",
+    default=0.0,
+    type=FiniteRange(0),
+    help="Time between two groups.",
+    show_default=True,
+)
+@click.option("--text", is_flag=True, help="Print the tasks only, in the notation of files.")
+@click.option(
+    "--svg",
+    type=click.Path(dir_okay=False, path_type=pathlib.Path),
+    help="Write the drawing to this file as well, as a picture.",
+)
+def simulate_command(
+    stages: int,
+    micro_batches: int,
+    schedule: str,
+    groups: int | None,
+    batch_serialization: int,
+    forward: float,
+    backward: float,
+    transfer: float,
+    text: bool,
+    svg: pathlib.Path | None,
+) -> None:
+    """Draws a schedule and says how long it idles and what it holds.
+
+    A file has a line for each device group with its tasks, such as "0F0 0F1 0B0 0B1". The halves
+    of a split backward take half its time each.
+    """
+    if stages * micro_batches > _MOST_TASKS:
+        raise OptionError(
+            f"--stages {stages} x --micro-batches {micro_batches} is more than the "
+            f"{_MOST_TASKS:,} forwards that can be drawn. Set --micro-batches to "
+            f"{max(_MOST_TASKS // stages, 1)} or fewer: the bubble changes little beyond."
+        )
+    name = schedule.lower()
+    if name == "looped" and (groups is None or groups > stages):
+        raise OptionError(
+            f"--schedule {schedule} has several stages on each device group. "
+            f"Set --groups to a number below {stages}, such as {max(stages // 2, 1)}. "
+            f"Received: {groups}."
+        )
+    if name != "looped" and groups is not None:
+        raise OptionError(
+            f"--groups {groups} does nothing for --schedule {schedule}, which has a row for each "
+            "group already. Remove it, or set --schedule looped."
+        )
+    if name != "sequential" and batch_serialization > 1:
+        raise OptionError(
+            f"--batch-serialization {batch_serialization} is a form of the schedule sequential. "
+            f"Received: --schedule {schedule}. Set --schedule sequential."
+        )
+    num_groups = 1 if batch_serialization > 1 else groups or stages
+    on_groups = tuple(stage % num_groups for stage in range(stages))
+    tasks = make_schedule(schedule, stages, micro_batches, on_groups, batch_serialization)
+    half = backward / 2
+    cost = dict(zip(Pass, (forward, backward, half, half), strict=True))
+    timeline = simulate(tasks, cost, transfer)
+    if svg is not None:
+        short = shorten(schedule, 40, placeholder=" ...")  # it may be a whole text
+        _write_svg(svg, timeline, f"{short}: {stages} stages, {micro_batches} micro-batches")
+    if text:
+        click.echo(write(tasks))
+        return
+    bubble = textbook_bubble(name, stages, micro_batches, num_groups, forward, backward)
+    console = Console(highlight=False, soft_wrap=True)
+    console.print(f"{schedule}: {stages} stages, {micro_batches} micro-batches\n", markup=False)
+    console.print(_drawing(timeline, console.width))
+    console.print("\nF forward, B backward, I and W its halves for inputs and weights\n")
+    console.print(f"end     {timeline.end:g}")
+    formula = "" if bubble is None else f"   (textbook, with free transfers: {bubble:.1%})"
+    console.print(f"bubble  {timeline.bubble:.1%}{formula}\n")
+    console.print(_table(timeline))
+
+
+@main.command("launch", context_settings={"allow_interspersed_args": False})
+@click.option("--processes", required=True, type=click.IntRange(1), help="Processes to start.")
+@click.option(
+    "--devices-per-process", type=click.IntRange(1), help="Virtual CPU devices of each process."
+)
+@click.option(
+    "--timeout",
+    default=30.0,
+    type=TIME,
+    help="Seconds that the others have to end after one failed.",
+    show_default=True,
+)
+@click.option("--no-pin", is_flag=True, help="Let every process use all cores.")
+@click.argument("script", type=click.Path(exists=True, dir_okay=False))
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+@click.pass_context
+def launch_command(
+    context: click.Context,
+    processes: int,
+    devices_per_process: int | None,
+    timeout: float,
+    no_pin: bool,
+    script: str,
+    arguments: tuple[str, ...],
+) -> None:
+    """Runs a script as several processes on this machine.
+
+    The script calls millrace.distributed.initialize(). Each process is pinned to its own share of
+    the cores. Process 0 prints here, the others each into a file. When one fails, all end.
+    """
+    plan = Launch((script, *arguments), processes, devices_per_process, timeout, not no_pin)
+    context.exit(launch(plan, lambda line: click.echo(line, err=True)))
+
+
+@main.command("benchmark")
+@click.option("--epochs", default=5, type=int, help="Epochs to time.", show_default=True)
+@click.option("--elements", default=100, type=int, help="Batches of each epoch.", show_default=True)
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@click.option("--infeed", is_flag=True, help="Measure it through the infeed as well.")
+@click.option("--model", metavar="MODULE:MODEL", help="Say whether this model waits for its data.")
+@click.argument("dataset", metavar="MODULE:DATASET")
+def benchmark_command(
+    epochs: int, elements: int, as_json: bool, infeed: bool, model: str | None, dataset: str
+) -> None:
+    """Measures how fast a data set supplies batches.
+
+    MODULE:DATASET is a variable, or a function without arguments, of a module or of a file.py.
+    The current directory can be imported from. A model is named the same way.
+    """
+    report = benchmark_feed(dataset, epochs, elements, infeed, model)
+    if as_json:
+        click.echo(report.as_json())
+    else:
+        report.print()
+
+
+def _write_svg(path: pathlib.Path, timeline: Timeline, title: str) -> None:
+    try:
+        path.write_text(timeline_svg(timeline, title))
+    except OSError as error:
+        raise OptionError(
+            f"--svg {path} cannot be written: {error.strerror}. Set --svg to a file in a "
+            "directory that exists and that you may write to."
+        ) from error
+    click.echo(f"{path} written.", err=True)
+
+
+def _drawing(timeline: Timeline, width: int) -> Text:
+    drawing = Text(grid(timeline, width=width), no_wrap=True)
+    for letter, color in COLORS.items():
+        drawing.highlight_regex(rf"\b[0-9]*{letter}[0-9]+-*", color)
+    return drawing
+
+
+def _table(timeline: Timeline) -> Table:
+    table = Table("group", "stages", "idle", "activation sets: peak", "of each stage", box=None)
+    for group, idle in enumerate(timeline.idle):
+        stages = sorted({span.stage for span in timeline.spans if span.group == group})
+        table.add_row(
+            str(group),
+            ", ".join(map(str, stages)),
+            f"{idle:g}",
+            str(timeline.peak_in_flight[group]),
+            ", ".join(str(timeline.in_flight[stage]) for stage in stages),
+        )
+    return table
+
+
+@main.command("replay")
+@click.option("--import", "modules", multiple=True, help="Module that registers layers of yours.")
+@click.option("--all", "everything", is_flag=True, help="Print every micro-batch.")
+@click.argument("directory", type=click.Path(exists=True, file_okay=False, path_type=pathlib.Path))
+@click.pass_context
+def replay_command(
+    context: click.Context, modules: tuple[str, ...], everything: bool, directory: pathlib.Path
+) -> None:
+    """Runs an update again that NaNWatch has stopped before, and shows every tensor.
+
+    Exits with 1 if it does not go wrong in the same way.
+    """
+    context.exit(0 if show(directory, modules, everything) else 1)
+
+
+@main.group("cache")
+def cache_command() -> None:
+    """Shows or removes the executables that are kept on disk for other processes."""
+
+
+_directory = click.option(
+    "--dir",
+    "directory",
+    type=click.Path(file_okay=False, path_type=pathlib.Path),
+    help="Another cache than that of MILLRACE_CACHE_DIR, or of this user.",
+)
+_json = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+
+
+@cache_command.command("list")
+@_json
+@click.option("--all", "everything", is_flag=True, help="List small programs of JAX itself, too.")
+@_directory
+def cache_list_command(as_json: bool, everything: bool, directory: pathlib.Path | None) -> None:
+    """Prints the executables of models and functions, the last used first. JSON has all."""
+    cache_table.show_entries(directory, as_json, everything)
+
+
+@cache_command.command("stats")
+@_json
+@_directory
+def cache_stats_command(as_json: bool, directory: pathlib.Path | None) -> None:
+    """Prints how many there are, and how much room they take."""
+    cache_table.show_statistics(directory, as_json)
+
+
+@cache_command.command("clear")
+@click.option("--older-than", "days", type=TIME, help="Days since their last use; all without it.")
+@_directory
+def cache_clear_command(days: float | None, directory: pathlib.Path | None) -> None:
+    """Removes executables. Processes that run keep what they have, and compile what they miss."""
+    cache_table.clear_entries(directory, days)

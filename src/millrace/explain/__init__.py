@@ -1,0 +1,1 @@
+"""What identifies a program, field by field, and why another one is compiled."""

@@ -1,0 +1,223 @@
+"""Why a program is compiled: which fields of its key differ from one that was compiled before.
+
+    key of the new program
+        -> the nearest known key           of the same model object, with the least that differs
+        -> what differs                    without what only follows from something else
+        -> a sentence, and what to do      the likeliest culprit first
+
+The nearest is not the newest: a batch of 17 rows after many of 32 is compared with those of 32,
+whatever ran in between.
+"""
+
+import difflib
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import starmap, zip_longest
+from typing import cast
+
+from millrace.explain.remedies import remedy_of
+from millrace.explain.words import text_of_change
+from millrace.records.compilation import Aspect, Cause, KeyField, ProgramKey
+
+FIRST = "first compilation"
+ANOTHER_MODEL = "another model"
+SHOWN = 3  # changes that are named; the number of others is given
+
+# From what a user most likely did not mean to change, to what follows from the rest.
+_ORDER = (
+    Aspect.ARGUMENT,
+    Aspect.OPTION,
+    Aspect.MODEL,
+    Aspect.CODE,
+    Aspect.JAX,
+    Aspect.DEVICE,
+    Aspect.FLAG,
+    Aspect.VERSION,
+    Aspect.STATE,
+    Aspect.IDENTITY,
+)
+# What a change weighs in the choice of the nearest key.
+_WEIGHT = {Aspect.STATE: 0.1, Aspect.IDENTITY: 0.5, Aspect.CODE: 0.5}
+# Options that follow from the data, from other options, or from how long a step takes.
+_DERIVED = (
+    "steps in a block",
+    "steps whose results a call returns",
+    "steps in unrolled code",
+    "values are tapped",
+    "recomputation choice",
+    "order of variables",
+)
+_NUMBER = re.compile(r"layer [\d.]+ \(")
+# Objects without which another program is a matter of course, with what they are called.
+_OBJECTS = {"strategy": "another Strategy", "model object": "another model object"}
+_FUNCTION = "function object"  # another one is a matter of course where its code is another
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """A field that differs between two keys; None where one key has no such field."""
+
+    old: KeyField | None
+    new: KeyField | None
+
+    @property
+    def field(self) -> KeyField:
+        """The newer one of both."""
+        return cast(KeyField, self.new or self.old)
+
+    @property
+    def aspect(self) -> Aspect:
+        """What the field is about."""
+        return self.field.aspect
+
+    @property
+    def is_exchange(self) -> bool:
+        """Whether both keys have the field, with different values."""
+        return self.old is not None and self.new is not None
+
+
+def explain(new: ProgramKey, known: Sequence[ProgramKey], where: str = "") -> Cause:
+    """Says why a program is compiled.
+
+    Args:
+        new: its key.
+        known: keys of the programs of that name that were compiled before, the newest last.
+        where: what the program is compiled for, such as "batch 1,875 of epoch 1".
+
+    Returns:
+        The cause in the user's words. Its aspects are those of the fields that differ: there are
+        none for a first compilation, and if no field tells.
+    """
+    if not known:
+        return Cause(FIRST)
+    changes = _nearest(new, known)
+    if not changes:
+        return Cause(
+            "no field of its key differs from that of a program compiled before",
+            ""
+            if new.is_complete
+            else "The key does not describe everything that the program uses.",
+        )
+    shown = _without_consequences(changes)
+    aspects = tuple(dict.fromkeys(change.aspect for change in shown))
+    if _is_another_model(changes, new):
+        return Cause(ANOTHER_MODEL, "None is needed: its programs are its own.", aspects)
+    return Cause(_sentence(shown, where), remedy_of(shown[0]), aspects)
+
+
+def layers_of(key: ProgramKey) -> list[KeyField]:
+    """Returns what a key says of the layers of its model, in their order."""
+    return [field for field in key.fields if _is_layer(field)]
+
+
+def _nearest(new: ProgramKey, known: Sequence[ProgramKey]) -> list[Change]:
+    """Returns what differs from the nearest key; of equally near ones from the newest."""
+    each = (_changes(new, key) for key in reversed(known))
+    return min(each, key=_distance)
+
+
+def _changes(new: ProgramKey, old: ProgramKey) -> list[Change]:
+    before = {(field.aspect, field.name): field for field in old.fields}
+    after = {(field.aspect, field.name): field for field in new.fields}
+    changes = [
+        Change(before.get(name), after.get(name))
+        for name in (*after, *(name for name in before if name not in after))
+        if name not in before or name not in after or before[name].value != after[name].value
+    ]
+    if all(change.is_exchange for change in changes if _is_layer(change.field)):
+        return changes
+    others = [change for change in changes if not _is_layer(change.field)]
+    return [*_changes_of_layers(new, old), *others]
+
+
+def _changes_of_layers(new: ProgramKey, old: ProgramKey) -> list[Change]:
+    """Finds the layer that came or went, where all behind it have another number now."""
+    before, after = layers_of(old), layers_of(new)
+    texts = [[_NUMBER.sub("layer (", f.value) for f in fields] for fields in (before, after)]
+    changes = []
+    for tag, i, j, k, n in difflib.SequenceMatcher(None, *texts, autojunk=False).get_opcodes():
+        if tag != "equal":
+            changes += starmap(Change, zip_longest(before[i:j], after[k:n]))
+    return changes
+
+
+def _distance(changes: list[Change]) -> tuple[int, float]:
+    objects = (*_OBJECTS, _FUNCTION)
+    others = sum(c.aspect is Aspect.IDENTITY and c.field.name in objects for c in changes)
+    return others, sum(_WEIGHT.get(change.aspect, 1.0) for change in changes)
+
+
+def _without_consequences(changes: list[Change]) -> list[Change]:
+    """Returns what differs in order, without what follows from the rest."""
+    aspects = {change.aspect for change in changes}
+    layers = {change.field.name for change in changes if _is_layer(change.field)}
+    is_explained = any(not _is_derived(c) and c.aspect is not Aspect.IDENTITY for c in changes)
+    kept = []
+    for change in changes:
+        name, aspect = change.field.name, change.aspect
+        dropped = (
+            (_is_derived(change) and is_explained)
+            or (aspect is Aspect.MODEL and name.startswith("connections in ") and bool(layers))
+            or (aspect is Aspect.CODE and not change.is_exchange and Aspect.MODEL in aspects)
+            or (aspect is Aspect.JAX and Aspect.VERSION in aspects)  # has other options
+            or (aspect is Aspect.STATE and bool(aspects & {Aspect.MODEL, Aspect.CODE}))
+            or (aspect is Aspect.IDENTITY and name == _FUNCTION and Aspect.CODE in aspects)
+            or _follows_from_structure(change, changes)
+        )
+        if not dropped:
+            kept.append(change)
+    kept = kept or [change for change in changes if change.aspect is not Aspect.STATE] or changes
+    return sorted(_code_once(kept), key=_rank)
+
+
+def _is_derived(change: Change) -> bool:
+    return change.aspect is Aspect.OPTION and change.field.name in _DERIVED
+
+
+def _is_layer(field: KeyField) -> bool:
+    return field.aspect is Aspect.MODEL and field.name.startswith("layer ")
+
+
+def _follows_from_structure(change: Change, changes: list[Change]) -> bool:
+    """Whether a leaf came or went because the argument that it is in is built differently."""
+    is_structure = change.field.name.endswith(": structure")
+    if change.aspect is not Aspect.ARGUMENT or change.is_exchange or is_structure:
+        return False
+    return any(other.field.name.endswith(": structure") for other in changes)
+
+
+def _code_once(changes: list[Change]) -> list[Change]:
+    """Leaves out a function's constants where its instructions differ, too."""
+    rewritten = {
+        change.field.name.removeprefix("instructions of ")
+        for change in changes
+        if change.field.name.startswith("instructions of ")
+    }
+    return [c for c in changes if c.field.name.removeprefix("constants of ") not in rewritten]
+
+
+def _rank(change: Change) -> tuple[int, int, int]:
+    """Orders changes: other objects first, then by aspect; what came or went comes later."""
+    name = change.field.name
+    if change.aspect is Aspect.IDENTITY and name in _OBJECTS:
+        return -1, list(_OBJECTS).index(name), 0
+    return _ORDER.index(change.aspect), not change.is_exchange, name.endswith("sample_weight")
+
+
+def _is_another_model(changes: list[Change], new: ProgramKey) -> bool:
+    differing = [change for change in changes if change.aspect is Aspect.MODEL]
+    number = sum(field.aspect is Aspect.MODEL for field in new.fields)
+    number += sum(change.new is None for change in differing)
+    return len(differing) * 2 > number
+
+
+def _sentence(changes: list[Change], where: str) -> str:
+    texts = []
+    for change in changes[:SHOWN]:
+        text = text_of_change(change.old, change.new)
+        if where and change.aspect is Aspect.ARGUMENT:  # once
+            text, where = f"{text}, {where}", ""
+        texts.append(text)
+    more = len(changes) - SHOWN
+    return "; ".join(texts) + (f"; and {more} more" if more > 0 else "")

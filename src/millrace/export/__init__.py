@@ -1,0 +1,1 @@
+"""Executables written for other processes, and found by them."""

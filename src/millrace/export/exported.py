@@ -1,0 +1,257 @@
+"""Executables that another process has exported, found by what identifies a program.
+
+load(directory)         headers only: what is for this environment, by key
+executable(wanted)      equal in every field  ->  read, verified, on the plan's devices
+form(key), stages(key)  what a runner must know of programs that nobody has traced
+                        none, damaged, refused by XLA  ->  None, and it is compiled as ever
+"""
+
+import logging
+import os
+import pathlib
+import threading
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import jax
+
+from millrace._compat.jax import looks_for_non_finite
+from millrace._compat.jax_memory import sizes_of
+from millrace.cache.entry import DamagedEntryError
+from millrace.compiling.executable import Executable, checked, new_names, renamed
+from millrace.compiling.log import CompileLog
+from millrace.compiling.lowering import group_of
+from millrace.compiling.serialized import Numbers, Written, remember
+from millrace.errors import OptionError
+from millrace.explain.diagnose import explain
+from millrace.explain.history import history
+from millrace.export import file as export_file
+from millrace.export.environment import differences, environment
+from millrace.export.file import EXECUTABLE, STAGES, Header
+from millrace.export.read_ahead import Devices, ExportedFile, ReadAhead, Ready, loaded
+from millrace.plan import LoopForm, Plan
+from millrace.records.compilation import Aspect, CompileRecord, Origin, ProgramKey
+
+logger = logging.getLogger("millrace")
+
+UNROLLED = "steps in unrolled code"  # the field of a key that programs of one plan differ in
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """A program that is wanted, before anything is traced."""
+
+    key: ProgramKey
+    plan: Plan
+    unroll: int | None = None
+    layers: tuple[str, ...] = ()  # names of those of the model, in order
+    gaps: tuple[str, ...] = ()  # what the key does not describe
+
+
+class Exported:
+    """What one strategy was told to load."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._files: dict[tuple[str, str, str], ExportedFile] = {}  # by kind, program and digest
+        self._forms: dict[str, tuple[ProgramKey, LoopForm]] = {}  # by the digest of a plan
+        self._explained: set[str] = set()  # programs of which it was said why there is no file
+        self._ahead = ReadAhead()
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is nothing to look for."""
+        return not self._files
+
+    def load(self, directory: str | os.PathLike[str], devices: Sequence[jax.Device]) -> int:
+        """Takes note of a directory's files, and returns how many are for this environment.
+
+        Args:
+            directory: of an export.
+            devices: of the strategy.
+
+        Raises:
+            OptionError: if it is no directory.
+        """
+        root = pathlib.Path(directory).expanduser().absolute()
+        if not root.is_dir():
+            raise OptionError(
+                "load_executables() takes a directory that export_executables() has written. "
+                f"Received: {os.fspath(directory)!r}, which is none."
+            )
+        here, others = environment(devices[0]), list[Header]()
+        count = 0
+        for file in _files(root):
+            if file.header.environment == here:
+                self._add(file)
+                self._ahead.read(file, devices)
+                count += file.header.kind == EXECUTABLE
+            else:
+                others.append(file.header)
+        if others:
+            what = "; ".join(differences(others[0].environment, here))
+            logger.warning(
+                "%d files in %s are not for this environment, and their programs are compiled "
+                "here: %s. Export them where these are equal.", len(others), root, what
+            )  # fmt: skip
+        logger.info("%d executables in %s can be loaded", count, root)
+        return count
+
+    def executable(self, wanted: Wanted, log: CompileLog) -> Executable | None:
+        """Returns the executable of a program, if it is there, and adds a record to `log`."""
+        file = self._find(EXECUTABLE, wanted.key)
+        if file is None:
+            return None
+        began, begin = time.time(), time.perf_counter()
+        devices = wanted.plan.group.devices
+        compiled = self._content(file, lambda content: _on_devices(content, file, devices))
+        if compiled is None:
+            return None
+        seconds = time.perf_counter() - begin
+        log.add(_record(wanted, compiled, log, began, seconds))
+        history.add(wanted.key, "")
+        executable = checked(compiled) if looks_for_non_finite() else compiled
+        renames = new_names(file.header.layers, wanted.layers)
+        return renamed(executable, renames) if renames else executable
+
+    def form(self, key: ProgramKey) -> LoopForm | None:
+        """Returns the loop form of the programs of a plan, if one of them is there.
+
+        Args:
+            key: of any program of the plan.
+        """
+        found = self._forms.get(_of_plan(key).digest)
+        if found is None or _fields(found[0]) != _fields(_of_plan(key)):
+            return None
+        return found[1]
+
+    def stages(self, key: ProgramKey) -> Any:
+        """Returns what is known of the stages of a pipeline, if that is there."""
+        file = self._find(STAGES, key)
+        return None if file is None else self._content(file, lambda content: content)
+
+    def _add(self, file: ExportedFile) -> None:
+        header = file.header
+        with self._lock:
+            self._files[header.kind, header.key.program, header.key.digest] = file
+            if header.kind == EXECUTABLE:
+                plan = _of_plan(header.key)
+                self._forms[plan.digest] = plan, LoopForm(header.unroll)
+
+    def _find(self, kind: str, key: ProgramKey) -> ExportedFile | None:
+        """Returns the file whose key is equal in every field, not in its digest alone."""
+        if not key.is_complete:
+            return None
+        file = self._files.get((kind, key.program, key.digest))
+        if file is not None and _fields(file.header.key) == _fields(key):
+            return file
+        if self._files:
+            self._explain(kind, key)
+        return None
+
+    def _explain(self, kind: str, key: ProgramKey) -> None:
+        """Says once for each program why no file is used, if there are some of its name."""
+        with self._lock:
+            if key.program in self._explained:
+                return
+            files = [
+                f for (k, name, _), f in self._files.items() if (k, name) == (kind, key.program)
+            ]
+            if not files:
+                return
+            self._explained.add(key.program)
+        keys = [file.header.key for file in files]
+        same_model = [other for other in keys if other.model == key.model] or keys
+        cause = explain(_without_identity(key), list(map(_without_identity, same_model)))
+        logger.warning(
+            "%s of %r is not as it was exported, and is compiled: %s. %s",
+            key.program, key.model, cause.text, cause.remedy,
+        )  # fmt: skip
+
+    def _content(self, file: ExportedFile, take: Any) -> Any:
+        """Returns what is taken of a file's content; None, with a warning, if that fails."""
+        try:
+            ready = self._ahead.take(file)
+            if ready is None:
+                return take(export_file.unpack(file.path.read_bytes(), file.header))
+            return take(ready)
+        except Exception as error:  # of XLA, of pickle, of the file system, of ours
+            header = file.header
+            with self._lock:
+                self._files.pop((header.kind, header.key.program, header.key.digest), None)
+            logger.warning(
+                "%s cannot be used, and %s of %r is compiled: %s",
+                file.path, header.key.program, header.key.model, str(error) or repr(error),
+            )  # fmt: skip
+            return None
+
+
+def _files(root: pathlib.Path) -> Iterable[ExportedFile]:
+    for path in sorted(root.glob(f"*{export_file.SUFFIX}")):
+        try:
+            yield ExportedFile(path, export_file.read_header(path))
+        except (OSError, DamagedEntryError) as error:
+            logger.warning("%s cannot be used: %s", path, error)
+
+
+def _on_devices(content: Any, file: ExportedFile, devices: Devices) -> jax.stages.Compiled:
+    """Returns a file's executable for devices of this process."""
+    if isinstance(content, Ready) and content.devices == devices:
+        compiled = content.compiled
+    else:
+        source: Written = content.source if isinstance(content, Ready) else content
+        compiled = loaded(source, devices)
+
+    def again(_: jax.stages.Compiled, __: Numbers) -> Written:
+        return export_file.unpack(file.path.read_bytes(), file.header)
+
+    remember(compiled, again)
+    return compiled
+
+
+def _record(
+    wanted: Wanted, compiled: jax.stages.Compiled, log: CompileLog, began: float, seconds: float
+) -> CompileRecord:
+    key, plan = wanted.key, wanted.plan
+    cause, again = log.cause(key, group_of(key, plan, wanted.unroll))
+    sizes = sizes_of(compiled)
+    return CompileRecord(
+        model=key.model,
+        program=key.program,
+        batch=str(plan.batch),
+        capacity=plan.capacity,
+        unrolled=wanted.unroll,
+        trace_seconds=0.0,
+        compile_seconds=seconds,
+        temporary_bytes=sizes.temporary_bytes,
+        peak_bytes=sizes.peak_bytes,
+        origin=Origin.LOADED,
+        key=key.digest,
+        cause=cause.text,
+        remedy=cause.remedy,
+        is_recompilation=again,
+        code_bytes=sizes.code_bytes,
+        began=began,
+    )
+
+
+def _of_plan(key: ProgramKey) -> ProgramKey:
+    """Returns what the keys of all programs of a plan have in common."""
+    fields = tuple(field for field in key.fields if field.name != UNROLLED)
+    return replace(key, program="", fields=fields)
+
+
+def _without_identity(key: ProgramKey) -> ProgramKey:
+    """Returns a key as one of any process: no object there is one of here."""
+    kept = tuple(field for field in key.fields if field.aspect is not Aspect.IDENTITY)
+    return replace(key, fields=kept)
+
+
+def _fields(key: ProgramKey) -> dict[tuple[Aspect, str], str]:
+    return {
+        (field.aspect, field.name): field.value
+        for field in key.fields
+        if field.aspect is not Aspect.IDENTITY
+    }

@@ -1,0 +1,162 @@
+"""What the models of one strategy have made, to be written for other processes.
+
+made(wanted, executable, form)        takes note; holds nothing alive
+stages(key, plan, make)
+write(directory)                      one file each; what cannot be written says why
+"""
+
+import logging
+import os
+import pathlib
+import threading
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from millrace._compat.jax_executables import from_bytes
+from millrace.cache import files as cache_files
+from millrace.compiling.executable import Executable, compiled_of, renames_of
+from millrace.compiling.serialized import written
+from millrace.errors import OptionError
+from millrace.export import file as export_file
+from millrace.export.environment import environment
+from millrace.export.exported import Exported, Wanted
+from millrace.export.file import EXECUTABLE, STAGES, Header
+from millrace.plan import LoopForm, Plan
+from millrace.records.compilation import ProgramKey
+
+logger = logging.getLogger("millrace")
+
+
+def why_not(plan: Plan, key: ProgramKey, gaps: Sequence[str] = ()) -> str | None:
+    """Returns why no other process may use a plan's programs; None if one may."""
+    if not key.is_complete:
+        return f"nobody can tell whether it is the same elsewhere: {'; '.join(gaps[:3])}"
+    if plan.tapped:
+        return "values are tapped, and their queues are objects of this process"
+    if plan.recompute is not None and (plan.recompute.budget or plan.recompute.choice):
+        return "its recomputation was chosen by a budget"
+    if not plan.group.is_local:
+        return "it spans processes"
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class _Made:
+    """Something that can be exported, or why it cannot."""
+
+    key: ProgramKey
+    plan: Plan
+    kind: str
+    source: Callable[[], Any]  # returns it; None if it is gone
+    layers: tuple[str, ...] = ()
+    form: LoopForm | None = None
+    obstacle: str | None = field(default=None, compare=False)
+
+
+class Exports:
+    """What a strategy's models have made, and what they may load instead."""
+
+    def __init__(self) -> None:
+        self.loaded = Exported()
+        self._lock = threading.Lock()
+        self._made: dict[tuple[str, str, str], _Made] = {}  # by kind, program and digest
+
+    def made(
+        self,
+        wanted: Wanted,
+        executable: Executable,
+        form: LoopForm | None = None,
+        obstacle: str | None = None,
+    ) -> None:
+        """Takes note of an executable.
+
+        Args:
+            wanted: what it was made for.
+            executable: is not kept alive.
+            form: of the plan's programs.
+            obstacle: why it cannot be exported, besides what `why_not` says.
+        """
+        renames = renames_of(executable)
+        known = {new: old for old, new in renames.items()}
+        layers = tuple(known.get(name, name) for name in wanted.layers)
+        source = weakref.ref(compiled_of(executable))
+        obstacle = obstacle or why_not(wanted.plan, wanted.key, wanted.gaps)
+        self._add(_Made(wanted.key, wanted.plan, EXECUTABLE, source, layers, form, obstacle))
+
+    def stages(self, key: ProgramKey, plan: Plan, source: Callable[[], Any]) -> None:
+        """Takes note of the stages of a pipeline.
+
+        Args:
+            key: of them.
+            plan: of them.
+            source: returns what is to be written; None if that is gone.
+        """
+        self._add(_Made(key, plan, STAGES, source, obstacle=why_not(plan, key)))
+
+    def write(self, directory: str | os.PathLike[str]) -> int:
+        """Writes what is still in use, and returns how many executables these are.
+
+        Raises:
+            OptionError: if the directory cannot be made or written.
+        """
+        root = pathlib.Path(directory).expanduser().absolute()
+        with self._lock:
+            found = list(self._made.values())
+        try:
+            # Only for its owner: whoever can write here can have others run any code.
+            root.mkdir(mode=0o700, parents=True, exist_ok=True)
+            files = [(made, data) for made in found if (data := _packed(made)) is not None]
+            for made, data in files:
+                cache_files.write(root / _name(made), data)
+        except OSError as error:
+            raise OptionError(
+                f"export_executables() cannot write {os.fspath(directory)!r}: "
+                f"{error.strerror or error}. Give it a directory that can be written."
+            ) from error
+        count = sum(made.kind == EXECUTABLE for made, _ in files)
+        logger.info("%d executables are exported to %s", count, root)
+        return count
+
+    def _add(self, made: _Made) -> None:
+        with self._lock:
+            self._made[made.kind, made.key.program, made.key.digest] = made
+
+
+def _packed(made: _Made) -> bytes | None:
+    """Returns the bytes of a file; None, and a line of the log, if there can be none."""
+    source = made.source()
+    if source is None:  # its model is gone
+        return None
+    why = made.obstacle
+    if why is None:
+        try:
+            return _bytes_of(made, source)
+        except Exception as error:  # of XLA and pickle: kinds that cannot be written
+            why = str(error) or repr(error)
+    if made.kind == EXECUTABLE:
+        logger.info("%s of %r is not exported: %s", made.key.program, made.key.model, why)
+    return None
+
+
+def _bytes_of(made: _Made, source: Any) -> bytes:
+    devices = made.plan.group.devices
+    content = source
+    if made.kind == EXECUTABLE:
+        content = written(source, tuple(device.id for device in devices))
+        # XLA also writes what it cannot read. Better to know now.
+        from_bytes(content.data, content.in_tree, content.out_tree, content.numbers, devices)
+    header = Header(
+        kind=made.kind,
+        key=made.key,
+        environment=environment(devices[0]),
+        layers=made.layers,
+        unroll=None if made.form is None else made.form.unroll,
+    )
+    return export_file.pack(header, content)
+
+
+def _name(made: _Made) -> str:
+    slug = "".join(c if c.isalnum() else "_" for c in made.key.program)[:80]
+    return f"{slug}-{made.kind}-{made.key.digest}{export_file.SUFFIX}"

@@ -1,0 +1,85 @@
+"""Reads exported executables while their model is still being built.
+
+    load_executables()   one thread begins with the files, in order
+    build the model      ... reads, verifies, and hands machine code to XLA
+    fit                  takes what is ready, or waits for it; reads what nobody has begun with
+
+On two cores ResNet50 has its executable when its layers are there (`benchmarks/start_up.py`).
+"""
+
+import contextlib
+import pathlib
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+
+from millrace._compat.jax_executables import from_bytes
+from millrace.compiling.serialized import Written
+from millrace.export import file as export_file
+from millrace.export.file import EXECUTABLE, Header
+
+MAX_BYTES = 256 * 2**20  # of files that are read ahead; the others are read when they are wanted
+Devices = tuple[jax.Device, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ExportedFile:
+    """A file of an export."""
+
+    path: pathlib.Path
+    header: Header
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """An executable that can be called."""
+
+    source: Written
+    compiled: jax.stages.Compiled
+    devices: Devices
+
+
+class ReadAhead:
+    """The contents of files that nobody has asked for yet."""
+
+    def __init__(self) -> None:
+        self._pool: ThreadPoolExecutor | None = None
+        self._begun: dict[pathlib.Path, Future[Any]] = {}
+        self._nbytes = 0
+
+    def read(self, file: ExportedFile, devices: Sequence[jax.Device]) -> None:
+        """Begins to read a file.
+
+        Args:
+            file: of this environment.
+            devices: of the strategy; an executable is made for those of the same numbers.
+        """
+        with contextlib.suppress(OSError):
+            self._nbytes += file.path.stat().st_size
+        if self._nbytes > MAX_BYTES:
+            return
+        self._pool = self._pool or ThreadPoolExecutor(1, "millrace-read-ahead")
+        self._begun[file.path] = self._pool.submit(_content, file, tuple(devices))
+
+    def take(self, file: ExportedFile) -> Any:
+        """Returns a file's content, `Ready` if it is an executable; None if nobody has begun."""
+        begun = self._begun.pop(file.path, None)
+        # One that waits for its turn is read sooner by the one who wants it.
+        return None if begun is None or begun.cancel() else begun.result()
+
+
+def loaded(source: Written, devices: Devices) -> jax.stages.Compiled:
+    """Returns an executable for devices of this process."""
+    return from_bytes(source.data, source.in_tree, source.out_tree, source.numbers, devices)
+
+
+def _content(file: ExportedFile, devices: Devices) -> Any:
+    content = export_file.unpack(file.path.read_bytes(), file.header)
+    by_number = {device.id: device for device in devices}
+    if file.header.kind != EXECUTABLE or not set(content.numbers) <= set(by_number):
+        return content
+    placed = tuple(by_number[number] for number in content.numbers)
+    return Ready(content, loaded(content, placed), placed)

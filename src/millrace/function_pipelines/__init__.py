@@ -1,0 +1,1 @@
+"""Pipelines of functions, in place of the layers of a model."""

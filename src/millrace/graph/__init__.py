@@ -1,1 +1,0 @@
-"""The calls of a Keras model, and the pipeline stage of each."""

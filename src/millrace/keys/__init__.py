@@ -1,1 +1,0 @@
-"""What identifies a program, field by field, and what differs between two of them."""

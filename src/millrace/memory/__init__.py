@@ -1,0 +1,1 @@
+"""How much memory training needs on each device, known before anything runs."""

@@ -1,0 +1,233 @@
+"""A compiled executable -> how many bytes are alive at each of its operations.
+
+    1  the schedule, with bodies of loops and branches in their places: program points
+    2  which buffers a value can be: from where they are made through tuples, loops and calls
+    3  each buffer lives from where it is made to its last use; what a loop carries, all through it
+    4  the bytes at a point are those of the slices of memory that are in use: buffers that XLA
+       laid over each other count once
+
+XLA's own figure is lost on CPU (`peak_memory_in_bytes` leaves out temporaries). This one is
+compared with the heap traces that XLA can dump: equal, or up to 0.03 % above.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from millrace._compat.jax_memory import (
+    buffers_proto,
+    kept_arguments,
+    module_proto,
+    requirement,
+)
+from millrace.memory.hlo_proto import (
+    Allocation,
+    BufferAssignment,
+    Instruction,
+    Module,
+    read_buffers,
+    read_module,
+)
+from millrace.memory.owners import Owners
+from millrace.memory.points_to import points_to
+from millrace.records.memory import LiveBuffer, MemoryProfile, largest
+
+# The layer that an operation's name is of, or the variable that an argument is.
+LayerOf = Callable[[str], str]
+ArgumentName = Callable[[tuple[Any, ...]], str]
+
+# They read where the parts of a tuple lie, and not the parts.
+_POINTERS = {"tuple", "get-tuple-element", "bitcast", "opt-barrier"}
+_CONTROL = {"while", "call", "conditional", "async-start"}
+
+
+def memory_profile(
+    compiled: Any,
+    layer_of: LayerOf = lambda op_name: "",
+    argument_name: ArgumentName | None = None,
+) -> MemoryProfile:
+    """Returns what an executable needs, and what is alive where it needs most.
+
+    Args:
+        compiled: a `jax.stages.Compiled`.
+        layer_of: returns the layer in the name of an operation, empty if there is none.
+        argument_name: returns the name of an argument by its path.
+    """
+    module = read_module(module_proto(compiled))
+    assignment = read_buffers(buffers_proto(compiled))
+    paths = kept_arguments(compiled)
+
+    def name(parameter: int) -> str:
+        path = paths[parameter] if parameter < len(paths) else ()
+        return argument_name(path) if argument_name and path else f"argument {parameter}"
+
+    if module.entry not in module.schedule or not assignment.allocations:
+        # A backend that does not say in which order it runs, or where buffers lie.
+        return MemoryProfile(module.name, requirement(compiled), (), ())
+    live = liveness(module, assignment)
+    owners = Owners(module, layer_of)
+    entry = module.computations[module.entry].instructions
+    shapes = {each.parameter: each.shape for each in entry if each.opcode == "parameter"}
+    alive = [
+        LiveBuffer(name(each.parameter), each.size, "", "parameter", shapes.get(each.parameter, ""))
+        for each in assignment.allocations
+        if each.is_parameter and each.size
+    ]
+    alive += [_live_buffer(*each, owners) for each in live.at_peak()]
+    needed = requirement(compiled)
+    return MemoryProfile(module.name, needed, tuple(live.curve.tolist()), largest(alive))
+
+
+def _live_buffer(instruction: Instruction, nbytes: int, owners: Owners) -> LiveBuffer:
+    layer, inferred = owners.of(instruction)
+    return LiveBuffer(
+        instruction.name,
+        nbytes,
+        layer,
+        instruction.opcode,
+        instruction.shape,
+        _operation(instruction.op_name),
+        inferred,
+    )
+
+
+def _operation(op_name: str) -> str:
+    """Returns `dot_general, backward` of `jit(run)/transpose(jvp(dense))/dot_general`."""
+    first = op_name.split(";")[0].strip()
+    last = first.rsplit("/", 1)[-1]
+    return f"{last}, backward" if last and "transpose(" in first else last
+
+
+@dataclass(frozen=True, slots=True)
+class Liveness:
+    """When the buffers of a program are alive."""
+
+    curve: Any  # NumPy, bytes at each program point
+    ranges: dict[int, tuple[int, int]]  # first and last point of each buffer
+    makers: dict[int, Instruction]  # of buffers
+    assignment: BufferAssignment
+
+    def at_peak(self) -> list[tuple[Instruction, int]]:
+        """Returns what made the memory in use at the peak, and its bytes: each slice once."""
+        peak = int(self.curve.argmax())
+        found: list[tuple[Instruction, int]] = []
+        for allocation in self.assignment.allocations:
+            if allocation.is_thread_local or allocation.is_parameter:
+                continue
+            if not allocation.is_temporary:
+                makers = [self.makers[b] for b, _, _ in allocation.assigned if b in self.makers]
+                if allocation.size and makers:
+                    found.append((makers[-1], allocation.size))
+                continue
+            alive = [
+                each
+                for each in allocation.assigned
+                if self.ranges[each[0]][0] <= peak <= self.ranges[each[0]][1]
+            ]
+            covered = 0  # where slices overlap, the first and larger one counts whole
+            for buffer, offset, size in sorted(alive, key=lambda each: (each[1], -each[2])):
+                new = offset + size - max(offset, covered)
+                if new > 0 and buffer in self.makers:
+                    found.append((self.makers[buffer], new))
+                    covered = offset + size
+        return found
+
+
+def liveness(module: Module, assignment: BufferAssignment) -> Liveness:
+    """Works out when each buffer of a program is alive."""
+    values = points_to(module, assignment)
+    points: list[Instruction] = []
+    begins: list[int] = []  # of each point: the first one of what it calls
+    roots: list[tuple[int, int]] = []  # what a computation returns is alive where it is called
+
+    def visit(computation: int) -> None:
+        known = {each.number: each for each in module.computations[computation].instructions}
+        for number in module.schedule[computation]:
+            instruction, begin = known[number], len(points)
+            if instruction.opcode in _CONTROL:
+                called = [c for c in instruction.called if c in module.schedule]
+                # A loop's condition comes before its body, whichever is named first.
+                for each in reversed(called) if instruction.opcode == "while" else called:
+                    visit(each)
+                    roots.append((module.computations[each].root, len(points)))
+            begins.append(begin)
+            points.append(instruction)
+
+    visit(module.entry)
+    end = len(points) - 1
+    roots.append((module.computations[module.entry].root, end))
+    position = {each.number: place for place, each in enumerate(points)}
+    first = {b.number: position.get(b.instruction, 0) for b in assignment.buffers.values()}
+    last = dict(first)
+
+    def extend(buffers: Any, point: int) -> None:
+        for buffer in buffers:
+            if point > last[buffer]:
+                last[buffer] = point
+
+    for point, instruction in enumerate(points):
+        is_loop = instruction.opcode == "while"
+        for operand in instruction.operands:
+            for index, buffers in values[operand].items():
+                if not index or instruction.opcode not in _POINTERS:
+                    extend(buffers, begins[point] if is_loop else point)
+        if is_loop:
+            for buffers in values[instruction.number].values():
+                for buffer in buffers:
+                    if assignment.buffers[buffer].instruction != instruction.number:
+                        # It goes through the loop as it is, or was made in it.
+                        first[buffer] = min(first[buffer], begins[point])
+                        extend([buffer], point)
+    for root, point in roots:
+        for buffers in values[root].values():
+            extend(buffers, min(point, end))
+    ranges = {buffer: (first[buffer], last[buffer]) for buffer in first}
+    curve = _curve(assignment.allocations, ranges, len(points))
+    return Liveness(curve, ranges, _makers(module, assignment), assignment)
+
+
+def _makers(module: Module, assignment: BufferAssignment) -> dict[int, Instruction]:
+    known = {
+        each.number: each
+        for computation in module.computations.values()
+        for each in computation.instructions
+    }
+    buffers = assignment.buffers.values()
+    return {b.number: known[b.instruction] for b in buffers if b.instruction in known}
+
+
+def _curve(
+    allocations: tuple[Allocation, ...], ranges: dict[int, tuple[int, int]], points: int
+) -> Any:
+    """Returns the bytes in use at each point: what lies over each other counts once."""
+    fixed = sum(
+        each.size for each in allocations if not (each.is_thread_local or each.is_temporary)
+    )
+    slices, base = [], 0
+    for allocation in allocations:
+        if allocation.is_temporary:
+            for buffer, offset, size in allocation.assigned:
+                if size:
+                    slices.append((*ranges[buffer], base + offset, base + offset + size))
+            base += allocation.size
+    curve = np.full(max(points, 1), fixed, np.int64)
+    if not slices:
+        return curve
+    edges = np.unique([edge for *_, begin, end in slices for edge in (begin, end)])
+    widths, counts = np.diff(edges), np.zeros(len(edges) - 1, np.int64)
+    changes: list[list[tuple[int, int, int]]] = [[] for _ in range(points + 1)]
+    for first, last, begin, end in slices:
+        low, high = np.searchsorted(edges, (begin, end))
+        changes[first].append((1, low, high))
+        changes[last + 1].append((-1, low, high))
+    used = 0
+    for point in range(points):
+        for change, low, high in changes[point]:
+            part = counts[low:high]
+            before = widths[low:high][part > 0].sum()
+            part += change
+            used += int(widths[low:high][part > 0].sum() - before)
+        curve[point] += used
+    return curve

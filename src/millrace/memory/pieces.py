@@ -1,0 +1,162 @@
+"""What a model in one piece needs on a device: the largest of the programs of an execution.
+
+    run          arguments: state, batches            temporaries: accumulators and all else
+    accumulate   arguments: state, accumulated, batches
+    apply        arguments: state, accumulated        the batches are there, too
+
+Sizes are those of the executable, so values that replicas share out count with their parts.
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import jax
+import keras
+
+from millrace._compat.jax_memory import argument_bytes, buffers_proto, kept_arguments, requirement
+from millrace._compat.keras_build import layer_names
+from millrace.compiling.executable import compiled_of, renames_of
+from millrace.memory.dry_run import Call
+from millrace.memory.hlo_proto import read_buffers
+from millrace.memory.liveness import memory_profile
+from millrace.memory.owners import layer_finder
+from millrace.plan import ROLES, Plan
+from millrace.records.memory import LiveBuffer
+from millrace.records.memory_report import DeviceMemory, StageMemory
+from millrace.steps.accumulate import make_accumulator
+
+_ARGUMENTS = {
+    "run": ("state", "batches"),
+    "accumulate": ("state", "accumulated", "batches"),
+    "apply": ("state", "accumulated"),
+}
+Path = tuple[Any, ...]
+
+
+def piece_memory(model: keras.Model, plan: Plan, calls: Sequence[Call]) -> DeviceMemory:
+    """Returns what an execution needs on each device.
+
+    Args:
+        model: whose programs they are.
+        plan: of the programs.
+        calls: all that an execution makes.
+    """
+    calls = [call for call in calls if call.name in _ARGUMENTS]  # not `zeros`, which needs less
+    sizes = {id(call): _arguments(call) for call in calls}
+    all_sizes = {key: size for found in sizes.values() for key, size in found.items()}
+    resident = sum(all_sizes.values())
+    # What a program is not given is there all the same.
+    absent = {key: resident - sum(found.values()) for key, found in sizes.items()}
+
+    def needed(call: Call) -> int:
+        return requirement(compiled_of(call.executable)) + absent[id(call)]
+
+    peak = max(calls, key=needed)
+    compiled = compiled_of(peak.executable)
+    by_kind: Counter[str] = Counter()
+    for (kind, path), size in all_sizes.items():
+        by_kind[_role(plan, path) if kind == "state" else kind] += size
+    memory = compiled.memory_analysis()
+    temporaries = memory.temp_size_in_bytes if memory is not None else 0
+    accumulators = by_kind["accumulated"]
+    if peak.name == "run" and plan.accumulation.steps > 1:
+        accumulators = min(_accumulator_bytes(model, plan), temporaries)
+        temporaries -= accumulators
+    named = sum(by_kind.values()) - by_kind["accumulated"] + accumulators + temporaries
+    stage = StageMemory(
+        stage=0,
+        parameters=by_kind["trainable"] + by_kind["non_trainable"],
+        optimizer_state=by_kind["optimizer"],
+        accumulators=accumulators,
+        temporaries=temporaries,
+        in_flight=0,
+        batches=by_kind["batches"],
+        other=by_kind["metric"] + needed(peak) - named,
+    )
+    profile = memory_profile(
+        compiled,
+        layer_finder(layer_names(model), renames_of(peak.executable)),
+        lambda path: _argument_name(model, plan, peak.name, path),
+    )
+    devices = tuple(map(str, plan.group.devices))
+    name = f"{plan.mode.value}_{peak.name}"
+    alive = with_layers_of_variables(model, profile.alive)
+    return DeviceMemory(devices, name, (stage,), alive, curve=profile.curve)
+
+
+def _arguments(call: Call) -> dict[tuple[str, Path], int]:
+    """Returns the bytes of each argument on one device, but for numbers."""
+    compiled, kinds = compiled_of(call.executable), _ARGUMENTS[call.name]
+    paths = kept_arguments(compiled)
+    found: dict[tuple[str, Path], int] = {}
+    for allocation in read_buffers(buffers_proto(compiled)).allocations:
+        if allocation.is_parameter and allocation.parameter < len(paths):
+            (position, *rest) = paths[allocation.parameter]
+            if position.idx < len(kinds):
+                found[kinds[position.idx], tuple(rest)] = allocation.size
+    if not found:  # a backend that does not say where its buffers lie
+        found[kinds[0], ()] = argument_bytes(compiled)
+    return found
+
+
+def _role(plan: Plan, path: Path) -> str:
+    return ROLES[plan.mode][path[0].idx] if path else "trainable"
+
+
+def _accumulator_bytes(model: keras.Model, plan: Plan) -> int:
+    accumulator = make_accumulator(model.trainable_variables, plan.accumulation)
+    zeros = jax.tree.leaves(jax.eval_shape(accumulator.zeros))
+    return sum(spec.size * spec.dtype.itemsize for spec in zeros)
+
+
+def _argument_name(model: keras.Model, plan: Plan, program: str, path: Path) -> str:
+    position, *rest = path
+    kinds = _ARGUMENTS[program]
+    if position.idx >= len(kinds):
+        return "a number"
+    kind = kinds[position.idx]
+    if kind == "state":
+        variables = variables_of(model, _role(plan, tuple(rest)))
+        index = rest[1].key if len(rest) > 1 else 0
+        # With replicas metrics are twice there.
+        return variables[index % len(variables)].path if variables else kind
+    if kind == "accumulated":
+        index = getattr(rest[0], "idx", 0) if rest else 0
+        return f"accumulated {model.trainable_variables[index].path}"
+    return f"batches{jax.tree_util.keystr(tuple(rest))}"
+
+
+def with_layers_of_variables(
+    model: keras.Model, alive: Sequence[LiveBuffer]
+) -> tuple[LiveBuffer, ...]:
+    """Returns the tensors with the layers of weights, and of what accumulates or optimizes them."""
+    layer_of = layer_finder(layer_names(model))
+    layers = {each.path: layer_of(each.path) for each in model.variables}
+    names = {path: layer for path, layer in layers.items() if layer}
+    slots = variables_of(model, "optimizer")
+    for weight in model.trainable_variables:
+        layer = names.get(weight.path, "")
+        names[f"accumulated {weight.path}"] = layer
+        # Keras names the slots of Adam, say, `adam/mlp_dense_kernel_momentum`.
+        start = f"{weight.path.replace('/', '_')}_"
+        for variable in slots:
+            if variable.path.rpartition("/")[2].startswith(start):
+                names[variable.path] = layer
+    return tuple(
+        replace(each, layer=names[each.name])
+        if not each.layer and each.opcode == "parameter" and each.name in names
+        else each
+        for each in alive
+    )
+
+
+def variables_of(model: keras.Model, role: str) -> list[Any]:
+    """Returns the variables whose values the state has in one role."""
+    return {
+        "trainable": lambda: model.trainable_variables,
+        "non_trainable": lambda: model.non_trainable_variables,
+        "optimizer": lambda: model.optimizer.variables,
+        "metric": lambda: model.metrics_variables,
+    }[role]()

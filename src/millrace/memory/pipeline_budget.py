@@ -1,0 +1,59 @@
+"""What the stages of a pipeline run again to stay within a budget, on every device.
+
+choice    0      1      2      3   ...        each stage takes at most 0.75 of the one before
+device 0  1500   1200   980    840            weights, what is in flight, the running program
+device 1  1100   960    810    700
+budget    1000                 ^
+"""
+
+from collections.abc import Callable
+
+import jax
+import keras
+
+from millrace.compiling.log import CompileLog
+from millrace.fit_loop.budget import announce, find_choice, has_budget, with_choice
+from millrace.memory.dry_run import PipelineRehearsal
+from millrace.memory.stages import pipeline_memory
+from millrace.pipelines.runtime.runner import PipelineRunner
+from millrace.plan import Plan
+from millrace.records.budget import BudgetChoice
+from millrace.steps.state import State
+
+CHOICES = 16  # the last lets a stage take a hundredth, which is its least
+
+
+def chooser(
+    model: keras.Model, runner: PipelineRunner, log: CompileLog
+) -> Callable[[Plan, State], Plan]:
+    """Returns what finds the plan of a pipeline whose devices all stay within its budget.
+
+    Args:
+        model: that the runner trains.
+        runner: whose programs are compiled for it. They are kept.
+        log: gets the choice.
+    """
+
+    def choose(plan: Plan, state: State) -> Plan:
+        if plan.recompute is None or not has_budget(plan):
+            return plan
+        specs = jax.tree.map(lambda v: jax.ShapeDtypeStruct(v.shape, v.dtype), state)
+        rehearsal = PipelineRehearsal(runner)
+        peaks: dict[int, int] = {}
+
+        def measure(number: int) -> int:
+            programs = rehearsal.programs_of(with_choice(plan, number), specs)
+            devices = pipeline_memory(model, programs, rehearsal.groups)
+            peaks[number] = max(device.peak for device in devices)
+            return peaks[number]
+
+        budget = plan.recompute.budget
+        limit, share = (None, budget) if isinstance(budget, float) else (budget, None)
+        # Nothing is predicted: how much is in flight decides, and the search halves the choices.
+        number = find_choice([0] * CHOICES, limit, share, measure)
+        kept = "everything is kept" if number == 0 else f"choice {number} of {CHOICES - 1}"
+        text = f"on the fullest device, {kept}"
+        announce(BudgetChoice(model.name, budget or 0, peaks[number], None, text), log)
+        return with_choice(plan, number)
+
+    return choose

@@ -1,0 +1,242 @@
+"""What a pipelined model needs on each device: what rests there, what waits, and what runs."""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import jax
+import keras
+
+from millrace._compat.jax_memory import argument_bytes, requirement
+from millrace._compat.jaxpr import scope
+from millrace._compat.keras_build import layer_names
+from millrace._compat.keras_scope import stored_value
+from millrace.compiling.executable import compiled_of, renames_of
+from millrace.devices import DeviceGroup
+from millrace.memory.dry_run import StagePrograms
+from millrace.memory.liveness import memory_profile
+from millrace.memory.owners import layer_finder
+from millrace.memory.pieces import variables_of, with_layers_of_variables
+from millrace.memory.walk import Moment, StageSizes, Walk
+from millrace.pipelines.programs.stage import Slot
+from millrace.pipelines.programs.stages import state_groups
+from millrace.records.memory import LiveBuffer, largest
+from millrace.records.memory_report import DeviceMemory, StageMemory
+
+_HOST = ("pinned_host", "unpinned_host")  # memory where values rest between their uses
+_UPDATE = ("settle", "partial", "shared", "final")
+
+
+def pipeline_memory(
+    model: keras.Model, programs: StagePrograms, groups: Sequence[DeviceGroup]
+) -> tuple[DeviceMemory, ...]:
+    """Returns what an update needs on the devices of each group that is here.
+
+    Args:
+        model: whose programs they are.
+        programs: all that an update runs.
+        groups: of each stage.
+    """
+    builder = programs.builder
+    stages = range(len(groups))
+    sizes = [_sizes(programs, stage) for stage in stages]
+    walk = Walk(builder.split, builder.passes, sizes, groups)
+    ends = [key for key in programs.programs if key[0] in _UPDATE]
+    walk.run(programs.order, ends)
+    found = []
+    for group in dict.fromkeys(groups):
+        if not group.local:
+            continue
+        here = [stage for stage in stages if groups[stage] == group]
+        moment = walk.peaks[group]
+        seen: set[Slot] = set()
+        moving = _moving(model, programs, group, here)
+        rows = tuple(
+            _stage_memory(programs, stage, moment, seen, moving if stage == here[0] else 0)
+            for stage in here
+        )
+        program = programs.programs[moment.program, moment.stage]
+        devices = tuple(map(str, group.devices))
+        alive = _alive(model, programs, moment, rows)
+        if moving:
+            alive.append(
+                LiveBuffer("values of other stages, until they have moved", moving, "", "")
+            )
+        alive = largest(alive)
+        found.append(DeviceMemory(devices, program.program.name, rows, alive))
+    return tuple(found)
+
+
+def _sizes(programs: StagePrograms, index: int) -> StageSizes:
+    builder = programs.builder
+    stage = builder.split.stages[index]
+    forward = builder.forward(index).arguments
+    return StageSizes(
+        batch=dict(zip(stage.batch, map(_bytes, forward[3]), strict=True)),
+        held=[_bytes(spec) for spec in builder.backward(index).arguments[1]],
+        kept=sum(map(_bytes, builder.backward_weight(index).arguments[3])),
+        own={
+            name: requirement(compiled) - argument_bytes(compiled)
+            for (name, where), each in programs.programs.items()
+            if where == index
+            for compiled in [compiled_of(each.executable)]
+        },
+    )
+
+
+def _stage_memory(
+    programs: StagePrograms, index: int, moment: Moment, seen: set[Slot], moving: int
+) -> StageMemory:
+    """Returns what a stage has at the peak of its device.
+
+    Args:
+        programs: of the pipeline.
+        index: of the stage.
+        moment: the peak.
+        seen: values that other stages of the device have, and then those of this one, too.
+        moving: bytes of values that are on the device, and not for its stages.
+    """
+    resident: Counter[str] = Counter()
+    for slot, nbytes in _resident(programs, index).items():
+        if slot not in seen:
+            resident[slot.role] += nbytes
+            seen.add(slot)
+    return StageMemory(
+        stage=index,
+        parameters=resident["trainable"] + resident["non_trainable"],
+        optimizer_state=resident["optimizer"],
+        accumulators=sum(map(_bytes, programs.builder.backward(index).arguments[3])),
+        temporaries=moment.own if moment.stage == index else 0,
+        in_flight=moment.held.get((index, "in flight"), 0),
+        batches=moment.held.get((index, "batches"), 0),
+        other=resident["metric"] + moving,
+    )
+
+
+def _resident(programs: StagePrograms, index: int) -> dict[Slot, int]:
+    """Returns the values of the model that a stage has, and their bytes on one device."""
+    builder = programs.builder
+    stage, forward = builder.split.stages[index], builder.forward(index).arguments
+    fixed, changing = state_groups(stage)
+    weights = [Slot("trainable", k) for k in stage.trainable]
+    found = {
+        slot: _bytes(spec)
+        for slots, specs in zip((weights, fixed, changing), forward[:3], strict=True)
+        for slot, spec in zip(slots, specs, strict=True)
+    }
+    if (part := builder.update.final.get(index)) is not None:
+        replaced = builder.replaced(part)
+        others = [slot for slot in part.inputs if slot not in replaced]
+        given = builder.part("final", index, part).arguments
+        for slot, spec in zip((*replaced, *others), (*given[0], *given[1]), strict=True):
+            if slot.role in ("trainable", "optimizer"):
+                found[slot] = _bytes(spec)
+    return found
+
+
+def _moving(
+    model: keras.Model, programs: StagePrograms, group: DeviceGroup, here: Sequence[int]
+) -> int:
+    """Returns the bytes of values that lie on a device of the group, and are for other devices.
+
+    A model is built on one device. Keras keeps the values that an execution begins with until it
+    has ended, so in the first one they are there twice.
+    """
+    wanted = {slot: size for stage in here for slot, size in _resident(programs, stage).items()}
+    nbytes: Counter[Any] = Counter()
+    for role in ("trainable", "non_trainable", "optimizer", "metric"):
+        for index, variable in enumerate(variables_of(model, role)):
+            value = stored_value(variable)
+            if value is None or value.is_deleted():
+                continue
+            if wanted.get(Slot(role, index)) == value.nbytes:  # not one that replicas share out
+                continue
+            for device in value.devices():
+                nbytes[device] += value.nbytes
+    return max(nbytes[device] for device in group.devices)
+
+
+def _alive(
+    model: keras.Model, programs: StagePrograms, moment: Moment, rows: Sequence[StageMemory]
+) -> list[LiveBuffer]:
+    """Returns the tensors of the program at the peak, and what else there is in a few lumps."""
+    executable = programs.programs[moment.program, moment.stage].executable
+    names = _ArgumentNames(model, programs, moment)
+    layers = layer_finder(layer_names(model), renames_of(executable))
+    alive = list(memory_profile(compiled_of(executable), layers, names).alive)
+    found = []
+    for each in alive:
+        layer = names.layers.get(each.name, each.layer) if each.opcode == "parameter" else ""
+        found.append(replace(each, layer=layer) if layer else each)
+    found = list(with_layers_of_variables(model, found))
+    waiting = sum(each.nbytes for each in alive if each.name in names.in_flight)
+    lumps = {
+        "other micro-batches in flight": sum(r.in_flight + r.batches for r in rows) - waiting,
+        "optimizer state": sum(r.optimizer_state for r in rows) * (moment.program != "final"),
+    }
+    return found + [LiveBuffer(name, size, "", "") for name, size in lumps.items() if size > 0]
+
+
+_ARGUMENTS = {  # of the programs of tasks: pipelines/programs/stages.py
+    "forward": ("weights", "fixed", "changing", "batch", "carried"),
+    "backward": ("weights", "held", "cotangents", "accumulated"),
+    "backward_input": ("weights", "held", "cotangents"),
+    "backward_weight": ("weights", "held", "cotangents", "kept", "accumulated"),
+}
+
+
+class _ArgumentNames:
+    """Names the arguments of a stage's program."""
+
+    def __init__(self, model: keras.Model, programs: StagePrograms, moment: Moment):
+        self._kinds = _ARGUMENTS.get(moment.program, ())
+        self._weights = variables_of(model, "trainable")
+        self._stage = programs.builder.split.stages[moment.stage]
+        self._passes = passes = programs.builder.passes(moment.stage)
+        self._weight_only = moment.program == "backward_weight"
+        self.in_flight: set[str] = set()  # names of what belongs to a micro-batch
+        self.layers: dict[str, str] = {}  # that made what backward is given, by name
+        layer_of = layer_finder(layer_names(model))
+        made = {
+            var: layer_of(scope(equation))
+            for equation in passes.forward.equations
+            for var in equation.outvars
+        }
+        number = sum(source == "residual" for source, _ in passes.held)
+        residuals = passes.forward.outvars[len(passes.forward.outvars) - number :]
+        self._made = [made.get(var, "") for var in residuals]
+
+    def __call__(self, path: tuple[Any, ...]) -> str:
+        position, *rest = path
+        place = getattr(rest[0], "idx", 0) if rest else 0
+        if position.idx >= len(self._kinds):
+            return f"argument{jax.tree_util.keystr(path)}"
+        kind = self._kinds[position.idx]
+        if kind in ("weights", "accumulated"):
+            weight = self._weights[self._stage.trainable[place]].path
+            return weight if kind == "weights" else f"accumulated {weight}"
+        if kind != "held":
+            name = f"{kind} {place}"
+        else:
+            if self._weight_only:
+                place = self._passes.weight_held[place]
+            source, number = self._passes.held[place]
+            name = f"{source} {number}"
+            if source == "residual":
+                self.layers[name] = self._made[number]
+        if kind not in ("fixed", "changing"):
+            self.in_flight.add(name)
+        return name
+
+
+def _bytes(spec: Any) -> int:
+    """Returns the bytes of a value on one device."""
+    sharding = getattr(spec, "sharding", None)
+    if sharding is not None and sharding.memory_kind in _HOST:
+        return 0
+    shape = spec.shape if sharding is None else sharding.shard_shape(tuple(spec.shape))
+    size = 1
+    for length in shape:
+        size *= length
+    return size * spec.dtype.itemsize

@@ -1,0 +1,1 @@
+"""A traced step, cut into stages -> the programs of each stage."""

@@ -1,0 +1,279 @@
+"""The executables of one mode of one pipelined model, made when first needed and kept."""
+
+import logging
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from typing import Any
+
+import jax
+import keras
+
+from millrace._compat.jax import looks_for_non_finite
+from millrace.compiling.executable import Executable, compile_program, compile_programs
+from millrace.compiling.log import CompileLog
+from millrace.compiling.lowering import Request, tracing
+from millrace.devices import DeviceGroup
+from millrace.errors import RecompilationError
+from millrace.explain.fingerprint import describe_model, describe_state
+from millrace.explain.key import Identity, key_of
+from millrace.explain.walk import Description
+from millrace.export.exported import Wanted
+from millrace.export.exporting import Exports, why_not
+from millrace.fit_loop.boundary_warnings import say_if_boundaries_rest
+from millrace.options import CompilerOptions, Pipelining
+from millrace.pipelines.assignment.calls import LayerCall
+from millrace.pipelines.programs.imported_stages import (
+    KnownStages,
+    StageFacts,
+    facts_of,
+    is_exchangeable,
+)
+from millrace.pipelines.programs.place import Marks
+from millrace.pipelines.programs.replica_stages import ReplicaStageBuilder
+from millrace.pipelines.programs.stages import StageBuilder
+from millrace.plan import Mode, Plan
+from millrace.recomputation.boundaries import boundaries_found
+from millrace.records.compilation import KeyField, ProgramKey
+from millrace.steps.offload import with_moves
+from millrace.steps.program import Program
+from millrace.steps.state import State
+
+logger = logging.getLogger("millrace")
+
+_LOADING = 4  # threads
+Missing = tuple[str, int, Callable[[], Program]]  # name, stage, what makes it
+
+
+class StageExecutables:
+    """Finds, loads or compiles the executable of a stage's pass, for the devices of the stage.
+
+    What was exported elsewhere is loaded, with what the runner must know of the stages: then
+    nothing is traced.
+
+    It belongs to one compiled function of one model with one assignment of stages, so what it
+    must tell apart is the plan, the specs of the state and the device.
+    """
+
+    def __init__(
+        self,
+        model: keras.Model,
+        calls: Sequence[LayerCall],
+        marks: Marks,
+        log: CompileLog,
+        pipelining: Pipelining,
+        identity: Identity = (),
+        exports: Exports | None = None,
+    ):
+        self._model = model
+        self._calls = calls
+        self._marks = marks
+        self._log = log
+        self._pipelining = pipelining
+        self._identity = identity  # of model and strategy, for the keys of programs
+        self._exports = exports or Exports()
+        # Of the model as its steps are traced, and of its state.
+        self._descriptions: dict[Plan, tuple[Description, tuple[KeyField, ...]]] = {}
+        self._builders: dict[Any, StageBuilder] = {}
+        self._layers_of = _layers_of(marks)
+        self._has_said = False  # what the model's boundaries do not do
+        self._executables: dict[Any, Executable] = {}
+
+    def builder(self, plan: Plan, state: State, groups: Sequence[DeviceGroup]) -> StageBuilder:
+        """Returns what makes the programs of a plan. Traces one step if it is new."""
+        specs = jax.tree.map(lambda v: jax.ShapeDtypeStruct(v.shape, v.dtype), state)
+        key = (plan, tuple((spec.shape, spec.dtype) for spec in jax.tree.leaves(specs)))
+        if key not in self._builders:
+            found = self._known(plan, specs, groups) or self._trace(plan, specs, groups)
+            self._builders[key] = found
+            self._note_stages(found, plan, groups)
+        return self._builders[key]
+
+    def _known(
+        self, plan: Plan, specs: State, groups: Sequence[DeviceGroup]
+    ) -> StageBuilder | None:
+        """Returns a builder of what another process has exported; None if that is not there."""
+        if self._exports.loaded.is_empty or not _is_exported(plan, groups):
+            return None
+        facts = self._exports.loaded.stages(self._key(plan, "stages"))
+        if not isinstance(facts, StageFacts):
+            return None
+        return KnownStages(
+            facts, lambda: self._trace(plan, specs, groups), self._model, plan, specs, groups
+        )
+
+    def _trace(self, plan: Plan, specs: State, groups: Sequence[DeviceGroup]) -> StageBuilder:
+        self._describe(plan)
+        make = StageBuilder if plan.replicas == 1 else ReplicaStageBuilder
+        self._log.begin(f"{plan.mode.value} of {self._model.name!r}")
+        with tracing, boundaries_found() as found:
+            builder = make(self._model, plan, self._calls, self._marks, specs, groups)
+        if not self._has_said:
+            self._has_said = say_if_boundaries_rest(plan, found, self._model.name)
+        return builder
+
+    def _note_stages(
+        self, builder: StageBuilder, plan: Plan, groups: Sequence[DeviceGroup]
+    ) -> None:
+        if not _is_exported(plan, groups):
+            return
+        made, trains = weakref.ref(builder), plan.mode is Mode.TRAIN
+
+        def facts() -> StageFacts | None:
+            found = made()
+            if found is None or not is_exchangeable(found, plan):
+                return None
+            return facts_of(found, trains)
+
+        self._exports.stages(self._key(plan, "stages"), plan, facts)
+
+    def find(
+        self,
+        builder: StageBuilder,
+        plan: Plan,
+        group: DeviceGroup,
+        name: str,
+        stage: int,
+        make: Callable[[], Program],
+    ) -> Executable:
+        """Returns the executable of that name, stage and group; `make` makes its program."""
+        key = (builder, name, stage, group, looks_for_non_finite())
+        if key not in self._executables:
+            wanted = self._wanted(plan, group, name, stage)
+            executable = self._load(wanted)
+            if executable is None:
+                request = self._request(wanted, name, stage, make())
+                executable = compile_program(request, self._log)
+            self._executables[key] = executable
+            self._note(builder, wanted, executable)
+        return self._executables[key]
+
+    def prepare(
+        self,
+        builder: StageBuilder,
+        plan: Plan,
+        groups: Sequence[DeviceGroup],
+        programs: Iterable[Missing],
+    ) -> None:
+        """Loads or compiles programs at the same time, which `find` then has.
+
+        What cannot be compiled is left to `find`, which tells the task that failed.
+
+        Raises:
+            RecompilationError: if one would be compiled again, and that is not to be.
+        """
+        missing: dict[Any, Missing] = {}
+        for name, stage, make in programs:
+            key = (builder, name, stage, groups[stage], looks_for_non_finite())
+            if key not in self._executables and groups[stage].local:
+                missing[key] = name, stage, make
+        wanted = {
+            key: self._wanted(plan, groups[stage], name, stage)
+            for key, (name, stage, _) in missing.items()
+        }
+        found = dict(self._loaded(wanted))
+        rest = [key for key in missing if key not in found]
+        requests = (
+            self._request(wanted[key], name, stage, make())
+            for key in rest
+            for name, stage, make in [missing[key]]
+        )
+        try:
+            found.update(zip(rest, compile_programs(requests, self._log), strict=True))
+        except RecompilationError:
+            raise
+        except Exception as error:
+            logger.debug("compiling stages one by one: %s", error)
+        self._executables.update(found)
+        for key, executable in found.items():
+            self._note(builder, wanted[key], executable)
+
+    def _loaded(self, wanted: dict[Any, Wanted]) -> Iterator[tuple[Any, Executable]]:
+        """Yields what another process has exported, read at the same time."""
+        if self._exports.loaded.is_empty:
+            return
+        with ThreadPoolExecutor(_LOADING, thread_name_prefix="millrace-load") as pool:
+            for key, executable in zip(wanted, pool.map(self._load, wanted.values()), strict=True):
+                if executable is not None:
+                    yield key, executable
+
+    def _load(self, wanted: Wanted) -> Executable | None:
+        if why_not(wanted.plan, wanted.key) is not None:
+            return None
+        return self._exports.loaded.executable(wanted, self._log)
+
+    def _note(self, builder: StageBuilder, wanted: Wanted, executable: Executable) -> None:
+        taps = bool(jax.tree.leaves(builder.split.taps))
+        obstacle = "its layers tap values, for queues of this process" if taps else None
+        self._exports.made(wanted, executable, obstacle=obstacle)
+
+    def _wanted(self, plan: Plan, group: DeviceGroup, name: str, stage: int) -> Wanted:
+        options = self._options(name, stage)
+        key = self._key(plan, f"{name} of stage {stage}", group, options)
+        gaps, layers = self._describe(plan)[0].gaps, self._layers_of.get(stage, ())
+        return Wanted(key, replace(plan, group=group), layers=layers, gaps=gaps)
+
+    def _request(self, wanted: Wanted, name: str, stage: int, program: Program) -> Request:
+        self._log.begin(f"{program.name} of {self._model.name!r}")
+        return Request(
+            with_moves(program),
+            wanted.plan,
+            wanted.key,
+            compiler_options=self._options(name, stage),
+            layers=wanted.layers,
+        )
+
+    def _key(
+        self,
+        plan: Plan,
+        name: str,
+        group: DeviceGroup | None = None,
+        compiler_options: CompilerOptions | None = None,
+    ) -> ProgramKey:
+        marks, schedule = self._marks, self._pipelining.schedule
+        stages = "as PipelineStage says" if marks.stages is None else str(tuple(marks.stages))
+        description, state = self._describe(plan)
+        return key_of(
+            f"{plan.mode.value}_{name}",
+            self._model,
+            plan if group is None else replace(plan, group=group),
+            compiler_options=compiler_options,
+            identity=self._identity,
+            options={
+                "pipeline stages": marks.num_stages,
+                "stages of layer calls": stages,
+                # Its programs are those of any other; what is set is traced again all the same.
+                "pipeline_schedule": getattr(schedule, "__name__", schedule),
+            },
+            description=description,
+            state=state,
+        )
+
+    def _describe(self, plan: Plan) -> tuple[Description, tuple[KeyField, ...]]:
+        """Describes the model, before its step is traced: that may change what it looks like."""
+        if plan not in self._descriptions:
+            model, mode = self._model, plan.mode
+            self._descriptions[plan] = describe_model(model, mode), describe_state(model, mode)
+        return self._descriptions[plan]
+
+    def _options(self, name: str, stage: int) -> CompilerOptions | None:
+        pipelining = self._pipelining
+        if name == "forward":
+            return pipelining.forward_options[stage] if pipelining.forward_options else None
+        if name.startswith("backward"):
+            return pipelining.backward_options[stage] if pipelining.backward_options else None
+        return pipelining.update_options if name in ("partial", "shared", "final") else None
+
+
+def _layers_of(marks: Marks) -> dict[int, tuple[str, ...]]:
+    """Returns the layers of each stage, in order."""
+    layers: dict[int, tuple[str, ...]] = {}
+    for stage, name in zip(marks.stages or (), marks.names, strict=False):
+        layers[stage] = (*layers.get(stage, ()), name)
+    return layers
+
+
+def _is_exported(plan: Plan, groups: Sequence[DeviceGroup]) -> bool:
+    """Whether stages of this kind are exported; those of replicas are cut anew."""
+    return plan.replicas == 1 and not plan.tapped and all(group.is_local for group in groups)

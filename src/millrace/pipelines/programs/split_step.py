@@ -1,0 +1,118 @@
+"""One micro-batch of a model's loop, traced once and cut into stages."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import jax
+import keras
+
+from millrace._compat.jaxpr import trace
+from millrace._compat.keras import compute_forward, layer_of
+from millrace.options import NO_TAPS, Taps
+from millrace.pipelines.assignment.calls import LayerCall, marked_calls
+from millrace.pipelines.programs.place import MODEL_SCOPE, Marks
+from millrace.pipelines.programs.split import split
+from millrace.pipelines.programs.stage import Slot, Split
+from millrace.plan import ROLES, Mode
+from millrace.steps.state import State, as_lists, as_state, settle
+from millrace.steps.step import logs_follow_from_metrics
+from millrace.taps.taps import collecting
+from millrace.taps.tensors import activations_tapped
+
+CHANGING = ("non_trainable", "metric")  # with every micro-batch; the others with every update
+
+
+def split_step(
+    model: keras.Model,
+    mode: Mode,
+    calls: Sequence[LayerCall],
+    marks: Marks,
+    state: State,
+    batch: Any,
+    each_step: bool,
+    taps: Taps = NO_TAPS,
+) -> Split:
+    """Traces the forward of one step and cuts it.
+
+    Args:
+        model: a compiled Keras model.
+        mode: the loop whose step it is. When training, the step is the loss with everything that
+            changes on the way; gradients are made of its stages, and the update is separate.
+        calls: the layer calls that the marks number; none where `call` has the scopes.
+        marks: the stage of each.
+        state: specs of the values of the mode's roles.
+        batch: specs of one batch.
+        each_step: whether the logs of every step are a result, not of the last one only.
+        taps: what is wanted of the outputs of layers.
+
+    Raises:
+        ModelError: if the stages cannot be run as a pipeline.
+    """
+    roles = ROLES[mode]
+    wants_logs = mode is not Mode.PREDICT and (
+        each_step or not logs_follow_from_metrics(model, mode)
+    )
+
+    def step(state: State, batch: Any) -> Any:
+        loss, new, result = compute_forward(model, mode.value, as_lists(state), batch)
+        new = settle(as_state(new), state)
+        if mode is not Mode.PREDICT and not wants_logs:
+            result = None
+        changed = {r: v for r, v in zip(roles, new, strict=True) if r in CHANGING}
+        return {"loss": loss, "result": result, **changed}
+
+    def tapped_step(state: State, batch: Any) -> Any:
+        made, tapped = collecting(step)(state, batch)
+        return {**made, "tap": tapped}
+
+    # Inside the marks: statistics belong to the stage of their layer.
+    with (
+        marked_calls(model, calls),
+        _marked_model(model),
+        activations_tapped(model, taps),
+    ):
+        graph, specs = trace(tapped_step, state, batch)
+    inputs = [
+        Slot(role, index)
+        for role, values in zip(roles, state, strict=True)
+        for index in range(len(values))
+    ]
+    inputs += [Slot("batch", index) for index in range(len(jax.tree.leaves(batch)))]
+    outputs = [
+        Slot(role, index)
+        for role in sorted(specs)  # the order of leaves in a dict
+        for index in range(len(jax.tree.leaves(specs[role])))
+    ]
+    return split(
+        graph, inputs, outputs, specs["result"], marks,
+        lambda slot: _path(model, slot), specs["tap"],
+    )  # fmt: skip
+
+
+@contextmanager
+def _marked_model(model: keras.Model) -> Iterator[None]:
+    """Lets what the model computes be told from its loss and metrics, by a scope around it."""
+    stock = model.stateless_call
+
+    def stateless_call(*args: Any, **kwargs: Any) -> Any:
+        with jax.named_scope(MODEL_SCOPE):
+            return stock(*args, **kwargs)
+
+    object.__setattr__(model, "stateless_call", stateless_call)
+    try:
+        yield
+    finally:
+        object.__delattr__(model, "stateless_call")
+
+
+def _path(model: keras.Model, slot: Slot) -> str:
+    variables = {
+        "trainable": model.trainable_variables,
+        "non_trainable": model.non_trainable_variables,
+        "metric": model.metrics_variables,
+        "optimizer": model.optimizer.variables if model.optimizer is not None else [],
+    }
+    variable = variables[slot.role][slot.index]
+    layer = layer_of(model, variable)
+    return f"Variable {variable.path!r}" + (f" of layer {layer!r}" if layer else "")

@@ -1,0 +1,189 @@
+"""The update of all weights, cut so that each weight is updated where it lives.
+
+    partial, at each stage     gradients                     -> its part of a norm, say
+    shared, at the last stage  the parts                     -> the norm
+    final, at each stage       gradients, weights, the norm  -> weights, optimizer state
+
+The first two exist only where an optimizer compares gradients of several stages: to clip by their
+global norm, or to look for infinities in all of them. What passes between stages are such scalars.
+The parts are cut out of one traced update of all weights, so every optimizer is its own.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from millrace._compat.jaxpr import Graph, Var, inlined, is_literal, pruned, used, variables
+from millrace.pipelines.programs.stage import Slot
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A part of the update that one stage runs."""
+
+    graph: Graph
+    inputs: tuple[Slot, ...]  # "trainable", "optimizer", "gradient", "scale"; "partial", "shared"
+    outputs: tuple[Slot, ...]  # "trainable", "optimizer"; "partial", "shared"
+    taps: tuple[int, ...] = ()  # leaves of what the update carries out, after the outputs
+
+
+@dataclass(frozen=True, slots=True)
+class SplitUpdate:
+    """An update as parts."""
+
+    partial: Mapping[int, Part]  # by stage; of those that have one
+    shared: Part | None  # at the last stage
+    final: Mapping[int, Part]  # by stage
+    owners: Mapping[Slot, int]  # the stage at which a value of the optimizer lives
+    taps: Any = None  # tree of the specs of what the update carries out
+
+
+def split_update(
+    graph: Graph,
+    inputs: Sequence[Slot],
+    outputs: Sequence[Slot],
+    homes: Mapping[Slot, int],
+    last: int,
+) -> SplitUpdate:
+    """Cuts an update.
+
+    Args:
+        graph: the traced update of all weights.
+        inputs: what each of its inputs is: "trainable", "optimizer", "gradient" or "scale".
+        outputs: what each of its outputs is: "trainable", "optimizer" or, after these, "tap".
+        homes: the stage of every weight and gradient, and of taps that are for one.
+        last: the last stage, at which the scalars of the optimizer live.
+    """
+    slots = dict(zip(graph.invars, inputs, strict=True))
+    graph = inlined(graph)
+    results = dict(zip(outputs, graph.outvars, strict=True))
+    owners = _optimizer_owners(graph, slots, results, homes, last)
+    stage_of = {
+        var: homes[slot] if slot in homes else owners[slot]
+        for var, slot in slots.items()
+        if slot in homes or (slot in owners and var.aval.ndim)
+    }
+    flow = _Flow(graph, stage_of)
+    names = {**slots}
+    names.update((var, Slot("partial", k)) for k, var in enumerate(flow.partial))
+    names.update((var, Slot("shared", k)) for k, var in enumerate(flow.shared))
+    partial = {
+        stage: _part(graph, [var for var, s in flow.partial.items() if s == stage], names)
+        for stage in sorted(set(flow.partial.values()))
+    }
+    shared = _part(graph, flow.shared, names, tuple(flow.partial)) if flow.shared else None
+    final: dict[int, Part] = {}
+    where = {**owners, **_tap_homes(graph, results, stage_of, flow.shared, last), **homes}
+    for stage in range(last + 1):
+        own = [slot for slot in results if where[slot] == stage]
+        if own:
+            outvars = [results[slot] for slot in own]
+            part = _part(graph, outvars, names, flow.shared)
+            new = tuple(slot for slot in own if slot.role != "tap")
+            taps = tuple(slot.index for slot in own if slot.role == "tap")
+            final[stage] = Part(part.graph, part.inputs, new, taps)
+    return SplitUpdate(partial, shared, final, owners)
+
+
+def _optimizer_owners(
+    graph: Graph,
+    slots: Mapping[Var, Slot],
+    results: Mapping[Slot, Any],
+    homes: Mapping[Slot, int],
+    last: int,
+) -> dict[Slot, int]:
+    """Returns where each value of the optimizer lives: with the weights that it is for."""
+    owners: dict[Slot, int] = {}
+    for stage in range(last + 1):
+        outvars = [var for slot, var in results.items() if homes.get(slot) == stage]
+        part = pruned(used(graph, outvars))
+        for var in part.invars:
+            if slots[var].role == "optimizer" and var.aval.ndim:
+                owners.setdefault(slots[var], stage)
+    for var, slot in slots.items():
+        if slot.role == "optimizer" and slot not in owners:
+            owners[slot] = last
+            if var.aval.ndim:  # a slot that its weight does not read: it lives with its gradient
+                part = pruned(used(graph, [results[slot]]))
+                found = [homes[slots[v]] for v in part.invars if slots[v] in homes]
+                owners[slot] = min(found, default=last)
+    return owners
+
+
+def _tap_homes(
+    graph: Graph,
+    results: Mapping[Slot, Any],
+    stage_of: Mapping[Var, int],
+    shared: Sequence[Var],
+    last: int,
+) -> dict[Slot, int]:
+    """Returns where each tap is computed: with the one stage that it is made of, else at the last.
+
+    What else it takes, such as a norm of all gradients, is shared with that stage anyway.
+    """
+    found: dict[Slot, int] = {}
+    for slot, var in results.items():
+        if slot.role == "tap":
+            taken = pruned(used(graph, [var], shared), shared).invars
+            stages = {stage_of[v] for v in taken if v in stage_of}
+            found[slot] = stages.pop() if len(stages) == 1 else last
+    return found
+
+
+class _Flow:
+    """Follows through the update which stages each value depends on.
+
+    A value is large if it is a weight, a gradient or a slot, or has axes and is made of such.
+    `shared` are the scalars (and stacks of them) of several stages that large values depend on;
+    `partial` are what a stage gives towards these.
+    """
+
+    def __init__(self, graph: Graph, stage_of: Mapping[Var, int]):
+        self._depends = {var: frozenset({stage}) for var, stage in stage_of.items()}
+        self._large = set(stage_of)
+        reduced: dict[Var, int] = {}  # small values made of large ones of one stage
+        wanted: dict[Var, None] = {}
+        for equation in graph.equations:
+            inputs = list(variables(equation.invars))
+            large = [var for var in inputs if var in self._large]
+            homes = frozenset().union(*(self._depends[var] for var in large))
+            depends = frozenset().union(*(self._of(var) for var in inputs))
+            makes_large = bool(large) and any(out.aval.ndim for out in equation.outvars)
+            if makes_large:
+                small = [var for var in inputs if var not in self._large]
+                foreign = [var for var in small if self._of(var) - homes or len(homes) > 1]
+                wanted.update((var, None) for var in foreign if self._of(var))
+            for out in equation.outvars:
+                if large and out.aval.ndim:
+                    self._large.add(out)
+                    self._depends[out] = homes
+                else:
+                    self._depends[out] = depends
+                    if len(homes) == 1:
+                        reduced[out] = next(iter(homes))
+        wanted.update(
+            (var, None)
+            for var in variables(graph.outvars)
+            if var not in self._large and len(self._of(var)) > 1
+        )
+        self.shared = list(wanted)
+        slice_ = used(graph, self.shared, reduced)
+        self.partial = {var: reduced[var] for var in slice_.invars if var in reduced}
+        if any(self._needs(graph, var) for var in self.partial):
+            # A part of a stage takes what all of them made: two rounds. The final parts then
+            # compute it all themselves, from everyone's gradients.
+            self.shared, self.partial = [], {}
+
+    def _of(self, var: Var) -> frozenset[int]:
+        return self._depends.get(var, frozenset())
+
+    def _needs(self, graph: Graph, partial: Var) -> bool:
+        return len({s for v in used(graph, [partial]).invars for s in self._of(v)}) > 1
+
+
+def _part(
+    graph: Graph, outvars: Sequence[Any], names: Mapping[Var, Slot], known: Sequence[Var] = ()
+) -> Part:
+    part = pruned(used(graph, outvars, known))
+    outputs = tuple(names[var] for var in outvars if not is_literal(var) and var in names)
+    return Part(part, tuple(names[var] for var in part.invars), outputs)

@@ -1,0 +1,198 @@
+"""One array's way from one device to another, of which this process has at least one.
+
+    Here      both devices are in this process: a copy, or nothing
+    Pull      the receiver fetches from the sender's server; either may be early
+    Permute   both run one program with a collective permute, and wait for each other
+
+`Pull` is for CPUs, `Permute` for accelerators, where the collective is NCCL's and its wait costs no
+thread. On two pinned CPU cores, 128 KiB, loopback (medians, busy machine):
+
+                one way    there and back    both at once    processor time of one way
+    Pull         0.08 ms          0.56 ms         0.28 ms       0.08 ms
+    Permute      0.30 ms          0.72 ms         0.64 ms       0.21 ms    (gloo)
+    device_put   0.16 ms          0.78 ms         0.66 ms       0.13 ms    (across processes)
+
+XLA's CPU client runs programs of one device in order, also those with a collective: what is queued
+behind a permute waits for the other process. With each move right after its task, a 1F1B pipeline
+of two stages takes 94 ms for an update with `Permute` and 78 ms with `Pull`, where each stage alone
+takes 62 ms.
+"""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple, Protocol
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
+
+from millrace._compat.jax import DeviceCopies
+from millrace._compat.transfer import Assembly, has_transfer_server, shards
+from millrace.pipelines.runtime.peers import peers
+
+Specs = Sequence[jax.ShapeDtypeStruct]
+# XLA:CPU runs programs of fewer than 1000 operations in the thread that calls them, and so would
+# have Python wait for the other process.
+_ENOUGH_OPERATIONS = 2048
+
+
+class Link(Protocol):
+    """Moves arrays of one replica."""
+
+    def move(self, arrays: Sequence[jax.Array] | None, specs: Specs) -> list[jax.Array] | None:
+        """Returns the arrays on the target if this process has it, before they are there.
+
+        Args:
+            arrays: those on the source, or None where the source is another process's.
+            specs: of the arrays.
+        """
+        ...
+
+
+def link(source: jax.Device, target: jax.Device, transport: str | None = None) -> Link:
+    """Returns the link for two devices, of which this process has at least one.
+
+    Args:
+        source: where arrays come from.
+        target: where they go.
+        transport: "pull" or "permute"; None for the faster one of the platform.
+    """
+    here = jax.process_index()
+    if source.process_index == target.process_index == here:
+        return Here(source, target)
+    pulls = source.platform == "cpu" and has_transfer_server()
+    return (
+        Pull(source, target)
+        if (transport or "pull") == "pull" and pulls
+        else Permute(source, target)
+    )
+
+
+class Here:
+    """Copies within the process."""
+
+    def __init__(self, source: jax.Device, target: jax.Device):
+        copies = None if source == target else DeviceCopies(SingleDeviceSharding(target), (0,))
+        self._copies = copies
+
+    def move(self, arrays: Sequence[jax.Array] | None, specs: Specs) -> list[jax.Array]:
+        """Starts the copies. Returns the arrays themselves where source and target are one."""
+        del specs
+        given = list(arrays or ())
+        return given if self._copies is None else self._copies.from_device(given)
+
+
+class _Message(NamedTuple):
+    """What `Pull` sends of a list of arrays. A receiver would wait for ever for one of no size."""
+
+    places: list[int]  # of those that are sent
+    specs: list[jax.ShapeDtypeStruct]
+    empty: list[jax.Array]  # the others, as the receiver makes them
+
+
+class Pull:
+    """Sends through the transfer server. The sender is not held up by a receiver that is late.
+
+    What is sent must not be donated before the receiver has it: the receiver's arrays become
+    errors.
+    """
+
+    def __init__(self, source: jax.Device, target: jax.Device):
+        self._peers = peers()
+        self._numbers = self._peers.numbers(source, target)
+        self._process = source.process_index
+        self._receives = target.process_index == jax.process_index()
+        self._sharding = SingleDeviceSharding(target)
+        self._messages: dict[tuple[Any, ...], _Message] = {}
+        if self._receives:
+            self._peers.connect(self._process)
+
+    def move(self, arrays: Sequence[jax.Array] | None, specs: Specs) -> list[jax.Array] | None:
+        """Sends or receives, and waits for nothing."""
+        key = tuple((spec.shape, spec.dtype) for spec in specs)
+        message = self._messages.get(key)
+        if message is None:
+            message = self._messages[key] = self._message(specs)
+        if not self._receives:
+            if message.places:
+                given = arrays or ()
+                self._peers.send(next(self._numbers), [given[place] for place in message.places])
+            return None
+        if not message.places:
+            return list(message.empty)
+        arrived = self._peers.receive(self._process, next(self._numbers), message.specs)
+        if not message.empty:
+            return arrived
+        full, empty = iter(arrived), iter(message.empty)
+        return [next(full if place in message.places else empty) for place in range(len(specs))]
+
+    def _message(self, specs: Specs) -> _Message:
+        places = [place for place, spec in enumerate(specs) if spec.size]
+        placed = [
+            jax.ShapeDtypeStruct(specs[place].shape, specs[place].dtype, sharding=self._sharding)
+            for place in places
+        ]
+        empty = []
+        if self._receives:
+            empty = [
+                jax.device_put(np.zeros(spec.shape, spec.dtype), self._sharding)
+                for spec in specs
+                if not spec.size
+            ]
+        return _Message(places, placed, empty)
+
+
+class Permute:
+    """Runs a program on both devices, compiled once for each list of specs.
+
+    Each process hands over a different array as if it were one that both devices have: so every
+    shape will do, scalars too, and the arrays need not be reshaped.
+    """
+
+    def __init__(self, source: jax.Device, target: jax.Device):
+        self._mesh = Mesh(np.array([source, target]), ("end",))
+        self._sharding = NamedSharding(self._mesh, PartitionSpec())
+        self._assemble = Assembly(self._sharding)
+        self._here = SingleDeviceSharding(
+            target if target.process_index == jax.process_index() else source
+        )
+        self._receives = target.process_index == jax.process_index()
+        self._rebuild = Assembly(self._here)
+        self._programs: dict[tuple[Any, ...], tuple[Any, list[jax.Array]]] = {}
+
+    def move(self, arrays: Sequence[jax.Array] | None, specs: Specs) -> list[jax.Array] | None:
+        """Dispatches the program; the device waits for the other process, this call does not."""
+        if not specs:
+            return [] if self._receives else None
+        key = tuple((spec.shape, spec.dtype) for spec in specs)
+        if key not in self._programs:
+            self._programs[key] = self._compile(specs)
+        program, idle = self._programs[key]
+        if not self._receives:
+            pairs = zip(specs, arrays or (), strict=True)
+            program(*(self._assemble(spec, shards(array)) for spec, array in pairs))
+            return None
+        moved = program(*idle)[: len(specs)]
+        return [shards(array)[0] for array in moved]
+
+    def _compile(self, specs: Specs) -> tuple[Any, list[jax.Array]]:
+        def body(*arrays: jax.Array) -> tuple[jax.Array, ...]:
+            moved = [jax.lax.ppermute(array, "end", [(0, 1)]) for array in arrays]
+            if self._mesh.devices.flat[0].platform != "cpu":
+                return tuple(moved)
+            end = jax.lax.axis_index("end")  # known when it runs, so that this is not left out
+            return *moved, jnp.sum(jnp.maximum(jnp.arange(_ENOUGH_OPERATIONS), end))
+
+        whole = PartitionSpec()
+        mapped = jax.shard_map(
+            body, mesh=self._mesh, in_specs=whole, out_specs=whole, check_vma=False
+        )
+        placed = [jax.ShapeDtypeStruct(s.shape, s.dtype, sharding=self._sharding) for s in specs]
+        program = jax.jit(mapped).lower(*placed).compile()
+        # What the receiver hands in, and the program does not look at: made once.
+        idle = []
+        if self._receives:
+            for spec in specs:
+                zeros = jax.device_put(np.zeros(spec.shape, spec.dtype), self._here)
+                idle.append(self._assemble(spec, shards(zeros)))
+        return program, idle

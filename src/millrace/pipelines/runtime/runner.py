@@ -1,0 +1,312 @@
+"""Runs one execution of a pipelined model: the tasks of a schedule, one dispatch each.
+
+for task in order:                  every device group's order, merged
+    stage.forward(...) ...          JAX returns at once, so the device groups overlap
+update.run(...)                     each stage where its weights live
+"""
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from statistics import median
+from typing import Any, cast
+
+import jax
+import numpy as np
+
+from millrace._compat.jax import looks_for_non_finite
+from millrace.devices import DeviceGroup
+from millrace.feeds.block import Segment
+from millrace.fit_loop.halt import Halted
+from millrace.fit_loop.part import Part
+from millrace.interrupts import raise_if_interrupted
+from millrace.pipelines.programs.executables import StageExecutables
+from millrace.pipelines.runtime.buffers import Buffers
+from millrace.pipelines.runtime.kept_state import KeptState
+from millrace.pipelines.runtime.micro_batches import MicroBatch, Shape, micro_batches, next_window
+from millrace.pipelines.runtime.orders import Orders
+from millrace.pipelines.runtime.replica_stage_state import ReplicaStageState
+from millrace.pipelines.runtime.stage_programs import pipeline_programs
+from millrace.pipelines.runtime.stage_state import StageState
+from millrace.pipelines.runtime.stash import Stash
+from millrace.pipelines.runtime.taps import TapParts, check_queues
+from millrace.pipelines.runtime.task_error import task_error
+from millrace.pipelines.runtime.tasks import StageTasks
+from millrace.pipelines.runtime.update import StageUpdate
+from millrace.plan import Mode, Plan
+from millrace.records.pipeline import PipelineStatistics
+from millrace.schedules.task import Pass, Schedule, Task
+from millrace.steps.accumulate import coefficient_of, scale_of, weight_of
+from millrace.steps.state import State
+
+MAX_PENDING_UPDATES = 2  # dispatched and not finished: enough that the devices never wait
+# Where stages are in several processes, an update is finished before the next one is dispatched:
+# with two more waiting, two pinned processes took 165 ms for an update, and 117 ms without.
+FORWARD_AHEAD = 2  # micro-batches per stage by which evaluation may be ahead of the devices
+
+
+class PipelineRunner:
+    """Runs micro-batches with the executables of one mode of one model."""
+
+    def __init__(
+        self,
+        executables: StageExecutables,
+        plan: Plan,
+        groups: Sequence[DeviceGroup],
+        make_schedule: Callable[[int], Schedule],
+    ):
+        """Makes a runner.
+
+        Args:
+            executables: where compiled code comes from.
+            plan: a plan of the mode; its batch is replaced by that of each block.
+            groups: of each stage.
+            make_schedule: returns the schedule of an update of so many micro-batches.
+        """
+        self._executables = executables
+        # What is run again may depend on the batch: a plan, and a state of values or specs.
+        self.choose: Callable[[Plan, State], Plan] = lambda plan, state: plan
+        self._plan = replace(plan, capacity=1, records=1)
+        self._groups = tuple(groups)
+        self._last = len(groups) - 1  # stage
+        self._replicas = plan.replicas
+        self._spans_processes = any(not group.is_local for group in groups)
+        self._orders = Orders(make_schedule, groups)
+        self._shapes: dict[Any, Shape] = {}
+        self._values: StageState | None = None
+        self._kept = KeptState(groups)
+        # Apart from what `run` returns: also micro-batches without a result have tapped something.
+        self.taps = TapParts(plan, groups)
+        self._probes: deque[Any] = deque()
+        self._task_seconds: list[float] = []
+        self._in_flight: tuple[int, ...] = ()
+        self.dispatches = 0
+        self.statistics = PipelineStatistics()
+        # The newest state of a running execution; what is left of it if the execution fails.
+        self.state: State | None = None
+
+    def run(
+        self, state: State, segments: Iterable[Segment], longest: int, chunk: int | None = None
+    ) -> tuple[State, list[Part]]:
+        """Runs one execution and does not wait for it.
+
+        Args:
+            state: consumed; its memory becomes that of the new state.
+            segments: what to run, in order.
+            longest: steps of a full execution; a pipeline has no program that depends on it.
+            chunk: nor on this: each micro-batch has a result of its own.
+
+        Returns:
+            The new state, and a part for each micro-batch that has a result.
+        """
+        del longest, chunk
+        self.state, self._values, self._task_seconds = state, None, []
+        self.taps.forget()
+        self._in_flight = (0,) * len(self._groups)
+        try:
+            parts, steps = self._run(state, segments)
+        except BaseException:
+            # Micro-batches of the update that failed have changed some of the state already.
+            self.state = self._values.state() if self._values is not None else state
+            self._kept.release()
+            raise
+        if self._values is not None:
+            if self._plan.mode is not Mode.TRAIN:
+                self._settle(next(iter(self._shapes.values())), [[]] * len(self._groups), steps)
+            if not parts and self._plan.mode is not Mode.PREDICT:
+                parts = [Part(self._logs(self._values), steps, 1)]
+            state = self._values.state()
+            self._kept.keep(state, self._values)
+            self.taps.end(state, next(iter(self._shapes.values())))
+            self._count_tasks()
+        self.state = self._values = None
+        return state, parts
+
+    def _run(self, state: State, segments: Iterable[Segment]) -> tuple[list[Part], int]:
+        parts: list[Part] = []
+        steps = 0
+        trains = self._plan.mode is Mode.TRAIN
+        size = self._plan.window if trains else 1
+        rest = micro_batches(segments, lambda spec: self._shape(spec, state), self._replicas)
+        while window := next_window(rest, size):
+            if self._values is None:
+                self._values = self._kept.enter(self._plan.mode, state, window[0].shape)
+                self.taps.begin(state, window[0].shape)
+            run = self._update if trains else self._forward
+            parts += run(window, self._values)
+            steps += sum(micro_batch.steps for micro_batch in window)
+            if self.taps.halted is not None:
+                break
+            raise_if_interrupted()
+        return parts, steps
+
+    @property
+    def halted(self) -> Halted | None:
+        """The update before which the last execution ended, if one was not applied."""
+        return self.taps.halted
+
+    def gather(self, role: str, values: Iterable[Any]) -> list[Any]:
+        """Returns values of the state as variables hold them; all processes call it together."""
+        return self._kept.gather(role, values)
+
+    def release(self) -> None:
+        """Lets go of what a loop that has ended was waiting for."""
+        self._probes.clear()
+        self._kept.release()
+        self.taps.forget()
+
+    def _shape(self, spec: Any, state: State) -> Shape:
+        key = (spec, looks_for_non_finite())  # which decides what may be donated
+        shape = self._shapes.get(key)
+        if shape is None:
+            shape = self._shapes[key] = self._make_shape(spec, state)
+        return shape
+
+    def _make_shape(self, spec: Any, state: State) -> Shape:
+        plan = self.choose(replace(self._plan, batch=spec), state)
+        builder = self._executables.builder(plan, state, self._groups)
+        check_queues(builder)
+        is_first = not self._shapes
+        wanted = pipeline_programs(builder, self._orders, plan, is_first)
+        self._executables.prepare(builder, plan, self._groups, wanted)
+
+        def find(name: str, stage: int, make: Any) -> Any:
+            return self._executables.find(builder, plan, self._groups[stage], name, stage, make)
+
+        stages = [
+            StageTasks(builder, plan.mode, index, self._groups, find)
+            for index in range(len(self._groups))
+        ]
+        update = StageUpdate(builder, self._groups, find) if plan.mode is Mode.TRAIN else None
+        return Shape(builder, stages, update, spec.rows, spec.treedef)
+
+    def _update(self, window: list[MicroBatch], state: StageState) -> list[Part]:
+        """Runs one update, and returns a part for each micro-batch if they have results."""
+        first = window[0].shape
+        reduction = self._plan.accumulation.reduction
+        weights = [weight_of(reduction, each.shape.rows, first.rows) for each in window]
+        counted = [each.counted(self._replicas) for each in window]
+        schedule, order = self._orders.of(len(window), first.builder.split.values)
+        buffers = Buffers()
+        stash = Stash(schedule, buffers) if self._plan.offload.activations else None
+        sums = [stage.zeros() for stage in first.stages]
+        results: list[dict[int, Any]] = [{} for _ in window]
+        accumulated = [0] * len(sums)  # micro-batches, by stage
+
+        def coefficient(task: Task) -> np.float32:
+            before = accumulated[task.stage]
+            accumulated[task.stage] += 1
+            given = 0.0 if reduction.is_running else weights[task.micro_batch]
+            return np.float32(coefficient_of(reduction, given, before))
+
+        parts: list[Part] = []
+        before = self.taps.before(state, first)
+        for task in order:
+            number = task.micro_batch
+            micro_batch = window[number]
+            stage = micro_batch.shape.stages[task.stage]
+            begin = time.perf_counter()
+            try:
+                if stash is not None:
+                    stash.before(task)
+                if task.kind is Pass.FORWARD:
+                    results[number] |= stage.forward(
+                        number, micro_batch.leaves, state, buffers, *counted[number]
+                    )
+                    if task.stage == self._last:
+                        parts += self._parts(results[number], micro_batch, state)
+                elif task.kind is Pass.BACKWARD:
+                    stage.backward(
+                        number, state, buffers, sums, coefficient(task), *counted[number]
+                    )
+                elif task.kind is Pass.BACKWARD_INPUT:
+                    stage.backward_input(number, state, buffers)
+                else:
+                    stage.backward_weight(
+                        number, state, buffers, sums, coefficient(task), *counted[number]
+                    )
+                if stash is not None:
+                    stash.after(task)
+            except Exception as error:
+                raise task_error(error, task, schedule) from error
+            self._task_seconds.append(time.perf_counter() - begin)
+        self._in_flight = tuple(
+            max(peak, buffers.peaks.get(stage, 0)) for stage, peak in enumerate(self._in_flight)
+        )
+        steps = [each.steps for each in window]
+        self._settle(first, sums, sum(steps))
+        total = sum(weight * each for weight, each in zip(weights, steps, strict=True))
+        scale = np.float32(scale_of(reduction, total, self._replicas))
+        if first.update is not None:
+            self.dispatches += len(sums) + first.update.dispatches
+            pending = 0 if self._spans_processes else MAX_PENDING_UPDATES
+            self._wait(first.update.run(state, sums, scale), pending)
+        if self.taps.add(window, buffers) and before is not None:
+            before.restore()
+        return parts
+
+    def _forward(self, window: list[MicroBatch], state: StageState) -> list[Part]:
+        """Runs one micro-batch through all stages; the devices overlap without being told."""
+        (micro_batch,), buffers = window, Buffers()
+        counted = micro_batch.counted(self._replicas)
+        results: dict[int, Any] = {}
+        for stage in micro_batch.shape.stages:
+            begin = time.perf_counter()
+            results |= stage.forward(0, micro_batch.leaves, state, buffers, *counted)
+            self._task_seconds.append(time.perf_counter() - begin)
+        self._wait(buffers.newest, FORWARD_AHEAD * len(self._groups))
+        self.taps.add(window, buffers)
+        return self._parts(results, micro_batch, state)
+
+    def _settle(self, shape: Shape, sums: list[Any], steps: int) -> None:
+        """Adds up over replicas what they left after `steps` steps."""
+        if self._replicas > 1:
+            for stage in shape.stages:
+                stage.settle(
+                    sums, cast(ReplicaStageState, self._values), np.array([0, steps], np.int32)
+                )
+
+    def _parts(
+        self, results: dict[int, Any], micro_batch: MicroBatch, state: StageState
+    ) -> list[Part]:
+        """Returns the part of a micro-batch, if it has results."""
+        tree = jax.tree.structure(micro_batch.shape.builder.split.result)
+        if results:
+            result = jax.tree.unflatten(tree, [results[leaf] for leaf in sorted(results)])
+        elif self._plan.step_logs and self._plan.mode is not Mode.PREDICT:
+            result = self._logs(state)
+        else:
+            return []
+        return [Part(result, micro_batch.steps, self._replicas, micro_batch.first)]
+
+    def _logs(self, state: StageState) -> Any:
+        """Returns the logs of the last step, where they follow from the metrics."""
+        (spec, _), shape = next(iter(self._shapes.items()))
+        last, group = self._last, self._groups[self._last]
+        plan = replace(self._plan, batch=spec)
+        logs = None
+        if group.local:
+            run = self._executables.find(
+                shape.builder, plan, group, "logs", last, lambda: shape.builder.logs(last)
+            )
+            logs = run(*state.metrics())
+        return self._kept.share_result(logs, last, lambda: shape.builder.logs(last))
+
+    def _wait(self, probe: Any, pending: int) -> None:
+        """Waits where too much is dispatched. JAX would queue tasks as fast as they are called."""
+        self._probes.append(probe)
+        while len(self._probes) > pending:
+            jax.block_until_ready(self._probes.popleft())
+
+    def _count_tasks(self) -> None:
+        seconds, before = self._task_seconds, self.statistics
+        self.dispatches += len(seconds)
+        self.statistics = PipelineStatistics(
+            executions=before.executions + 1,
+            tasks=before.tasks + len(seconds),
+            dispatch_seconds=before.dispatch_seconds + sum(seconds),
+            last_tasks=len(seconds),
+            last_task_seconds=median(seconds),
+            last_in_flight=self._in_flight,
+        )

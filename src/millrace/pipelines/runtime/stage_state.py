@@ -1,0 +1,111 @@
+"""The values of a pipelined model's variables while an execution runs: each at its stage."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from millrace._compat.jax import uncommitted
+from millrace.devices import DeviceGroup, place
+from millrace.pipelines.programs.stage import Slot
+from millrace.pipelines.programs.stages import StageBuilder, state_groups
+from millrace.pipelines.runtime.transfer import on_device
+from millrace.plan import ROLES, Mode
+from millrace.steps.state import State, Values
+
+
+class StageState:
+    """Takes a state apart, holds what the stages take of it, and puts it together again.
+
+    A value lives at one stage. A stage on another device that reads it has a copy, which is made
+    anew when the value has changed. What lives in another process is here as it was when Keras
+    gave it to the pipeline.
+    """
+
+    def __init__(
+        self,
+        mode: Mode,
+        state: State,
+        builder: StageBuilder,
+        owners: Mapping[Slot, int],
+        groups: Sequence[DeviceGroup],
+    ):
+        """Moves each value to the devices of the stage that it lives at."""
+        self._roles = ROLES[mode]
+        self._builder = builder
+        # How values lie at a stage, where some rest in host memory.
+        self._layouts: dict[tuple[Slot, int], Any] = {}
+        self.owners = owners
+        # Copies of values that live in another process, by slot and the stage that reads them.
+        self.copies: dict[tuple[Slot, int], Any] = {}
+        self._stages = builder.split.stages
+        self._groups = groups
+        self._values: dict[str, list[Any]] = {
+            role: list(values) for role, values in zip(self._roles, state, strict=True)
+        }
+        for role, values in self._values.items():
+            for index, value in enumerate(values):
+                slot = Slot(role, index)
+                if slot in owners and groups[owners[slot]].local:
+                    values[index] = self.lay(value, slot, owners[slot])
+        groups_of_slots = [state_groups(stage) for stage in self._stages]
+        self._fixed_slots = [fixed for fixed, _ in groups_of_slots]
+        self._changing_slots = [changing for _, changing in groups_of_slots]
+        # What forward and backward take, by stage.
+        self.weights: list[list[Any]] = []
+        self.fixed: list[list[Any]] = []
+        self.changing: list[list[Any]] = [
+            self._changing(stage, slots) if groups[stage].local else []
+            for stage, slots in enumerate(self._changing_slots)
+        ]
+        self.refresh()
+
+    def __getitem__(self, slot: Slot) -> Any:
+        return self._values[slot.role][slot.index]
+
+    def __setitem__(self, slot: Slot, value: Any) -> None:
+        self._values[slot.role][slot.index] = value
+
+    def lay(self, value: Any, slot: Slot, stage: int) -> Any:
+        """Returns a value as it lies at `stage`: itself, or a copy that has been started."""
+        if self._builder.moves:
+            if (slot, stage) not in self._layouts:
+                self._layouts[slot, stage] = self._builder.layout(stage, slot)
+            if (layout := self._layouts[slot, stage]) is not None:
+                return place(value, layout)
+        return on_device(value, self._groups[stage].devices[0])
+
+    def at(self, slot: Slot, stage: int) -> Any:
+        """Returns a value of the state as it lies at `stage`."""
+        copy = self.copies.get((slot, stage))
+        return self.lay(self[slot], slot, stage) if copy is None else copy
+
+    def refresh(self) -> None:
+        """Gives the stages the values of the last update."""
+        here = [bool(group.local) for group in self._groups]
+        self.weights = [
+            [self.at(Slot("trainable", k), stage.index) for k in stage.trainable] if is_here else []
+            for stage, is_here in zip(self._stages, here, strict=True)
+        ]
+        self.fixed = [
+            [self.at(slot, stage) for slot in slots] if here[stage] else []
+            for stage, slots in enumerate(self._fixed_slots)
+        ]
+
+    def state(self) -> State:
+        """Returns the state as Keras keeps it.
+
+        Uncommitted, so that the model can still be called outside of the pipeline: JAX then
+        gathers the values that live on different devices.
+        """
+        for slots, values in zip(self._changing_slots, self.changing, strict=True):
+            for slot, value in zip(slots, values, strict=bool(values)):
+                self[slot] = value
+        return tuple(Values(map(uncommitted, self._values[role])) for role in self._roles)
+
+    def metrics(self) -> tuple[Any, ...]:
+        """Returns what the program of logs takes: values of the metrics, at the last stage."""
+        device = self._groups[-1].devices[0]
+        return ([on_device(value, device) for value in self.state()[-1]],)
+
+    def _changing(self, stage: int, slots: Sequence[Slot]) -> list[Any]:
+        del stage
+        return [self[slot] for slot in slots]

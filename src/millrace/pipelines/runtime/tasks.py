@@ -1,0 +1,209 @@
+"""The tasks of one stage: each takes its inputs from the buffers, and leaves there what it made."""
+
+from collections.abc import Callable, Sequence
+from typing import Any, cast
+
+import jax
+import numpy as np
+
+from millrace.compiling.executable import Executable
+from millrace.devices import DeviceGroup
+from millrace.pipelines.programs.replica_stages import ReplicaStageBuilder
+from millrace.pipelines.programs.stages import StageBuilder
+from millrace.pipelines.runtime.buffers import Buffers
+from millrace.pipelines.runtime.replica_stage_state import ReplicaStageState
+from millrace.pipelines.runtime.routes import routes
+from millrace.pipelines.runtime.stage_state import StageState
+from millrace.pipelines.runtime.transfer import Copies, ToAll
+from millrace.plan import Mode
+from millrace.steps.program import Program
+
+# (name, stage, how to make the program) -> executable
+Find = Callable[[str, int, Callable[[], Program]], Executable]
+
+
+class StageTasks:
+    """Runs the tasks of one stage on micro-batches of one shape.
+
+    With replicas each takes one more argument: which of them have a batch. In a process that
+    has no device of the stage, a task only takes what is sent to the stages that are here.
+
+    Calls return before the device has computed anything, so a task costs the time of its dispatch:
+    what can be looked up is looked up once, here.
+    """
+
+    def __init__(
+        self,
+        builder: StageBuilder,
+        mode: Mode,
+        index: int,
+        groups: Sequence[DeviceGroup],
+        find: Find,
+    ):
+        self._stage = stage = builder.split.stages[index]
+        self._builder = builder
+        self._index = index
+        self._find = find
+        group = groups[index]
+        self.is_here = bool(group.local)
+        self._copies = Copies(group) if self.is_here else None
+        values = builder.split.values
+        # For each group: (place among the sent values, number, stages that take it there).
+        self._routes = routes(
+            [(k, n, values[n].consumers) for k, n in enumerate(stage.sent)], builder, index, groups
+        )
+        self._to_all = self._result_specs = None
+        if stage.results and any(not each.is_local for each in groups):
+            self._to_all = ToAll(group, groups)
+            program = builder.forward(index)
+            made = jax.eval_shape(program.function, *program.arguments)
+            self._result_specs = made[2][: len(stage.results)]
+        self._forward_taps = builder.taps.forward(index)
+        self._backward_taps = builder.taps.backward(index)
+        self._executables: dict[str, Executable] = {}
+        if mode is not Mode.TRAIN:
+            self._held: list[tuple[int, int]] | None = None
+            return
+        passes = builder.passes(index)
+        self._passes = passes
+        sources = ("batch", "carried", "sent", "residual")
+        self._held = [(sources.index(source), place) for source, place in passes.held]
+        self._answers = routes(
+            [(k, n, (values[n].producer,)) for k, n in enumerate(passes.returns)],
+            builder,
+            index,
+            groups,
+        )
+
+    def forward(
+        self,
+        micro_batch: int,
+        leaves: Sequence[Any],
+        state: StageState,
+        buffers: Buffers,
+        *steps: np.ndarray,
+    ) -> dict[int, Any]:
+        """Runs the stage forward, and returns the leaves of the step's result that it makes."""
+        stage, index = self._stage, self._index
+        sent, results = None, None
+        if self._copies is not None:
+            batch = self._copies.batch([leaves[leaf] for leaf in stage.batch])
+            carried = buffers.take_carried(index, micro_batch, stage.carried)
+            run = self._executables.get("forward") or self._get("forward", self._builder.forward)
+            sent, state.changing[index], results, residuals = run(
+                state.weights[index],
+                state.fixed[index],
+                state.changing[index],
+                batch,
+                carried,
+                *steps,
+            )
+            if self._forward_taps is not None:
+                results, taps = results[: len(stage.results)], results[len(stage.results) :]
+                buffers.tapped.append((micro_batch, self._forward_taps, taps))
+            if self._held is not None:
+                made = (batch, carried, sent, residuals)
+                buffers.hold(index, micro_batch, [made[s][place] for s, place in self._held])
+        for route in self._routes:
+            for array, number, stages in route.carry(sent):
+                for consumer in stages:
+                    buffers.send(consumer, micro_batch, number, array)
+        if self._to_all is not None:
+            results = self._to_all.share(results, self._result_specs or [])
+        return dict(zip(stage.results, results or [], strict=results is not None))
+
+    def backward(
+        self,
+        micro_batch: int,
+        state: StageState,
+        buffers: Buffers,
+        sums: list[Any],
+        weight: np.float32,
+        *steps: np.ndarray,
+    ) -> None:
+        """Runs the stage backward, and adds its gradients to `sums[stage]`."""
+        index = self._index
+        if not self.is_here:
+            self._answer(micro_batch, None, buffers)
+            return
+        held = buffers.take_held(index, micro_batch)
+        cotangents = buffers.take_cotangents(index, micro_batch, self._passes.cotangents)
+        run = self._executables.get("backward") or self._get("backward", self._builder.backward)
+        returned, sums[index], *taps = run(
+            state.weights[index], held, cotangents, sums[index], weight, *steps
+        )
+        if self._backward_taps is not None:
+            buffers.tapped.append((micro_batch, self._backward_taps, *taps))
+        self._answer(micro_batch, returned, buffers)
+
+    def backward_input(self, micro_batch: int, state: StageState, buffers: Buffers) -> None:
+        """Runs the half of backward that earlier stages wait for."""
+        index, passes = self._index, self._passes
+        if not self.is_here:
+            self._answer(micro_batch, None, buffers)
+            return
+        held = buffers.take_held(index, micro_batch)
+        cotangents = buffers.take_cotangents(index, micro_batch, passes.cotangents)
+        kept: list[Any] = []
+        if passes.returns:  # the first stage gives nothing back: all its work is the other half
+            run = self._executables.get("backward_input") or self._get(
+                "backward_input", self._builder.backward_input
+            )
+            returned, kept = run(state.weights[index], held, cotangents)
+            self._answer(micro_batch, returned, buffers)
+        rest = (
+            [held[k] for k in passes.weight_held],
+            [cotangents[k] for k in passes.weight_cotangents],
+            kept,
+        )
+        buffers.keep(index, micro_batch, rest)
+
+    def backward_weight(
+        self,
+        micro_batch: int,
+        state: StageState,
+        buffers: Buffers,
+        sums: list[Any],
+        weight: np.float32,
+        *steps: np.ndarray,
+    ) -> None:
+        """Runs the other half, and adds its gradients to `sums[stage]`."""
+        index = self._index
+        if not self.is_here:
+            return
+        run = self._executables.get("backward_weight") or self._get(
+            "backward_weight", self._builder.backward_weight
+        )
+        rest = buffers.take_kept(index, micro_batch)
+        made = run(state.weights[index], *rest, sums[index], weight, *steps)
+        if self._backward_taps is not None:
+            made, taps = made
+            buffers.tapped.append((micro_batch, self._backward_taps, taps))
+        sums[index] = made
+
+    def zeros(self) -> list[Any]:
+        """Returns what the stage accumulates into; nothing where it is not here."""
+        if not self.is_here:
+            return []
+        run = self._executables.get("zeros") or self._get("zeros", self._builder.zeros)
+        return run()
+
+    def settle(self, sums: list[Any], state: ReplicaStageState, steps: np.ndarray) -> None:
+        """Adds up over replicas what a window left, in `sums[stage]` and in the state."""
+        index = self._index
+        if not self.is_here:
+            return
+        builder = cast(ReplicaStageBuilder, self._builder)
+        run = self._executables.get("settle") or self._get("settle", builder.settle)
+        sums[index], parts, whole = run(sums[index], state.unsettled(index), steps)
+        state.settle(index, parts, whole)
+
+    def _answer(self, micro_batch: int, returned: list[Any] | None, buffers: Buffers) -> None:
+        for route in self._answers:
+            for array, number, (producer,) in route.carry(returned):
+                buffers.answer(producer, micro_batch, (number, self._index), array)
+
+    def _get(self, name: str, make: Callable[[int], Program]) -> Executable:
+        found = self._find(name, self._index, lambda: make(self._index))
+        self._executables[name] = found
+        return found

@@ -1,0 +1,189 @@
+"""A traced step as a chain of segments, and what each costs: what recomputation chooses from.
+
+graph -> loops in chunks -> cut points -> segments -> links (bytes, FLOPs) -> ladder of choices
+"""
+
+import functools
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from millrace._compat.jaxpr import Graph, Loop, Var, needed, scope, spec_of, trace, variables
+from millrace.recomputation.chain import Choice, ladder
+from millrace.recomputation.cut_points import levels_by_cut_points, nbytes
+from millrace.recomputation.flops import flops_of
+from millrace.recomputation.joint_graph import Joint, joint_graph, with_lean_loops
+from millrace.recomputation.plan import Again, Item, Link, Once, Way
+from millrace.recomputation.recompute import KEEP_PRODUCTS, span
+from millrace.recomputation.scans import chunked_function, loops_of, slices_of_parts
+from millrace.recomputation.segments import Segments, cut
+
+MOST_CHUNKS, LEAST_TURNS = 32, 8  # of a loop; each chunk is code of its own
+_NAMES = 4  # that a description has
+WORTH_IT = 0.9  # keep only products where they are at most so much of all residuals
+
+
+@dataclass(frozen=True, slots=True)
+class Chain:
+    """Segments to choose from, and what there is to choose."""
+
+    segments: Segments
+    choices: tuple[Choice, ...]  # the first keeps everything, the last takes the least memory
+    flops: float  # of forward and backward, if nothing is run again
+
+    def below(self, share: float) -> int:
+        """Returns the first choice that takes at most a share of what the first one takes."""
+        most = share * self.choices[0].peak_bytes
+        fitting = (k for k, choice in enumerate(self.choices) if choice.peak_bytes <= most)
+        return next(fitting, len(self.choices) - 1)
+
+    def extra(self, number: int) -> float:
+        """Returns the share of the FLOPs that a choice adds to them."""
+        return self.choices[number].extra_flops / self.flops if self.flops else 0.0
+
+    def describe(self, number: int) -> str:
+        """Returns what a choice runs again, in words."""
+        choice = self.choices[number]
+        again = [item for item in choice.items if isinstance(item, Again)]
+        lean = [i for i in choice.items if isinstance(i, Once) and i.way == KEEP_PRODUCTS]
+        if not again and not lean:
+            return "nothing is run again"
+        names = [self._names(item) for item in again]
+        shown = ", ".join(names[:_NAMES]) + (", ..." if names[_NAMES:] else "")
+        whole = sum(end - begin for begin, end in map(span, again))
+        return (
+            f"of {len(self.segments.parts)} segments {whole} run again"
+            + (f" ({shown})" if names else "")
+            + f" and {len(lean)} keep products only, for {1 + self.extra(number):.2f}x the FLOPs"
+        )
+
+    def _names(self, item: Item) -> str:
+        begin, end = span(item)
+        layers = [
+            name
+            for equation in (e for part in self.segments.parts[begin:end] for e in part)
+            if (name := scope(equation).rpartition("/")[2])
+        ]
+        first, last = (layers[0], layers[-1]) if layers else (f"segment {begin}", "")
+        return first if last in ("", first) else f"{first} to {last}"
+
+
+def chain_of(
+    graph: Graph, num_weights: int, targets: Sequence[int], others: Sequence[int] = ()
+) -> Chain:
+    """Cuts a step or a stage into segments, and finds the best ways to run them.
+
+    Args:
+        graph: of a forward. Its first inputs are the weights.
+        num_weights: how many of its inputs these are.
+        targets: places of the results that are differentiated.
+        others: places of inputs that are no weights, and by which they are differentiated, too.
+    """
+    graph = _with_chunks(graph)
+    weights = graph.invars[:num_weights]
+    learned = [*weights, *(graph.invars[place] for place in others)]
+    answered = [graph.outvars[place] for place in targets]
+    segments = cut(graph, learned, answered, levels_by_cut_points(graph, weights))
+    links, flops = links_of(segments)
+    chain = Chain(segments, _ladder(links), flops)
+    if _here.seen is not None:
+        _here.seen.append(chain)
+    return chain
+
+
+class _Here(threading.local):
+    seen: list[Chain] | None = None
+
+
+_here = _Here()
+
+
+@contextmanager
+def chains_seen() -> Iterator[list[Chain]]:
+    """Yields a list that fills with the chains that are made of steps traced inside."""
+    before, _here.seen = _here.seen, []
+    try:
+        yield _here.seen
+    finally:
+        _here.seen = before
+
+
+def links_of(segments: Segments) -> tuple[tuple[Link, ...], float]:
+    """Returns what each segment costs, and the FLOPs of all if nothing is run again."""
+    links, total = [], 0.0
+    gradients = _gradients(segments)
+    outside = set(segments.graph.invars)  # of no segment: they are there anyway
+    counted: set[Var] = set()
+    for number in range(len(segments.parts)):
+        graph = segments.part(number, number + 1)
+        taken = [v for v in graph.invars if v not in outside and v not in counted]
+        counted.update(taken)  # a value that later segments take, too, is kept once
+        ways, flops = _ways(segments, graph, gradients[number])
+        forward = sum(map(flops_of, graph.equations))
+        links.append(Link(_size(taken), forward, ways))
+        total += flops
+    return tuple(links), total
+
+
+def _gradients(segments: Segments) -> list[int]:
+    """Returns the bytes of all gradients that are there once backward has run a segment."""
+    weights = segments.learns & set(segments.graph.invars)
+    sizes, held = [0] * len(segments.parts), 0
+    for number in reversed(range(len(segments.parts))):
+        taken = weights & set(segments.inputs(number, number + 1))
+        weights -= taken
+        held += _size(taken)
+        sizes[number] = held
+    return sizes
+
+
+def _ways(segments: Segments, graph: Graph, gradients: int) -> tuple[tuple[Way, ...], float]:
+    """Returns the ways to run a segment, and its FLOPs if it keeps everything."""
+    learns = [var in segments.learns for var in graph.invars]
+    answered = [var in segments.answered for var in graph.outvars]
+    # Cotangents of what it takes and gives, and gradients of segments that backward has left.
+    received = set(graph.invars) & segments.learns - set(segments.graph.invars)
+    around = _size(received) + _size(graph.outvars) + gradients
+    if not any(learns) or not any(answered):
+        return (Way(0, _size(graph.outvars), 0.0),), sum(map(flops_of, graph.equations))
+    joint = joint_graph(graph, learns, answered)
+    kept_all = _kept(joint, joint.residuals)
+    base = sum(map(flops_of, joint.equations))
+    ways = [Way(kept_all, kept_all + around, 0.0)]
+    if loops_of(graph):
+        joint = joint_graph(with_lean_loops(graph), learns, answered)
+    kept = _kept(joint, joint.saved)
+    if kept <= WORTH_IT * kept_all:
+        passes = (*joint.forward.equations, *joint.backward.equations)
+        extra = max(0.0, sum(map(flops_of, passes)) - base)
+        ways.append(Way(kept, kept_all + around, extra))
+    return tuple(ways), base
+
+
+def _kept(joint: Joint, names: Sequence[Var]) -> int:
+    """Returns the bytes of values, without those that the segment hands on anyway."""
+    handed_on = set(variables(joint.results))  # not numbers written into the graph
+    return _size(var for var in names if var not in handed_on)
+
+
+def _size(values: Any) -> int:
+    return sum(map(nbytes, values))
+
+
+@functools.lru_cache(maxsize=16)
+def _ladder(links: tuple[Link, ...]) -> tuple[Choice, ...]:
+    return tuple(ladder(links))
+
+
+def _with_chunks(graph: Graph) -> Graph:
+    """Returns a graph whose long loops are several, each of which can be a segment."""
+    if not any(_chunks(loop) > 1 for loop in loops_of(graph)):
+        return graph
+    chunked = trace(chunked_function(graph, _chunks), *map(spec_of, graph.invars))[0]
+    return needed(slices_of_parts(chunked))
+
+
+def _chunks(loop: Loop) -> int:
+    return max(1, min(MOST_CHUNKS, loop.length // LEAST_TURNS))

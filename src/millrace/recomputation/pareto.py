@@ -1,0 +1,179 @@
+"""The fronts of all ranges of a chain: plans that no other one beats in both memory and FLOPs.
+
+    peak                       a b c d are the front of some range begin..end, the dots plans that
+     |  a                      one of them beats. A plan of the range begins with its first segment
+     |     .  .                `Once`, in one of its ways, before a plan of the rest; or with
+     |   b    .                `Again` over begin..middle, run by any plan of that range, before a
+     |       c     .           plan of middle..end. So a front is made of those of shorter ranges.
+     |          .      d
+     +------------------ extra
+
+Before a rest of peak p, of all plans of a group only one matters: the cheapest whose own peak is
+at most h + p, where h is the group's input. And after a group of own peak p only the cheapest rest
+whose peak is at most p - h. So two fronts make as many candidates as they have points together,
+and not as many as they have pairs.
+
+Sources: Beaumont et al. 2019, arXiv 1911.13214, for optimal plans of chains of unequal segments;
+Zhao et al. 2023, arXiv 2307.01236, for several ways to run each.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from millrace.recomputation.plan import Again, Item, Link, Once, forward_of
+
+# Fronts of more points than this are thinned. Those that end with the chain are few, and all plans
+# go through them; so they keep more. On 100 random segments with three ways that takes 2.5 s. For a
+# given budget of memory plans then cost 0.2% of a forward more than with 768 and 4096 points, and
+# 7% at worst; with 64 and 512 points it is 0.7%. On 100 segments of two kinds it is 0.01%.
+MOST_POINTS_AT_END = 2048
+WORK_INSIDE = 500_000  # points x segments^2: 50 points for 100 segments, 1250 for 20
+LEAST_POINTS_INSIDE = 32
+
+
+class Points(NamedTuple):
+    """Plans of one range or of several, with their first item and the plan of what is left."""
+
+    peak: np.ndarray
+    extra: np.ndarray
+    left: np.ndarray  # a place among the groups that begin there, or -1 - way
+    right: np.ndarray  # a place among the rests that end there
+
+    def at(self, places: np.ndarray) -> "Points":
+        """Returns those at `places`."""
+        return Points(*(values[places] for values in self))
+
+    @classmethod
+    def join(cls, *parts: "Points") -> "Points":
+        """Returns the points of all parts, one part after another."""
+        return cls(*map(np.concatenate, zip(*parts, strict=True)))
+
+
+class Line:
+    """Fronts with one end in common, one after another: in each, peaks rise and extras fall.
+
+    Keys put the points of all fronts in one order. So one search finds many budgets in many
+    fronts, where a call of NumPy for each pair of fronts would take most of the time.
+    """
+
+    def __init__(self, group: int, scale: int) -> None:
+        """Starts with the empty range, whose plan has no items."""
+        self._scale = scale  # above all peaks; times the number of segments below 2^63
+        self.group = np.array([group])  # of each point, rising: which front it is in
+        self.points = Points(*(np.zeros(1, dtype) for dtype in (int, float, int, int)))
+        self._keys = self.group * scale
+
+    def append(self, group: int, points: Points) -> None:
+        """Adds a front, of a higher group than those before."""
+        groups = np.full(len(points.peak), group)
+        self.group = np.concatenate([self.group, groups])
+        self.points = Points.join(self.points, points)
+        self._keys = np.concatenate([self._keys, groups * self._scale + points.peak])
+
+    def cheapest(self, groups: np.ndarray, budgets: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Returns which pairs of a group and a budget have a point, and the place of each."""
+        places = np.searchsorted(self._keys, groups * self._scale + budgets, side="right") - 1
+        found = np.flatnonzero(self.group[places] == groups)
+        return found, places[found]
+
+
+class Fronts:
+    """The fronts of all ranges.
+
+    Attributes:
+        groups: for each begin the ranges begin..k, k rising, whose extras have the forward of the
+            range in them: what it takes to run it `Again`.
+        rests: for each end the ranges k..end, k falling, in groups -k.
+    """
+
+    def __init__(self, links: Sequence[Link]) -> None:
+        """Works out all of them.
+
+        Args:
+            links: the segments, in the order of their forward.
+        """
+        self._again: dict[tuple[int, int], Again] = {}
+        size = len(links)
+        scale = 1 + sum(
+            link.input_bytes + max(max(way.kept_bytes, way.working_bytes) for way in link.ways)
+            for link in links
+        )
+        inside = max(LEAST_POINTS_INSIDE, WORK_INSIDE // max(1, size) ** 2)
+        self.groups = [Line(begin, scale) for begin in range(size)]
+        self.rests = [Line(-end, scale) for end in range(size + 1)]
+        for begin in reversed(range(size)):
+            groups = self.groups[begin]
+            for end in range(begin + 1, size + 1):
+                rests = self.rests[end]
+                most = inside if end < size else max(inside, MOST_POINTS_AT_END)
+                points = _candidates(links[begin], begin, groups, rests)
+                points = points.at(_front(points.peak, points.extra))
+                points = points.at(_even_steps(points.peak, points.extra, most))
+                rests.append(-begin, points)
+                forward = forward_of(links[begin:end])
+                groups.append(end, points._replace(extra=forward + points.extra))
+
+    def items(self, begin: int, end: int, left: int, right: int) -> tuple[Item, ...]:
+        """Returns the items of the plan of a point of begin..end."""
+        items: list[Item] = []
+        while begin < end:
+            if left < 0:
+                items.append(Once(begin, -1 - left))
+                begin += 1
+            else:
+                item, begin = self._group(begin, left)
+                items.append(item)
+            rests = self.rests[end].points
+            left, right = int(rests.left[right]), int(rests.right[right])
+        return tuple(items)
+
+    def _group(self, begin: int, place: int) -> tuple[Again, int]:
+        end = int(self.groups[begin].group[place])
+        if (begin, place) not in self._again:  # the plans of a chain share most of their groups
+            points = self.groups[begin].points
+            left, right = int(points.left[place]), int(points.right[place])
+            self._again[begin, place] = Again(self.items(begin, end, left, right))
+        return self._again[begin, place], end
+
+
+def _candidates(link: Link, begin: int, groups: Line, rests: Line) -> Points:
+    """Returns plans of a range, among them all that could be in its front."""
+    group, rest, held = groups.points, rests.points, link.input_bytes
+    ways = [(way.kept_bytes, way.working_bytes, way.extra_flops) for way in link.ways]
+    kept, working, extra = (np.array(values)[:, None] for values in zip(*ways, strict=True))
+    right = np.arange(np.searchsorted(rests.group, -begin - 1), len(rests.group))
+    peak = held + np.maximum(working, kept + rest.peak[right])
+    left = np.broadcast_to(-1 - np.arange(len(ways))[:, None], peak.shape)
+    right = np.broadcast_to(right, peak.shape)
+    once = Points(*map(np.ravel, (peak, extra + rest.extra[right], left, right)))
+
+    left, right = rests.cheapest(-groups.group, group.peak - held)
+    by_group = Points(group.peak[left], group.extra[left] + rest.extra[right], left, right)
+
+    right, left = groups.cheapest(-rests.group, held + rest.peak)
+    by_rest = Points(held + rest.peak[right], group.extra[left] + rest.extra[right], left, right)
+    return Points.join(once, by_group, by_rest)
+
+
+def _front(peaks: np.ndarray, extras: np.ndarray) -> np.ndarray:
+    """Returns the places of the points that no other one beats, by rising peak."""
+    places = np.arange(len(peaks))
+    if len(peaks) > 400:  # Most are beaten by the front of a few, and need not be sorted.
+        few = _front(peaks[::8], extras[::8]) * 8
+        limits = np.concatenate([[np.inf], extras[few]])
+        places = np.flatnonzero(extras < limits[np.searchsorted(peaks[few], peaks)])
+    places = places[np.lexsort((extras[places], peaks[places]))]
+    extras = extras[places]
+    cheapest = np.minimum.accumulate(extras)
+    return places[np.concatenate([[True], extras[1:] < cheapest[:-1]])]
+
+
+def _even_steps(peaks: np.ndarray, extras: np.ndarray, most: int) -> np.ndarray:
+    """Returns at most `most` places in a front: both its ends, and even steps in between."""
+    if len(peaks) <= most:
+        return np.arange(len(peaks))
+    along = (peaks - peaks[0]) / (peaks[-1] - peaks[0])
+    along += (extras[0] - extras) / (extras[0] - extras[-1])
+    return np.unique(np.searchsorted(along, np.linspace(0, along[-1], most)))

@@ -1,0 +1,1 @@
+"""Data parallelism: what replicas compute apart, and how that becomes one."""

@@ -1,0 +1,257 @@
+"""Plan -> programs of a model in one piece, for several replicas: the same five as in `build.py`.
+
+    run          weights ---------------------------------------+
+                 batches [rounds, replicas, ...]                |
+                   |  each replica: forward and backward of its micro-batches, in a loop
+                   v                                            v
+                 gradients, added up once over replicas ->  update  -> weights
+
+What is under the mesh's axis is written for one replica (`rounds.py`); everything else, the update
+included, sees whole values, and XLA shares it out as their layouts say. `start` and `count` are
+steps, of which a round takes one for each replica.
+"""
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import keras
+from jax import lax
+
+from millrace._compat.jax_spaces import is_on_host
+from millrace.plan import LoopForm, Mode, Plan, choose_loop_form
+from millrace.replicas.logs import ReplicaLogs
+from millrace.replicas.mesh_values import split_spec
+from millrace.replicas.records import ReplicaRecords
+from millrace.replicas.reduce import Reduction
+from millrace.replicas.rounds import Rounds
+from millrace.replicas.shared_state import layouts, of_one_replica, specs_of
+from millrace.replicas.traced_step import TracedStep
+from millrace.steps.accumulate import make_accumulator, scale_of
+from millrace.steps.halting import can_wait, run_until_halted, unless
+from millrace.steps.loop import repeat
+from millrace.steps.offload import fetched, fetched_after, rested
+from millrace.steps.program import Program, batch_specs
+from millrace.steps.state import State, Values
+from millrace.steps.tapped_step import make_tapped_update
+from millrace.steps.update import apply_gradients
+from millrace.taps.entries import Taps, room, steps_in_room
+from millrace.taps.taps import Tapped
+
+
+class ReplicaBuilder:
+    """Makes the programs of one plan. The step is traced once, however many are made of it."""
+
+    def __init__(self, model: keras.Model, plan: Plan, state: State):
+        """Traces the step of one replica.
+
+        Args:
+            model: a compiled Keras model.
+            plan: what the programs are to do.
+            state: specs of the state, as trees of `jax.ShapeDtypeStruct`. Metrics are twice
+                there: `[replicas, ...]`, and their sum.
+        """
+        self._model, self._plan = model, plan
+        self._trains = plan.mode is Mode.TRAIN
+        self._state, self._layouts = specs_of(plan, state), layouts(plan, state)
+        rounds = plan.capacity // plan.replicas
+        self._batches = jax.tree.map(
+            lambda s: jax.ShapeDtypeStruct(s.shape, s.dtype, sharding=plan.group.split(1)),
+            batch_specs(plan, (rounds, plan.replicas)),
+        )
+        begin = time.perf_counter()
+        step = TracedStep(model, plan, of_one_replica(plan, state))
+        self.trace_seconds = time.perf_counter() - begin
+        self.form = choose_loop_form(plan.mode, plan.group.platform, step.primitives)
+        variables = model.trainable_variables if self._trains else []
+        self._accumulator = make_accumulator(variables, plan.accumulation)
+        self._reduction = Reduction(variables, plan)
+        self.taps_found = step.taps_found
+        # Steps of a call whose taps fit into its results; any number, where there are none.
+        self.tap_room = (
+            steps_in_room(step.tapped, plan.records, plan.window) if plan.tapped else None
+        )
+        self._tap_rounds = (self.tap_room or 0) // plan.replicas
+        self._records = ReplicaRecords(
+            ReplicaLogs(model, plan, step.result), step.tapped, self._tap_rounds, plan.replicas
+        )
+        self._rounds = Rounds(model, plan, step, self._records, self._reduction)
+        self._update = make_tapped_update(model, plan)
+        self._update_taps = self._specs_of_update_taps() if plan.tapped and self._trains else None
+        # Every process needs what is tapped of all replicas; one alone leaves it where it is.
+        group = plan.group
+        step_taps = group.split(1) if group.is_local else group.whole
+        self._tap_layout: Any = Taps(step_taps, group.whole, group.whole)  # type: ignore[arg-type]
+
+    def run(self, form: LoopForm) -> Program:
+        """`count` steps: whole updates, or rounds. Unrolled, the form counts these."""
+        function = self._updates(form) if self._trains else self._evaluation(form)
+        specs = (self._state, self._batches, _INDEX, _INDEX)
+        results = (self._layouts, self._plan.group.whole, self._tap_layout)
+        return self._program("run", function, specs, (0,), results, form.unroll)
+
+    def accumulate(self, form: LoopForm) -> Program:
+        """`count` micro-batches of a window. Unrolled, the form counts rounds."""
+
+        def accumulate(
+            state: State, accumulated: Any, batches: Any, start: Any, count: Any, coefficient: Any
+        ) -> tuple[State, Any, Any, Taps]:
+            accumulated, new, records = self._rounds.some(
+                form,
+                self._with_weights(state),
+                fetched(accumulated, rests),
+                self._records.first(),
+                batches,
+                start,
+                count,
+                coefficient,
+            )
+            new = self._rounds.with_metric_sums((state[0], *new[1:]))
+            result, tapped = self._records.result(new, records)
+            return new, rested(accumulated, rests), result, Taps(tapped)
+
+        sums, group = self._accumulated(), self._plan.group
+        rests = [spec.sharding for spec in sums]
+        specs = (self._state, sums, self._batches, _INDEX, _INDEX, _FACTOR)
+        results = (self._layouts, rests, group.whole, self._tap_layout)
+        return self._program("accumulate", accumulate, specs, (0, 1), results, form.unroll)
+
+    def zeros(self) -> Program:
+        """What a window accumulates into, on each replica."""
+        results = [spec.sharding for spec in self._accumulated()]
+
+        def zeros(state: State) -> Any:
+            return rested(self._rounds.open(state), results)
+
+        return self._program("zeros", zeros, (self._state,), (), results)
+
+    def apply(self) -> Program:
+        """The update at the end of a window."""
+
+        def apply(state: State, accumulated: Any, scale: Any, steps: Any) -> tuple[State, Taps]:
+            accumulated, state = fetched((accumulated, state), (rests, self._layouts))
+            gradients, state = self._rounds.close(state, accumulated, steps)
+            gradients = self._accumulator.finish(gradients, scale)
+            new, tapped, halted = self._apply(state, gradients, self._room().halted)
+            entry = jax.tree.map(lambda leaf: leaf[None], tapped)
+            new = self._laid_out(unless(halted, new, state))
+            return new, Taps(updates=entry, halted=halted)
+
+        rests = [spec.sharding for spec in self._accumulated()]
+        specs = (self._state, self._accumulated(), _FACTOR, _INDEX)
+        return self._program("apply", apply, specs, (0,), (self._layouts, self._tap_layout))
+
+    def _accumulated(self) -> list[jax.ShapeDtypeStruct]:
+        values, plan = list(self._state[1]), self._plan
+        held = [split_spec(plan, values[place]) for place in self._rounds.differing]
+        return [*self._reduction.sums, *held]
+
+    def _updates(self, form: LoopForm) -> Callable[..., Any]:
+        accumulation, window = self._plan.accumulation, self._plan.window
+        inner = form if form.is_loop else LoopForm(unroll=accumulation.steps)
+
+        def run(state: State, batches: Any, start: Any, count: Any) -> tuple[State, Any, Taps]:
+            scale = scale_of(accumulation.reduction, window, self._plan.replicas)
+
+            def from_weights(number: Any, state: State, records: Any, taps: Taps) -> Any:
+                first = start + number * window
+                sums, after, records = self._rounds.update(
+                    inner, state, records, batches, first, number
+                )
+                gradients = self._accumulator.finish(sums, scale)
+                return (gradients, (after[1], after[3])), records, taps
+
+            def compute(number: Any, state: State, records: Any, taps: Taps) -> Any:
+                return from_weights(number, self._with_weights(state), records, taps)
+
+            def apply(state: State, pending: Any) -> State:
+                gradients, (non_trainable, metrics) = pending
+                state = fetched_after(state, self._layouts, gradients)
+                before = (state[0], non_trainable, state[2], Values(()))
+                new = apply_gradients(self._model, before, gradients)
+                return self._laid_out((*new[:3], metrics))
+
+            def body(number: Any, carry: Any) -> Any:
+                before, records, taps = carry
+                before = self._with_weights(before)
+                pending, records, taps = from_weights(number, before, records, taps)
+                gradients, (non_trainable, metrics) = pending
+                slots = fetched_after(before[2], self._layouts[2], gradients)
+                before = (*before[:2], slots, before[3])
+                state = (before[0], non_trainable, before[2], metrics)
+                new, tapped, halted = self._apply(state, gradients, taps.halted)
+                taps = taps.with_update(number, tapped)._replace(halted=halted)
+                return self._laid_out(unless(halted, new, before)), records, taps
+
+            carry = (state, self._records.first(), self._room())
+            stops, tapped = self._plan.taps.stops, self._update_taps
+            if stops and form.is_loop and tapped is not None and can_wait(tapped):
+                given = (self._model, self._plan, count // window, compute, apply)
+                state, records, taps = run_until_halted(*given, carry)
+            else:
+                until = (lambda carry: carry[2].halted) if stops else None
+                state, records, taps = repeat(body, carry, count // window, form, until)
+            state = self._rounds.with_metric_sums(state)
+            result, tapped = self._records.result(state, records)
+            return state, result, taps._replace(steps=tapped)
+
+        return run
+
+    def _evaluation(self, form: LoopForm) -> Callable[..., Any]:
+        def run(state: State, batches: Any, start: Any, count: Any) -> tuple[State, Any, Taps]:
+            _, state, records = self._rounds.some(
+                form, state, [], self._records.first(), batches, start, count, jnp.float32(1)
+            )
+            state = self._rounds.with_metric_sums(state)
+            result, tapped = self._records.result(state, records)
+            return state, result, Taps(tapped)
+
+        return run
+
+    def _apply(self, state: State, gradients: Any, halted: Any) -> Any:
+        without_metrics = (*state[:3], Values(()))
+        new, tapped, halted = self._update(without_metrics, gradients, halted)
+        return (*new[:3], state[3]), tapped, halted
+
+    def _with_weights(self, state: State) -> State:
+        """Returns a state with its weights on the devices."""
+        return (fetched(state[0], self._layouts[0]), *state[1:])
+
+    def _laid_out(self, state: State) -> State:
+        """Keeps the layouts of values that go round a loop, which only stay where told to."""
+
+        def lay(value: Any, layout: Any) -> Any:
+            move = jax.device_put if is_on_host(layout) else lax.with_sharding_constraint
+            return move(value, layout)
+
+        return jax.tree.map(lay, state, self._layouts)
+
+    def _room(self) -> Taps:
+        """Returns room for the taps of the updates of one call; steps have theirs in records."""
+        updates = (self.tap_room or 0) // self._plan.window
+        tapped = self._update_taps or Tapped()
+        return room(Tapped(), 0, tapped, updates, halts=self._plan.taps.stops)
+
+    def _specs_of_update_taps(self) -> Tapped:
+        specs = jax.tree.map(lambda s: jax.ShapeDtypeStruct(s.shape, s.dtype), self._state)
+        state = (*specs[:3], Values(()))
+        zeros = jax.eval_shape(self._accumulator.zeros)
+        return jax.eval_shape(self._update, state, zeros, None)[1]
+
+    def _program(
+        self,
+        name: str,
+        function: Callable[..., Any],
+        arguments: tuple[Any, ...],
+        donated: tuple[int, ...],
+        results: Any,
+        unrolled: int | None = None,
+    ) -> Program:
+        name = f"{self._plan.mode.value}_{name}"
+        return Program(name, function, arguments, unrolled, donated, results)
+
+
+_INDEX = jax.ShapeDtypeStruct((), jnp.int32)
+_FACTOR = jax.ShapeDtypeStruct((), jnp.float32)

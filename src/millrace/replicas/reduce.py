@@ -1,0 +1,91 @@
+"""The gradients of all replicas become one, once per update.
+
+every replica's sum   [replicas, ...]   ->  their sum, whole on each device
+                                        ->  or in equal parts, where the state is shared out
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.sharding import PartitionSpec
+
+from millrace.devices import REPLICA
+from millrace.plan import Plan
+from millrace.replicas.add_up import add_up, packs
+from millrace.replicas.mesh_values import split_spec
+from millrace.replicas.shared_state import axis_of
+from millrace.steps.accumulate import Gradients, make_accumulator
+from millrace.steps.offload import at_rest, rests_of
+
+
+class Reduction:
+    """Adds up the gradients of trainable variables over replicas."""
+
+    def __init__(self, variables: Sequence[Any], plan: Plan):
+        """Decides how each gradient arrives.
+
+        Args:
+            variables: trainable `keras.Variable`s, all of a model's or those of one stage.
+            plan: of the programs.
+        """
+        self._plan = plan
+        # float8 layers store new scales in the "gradient": the largest serves all replicas.
+        self._replaces = [bool(getattr(v, "overwrite_with_gradient", False)) for v in variables]
+        # A gradient arrives in parts where the optimizer's values lie so. Of weights alone that
+        # would have these values updated in parts and gathered again.
+        axes = [axis_of(plan, "optimizer", tuple(v.shape)) for v in variables]
+        self._axes = [
+            None if replace else axis for axis, replace in zip(axes, self._replaces, strict=True)
+        ]
+        self.specs = [
+            PartitionSpec() if axis is None else PartitionSpec(*[None] * axis, REPLICA)
+            for axis in self._axes
+        ]
+        zeros = jax.eval_shape(make_accumulator(variables, plan.accumulation).zeros)
+        sums = [split_spec(plan, spec) for spec in zeros]
+        # How they rest in host memory between micro-batches; None for those that do not.
+        self.rests = rests_of(plan, "gradient", sums, plan.group.split(0))
+        # What replicas accumulate into.
+        self.sums = at_rest(sums, self.rests)
+
+    def zeros(self) -> Gradients:
+        """Returns what the replicas accumulate into, `[replicas, ...]`."""
+        return [jnp.zeros(spec.shape, spec.dtype) for spec in self.sums]
+
+    def add_up(
+        self, gradients: Sequence[jax.Array], others: Sequence[jax.Array] = ()
+    ) -> tuple[Gradients, list[jax.Array]]:
+        """Adds up what each replica has; runs under the mesh's axis.
+
+        Args:
+            gradients: of this replica.
+            others: more values, to be added up in the same operation.
+
+        Returns:
+            Gradients, which lie as `specs` says, and the sums of the others.
+        """
+        at_once = packs(self._plan)
+        reduced: list[Any] = [None] * len(gradients)
+        summed: list[int] = []  # places of those that are added up whole
+        for place, (value, axis) in enumerate(zip(gradients, self._axes, strict=True)):
+            if self._replaces[place]:
+                reduced[place] = lax.pmax(value, REPLICA)
+            elif axis is None or at_once:
+                summed.append(place)
+            else:
+                reduced[place] = lax.psum_scatter(
+                    value, REPLICA, scatter_dimension=axis, tiled=True
+                )
+        sums = add_up([*(gradients[place] for place in summed), *others], self._plan)
+        for place, value in zip(summed, sums, strict=False):
+            axis = self._axes[place]
+            reduced[place] = value if axis is None else self._own_part(value, axis)
+        return reduced, sums[len(summed) :]
+
+    def _own_part(self, value: jax.Array, axis: int) -> jax.Array:
+        size = value.shape[axis] // self._plan.replicas
+        begin = lax.axis_index(REPLICA) * size
+        return lax.dynamic_slice_in_dim(value, begin, size, axis)

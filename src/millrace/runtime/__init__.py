@@ -1,1 +1,0 @@
-"""Calls executables in the right order."""
