@@ -55,7 +55,7 @@ from millrace.function_pipelines.pipeline import pipeline as pipeline
 from millrace.loops.function import compile as compile
 from millrace.loops.gradients import value_and_grad as value_and_grad
 from millrace.loops.repeat import repeat as repeat
-from millrace.loops.while_loop import while_loop as while_loop
+from millrace.loops.repeat import while_loop as while_loop
 from millrace.pipelines.assignment.marks import PipelineStage as PipelineStage
 from millrace.strategy.strategy import Strategy as Strategy
 from millrace.taps.maybe_outfeed import MaybeOutfeedQueue as MaybeOutfeedQueue

@@ -1,7 +1,7 @@
 """Runs on several processes or machines: `millrace.distributed.initialize()`.
 
-A thin call of `jax.distributed.initialize`, after the processes have met (`processes/bootstrap.py`),
-with one seed for all and a common end (`processes/failure.py`).
+A thin call of `jax.distributed.initialize`, after the processes have met
+(`processes/bootstrap.py`), with one seed for all and a common end (`processes/failure.py`).
 """
 
 import contextlib

@@ -13,7 +13,7 @@ import keras
 import numpy as np
 import pytest
 
-from millrace.benchmark.named import load
+from millrace.benchmark.command import load
 from millrace.benchmark.supply import DEPTH
 from millrace.benchmark.throughput import dataset_benchmark, infeed_benchmark
 from millrace.benchmark.verdict import ROUNDS, feed_verdict

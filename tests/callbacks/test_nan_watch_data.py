@@ -6,7 +6,7 @@ import pytest
 
 import millrace
 from millrace.records.flight import read_flight
-from millrace.records.non_finite import NonFiniteData
+from millrace.records.tensors import NonFiniteData
 from millrace.replay import replay
 from millrace.replay.table import show
 
@@ -95,7 +95,7 @@ def test_names_of_several_inputs_and_other_types():
     batch = ({"image": np.ones((2, 3)), "id": np.array([1, 2])}, [np.array([1.0, np.inf])], None)
     text = np.array(["a", "b"])
     from_adapters = [batch, ((batch[0], text), np.array([np.nan, 1.0], "float16"))]
-    found = millrace.records.non_finite.non_finite_data(from_adapters)
+    found = millrace.records.tensors.non_finite_data(from_adapters)
     assert [(one.argument, one.micro_batch, one.row, one.nans, one.infs) for one in found] == [
         ("y[0]", 0, 1, 0, 1),
         ("y", 1, 0, 1, 0),

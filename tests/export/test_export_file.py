@@ -7,8 +7,15 @@ import jax
 import pytest
 
 from millrace.cache.entry import DamagedEntryError
-from millrace.export.environment import differences, environment
-from millrace.export.file import EXECUTABLE, Header, pack, read_header, unpack
+from millrace.export.file import (
+    EXECUTABLE,
+    Header,
+    differences,
+    environment,
+    pack,
+    read_header,
+    unpack,
+)
 from millrace.records.compilation import Aspect, KeyField, ProgramKey
 
 KEY = ProgramKey(

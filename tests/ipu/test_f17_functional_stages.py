@@ -2,7 +2,7 @@ import keras
 import pytest
 
 from millrace import ipu
-from millrace.ipu.keras.extensions.assignments import (
+from millrace.ipu.keras.extensions.stages import (
     FunctionalLayerPipelineStageAssignment,
     SequentialLayerPipelineStageAssignment,
 )

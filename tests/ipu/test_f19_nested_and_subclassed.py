@@ -3,7 +3,7 @@ import numpy as np
 import pytest
 
 from millrace import ipu
-from millrace.ipu.keras.extensions.assignments import (
+from millrace.ipu.keras.extensions.stages import (
     FunctionalLayerPipelineStageAssignment,
     FunctionalNestedModelPipelineStageAssignment,
     ModelLayerPipelineStageAssignment,

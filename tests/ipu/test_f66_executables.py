@@ -14,7 +14,7 @@ import pytest
 from millrace import ipu
 from millrace.cache.use import use_cache
 from millrace.errors import OptionError, PlanError
-from millrace.ipu import environment, flags
+from millrace.ipu import environment
 from millrace.ipu import inert as inert_module
 
 START, LOAD = "Starting phase: graphConstruction", "Loading executable"
@@ -160,22 +160,22 @@ def test_f75_without_a_directory_it_fails_a_precondition(no_cache):
 
 def test_f66_flags_that_nobody_knows_are_refused_with_all_that_there_are():
     with pytest.raises(OptionError, match=r"unknown flag '--executable_cach=x'") as error:
-        flags.cache_path("--executable_cach=x")
+        environment.cache_path("--executable_cach=x")
     assert "--executable_cache_path" in str(error.value)
     assert "--use_ipu_model" in str(error.value)
     with pytest.raises(OptionError, match=r"without a directory. Set --executable_cache_path=D"):
-        flags.cache_path("--executable_cache_path")
+        environment.cache_path("--executable_cache_path")
 
 
 def test_f66_other_flags_of_the_ipu_are_said_to_do_nothing_once(caplog, capsys, monkeypatch):
     monkeypatch.setattr(inert_module, "_said", set())
     for _ in range(2):
-        path = flags.cache_path("--max_compilation_threads=4 --executable_cache_path='/a b'")
+        path = environment.cache_path("--max_compilation_threads=4 --executable_cache_path='/a b'")
     assert path == "/a b"
     (record,) = caplog.records
     assert "--max_compilation_threads has no effect" in record.getMessage()
-    assert flags.cache_path("--help") is None
-    assert capsys.readouterr().out.count("  --") == len(flags.FLAGS)
+    assert environment.cache_path("--help") is None
+    assert capsys.readouterr().out.count("  --") == len(environment.FLAGS)
 
 
 def test_f66_the_environment_is_read_once(monkeypatch, no_cache):

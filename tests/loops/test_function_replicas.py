@@ -7,16 +7,15 @@ import pytest
 from millrace.errors import DataError, OptionError, PlanError
 from millrace.feeds.infeed_queue import InfeedQueue
 from millrace.loops.function import compile as compile_function
-from millrace.loops.repeat import repeat
-from millrace.loops.replicated_function import launching
+from millrace.loops.repeat import repeat, while_loop
 from millrace.loops.replication import (
     cross_replica_mean,
     cross_replica_sum,
     in_replica,
+    launching,
     replicas,
     replication_index,
 )
-from millrace.loops.while_loop import while_loop
 from millrace.taps.outfeed import OutfeedQueue
 
 

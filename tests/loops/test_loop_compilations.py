@@ -10,13 +10,12 @@ import numpy as np
 import pytest
 
 import millrace
-from millrace.compiling.current import current_log, without_strategy
+from millrace.compiling.log import current_log, without_strategy
 from millrace.compiling.sharing import sharing
 from millrace.errors import RecompilationError
 from millrace.feeds.infeed_queue import InfeedQueue
 from millrace.loops.function import compile as compile_function
-from millrace.loops.repeat import repeat
-from millrace.loops.while_loop import while_loop
+from millrace.loops.repeat import repeat, while_loop
 from millrace.records.compilation import Origin
 from millrace.taps.outfeed import OutfeedQueue
 

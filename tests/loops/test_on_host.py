@@ -4,8 +4,8 @@ import pytest
 
 import millrace
 from millrace.errors import ModelError, PlanError
-from millrace.loops.loop_around import loop_around
-from millrace.loops.on_host import OnHost, require_host
+from millrace.loops.host_driven import OnHost, require_host
+from millrace.loops.scope import loop_around
 
 
 def test_a_function_for_the_host_is_called_as_it_is():

@@ -1,4 +1,4 @@
-from millrace.loops.function_identity import identity
+from millrace.loops.log_subject import identity
 
 FACTOR = 2
 

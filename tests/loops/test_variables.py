@@ -8,8 +8,7 @@ from millrace.feeds.infeed_queue import InfeedQueue
 from millrace.layers import MaybeOutfeed, Outfeed
 from millrace.loops.function import compile as compile_function
 from millrace.loops.gradients import value_and_grad
-from millrace.loops.repeat import repeat
-from millrace.loops.while_loop import while_loop
+from millrace.loops.repeat import repeat, while_loop
 from millrace.taps.maybe_outfeed import MaybeOutfeedQueue
 from millrace.taps.outfeed import OutfeedQueue
 

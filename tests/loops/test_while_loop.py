@@ -9,8 +9,7 @@ import pytest
 from millrace.errors import DataError, LoopError, OptionError
 from millrace.feeds.infeed_queue import InfeedQueue
 from millrace.loops.function import compile as compile_function
-from millrace.loops.repeat import repeat
-from millrace.loops.while_loop import while_loop
+from millrace.loops.repeat import repeat, while_loop
 from millrace.taps.outfeed import OutfeedQueue
 
 

@@ -7,7 +7,7 @@ import pytest
 import millrace
 from millrace.errors import OptionError, PlanError, UnsupportedError
 from millrace.loops.repeat import repeat
-from millrace.loops.replicated_function import in_replica
+from millrace.loops.replication import in_replica
 from millrace.optimizers.accumulating import AccumulatingOptimizer
 from millrace.optimizers.cross_replica import CrossReplicaOptimizer
 from millrace.optimizers.mapping import MappingOptimizer

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from millrace.devices import DeviceGroup
-from millrace.pipelines.runtime.edge import Edge
 from millrace.pipelines.runtime.links import Here, Permute, link
+from millrace.pipelines.runtime.transfer import Edge
 
 SECONDS = 60
 START = """
@@ -26,7 +26,7 @@ jax.config.update("jax_cpu_collectives_implementation", "gloo")
 jax.distributed.initialize(address, 2, process)
 from millrace._compat.jax import key_value_store
 from millrace.devices import DeviceGroup, put_parts
-from millrace.pipelines.runtime.edge import Edge
+from millrace.pipelines.runtime.transfer import Edge
 
 d = jax.devices()
 store = key_value_store()

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from millrace._compat.jaxpr import as_function, trace
+from millrace.pipelines.programs.split import Slot
 from millrace.pipelines.programs.split_update import split_update
-from millrace.pipelines.programs.stage import Slot
 
 SHAPES = [(3,), (2, 2)]  # of a weight at stage 0, and of one at stage 1
 

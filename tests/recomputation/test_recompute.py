@@ -7,12 +7,10 @@ import pytest
 from jax import lax
 
 from millrace._compat.jaxpr import as_function, needed, primitive_counts, trace
-from millrace.recomputation.boundaries import mark_boundary
 from millrace.recomputation.costs import chain_of
-from millrace.recomputation.cut_points import levels_by_cut_points
+from millrace.recomputation.cut_points import least_kept, levels_by_cut_points
 from millrace.recomputation.hold_back import AT_ONCE, hold_back
 from millrace.recomputation.joint_graph import joint_graph
-from millrace.recomputation.least_kept import least_kept
 from millrace.recomputation.plan import Again, Once
 from millrace.recomputation.recompute import (
     KEEP_ALL,
@@ -21,7 +19,7 @@ from millrace.recomputation.recompute import (
     boundary_items,
 )
 from millrace.recomputation.scans import chunked_function, slices_of_parts
-from millrace.recomputation.segments import cut, levels_by_boundaries
+from millrace.recomputation.segments import cut, levels_by_boundaries, mark_boundary
 
 pytestmark = pytest.mark.shipped_compiler
 

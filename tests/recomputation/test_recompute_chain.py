@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from millrace.recomputation import pareto as recompute_fronts
-from millrace.recomputation.chain import (
+from millrace.recomputation.pareto import (
     Again,
     Choice,
     Link,

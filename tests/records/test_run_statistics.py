@@ -4,9 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from millrace.records.feeds import FeedStatistics
-from millrace.records.pipeline import PipelineStatistics
-from millrace.records.run import RunStatistics
+from millrace.records.run import FeedStatistics, PipelineStatistics, RunStatistics
 
 NOTHING = RunStatistics(0, 0, 0, 0.0, FeedStatistics(), PipelineStatistics())
 RUN = RunStatistics(

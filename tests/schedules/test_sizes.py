@@ -1,7 +1,7 @@
 import pytest
 
 from millrace.errors import ScheduleError
-from millrace.schedules.sizes import check_sizes
+from millrace.schedules.task import check_sizes
 
 
 def test_takes_one_of_each():

@@ -9,7 +9,7 @@ import pytest
 from keras import layers
 
 import millrace
-from millrace._compat import jax_spaces
+from millrace._compat import jax_memory as jax_spaces
 from millrace.errors import OptionError
 from millrace.options import NO_OFFLOAD
 from millrace.strategy.controller import controller_of

@@ -1,9 +1,21 @@
-"""Private JAX: what an executable says of its memory. Checked on jax 0.10.2 and 0.12.0.1."""
+"""Private JAX: what an executable says of its memory, and the memory spaces of devices.
 
+    device        what programs compute in
+    pinned_host   memory of the host that a device copies from and to by itself
+
+A value in host memory has this in its type: an operation on one of each space is an error when it
+is traced, on every backend. Only of a `NamedSharding` does JAX take the type; with a sharding of
+one device the type would say "device", whatever the memory is.
+"""
+
+import functools
+import logging
 from dataclasses import dataclass
 from typing import Any
 
 import jax
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,3 +96,77 @@ def memory_limit(device: Any) -> int | None:
 
 def _analysis(compiled: Any) -> Any:
     return compiled.memory_analysis() if hasattr(compiled, "memory_analysis") else None
+
+
+DEVICE, HOST = "device", "pinned_host"
+Space: Any = jax.memory.Space  # of a value in a program
+
+logger = logging.getLogger("millrace")
+
+
+def host_memory(device: jax.Device) -> str | None:
+    """Returns the kind of the host memory in which values may rest; None where there is none.
+
+    Args:
+        device: of this process.
+    """
+    return HOST if is_another_memory(device) else None
+
+
+def is_another_memory(device: jax.Device) -> bool:
+    """Whether host memory is another than the one that programs compute in, and can be used.
+
+    XLA's CPU backend lists all kinds, enforces them in types, and keeps everything in one memory.
+    """
+    return device.platform != "cpu" and _moves_there_and_back(device)
+
+
+def on_host(sharding: Sharding, mesh: Mesh) -> NamedSharding:
+    """Returns a sharding as it is, in host memory.
+
+    Args:
+        sharding: of device memory.
+        mesh: of the same devices, for a sharding of one that has no mesh.
+    """
+    if not isinstance(sharding, NamedSharding):
+        sharding = NamedSharding(mesh, PartitionSpec())
+    return sharding.with_memory_kind(HOST)
+
+
+def on_device(layout: Any) -> Any:
+    """Returns a sharding in host memory as the same in device memory. A space may stand for one."""
+    return Space.Device if layout is Space.Host else layout.with_memory_kind(DEVICE)
+
+
+def is_on_host(layout: object) -> bool:
+    """Whether a sharding, or a space that stands for one, is of host memory."""
+    return layout is Space.Host or getattr(layout, "memory_kind", None) == HOST
+
+
+def in_device_memory(value: jax.Array) -> jax.Array:
+    """Returns an array itself, or if it rests in host memory its copy on the same devices."""
+    if not is_on_host(getattr(value, "sharding", None)):
+        return value
+    sharding = value.sharding
+    if len(sharding.device_set) == 1:  # as all values of one device, without a mesh
+        return jax.device_put(value, SingleDeviceSharding(next(iter(sharding.device_set))))
+    return jax.device_put(value, sharding.with_memory_kind(DEVICE))
+
+
+@functools.cache
+def _moves_there_and_back(device: jax.Device) -> bool:
+    """Whether a program of the device takes a value from host memory, and leaves one there."""
+    if HOST not in {memory.kind for memory in device.addressable_memories()}:
+        return False
+    host = NamedSharding(Mesh(np.array([device]), ("probe",)), PartitionSpec(), memory_kind=HOST)
+
+    def probe(value: jax.Array) -> jax.Array:
+        return jax.device_put(jax.device_put(value, on_device(host)) + 1, host)
+
+    try:
+        given = jax.device_put(np.zeros((64,), np.float32), host)
+        found = jax.jit(probe, out_shardings=host)(given)
+        return is_on_host(found.sharding) and bool((np.asarray(found) == 1).all())
+    except (RuntimeError, ValueError, NotImplementedError) as error:
+        logger.debug("%s lists %s and cannot use it: %s", device, HOST, error)
+        return False

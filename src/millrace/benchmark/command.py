@@ -1,19 +1,120 @@
-"""What `millrace benchmark` does."""
+"""What `millrace benchmark` does, and what `module:name` stands for."""
 
+import difflib
+import importlib
+import importlib.util
 import json
-from collections.abc import Callable
+import os
+import pathlib
+import pkgutil
+import sys
+import types
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
 import keras
 from rich.console import Console
 
-from millrace.benchmark.named import load
 from millrace.benchmark.show import progress, supply_table
 from millrace.benchmark.throughput import measure_dataset, measure_infeed
 from millrace.benchmark.verdict import feed_verdict
+from millrace.errors import OptionError
 from millrace.options import whole_number
 from millrace.records.feed_benchmark import FeedVerdict, Supply
+
+
+def load(text: str) -> Any:
+    """Imports a module, from the current directory too, and returns what it calls `name`.
+
+    Errors of the module itself are raised as they are.
+
+    Raises:
+        OptionError: if there is no such module, file or name; near ones are shown.
+    """
+    where, _, name = text.rpartition(":")
+    if not where or not name.isidentifier():
+        raise OptionError(
+            f"{text!r} does not name a variable or a function of a module. Write module:name, "
+            "such as loaders.images:train, or path/to/file.py:name."
+        )
+    try:
+        module = _module_of_file(pathlib.Path(where)) if where.endswith(".py") else _module(where)
+    except SyntaxError as error:
+        raise _not_python(error.filename or where, error) from None
+    if not hasattr(module, name):
+        names = [
+            other
+            for other, value in vars(module).items()
+            if not other.startswith("_") and not isinstance(value, types.ModuleType)
+        ]
+        raise OptionError(f"{where} has no {name!r}. {_near(name, names)}")
+    return getattr(module, name)
+
+
+def _not_python(where: str, error: SyntaxError | ValueError) -> OptionError:
+    line = f", line {error.lineno}" if isinstance(error, SyntaxError) and error.lineno else ""
+    what = error.msg if isinstance(error, SyntaxError) else str(error)
+    return OptionError(f"{where}{line} is not a Python program: {what}. Correct it first.")
+
+
+def _module(name: str) -> types.ModuleType:
+    here = os.getcwd()
+    if here not in sys.path:
+        sys.path.insert(0, here)
+    importlib.invalidate_caches()
+    try:
+        return importlib.import_module(name)
+    except (ModuleNotFoundError, TypeError) as error:  # TypeError: of a name that begins with "."
+        missing = getattr(error, "name", None) or name
+        if not f"{name}.".startswith(f"{missing}."):
+            raise  # the module is there, and imports another one that is not
+        # Within a package, what it has; otherwise what lies in the current directory.
+        package = sys.modules.get(missing.rpartition(".")[0])
+        path = getattr(package, "__path__", None) or [here]
+        last = missing.rpartition(".")[2]
+        names = [found.name for found in pkgutil.iter_modules(path)]
+        raise OptionError(
+            f"There is no module {missing!r}, neither installed nor in {here}. {_near(last, names)}"
+        ) from None
+
+
+def _module_of_file(path: pathlib.Path) -> types.ModuleType:
+    if not path.is_file():
+        names = sorted(other.name for other in path.parent.glob("*.py"))
+        raise OptionError(f"There is no file {str(path)!r}. {_near(path.name, names)}")
+    try:
+        compile(path.read_bytes(), str(path), "exec", dont_inherit=True)
+    except ValueError as error:  # null bytes, on Python 3.11.2
+        raise _not_python(str(path), error) from None
+    path = path.resolve()
+    for module in list(sys.modules.values()):
+        # Not by getattr: modules that load lazily would be loaded by it.
+        known = getattr(module, "__dict__", {})
+        if known.get("__file__") == str(path) and known.get("__name__") != "__main__":
+            return module  # its data set and its model should share one
+    # What lies beside it can be imported, as where the file is run itself.
+    if str(path.parent) not in sys.path:
+        sys.path.insert(0, str(path.parent))
+    # A file called as a module that is there, such as random.py, must not take its place.
+    name = path.stem if importlib.util.find_spec(path.stem) is None else f"_benchmarked_{path.stem}"
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None and spec.loader is not None  # noqa: S101, PT018 - it ends in .py
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # before it runs: workers that are started find it by name
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
+    return module
+
+
+def _near(name: str, names: Iterable[str]) -> str:
+    known = sorted(names)
+    near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+    hint = f"Did you mean {near[0]!r}? " if near else ""
+    return f"{hint}It has: {', '.join(known)}." if known else "There are no others."
 
 
 @dataclass(frozen=True, slots=True)

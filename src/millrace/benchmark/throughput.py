@@ -17,8 +17,7 @@ import jax
 import numpy as np
 
 from millrace.arguments import checked
-from millrace.benchmark.measure import Arrivals, measure
-from millrace.benchmark.show import tell_epoch
+from millrace.benchmark.show import Arrivals, measure, tell_epoch
 from millrace.benchmark.sources import opened
 from millrace.benchmark.supply import ElementQueue
 from millrace.devices import DeviceGroup, find_devices, home

@@ -17,7 +17,7 @@ import struct
 import time
 from typing import Any
 
-from millrace.records.cache import CacheEntry, EntryLabels
+from millrace.records.run import CacheEntry, EntryLabels
 
 SUFFIX = ".mrx"
 

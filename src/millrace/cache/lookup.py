@@ -15,7 +15,7 @@ from typing import Any
 import jax
 
 from millrace._compat.jax_cache import asks_any
-from millrace.records.cache import EntryLabels
+from millrace.records.run import EntryLabels
 
 _REQUEST = "/jax/compilation_cache/compile_requests_use_cache"
 _HIT = "/jax/compilation_cache/cache_hits"

@@ -24,17 +24,16 @@ import numpy as np
 from rich.console import Console
 
 import millrace.strategy.controller as controllers
-from millrace._compat.keras_state import sync_state
+from millrace._compat.keras_scope import sync_state
 from millrace.arguments import checked
 from millrace.callbacks.tensor_choice import check_gradients, patterns_of
 from millrace.errors import ModelError, OptionError
-from millrace.fit_loop.halt import Halted
+from millrace.fit_loop.result import Halted
 from millrace.options import Taps, whole_number
 from millrace.pipelines.assignment.assignment import Assignment
 from millrace.processes.facts import process_index
 from millrace.records.flight import MODEL_FILE, Flight, FlightRecord, write_flight
-from millrace.records.non_finite import non_finite_data
-from millrace.records.tensors import LOSS, STATISTICS, StatisticsBlock, Tensor
+from millrace.records.tensors import LOSS, STATISTICS, StatisticsBlock, Tensor, non_finite_data
 from millrace.replay.run import Replay, counts, is_non_finite, run_again, state_of
 
 logger = logging.getLogger("millrace")

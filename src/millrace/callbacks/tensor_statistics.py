@@ -17,8 +17,13 @@ from rich.console import Console
 from millrace.arguments import checked
 from millrace.callbacks.tensor_board import EventFile
 from millrace.callbacks.tensor_choice import check_choice, choose
-from millrace.callbacks.tensor_history import Entries, Epoch, TensorHistory
-from millrace.callbacks.tensor_table import EpochTable, make_console
+from millrace.callbacks.tensor_history import (
+    Entries,
+    Epoch,
+    EpochTable,
+    TensorHistory,
+    make_console,
+)
 from millrace.errors import ModelError, OptionError
 from millrace.options import truth, whole_number
 from millrace.plan import Mode

@@ -15,15 +15,14 @@ from millrace.cache.keys import current_script
 from millrace.cache.lookup import looking_up
 from millrace.cache.use import known_keys
 from millrace.compiling.log import CompileLog
-from millrace.compiling.lowering import Lowering
-from millrace.compiling.progress import progress
+from millrace.compiling.lowering import Lowering, progress
 from millrace.compiling.serialized import of_cache, remember
 from millrace.compiling.sharing import Made, copied, serves, share_key, sharing
 from millrace.explain.diagnose import ANOTHER_MODEL, explain, layers_of
 from millrace.explain.history import history
 from millrace.explain.text_difference import difference
-from millrace.records.cache import EntryLabels
 from millrace.records.compilation import Aspect, Cause, Origin, ProgramKey
+from millrace.records.run import EntryLabels
 
 logger = logging.getLogger("millrace")
 

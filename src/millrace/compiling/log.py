@@ -1,4 +1,4 @@
-"""The compile log of a strategy: what was compiled and why, and what is done about it."""
+"""The compile log of a strategy, and which one a thread writes into."""
 
 import contextlib
 import logging
@@ -15,8 +15,8 @@ from millrace.errors import RecompilationError
 from millrace.explain.diagnose import explain
 from millrace.explain.history import history
 from millrace.options import RecompilePolicy
-from millrace.records.budget import BudgetChoice
 from millrace.records.compilation import Cause, CompileRecord, Origin, ProgramKey
+from millrace.records.memory_report import BudgetChoice
 from millrace.records.run_directory import RunDirectory
 
 logger = logging.getLogger("millrace")
@@ -231,3 +231,33 @@ def _switch(before: str, after: str) -> CompileRecord:
 
 def _after(separator: str, text: str) -> str:
     return f"{separator}{text}" if text else ""
+
+
+class _Thread(threading.local):
+    log: CompileLog | None = None
+
+
+_thread = _Thread()
+without_strategy = CompileLog()  # of functions and loops that are called outside of all of them
+
+
+class logging_to:  # noqa: N801 - used as a function
+    """Surrounds code whose functions and loops write into a log, in this thread."""
+
+    __slots__ = ("_before", "_log")
+
+    def __init__(self, log: CompileLog):
+        self._log = log
+
+    def __enter__(self) -> None:
+        self._before = _thread.log
+        _thread.log = self._log
+
+    def __exit__(self, *_: object) -> None:
+        _thread.log = self._before
+
+
+def current_log() -> CompileLog:
+    """Returns the log that this thread writes into."""
+    log = _thread.log
+    return without_strategy if log is None else log

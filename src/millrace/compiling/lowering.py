@@ -1,20 +1,46 @@
-"""A program that is lowered, and only waits for XLA."""
+"""Lowering a program, and saying that its compilation goes on once it takes long."""
 
+import contextlib
+import logging
 import threading
 import time
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import jax
+import rich.console
 
 from millrace._compat.jax import looks_for_non_finite
 from millrace.compiling.log import CompileLog
-from millrace.compiling.progress import progress
 from millrace.plan import Plan
 from millrace.recomputation.hold_back import compiler_options as options_of_recomputation
 from millrace.records.compilation import Cause, ProgramKey
 from millrace.steps.program import Program
+
+logger = logging.getLogger("millrace")
+
+SLOW_SECONDS = 1.0
+
+
+@contextlib.contextmanager
+def progress(doing: str, what: str) -> Iterator[None]:
+    """Surrounds what may take long; says so after a second, on a terminal and to the log."""
+    timer = threading.Timer(SLOW_SECONDS, _announce, (f"{doing} {what} ...",))
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
+def _announce(line: str) -> None:
+    logger.info("%s", line)
+    console = rich.console.Console(stderr=True)
+    if console.is_terminal:  # someone is waiting; a log file has the line above
+        console.print(line, style="dim", highlight=False, markup=False)
+
 
 # Held by a thread that traces: layers keep state while they are called.
 tracing = threading.RLock()

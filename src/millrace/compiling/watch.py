@@ -18,7 +18,7 @@ from typing import Any
 
 import jax
 
-from millrace._compat.jax_jit import compiler_options, jit_options, static_arguments
+from millrace._compat.jax_array import compiler_options, jit_options, static_arguments
 from millrace._compat.jax_memory import sizes_of
 from millrace.cache.lookup import Lookup, looking_up
 from millrace.compiling.call_description import (
@@ -32,8 +32,8 @@ from millrace.compiling.log import CompileLog
 from millrace.explain.history import history
 from millrace.explain.key import key_of_call
 from millrace.explain.surroundings import fields_from
-from millrace.records.cache import EntryLabels
 from millrace.records.compilation import Aspect, CompileRecord, Origin, ProgramKey
+from millrace.records.run import EntryLabels
 
 _TRACE = "/jax/core/compile/jaxpr_trace_duration"
 _LOWER = "/jax/core/compile/jaxpr_to_mlir_module_duration"

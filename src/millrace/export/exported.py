@@ -28,8 +28,7 @@ from millrace.errors import OptionError
 from millrace.explain.diagnose import explain
 from millrace.explain.history import history
 from millrace.export import file as export_file
-from millrace.export.environment import differences, environment
-from millrace.export.file import EXECUTABLE, STAGES, Header
+from millrace.export.file import EXECUTABLE, STAGES, Header, differences, environment
 from millrace.export.read_ahead import Devices, ExportedFile, ReadAhead, Ready, loaded
 from millrace.plan import LoopForm, Plan
 from millrace.records.compilation import Aspect, CompileRecord, Origin, ProgramKey

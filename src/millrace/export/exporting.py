@@ -20,9 +20,8 @@ from millrace.compiling.executable import Executable, compiled_of, renames_of
 from millrace.compiling.serialized import written
 from millrace.errors import OptionError
 from millrace.export import file as export_file
-from millrace.export.environment import environment
 from millrace.export.exported import Exported, Wanted
-from millrace.export.file import EXECUTABLE, STAGES, Header
+from millrace.export.file import EXECUTABLE, STAGES, Header, environment
 from millrace.plan import LoopForm, Plan
 from millrace.records.compilation import ProgramKey
 

@@ -1,4 +1,4 @@
-r"""One file of an export: an executable or the stages of a pipeline, and what it was made for.
+r"""One file of an export: what it holds, what it was made for, and what it depends on.
 
     MILLRACE-EXPORT-1\n          18 bytes; the number changes with this format
     length of the header          4 bytes, big-endian
@@ -12,6 +12,7 @@ damaged executable. The checksum finds damage; it proves nothing of who wrote th
 """
 
 import base64
+import functools
 import hashlib
 import json
 import pathlib
@@ -22,9 +23,50 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import jax
+
 from millrace.cache.entry import DamagedEntryError
+from millrace.cache.files import environment as of_cache
 from millrace.cache.keys import pack_key, unpack_key
+from millrace.explain.surroundings import versions
 from millrace.records.compilation import ProgramKey
+
+
+def environment(device: jax.Device) -> dict[str, str]:
+    """Returns what must be equal where executables are made and where they are used, by name.
+
+    Args:
+        device: one of those that they are for.
+    """
+    return {
+        **versions(),
+        "code of millrace": _code(),
+        "processor": of_cache(),
+        "platform": device.platform,
+        "version of the platform": str(device.client.platform_version),
+        "kind of device": device.device_kind,
+    }
+
+
+def differences(there: Mapping[str, str], here: Mapping[str, str]) -> list[str]:
+    """Returns what differs between two environments, such as "jax 0.10.2 -> 0.12.0"."""
+    names = [name for name in {**here, **there} if there.get(name) != here.get(name)]
+    return [f"{name} {there.get(name)} -> {here.get(name)}" for name in names]
+
+
+@functools.cache
+def _code() -> str:
+    """Returns a hash of millrace's own code, which a version does not tell while it is developed.
+
+    250 files take 15 ms.
+    """
+    root = pathlib.Path(__file__).parent.parent
+    found = hashlib.sha256()
+    for path in sorted(root.rglob("*.py")):
+        found.update(f"{path.relative_to(root)}\0".encode())
+        found.update(path.read_bytes())
+    return found.hexdigest()[:12]
+
 
 SUFFIX = ".mrexport"
 EXECUTABLE, STAGES = "executable", "stages"  # kinds

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 
 from millrace.feeds.block import Block, Segment
 from millrace.interrupts import is_held_back, raise_if_interrupted
-from millrace.records.feeds import FeedStatistics
+from millrace.records.run import FeedStatistics
 
 LOOK_SECONDS = 0.05  # between two looks whether the user has interrupted
 JOIN_SECONDS = 5.0  # how long `close` waits for a data set that is busy making a batch

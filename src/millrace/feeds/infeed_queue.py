@@ -25,7 +25,7 @@ from millrace.feeds.blocks import BlockShape, stacked_blocks
 from millrace.feeds.infeed import Infeed
 from millrace.options import whole_number
 from millrace.plan import BatchSpec
-from millrace.records.feeds import FeedStatistics
+from millrace.records.run import FeedStatistics
 
 logger = logging.getLogger("millrace")
 

@@ -21,7 +21,7 @@ from millrace.compiling.log import CompileLog
 from millrace.errors import PlanError
 from millrace.plan import Plan, Recompute
 from millrace.recomputation.costs import Chain
-from millrace.records.budget import BudgetChoice
+from millrace.records.memory_report import BudgetChoice
 
 logger = logging.getLogger("millrace")
 

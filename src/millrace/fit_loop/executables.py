@@ -1,11 +1,13 @@
 """The executables of one mode of one model, made when first needed and kept."""
 
+import logging
+from collections.abc import Sequence
 from typing import Any
 
 import jax
 import keras
 
-from millrace._compat.jax_context import trace_options, tracing_options
+from millrace._compat.jax_array import trace_options, tracing_options
 from millrace._compat.keras_build import layer_names
 from millrace.compiling.executable import Executable, compile_program
 from millrace.compiling.log import CompileLog
@@ -15,16 +17,47 @@ from millrace.explain.key import Identity, key_of
 from millrace.explain.walk import Description
 from millrace.export.exported import Wanted
 from millrace.export.exporting import Exports, why_not
-from millrace.fit_loop.boundary_warnings import say_if_boundaries_rest
 from millrace.fit_loop.budget import has_budget, with_choice, within_budget
 from millrace.fit_loop.programs import ProgramBuilder
-from millrace.plan import LoopForm, Plan
-from millrace.recomputation.boundaries import boundaries_found
+from millrace.plan import LoopForm, Mode, Plan
 from millrace.recomputation.costs import Chain, chains_seen
+from millrace.recomputation.segments import boundaries_found
 from millrace.records.compilation import ProgramKey
 from millrace.replicas.programs import ReplicaBuilder
 from millrace.steps.program import Program
 from millrace.steps.state import State
+
+logger = logging.getLogger("millrace")
+
+
+def reason_boundaries_rest(plan: Plan) -> str | None:
+    """Returns why boundaries do nothing in the programs of a plan, None if they may act."""
+    recompute = plan.recompute
+    if plan.mode is not Mode.TRAIN:
+        return None  # there is no backward, and nobody expects one
+    if recompute is None:
+        return (
+            "backward keeps everything. Set mode='auto' in model.set_recomputation_options(): "
+            "'none' is off, and a model in one piece cannot be run again as a whole."
+        )
+    if recompute.budget is not None or recompute.choice is not None:
+        return "the budget chooses what is kept. Leave it out to choose by boundaries."
+    if recompute.whole_stages:
+        return (
+            "each stage is run again as a whole. Set "
+            "recomputation_mode='recompute_and_backpropagate_interleaved' and a schedule that goes "
+            "with it."
+        )
+    return None
+
+
+def say_if_boundaries_rest(plan: Plan, found: Sequence[str], model: str) -> bool:
+    """Logs why boundaries that were found do nothing; returns whether it did."""
+    reason = reason_boundaries_rest(plan) if found else None
+    if reason is not None:
+        logger.info("RecomputationCheckpoint in %r does nothing: %s", model, reason)
+    return reason is not None
+
 
 _WITH_STEPS = ("run", "accumulate")
 

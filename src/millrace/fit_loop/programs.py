@@ -26,7 +26,7 @@ from millrace._compat.jaxpr import primitive_counts
 from millrace.plan import LoopForm, Mode, Plan, choose_loop_form
 from millrace.steps.accumulate import Accumulator, coefficient_of, make_accumulator
 from millrace.steps.halting import can_wait, run_until_halted, unless
-from millrace.steps.loop import batch_at, repeat
+from millrace.steps.loop import Window, batch_at, repeat
 from millrace.steps.offload import (
     at_rest,
     fetched,
@@ -41,7 +41,6 @@ from millrace.steps.state import State
 from millrace.steps.step import final_logs, logs_follow_from_metrics, make_gradient_step, make_step
 from millrace.steps.tapped_step import make_tapped_step, make_tapped_update
 from millrace.steps.update import apply_gradients
-from millrace.steps.window import Window
 from millrace.taps.entries import Taps, record_at, room, steps_in_room
 from millrace.taps.taps import Tapped, collection_open
 

@@ -15,23 +15,25 @@ from typing import Any
 import jax
 import numpy as np
 
-from millrace._compat.jax_spaces import in_device_memory
+from millrace._compat.jax_memory import in_device_memory
 from millrace.compiling.executable import Executable
 from millrace.feeds.block import Block, Destination, Segment
 from millrace.fit_loop.executables import Executables
-from millrace.fit_loop.halt import (
+from millrace.fit_loop.result import (
     Halted,
+    Outlet,
+    Part,
     halted_in_call,
     halted_in_window,
     is_halted,
     kept,
+    nowhere,
     with_kept,
 )
-from millrace.fit_loop.part import Outlet, Part, nowhere
 from millrace.fit_loop.window import Turns, Window
 from millrace.interrupts import raise_if_interrupted
 from millrace.plan import LoopForm, Mode, Plan
-from millrace.processes.gather import gathered
+from millrace.processes.agreement import gathered
 from millrace.replicas.placement import Placement
 from millrace.steps.accumulate import scale_of, weight_of
 from millrace.steps.state import State

@@ -1,14 +1,20 @@
-"""Environment variables of IPU programs. They are read once, when `millrace.ipu` is imported.
+"""Environment variables of IPU programs, and the flags of `TF_POPLAR_FLAGS`.
 
 TF_POPLAR_FLAGS="--executable_cache_path=DIR"   MILLRACE_CACHE_DIR, Strategy(cache_dir=)
 POPLAR_LOG_LEVEL=INFO                           MILLRACE_LOG_LEVEL, logger millrace.phases
+
+--executable_cache_path=DIR   Strategy(cache_dir=DIR), MILLRACE_CACHE_DIR
+--help                        prints this table
+all others                    accepted, with a warning
 """
 
 import os
+import shlex
 
 from millrace.cache.use import cache_statistics, use_cache
 from millrace.compiling.phases import show_phases
-from millrace.ipu.flags import VARIABLE, cache_path
+from millrace.errors import OptionError
+from millrace.ipu.inert import inert
 
 LOG_VARIABLE = "POPLAR_LOG_LEVEL"
 
@@ -39,3 +45,70 @@ def cache_directory() -> str | None:
     """Returns where this process keeps its executables; None if nowhere."""
     directory = cache_statistics().directory
     return None if directory is None else str(directory)
+
+
+VARIABLE = "TF_POPLAR_FLAGS"
+CACHE = "executable_cache_path"
+
+_NO_ORDER = "XLA orders operations itself."
+_NO_MODEL = "Set IPUConfig().auto_select_ipus, and JAX_PLATFORMS=cpu to run on the CPU."
+_NO_WAIT = "Devices are there when JAX starts."
+_SYNTHETIC = "Feed arrays of zeros, or measure with ipu.dataset_benchmark."
+_MEMORY = "Call strategy.memory_report(model, batch_spec)."
+_PROFILE = "Run with jax.profiler.trace(directory)."
+FLAGS = {
+    CACHE: "Keeps executables in this directory, for other processes.",
+    "help": "Prints these flags.",
+    "dump_schedule_as_dot": "Set XLA_FLAGS=--xla_dump_to=DIR --xla_dump_hlo_as_dot.",
+    "fallback_scheduler": _NO_ORDER,
+    "ipu_model_tiles": _NO_MODEL,
+    "log_cycle_count": _PROFILE,
+    "max_compilation_threads": "As many programs compile at a time as there are cores.",
+    "max_infeed_threads": "Each infeed has one thread; set prefetch_depth.",
+    "null_data_feed": _SYNTHETIC,
+    "on_demand_device_poll_time": _NO_WAIT,
+    "on_demand_device_timeout": _NO_WAIT,
+    "save_interval_report": _MEMORY,
+    "save_vertex_graph": "Set XLA_FLAGS=--xla_dump_to=DIR.",
+    "show_progress_bar": "What takes long is shown on a terminal, and logged elsewhere.",
+    "synthetic_data_categories": _SYNTHETIC,
+    "synthetic_data_initializer": _SYNTHETIC,
+    "tensor_map_file_path": _MEMORY,
+    "use_ipu_model": _NO_MODEL,
+    "use_synthetic_data": _SYNTHETIC,
+    "while_loop_brute_force_max_trip_count": "Set maximum_iterations of loops.while_loop.",
+}
+
+
+def cache_path(text: str) -> str | None:
+    """Returns the directory of executables that flags name, None without one, and does the rest.
+
+    Args:
+        text: the flags, with spaces between them.
+
+    Raises:
+        OptionError: for a flag that the IPU did not know either, with all that it did.
+    """
+    path = None
+    for word in shlex.split(text):
+        name, _, value = word.removeprefix("--").partition("=")
+        if not word.startswith("--") or name not in FLAGS:
+            raise OptionError(f"{VARIABLE} has the unknown flag {word!r}. Remove it.\n{usage()}")
+        if name == CACHE:
+            if not value:
+                raise OptionError(
+                    f"{VARIABLE} has {word!r}, without a directory. Set --{CACHE}=DIRECTORY."
+                )
+            path = value
+        elif name == "help":
+            print(usage())
+        else:
+            inert(f"{VARIABLE}=--{name}", FLAGS[name])
+    return path
+
+
+def usage() -> str:
+    """Returns all flags, one a line."""
+    width = max(map(len, FLAGS))
+    rows = [f"  --{name:{width}}  {text}" for name, text in FLAGS.items()]
+    return "\n".join([f"{VARIABLE} takes these flags; only the first one does anything:", *rows])

@@ -14,8 +14,8 @@ from millrace.errors import PlanError
 from millrace.ipu.later import is_within_a_program, later, number_of_results
 from millrace.ipu.scopes import placed_on
 from millrace.loops.function import CompiledFunction
-from millrace.loops.function_identity import identity
-from millrace.loops.replicated_function import launching
+from millrace.loops.log_subject import identity
+from millrace.loops.replication import launching
 from millrace.tensorflow.conversion.convert import called
 from millrace.tensorflow.graph_mode import in_graph_mode
 

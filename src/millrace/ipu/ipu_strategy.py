@@ -15,10 +15,10 @@ import keras
 
 from millrace.errors import PlanError
 from millrace.ipu.config import System, current_system
+from millrace.ipu.keras.extensions.building import is_extended
 from millrace.ipu.keras.extensions.extend import extend
-from millrace.ipu.keras.extensions.kinds import is_extended
 from millrace.ipu.keras.extensions.saving import revive_from_configs
-from millrace.loops.replicated_function import launching
+from millrace.loops.replication import launching
 from millrace.strategy.strategy import Strategy
 from millrace.tensorflow.iterators import device_iterators
 

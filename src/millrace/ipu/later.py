@@ -11,8 +11,8 @@ import jax
 
 from millrace._compat.jax import is_tracing
 from millrace._compat.keras_scope import current_scope
-from millrace.loops.on_host import OnHost
-from millrace.loops.replicated_function import in_replica
+from millrace.loops.host_driven import OnHost
+from millrace.loops.replication import in_replica
 from millrace.loops.scope import look_at
 from millrace.tensorflow.graph_mode import Deferred, Placeholder, in_graph_mode, is_deferred
 

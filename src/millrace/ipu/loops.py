@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from millrace.loops.repeat import repeat as native_repeat
-from millrace.loops.while_loop import while_loop as native_while_loop
+from millrace.loops.repeat import while_loop as native_while_loop
 from millrace.tensorflow.conversion.convert import called
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import keras
 
-from millrace.recomputation.boundaries import mark_boundary
+from millrace.recomputation.segments import mark_boundary
 
 
 @keras.saving.register_keras_serializable(package="millrace")

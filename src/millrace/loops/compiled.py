@@ -16,12 +16,11 @@ import jax
 import jax.numpy as jnp
 
 from millrace._compat.jax import is_tracing
-from millrace._compat.jax_context import trace_options
+from millrace._compat.jax_array import trace_options
 from millrace.compiling.call_description import Reason, shapes_of
-from millrace.compiling.current import current_log
 from millrace.compiling.executable import Executable, finish
-from millrace.compiling.lowering import Lowering, tracing
-from millrace.compiling.progress import progress
+from millrace.compiling.log import current_log
+from millrace.compiling.lowering import Lowering, progress, tracing
 from millrace.compiling.watch import call_watched, unwatched
 from millrace.records.compilation import ProgramKey
 

@@ -18,14 +18,14 @@ from millrace._compat.jax import is_tracing
 from millrace._compat.keras_scope import current_scope
 from millrace.arguments import checked
 from millrace.compiling.call_description import name_of, new_number
-from millrace.compiling.current import current_log
+from millrace.compiling.log import current_log
 from millrace.compiling.watch import unwatched
 from millrace.errors import ModelError, OptionError
 from millrace.loops.compiled import Subject
+from millrace.loops.host_driven import OnHost
 from millrace.loops.log_subject import is_array, key_of_function, models_of, objects_of
-from millrace.loops.on_host import OnHost
 from millrace.loops.program import Program
-from millrace.loops.replicated_function import Launch, current_launch
+from millrace.loops.replication import Launch, current_launch
 from millrace.loops.scope import Touched
 from millrace.options import whole_number
 from millrace.records.compilation import Aspect, KeyField

@@ -27,10 +27,9 @@ from millrace._compat.jax import is_traced
 from millrace._compat.keras_scope import current_scope
 from millrace.errors import ModelError
 from millrace.loops.chunk import room, run_chunk
-from millrace.loops.chunk_size import CALLBACK_SECONDS
-from millrace.loops.exchange import Exchange
+from millrace.loops.exchange import CALLBACK_SECONDS, Exchange
 from millrace.loops.iteration import Carry, Turn
-from millrace.loops.replicated_function import largest, replicas, replication_index
+from millrace.loops.replication import largest, replicas, replication_index
 from millrace.loops.scope import context_of
 
 MANY = np.iinfo(np.int32).max  # turns of a loop that only its condition ends

@@ -10,9 +10,8 @@ from typing import Any
 import jax
 
 from millrace.loops.body import Body, Carried, next_values, truth_of
-from millrace.loops.loop_around import LoopAround, inside
-from millrace.loops.replicated_function import holds_anywhere
-from millrace.loops.scope import Touched, VariableScope, look_at
+from millrace.loops.replication import holds_anywhere
+from millrace.loops.scope import LoopAround, Touched, VariableScope, inside, look_at
 from millrace.taps.taps import Tapped, collecting
 
 Carry = tuple[list[Any], list[Any]]

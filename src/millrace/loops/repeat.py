@@ -1,8 +1,10 @@
-"""A loop of a given number of turns.
+"""Loops of a given number of iterations, and loops that go on while a condition holds.
 
 inputs -> body -> body -> ... n times ... -> body -> values
            ^       ^                          ^
 infeed     x0      x1                         x(n-1)
+
+inputs -> condition? -> body -> condition? -> body -> ... -> condition? -> values
 """
 
 from collections.abc import Callable
@@ -15,6 +17,7 @@ from millrace._compat.jax import is_traced
 from millrace.arguments import checked
 from millrace.errors import OptionError
 from millrace.feeds.infeed_queue import InfeedQueue
+from millrace.loops.body import Body
 from millrace.loops.run import run_loop
 from millrace.options import whole_number
 
@@ -59,3 +62,34 @@ def turns(name: str, value: Any) -> Any:
     if value >= 2**31 - 1:
         raise OptionError(f"{name} must be below 2**31 - 1. Received: {value}.")
     return value
+
+
+@checked
+def while_loop(
+    condition: Callable[..., Any],
+    body: Callable[..., Any],
+    inputs: Any = None,
+    infeed: InfeedQueue | None = None,
+    maximum_iterations: Any = None,
+) -> Any:
+    """Calls `body` as long as `condition` returns true, as one compiled loop.
+
+        millrace.while_loop(lambda loss: loss > 0.1, train_step, inputs=1.0, infeed=infeed)
+
+    Args:
+        condition: called with the values that go round before each turn. It may read variables.
+        body: as for `repeat`.
+        inputs: as for `repeat`.
+        infeed: as for `repeat`. Elements that were prepared and not used stay in it.
+        maximum_iterations: turns, at most; None is no limit.
+
+    Returns:
+        The values after the last turn: one, a list of several, None for none.
+
+    Raises:
+        LoopError: if body or condition do not fit what the loop gives them.
+        DataError: if the data ends before the loop does. The turns before have been run.
+    """
+    Body(condition, "condition")  # None would be a loop of repeat()
+    limit = None if maximum_iterations is None else turns("maximum_iterations", maximum_iterations)
+    return run_loop(body, condition, inputs, infeed, limit)

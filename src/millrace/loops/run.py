@@ -18,20 +18,18 @@ import numpy as np
 from millrace._compat.jax import is_tracing
 from millrace._compat.keras_scope import current_scope
 from millrace.compiling.call_description import new_number
-from millrace.compiling.current import current_log
+from millrace.compiling.log import current_log
 from millrace.compiling.watch import unwatched
 from millrace.errors import OptionError
 from millrace.feeds.infeed_queue import InfeedQueue
 from millrace.loops.body import Carried
-from millrace.loops.by_host import LoopByHost
-from millrace.loops.function_identity import identity
+from millrace.loops.host_driven import LoopByHost, OnHost
 from millrace.loops.host_loop import HostLoop
 from millrace.loops.in_program import MANY, run_in_program
 from millrace.loops.iteration import Turn, specs_of
-from millrace.loops.log_subject import MadeOf
-from millrace.loops.on_host import OnHost
+from millrace.loops.log_subject import MadeOf, identity
 from millrace.loops.program import Program
-from millrace.loops.replicated_function import current_launch
+from millrace.loops.replication import current_launch
 
 KEPT = 32  # programs of loops that were called on their own
 

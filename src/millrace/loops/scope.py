@@ -1,5 +1,7 @@
 """Where Keras variables read and write while a function of the user's is traced.
 
+repeat(n, body)   body -> optimizer.apply -> needs_multiple_of(4)      n % 4 is an error
+
     compiled function     scope: every variable that is touched, as arguments of the program
       └─ body of a loop     scope: those that the body assigns, as what the loop carries
            └─ value_and_grad  scope: those to differentiate by
@@ -8,7 +10,9 @@ What a scope does not hold it asks the scope around it for. So a variable that i
 same value for all turns of a loop, and one that is assigned goes round.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 import jax
@@ -18,9 +22,64 @@ from millrace._compat.jax import trace_state, uncommitted
 from millrace._compat.keras_optimizers import let_optimizers_be_made
 from millrace._compat.keras_scope import current_scope, let_scopes_branch, stored_value
 from millrace._compat.patches import hold, release
-from millrace.errors import ModelError, TapError
-from millrace.loops.loop_around import LoopAround
+from millrace.errors import ModelError, PlanError, TapError
 from millrace.taps.taps import Tapped, collecting
+
+
+class LoopAround:
+    """What the body of a loop has asked of it."""
+
+    def __init__(self, is_counted: bool):
+        """Begins with nothing.
+
+        Args:
+            is_counted: whether the number of turns is known before the first one.
+        """
+        self.is_counted = is_counted
+        self._windows: list[int] = []
+
+    def needs_multiple_of(self, turns: int) -> None:
+        """Takes note that the number of turns must be a multiple."""
+        if turns not in self._windows:
+            self._windows.append(turns)
+
+    @property
+    def windows(self) -> tuple[int, ...]:
+        """What the number of turns must be a multiple of."""
+        return tuple(self._windows)
+
+    def check(self, turns: int) -> None:
+        """Checks a number of turns.
+
+        Raises:
+            PlanError: if it is no multiple of what the body needs.
+        """
+        for window in self._windows:
+            if turns % window:
+                fitting = max(turns // window, 1) * window
+                raise PlanError(
+                    f"A loop of {turns} turns accumulates the gradients of {window} turns for "
+                    f"each update, and {turns} is no multiple of {window}. Set n={fitting} in "
+                    "repeat(), or another number of mini-batches in the optimizer."
+                )
+
+
+_around: ContextVar[LoopAround | None] = ContextVar("loop_around", default=None)
+
+
+def loop_around() -> LoopAround | None:
+    """Returns the innermost loop of the user's whose body is being traced."""
+    return _around.get()
+
+
+@contextmanager
+def inside(loop: LoopAround | None) -> Iterator[None]:
+    """Says that the body of a loop is traced inside."""
+    token = _around.set(loop)
+    try:
+        yield
+    finally:
+        _around.reset(token)
 
 
 class Context:

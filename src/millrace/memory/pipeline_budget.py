@@ -17,7 +17,7 @@ from millrace.memory.dry_run import PipelineRehearsal
 from millrace.memory.stages import pipeline_memory
 from millrace.pipelines.runtime.runner import PipelineRunner
 from millrace.plan import Plan
-from millrace.records.budget import BudgetChoice
+from millrace.records.memory_report import BudgetChoice
 from millrace.steps.state import State
 
 CHOICES = 16  # the last lets a stage take a hundredth, which is its least

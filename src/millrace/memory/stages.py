@@ -19,7 +19,7 @@ from millrace.memory.liveness import memory_profile
 from millrace.memory.owners import layer_finder
 from millrace.memory.pieces import variables_of, with_layers_of_variables
 from millrace.memory.walk import Moment, StageSizes, Walk
-from millrace.pipelines.programs.stage import Slot
+from millrace.pipelines.programs.split import Slot
 from millrace.pipelines.programs.stages import state_groups
 from millrace.records.memory import LiveBuffer, largest
 from millrace.records.memory_report import DeviceMemory, StageMemory

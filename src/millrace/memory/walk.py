@@ -4,8 +4,8 @@
     device 0   held     held         held         -          what backward needs of a forward
     device 1            value, held  held         -          and what comes from another stage
 
-It follows `pipelines/runtime/buffers.py`: an array is there from the task that makes it, or sends it, to
-the last one that takes it. To this comes what rests, and what the running program needs itself.
+It follows `pipelines/runtime/buffers.py`: an array is there from the task that makes it, or sends
+it, to the last one that takes it. To this comes what rests, and what the running program needs.
 """
 
 from collections import Counter
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from millrace.pipelines.programs.passes import Passes
-from millrace.pipelines.programs.stage import Split
+from millrace.pipelines.programs.split import Split
 from millrace.schedules.task import Pass, Task
 
 Kind = tuple[int, str]  # stage, "batches" or "in flight"

@@ -16,8 +16,8 @@ import keras
 from keras import ops
 
 from millrace.errors import OptionError, PlanError
-from millrace.loops.loop_around import loop_around
-from millrace.loops.replicated_function import holds_anywhere
+from millrace.loops.replication import holds_anywhere
+from millrace.loops.scope import loop_around
 from millrace.optimizers.as_accumulated import chain_of, refusing_other_dtypes
 from millrace.optimizers.wrapping import WrappingOptimizer
 from millrace.options import whole_number

@@ -11,7 +11,7 @@ from typing import Any
 
 import keras
 
-from millrace.loops.replicated_function import cross_replica_mean
+from millrace.loops.replication import cross_replica_mean
 from millrace.optimizers.wrapping import WrappingOptimizer
 
 

@@ -12,7 +12,7 @@ import keras
 
 from millrace.errors import OptionError
 from millrace.optimizers.wrapping import WrappingOptimizer
-from millrace.steps.prepare import are_prepared
+from millrace.steps.update import are_prepared
 
 
 @keras.saving.register_keras_serializable(package="millrace")

@@ -14,8 +14,7 @@ from typing import Any
 import keras
 
 from millrace.ipu.config import IPUConfig
-from millrace.ipu.config.category import Group, members
-from millrace.ipu.config.option import Option
+from millrace.ipu.config.option import Group, Option, members
 
 _ROOTS = {"ipu": "millrace.ipu", "tensorflow": "millrace.tensorflow", "keras": "keras"}
 _PREFIXES = (

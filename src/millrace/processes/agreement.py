@@ -1,5 +1,8 @@
 """What all processes must have in common, compared before they compute together.
 
+the same on all devices    this process's copy
+shared out over devices    gathered to each of them first, by all processes together
+
 Processes that differ in it do not fail: they wait for each other for ever, or train on numbers
 that mean nothing. So each puts short texts into the store of `jax.distributed`, and reads those
 of the others. The store is served by process 0, and no device takes part.
@@ -9,9 +12,47 @@ import itertools
 import json
 import time
 from collections.abc import Mapping
+from typing import Any
+
+import jax
+from jax.sharding import NamedSharding, PartitionSpec
 
 from millrace._compat import jax as compat
+from millrace._compat.jax import uncommitted
+from millrace._compat.jax_memory import in_device_memory
 from millrace.errors import PlanError, ProcessError
+
+
+def own_copy(value: Any) -> Any:
+    """Returns what this process has of a value that is the same on all devices of all processes."""
+    if not isinstance(value, jax.Array) or value.is_fully_addressable:
+        return value
+    return uncommitted(value.addressable_data(0))
+
+
+def gathered(value: Any) -> Any:
+    """Returns a value of which every process that has a part calls this, whole and in this one."""
+    if not isinstance(value, jax.Array) or value.is_fully_addressable:
+        return value
+    if not value.is_fully_replicated:
+        value = in_device_memory(value)
+        whole = NamedSharding(value.sharding.mesh, PartitionSpec())  # type: ignore[attr-defined]
+        value = jax.jit(_same, out_shardings=whole)(value)
+    return own_copy(value)
+
+
+def on_one_device(value: Any) -> Any:
+    """Returns an array that several devices share out as one on the first of them, uncommitted."""
+    value = in_device_memory(value)
+    sharding = getattr(value, "sharding", None)
+    if sharding is None or len(sharding.device_set) == 1 or sharding.is_fully_replicated:
+        return value
+    return uncommitted(jax.device_put(value, sharding.mesh.devices.flat[0]))
+
+
+def _same(value: Any) -> Any:
+    return value
+
 
 _COUNTER = itertools.count()
 _SHOWN = 60  # characters of a value, around the first difference

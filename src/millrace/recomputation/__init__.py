@@ -1,1 +1,1 @@
-"""Values that backward computes again instead of keeping them: which, where, and within what budget."""
+"""What backward computes again instead of keeping it: which values, and within what budget."""

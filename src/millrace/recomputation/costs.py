@@ -1,24 +1,88 @@
-"""A traced step as a chain of segments, and what each costs: what recomputation chooses from.
+"""A traced step as a chain of segments, and the bytes and FLOPs of each.
+
+XLA's own analysis counts the body of a loop once, so an LSTM over 100 steps would look as cheap as
+over one; and it needs a lowering for each call. Products and convolutions are counted exactly,
+everything else as one FLOP for each element that it makes.
 
 graph -> loops in chunks -> cut points -> segments -> links (bytes, FLOPs) -> ladder of choices
 """
 
 import functools
+import math
+import re
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from millrace._compat.jaxpr import Graph, Loop, Var, needed, scope, spec_of, trace, variables
-from millrace.recomputation.chain import Choice, ladder
+from millrace._compat.jaxpr import (
+    Equation,
+    Graph,
+    Loop,
+    Var,
+    inner_equations,
+    needed,
+    scope,
+    spec_of,
+    trace,
+    variables,
+)
 from millrace.recomputation.cut_points import levels_by_cut_points, nbytes
-from millrace.recomputation.flops import flops_of
 from millrace.recomputation.joint_graph import Joint, joint_graph, with_lean_loops
+from millrace.recomputation.pareto import Choice, ladder
 from millrace.recomputation.plan import Again, Item, Link, Once, Way
 from millrace.recomputation.recompute import KEEP_PRODUCTS, span
 from millrace.recomputation.scans import chunked_function, loops_of, slices_of_parts
 from millrace.recomputation.segments import Segments, cut
+
+_CALL = re.compile(r"mr\.L(\d+)")
+
+
+def flops_of_calls(graph: Graph, num_calls: int) -> list[float]:
+    """Returns the FLOPs of each call.
+
+    Args:
+        graph: a trace of the model, forward or with its gradients, under `marked_calls`.
+        num_calls: how many leaf calls there are.
+    """
+    flops = [0.0] * num_calls
+    for equation in graph.equations:
+        calls = _CALL.findall(scope(equation))
+        if calls:
+            flops[int(calls[-1])] += flops_of(equation)
+    return flops
+
+
+def flops_of(equation: Equation) -> float:
+    """Returns the FLOPs of one equation, with those inside of it."""
+    name, params = equation.primitive.name, equation.params
+    shapes = [tuple(var.aval.shape) for var in equation.invars]
+    made = sum(math.prod(var.aval.shape) for var in equation.outvars)
+    if name == "dot_general":
+        contracted = params["dimension_numbers"][0][0]
+        return 2.0 * made * math.prod(shapes[0][axis] for axis in contracted)
+    if name == "conv_general_dilated":
+        kernel = params["dimension_numbers"].rhs_spec  # places of output, input, spatial axes
+        return 2.0 * made * math.prod(shapes[1][axis] for axis in kernel[1:])
+    bodies = list(inner_equations(equation))
+    if not bodies:
+        return float(made)
+    costs = [sum(map(flops_of, body)) for body in bodies]
+    if name == "cond":
+        return max(costs)
+    return sum(costs) * _turns(name, params)
+
+
+def _turns(name: str, params: dict[str, Any]) -> int:
+    return params["length"] if name == "scan" else 1  # a `while` does not say how often it turns
+
+
+def shares(flops: Sequence[float]) -> list[float]:
+    """Returns the share of each, of the sum of all."""
+    total = sum(flops)
+    return [each / total if total else 1 / len(flops) for each in flops]
+
 
 MOST_CHUNKS, LEAST_TURNS = 32, 8  # of a loop; each chunk is code of its own
 _NAMES = 4  # that a description has

@@ -27,8 +27,7 @@ from millrace._compat.jaxpr import (
     used,
     variables,
 )
-from millrace.recomputation.cut_points import nbytes
-from millrace.recomputation.least_kept import least_kept
+from millrace.recomputation.cut_points import least_kept, nbytes
 from millrace.recomputation.scans import with_body, with_loops
 
 

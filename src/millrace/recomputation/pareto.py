@@ -1,4 +1,4 @@
-"""The fronts of all ranges of a chain: plans that no other one beats in both memory and FLOPs.
+"""Plans of a chain that no other one beats in both memory and FLOPs, for every budget.
 
     peak                       a b c d are the front of some range begin..end, the dots plans that
      |  a                      one of them beats. A plan of the range begins with its first segment
@@ -15,14 +15,23 @@ and not as many as they have pairs.
 
 Sources: Beaumont et al. 2019, arXiv 1911.13214, for optimal plans of chains of unequal segments;
 Zhao et al. 2023, arXiv 2307.01236, for several ways to run each.
+
+    peak                       pareto    a b c d e    nothing beats one of these in both
+     | a b                     ladder    a c e        each at most `ratio` of the peak before
+     |      c  d
+     |              e          The first costs the fewest FLOPs, the last the least memory.
+     +-------------- extra
+
+`recompute_plan.py` says what a plan is, `recompute_fronts.py` how the best ones are found.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 
-from millrace.recomputation.plan import Again, Item, Link, Once, forward_of
+from millrace.recomputation.plan import Again, Item, Link, Once, Way, extra_of, forward_of, peak_of
 
 # Fronts of more points than this are thinned. Those that end with the chain are few, and all plans
 # go through them; so they keep more. On 100 random segments with three ways that takes 2.5 s. For a
@@ -177,3 +186,63 @@ def _even_steps(peaks: np.ndarray, extras: np.ndarray, most: int) -> np.ndarray:
     along = (peaks - peaks[0]) / (peaks[-1] - peaks[0])
     along += (extras[0] - extras) / (extras[0] - extras[-1])
     return np.unique(np.searchsorted(along, np.linspace(0, along[-1], most)))
+
+
+__all__ = [
+    "Again",
+    "Choice",
+    "Item",
+    "Link",
+    "Once",
+    "Way",
+    "extra_of",
+    "ladder",
+    "pareto",
+    "peak_of",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """A plan of the whole chain, and what it takes."""
+
+    peak_bytes: int
+    extra_flops: float
+    items: tuple[Item, ...]
+
+
+def pareto(links: Sequence[Link]) -> list[Choice]:
+    """Returns the plans that no other plan beats in both memory and FLOPs.
+
+    Peaks fall and FLOPs rise strictly. For up to 20 segments or so each of these is optimal, and
+    none is missing; for more, too, where segments are alike. Otherwise fronts are thinned: then
+    there may be plans a little better than those returned, whose peaks and FLOPs are still exact.
+
+    Args:
+        links: the segments, in the order of their forward.
+    """
+    fronts = Fronts(links)
+    rests = fronts.rests[-1]
+    whole = np.flatnonzero(rests.group == 0)  # what begins at segment 0 and ends with the last
+    return [
+        Choice(int(peak), float(extra), fronts.items(0, len(links), int(left), int(right)))
+        for peak, extra, left, right in zip(*rests.points.at(whole[::-1]), strict=True)
+    ]
+
+
+def ladder(links: Sequence[Link], ratio: float = 0.93) -> list[Choice]:
+    """Returns some choices of `pareto(links)`, with the first and the last always among them.
+
+    Args:
+        links: the segments, in the order of their forward.
+        ratio: the peak of each choice is at most so much of the one before. Only where nothing
+            lies between the first and the last these may be closer.
+    """
+    choices = pareto(links)
+    rungs = choices[:1]
+    for choice in choices[1:]:
+        if choice.peak_bytes <= ratio * rungs[-1].peak_bytes:
+            rungs.append(choice)
+    if rungs[-1] is not choices[-1]:
+        rungs[max(1, len(rungs) - 1) :] = choices[-1:]
+    return rungs

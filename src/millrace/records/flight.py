@@ -16,8 +16,7 @@ from typing import Any, cast
 import numpy as np
 
 from millrace.errors import DataError
-from millrace.records.non_finite import NonFiniteData
-from millrace.records.tensors import STATISTICS, Tensor
+from millrace.records.tensors import STATISTICS, NonFiniteData, Tensor
 
 MODEL_FILE = "model.keras"
 _SHOWN = 4  # arguments and batches that are named

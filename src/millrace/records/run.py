@@ -1,12 +1,92 @@
-"""Where the time of a strategy's runs went."""
+"""Where the time of a strategy's runs went: its feeds, its pipeline, its compile cache."""
 
+import pathlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from millrace.records.budget import BudgetChoice
-from millrace.records.feeds import FeedStatistics
+from millrace.records.compilation import ProgramKey
 from millrace.records.memory import bytes_text
-from millrace.records.pipeline import PipelineStatistics
+from millrace.records.memory_report import BudgetChoice
+
+
+@dataclass(frozen=True, slots=True)
+class FeedStatistics:
+    """Counts of one infeed, or of several added up."""
+
+    blocks: int = 0  # blocks handed to the loop
+    steps: int = 0  # batches in them
+    bytes: int = 0  # of these batches, on the device
+    prepare_seconds: float = 0.0  # the feeding thread: reading, stacking, starting the transfer
+    wait_seconds: float = 0.0  # the training loop, for a block that was not there yet
+    peak_depth: int = 0  # most blocks that were ready at once
+
+    def __add__(self, other: "FeedStatistics") -> "FeedStatistics":
+        """Adds counts and seconds; of the two peaks the higher one stays."""
+        return FeedStatistics(
+            blocks=self.blocks + other.blocks,
+            steps=self.steps + other.steps,
+            bytes=self.bytes + other.bytes,
+            prepare_seconds=self.prepare_seconds + other.prepare_seconds,
+            wait_seconds=self.wait_seconds + other.wait_seconds,
+            peak_depth=max(self.peak_depth, other.peak_depth),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class PipelineStatistics:
+    """Counts of the last execution of a pipelined model, and of all executions before it."""
+
+    executions: int = 0
+    tasks: int = 0
+    dispatch_seconds: float = 0.0  # the host, over all tasks
+    last_tasks: int = 0  # of the last execution
+    last_task_seconds: float = 0.0  # the host, median over the tasks of the last execution
+    last_in_flight: tuple[int, ...] = ()  # most activation sets that each stage held at once
+
+
+@dataclass(frozen=True, slots=True)
+class EntryLabels:
+    """What an executable is, in the user's words. Nothing finds it by these."""
+
+    model: str = ""
+    program: str = ""  # such as "train_run"; empty for what millrace has not asked for
+    batch: str = ""
+    key: ProgramKey | None = None
+    layers: tuple[str, ...] = ()  # names of the model's, in order: XLA's operations bear them
+
+
+@dataclass(frozen=True, slots=True)
+class CacheEntry:
+    """One file with an executable, on disk."""
+
+    path: pathlib.Path
+    nbytes: int
+    used: float  # seconds since 1970, of its last use
+    module: str = ""  # JAX's name of it, such as "jit_run"
+    model: str = ""
+    program: str = ""
+    batch: str = ""
+    created: float = 0.0  # seconds since 1970
+
+    @property
+    def environment(self) -> str:
+        """Version, platform and processor that it was made for."""
+        return self.path.parent.name
+
+
+@dataclass(frozen=True, slots=True)
+class CacheStatistics:
+    """What a cache of executables holds, and what it did for this process."""
+
+    directory: pathlib.Path | None  # None without a cache
+    entries: int = 0  # on disk, of all versions
+    nbytes: int = 0  # on disk
+    limit: int = 0  # bytes, beyond which the least recently used are removed; 0 is none
+    hits: int = 0  # executables that were read in place of compiling them
+    misses: int = 0
+    corrupt: int = 0  # files that were removed because they were not what was written
+    evicted: int = 0  # files that this process removed for the limit
+
 
 _FEW_STEPS = 20  # say nothing yet of whether executions should be longer
 _LONG_WAIT = 0.2  # of the loops' time, from which on the data set is worth a look

@@ -1,7 +1,10 @@
-"""Tensors that were looked at while a model trained."""
+"""Tensors that were looked at while a model trained, and what of an update's data is not finite."""
 
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
+
+import numpy as np
 
 STATISTICS = ("mean", "std", "min", "max", "norm", "zeros", "nans", "infs")
 COUNTS = slice(6, 8)  # the last two
@@ -40,3 +43,64 @@ class StatisticsBlock:
     updates: int
     of_steps: TensorRows | None  # an entry for each step (micro-batch)
     of_updates: TensorRows | None  # an entry for each update
+
+
+_ARGUMENTS = ("x", "y", "sample_weight")
+
+
+@dataclass(frozen=True, slots=True)
+class NonFiniteData:
+    """One argument of `fit` in one micro-batch, with NaNs or infinities in it."""
+
+    argument: str  # "y", "sample_weight", "x['image']"
+    micro_batch: int  # of the update
+    row: int  # of the micro-batch, the first with such an element
+    rows: int  # of the micro-batch
+    nans: int  # elements
+    infs: int
+
+    def __str__(self) -> str:
+        return (
+            f"{self.argument} has {self.nans} NaN and {self.infs} infinite elements, "
+            f"the first in row {self.row} of {self.rows}"
+        )
+
+
+def non_finite_data(batches: Sequence[Any]) -> tuple[NonFiniteData, ...]:
+    """Returns what is not finite in some micro-batches, in their order.
+
+    Args:
+        batches: as Keras's data adapters yield them: x, y and sample weights, each a tree.
+    """
+    return tuple(
+        found
+        for number, batch in enumerate(batches)
+        for argument, tree in zip(_ARGUMENTS, batch, strict=False)
+        for name, leaf in _leaves(argument, tree)
+        if (found := _look(name, number, leaf)) is not None
+    )
+
+
+def _leaves(name: str, tree: Any) -> Iterator[tuple[str, np.ndarray]]:
+    if tree is None:
+        return
+    if isinstance(tree, Mapping):
+        for key, item in cast(Mapping[Any, Any], tree).items():
+            yield from _leaves(f"{name}[{key!r}]", item)
+    elif isinstance(tree, list | tuple):
+        for key, item in enumerate(cast(Sequence[Any], tree)):
+            yield from _leaves(f"{name}[{key}]", item)
+    else:
+        yield name, np.asarray(tree)
+
+
+def _look(name: str, number: int, leaf: np.ndarray) -> NonFiniteData | None:
+    if leaf.dtype.kind in "iubOSU" or not leaf.ndim:
+        return None
+    values = leaf if leaf.dtype.kind == "f" else leaf.astype(np.float32)  # of bfloat16, say
+    nans, infs = np.isnan(values), np.isinf(values)
+    bad = (nans | infs).reshape(len(leaf), -1).any(axis=1)
+    if not bad.any():
+        return None
+    counts = int(nans.sum()), int(infs.sum())
+    return NonFiniteData(name, number, int(bad.argmax()), len(leaf), *counts)

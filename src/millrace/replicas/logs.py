@@ -1,4 +1,4 @@
-"""What several replicas report of their steps.
+"""What several replicas report of their steps, and what these have tapped.
 
     mean    the logs of all batches together: metric states are added before logs follow from them
     sum, list, none    made of every replica's own logs: their sum, all of them, those of the last
@@ -6,6 +6,8 @@
 
 Logs that do not follow from metric states, of a `compute_metrics` of the user's own, are made by
 each replica; their mean is the mean of these.
+
+taps    [rounds, 1, ...] within a replica,  [rounds, replicas, ...] outside
 """
 
 from typing import Any
@@ -24,6 +26,7 @@ from millrace.steps.program import merge_steps
 from millrace.steps.state import State
 from millrace.steps.step import logs_follow_from_metrics
 from millrace.taps.entries import record_at
+from millrace.taps.taps import Tapped
 
 
 class ReplicaLogs:
@@ -157,3 +160,41 @@ def side_by_side(outputs: Any, each_step: bool, gather: bool) -> list[Any]:
     """
     led = [leaf[None] if each_step or not leaf.ndim else leaf for leaf in outputs]
     return [lax.all_gather(leaf, REPLICA, axis=0, tiled=True) for leaf in led] if gather else led
+
+
+class ReplicaRecords:
+    """Carries logs or outputs, and taps, through the programs of one plan."""
+
+    def __init__(self, logs: ReplicaLogs, tapped: Tapped, rounds: int, replicas: int):
+        """Prepares room.
+
+        Args:
+            logs: what reports steps.
+            tapped: specs of what one replica's step taps.
+            rounds: of a call whose taps are returned, at most.
+            replicas: that run them.
+        """
+        self._logs, self._tapped = logs, tapped
+        self._lead = (rounds, replicas)
+        # Under the mesh and outside of it.
+        self.layout = (logs.layout, PartitionSpec(None, REPLICA))
+
+    def first(self) -> tuple[Any, Tapped]:
+        """Returns empty records."""
+        taps = jax.tree.map(lambda s: jnp.zeros((*self._lead, *s.shape), s.dtype), self._tapped)
+        return self._logs.first(), taps
+
+    def record(
+        self, records: Any, index: Any, metrics: Any, result: Any, tapped: Tapped, active: Any
+    ) -> tuple[Any, Tapped]:
+        """Adds round `index` of this replica; runs under the mesh's axis."""
+        logs, taps = records
+        logs = self._logs.record(logs, index, metrics, result, active)
+        if tapped:
+            taps = record_at(taps, index, jax.tree.map(lambda leaf: leaf[None], tapped))
+        return logs, taps
+
+    def result(self, state: State, records: Any) -> tuple[Any, Tapped]:
+        """Returns the result of a call, and the taps of its steps."""
+        logs, taps = records
+        return self._logs.result(state, logs), taps

@@ -12,7 +12,7 @@ import numpy as np
 
 from millrace.devices import place
 from millrace.plan import ROLES, Mode, Plan
-from millrace.replicas.shared_state import layout_of
+from millrace.replicas.state import layout_of
 from millrace.steps.state import State, Values
 
 

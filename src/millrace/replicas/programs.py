@@ -20,14 +20,12 @@ import jax.numpy as jnp
 import keras
 from jax import lax
 
-from millrace._compat.jax_spaces import is_on_host
+from millrace._compat.jax_memory import is_on_host
 from millrace.plan import LoopForm, Mode, Plan, choose_loop_form
-from millrace.replicas.logs import ReplicaLogs
-from millrace.replicas.mesh_values import split_spec
-from millrace.replicas.records import ReplicaRecords
+from millrace.replicas.logs import ReplicaLogs, ReplicaRecords
 from millrace.replicas.reduce import Reduction
 from millrace.replicas.rounds import Rounds
-from millrace.replicas.shared_state import layouts, of_one_replica, specs_of
+from millrace.replicas.state import layouts, of_one_replica, specs_of, split_spec
 from millrace.replicas.traced_step import TracedStep
 from millrace.steps.accumulate import make_accumulator, scale_of
 from millrace.steps.halting import can_wait, run_until_halted, unless

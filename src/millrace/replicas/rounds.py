@@ -15,13 +15,12 @@ import keras
 from jax import lax
 from jax.sharding import PartitionSpec
 
-from millrace._compat.jax_spaces import Space
+from millrace._compat.jax_memory import Space
 from millrace.devices import REPLICA
 from millrace.plan import LoopForm, Mode, Plan
 from millrace.replicas import follow
-from millrace.replicas.add_up import add_up
-from millrace.replicas.records import ReplicaRecords
-from millrace.replicas.reduce import Reduction
+from millrace.replicas.logs import ReplicaRecords
+from millrace.replicas.reduce import Reduction, add_up
 from millrace.replicas.traced_step import TracedStep
 from millrace.steps.accumulate import coefficient_of, make_accumulator
 from millrace.steps.loop import batch_at, repeat

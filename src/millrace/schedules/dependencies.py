@@ -1,4 +1,4 @@
-"""What a task waits for, wherever that runs.
+"""What a task waits for, and why a schedule stops before its end.
 
     0F0 ──> 1F0 ──> 2F0
      │       │       │        a forward   for the forward of the stage before
@@ -7,9 +7,12 @@
 
 Besides, each task waits for the one before it in its row. Where several stages are concurrent, the
 stages before and after are all those of the level before and after.
+
+row 0   0F0 0B0     next is 0B0, which waits for 1B0
+row 1   1B0 1F0     next is 1B0, which waits for 1F0: put 1F0 before 1B0
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from millrace.schedules.concurrent import levels_of
 from millrace.schedules.task import Pass, Schedule, Task
@@ -42,3 +45,38 @@ def _waits_for(task: Task, tasks: Collection[Task], levels: Sequence[int]) -> li
 
 def _on(levels: Sequence[int], level: int) -> list[int]:
     return [stage for stage, each in enumerate(levels) if each == level]
+
+
+def deadlock_message(
+    schedule: Schedule, waits: Mapping[Task, tuple[Task, ...]], done: Collection[Task]
+) -> str:
+    """Says why no row of a stuck schedule goes on, and which task to move.
+
+    Args:
+        schedule: one that stops before its end.
+        waits: its `dependencies`.
+        done: the tasks that could run. At least one is left.
+    """
+    heads = {
+        number: next(task for task in row if task not in done)
+        for number, row in enumerate(schedule)
+        if any(task not in done for task in row)
+    }
+    places = {task: number for number, row in enumerate(schedule) for task in row}
+
+    def first_missing(task: Task) -> Task | None:
+        return next((other for other in waits.get(task, ()) if other not in done), None)
+
+    stuck = "; ".join(
+        f"row {row} has {task} next, which waits for {first_missing(task)}"
+        for row, task in heads.items()
+    )
+    # The first undone task of a chain has all it waits for. It does not run, so it is not the
+    # next one of its row: it is behind the one that is, or nowhere.
+    task = next(iter(heads.values()))
+    while (other := first_missing(task)) is not None:
+        task = other
+    remedy = f"Add {task}."
+    if task in places:
+        remedy = f"In row {places[task]}, put {task} before {heads[places[task]]}."
+    return f"The schedule stops after {len(done)} of {len(places)} tasks: {stuck}. {remedy}"

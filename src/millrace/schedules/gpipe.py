@@ -10,8 +10,7 @@ run from the last micro-batch to the first; here they go in order, so that every
 gradients in the same order.
 """
 
-from millrace.schedules.sizes import check_sizes
-from millrace.schedules.task import Pass, Schedule, Task
+from millrace.schedules.task import Pass, Schedule, Task, check_sizes
 
 
 def gpipe(num_stages: int, num_micro_batches: int) -> Schedule:

@@ -10,8 +10,7 @@ Source: the interleaved schedule of Narayanan et al. 2021, arXiv 2104.04473, sec
 """
 
 from millrace.errors import ScheduleError
-from millrace.schedules.sizes import check_sizes
-from millrace.schedules.task import Pass, Schedule, Task
+from millrace.schedules.task import Pass, Schedule, Task, check_sizes
 
 
 def looped(num_stages: int, num_micro_batches: int, num_groups: int) -> Schedule:

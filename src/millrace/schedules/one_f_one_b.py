@@ -8,8 +8,7 @@ The same idea with `run_ahead=2` is what the IPU called Grouped; `run_ahead=1`, 
 is its Interleaved. Source: PipeDream-Flush, Narayanan et al. 2021, arXiv 2006.09503.
 """
 
-from millrace.schedules.sizes import check_sizes
-from millrace.schedules.task import Pass, Schedule, Task
+from millrace.schedules.task import Pass, Schedule, Task, check_sizes
 
 
 def one_f_one_b(num_stages: int, num_micro_batches: int, run_ahead: int = 1) -> Schedule:

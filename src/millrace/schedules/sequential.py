@@ -10,8 +10,7 @@ micro-batch before it takes the next. That is enough: stage 0 is the first to ne
 and the last to finish it, so no other stage can see the next one early.
 """
 
-from millrace.schedules.sizes import check_sizes
-from millrace.schedules.task import Pass, Schedule, Task
+from millrace.schedules.task import Pass, Schedule, Task, check_sizes
 
 
 def sequential(num_stages: int, num_micro_batches: int) -> Schedule:

@@ -10,8 +10,7 @@ serialization.
 
 from collections.abc import Iterator
 
-from millrace.schedules.sizes import check_sizes
-from millrace.schedules.task import Pass, Schedule, Task
+from millrace.schedules.task import Pass, Schedule, Task, check_sizes
 
 
 def serialized(num_stages: int, num_micro_batches: int, at_a_time: int) -> Schedule:

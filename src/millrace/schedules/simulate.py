@@ -12,8 +12,7 @@ from collections.abc import Callable, Mapping
 
 from millrace.errors import ScheduleError
 from millrace.records.timeline import Span, Timeline
-from millrace.schedules.deadlock import deadlock_message
-from millrace.schedules.dependencies import dependencies
+from millrace.schedules.dependencies import deadlock_message, dependencies
 from millrace.schedules.task import Pass, Schedule, Task
 
 UNIT_COST: Mapping[Pass, float] = {

@@ -10,8 +10,7 @@ one unit each, the idle time of a device group falls from `3 * (num_stages - 1)`
 Source: schedule ZB-H1 of Qi et al. 2023, arXiv 2401.10241, section 2.
 """
 
-from millrace.schedules.sizes import check_sizes
-from millrace.schedules.task import Pass, Schedule, Task
+from millrace.schedules.task import Pass, Schedule, Task, check_sizes
 
 
 def zero_bubble(num_stages: int, num_micro_batches: int) -> Schedule:

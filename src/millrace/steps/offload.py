@@ -28,7 +28,7 @@ import numpy as np
 from jax import lax
 from jax.sharding import Sharding
 
-from millrace._compat.jax_spaces import is_on_host, on_device, on_host
+from millrace._compat.jax_memory import is_on_host, on_device, on_host
 from millrace.plan import ROLES, Plan
 from millrace.steps.accumulate import Accumulator, Gradients
 from millrace.steps.state import State, Values

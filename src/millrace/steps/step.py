@@ -8,8 +8,8 @@ import keras
 from millrace._compat.keras import compute_gradient_step, metric_logs
 from millrace.plan import Mode, Plan
 from millrace.recomputation.step import recomputing_value_and_grad
-from millrace.steps.prepare import prepared
 from millrace.steps.state import State, as_lists, as_state, settle
+from millrace.steps.update import prepared
 from millrace.taps.taps import is_open, value_and_grad
 from millrace.taps.tensors import loss_tapped
 

@@ -1,10 +1,50 @@
-"""One gradient, one change of the weights."""
+"""One gradient, one change of the weights.
+
+    gradient of a micro-batch -> optimizer.prepare(...) -> accumulated -> the update
+
+An optimizer, or one that it wraps, has a method `prepare(gradients, variables)` for it. What it
+does then to gradients that are applied it must leave: `are_prepared` says so.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any
 
 import keras
 
 from millrace.steps.accumulate import Gradients
-from millrace.steps.prepare import applying_prepared
 from millrace.steps.state import State, as_lists, as_state, settle
+
+_prepared: ContextVar[bool] = ContextVar("prepared", default=False)
+
+
+def prepared(optimizer: Any, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
+    """Returns gradients of a micro-batch as they are to be accumulated.
+
+    Args:
+        optimizer: of the model; None if it has none.
+        gradients: of the variables.
+        variables: some of the optimizer's.
+    """
+    while optimizer is not None and not hasattr(optimizer, "prepare"):
+        optimizer = getattr(optimizer, "inner_optimizer", None)  # loss scaling wraps one
+    return list(gradients) if optimizer is None else optimizer.prepare(list(gradients), variables)
+
+
+@contextmanager
+def applying_prepared() -> Iterator[None]:
+    """Surrounds an update by gradients each of which was prepared."""
+    token = _prepared.set(True)
+    try:
+        yield
+    finally:
+        _prepared.reset(token)
+
+
+def are_prepared() -> bool:
+    """Whether the gradients that an optimizer is given were prepared before they were added up."""
+    return _prepared.get()
 
 
 def apply_gradients(model: keras.Model, state: State, gradients: Gradients) -> State:

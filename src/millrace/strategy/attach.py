@@ -25,13 +25,13 @@ import keras
 from millrace._compat.jax import uncommitted
 from millrace._compat.keras_build import checked_build
 from millrace._compat.keras_loops import let_loops_ask
-from millrace._compat.keras_state import STATE_SYNC, map_loop_state, report_logs
+from millrace._compat.keras_scope import STATE_SYNC, map_loop_state, report_logs
 from millrace.arguments import check_call
 from millrace.errors import ModelError
 from millrace.feeds.block import batch_spec
 from millrace.interrupts import held_back
 from millrace.plan import Mode
-from millrace.processes.gather import gathered
+from millrace.processes.agreement import gathered
 from millrace.strategy import compile_only
 from millrace.strategy.asynchronous import StepCallbackList
 from millrace.strategy.checks import hint_steps_per_execution

@@ -15,7 +15,7 @@ import jax
 import keras
 
 from millrace._compat.keras_build import compilation_of
-from millrace._compat.keras_state import sync_state
+from millrace._compat.keras_scope import sync_state
 from millrace._compat.patches import hold, new_holder, release
 from millrace.compiling.log import CompileLog
 from millrace.compiling.lowering import MODEL_OBJECT
@@ -28,8 +28,7 @@ from millrace.interrupts import held_back
 from millrace.options import NO_TAPS, Accumulation, MetricReduction, Offload, Options, Taps
 from millrace.plan import BatchSpec, Mode
 from millrace.processes.facts import process_index
-from millrace.records.feeds import FeedStatistics
-from millrace.records.pipeline import PipelineStatistics
+from millrace.records.run import FeedStatistics, PipelineStatistics
 from millrace.strategy.checks import check_model
 from millrace.strategy.loop_arguments import check_steps_per_execution
 from millrace.strategy.offloading import bring_back, check_offload, offload_in_force

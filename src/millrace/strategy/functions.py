@@ -8,18 +8,17 @@ import jax
 import jax.numpy as jnp
 
 from millrace._compat.jax import is_non_finite_error
-from millrace._compat.keras_state import restore_state
+from millrace._compat.keras_scope import restore_state
 from millrace.errors import NonFiniteError, OutOfMemoryError
 from millrace.feeds.block import Segment
 from millrace.feeds.blocks import stacked_blocks
 from millrace.fit_loop.executables import Executables
-from millrace.fit_loop.halt import Halted
-from millrace.fit_loop.part import Part
+from millrace.fit_loop.result import Halted, Part
 from millrace.fit_loop.runner import ScanRunner
 from millrace.options import NO_OFFLOAD, NO_TAPS, Taps
 from millrace.pipelines.runtime.runner import PipelineRunner
 from millrace.plan import BatchSpec, Mode, Plan
-from millrace.processes.gather import own_copy
+from millrace.processes.agreement import own_copy
 from millrace.recomputation.options import recompute_of
 from millrace.steps.state import State, as_state
 from millrace.steps.tapped_step import tapping_optimizer

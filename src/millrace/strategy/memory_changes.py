@@ -7,7 +7,7 @@ and name it in `ladders`: the report tries its rungs until one fits.
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from millrace._compat.jax_spaces import host_memory
+from millrace._compat.jax_memory import host_memory
 from millrace.devices import home
 from millrace.errors import MillraceError
 from millrace.options import Options, Recomputation, RecomputationMode

@@ -16,7 +16,7 @@ from typing import Any
 
 import jax
 
-from millrace._compat.jax_spaces import host_memory, in_device_memory, is_on_host
+from millrace._compat.jax_memory import host_memory, in_device_memory, is_on_host
 from millrace.devices import home
 from millrace.errors import OptionError
 from millrace.options import NO_OFFLOAD, Accumulation, Offload, Replication

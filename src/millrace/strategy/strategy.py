@@ -11,12 +11,11 @@ from typing import Any
 import jax
 import keras
 
-from millrace._compat.keras_models import after_construction
+from millrace._compat.keras_build import after_construction
 from millrace._compat.patches import held
 from millrace.arguments import checked
 from millrace.cache.use import Default, use_cache
-from millrace.compiling.current import logging_to
-from millrace.compiling.log import CompileLog
+from millrace.compiling.log import CompileLog, logging_to
 from millrace.compiling.phases import show_phases
 from millrace.compiling.watch import call_watched
 from millrace.devices import find_devices, home

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 
 from millrace._compat.keras import all_layers, layers_without_jit
-from millrace._compat.keras_state import restore_state
+from millrace._compat.keras_scope import restore_state
 from millrace.errors import ModelError, PlanError
 from millrace.interrupts import raise_if_interrupted
 from millrace.options import NO_OFFLOAD, Recomputation, RecomputationMode

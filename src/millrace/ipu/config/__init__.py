@@ -12,19 +12,18 @@ from collections.abc import Mapping
 from typing import Any
 
 from millrace.errors import OptionError
-from millrace.ipu.config import compiler, devices, hardware, operations, plain_data, system
-from millrace.ipu.config.advice import XLA
-from millrace.ipu.config.category import Category, Group
+from millrace.ipu.config import categories, devices, plain_data
+from millrace.ipu.config.categories import XLA
+from millrace.ipu.config.devices import System as System
+from millrace.ipu.config.devices import current_system as current_system
+from millrace.ipu.config.devices import reset_system as reset_system
 from millrace.ipu.config.enums import DeviceConnectionType as DeviceConnectionType
 from millrace.ipu.config.enums import MergeRemoteBuffersBehaviour as MergeRemoteBuffersBehaviour
 from millrace.ipu.config.enums import SchedulingAlgorithm as SchedulingAlgorithm
 from millrace.ipu.config.enums import SelectionOrder as SelectionOrder
 from millrace.ipu.config.enums import StochasticRoundingBehaviour as StochasticRoundingBehaviour
 from millrace.ipu.config.option import AttributeMetadata as AttributeMetadata
-from millrace.ipu.config.option import Option
-from millrace.ipu.config.system import System as System
-from millrace.ipu.config.system import current_system as current_system
-from millrace.ipu.config.system import reset_system as reset_system
+from millrace.ipu.config.option import Category, Group, Option
 
 
 class IPUConfig(Category):
@@ -41,18 +40,18 @@ class IPUConfig(Category):
     )
     compilation_poplar_options = Option(dict, {}, "Of the compiler.", advice=XLA)
     gcl_poplar_options = Option(dict, {}, "Of collectives.", advice=XLA)
-    convolutions = Group(operations.Convolutions, "Convolutions.")
-    device_connection = Group(hardware.DeviceConnection, "Taking hold of devices.")
-    experimental = Group(hardware.Experimental, "Options that may change.")
-    floating_point_behaviour = Group(operations.FloatingPointBehaviour, "Floating point.")
-    io_tiles = Group(hardware.IoTiles, "Tiles that only move data.")
-    ipu_model = Group(hardware.IpuModel, "The software model of a device.")
-    matmuls = Group(operations.Matmuls, "Matrix products.")
-    norms = Group(operations.Norms, "Normalisation.")
-    optimizations = Group(compiler.Optimizations, "What the compiler improves.")
-    pooling = Group(operations.Pooling, "Pooling.")
-    scheduling = Group(compiler.Scheduling, "The order of operations.")
-    slices = Group(operations.Slices, "Slices.")
+    convolutions = Group(categories.Convolutions, "Convolutions.")
+    device_connection = Group(categories.DeviceConnection, "Taking hold of devices.")
+    experimental = Group(categories.Experimental, "Options that may change.")
+    floating_point_behaviour = Group(categories.FloatingPointBehaviour, "Floating point.")
+    io_tiles = Group(categories.IoTiles, "Tiles that only move data.")
+    ipu_model = Group(categories.IpuModel, "The software model of a device.")
+    matmuls = Group(categories.Matmuls, "Matrix products.")
+    norms = Group(categories.Norms, "Normalisation.")
+    optimizations = Group(categories.Optimizations, "What the compiler improves.")
+    pooling = Group(categories.Pooling, "Pooling.")
+    scheduling = Group(categories.Scheduling, "The order of operations.")
+    slices = Group(categories.Slices, "Slices.")
 
     def configure_ipu_system(self, device: str = "cpu") -> None:
         """Puts the options in force; see the function of this name."""
@@ -103,4 +102,4 @@ def configure_ipu_system(
             f"configure_ipu_system() takes an IPUConfig. Received: {config!r}. Make one by "
             "ipu.config.IPUConfig()."
         )
-    system.configure(config, reset_configuration)
+    devices.configure(config, reset_configuration)

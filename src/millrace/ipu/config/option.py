@@ -1,14 +1,21 @@
-"""One typed attribute of a category of `IPUConfig`, and what is known of it.
+"""Typed attributes of `IPUConfig`, and the categories that they are in.
 
 class Matmuls(Category):
     poplar_options = Option(dict, {}, "...")           checked when it is set
+
+class Matmuls(Category):
+    poplar_options = Option(dict, {}, "...")           one attribute
+class IPUConfig(Category):
+    matmuls = Group(Matmuls, "...")                    a category: its own attributes are set
 """
 
 import copy
+import difflib
+import warnings
 from dataclasses import dataclass
 from typing import Any
 
-from millrace.errors import DTypeError
+from millrace.errors import DTypeError, OptionError
 
 
 @dataclass(frozen=True)
@@ -80,3 +87,74 @@ class Option:
                 f"{type(value).__name__}. Its default is {self.default!r}."
             )
         return copy.copy(value)
+
+
+class Group:
+    """A category within another one."""
+
+    def __init__(self, kind: "type[Category]", doc: str):
+        self.kind, self.doc, self.name = kind, doc, ""
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self.name = name
+
+    def __get__(self, owner: Any, kind: type) -> Any:
+        return self if owner is None else owner._values[self.name]
+
+    def __set__(self, owner: Any, value: Any) -> None:
+        path = owner._prefix + self.name
+        names = list(members(self.kind))
+        raise OptionError(
+            f"IPUConfig.{path} is a category of options and cannot be assigned. Received: "
+            f"{value!r}. Set one of its options, such as IPUConfig.{path}.{names[0]} (of: "
+            f"{', '.join(names)})."
+        )
+
+
+class Category:
+    """A group of attributes. Only those that exist can be set, and only to values of their type."""
+
+    def __init__(self, prefix: str = ""):
+        # Past __setattr__, which knows options and groups only.
+        object.__setattr__(self, "_prefix", prefix)
+        object.__setattr__(self, "_values", {})
+        for name, member in members(type(self)).items():
+            if isinstance(member, Group):
+                self._values[name] = member.kind(f"{prefix}{name}.")
+            else:
+                self._values[name] = copy.copy(member.default)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name not in members(type(self)):
+            raise OptionError(_unknown(type(self), self._prefix, name))
+        super().__setattr__(name, value)
+
+    def __getattr__(self, name: str) -> Any:  # reached for names that do not exist
+        raise AttributeError(_unknown(type(self), self.__dict__.get("_prefix", ""), name))
+
+    def _warn_if_deprecated(self, option: Option) -> None:
+        if option.deprecated:
+            warnings.warn(
+                f"IPUConfig.{self._prefix}{option.name} is deprecated. Set "
+                f"IPUConfig.{self._prefix}{option.deprecated} instead.",
+                DeprecationWarning,
+                stacklevel=4,
+            )
+
+    def __eq__(self, other: object) -> bool:
+        return type(other) is type(self) and other._values == self._values  # type: ignore[attr-defined]
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+def members(kind: type) -> dict[str, Any]:
+    """Returns the options and groups of a category, in the order in which they are declared."""
+    found = {name: value for base in reversed(kind.__mro__) for name, value in vars(base).items()}
+    return {name: value for name, value in found.items() if isinstance(value, Option | Group)}
+
+
+def _unknown(kind: type, prefix: str, name: str) -> str:
+    names = list(members(kind))
+    near = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
+    hint = f" Did you mean {prefix}{near[0]}?" if near else ""
+    return f"IPUConfig has no attribute {prefix}{name}.{hint} It has: {', '.join(names)}."

@@ -5,8 +5,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from millrace.errors import OptionError
-from millrace.ipu.config.category import Category, Group, members
-from millrace.ipu.config.option import AttributeMetadata, Option
+from millrace.ipu.config.option import AttributeMetadata, Category, Group, Option, members
 
 
 def as_dict(category: Category) -> dict[str, Any]:

@@ -16,11 +16,10 @@ from millrace.ipu.gradient_accumulation import (
     reduction_method,
 )
 from millrace.ipu.ipu_strategy import current_strategy
-from millrace.ipu.ops.length_rule import check_length
 from millrace.ipu.ops.optimizer_function import native_function
 from millrace.ipu.ops.pipeline_options import native_options
-from millrace.ipu.ops.schedules import schedule_of
-from millrace.loops.on_host import require_host
+from millrace.ipu.ops.schedules import check_length, schedule_of
+from millrace.loops.host_driven import require_host
 from millrace.options import whole_number
 from millrace.strategy.strategy import strategy_in_scope
 from millrace.taps.outfeed import OutfeedQueue

@@ -13,13 +13,13 @@ recomputation_checkpoint             -> millrace.layers.recomputation_checkpoint
 
 from typing import Any
 
-from millrace.ipu.ops.optimizer_function_output import (
+from millrace.ipu.ops.optimizer_function import (
     OptimizerFunctionOutput as OptimizerFunctionOutput,
 )
 from millrace.ipu.ops.pipeline_call import run_pipeline
+from millrace.ipu.ops.pipeline_options import PipelineStageOptions as PipelineStageOptions
 from millrace.ipu.ops.schedules import PipelineSchedule as PipelineSchedule
 from millrace.ipu.ops.schedules import RecomputationMode as RecomputationMode
-from millrace.ipu.ops.stage_options import PipelineStageOptions as PipelineStageOptions
 from millrace.layers.recomputation import recomputation_checkpoint as _mark
 
 

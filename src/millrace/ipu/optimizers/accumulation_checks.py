@@ -5,7 +5,7 @@ from typing import Any
 import keras
 from keras.backend import standardize_dtype
 
-from millrace._compat.jax_spaces import host_memory
+from millrace._compat.jax_memory import host_memory
 from millrace.errors import DTypeError, OptionError, PlanError
 from millrace.ipu.config import current_system
 from millrace.ipu.gradient_accumulation import (

@@ -21,7 +21,7 @@ from millrace.pipelines.assignment.calls import (
 )
 from millrace.pipelines.assignment.summary import StageCost, summary_lines
 from millrace.pipelines.assignment.watch import built_arguments
-from millrace.recomputation.flops import flops_of_calls, shares
+from millrace.recomputation.costs import flops_of_calls, shares
 
 ROWS = 32  # of the batch that costs are counted for; a `None` axis elsewhere has this length too
 

@@ -21,7 +21,7 @@ from millrace.explain.key import Identity, key_of
 from millrace.explain.walk import Description
 from millrace.export.exported import Wanted
 from millrace.export.exporting import Exports, why_not
-from millrace.fit_loop.boundary_warnings import say_if_boundaries_rest
+from millrace.fit_loop.executables import say_if_boundaries_rest
 from millrace.options import CompilerOptions, Pipelining
 from millrace.pipelines.assignment.calls import LayerCall
 from millrace.pipelines.programs.imported_stages import (
@@ -34,7 +34,7 @@ from millrace.pipelines.programs.place import Marks
 from millrace.pipelines.programs.replica_stages import ReplicaStageBuilder
 from millrace.pipelines.programs.stages import StageBuilder
 from millrace.plan import Mode, Plan
-from millrace.recomputation.boundaries import boundaries_found
+from millrace.recomputation.segments import boundaries_found
 from millrace.records.compilation import KeyField, ProgramKey
 from millrace.steps.offload import with_moves
 from millrace.steps.program import Program

@@ -15,8 +15,8 @@ import keras
 from millrace._compat.jaxpr import Graph
 from millrace.devices import DeviceGroup
 from millrace.pipelines.programs.passes import Passes
+from millrace.pipelines.programs.split import Slot, Split
 from millrace.pipelines.programs.split_update import Part, SplitUpdate
-from millrace.pipelines.programs.stage import Slot, Split
 from millrace.pipelines.programs.stage_taps import StageTaps
 from millrace.pipelines.programs.stages import StageBuilder
 from millrace.plan import ROLES, Mode, Plan

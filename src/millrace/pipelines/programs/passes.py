@@ -34,12 +34,11 @@ from millrace._compat.jaxpr import (
     variables,
     with_effects,
 )
-from millrace.pipelines.programs.stage import Split, Stage
+from millrace.pipelines.programs.split import Split, Stage
 from millrace.plan import Recompute
-from millrace.recomputation.boundaries import without_boundaries
 from millrace.recomputation.costs import chain_of
 from millrace.recomputation.recompute import as_recomputing_function, boundary_items
-from millrace.recomputation.segments import cut, levels_by_boundaries
+from millrace.recomputation.segments import cut, levels_by_boundaries, without_boundaries
 
 # Choice k of a pipeline lets each stage take at most so much, to the power of k.
 STAGE_SHARE = 0.75

@@ -14,7 +14,7 @@ from millrace.devices import REPLICA
 from millrace.pipelines.programs.stage_taps import across_rounds
 from millrace.replicas import follow
 from millrace.replicas.follow import Follows, Rule
-from millrace.replicas.mesh_values import own_part, with_axis
+from millrace.replicas.state import own_part, with_axis
 
 Function = Callable[..., Any]
 

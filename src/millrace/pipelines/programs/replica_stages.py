@@ -23,8 +23,8 @@ from millrace.devices import REPLICA, DeviceGroup
 from millrace.pipelines.assignment.calls import LayerCall
 from millrace.pipelines.programs.place import Marks
 from millrace.pipelines.programs.replica_passes import forward_on_replicas, pass_on_replicas
+from millrace.pipelines.programs.split import Slot, Stage
 from millrace.pipelines.programs.split_update import Part
-from millrace.pipelines.programs.stage import Slot, Stage
 from millrace.pipelines.programs.stage_taps import across_rounds, bundle_of_update
 from millrace.pipelines.programs.stage_update import contributions
 from millrace.pipelines.programs.stages import StageBuilder, state_groups
@@ -32,9 +32,15 @@ from millrace.plan import Mode, Plan
 from millrace.replicas import follow
 from millrace.replicas.follow import Follows, Rule
 from millrace.replicas.logs import ReplicaLogs, across_replicas, side_by_side
-from millrace.replicas.mesh_values import own_part, split_spec, whole_spec, with_axis
 from millrace.replicas.reduce import Reduction
-from millrace.replicas.shared_state import layout_of, merged_metrics
+from millrace.replicas.state import (
+    layout_of,
+    merged_metrics,
+    own_part,
+    split_spec,
+    whole_spec,
+    with_axis,
+)
 from millrace.steps.program import Program
 from millrace.steps.state import State, Values
 

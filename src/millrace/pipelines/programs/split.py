@@ -1,10 +1,14 @@
 """A traced step and the stage of each of its equations -> stages.
 
+trainable, state, batch, carried  ->  [ stage ]  ->  sent, loss, new state, results, taps
+
 A stage is the part of the step's graph that is placed in it, so what passes between stages follows
 from the data flow: connections that skip stages, masks, several inputs and outputs need no rule.
 """
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import jax.numpy as jnp
@@ -12,7 +16,59 @@ import jax.numpy as jnp
 from millrace._compat.jaxpr import Graph, Var, is_literal, used, variables, with_effects
 from millrace.errors import ModelError
 from millrace.pipelines.programs.place import Marks, place
-from millrace.pipelines.programs.stage import Slot, Split, Stage, Value
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """One value of a step's inputs or outputs: its role, and its place among those of the role."""
+
+    role: str  # in: "trainable", "non_trainable", "optimizer", "metric", "batch"
+    index: int  # out: "loss", "non_trainable", "metric", "result", "tap"
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """A value that one stage makes and later ones take."""
+
+    producer: int  # stage
+    consumers: tuple[int, ...]  # stages, ascending
+    shape: tuple[int, ...]
+    dtype: Any
+    differentiable: bool  # whether a cotangent comes back for it
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of one micro-batch's value."""
+        return math.prod(self.shape) * self.dtype.itemsize
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """A part of the step with executables of its own."""
+
+    index: int
+    graph: Graph  # inputs and outputs below, in this order
+    trainable: tuple[int, ...]
+    state: tuple[Slot, ...]  # other values of the model that it reads
+    batch: tuple[int, ...]  # leaves of the batch
+    carried: tuple[int, ...]  # numbers of values of earlier stages
+    sent: tuple[int, ...]  # numbers of values for later stages
+    has_loss: bool
+    new_state: tuple[Slot, ...]
+    results: tuple[int, ...]  # leaves of the step's result: logs or predictions
+    taps: tuple[int, ...]  # leaves of what the step carries out besides
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    """A step as stages."""
+
+    stages: tuple[Stage, ...]
+    values: tuple[Value, ...]  # what passes between them, by number
+    owners: Mapping[Slot, int]  # the stage at which a value of the state lives
+    result: Any  # tree of the specs of the step's result
+    taps: Any  # tree of the specs of what it carries out besides
+
 
 STATE = ("trainable", "non_trainable", "optimizer", "metric")
 

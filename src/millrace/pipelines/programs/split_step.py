@@ -12,8 +12,7 @@ from millrace._compat.keras import compute_forward, layer_of
 from millrace.options import NO_TAPS, Taps
 from millrace.pipelines.assignment.calls import LayerCall, marked_calls
 from millrace.pipelines.programs.place import MODEL_SCOPE, Marks
-from millrace.pipelines.programs.split import split
-from millrace.pipelines.programs.stage import Slot, Split
+from millrace.pipelines.programs.split import Slot, Split, split
 from millrace.plan import ROLES, Mode
 from millrace.steps.state import State, as_lists, as_state, settle
 from millrace.steps.step import logs_follow_from_metrics

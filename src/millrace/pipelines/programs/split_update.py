@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from millrace._compat.jaxpr import Graph, Var, inlined, is_literal, pruned, used, variables
-from millrace.pipelines.programs.stage import Slot
+from millrace.pipelines.programs.split import Slot
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,18 +18,18 @@ from millrace.devices import DeviceGroup
 from millrace.pipelines.assignment.calls import LayerCall
 from millrace.pipelines.programs.passes import Passes, make_passes
 from millrace.pipelines.programs.place import Marks
+from millrace.pipelines.programs.split import Slot, Split, Stage
 from millrace.pipelines.programs.split_step import split_step
 from millrace.pipelines.programs.split_update import SplitUpdate
-from millrace.pipelines.programs.stage import Slot, Split, Stage
 from millrace.pipelines.programs.stage_taps import StageTaps
 from millrace.pipelines.programs.stage_update import contributions, split_stage_update
 from millrace.plan import ROLES, Plan
-from millrace.replicas.shared_state import layout_of
+from millrace.replicas.state import layout_of
 from millrace.steps.accumulate import Accumulator, make_accumulator
 from millrace.steps.offload import at_rest, rests_of
-from millrace.steps.prepare import prepared
 from millrace.steps.program import Program
 from millrace.steps.state import State
+from millrace.steps.update import prepared
 
 
 class StageSpecs:

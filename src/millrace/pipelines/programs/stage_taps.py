@@ -6,8 +6,8 @@
     final             statistics of the gradients of an update, and what the optimizer enqueues
 
 Forward and update are traced whole and cut, so a value with leaves of several stages leaves in
-several programs, and is put together again on the host (`pipelines/runtime/taps.py`). Gradients of a
-micro-batch never are in one trace: each stage shows its own.
+several programs, and is put together again on the host (`pipelines/runtime/taps.py`). Gradients of
+a micro-batch never are in one trace: each stage shows its own.
 """
 
 from collections.abc import Hashable, Mapping, Sequence
@@ -21,8 +21,8 @@ from jax import lax
 
 from millrace.devices import REPLICA
 from millrace.options import Taps
+from millrace.pipelines.programs.split import Slot, Split
 from millrace.pipelines.programs.split_update import Part
-from millrace.pipelines.programs.stage import Slot, Split
 from millrace.plan import Mode, Plan
 from millrace.records.tensors import Tensor
 from millrace.steps.accumulate import Gradients

@@ -9,11 +9,11 @@ import keras
 
 from millrace._compat.jaxpr import trace
 from millrace.options import NO_TAPS, Accumulation, Taps
+from millrace.pipelines.programs.split import Slot, Split
 from millrace.pipelines.programs.split_update import SplitUpdate, split_update
-from millrace.pipelines.programs.stage import Slot, Split
 from millrace.pipelines.programs.stage_taps import halted_unless_finite, homes_of, tap_stage_update
 from millrace.steps.accumulate import make_accumulator
-from millrace.steps.prepare import applying_prepared
+from millrace.steps.update import applying_prepared
 from millrace.taps.taps import collecting
 
 

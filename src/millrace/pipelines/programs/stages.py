@@ -13,7 +13,7 @@
     logs             metric values -> logs
 
 Each is for one stage. `changing` is the state that the stage's forward changes, `fixed` what it
-only reads. Lists are in the order of the records of `pipelines/programs/stage.py`.
+only reads. Lists are in the order of the records of `pipelines/programs/split.py`.
 """
 
 from collections.abc import Sequence
@@ -24,8 +24,8 @@ import jax
 import jax.numpy as jnp
 
 from millrace._compat.jaxpr import as_function, spec_of
+from millrace.pipelines.programs.split import Slot, Stage
 from millrace.pipelines.programs.split_update import Part
-from millrace.pipelines.programs.stage import Slot, Stage
 from millrace.pipelines.programs.stage_specs import StageSpecs
 from millrace.pipelines.programs.stage_taps import bundle_of_update
 from millrace.plan import ROLES, Mode

@@ -16,8 +16,7 @@ from millrace.pipelines.runtime.replica_stage_state import ReplicaStageState
 from millrace.pipelines.runtime.stage_state import StageState
 from millrace.pipelines.runtime.transfer import ToAll
 from millrace.plan import Mode
-from millrace.processes.agreement import check_same
-from millrace.processes.gather import gathered, on_one_device
+from millrace.processes.agreement import check_same, gathered, on_one_device
 from millrace.steps.program import Program
 from millrace.steps.state import State
 

@@ -14,7 +14,7 @@ import numpy as np
 from millrace._compat.jax import uncommitted
 from millrace.devices import DeviceGroup, place
 from millrace.pipelines.programs.replica_stages import ReplicaStageBuilder
-from millrace.pipelines.programs.stage import Slot
+from millrace.pipelines.programs.split import Slot
 from millrace.pipelines.runtime.stage_state import StageState
 from millrace.plan import ROLES, Mode
 from millrace.steps.state import State, Values

@@ -18,24 +18,21 @@ import numpy as np
 from millrace._compat.jax import looks_for_non_finite
 from millrace.devices import DeviceGroup
 from millrace.feeds.block import Segment
-from millrace.fit_loop.halt import Halted
-from millrace.fit_loop.part import Part
+from millrace.fit_loop.result import Halted, Part
 from millrace.interrupts import raise_if_interrupted
 from millrace.pipelines.programs.executables import StageExecutables
 from millrace.pipelines.runtime.buffers import Buffers
 from millrace.pipelines.runtime.kept_state import KeptState
 from millrace.pipelines.runtime.micro_batches import MicroBatch, Shape, micro_batches, next_window
-from millrace.pipelines.runtime.orders import Orders
 from millrace.pipelines.runtime.replica_stage_state import ReplicaStageState
-from millrace.pipelines.runtime.stage_programs import pipeline_programs
+from millrace.pipelines.runtime.stage_programs import Orders, pipeline_programs
 from millrace.pipelines.runtime.stage_state import StageState
 from millrace.pipelines.runtime.stash import Stash
 from millrace.pipelines.runtime.taps import TapParts, check_queues
-from millrace.pipelines.runtime.task_error import task_error
-from millrace.pipelines.runtime.tasks import StageTasks
+from millrace.pipelines.runtime.tasks import StageTasks, task_error
 from millrace.pipelines.runtime.update import StageUpdate
 from millrace.plan import Mode, Plan
-from millrace.records.pipeline import PipelineStatistics
+from millrace.records.run import PipelineStatistics
 from millrace.schedules.task import Pass, Schedule, Task
 from millrace.steps.accumulate import coefficient_of, scale_of, weight_of
 from millrace.steps.state import State

@@ -5,7 +5,7 @@ from typing import Any
 
 from millrace._compat.jax import uncommitted
 from millrace.devices import DeviceGroup, place
-from millrace.pipelines.programs.stage import Slot
+from millrace.pipelines.programs.split import Slot
 from millrace.pipelines.programs.stages import StageBuilder, state_groups
 from millrace.pipelines.runtime.transfer import on_device
 from millrace.plan import ROLES, Mode

@@ -13,7 +13,7 @@ from typing import Any
 
 import jax
 
-from millrace._compat.jax_spaces import DEVICE, HOST, is_on_host
+from millrace._compat.jax_memory import DEVICE, HOST, is_on_host
 from millrace.pipelines.runtime.buffers import Buffers
 from millrace.schedules.task import Pass, Schedule, Task
 from millrace.steps.offload import SMALLEST

@@ -16,8 +16,7 @@ import numpy as np
 
 from millrace.devices import DeviceGroup
 from millrace.errors import TapError
-from millrace.fit_loop.halt import Halted
-from millrace.fit_loop.part import Outlet, Part, nowhere
+from millrace.fit_loop.result import Halted, Outlet, Part, nowhere
 from millrace.pipelines.programs.stage_taps import HALTED, Bundle, LossScale
 from millrace.pipelines.programs.stages import StageBuilder
 from millrace.pipelines.runtime.buffers import Buffers

@@ -1,20 +1,104 @@
-"""Moving arrays between the devices of stages. Nothing waits, and nothing goes through the host.
+"""Moving arrays between the devices of stages, also in other processes.
+
+    source  d0 ──────> e0  target      replica 0: within a process, a copy
+            d1 ══════> e1              replica 1: to another process, see links.py
+
+Every process that has a device of either stage makes the edge, and calls `move` as often and in the
+same order as the others. No call waits for the other processes or for the arrays.
 
 Copies    within this process
 Edge      between processes (edge.py); those that have a device of either group call it together
 ToAll     from one group to every process that has no device of it
 """
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
 
 import jax
+from jax.sharding import Sharding
 
 from millrace._compat.jax import DeviceCopies
-from millrace._compat.jax_spaces import in_device_memory
+from millrace._compat.jax_memory import in_device_memory
+from millrace._compat.transfer import Assembly, shards
 from millrace.devices import DeviceGroup
-from millrace.pipelines.runtime.edge import Edge
-from millrace.processes.gather import own_copy
+from millrace.pipelines.programs.stages import StageBuilder
+from millrace.pipelines.runtime.links import Specs, link
+from millrace.processes.agreement import own_copy
+
+
+class Edge:
+    """Moves arrays from one device group to another."""
+
+    def __init__(self, source: DeviceGroup, target: DeviceGroup, transport: str | None = None):
+        """Makes an edge. Where processes send to each other, it waits until the others do so, too.
+
+        Args:
+            source: devices that arrays come from, one for each replica.
+            target: devices that they go to, as many.
+            transport: between processes, "pull" or "permute"; None for the platform's.
+
+        Raises:
+            ProcessError: if a process of the edge does not come.
+        """
+        here = jax.process_index()
+        pairs = list(enumerate(zip(source.devices, target.devices, strict=True)))
+        self._sharding: Sharding = target.split(0)
+        self._assemblies: dict[Sharding, Assembly] = {}
+        self._is_split = target.replicas > 1
+        self._replicas = target.replicas
+        sends = {replica: place for place, replica in enumerate(source.local)}
+        # Replicas of which this process has an end, each with its place among the local shards.
+        self._links = [
+            (sends.get(replica), link(start, end, transport), end.process_index == here)
+            for replica, (start, end) in pairs
+            if here in (start.process_index, end.process_index)
+        ]
+        self._receives = any(arrives for _, _, arrives in self._links)
+
+    def move(self, arrays: Sequence[jax.Array] | None, specs: Specs) -> list[jax.Array] | None:
+        """Starts the move of some arrays.
+
+        Args:
+            arrays: on the source; None in a process that has no device of it. With several
+                replicas each is `[replicas, ...]` and lies with its first axis over the devices.
+                They must not be donated before they have arrived, that is before something that
+                was computed of them comes back.
+            specs: shapes and types of the arrays, the same in all processes; with several
+                replicas of the whole `[replicas, ...]`, unless a spec has another sharding over
+                the target: then each device's part goes to the device of the same replica.
+
+        Returns:
+            The same on the target, or None in a process that has no device of it.
+        """
+        if not self._is_split:
+            for _, one, _ in self._links:
+                return one.move(arrays, specs)
+            return None
+        shardings = [spec.sharding or self._sharding for spec in specs]
+        parts = [
+            jax.ShapeDtypeStruct(sharding.shard_shape(spec.shape), spec.dtype)
+            for spec, sharding in zip(specs, shardings, strict=True)
+        ]
+        local = [shards(array) for array in arrays or ()]
+        arrived: list[list[jax.Array]] = []
+        for place, one, arrives in self._links:
+            mine = None if place is None else [each[place] for each in local]
+            moved = one.move(mine, parts)
+            if arrives and moved is not None:
+                arrived.append(moved)
+        if not self._receives:
+            return None
+        by_array = zip(*arrived, strict=True)
+        return [
+            self._assembly(sharding)(spec, each)
+            for spec, sharding, each in zip(specs, shardings, by_array, strict=True)
+        ]
+
+    def _assembly(self, sharding: Sharding) -> Assembly:
+        if sharding not in self._assemblies:
+            self._assemblies[sharding] = Assembly(sharding)
+        return self._assemblies[sharding]
+
 
 Specs = Sequence[jax.ShapeDtypeStruct]
 # Takes arrays of a group, None where another process has it; returns them on another group, None
@@ -95,3 +179,61 @@ class ToAll:
             moved = edge.move(own, specs)
             own = moved if moved is not None else own
         return own or []
+
+
+class Sent(NamedTuple):
+    """A value that goes along a route."""
+
+    place: int  # among what the stage made
+    number: int  # of the value
+    stages: tuple[int, ...]  # that take it there
+
+
+class Route(NamedTuple):
+    """The way to one group."""
+
+    move: Carry
+    sent: list[Sent]
+    specs: Specs
+
+    def carry(self, made: list[Any] | None) -> Iterator[tuple[Any, int, tuple[int, ...]]]:
+        """Moves values, and yields those that arrive here: array, number, stages.
+
+        Args:
+            made: by the stage; None where that is in another process.
+        """
+        given = None if made is None else [made[each.place] for each in self.sent]
+        arrived = self.move(given, self.specs)
+        if arrived is not None:
+            for array, (_, number, stages) in zip(arrived, self.sent, strict=True):
+                yield array, number, stages
+
+
+def routes(
+    sent: Sequence[tuple[int, int, tuple[int, ...]]],
+    builder: StageBuilder,
+    index: int,
+    groups: Sequence[DeviceGroup],
+) -> list[Route]:
+    """Returns the routes of which this process has an end, in an order that all processes share.
+
+    Args:
+        sent: (place, number, stages that take it) of each value.
+        builder: of the stages, for the values' shapes.
+        index: of the stage that makes them.
+        groups: of each stage.
+    """
+    by_group: dict[DeviceGroup, list[Sent]] = {}
+    for place, number, stages in sent:
+        for group in dict.fromkeys(groups[stage] for stage in stages):
+            there = tuple(stage for stage in stages if groups[stage] == group)
+            by_group.setdefault(group, []).append(Sent(place, number, there))
+    found = []
+    for group, values in by_group.items():
+        if not takes_part(groups[index], group):
+            continue
+        lead = (group.replicas,) if group.replicas > 1 else ()
+        shapes = [builder.split.values[each.number] for each in values]
+        specs = [jax.ShapeDtypeStruct((*lead, *shape.shape), shape.dtype) for shape in shapes]
+        found.append(Route(make_carry(groups[index], group), values, specs))
+    return found

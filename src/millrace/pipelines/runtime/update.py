@@ -1,19 +1,143 @@
-"""One update of a pipelined model: the parts of it that each stage runs."""
+"""One update of a pipelined model: the parts that stages run, and what moves between them.
 
-from collections.abc import Sequence
-from typing import Any
+    begin           gradients of a weight that lives elsewhere; the optimizer's scalars
+    after partial   each stage's part of a norm, to the last stage
+    after shared    the norm, to all stages
+    after final     new values of a weight, to the other stages that use it
 
+Within a process the parts of an update fetch what they need. Between processes all of them go
+through these lists, in one order.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
 import numpy as np
 
 from millrace.compiling.executable import Executable
 from millrace.devices import DeviceGroup
+from millrace.pipelines.programs.replica_stages import ReplicaStageBuilder
+from millrace.pipelines.programs.split import Slot
 from millrace.pipelines.programs.split_update import Part
-from millrace.pipelines.programs.stage import Slot
 from millrace.pipelines.programs.stage_taps import Bundle, bundle_of_update
+from millrace.pipelines.programs.stage_update import contributions
 from millrace.pipelines.programs.stages import StageBuilder
 from millrace.pipelines.runtime.stage_state import StageState
 from millrace.pipelines.runtime.tasks import Find
-from millrace.pipelines.runtime.update_moves import Known, UpdateMoves
+from millrace.pipelines.runtime.transfer import Carry, Specs, make_carry, takes_part
+
+# Values of an update by slot and stage; None for the stage that made them.
+Known = dict[tuple[Slot, int | None], Any]
+
+
+class _Move(NamedTuple):
+    source: int  # stage
+    target: int
+    slots: list[Slot]
+    carry: Carry
+    specs: Specs
+
+
+class UpdateMoves:
+    """The moves of one update of one model."""
+
+    def __init__(self, builder: StageBuilder, groups: Sequence[DeviceGroup]):
+        self._builder, self._groups = builder, groups
+        update, last = builder.update, len(groups) - 1
+        self._owners = {**builder.split.owners, **update.owners}
+        made = contributions(builder.split)
+        homes = {Slot("gradient", k): stage for k, (stage, _) in enumerate(made)}
+        homes.update(
+            (slot, stage) for stage, part in update.partial.items() for slot in part.outputs
+        )
+        if update.shared is not None:
+            homes.update(dict.fromkeys(update.shared.outputs, last))
+        self._homes = homes
+        parts = [*update.partial.items(), *update.final.items()]
+        if update.shared is not None:
+            parts.append((last, update.shared))
+        needs = [(slot, stage) for stage, part in parts for slot in part.inputs]
+        tied = [
+            (Slot("trainable", k), stage.index)
+            for stage in builder.split.stages
+            for k in stage.trainable
+        ]
+        state = ("trainable", "optimizer", "non_trainable")
+        self._begin = self._moves(n for n in needs if n[0].role in ("gradient", *state))
+        self._partial = self._moves(n for n in needs if n[0].role == "partial")
+        self._shared = self._moves(n for n in needs if n[0].role == "shared")
+        self._tied = self._moves(tied)
+
+    def begin(self, known: Known, state: StageState) -> None:
+        """Moves gradients, and values of the state, which their owners are about to replace."""
+        for move in self._begin:
+            arrays = None
+            if self._groups[move.source].local:
+                arrays = [
+                    known[slot, None] if slot.role == "gradient" else jnp.copy(state[slot])
+                    for slot in move.slots
+                ]
+            known.update(_arrived(move, arrays))
+
+    def after_partial(self, known: Known) -> None:
+        """Moves what each stage gives towards a value of all of them."""
+        self._run(self._partial, known)
+
+    def after_shared(self, known: Known) -> None:
+        """Moves that value."""
+        self._run(self._shared, known)
+
+    def after_final(self, state: StageState) -> None:
+        """Moves new weights."""
+        for move in self._tied:
+            arrays = None
+            if self._groups[move.source].local:
+                # A copy: the next update gives up the weight before the other process has it.
+                arrays = [jnp.copy(state[slot]) for slot in move.slots]
+            state.copies.update(_arrived(move, arrays))
+
+    def _run(self, moves: list[_Move], known: Known) -> None:
+        for move in moves:
+            arrays = None
+            if self._groups[move.source].local:
+                arrays = [known[slot, None] for slot in move.slots]
+            known.update(_arrived(move, arrays))
+
+    def _moves(self, needs: Iterable[tuple[Slot, int]]) -> list[_Move]:
+        """Returns the moves between processes of which this one has an end."""
+        found: dict[tuple[int, int], list[Slot]] = {}
+        for slot, target in dict.fromkeys(needs):
+            source = self._homes.get(slot, self._owners.get(slot, target))
+            ends = self._groups[source], self._groups[target]
+            if ends[0] != ends[1] and not (ends[0].is_local and ends[1].is_local):
+                found.setdefault((source, target), []).append(slot)
+        return [
+            _Move(
+                source,
+                target,
+                slots,
+                make_carry(self._groups[source], self._groups[target]),
+                [self._spec(slot, target) for slot in slots],
+            )
+            for (source, target), slots in sorted(found.items())
+            if takes_part(self._groups[source], self._groups[target])
+        ]
+
+    def _spec(self, slot: Slot, target: int) -> jax.ShapeDtypeStruct:
+        spec = self._builder.spec_of(slot)
+        sharding = None
+        if isinstance(self._builder, ReplicaStageBuilder):
+            sharding = self._builder.layout(target, slot)
+        return jax.ShapeDtypeStruct(spec.shape, spec.dtype, sharding=sharding)
+
+
+def _arrived(move: _Move, arrays: list[Any] | None) -> Iterator[tuple[tuple[Slot, int], Any]]:
+    moved = move.carry(arrays, move.specs)
+    if moved is not None:
+        for slot, array in zip(move.slots, moved, strict=True):
+            yield (slot, move.target), array
 
 
 class StageUpdate:

@@ -17,7 +17,7 @@ from millrace._compat.jax import is_tracing
 from millrace._compat.keras_scope import current_scope
 from millrace.errors import DTypeError, LoopError
 from millrace.loops.body import arguments_of, as_array
-from millrace.loops.on_host import OnHost
+from millrace.loops.host_driven import OnHost
 from millrace.loops.repeat import repeat
 from millrace.loops.scope import look_at
 from millrace.tensorflow.iterators import DeviceIterator, Needed, TurnDraws, drawing

@@ -5,27 +5,27 @@ SequentialExtension, FunctionalExtension, ModelExtension    -> for isinstance()
 ReplicatedMetricReductionMethod                             -> names of set_replication_options
 """
 
-from millrace.ipu.keras.extensions.assignments import (
+from millrace.ipu.keras.extensions.arguments import (
+    ReplicatedMetricReductionMethod as ReplicatedMetricReductionMethod,
+)
+from millrace.ipu.keras.extensions.building import FunctionalExtension as FunctionalExtension
+from millrace.ipu.keras.extensions.building import ModelExtension as ModelExtension
+from millrace.ipu.keras.extensions.building import SequentialExtension as SequentialExtension
+from millrace.ipu.keras.extensions.stages import (
     FunctionalLayerPipelineStageAssignment as FunctionalLayerPipelineStageAssignment,
 )
-from millrace.ipu.keras.extensions.assignments import (
+from millrace.ipu.keras.extensions.stages import (
     FunctionalNestedModelPipelineStageAssignment as FunctionalNestedModelPipelineStageAssignment,
 )
-from millrace.ipu.keras.extensions.assignments import (
+from millrace.ipu.keras.extensions.stages import (
     ModelLayerPipelineStageAssignment as ModelLayerPipelineStageAssignment,
 )
-from millrace.ipu.keras.extensions.assignments import (
+from millrace.ipu.keras.extensions.stages import (
     NestedModelPipelineStageAssignment as NestedModelPipelineStageAssignment,
 )
-from millrace.ipu.keras.extensions.assignments import (
+from millrace.ipu.keras.extensions.stages import (
     SequentialLayerPipelineStageAssignment as SequentialLayerPipelineStageAssignment,
 )
-from millrace.ipu.keras.extensions.assignments import (
+from millrace.ipu.keras.extensions.stages import (
     SequentialNestedModelPipelineStageAssignment as SequentialNestedModelPipelineStageAssignment,
-)
-from millrace.ipu.keras.extensions.kinds import FunctionalExtension as FunctionalExtension
-from millrace.ipu.keras.extensions.kinds import ModelExtension as ModelExtension
-from millrace.ipu.keras.extensions.kinds import SequentialExtension as SequentialExtension
-from millrace.ipu.keras.extensions.metric_reduction import (
-    ReplicatedMetricReductionMethod as ReplicatedMetricReductionMethod,
 )

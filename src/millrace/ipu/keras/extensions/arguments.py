@@ -1,4 +1,9 @@
-"""The free arguments that the setters take, and a check of each.
+"""The free arguments that the setters take, a check of each, and what they do not take.
+
+num_mini_batches, gradient_accumulation_count    -> gradient_accumulation_steps_per_replica
+opt, optimizer_function                          -> Keras's compile()
+inputs, infeed_queue, dataset, ...               -> fit
+outfeed_loss, outfeed_mask, outfeed_mode         -> callbacks and predict
 
 gradient_accumulation_dtype, dtype      -> `dtype` of the native records
 *_poplar_options                        -> `forward_options`, `backward_options`, `update_options`
@@ -6,15 +11,44 @@ batch_serialization_iterations          -> Pipelining.batch_serialization
 replicated_optimizer_state_sharding     -> Replication.shard_optimizer_state
 replicated_weight_sharding              -> Replication.shard_weights
 offload_*                               -> Offload
+
+ReplicatedMetricReductionMethod.NONE   -> "none"
+ReplicatedMetricReductionMethod.LIST   -> "list"
+ReplicatedMetricReductionMethod.SUM    -> "sum"
+ReplicatedMetricReductionMethod.MEAN   -> "mean"
 """
 
+import enum
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from millrace.arguments import refuse_unknown
 from millrace.errors import DTypeError, OptionError, UnsupportedError
 from millrace.ipu.inert import inert
-from millrace.options import truth, whole_number
+from millrace.options import MetricReduction, truth, whole_number
+
+STEPS = "gradient_accumulation_steps_per_replica"
+_AUTOMATIC = "it is set automatically, from the model and from the data given to fit."
+_IN_KERAS = "it is not compatible with Keras"
+ACCUMULATION_REASONS = {
+    "opt": "the optimizer is the one given to compile().",
+    "num_mini_batches": f"set {STEPS} instead.",
+}
+PIPELINING_REASONS = {
+    "gradient_accumulation_count": f"set {STEPS} instead.",
+    **dict.fromkeys(
+        ("computational_stages", "repeat_count", "inputs", "infeed_queue", "outfeed_queue"),
+        _AUTOMATIC,
+    ),
+    "optimizer_function": f"{_AUTOMATIC} The optimizer is the one given to compile().",
+    "outfeed_loss": f"{_IN_KERAS}. Read the loss from the logs of a callback.",
+    "outfeed_mask": f"{_IN_KERAS}. Read logs in a callback, and outputs from predict.",
+}
+_INFEED = ("dataset", "infeed_spec", "element_spec")
+_OUTFEED = ("outfeed_mode", "device_ordinal")
+_READS_ALL = f"{_IN_KERAS}. Remove it: fit reads every result."
+INFEED_REASONS: Mapping[str, str] = dict.fromkeys(_INFEED, _AUTOMATIC)
+OUTFEED_REASONS: Mapping[str, str] = dict.fromkeys(_OUTFEED, _READS_ALL)
 
 
 def _any(name: str, value: Any) -> None:
@@ -97,3 +131,28 @@ def check_free(
             "replicated_optimizer_state_sharding=True shares out state that is offloaded, and "
             "offload_weight_update_variables=False forbids it. Set that to None or True."
         )
+
+
+class ReplicatedMetricReductionMethod(enum.Enum):
+    """What is reported of the metrics of several replicas."""
+
+    NONE = 1
+    LIST = 2
+    SUM = 3
+    MEAN = 4
+
+
+def metric_reduction(value: Any) -> MetricReduction:
+    """Returns the native method; it may be given by its name in any case.
+
+    Raises:
+        OptionError: listing the names.
+    """
+    names = ReplicatedMetricReductionMethod.__members__
+    if isinstance(value, ReplicatedMetricReductionMethod):
+        return MetricReduction[value.name]
+    if not isinstance(value, str) or value.upper() not in names:
+        raise OptionError(
+            f"replicated_metric_reduction_method must be one of {list(names)}. Received: {value!r}."
+        )
+    return MetricReduction[value.upper()]

@@ -1,4 +1,8 @@
-"""`build` of an extended subclassed model: it runs `call` on shapes, so that all layers are built.
+"""`build` of an extended subclassed model, and the classes that extended models are instances of.
+
+isinstance(model, SequentialExtension)   -> an extended keras.Sequential
+isinstance(model, FunctionalExtension)   -> an extended Functional
+isinstance(model, ModelExtension)        -> an extended model with a `call` of its own
 
 model.build((None, 3))                      floats
 model.build(keras.Input((3,), dtype=...))   what such an input is
@@ -9,8 +13,47 @@ from typing import Any
 import keras
 
 from millrace._compat.keras_build import as_default_build, has_default_build, has_unbuilt_layers
+from millrace._compat.keras_graph import is_functional
 from millrace.errors import OptionError
-from millrace.strategy.controller import Controller
+from millrace.strategy.controller import Controller, controller_of
+
+
+def is_extended(model: Any) -> bool:
+    """Whether a model has the setters of IPU programs."""
+    controller = controller_of(model)
+    return controller is not None and hasattr(controller.rules, "settings")
+
+
+class _Kind(type):
+    def __instancecheck__(cls, model: Any) -> bool:
+        return is_extended(model) and cls.describes(model)  # type: ignore[attr-defined]
+
+
+class SequentialExtension(metaclass=_Kind):
+    """An extended `keras.Sequential`."""
+
+    @staticmethod
+    def describes(model: Any) -> bool:
+        """Whether a model is of this kind."""
+        return isinstance(model, keras.Sequential)
+
+
+class FunctionalExtension(metaclass=_Kind):
+    """An extended Functional model."""
+
+    @staticmethod
+    def describes(model: Any) -> bool:
+        """Whether a model is of this kind."""
+        return is_functional(model) and not isinstance(model, keras.Sequential)
+
+
+class ModelExtension(metaclass=_Kind):
+    """An extended model with a `call` of its own."""
+
+    @staticmethod
+    def describes(model: Any) -> bool:
+        """Whether a model is of this kind."""
+        return not is_functional(model) and not isinstance(model, keras.Sequential)
 
 
 def build_by_call(model: Any, controller: Controller) -> None:

@@ -1,22 +1,147 @@
 """The rules of IPU programs, in the place of those of millrace.
 
+device_mapping=[0, 1, 2]     -> 4 devices, of which one is idle
+
+steps_per_execution               -> a total over replicas, as in release 2.4
+steps of an update                -> gradient_accumulation_steps_per_replica x replicas
+steps of inference                -> a multiple of replicas; of pipelines, see `length_rule`
+
 devices of a replica           -> rounded up to a power of two
 data                           -> known shapes and numbers, whole batches
 steps of an execution          -> whole updates, whole epochs
 micro-batches of a pipeline    -> multiples of those that run at once
 """
 
+import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from millrace.ipu.keras.extensions import data_checks, guards, lengths
-from millrace.ipu.keras.extensions.pipeline_checks import check_pipeline
-from millrace.ipu.keras.extensions.queue_options import check_queues
-from millrace.ipu.keras.extensions.replica_devices import devices_of_replica
+from millrace.errors import DataError, OptionError, PlanError
+from millrace.ipu.keras.extensions.checks import (
+    check_batches,
+    check_optimizer,
+    check_overrides,
+    check_pipeline,
+)
+from millrace.ipu.keras.extensions.native import check_queues
 from millrace.ipu.keras.extensions.settings import Settings
+from millrace.ipu.ops.schedules import check_length
 from millrace.plan import Mode
+from millrace.strategy.checks import factors
 from millrace.strategy.controller import Controller
 from millrace.strategy.rules import Rules
+
+
+def devices_of_replica(stages: int, mapping: Sequence[int], number: int) -> int:
+    """Returns how many devices one replica of a pipeline takes up: a power of two.
+
+    Args:
+        stages: their number.
+        mapping: the device of each within a replica.
+        number: of devices of the strategy.
+
+    Raises:
+        OptionError: if the mapping is of another number of stages, or the devices are not a whole
+            number of replicas.
+    """
+    if len(mapping) != stages:
+        raise OptionError(
+            f"device_mapping={list(mapping)} has {len(mapping)} entries, and the model has "
+            f"{stages} pipeline stages. Give one device for each in set_pipelining_options()."
+        )
+    used = max(mapping) + 1
+    size = 1 << (used - 1).bit_length()
+    if number < size or number % size:
+        raise OptionError(
+            f"The pipeline takes {used} devices, and one replica {size}, a power of two. The "
+            f"strategy has {number}. Set auto_select_ipus to a multiple of {size}, or let stages "
+            "share devices with device_mapping in set_pipelining_options()."
+        )
+    return size
+
+
+logger = logging.getLogger("millrace")
+
+
+def steps_of_execution(controller: Controller, mode: Mode, given: int, steps: int) -> int:
+    """Returns the steps of a full execution.
+
+    Args:
+        controller: of the model.
+        mode: of the loop.
+        given: `steps_per_execution`, as compiled.
+        steps: of the epoch.
+
+    Raises:
+        PlanError: if replicas or updates do not divide an execution.
+        DataError: if executions do not divide the epoch.
+    """
+    replicas, found = controller.replicas, min(given, steps)
+    what = f"steps_per_execution={given}"
+    if found < given:
+        what += f", truncated to the {found} steps of the epoch,"
+    rule = f"a multiple of the number of replicas, {replicas}"
+    window = replicas
+    if mode is Mode.TRAIN and controller.accumulation.steps > 1:
+        window, (names, numbers) = controller.window(mode), factors(controller.accumulation)
+        rule = f"a multiple of {names} x replicas = {numbers} x {replicas} = {window}"
+    steps_name = "steps_per_epoch" if mode is Mode.TRAIN else "steps"  # the loop's argument
+    if found % window:
+        name = f"{f'{steps_name} and ' if found < given else ''}steps_per_execution"
+        raise PlanError(
+            f"{what} of {controller.model.name!r} must be {rule}. Set {name} to "
+            f"{-(-found // window) * window}."
+        )
+    if steps % found:
+        raise DataError(
+            f"The epoch has {steps} steps, which are not a multiple of {what} of "
+            f"{controller.model.name!r}. Set {steps_name} to "
+            f"{steps - steps % found}, or steps_per_execution to a divisor of {steps}."
+        )
+    return found
+
+
+def check_inference_length(controller: Controller, settings: Settings, found: int) -> None:
+    """Checks what a pipeline of evaluate or predict runs at once.
+
+    Raises:
+        PlanError: naming the numbers.
+    """
+    assignment = controller.stages.assignment()
+    if assignment is not None:
+        mapping = controller.options.pipelining.devices_of(assignment.num_stages)
+        check_length(settings.schedule, mapping, found // controller.replicas, training=False)
+
+
+def log_update(controller: Controller, found: int, steps: int, rows: int | None) -> None:
+    """Logs what one update is made of.
+
+    Args:
+        controller: of the model.
+        found: steps of an execution.
+        steps: of an epoch.
+        rows: of a batch; None if nobody knows.
+    """
+    window, model = controller.window(Mode.TRAIN), controller.model
+    if found == controller.replicas > 1:
+        logger.info(
+            "model %r runs one step per execution and replica. Set steps_per_execution in "
+            "compile() to a larger number, for fewer round trips to Python.",
+            model.name,
+        )
+    if window > 1:
+        logger.info(
+            "model %r: %d batches are accumulated x %d replicas = %d batches in a weight update%s "
+            "(%s of gradients); %d weight updates in an execution, %d in an epoch.",
+            model.name,
+            controller.accumulation.steps,
+            controller.replicas,
+            window,
+            f", an effective batch size of {rows * window}" if rows else "",
+            controller.accumulation.reduction.value,
+            found // window,
+            steps // window,
+        )
 
 
 class IPURules(Rules):
@@ -41,20 +166,20 @@ class IPURules(Rules):
             PlanError: for a number of micro-batches.
         """
         assignment, model = controller.stages.assignment(), controller.model
-        guards.check_overrides(model, mode, assignment is not None)
+        check_overrides(model, mode, assignment is not None)
         check_queues(self.settings)
         if mode is Mode.TRAIN and (assignment is not None or controller.accumulation.steps > 1):
             which = "gradient_accumulation" if assignment is None else "pipelining"
-            guards.check_optimizer(model, f"set_{which}_options")
+            check_optimizer(model, f"set_{which}_options")
         if assignment is not None:
             check_pipeline(controller, self.settings, assignment, mode)
 
     def check_data(
         self, controller: Controller, mode: Mode, adapter: Any, arguments: Mapping[str, Any]
     ) -> None:
-        """Refuses data; see `data_checks`."""
+        """Refuses data; see `check_batches`."""
         epochs = self.epochs if mode is Mode.TRAIN else 1
-        data_checks.check_batches(adapter, arguments, mode, epochs)
+        check_batches(adapter, arguments, mode, epochs)
 
     def steps_of_execution(
         self,
@@ -64,12 +189,12 @@ class IPURules(Rules):
         steps: int | None,
         rows: int | None,
     ) -> int:
-        """Returns the steps of a full execution; see `lengths`."""
+        """Returns the steps of a full execution; see `steps_of_execution`."""
         if steps is None:
             return super().steps_of_execution(controller, mode, steps_per_execution, steps, rows)
-        found = lengths.steps_of_execution(controller, mode, steps_per_execution, steps)
+        found = steps_of_execution(controller, mode, steps_per_execution, steps)
         if mode is Mode.TRAIN:
-            lengths.log_update(controller, found, steps, rows)
+            log_update(controller, found, steps, rows)
         else:
-            lengths.check_inference_length(controller, self.settings, found)
+            check_inference_length(controller, self.settings, found)
         return found

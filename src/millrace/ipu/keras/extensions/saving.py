@@ -1,19 +1,90 @@
 """What the setters were told travels with a model, but for their free arguments.
 
+Settings      -> {"gradient_accumulation": {...}, "pipelining": {...}, "device_mapping": ...}
+stages        -> "stages", as `millrace.pipelines.assignment.assignment.to_json` has them
+
 in a `.keras` file              -> an asset, `millrace_ipu.json`, which stock Keras skips
 in get_config(), to_json()      -> an entry beside the first layer, which stock Keras skips
 """
 
 import copy
 import json
+import logging
 import pathlib
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
-from millrace._compat.keras_models import after_from_config
-from millrace.ipu.keras.extensions.kinds import is_extended
-from millrace.ipu.keras.extensions.plain_settings import as_dict, put_dict
+from millrace._compat.keras_build import after_from_config
+from millrace.ipu.gradient_accumulation import GradientAccumulationReductionMethod as Method
+from millrace.ipu.keras.extensions.building import is_extended
+from millrace.ipu.keras.extensions.native import put, settings_of
+from millrace.ipu.keras.extensions.settings import Accumulating, Settings
+from millrace.options import MetricReduction
+from millrace.pipelines.assignment.assignment import from_json, to_json
 from millrace.strategy.controller import Controller, controller_of
+
+logger = logging.getLogger("millrace")
+
+
+def as_dict(controller: Controller) -> dict[str, Any]:
+    """Returns the settings and stages of a model as plain data."""
+    settings, model = settings_of(controller), controller.model
+    parts = {"gradient accumulation": settings.accumulation, "pipelining": settings.pipelining}
+    for what, part in parts.items():
+        if part.more:
+            logger.info(
+                "The %s options %s of %r are not saved with it. Set them again after loading.",
+                what,
+                list(part.more),
+                model.name,
+            )
+    assignment = controller.stages.assignment()
+    return {
+        "gradient_accumulation": _accumulating(settings.accumulation),
+        "pipelining": _accumulating(settings.pipelining),
+        "device_mapping": settings.device_mapping and list(settings.device_mapping),
+        "accumulate_outfeed": settings.accumulate_outfeed,
+        "asynchronous_callbacks": settings.asynchronous,
+        "replicated_metric_reduction_method": settings.metrics.value,
+        "infeed_queue": dict(settings.infeed),
+        "outfeed_queue": dict(settings.outfeed),
+        "stages": None if assignment is None else to_json(assignment, model),
+    }
+
+
+def put_dict(controller: Controller, data: dict[str, Any]) -> None:
+    """Puts settings and stages in force that `as_dict` has returned; what is missing is default."""
+    mapping = data.get("device_mapping")
+    settings = Settings(
+        accumulation=_from_dict(data.get("gradient_accumulation")),
+        pipelining=_from_dict(data.get("pipelining")),
+        device_mapping=None if mapping is None else tuple(mapping),
+        accumulate_outfeed=data.get("accumulate_outfeed", False),
+        asynchronous=data.get("asynchronous_callbacks", False),
+        metrics=MetricReduction(data.get("replicated_metric_reduction_method", "none")),
+        infeed=data.get("infeed_queue", {}),
+        outfeed=data.get("outfeed_queue", {}),
+    )
+    put(controller, settings)
+    if data.get("stages") is not None:
+        controller.stages.put(from_json(data["stages"], controller.model))
+
+
+def _accumulating(part: Accumulating) -> dict[str, Any]:
+    method = part.method.name
+    return {"steps": part.steps, "reduction_method": method, "normalize": part.normalizes}
+
+
+def _from_dict(data: dict[str, Any] | None) -> Accumulating:
+    data, default = data or {}, Accumulating()
+    return replace(
+        default,
+        steps=data.get("steps"),
+        method=Method[data.get("reduction_method", default.method.name)],
+        normalizes=data.get("normalize", False),
+    )
+
 
 FILE, ENTRY = "millrace_ipu.json", "millrace_ipu"
 

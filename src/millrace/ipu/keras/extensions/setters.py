@@ -1,5 +1,16 @@
 """The setters of an extended model. Each replaces a record; options follow from all records.
 
+set_gradient_accumulation_options   -> the same, with "sum" for a default
+
+An explicit None keeps what was set before; free arguments are replaced by every call.
+
+set_pipelining_options   -> the same, with "grouped" and "sum" for defaults
+
+An explicit None keeps what was set before; free arguments are replaced by every call.
+
+set_infeed_queue_options     -> the same
+set_outfeed_queue_options    -> none: results wait for whoever reads them
+
 set_gradient_accumulation_options   -> `accumulation_setter`
 set_pipelining_options              -> `pipelining_setter`
 set_infeed_queue_options            -> `queue_setters`
@@ -13,16 +24,151 @@ Each takes the controller of its model first, as the native methods do.
 from dataclasses import replace
 from typing import Any
 
-from millrace.ipu.keras.extensions.accumulation_setter import set_gradient_accumulation_options
-from millrace.ipu.keras.extensions.in_force import put, settings_of
-from millrace.ipu.keras.extensions.metric_reduction import metric_reduction
-from millrace.ipu.keras.extensions.pipelining_setter import set_pipelining_options
-from millrace.ipu.keras.extensions.queue_setters import (
-    set_infeed_queue_options,
-    set_outfeed_queue_options,
+from millrace.arguments import refuse_unknown
+from millrace.errors import OptionError
+from millrace.ipu.keras.extensions.arguments import (
+    ACCUMULATION,
+    ACCUMULATION_REASONS,
+    INFEED_REASONS,
+    OUTFEED_REASONS,
+    PIPELINING,
+    PIPELINING_REASONS,
+    check_free,
+    metric_reduction,
 )
+from millrace.ipu.keras.extensions.native import put, settings_of
+from millrace.ipu.keras.extensions.settings import accumulating
+from millrace.ipu.ops.schedules import NATIVE
 from millrace.options import truth
+from millrace.schedules.table import check_at_a_time
 from millrace.strategy.controller import Controller
+
+
+def set_gradient_accumulation_options(
+    controller: Controller,
+    gradient_accumulation_steps_per_replica: int | None = None,
+    experimental_normalize_gradients: bool | None = None,
+    gradient_accumulation_reduction_method: Any = None,
+    **gradient_accumulation_optimizer_kwargs: Any,
+) -> None:
+    """Lets several batches make one weight update. A pipelined model has options of its own.
+
+    Args:
+        controller: of the model whose method this becomes.
+        gradient_accumulation_steps_per_replica: batches in one update of a replica.
+        experimental_normalize_gradients: True divides by batches and replicas.
+        gradient_accumulation_reduction_method: "sum", "mean" over the batches of a replica, or
+            "running_mean"; at first "sum". May be given second, as in later releases.
+        **gradient_accumulation_optimizer_kwargs: `offload_weight_update_variables`,
+            `replicated_optimizer_state_sharding`, `dtype`.
+
+    Raises:
+        OptionError: for a number below 1, an unknown method or argument, or two that exclude
+            each other.
+    """
+    more = gradient_accumulation_optimizer_kwargs
+    setter = "set_gradient_accumulation_options"
+    check_free(setter, more, ACCUMULATION, ACCUMULATION_REASONS)
+    settings = settings_of(controller)
+    accumulation = accumulating(
+        settings.accumulation,
+        gradient_accumulation_steps_per_replica,
+        experimental_normalize_gradients,
+        gradient_accumulation_reduction_method,
+        more,
+    )
+    put(controller, replace(settings, accumulation=accumulation))
+
+
+def set_pipelining_options(
+    controller: Controller,
+    gradient_accumulation_steps_per_replica: int | None = None,
+    device_mapping: list[int] | None = None,
+    accumulate_outfeed: bool | None = None,
+    experimental_normalize_gradients: bool | None = None,
+    gradient_accumulation_reduction_method: Any = None,
+    **pipelining_kwargs: Any,
+) -> None:
+    """Chooses how the stages of a pipelined model run.
+
+    Args:
+        controller: of the model whose method this becomes.
+        gradient_accumulation_steps_per_replica: micro-batches in one update of a replica. Must
+            be set before fit.
+        device_mapping: for each stage the number of its device within a replica.
+        accumulate_outfeed: True lets callbacks see logs once per update.
+        experimental_normalize_gradients: True divides by micro-batches and replicas.
+        gradient_accumulation_reduction_method: as in `set_gradient_accumulation_options`.
+        **pipelining_kwargs: as of `pipelining_ops.pipeline`.
+
+    Raises:
+        OptionError: for a number below 1, a mapping that is none, an unknown method or argument,
+            or two that exclude each other.
+        DTypeError: for a schedule or a mode that is no member of its enum.
+        UnsupportedError: for a combination that nothing runs.
+    """
+    setter = "set_pipelining_options"
+    check_free(setter, pipelining_kwargs, PIPELINING, PIPELINING_REASONS)
+    before = settings_of(controller)
+    settings = replace(
+        before,
+        pipelining=accumulating(
+            before.pipelining,
+            gradient_accumulation_steps_per_replica,
+            experimental_normalize_gradients,
+            gradient_accumulation_reduction_method,
+            pipelining_kwargs,
+        ),
+        device_mapping=before.device_mapping
+        if device_mapping is None
+        else _mapping(device_mapping),
+        accumulate_outfeed=before.accumulate_outfeed
+        if accumulate_outfeed is None
+        else truth("accumulate_outfeed", accumulate_outfeed),
+    )
+    schedule = NATIVE[settings.schedule]
+    check_at_a_time(schedule, settings.device_mapping or (), settings.serialization)
+    put(controller, settings)
+
+
+def _mapping(given: Any) -> tuple[int, ...]:
+    is_list = isinstance(given, list | tuple) and bool(given)
+    if not is_list or not all(isinstance(d, int) and d >= 0 for d in given):
+        raise OptionError(
+            "device_mapping is a list with the number of a device for each stage, such as [0, 1]. "
+            f"Received: {given!r}."
+        )
+    return tuple(given)
+
+
+def set_infeed_queue_options(controller: Controller, **kwargs: Any) -> None:
+    """Chooses how data reaches the device. Values are checked when fit builds the queue.
+
+    Args:
+        controller: of the model whose method this becomes.
+        **kwargs: `prefetch_depth`, 1 to 255.
+
+    Raises:
+        OptionError: for one that follows from the data.
+    """
+    taken = [name for name in kwargs if name in INFEED_REASONS]
+    refuse_unknown("set_infeed_queue_options", taken, (), INFEED_REASONS)
+    put(controller, replace(settings_of(controller), infeed=dict(kwargs)))
+
+
+def set_outfeed_queue_options(controller: Controller, **kwargs: Any) -> None:
+    """Takes options of the queue of results. Values are checked when fit builds the queue.
+
+    Args:
+        controller: of the model whose method this becomes.
+        **kwargs: `buffer_depth`, from 1 on, which limits nothing here.
+
+    Raises:
+        OptionError: for one that does not go with Keras.
+    """
+    taken = [name for name in kwargs if name in OUTFEED_REASONS]
+    refuse_unknown("set_outfeed_queue_options", taken, (), OUTFEED_REASONS)
+    put(controller, replace(settings_of(controller), outfeed=dict(kwargs)))
 
 
 def set_replication_options(

@@ -13,7 +13,7 @@ from typing import Any
 import keras
 
 from millrace.ipu.inert import inert
-from millrace.ipu.keras.layers.seeds import one_number
+from millrace.ipu.keras.layers.stock import one_number
 
 _PLANS = (
     "partials_dtype",

@@ -1,5 +1,7 @@
 """Layers that Keras has too, with the arguments of their IPU kin.
 
+[a, b]   -> one whole number for a Keras layer
+
 Dropout(rate=0.5, noise_shape, seed=pair)   -> keras.layers.Dropout
 Embedding(..., serialization_factor)        -> keras.layers.Embedding; the factor has no effect
 SerialDense(units, serialization_...)       -> keras.layers.Dense; the factor has no effect
@@ -9,9 +11,22 @@ AssumeEqualAcrossReplicas(inplace)          -> keras.layers.Identity: replicas r
 from typing import Any
 
 import keras
+import numpy as np
 
 from millrace.ipu.inert import inert
-from millrace.ipu.keras.layers.seeds import one_number
+
+
+def one_number(seed: Any) -> int | None:
+    """Returns a seed for Keras: a number as it is, a pair as one number, None as None."""
+    if seed is None:
+        return None
+    flat = np.asarray(seed).ravel()
+    if flat.size == 1:
+        return int(flat[0])
+    return int(
+        np.random.SeedSequence([int(part) & 0xFFFFFFFF for part in flat]).generate_state(1)[0] >> 1
+    )
+
 
 _WHOLE = "XLA cuts products and look-ups up as the device needs it."
 

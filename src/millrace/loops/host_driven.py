@@ -1,4 +1,6 @@
-"""A loop whose body the host drives, such as one with a pipeline in it: turn by turn.
+"""Loops whose body the host drives, such as one with a pipeline in it.
+
+trace of a function -> require_host() raises OnHost -> the function is called as it is, untraced
 
 values, element -> body, untraced -> values        what it enqueues arrives after each turn
 """
@@ -10,9 +12,25 @@ from typing import Any
 import jax
 import numpy as np
 
+from millrace._compat.jax import is_tracing
+from millrace._compat.keras_scope import current_scope
 from millrace.feeds.infeed_queue import InfeedQueue
 from millrace.loops.body import Body, Carried, next_values, truth_of
 from millrace.taps.taps import collecting
+
+
+class OnHost(BaseException):
+    """Ends the trace of a function that the host has to drive."""
+
+
+def require_host() -> None:
+    """Ends the trace that is going on, if any.
+
+    Raises:
+        OnHost: caught by what had begun the trace of a function of the user's.
+    """
+    if is_tracing() or current_scope() is not None:
+        raise OnHost
 
 
 class LoopByHost:

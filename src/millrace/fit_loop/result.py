@@ -1,23 +1,43 @@
-"""Where an execution was halted: before an update with a gradient that is not finite.
+"""What a call of a runner gives back, and where its execution was halted.
 
 The program compares before it applies (`steps/tapped_step.py`), so the state is that from
 before the update, and what the update was made of is still in the blocks.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from millrace.feeds.block import Block
-from millrace.fit_loop.part import Part
 from millrace.records.tensors import COUNTS
 from millrace.steps.state import State
 from millrace.taps.entries import Taps
 from millrace.taps.tensors import Rows
+
+
+class Part(NamedTuple):
+    """What one call of compiled code, or one micro-batch, gave: its result, and its steps."""
+
+    result: Any  # logs or outputs
+    steps: int
+    records: int  # length of the result's first axis, where every step has one
+    first: int = 0  # of these, where replicas before it had no batch
+    taps: Taps = Taps()  # entries of all `steps` from `first` on, and of their updates
+    updates: int = 0  # that ended in this part
+
+
+# Takes parts that carry taps, in order, as soon as they are dispatched.
+Outlet = Callable[[Sequence[Part]], None]
+
+
+def nowhere(parts: Sequence[Part]) -> None:
+    """Takes parts whose taps nobody wants."""
+    del parts
+
 
 Span = tuple[Block, int, int]  # block, first step, steps
 

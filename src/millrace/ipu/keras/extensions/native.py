@@ -1,0 +1,194 @@
+"""The native options of an extended model, from what its setters were told.
+
+prefetch_depth                                  -> Feed.prefetch_depth
+max_block_bytes, max_resident_bytes             -> the same of Feed, which no IPU program has
+optimise_latency, optimize_latency              of no effect
+buffer_depth                                    of no effect
+
+pipeline_schedule, recomputation_mode   -> names of `millrace.schedules` and `millrace.options`
+gradient_accumulation_dtype             -> Pipelining.dtype
+*_poplar_options                        -> `forward_options`, `backward_options`, `update_options`
+batch_serialization_iterations          -> Pipelining.batch_serialization
+IPUConfig.allow_recompute               -> Recomputation.mode
+
+replicated_metric_reduction_method, None   -> "none": the last replica's
+replicated_optimizer_state_sharding        -> Replication.shard_optimizer_state
+replicated_weight_sharding                 -> Replication.shard_weights
+offload_*                                  -> Offload
+prefetch_depth                             -> Feed
+
+a setter                      -> `put`: other settings, and the native options that follow
+IPUConfig.allow_recompute     -> Recomputation.mode, of every model
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from millrace.arguments import refuse_unknown
+from millrace.errors import OptionError
+from millrace.ipu.config import current_system
+from millrace.ipu.inert import inert
+from millrace.ipu.keras.extensions.settings import Settings
+from millrace.ipu.ops.pipeline_options import accumulator_dtype, options_of_update
+from millrace.ipu.ops.schedules import NATIVE, recomputation_of
+from millrace.options import (
+    Accumulation,
+    Feed,
+    Offload,
+    Options,
+    Pipelining,
+    Recomputation,
+    RecomputationMode,
+    whole_number,
+)
+from millrace.strategy.controller import Controller
+
+_LATENCY = ("optimise_latency", "optimize_latency")
+_BYTES = ("max_block_bytes", "max_resident_bytes")
+_FEED = ("prefetch_depth", *_BYTES)
+_INFEED = ("prefetch_depth", *_LATENCY, *_BYTES)
+_OUTFEED = ("buffer_depth", *_LATENCY)
+
+
+def feed(settings: Settings) -> Feed:
+    """Returns the native options; what has no value that they can have is refused at fit."""
+    given = settings.infeed.items()
+    return Feed(**{name: value for name, value in given if name in _FEED and _fits(name, value)})
+
+
+def check_queues(settings: Settings) -> None:
+    """Refuses options that the queues do not have.
+
+    Raises:
+        OptionError: for an unknown one, or a depth out of range.
+    """
+    setter = "set_infeed_queue_options"
+    _check_queue(setter, settings.infeed, _INFEED, "prefetch_depth", 255)
+    setter, options = "set_outfeed_queue_options", settings.outfeed
+    _check_queue(setter, options, _OUTFEED, "buffer_depth", None)
+    if options:
+        inert("buffer_depth", "Results wait on the host for whoever reads them, without limit.")
+
+
+def _check_queue(
+    setter: str, given: Mapping[str, Any], known: Any, depth: str, most: int | None
+) -> None:
+    refuse_unknown(setter, [name for name in given if name not in known], known, {})
+    if depth in given and whole_number(depth, given[depth], 1) > (most or given[depth]):
+        raise OptionError(
+            f"{depth} must be at most {most}. Received: {given[depth]}. Set {depth}={most} or "
+            f"less in model.{setter}()."
+        )
+
+
+def _fits(name: str, value: Any) -> bool:
+    least, most = (1, 255) if name == "prefetch_depth" else (0, None)
+    is_number = isinstance(value, int) and not isinstance(value, bool)
+    return is_number and value >= least and (most is None or value <= most)
+
+
+def pipelining(settings: Settings, before: Pipelining) -> Pipelining:
+    """Returns how stages run.
+
+    Args:
+        settings: of the model.
+        before: its options so far, of which those stay that no setter is for.
+
+    Raises:
+        DTypeError: for an enum's value, a dtype or an object of another type.
+    """
+    own = settings.pipelining
+
+    def stages(way: str) -> Any:
+        name = f"{way}_propagation_stages_poplar_options"
+        given = own.more.get(name)
+        return given and tuple(
+            options_of_update(f"{name}[{k}]", each) or {} for k, each in enumerate(given)
+        )
+
+    return replace(
+        before,
+        steps=own.steps,
+        reduction=own.reduction,
+        dtype=accumulator_dtype(own.more.get("gradient_accumulation_dtype")),
+        schedule=NATIVE[settings.schedule],
+        device_mapping=settings.device_mapping,
+        forward_options=stages("forward"),
+        backward_options=stages("backward"),
+        update_options=options_of_update(
+            "weight_update_poplar_options", own.more.get("weight_update_poplar_options")
+        ),
+        batch_serialization=settings.serialization,
+    )
+
+
+def recomputation(settings: Settings, recomputes: bool) -> Recomputation:
+    """Returns what is computed again.
+
+    Args:
+        settings: of the model.
+        recomputes: whether the configuration allows recomputation.
+
+    Raises:
+        UnsupportedError: for a mode that does not go with the schedule.
+    """
+    mode = settings.pipelining.more.get("recomputation_mode")
+    chosen = recomputation_of(mode, settings.schedule, recomputes)
+    if mode is None and recomputes:
+        # The same for a pipeline, and checkpoints act in a model in one piece.
+        return Recomputation(mode=RecomputationMode.AUTO)
+    return Recomputation(mode=RecomputationMode(chosen))
+
+
+def native_options(settings: Settings, before: Options, recomputes: bool) -> Options:
+    """Returns the native options.
+
+    Args:
+        settings: of the model.
+        before: its options so far, of which those stay that no setter is for.
+        recomputes: whether the configuration allows recomputation.
+
+    Raises:
+        DTypeError: for an enum's value, a dtype or an object of another type.
+        UnsupportedError: for a recomputation mode that does not go with the schedule.
+    """
+    own, more = settings.accumulation, settings.pipelining.more
+    offloads = settings.of_either("offload_weight_update_variables")
+    shards = settings.of_either("replicated_optimizer_state_sharding")
+    return replace(
+        before,
+        accumulation=Accumulation(
+            steps=own.steps or 1,
+            reduction=own.reduction,
+            dtype=accumulator_dtype(own.more.get("dtype")),
+        ),
+        pipelining=pipelining(settings, before.pipelining),
+        replication=replace(
+            before.replication,
+            metrics=settings.metrics,
+            shard_optimizer_state=bool(shards),
+            shard_weights=bool(more.get("replicated_weight_sharding")),
+        ),
+        recomputation=recomputation(settings, recomputes),
+        offload=Offload(
+            optimizer_state=offloads,
+            activations=more.get("offload_activations"),
+            accumulators=more.get("offload_gradient_accumulation_buffers"),
+            weights=more.get("offload_weights"),
+        ),
+        feed=feed(settings),
+        asynchronous_callbacks=settings.asynchronous,
+    )
+
+
+def settings_of(controller: Controller) -> Settings:
+    """Returns what the setters of an extended model were told."""
+    return controller.rules.settings  # type: ignore[attr-defined]
+
+
+def put(controller: Controller, settings: Settings, keep_functions: bool = False) -> None:
+    """Puts other settings in force."""
+    options = native_options(settings, controller.options, current_system().allow_recompute)
+    controller.rules.settings = settings  # type: ignore[attr-defined]
+    controller.replace_options(options, keep_functions)

@@ -1,0 +1,275 @@
+"""The methods of an extended model that say which layer call is in which pipeline stage.
+
+SequentialLayerPipelineStageAssignment         in a Sequential  -> PipelineStageAssignment
+FunctionalLayerPipelineStageAssignment         in a Functional  -> PipelineStageAssignment
+ModelLayerPipelineStageAssignment              in a subclass    -> PipelineStageAssignment
+SequentialNestedModelPipelineStageAssignment   in a Sequential  -> NestedPipelineStageAssignment
+FunctionalNestedModelPipelineStageAssignment   in a Functional  -> NestedPipelineStageAssignment
+NestedModelPipelineStageAssignment             in a subclass    -> NestedPipelineStageAssignment
+
+The native classes are those of `millrace.pipelines.assignment.lists`, which also checks the list.
+
+a native list          -> `with_ipu_names` -> what a program is given
+what a program sets    -> `check_names`    -> taken natively: the classes derive from native ones
+
+89 wide for a Functional, 60 for a Sequential. It is the first table of
+`millrace.pipelines.assignment.summary.summary_lines`, without that of what each stage costs.
+
+get_pipeline_stage_assignment             -> the native list, with the classes of `assignments`
+set_pipeline_stage_assignment             -> the same, after a look at the classes
+reset_pipeline_stage_assignment           -> the same
+print_pipeline_stage_assignment_summary   -> the same, without the costs of stages
+add, pop                                  -> Keras's, which then log that stages must be set again
+
+Each takes the controller of its model first, as the native methods do.
+"""
+
+import logging
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import keras
+
+from millrace._compat.keras_graph import has_own_call
+from millrace.errors import OptionError, PlanError, UnsupportedError
+from millrace.pipelines.assignment.assignment import Assignment, get_assignment, scoped_stages
+from millrace.pipelines.assignment.calls import find_calls
+from millrace.pipelines.assignment.lists import (
+    AnyAssignment,
+    NestedPipelineStageAssignment,
+    PipelineStageAssignment,
+)
+from millrace.pipelines.assignment.summary import summary_lines
+from millrace.strategy import pipeline_methods
+from millrace.strategy.controller import Controller, controller_of
+
+
+class ModelLayerPipelineStageAssignment(PipelineStageAssignment):
+    """The stage of one layer call in a subclassed model."""
+
+
+class FunctionalLayerPipelineStageAssignment(ModelLayerPipelineStageAssignment):
+    """The stage of one layer call in a Functional model."""
+
+
+class SequentialLayerPipelineStageAssignment(PipelineStageAssignment):
+    """The stage of one layer in a Sequential model."""
+
+    def __init__(self, layer: Any, pipeline_stage: int | None = None):
+        super().__init__(layer, 0, pipeline_stage)
+
+
+class NestedModelPipelineStageAssignment(NestedPipelineStageAssignment):
+    """The stages of the calls inside one call of a nested model, in a subclassed model."""
+
+
+class FunctionalNestedModelPipelineStageAssignment(NestedModelPipelineStageAssignment):
+    """The stages of the calls inside one call of a nested model, in a Functional model."""
+
+
+class SequentialNestedModelPipelineStageAssignment(NestedPipelineStageAssignment):
+    """The stages of the calls inside a nested model, in a Sequential model."""
+
+    def __init__(self, nested_model: Any, pipeline_stage_assignments: list[Any]):
+        super().__init__(nested_model, 0, pipeline_stage_assignments)
+
+
+def kind_of_model(model: Any) -> str:
+    """Returns what a model is, in words."""
+    if has_own_call(model):
+        return "subclassed model"
+    return "Sequential" if isinstance(model, keras.Sequential) else "Functional"
+
+
+def classes_of(model: Any) -> tuple[Any, Any]:
+    """Returns the classes for a layer and for a nested model."""
+    return _CLASSES[kind_of_model(model)]
+
+
+_CLASSES: dict[str, tuple[Any, Any]] = {
+    "Sequential": (
+        SequentialLayerPipelineStageAssignment,
+        SequentialNestedModelPipelineStageAssignment,
+    ),
+    "Functional": (
+        FunctionalLayerPipelineStageAssignment,
+        FunctionalNestedModelPipelineStageAssignment,
+    ),
+    "subclassed model": (ModelLayerPipelineStageAssignment, NestedModelPipelineStageAssignment),
+}
+
+
+def with_ipu_names(model: Any, items: Iterable[AnyAssignment]) -> list[Any]:
+    """Returns the objects of a native list as those of IPU programs.
+
+    A nested model without stages starts with those that it was assigned itself.
+
+    Args:
+        model: that makes the calls.
+        items: as `get_pipeline_stage_assignment` returns them.
+    """
+    layer_kind, nested_kind = classes_of(model)
+    found: list[Any] = []
+    for item in items:
+        sequential = layer_kind is SequentialLayerPipelineStageAssignment
+        index = () if sequential else (item.node_index,)
+        if isinstance(item, NestedPipelineStageAssignment):
+            inner = item.pipeline_stage_assignments
+            _take_own_stages(item.nested_model, inner)
+            named = with_ipu_names(item.nested_model, inner)
+            found.append(nested_kind(item.nested_model, *index, named))
+        else:
+            inbound = {} if sequential else {"inbound_layers": item.inbound_layers}
+            found.append(layer_kind(item.layer, *index, item.pipeline_stage, **inbound))
+    return found
+
+
+def check_names(model: Any, given: Any) -> None:
+    """Checks that a list has the objects that the model takes; the rest is checked natively.
+
+    Raises:
+        OptionError: for an object of a model of another kind.
+    """
+    kinds = classes_of(model)
+    for number, item in enumerate(given if isinstance(given, list) else ()):
+        if isinstance(item, AnyAssignment) and not isinstance(item, kinds):
+            raise OptionError(
+                f"Element {number} for the model '{model.name}' is a {type(item).__name__}. A "
+                f"{kind_of_model(model)} takes a {kinds[0].__name__} for each layer call and a "
+                f"{kinds[1].__name__} for each nested model, as get_pipeline_stage_assignment() "
+                "returns them."
+            )
+        if isinstance(item, NestedPipelineStageAssignment):
+            check_names(item.nested_model, item.pipeline_stage_assignments)
+
+
+def _take_own_stages(model: Any, items: list[AnyAssignment]) -> None:
+    controller = controller_of(model)
+    layers = [item for item in items if isinstance(item, PipelineStageAssignment)]
+    if controller is None or any(item.pipeline_stage is not None for item in layers):
+        return
+    for item, own in zip(items, controller.stages.get(), strict=True):
+        if isinstance(item, PipelineStageAssignment):
+            item.pipeline_stage = own.pipeline_stage
+        else:
+            item.pipeline_stage_assignments[:] = own.pipeline_stage_assignments
+
+
+def ipu_summary_lines(
+    model: Any, assignment: Assignment | None, line_length: int | None = None
+) -> list[str]:
+    """Returns the stage of each layer call of a model.
+
+    Args:
+        model: the model; a subclassed one must be built.
+        assignment: its stages; None leaves them `None`.
+        line_length: characters of each line.
+    """
+    calls = find_calls(model)
+    if assignment is None:
+        return summary_lines(model, calls, None, line_length)
+    stages = scoped_stages(calls) if assignment.stages is None else assignment.stages
+    return summary_lines(model, calls, stages, line_length)
+
+
+logger = logging.getLogger("millrace")
+
+
+def get_pipeline_stage_assignment(controller: Controller) -> list[Any]:
+    """Returns an object for each layer call, in execution order, with its stage or None.
+
+    Inputs are left out. After `add()` or `pop()` all stages are None. A change of the objects
+    takes effect with `set_pipeline_stage_assignment`.
+
+    Raises:
+        ModelError: if it is a subclassed model that is not built.
+        UnsupportedError: if it is one without a `call`.
+    """
+    model = controller.model
+    _check_call(model)
+    try:
+        items = controller.stages.get()
+    except PlanError:  # layers came or went
+        items = get_assignment(model, None)
+    return with_ipu_names(model, items)
+
+
+def set_pipeline_stage_assignment(controller: Controller, pipeline_stage_assignment: Any) -> None:
+    """Chooses the stage of each layer call.
+
+    Args:
+        controller: of the model whose method this becomes.
+        pipeline_stage_assignment: what `get_pipeline_stage_assignment` returned, with all stages
+            set. For a Sequential also one whole number for each layer.
+
+    Raises:
+        OptionError: if it does not fit the model, has gaps, or flows backwards.
+        ModelError: if it is a subclassed model that is not built.
+        UnsupportedError: if it is one without a `call`.
+    """
+    _check_call(controller.model)
+    check_names(controller.model, pipeline_stage_assignment)
+    pipeline_methods.set_pipeline_stage_assignment(controller, pipeline_stage_assignment)
+
+
+def reset_pipeline_stage_assignment(controller: Controller) -> None:
+    """Makes the model one that is not pipelined."""
+    pipeline_methods.reset_pipeline_stage_assignment(controller)
+
+
+def print_pipeline_stage_assignment_summary(
+    controller: Controller,
+    line_length: int | None = None,
+    print_fn: Callable[[str], Any] | None = None,
+) -> None:
+    """Prints the stage of each layer call.
+
+    Args:
+        controller: of the model whose method this becomes.
+        line_length: characters of a line. None is 89, for a Sequential 60.
+        print_fn: called with each line. None is `print`.
+    """
+    assignment = controller.stages.assignment()
+    for line in ipu_summary_lines(controller.model, assignment, line_length):
+        (print_fn or print)(line)
+
+
+def add(controller: Controller, layer: Any, rebuild: bool = True) -> None:
+    """Adds a layer to a Sequential. Its pipeline stages must then be set again."""
+    keras.Sequential.add(controller.model, layer, rebuild)  # type: ignore[arg-type]
+    _note_change(controller)
+
+
+def pop(controller: Controller, rebuild: bool = True) -> Any:
+    """Removes the last layer of a Sequential. Its pipeline stages must then be set again."""
+    layer = keras.Sequential.pop(controller.model, rebuild)  # type: ignore[arg-type]
+    _note_change(controller)
+    return layer
+
+
+STAGE_METHODS = (
+    get_pipeline_stage_assignment,
+    set_pipeline_stage_assignment,
+    reset_pipeline_stage_assignment,
+    print_pipeline_stage_assignment_summary,
+)
+SEQUENTIAL_METHODS = (add, pop)
+
+
+def _check_call(model: Any) -> None:
+    if type(model).call is keras.Model.call:
+        raise UnsupportedError(
+            f"The model '{model.name}' ({type(model).__name__}) does not define call(), so it "
+            "calls no layers that could be in stages. Define call(self, inputs)."
+        )
+
+
+def _note_change(controller: Controller) -> None:
+    try:
+        controller.stages.assignment()
+    except PlanError:
+        logger.info(
+            "Layers of the pipelined model %r came or went. Call "
+            "set_pipeline_stage_assignment() again before it runs.",
+            controller.model.name,
+        )
