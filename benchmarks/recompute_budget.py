@@ -16,9 +16,9 @@ import numpy as np
 from keras import layers
 
 import harness
-from millrace.fit_loop.budget import find_choice
+from millrace.compiled_loop.budget import find_choice
+from millrace.fit import functions
 from millrace.plan import Mode, Recompute
-from millrace.strategy import functions
 
 BUDGETS, CLAIM_FLOPS, CLAIM_SHARE = 20, 0.20, 3.0
 

@@ -13,9 +13,9 @@ from keras import layers
 import millrace
 from millrace.compiling import executable
 from millrace.errors import TapError
+from millrace.fit.controller import controller_of
 from millrace.options import Taps
 from millrace.records.tensors import STATISTICS
-from millrace.strategy.controller import controller_of
 from millrace.taps.outfeed import OutfeedQueue
 
 EVERYTHING = Taps(activations=("*",), micro_gradients=("*",), gradients=("*",))

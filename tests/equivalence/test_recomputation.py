@@ -11,10 +11,10 @@ import pytest
 from keras import layers
 
 import millrace
+from millrace.fit import functions
 from millrace.layers import RecomputationCheckpoint
 from millrace.plan import Recompute
 from millrace.recomputation import options as recomputation
-from millrace.strategy import functions
 
 pytestmark = pytest.mark.shipped_compiler
 

@@ -8,9 +8,9 @@ import pytest
 from keras import layers
 
 import millrace
+from millrace.fit.controller import controller_of
 from millrace.options import Taps
 from millrace.records.tensors import STATISTICS
-from millrace.strategy.controller import controller_of
 from millrace.taps.outfeed import OutfeedQueue
 
 SLOW = functools.partial(pytest.param, marks=pytest.mark.slow)

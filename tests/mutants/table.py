@@ -58,7 +58,7 @@ TESTS = {
         "tests/callbacks",
     ),
     "recompute": (
-        "tests/fit_loop/test_budget.py",
+        "tests/compiled_loop/test_budget.py",
         "tests/recomputation/test_recompute.py",
         "tests/graph",
         "tests/equivalence/test_recomputation.py",

@@ -12,7 +12,7 @@ from keras import layers
 
 import millrace
 from millrace._compat import jax_memory as jax_spaces
-from millrace.fit_loop.programs import ProgramBuilder
+from millrace.compiled_loop.programs import ProgramBuilder
 from millrace.options import NO_OFFLOAD, Accumulation, Offload, Replication
 from millrace.pipelines.runtime.stash import Stash
 from millrace.plan import BatchSpec, LoopForm, Mode, Plan

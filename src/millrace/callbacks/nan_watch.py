@@ -23,12 +23,12 @@ import keras
 import numpy as np
 from rich.console import Console
 
-import millrace.strategy.controller as controllers
+import millrace.fit.controller as controllers
 from millrace._compat.keras_scope import sync_state
 from millrace.arguments import checked
 from millrace.callbacks.tensor_choice import check_gradients, patterns_of
+from millrace.compiled_loop.result import Halted
 from millrace.errors import ModelError, OptionError
-from millrace.fit_loop.result import Halted
 from millrace.options import Taps, whole_number
 from millrace.pipelines.assignment.assignment import Assignment
 from millrace.processes.facts import process_index

@@ -25,11 +25,11 @@ from millrace.callbacks.tensor_history import (
     make_console,
 )
 from millrace.errors import ModelError, OptionError
+from millrace.fit.controller import Controller, controller_of
 from millrace.options import truth, whole_number
 from millrace.plan import Mode
 from millrace.processes.facts import process_index
 from millrace.records.tensors import STATISTICS, StatisticsBlock, Tensor, TensorRows
-from millrace.strategy.controller import Controller, controller_of
 
 BINS = 64  # of a histogram
 

@@ -13,8 +13,8 @@ from millrace.cli.compile_log_table import show_compile_log
 from millrace.cli.types import check_script
 from millrace.compiling.log import listeners
 from millrace.errors import ModelError
+from millrace.precompile.compile_only import compiling_only
 from millrace.records.compilation import CompileRecord, Origin
-from millrace.strategy.compile_only import compiling_only
 
 
 @click.command("compile-log")

@@ -14,6 +14,7 @@ import numpy as np
 
 from millrace.errors import ModelError, OptionError
 from millrace.feeds.infeed_queue import InfeedQueue
+from millrace.fit.controller import controller_of
 from millrace.function_pipelines.chain import Chain, next_arguments, run_chain
 from millrace.function_pipelines.model import (
     OptimizerFunction,
@@ -25,7 +26,6 @@ from millrace.loops.replication import in_replica
 from millrace.loops.scope import Touched, look_at
 from millrace.optimizers.as_accumulated import AsAccumulated
 from millrace.pipelines.assignment.assignment import Assignment
-from millrace.strategy.controller import controller_of
 from millrace.strategy.strategy import Strategy
 
 

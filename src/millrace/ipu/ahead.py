@@ -15,8 +15,8 @@ from millrace.cache.lookup import saved
 from millrace.cache.use import use_cache
 from millrace.errors import PlanError
 from millrace.ipu.environment import cache_directory
+from millrace.precompile.compile_only import compiling_only
 from millrace.records.run import EntryLabels
-from millrace.strategy.compile_only import compiling_only
 
 _until = contextlib.ExitStack()
 

@@ -16,7 +16,7 @@ from millrace.loops.compiled import Compiled, Subject
 from millrace.loops.copies import axes_of, copies_of, put_copies, read_by
 from millrace.loops.replication import Launch, as_replicas, in_replica
 from millrace.loops.scope import Context, LoopAround, Touched, VariableScope, look_at, put
-from millrace.strategy import compile_only
+from millrace.precompile import compile_only
 from millrace.taps.taps import Tapped, collecting
 
 

@@ -1,1 +1,1 @@
-"""How much memory training needs on each device, known before anything runs."""
+"""The memory of compiled programs, operation by operation, and of the devices that run them."""

@@ -11,8 +11,8 @@ from collections.abc import Callable
 import jax
 import keras
 
+from millrace.compiled_loop.budget import announce, find_choice, has_budget, with_choice
 from millrace.compiling.log import CompileLog
-from millrace.fit_loop.budget import announce, find_choice, has_budget, with_choice
 from millrace.memory.dry_run import PipelineRehearsal
 from millrace.memory.stages import pipeline_memory
 from millrace.pipelines.runtime.runner import PipelineRunner

@@ -18,13 +18,13 @@ import numpy as np
 
 from millrace.arguments import checked
 from millrace.errors import DataError
+from millrace.fit.controller import Controller, Totals
+from millrace.fit.functions import LoopFunction
 from millrace.options import Accumulation, Options, Taps, directory_path, reduction
 from millrace.plan import ROLES, Mode
 from millrace.records.flight import MODEL_FILE, Flight, FlightRecord, read_flight
 from millrace.records.tensors import LOSS, STATISTICS, StatisticsBlock, Tensor, TensorRows
 from millrace.steps.state import State, Values
-from millrace.strategy.controller import Controller, Totals
-from millrace.strategy.functions import LoopFunction
 
 _EVERYTHING = Taps(activations=("*",), micro_gradients=("*",), gradients=("*",), loss=True)
 _NANS, _INFS = STATISTICS.index("nans"), STATISTICS.index("infs")

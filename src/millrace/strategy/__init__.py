@@ -1,1 +1,1 @@
-"""The Keras side: a scope, methods on models, and the functions that Keras's loops call."""
+"""Strategies, their scopes, and the methods that attachment gives a model."""

@@ -29,25 +29,21 @@ from millrace._compat.keras_scope import STATE_SYNC, map_loop_state, report_logs
 from millrace.arguments import check_call
 from millrace.errors import ModelError
 from millrace.feeds.block import batch_spec
+from millrace.fit.asynchronous import StepCallbackList
+from millrace.fit.checks import hint_steps_per_execution
+from millrace.fit.controller import ATTRIBUTE, Controller, Totals, controller_of
+from millrace.fit.functions import LoopFunction
+from millrace.fit.loop_arguments import check_batch, check_data_arguments
+from millrace.fit.loop_options import check_options
+from millrace.fit.multi_process import agree, quiet_unless_first, whole_files
+from millrace.fit.offloading import bring_back
+from millrace.fit.uncompiled import check_uncompiled, make_uncompiled_function, runs_uncompiled
 from millrace.interrupts import held_back
 from millrace.plan import Mode
+from millrace.precompile import compile_only
 from millrace.processes.agreement import gathered
-from millrace.strategy import compile_only
-from millrace.strategy.asynchronous import StepCallbackList
-from millrace.strategy.checks import hint_steps_per_execution
-from millrace.strategy.controller import ATTRIBUTE, Controller, Totals, controller_of
-from millrace.strategy.functions import LoopFunction
-from millrace.strategy.loop_arguments import check_batch, check_data_arguments
-from millrace.strategy.loop_options import check_options
 from millrace.strategy.methods import METHODS
-from millrace.strategy.multi_process import agree, quiet_unless_first, whole_files
-from millrace.strategy.offloading import bring_back
 from millrace.strategy.saving import load_options, save_options
-from millrace.strategy.uncompiled import (
-    check_uncompiled,
-    make_uncompiled_function,
-    runs_uncompiled,
-)
 
 _FILES = ("save", "save_weights")
 _ON_BATCH = {f"{mode.value}_on_batch": mode for mode in Mode}

@@ -5,6 +5,7 @@ from typing import Any
 
 from millrace.arguments import refuse_unknown
 from millrace.errors import OptionError
+from millrace.fit.controller import Controller
 from millrace.options import (
     Accumulation,
     Feed,
@@ -12,11 +13,10 @@ from millrace.options import (
     truth,
     whole_number,
 )
+from millrace.precompile.precompile import precompile
 from millrace.steps.accumulate import accumulator_dtype
-from millrace.strategy.controller import Controller
-from millrace.strategy.memory_methods import set_recomputation_options, with_offload
 from millrace.strategy.pipeline_methods import PIPELINE_METHODS
-from millrace.strategy.precompile import precompile
+from millrace.strategy.recomputation_methods import set_recomputation_options, with_offload
 from millrace.strategy.replication_methods import set_replication_options
 
 _ACCUMULATION_REASONS = {

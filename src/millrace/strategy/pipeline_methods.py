@@ -7,6 +7,7 @@ from typing import Any
 
 from millrace.arguments import refuse_unknown
 from millrace.errors import OptionError
+from millrace.fit.controller import Controller
 from millrace.options import (
     CompilerOptions,
     Pipelining,
@@ -18,8 +19,7 @@ from millrace.options import recomputation_mode as find_mode
 from millrace.pipelines.assignment.costs import balanced, stage_summary
 from millrace.schedules.table import check_at_a_time, check_choice
 from millrace.steps.accumulate import accumulator_dtype
-from millrace.strategy.controller import Controller
-from millrace.strategy.memory_methods import with_offload
+from millrace.strategy.recomputation_methods import with_offload
 from millrace.strategy.replication_methods import with_sharding
 
 _AUTOMATIC = "it follows from the model, its compile() and the data given to fit."

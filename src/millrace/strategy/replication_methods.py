@@ -4,9 +4,9 @@ from dataclasses import replace
 from typing import Any
 
 from millrace.arguments import refuse_unknown
+from millrace.fit.controller import Controller
 from millrace.options import Replication, metric_reduction, truth
-from millrace.strategy.controller import Controller
-from millrace.strategy.memory_methods import with_offload
+from millrace.strategy.recomputation_methods import with_offload
 
 _KNOWN = (
     "replicated_metric_reduction_method",

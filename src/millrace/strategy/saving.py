@@ -6,6 +6,7 @@ import pathlib
 from dataclasses import asdict
 from typing import Any
 
+from millrace.fit.controller import Controller
 from millrace.options import (
     Accumulation,
     Feed,
@@ -19,7 +20,6 @@ from millrace.options import (
     Replication,
 )
 from millrace.pipelines.assignment.assignment import from_json, to_json
-from millrace.strategy.controller import Controller
 
 OPTIONS_FILE = "millrace.json"
 

@@ -20,6 +20,8 @@ from millrace.compiling.phases import show_phases
 from millrace.compiling.watch import call_watched
 from millrace.devices import find_devices, home
 from millrace.errors import ModelError, PlanError
+from millrace.fit.controller import Totals, controller_of
+from millrace.memory_report.report import memory_report
 from millrace.options import RecompilePolicy, directory_path, recompile_policy
 from millrace.pipelines.assignment.marks import stages_allowed
 from millrace.processes.facts import process_index
@@ -28,8 +30,6 @@ from millrace.records.memory_report import MemoryReport
 from millrace.records.run import RunStatistics
 from millrace.records.run_directory import RunDirectory
 from millrace.strategy.attach import attach, detach, is_making_graph
-from millrace.strategy.controller import Totals, controller_of
-from millrace.strategy.memory_report import memory_report
 from millrace.strategy.misused import Misused
 from millrace.strategy.run_arguments import check_run
 

@@ -11,6 +11,7 @@ import jax
 import keras
 
 from millrace._compat.jax import looks_for_non_finite
+from millrace.compiled_loop.executables import say_if_boundaries_rest
 from millrace.compiling.executable import Executable, compile_program, compile_programs
 from millrace.compiling.log import CompileLog
 from millrace.compiling.lowering import Request, tracing
@@ -21,7 +22,6 @@ from millrace.explain.key import Identity, key_of
 from millrace.explain.walk import Description
 from millrace.export.exported import Wanted
 from millrace.export.exporting import Exports, why_not
-from millrace.fit_loop.executables import say_if_boundaries_rest
 from millrace.options import CompilerOptions, Pipelining
 from millrace.pipelines.assignment.calls import LayerCall
 from millrace.pipelines.programs.imported_stages import (

@@ -16,9 +16,9 @@ import jax
 import numpy as np
 
 from millrace._compat.jax import looks_for_non_finite
+from millrace.compiled_loop.result import Halted, Part
 from millrace.devices import DeviceGroup
 from millrace.feeds.block import Segment
-from millrace.fit_loop.result import Halted, Part
 from millrace.interrupts import raise_if_interrupted
 from millrace.pipelines.programs.executables import StageExecutables
 from millrace.pipelines.runtime.buffers import Buffers

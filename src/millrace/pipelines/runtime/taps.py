@@ -14,9 +14,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from millrace.compiled_loop.result import Halted, Outlet, Part, nowhere
 from millrace.devices import DeviceGroup
 from millrace.errors import TapError
-from millrace.fit_loop.result import Halted, Outlet, Part, nowhere
 from millrace.pipelines.programs.stage_taps import HALTED, Bundle, LossScale
 from millrace.pipelines.programs.stages import StageBuilder
 from millrace.pipelines.runtime.buffers import Buffers

@@ -15,7 +15,7 @@ import keras
 from millrace._compat.keras_build import as_default_build, has_default_build, has_unbuilt_layers
 from millrace._compat.keras_graph import is_functional
 from millrace.errors import OptionError
-from millrace.strategy.controller import Controller, controller_of
+from millrace.fit.controller import Controller, controller_of
 
 
 def is_extended(model: Any) -> bool:

@@ -23,6 +23,7 @@ import keras
 
 from millrace._compat.keras_graph import has_own_call
 from millrace.errors import DataError, ModelError, OptionError, PlanError
+from millrace.fit.controller import Controller
 from millrace.ipu.keras.extensions.arguments import STEPS
 from millrace.ipu.keras.extensions.building import ModelExtension
 from millrace.ipu.keras.extensions.settings import Settings
@@ -31,7 +32,6 @@ from millrace.optimizers.accumulating import AccumulatingOptimizer
 from millrace.pipelines.assignment.assignment import Assignment, scoped_stages
 from millrace.pipelines.assignment.calls import find_calls, leaves
 from millrace.plan import Mode
-from millrace.strategy.controller import Controller
 
 
 def check_shared_variables(model: Any, assignment: Assignment, mapping: Any) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 import keras
 
 from millrace._compat.keras_graph import has_own_call, is_functional
+from millrace.fit.controller import Controller, controller_of
 from millrace.ipu.keras.extensions.building import build_by_call
 from millrace.ipu.keras.extensions.checks import check_source, checking, sparing
 from millrace.ipu.keras.extensions.native import put, settings_of
@@ -21,7 +22,6 @@ from millrace.ipu.keras.extensions.saving import describing, loading, revive_fro
 from millrace.ipu.keras.extensions.setters import SETTERS
 from millrace.ipu.keras.extensions.stages import SEQUENTIAL_METHODS, STAGE_METHODS
 from millrace.strategy.attach import bound
-from millrace.strategy.controller import Controller, controller_of
 from millrace.tensorflow.iterators import device_iterators
 
 logger = logging.getLogger("millrace")

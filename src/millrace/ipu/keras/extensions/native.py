@@ -27,6 +27,7 @@ from typing import Any
 
 from millrace.arguments import refuse_unknown
 from millrace.errors import OptionError
+from millrace.fit.controller import Controller
 from millrace.ipu.config import current_system
 from millrace.ipu.inert import inert
 from millrace.ipu.keras.extensions.settings import Settings
@@ -42,7 +43,6 @@ from millrace.options import (
     RecomputationMode,
     whole_number,
 )
-from millrace.strategy.controller import Controller
 
 _LATENCY = ("optimise_latency", "optimize_latency")
 _BYTES = ("max_block_bytes", "max_resident_bytes")

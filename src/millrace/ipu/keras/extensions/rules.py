@@ -17,6 +17,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from millrace.errors import DataError, OptionError, PlanError
+from millrace.fit.checks import factors
+from millrace.fit.controller import Controller
+from millrace.fit.rules import Rules
 from millrace.ipu.keras.extensions.checks import (
     check_batches,
     check_optimizer,
@@ -27,9 +30,6 @@ from millrace.ipu.keras.extensions.native import check_queues
 from millrace.ipu.keras.extensions.settings import Settings
 from millrace.ipu.ops.schedules import check_length
 from millrace.plan import Mode
-from millrace.strategy.checks import factors
-from millrace.strategy.controller import Controller
-from millrace.strategy.rules import Rules
 
 
 def devices_of_replica(stages: int, mapping: Sequence[int], number: int) -> int:

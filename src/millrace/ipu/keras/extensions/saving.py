@@ -16,13 +16,13 @@ from dataclasses import replace
 from typing import Any
 
 from millrace._compat.keras_build import after_from_config
+from millrace.fit.controller import Controller, controller_of
 from millrace.ipu.gradient_accumulation import GradientAccumulationReductionMethod as Method
 from millrace.ipu.keras.extensions.building import is_extended
 from millrace.ipu.keras.extensions.native import put, settings_of
 from millrace.ipu.keras.extensions.settings import Accumulating, Settings
 from millrace.options import MetricReduction
 from millrace.pipelines.assignment.assignment import from_json, to_json
-from millrace.strategy.controller import Controller, controller_of
 
 logger = logging.getLogger("millrace")
 

@@ -26,6 +26,7 @@ from typing import Any
 
 from millrace.arguments import refuse_unknown
 from millrace.errors import OptionError
+from millrace.fit.controller import Controller
 from millrace.ipu.keras.extensions.arguments import (
     ACCUMULATION,
     ACCUMULATION_REASONS,
@@ -41,7 +42,6 @@ from millrace.ipu.keras.extensions.settings import accumulating
 from millrace.ipu.ops.schedules import NATIVE
 from millrace.options import truth
 from millrace.schedules.table import check_at_a_time
-from millrace.strategy.controller import Controller
 
 
 def set_gradient_accumulation_options(

@@ -32,6 +32,7 @@ import keras
 
 from millrace._compat.keras_graph import has_own_call
 from millrace.errors import OptionError, PlanError, UnsupportedError
+from millrace.fit.controller import Controller, controller_of
 from millrace.pipelines.assignment.assignment import Assignment, get_assignment, scoped_stages
 from millrace.pipelines.assignment.calls import find_calls
 from millrace.pipelines.assignment.lists import (
@@ -41,7 +42,6 @@ from millrace.pipelines.assignment.lists import (
 )
 from millrace.pipelines.assignment.summary import summary_lines
 from millrace.strategy import pipeline_methods
-from millrace.strategy.controller import Controller, controller_of
 
 
 class ModelLayerPipelineStageAssignment(PipelineStageAssignment):

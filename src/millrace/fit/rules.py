@@ -3,12 +3,12 @@
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from millrace.fit.checks import check_data, check_steps, log_replicas
+from millrace.fit.stages import groups_needed
 from millrace.plan import Mode
-from millrace.strategy.checks import check_data, check_steps, log_replicas
-from millrace.strategy.pipelining import groups_needed
 
 if TYPE_CHECKING:
-    from millrace.strategy.controller import Controller
+    from millrace.fit.controller import Controller
 
 
 class Rules:

@@ -16,14 +16,14 @@ import jax
 from millrace._compat.keras import all_layers, layers_without_jit
 from millrace._compat.keras_scope import restore_state
 from millrace.errors import ModelError, PlanError
+from millrace.fit.checks import check_distribution
 from millrace.interrupts import raise_if_interrupted
 from millrace.options import NO_OFFLOAD, Recomputation, RecomputationMode
 from millrace.plan import Mode
 from millrace.steps.tapped_step import tapping_optimizer
-from millrace.strategy.checks import check_distribution
 
 if TYPE_CHECKING:
-    from millrace.strategy.controller import Controller
+    from millrace.fit.controller import Controller
 
 logger = logging.getLogger("millrace")
 

@@ -8,7 +8,7 @@ import pytest
 from keras import layers
 
 import millrace
-from millrace.fit_loop.budget import find_choice
+from millrace.compiled_loop.budget import find_choice
 
 pytestmark = pytest.mark.shipped_compiler
 

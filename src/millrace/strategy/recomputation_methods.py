@@ -7,6 +7,8 @@ from typing import Any
 
 from millrace.arguments import refuse_unknown
 from millrace.errors import OptionError
+from millrace.fit.controller import Controller
+from millrace.fit.offloading import NAMES, check_offload
 from millrace.options import (
     Offload,
     Recomputation,
@@ -15,8 +17,6 @@ from millrace.options import (
     recomputation_mode,
     truth,
 )
-from millrace.strategy.controller import Controller
-from millrace.strategy.offloading import NAMES, check_offload
 
 _REASONS = {
     "checkpoints": (

@@ -1,6 +1,6 @@
 import pytest
 
-from millrace.fit_loop.window import best_unroll
+from millrace.compiled_loop.window import best_unroll
 from millrace.plan import LoopForm
 
 

@@ -16,9 +16,9 @@ import jax
 import keras
 import numpy as np
 
+from millrace.fit.controller import Controller
+from millrace.fit.functions import LoopFunction
 from millrace.plan import Mode
-from millrace.strategy.controller import Controller
-from millrace.strategy.functions import LoopFunction
 
 CHUNK_SECONDS = 0.02
 

@@ -11,17 +11,17 @@ from rich.console import Console
 from millrace._compat.keras_build import build_for
 from millrace.errors import NotCompiledError, OptionError
 from millrace.feeds.block import batch_spec as spec_of
+from millrace.fit.controller import Controller
+from millrace.fit.functions import LoopFunction
+from millrace.fit.loop_arguments import check_targets
+from millrace.memory_report.changes import cheapest_changes
+from millrace.memory_report.needs import Needs, with_limits
 from millrace.options import whole_number
 from millrace.plan import Mode
+from millrace.precompile.batch_of_zeros import batch_of_zeros
+from millrace.precompile.rehearse import Batches
 from millrace.records.memory_report import MemoryReport
-from millrace.strategy.batch_of_zeros import batch_of_zeros
-from millrace.strategy.controller import Controller
-from millrace.strategy.functions import LoopFunction
-from millrace.strategy.loop_arguments import check_targets
-from millrace.strategy.memory import Needs, with_limits
-from millrace.strategy.memory_changes import cheapest_changes
-from millrace.strategy.memory_methods import bytes_or_share
-from millrace.strategy.rehearse import Batches
+from millrace.strategy.recomputation_methods import bytes_or_share
 
 
 def memory_report(

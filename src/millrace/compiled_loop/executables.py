@@ -9,6 +9,8 @@ import keras
 
 from millrace._compat.jax_array import trace_options, tracing_options
 from millrace._compat.keras_build import layer_names
+from millrace.compiled_loop.budget import has_budget, with_choice, within_budget
+from millrace.compiled_loop.programs import ProgramBuilder
 from millrace.compiling.executable import Executable, compile_program
 from millrace.compiling.log import CompileLog
 from millrace.compiling.lowering import Request, tracing
@@ -17,8 +19,6 @@ from millrace.explain.key import Identity, key_of
 from millrace.explain.walk import Description
 from millrace.export.exported import Wanted
 from millrace.export.exporting import Exports, why_not
-from millrace.fit_loop.budget import has_budget, with_choice, within_budget
-from millrace.fit_loop.programs import ProgramBuilder
 from millrace.plan import LoopForm, Mode, Plan
 from millrace.recomputation.costs import Chain, chains_seen
 from millrace.recomputation.segments import boundaries_found

@@ -24,21 +24,21 @@ from millrace.errors import OptionError
 from millrace.export.exporting import Exports
 from millrace.feeds.block import Destination
 from millrace.feeds.blocks import STEPS_TOGETHER, BlockShape
+from millrace.fit.checks import check_model
+from millrace.fit.loop_arguments import check_steps_per_execution
+from millrace.fit.offloading import bring_back, check_offload, offload_in_force
+from millrace.fit.rules import Rules
+from millrace.fit.stages import Stages, check_pipeline
+from millrace.fit.uncompiled import check_watched
 from millrace.interrupts import held_back
 from millrace.options import NO_TAPS, Accumulation, MetricReduction, Offload, Options, Taps
 from millrace.plan import BatchSpec, Mode
 from millrace.processes.facts import process_index
 from millrace.records.run import FeedStatistics, PipelineStatistics
-from millrace.strategy.checks import check_model
-from millrace.strategy.loop_arguments import check_steps_per_execution
-from millrace.strategy.offloading import bring_back, check_offload, offload_in_force
-from millrace.strategy.pipelining import Stages, check_pipeline
-from millrace.strategy.rules import Rules
-from millrace.strategy.uncompiled import check_watched
 from millrace.taps.delivery import Delivery, Listener
 
 if TYPE_CHECKING:
-    from millrace.strategy.functions import LoopFunction
+    from millrace.fit.functions import LoopFunction
 
 ATTRIBUTE = "_millrace"  # of a model: its controller
 

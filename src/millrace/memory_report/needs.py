@@ -8,8 +8,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from millrace._compat.jax_memory import flops, memory_limit
+from millrace.compiled_loop.runner import ScanRunner
 from millrace.compiling.executable import compiled_of
-from millrace.fit_loop.runner import ScanRunner
+from millrace.fit.controller import Controller
 from millrace.memory.dry_run import (
     Call,
     PipelineRehearsal,
@@ -21,11 +22,10 @@ from millrace.memory.pieces import piece_memory
 from millrace.memory.stages import pipeline_memory
 from millrace.pipelines.runtime.runner import PipelineRunner
 from millrace.plan import Mode
+from millrace.precompile.rehearse import Batches, rehearse_piece
 from millrace.records.memory import LiveBuffer, largest
 from millrace.records.memory_report import DeviceMemory
 from millrace.schedules.task import Pass
-from millrace.strategy.controller import Controller
-from millrace.strategy.rehearse import Batches, rehearse_piece
 
 
 @dataclass(frozen=True, slots=True)

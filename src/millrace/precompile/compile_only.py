@@ -29,22 +29,22 @@ from millrace.cache.use import cache_statistics
 from millrace.compiling.lowering import tracing
 from millrace.errors import OptionError
 from millrace.feeds.block import batch_spec
+from millrace.fit.controller import Controller, controller_of
+from millrace.fit.epochs import make_epoch_iterator
+from millrace.fit.functions import LoopFunction, Runner
 from millrace.memory.dry_run import PipelineRehearsal, ScanRehearsal, state_specs
 from millrace.options import MetricReduction
 from millrace.plan import Mode
-from millrace.steps.state import State
-from millrace.steps.step import logs_follow_from_metrics
-from millrace.strategy.controller import Controller, controller_of
-from millrace.strategy.described_epochs import (
+from millrace.precompile.described_epochs import (
     DescribedEpochIterator,
     DescribedExecution,
     DescribedSteps,
     streamed,
 )
-from millrace.strategy.epochs import make_epoch_iterator
-from millrace.strategy.functions import LoopFunction, Runner
-from millrace.strategy.precompile import at_once
-from millrace.strategy.rehearse import rehearsal_of, rehearse_executions
+from millrace.precompile.precompile import at_once
+from millrace.precompile.rehearse import rehearsal_of, rehearse_executions
+from millrace.steps.state import State
+from millrace.steps.step import logs_follow_from_metrics
 
 logger = logging.getLogger("millrace")
 

@@ -10,12 +10,12 @@ from dataclasses import dataclass, replace
 from millrace._compat.jax_memory import host_memory
 from millrace.devices import home
 from millrace.errors import MillraceError
+from millrace.fit.controller import Controller
+from millrace.memory_report.needs import Needs, with_limits
 from millrace.options import Options, Recomputation, RecomputationMode
 from millrace.plan import Mode
+from millrace.precompile.rehearse import Batches
 from millrace.records.memory_report import MemoryChange, MemoryReport
-from millrace.strategy.controller import Controller
-from millrace.strategy.memory import Needs, with_limits
-from millrace.strategy.rehearse import Batches
 
 CHANGES = 3  # that a report shows
 

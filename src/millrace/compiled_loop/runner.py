@@ -16,10 +16,8 @@ import jax
 import numpy as np
 
 from millrace._compat.jax_memory import in_device_memory
-from millrace.compiling.executable import Executable
-from millrace.feeds.block import Block, Destination, Segment
-from millrace.fit_loop.executables import Executables
-from millrace.fit_loop.result import (
+from millrace.compiled_loop.executables import Executables
+from millrace.compiled_loop.result import (
     Halted,
     Outlet,
     Part,
@@ -30,7 +28,9 @@ from millrace.fit_loop.result import (
     nowhere,
     with_kept,
 )
-from millrace.fit_loop.window import Turns, Window
+from millrace.compiling.executable import Executable
+from millrace.feeds.block import Block, Destination, Segment
+from millrace.compiled_loop.window import Turns, Window
 from millrace.interrupts import raise_if_interrupted
 from millrace.plan import LoopForm, Mode, Plan
 from millrace.processes.agreement import gathered

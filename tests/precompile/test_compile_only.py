@@ -8,8 +8,8 @@ import millrace
 from millrace.callbacks import NaNWatch
 from millrace.callbacks.tensor_statistics import TensorStatistics
 from millrace.errors import OptionError, PlanError
-from millrace.strategy import compile_only
-from millrace.strategy.compile_only import compiling_only
+from millrace.precompile import compile_only
+from millrace.precompile.compile_only import compiling_only
 
 layers = keras.layers
 

@@ -11,8 +11,8 @@ from rich.console import Console
 
 import millrace
 from millrace._compat.jax_memory import argument_bytes, requirement
+from millrace.compiled_loop.runner import ScanRunner
 from millrace.errors import ModelError, OptionError, OutOfMemoryError, PlanError
-from millrace.fit_loop.runner import ScanRunner
 from millrace.pipelines.programs.executables import StageExecutables
 from millrace.records.memory import bytes_text
 

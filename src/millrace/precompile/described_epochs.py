@@ -14,8 +14,8 @@ from typing import Any
 from millrace._compat.keras import is_array_adapter
 from millrace.feeds.block import Block, Segment, batch_spec
 from millrace.feeds.blocks import BlockShape, resident_cuts
+from millrace.fit.epochs import Execution, FeedEpochIterator
 from millrace.plan import BatchSpec
-from millrace.strategy.epochs import Execution, FeedEpochIterator
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,11 +12,11 @@ from millrace._compat.keras_build import build_for
 from millrace.arguments import refuse_unknown
 from millrace.errors import NotCompiledError
 from millrace.feeds.block import batch_spec as spec_of
+from millrace.fit.controller import Controller
 from millrace.options import whole_number
 from millrace.plan import Mode
-from millrace.strategy.batch_of_zeros import batch_of_zeros
-from millrace.strategy.controller import Controller
-from millrace.strategy.rehearse import Batches, steps_of_execution
+from millrace.precompile.batch_of_zeros import batch_of_zeros
+from millrace.precompile.rehearse import Batches, steps_of_execution
 
 _KNOWN = ("steps_per_epoch",)
 _REASONS = {"batch_size": "it follows from the shapes of batch_spec."}

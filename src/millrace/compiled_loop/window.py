@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from millrace.fit_loop.result import Span
+from millrace.compiled_loop.result import Span
 from millrace.plan import LoopForm
 from millrace.steps.state import State
 

@@ -9,28 +9,28 @@ import jax.numpy as jnp
 
 from millrace._compat.jax import is_non_finite_error
 from millrace._compat.keras_scope import restore_state
+from millrace.compiled_loop.executables import Executables
+from millrace.compiled_loop.result import Halted, Part
+from millrace.compiled_loop.runner import ScanRunner
 from millrace.errors import NonFiniteError, OutOfMemoryError
 from millrace.feeds.block import Segment
 from millrace.feeds.blocks import stacked_blocks
-from millrace.fit_loop.executables import Executables
-from millrace.fit_loop.result import Halted, Part
-from millrace.fit_loop.runner import ScanRunner
+from millrace.fit.checks import check_recomputed
+from millrace.fit.controller import Controller
+from millrace.fit.data_position import Place
+from millrace.fit.epochs import Execution, check_iterator
+from millrace.fit.multi_process import raise_failure_of_others
+from millrace.fit.stages import make_pipeline_runner, marks_of
+from millrace.memory_report.needs import Needs, measure
+from millrace.memory_report.out_of_memory import out_of_memory, out_of_memory_error
 from millrace.options import NO_OFFLOAD, NO_TAPS, Taps
 from millrace.pipelines.runtime.runner import PipelineRunner
 from millrace.plan import BatchSpec, Mode, Plan
+from millrace.precompile.rehearse import Batches, rehearse
 from millrace.processes.agreement import own_copy
 from millrace.recomputation.options import recompute_of
 from millrace.steps.state import State, as_state
 from millrace.steps.tapped_step import tapping_optimizer
-from millrace.strategy.checks import check_recomputed
-from millrace.strategy.controller import Controller
-from millrace.strategy.data_position import Place
-from millrace.strategy.epochs import Execution, check_iterator
-from millrace.strategy.memory import Needs, measure
-from millrace.strategy.memory_errors import out_of_memory, out_of_memory_error
-from millrace.strategy.multi_process import raise_failure_of_others
-from millrace.strategy.pipelining import make_pipeline_runner, marks_of
-from millrace.strategy.rehearse import Batches, rehearse
 from millrace.taps.delivery import queues_of
 
 Runner = ScanRunner | PipelineRunner

@@ -19,12 +19,12 @@ import keras
 import numpy as np
 
 from millrace.errors import ProcessError
+from millrace.fit.controller import Controller
 from millrace.options import Options
 from millrace.plan import Mode
 from millrace.processes.agreement import check_same
 from millrace.processes.facts import process_count, process_index
 from millrace.processes.failure import failure_of_others
-from millrace.strategy.controller import Controller
 
 AGREEMENT_SECONDS = 600.0  # between the first process and the last: one may load data for longer
 

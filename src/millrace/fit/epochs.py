@@ -1,7 +1,7 @@
 """What Keras's loops draw executions from: its own epoch iterator, with an infeed behind it.
 
     for begin, end, execution in epoch_iterator:             Keras
-        logs, state = train_function(state, execution)       strategy/functions.py
+        logs, state = train_function(state, execution)       fit/functions.py
             execution.take() -> segments                     feeds/infeed.py
 
 Where Keras steps through its data adapter, this adapter is stacked into blocks ahead of time.
@@ -28,12 +28,12 @@ from millrace.errors import VersionError
 from millrace.feeds.block import Block, Segment, batch_spec
 from millrace.feeds.blocks import ResidentArrays, stacked_blocks
 from millrace.feeds.infeed import Infeed, wait_for_interrupted
+from millrace.fit.checks import shortened_to_stop
+from millrace.fit.controller import Controller, controller_of
+from millrace.fit.multi_process import agree_on_data, agree_on_order
+from millrace.fit.uncompiled import runs_uncompiled
 from millrace.interrupts import at_once, raise_if_interrupted
 from millrace.plan import Mode
-from millrace.strategy.checks import shortened_to_stop
-from millrace.strategy.controller import Controller, controller_of
-from millrace.strategy.multi_process import agree_on_data, agree_on_order
-from millrace.strategy.uncompiled import runs_uncompiled
 
 _DATA = ("x", "y", "sample_weight")
 

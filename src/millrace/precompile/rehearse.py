@@ -3,14 +3,14 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from millrace.compiled_loop.runner import ScanRunner
 from millrace.feeds.block import Segment
-from millrace.fit_loop.runner import ScanRunner
+from millrace.fit.checks import check_steps, shortened_to_stop
+from millrace.fit.controller import Controller
 from millrace.memory.dry_run import Call, PipelineRehearsal, ScanRehearsal, state_specs
 from millrace.pipelines.runtime.runner import PipelineRunner
 from millrace.plan import BatchSpec, Mode
 from millrace.steps.state import State
-from millrace.strategy.checks import check_steps, shortened_to_stop
-from millrace.strategy.controller import Controller
 
 
 @dataclass(frozen=True, slots=True)

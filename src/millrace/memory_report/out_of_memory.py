@@ -4,11 +4,11 @@ from collections.abc import Callable
 
 from millrace._compat.jax_memory import is_out_of_memory
 from millrace.errors import OutOfMemoryError
+from millrace.fit.controller import Controller
+from millrace.memory_report.needs import Needs, with_limits
 from millrace.plan import Mode
+from millrace.precompile.rehearse import Batches
 from millrace.records.memory_report import MemoryReport
-from millrace.strategy.controller import Controller
-from millrace.strategy.memory import Needs, with_limits
-from millrace.strategy.rehearse import Batches
 
 
 def out_of_memory(error: BaseException) -> BaseException | None:

@@ -1,0 +1,1 @@
+"""The loop of a model in one piece: one program of many steps, and its runner."""

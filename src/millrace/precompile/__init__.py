@@ -1,0 +1,1 @@
+"""Compiles what a loop would run, and runs nothing."""
