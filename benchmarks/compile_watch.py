@@ -23,7 +23,7 @@ CALLS = 10_000
 
 def watching(model) -> float:
     """Returns the seconds of what one execution does to watch."""
-    function = controller_of(model).functions[Mode.TRAIN]
+    function = controller_of(model).functions.compiled[Mode.TRAIN]
     log, place, executables = function._log, function._place, function._executables
 
     def watch():

@@ -89,7 +89,7 @@ def measure(name, build) -> list[str]:
         begin = time.perf_counter()
         device = strategy.memory_report(model, batch).devices[0]
         seconds = time.perf_counter() - begin
-        function = model._millrace.functions[Mode.TRAIN]
+        function = model._millrace.functions.compiled[Mode.TRAIN]
         chain = next(filter(None, function._executables._chains.values()), chain)
         found.append(device)
         extra = chain.extra(number) if chain else 0.0

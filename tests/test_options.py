@@ -14,7 +14,7 @@ def model(strategy):
 
 
 def options(model):
-    return model._millrace.options
+    return model._millrace.setup.options
 
 
 def test_options_are_frozen_and_replaced_whole(model):

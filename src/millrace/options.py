@@ -1,8 +1,10 @@
 """What the user chose, as frozen records. Every setter on a model replaces one of them whole."""
 
+import contextlib
 import enum
 import math
 import os
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar, cast
@@ -303,3 +305,29 @@ def _member(kind: type[Kind], option: str, value: object) -> Kind:
     if not isinstance(value, str) or value.lower() not in names:
         raise OptionError(f"{option} must be one of {names}. Received: {value!r}.")
     return kind(value.lower())
+
+
+_UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12} | {
+    f"{unit}i": 2 ** (10 * power) for power, unit in enumerate("kmgt", 1)
+}
+_SIZE = re.compile(r"\s*([0-9.]+(?:e[0-9]+)?)\s*([kmgt]i?)?b?\s*", re.IGNORECASE)
+
+
+def bytes_or_share(value: Any) -> int | float:
+    """Returns a budget: bytes as an int, a share as a float.
+
+    Raises:
+        OptionError: if it is neither.
+    """
+    if isinstance(value, str) and (found := _SIZE.fullmatch(value)):
+        number, unit = found.groups()
+        with contextlib.suppress(ValueError):  # of a number with two points, say
+            return bytes_or_share(round(float(number) * _UNITS[(unit or "").lower()]))
+    elif isinstance(value, float) and 0 < value <= 1:
+        return value
+    elif isinstance(value, int | float) and value is not True and value == value // 1 >= 1:
+        return int(value)
+    raise OptionError(
+        "budget must be bytes, a text such as '1.5GB' or '800 MiB', or a share such as 0.5 of what "
+        f"training takes without recomputation. Received: {value!r}."
+    )

@@ -151,7 +151,7 @@ def watched(model, batches, taps=EVERYTHING, given=None):
     listener, controller = Listener(), controller_of(model)
     controller.watch(listener, taps)
     fit(model, batches, given)
-    controller.unwatch(listener)
+    controller.watchers.unwatch(listener)
     return listener
 
 
@@ -438,7 +438,7 @@ def test_statistics_of_every_third_update():
     controller.watch(listener, Taps(activations=("*",), gradients=("*",), every=3))
     fit(model, 4 * STEPS)
     fit(model, 4 * STEPS)
-    controller.unwatch(listener)
+    controller.watchers.unwatch(listener)
     for entries, of_one in (("of_steps", STEPS), ("of_updates", 1)):
         _, values = listener.rows(entries)
         due = np.repeat(np.arange(8) % 3 == 0, of_one)
@@ -459,7 +459,7 @@ def test_a_halted_update_is_not_applied(devices):
         model = pipeline(small, SMALL, devices=devices, steps=2 // replicas, executed=executed)
         taps = Taps(gradients=("*",), stops=True)
         listener = watched(model, 12, taps, given)
-        return model, listener, controller_of(model).running_function
+        return model, listener, controller_of(model).functions.running
 
     model, listener, function = run((x, y), 6)
     assert function.halted.step == 4

@@ -74,7 +74,7 @@ def watched(model, batches, taps=EVERYTHING):
     listener, controller = Listener(), controller_of(model)
     controller.watch(listener, taps)
     model.fit(*make_data(batches), batch_size=ROWS, shuffle=False, verbose=0)
-    controller.unwatch(listener)
+    controller.watchers.unwatch(listener)
     return listener
 
 
@@ -127,8 +127,8 @@ def test_a_halted_update_is_not_applied(replicas):
     listener, controller = Listener(), controller_of(model)
     controller.watch(listener, Taps(gradients=("*",), stops=True))
     model.fit(x, y, batch_size=ROWS, shuffle=False, verbose=0)
-    halted = controller.running_function.halted
-    controller.unwatch(listener)
+    halted = controller.functions.running.halted
+    controller.watchers.unwatch(listener)
     assert halted.step == 4
     for k, (mine, _) in enumerate(halted.batches):
         np.testing.assert_array_equal(mine, x[(4 + k) * ROWS : (5 + k) * ROWS])

@@ -18,7 +18,7 @@ def model():
 
 
 def accumulation(model):
-    return model._millrace.options.accumulation
+    return model._millrace.setup.options.accumulation
 
 
 def test_f13_updates_do_not_divide_an_execution(model):
@@ -77,11 +77,11 @@ def test_f13_none_keeps_and_free_arguments_are_replaced(model):
     set_options = model.set_gradient_accumulation_options
     set_options(4, dtype="float32", offload_weight_update_variables=False, name="update")
     assert (accumulation(model).steps, accumulation(model).dtype) == (4, "float32")
-    assert model._millrace.options.offload.optimizer_state is False
+    assert model._millrace.setup.options.offload.optimizer_state is False
     set_options(gradient_accumulation_reduction_method="running_MEAN")
     assert (accumulation(model).steps, accumulation(model).dtype) == (4, None)
     assert accumulation(model).reduction is Reduction.RUNNING_MEAN_THEN_SUM
-    assert model._millrace.options.offload.optimizer_state is None
+    assert model._millrace.setup.options.offload.optimizer_state is None
     set_options()
     assert accumulation(model).reduction is Reduction.RUNNING_MEAN_THEN_SUM
     set_options(2, GradientAccumulationReductionMethod.MEAN)  # as in later releases

@@ -67,15 +67,15 @@ def test_f21_what_the_setter_refuses(model, arguments, error, message):
 
 def test_f21_a_call_without_the_schedule_falls_back_to_grouped(model):
     model.set_pipelining_options(4, pipeline_schedule=PipelineSchedule.Sequential)
-    assert model._millrace.options.pipelining.schedule == "sequential"
+    assert model._millrace.setup.options.pipelining.schedule == "sequential"
     model.set_pipelining_options(device_mapping=[1, 0])
-    found = model._millrace.options.pipelining
+    found = model._millrace.setup.options.pipelining
     assert (found.schedule, found.steps, found.device_mapping) == ("grouped", 4, (1, 0))
     assert found.reduction is Reduction.SUM
     model.set_pipelining_options(None, None, None, "mean")
-    assert model._millrace.options.pipelining.reduction is Reduction.MEAN_THEN_SUM
+    assert model._millrace.setup.options.pipelining.reduction is Reduction.MEAN_THEN_SUM
     model.set_pipelining_options(8, [0, 1], True, True, "sum")
-    found = model._millrace.options.pipelining
+    found = model._millrace.setup.options.pipelining
     assert (found.steps, found.device_mapping, found.reduction) == (8, (0, 1), Reduction.MEAN)
 
 
@@ -115,7 +115,7 @@ def test_f21_batch_serialization_and_the_accumulators_dtype_are_accepted(model):
     model.compile("sgd", "mse", steps_per_execution=8)
     model.fit(x, y, batch_size=2, verbose=0)
     assert int(model.optimizer.iterations) == 16 // 8  # batches, in an update
-    assert model._millrace.options.pipelining.dtype == "float32"
+    assert model._millrace.setup.options.pipelining.dtype == "float32"
 
 
 @pytest.mark.parametrize("allowed", [False, True])
@@ -124,5 +124,5 @@ def test_f21_recomputation_needs_the_configuration(system, allowed):
     model = two_stages(IPUStrategy(), 4)
     mode = RecomputationMode.RecomputeAndBackpropagateInterleaved
     model.set_pipelining_options(4, recomputation_mode=mode)
-    found = model._millrace.options.recomputation.mode.value
+    found = model._millrace.setup.options.recomputation.mode.value
     assert found == ("recompute_and_backpropagate_interleaved" if allowed else "none")

@@ -14,11 +14,11 @@ def test_f23_replicas_are_as_many_as_there_are_devices_for(system):
     strategy = IPUStrategy()
     assert linear(strategy)._millrace.replicas == 8
     model = two_stages(strategy)
-    assert model._millrace.replicas == 4
+    assert model._millrace.setup.replicas == 4
     three = two_stages(strategy, stages=(0, 1, 2))
-    assert three._millrace.replicas == 2  # three devices round up to four
+    assert three._millrace.setup.replicas == 2  # three devices round up to four
     model.set_pipelining_options(device_mapping=[3, 1])
-    assert model._millrace.replicas == 2  # four, of which two work
+    assert model._millrace.setup.replicas == 2  # four, of which two work
 
 
 @pytest.mark.parametrize(("devices", "message"), [(1, "has 1"), (3, "has 3"), (6, "has 6")])

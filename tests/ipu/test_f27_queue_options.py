@@ -22,7 +22,7 @@ def test_f27_depths_leave_results_unchanged(caplog):
     plain = trained()
     deep = trained({"prefetch_depth": 2}, {"buffer_depth": 2})
     np.testing.assert_array_equal(plain.get_weights()[0], deep.get_weights()[0])
-    assert deep._millrace.options.feed.prefetch_depth == 2
+    assert deep._millrace.setup.options.feed.prefetch_depth == 2
     assert caplog.text.count("buffer_depth has no effect. Results wait on the host") == 1
 
 
@@ -60,7 +60,7 @@ def test_f27_values_are_refused_when_fit_builds_the_queue(infeed, outfeed, messa
 def test_f27_each_call_replaces_the_one_before():
     model = trained({"prefetch_depth": 3})
     model.set_infeed_queue_options()
-    assert model._millrace.options.feed.prefetch_depth == 2  # the default
+    assert model._millrace.setup.options.feed.prefetch_depth == 2  # the default
     model.set_infeed_queue_options(prefetch_depth=300)
     model.set_infeed_queue_options(prefetch_depth=4)
     model.fit(*rows(8), batch_size=2, verbose=0)

@@ -73,7 +73,7 @@ def test_f28_what_comes_back_in_a_scope(make, way, system, tmp_path, caplog):
     assert (before.infeed, before.outfeed) == (after.infeed, after.outfeed)
     stages = [each.pipeline_stage for each in loaded.get_pipeline_stage_assignment()]
     assert stages == [each.pipeline_stage for each in model.get_pipeline_stage_assignment()]
-    assert loaded._millrace.options.pipelining.schedule == "grouped"
+    assert loaded._millrace.setup.options.pipelining.schedule == "grouped"
     said = "options ['pipeline_schedule'] of" in caplog.text
     assert said == (make is sequential)
 

@@ -105,7 +105,7 @@ def test_saved_with_options_and_loaded_in_a_scope(strategy, build, tmp_path):
     model.save(path)
     with strategy.scope():
         loaded = keras.models.load_model(path)
-    assert loaded._millrace.options == model._millrace.options
+    assert loaded._millrace.setup.options == model._millrace.setup.options
     for ours, theirs in zip(model.variables, loaded.variables, strict=True):
         np.testing.assert_array_equal(ours, theirs)
     for ours, theirs in zip(model.optimizer.variables, loaded.optimizer.variables, strict=True):
@@ -132,7 +132,7 @@ def test_a_stock_file_loads_in_a_scope_with_the_default_options(strategy, build,
     with strategy.scope():
         loaded = keras.models.load_model(path)
     assert is_attached(loaded)
-    assert loaded._millrace.options == millrace.options.Options()
+    assert loaded._millrace.setup.options == millrace.options.Options()
 
 
 @pytest.mark.parametrize(
@@ -166,7 +166,7 @@ def test_attaching_twice_keeps_the_options(strategy):
     model = strategy.attach(functional())
     model.set_infeed_queue_options(prefetch_depth=7)
     assert strategy.attach(model) is model
-    assert model._millrace.options.feed.prefetch_depth == 7
+    assert model._millrace.setup.options.feed.prefetch_depth == 7
 
 
 def test_options_and_stages_go_with_a_model_to_another_strategy():
@@ -179,9 +179,9 @@ def test_options_and_stages_go_with_a_model_to_another_strategy():
     model.set_infeed_queue_options(prefetch_depth=7)
     model.set_pipeline_stage_assignment([0, 1])
     model.set_pipelining_options(gradient_accumulation_steps_per_replica=2)
-    before = model._millrace.options
+    before = model._millrace.setup.options
     second.attach(model)
-    assert model._millrace.options == before
+    assert model._millrace.setup.options == before
     x, y = data(rows=8)
     model.fit(x, y, batch_size=2, verbose=0)
     assert int(model.optimizer.iterations) == 2

@@ -121,7 +121,7 @@ def test_each_stage_runs_and_holds_so_many_micro_batches():
     model.fit(*data(12), batch_size=2, verbose=0)
     statistics = model._millrace.totals.pipeline
     assert (statistics.last_tasks, statistics.last_in_flight) == (36, (3, 3, 3))
-    (runner,) = model._millrace.functions[Mode.TRAIN]._runners.values()
+    (runner,) = model._millrace.functions.compiled[Mode.TRAIN]._runners.values()
     _, order = runner._orders.of(6, ())
     assert " ".join(map(str, order)) == (
         "0F0 0F1 0F2 1F0 1F1 1F2 2F0 2F1 2F2 2B0 2B1 2B2 1B0 1B1 1B2 0B0 0B1 0B2 "
@@ -141,9 +141,9 @@ def test_evaluate_and_predict_are_as_without():
 
 def test_stages_are_on_one_device_unless_somebody_says_otherwise():
     model = build(devices=2, **TWICE)
-    assert model._millrace.replicas == 2
+    assert model._millrace.setup.replicas == 2
     model.set_pipelining_options(**TWICE, device_mapping=[1, 1, 1])
-    assert model._millrace.replicas == 1
+    assert model._millrace.setup.replicas == 1
     model.fit(*data(12), batch_size=2, verbose=0)
     assert {str(v.value.device) for v in model.trainable_variables} == {
         str(millrace.Strategy(devices=2).devices[1])
@@ -173,7 +173,7 @@ def test_several_devices_are_refused_when_they_are_set():
     model = build(devices=2, device_mapping=[1, 0, 1])
     with pytest.raises(UnsupportedError, match=message):
         model.set_pipelining_options(**TWICE)  # which keeps the mapping
-    assert model._millrace.options.pipelining.batch_serialization == 1
+    assert model._millrace.setup.options.pipelining.batch_serialization == 1
 
 
 @pytest.mark.parametrize(
@@ -191,12 +191,12 @@ def test_the_number_is_whole(given, message):
 
 def test_every_call_replaces_it_and_the_schedule():
     model = build(**TWICE, pipeline_schedule="Sequential")
-    options = model._millrace.options
+    options = model._millrace.setup.options
     assert options.pipelining.accumulation.steps == 6
     model.set_pipelining_options(batch_serialization_iterations=2)
-    assert model._millrace.options.pipelining.schedule == "sequential"
+    assert model._millrace.setup.options.pipelining.schedule == "sequential"
     model.set_pipelining_options()
-    pipelining = model._millrace.options.pipelining
+    pipelining = model._millrace.setup.options.pipelining
     assert (pipelining.schedule, pipelining.accumulation.steps) == ("1f1b", 2)
 
 
@@ -224,5 +224,5 @@ def test_travels_with_the_model(tmp_path):
     model.save(tmp_path / "model.keras")
     with millrace.Strategy(devices=1).scope():
         loaded = keras.models.load_model(tmp_path / "model.keras")
-    assert loaded._millrace.options == model._millrace.options
+    assert loaded._millrace.setup.options == model._millrace.setup.options
     assert [each.pipeline_stage for each in loaded.get_pipeline_stage_assignment()] == [0, 1, 2]

@@ -45,7 +45,7 @@ def fit(model):
 
 def resting(model):
     """Names of what rests in host memory."""
-    found = controller_of(model).offload
+    found = controller_of(model).setup.offload
     return {name for name in found.__slots__ if getattr(found, name)}
 
 
@@ -139,7 +139,7 @@ def test_false_says_nothing(caplog):
     with caplog.at_level(logging.INFO, "millrace"):
         fit(model)
     assert lines(caplog) == []
-    assert controller_of(model).offload == NO_OFFLOAD
+    assert controller_of(model).setup.offload == NO_OFFLOAD
 
 
 @pytest.mark.skipif(jax.__version__ == "0.10.0", reason="its CPU compiler knows no memory kinds")

@@ -150,10 +150,10 @@ def test_a_second_call_resets_schedule_dtype_compiler_options_and_serialization_
         offload_weight_update_variables=False,
         batch_serialization_iterations=2,
     )
-    first = model._millrace.options
+    first = model._millrace.setup.options
     assert first.pipelining.schedule == "sequential"
     model.set_pipelining_options()
-    second = model._millrace.options
+    second = model._millrace.setup.options
     kept = Pipelining(steps=4, reduction=Reduction.SUM, device_mapping=(0, 0))
     assert second.pipelining == kept  # all else is as in a model whose options were never set
     assert first.pipelining != kept
@@ -327,7 +327,7 @@ def test_stages_and_options_travel_with_the_model(tmp_path, caplog):
         loaded = keras.models.load_model(tmp_path / "model.keras")
     found = [each.pipeline_stage for each in loaded.get_pipeline_stage_assignment()]
     assert found == [0, 1, 1, 2]
-    assert loaded._millrace.options.pipelining == model._millrace.options.pipelining
+    assert loaded._millrace.setup.options.pipelining == model._millrace.setup.options.pipelining
     for one, other in zip(model.get_weights(), loaded.get_weights(), strict=True):
         np.testing.assert_array_equal(one, other)
     assert fit(loaded).history == fit(model).history

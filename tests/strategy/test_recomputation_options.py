@@ -46,7 +46,7 @@ def pipelined(**options):
 def test_budgets(strategy, given, budget):
     model = marked(strategy)
     model.set_recomputation_options(budget=given)
-    found = model._millrace.options.recomputation.budget
+    found = model._millrace.setup.options.recomputation.budget
     assert (found, type(found)) == (budget, type(budget))
 
 
@@ -68,11 +68,11 @@ def test_unknown_options_and_modes_are_refused(strategy):
 
 def test_a_pipeline_sets_the_same_mode():
     model = pipelined(pipeline_schedule="grouped", recomputation_mode="Auto")
-    assert model._millrace.options.recomputation == Recomputation(mode=RecomputationMode.AUTO)
+    assert model._millrace.setup.options.recomputation == Recomputation(mode=RecomputationMode.AUTO)
     model.set_pipelining_options(gradient_accumulation_steps_per_replica=2)
-    assert model._millrace.options.recomputation.mode is RecomputationMode.AUTO
+    assert model._millrace.setup.options.recomputation.mode is RecomputationMode.AUTO
     model.set_recomputation_options(mode=None)
-    assert model._millrace.options.recomputation.mode is RecomputationMode.NONE
+    assert model._millrace.setup.options.recomputation.mode is RecomputationMode.NONE
 
 
 def test_options_are_saved_with_the_model(strategy, tmp_path):
@@ -81,7 +81,9 @@ def test_options_are_saved_with_the_model(strategy, tmp_path):
     model.save(tmp_path / "model.keras")
     with strategy.scope():
         loaded = keras.models.load_model(tmp_path / "model.keras")
-    assert loaded._millrace.options.recomputation == model._millrace.options.recomputation
+    assert (
+        loaded._millrace.setup.options.recomputation == model._millrace.setup.options.recomputation
+    )
 
 
 MODES = ["auto", "recompute_then_backpropagate", "recompute_and_backpropagate_interleaved"]

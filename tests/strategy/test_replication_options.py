@@ -170,7 +170,7 @@ def test_options_travel_with_the_model(tmp_path):
     model.save(tmp_path / "model.keras")
     with millrace.Strategy(devices=2).scope():
         loaded = keras.models.load_model(tmp_path / "model.keras")
-    assert loaded._millrace.options == model._millrace.options
+    assert loaded._millrace.setup.options == model._millrace.setup.options
     assert np.shape(fit(loaded).history["mae"]) == (1, 2)
     stock = keras.models.load_model(tmp_path / "model.keras")  # outside of a scope
     found, expected = (each.predict(data()[0], batch_size=2, verbose=0) for each in (stock, loaded))
@@ -187,7 +187,7 @@ def test_pipelining_options_travel_with_the_model(tmp_path):
     model.save(tmp_path / "model.keras")
     with millrace.Strategy(devices=4).scope():
         loaded = keras.models.load_model(tmp_path / "model.keras")
-    assert loaded._millrace.options == model._millrace.options
+    assert loaded._millrace.setup.options == model._millrace.setup.options
 
 
 def test_options_apply_to_the_next_fit_and_do_nothing_on_one_device():

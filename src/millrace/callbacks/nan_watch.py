@@ -118,7 +118,7 @@ class NaNWatch(keras.callbacks.Callback):
 
     def on_train_end(self, logs: Any = None) -> None:
         """Has nothing looked at any more."""
-        self._controller.unwatch(self)
+        self._controller.watchers.unwatch(self)
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         """Takes note of the epoch, and of how many steps were before it."""
@@ -126,7 +126,7 @@ class NaNWatch(keras.callbacks.Callback):
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         """Waits for the steps of the epoch to be counted."""
-        self._controller.outfeed.flush()
+        self._controller.watchers.outfeed.flush()
 
     def statistics(self, block: StatisticsBlock) -> None:
         """Takes in the gradients of some updates; called by the outfeed's thread."""
@@ -139,11 +139,11 @@ class NaNWatch(keras.callbacks.Callback):
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         """Stops training if the execution was halted."""
-        function = self._controller.running_function
+        function = self._controller.functions.running
         halted = None if function is None else function.halted
         if halted is None or self.found is not None:
             return
-        self._controller.outfeed.flush()
+        self._controller.watchers.outfeed.flush()
         self._fitted.stop_training = True
         sync_state(self._fitted)
         replayed = self._run_again(halted)
@@ -152,8 +152,8 @@ class NaNWatch(keras.callbacks.Callback):
         self._say()
 
     def _run_again(self, halted: Halted) -> Replay | None:
-        accumulation = self._controller.accumulation
-        device = self._controller.groups[0].devices[0]
+        accumulation = self._controller.setup.accumulation
+        device = self._controller.setup.groups[0].devices[0]
         try:
             state = state_of(self._fitted)
             return run_again(self._fitted, state, halted.batches, accumulation, device)
@@ -163,11 +163,11 @@ class NaNWatch(keras.callbacks.Callback):
 
     def _record(self, halted: Halted, replayed: Replay | None) -> FlightRecord:
         first = None if replayed is None else replayed.first_non_finite()
-        accumulation = self._controller.accumulation
+        accumulation = self._controller.setup.accumulation
         accumulator = accumulation.dtype
         micro_batch, tensor, row = (None, None, None) if first is None else first
         nans, infs = (0, 0) if row is None else counts(row)
-        assignment = self._controller.stages.assignment()
+        assignment = self._controller.setup.stages.assignment()
         if tensor is not None and assignment is not None:
             last = assignment.num_stages - 1
             stage = last if tensor == LOSS else _stage_of(tensor, assignment)

@@ -143,13 +143,13 @@ class TensorStatistics(keras.callbacks.Callback):
         check_choice(model, self._choice)
         self._end_epoch()  # of a fit that failed
         self._controller = controller
-        self._tells = not (controller.spans_processes and process_index())
+        self._tells = not (controller.setup.spans_processes and process_index())
         controller.watch(self, self._choice.taps)
 
     def on_train_end(self, logs: Any = None) -> None:
         """Ends the watch. What is kept stays."""
         if self._controller is not None:
-            self._controller.unwatch(self)
+            self._controller.watchers.unwatch(self)
             self._controller = None
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
@@ -158,11 +158,11 @@ class TensorStatistics(keras.callbacks.Callback):
             return
         self._epoch = Epoch(
             epoch,
-            self._controller.window(Mode.TRAIN),
+            self._controller.setup.window(Mode.TRAIN),
             self._epoch.first_step,
             self._epoch.first_update,
         )
-        if self._controller.taps.every != self._choice.every:
+        if self._controller.watchers.taps.every != self._choice.every:
             optimizer: Any = self._controller.model.optimizer
             self._epoch.iterations = int(np.asarray(optimizer.iterations.value))
         self._table = EpochTable()
@@ -176,7 +176,7 @@ class TensorStatistics(keras.callbacks.Callback):
         """Waits for the rest of the epoch, and prints its table."""
         if self._controller is None:
             return
-        self._controller.outfeed.flush()
+        self._controller.watchers.outfeed.flush()
         self._end_epoch()
         self._warn_of_unseen(self._controller.model)
         if self._tells and self._print_every and (epoch + 1) % self._print_every == 0:

@@ -28,9 +28,9 @@ from millrace.compiled_loop.result import (
     nowhere,
     with_kept,
 )
+from millrace.compiled_loop.window import Turns, Window
 from millrace.compiling.executable import Executable
 from millrace.feeds.block import Block, Destination, Segment
-from millrace.compiled_loop.window import Turns, Window
 from millrace.interrupts import raise_if_interrupted
 from millrace.plan import LoopForm, Mode, Plan
 from millrace.processes.agreement import gathered

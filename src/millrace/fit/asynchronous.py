@@ -17,7 +17,7 @@ import keras
 import numpy as np
 
 from millrace.fit.controller import Controller
-from millrace.fit.functions import LoopFunction
+from millrace.fit.loop_functions import KeptFunction
 from millrace.plan import Mode
 
 CHUNK_SECONDS = 0.02
@@ -67,7 +67,7 @@ class StepCallbackList(keras.callbacks.CallbackList):
         self._call(mode, "begin", batch, logs)
 
     def _end(self, mode: Mode, batch: int, logs: Any) -> None:
-        function = self._controller.functions.get(mode)
+        function = self._controller.functions.compiled.get(mode)
         if function is None or not function.parts:  # not a loop of ours
             self._call(mode, "end", batch, logs)
             return
@@ -85,7 +85,7 @@ class StepCallbackList(keras.callbacks.CallbackList):
         if errors:
             raise errors[0]
 
-    def _deliver(self, mode: Mode, function: LoopFunction) -> None:
+    def _deliver(self, mode: Mode, function: KeptFunction) -> None:
         step = first = self._begun[mode]
         arrived: list[tuple[float, int]] = []
         for part in function.parts:

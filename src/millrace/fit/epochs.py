@@ -110,18 +110,20 @@ class FeedEpochIterator(EpochIterator):
         self._resident: ResidentArrays | None = None
         self._residency_known = False
         self.number = 0  # of the epoch that is running
-        rules = controller.rules
-        rules.check_data(controller, mode, self.data_adapter, arguments)
+        rules = controller.setup.rules
+        rules.check_data(controller.setup, mode, self.data_adapter, arguments)
         rows = getattr(self.data_adapter, "batch_size", None)
         self.steps_per_execution = rules.steps_of_execution(
-            controller, mode, self.steps_per_execution, self.num_batches, rows
+            controller.setup, mode, self.steps_per_execution, self.num_batches, rows
         )
         if mode is Mode.TRAIN:
             self.steps_per_execution = shortened_to_stop(
-                self.steps_per_execution, controller.options.stop_within, controller.window(mode)
+                self.steps_per_execution,
+                controller.setup.options.stop_within,
+                controller.setup.window(mode),
             )
-        agree_on_data(controller, self.num_batches, rows)
-        controller.opened(self)
+        agree_on_data(controller.setup, self.num_batches, rows)
+        controller.feeds.opened(self)
 
     @property
     def mode(self) -> Mode:
@@ -132,17 +134,17 @@ class FeedEpochIterator(EpochIterator):
         """Returns the epoch's infeed, which starts when the first step is taken."""
         if self._infeed is None:
             self._is_closed = threading.Event()
-            feed = self._controller.options.feed
+            feed = self._controller.setup.options.feed
             self._infeed = Infeed(self._block_source(), feed.prefetch_depth)
         return self._infeed
 
     def reset(self) -> None:
         """Starts over, as Keras does after it built the model from the first batch."""
         self.close()
-        if self._controller.is_built_ahead and self._mode is not Mode.PREDICT:
+        if self._controller.feeds.is_built_ahead and self._mode is not Mode.PREDICT:
             # Else the data would be in another order than it would have been: the first batch of
             # shuffled arrays draws the order of all.
-            self._controller.is_built_ahead = False
+            self._controller.feeds.is_built_ahead = False
             with at_once():
                 next(self.host_batches(), None)
         self.number = 0
@@ -206,18 +208,18 @@ class FeedEpochIterator(EpochIterator):
 
     def _block_source(self) -> Callable[[Callable[[], bool]], Iterator[Block]]:
         controller = self._controller
-        shape = controller.block_shape(self._mode, self.steps_per_execution)
+        shape = controller.feeds.block_shape(controller.setup, self._mode, self.steps_per_execution)
         resident = self._resident_arrays()
         if resident is not None:
             # Drawn here, on the thread that Keras would draw it on: it uses NumPy's generator.
             batch_size: Any = self.data_adapter.batch_size
             shuffle = self._arguments.get("shuffle", False)
             order = epoch_order(self.data_adapter, resident.rows, shuffle)
-            agree_on_order(controller, order)
+            agree_on_order(controller.setup, order)
             return lambda is_awaited: resident.blocks(order, batch_size, shape)
         batches = _until(self._is_closed, self.host_batches())
         return functools.partial(
-            stacked_blocks, batches, self._sizes, shape, controller.destination
+            stacked_blocks, batches, self._sizes, shape, controller.setup.destination
         )
 
     @property
@@ -225,7 +227,7 @@ class FeedEpochIterator(EpochIterator):
         """Bytes that data may have that is read from start to end; 0 for any other."""
         whole = self.steps_per_epoch in (None, self.pass_length)
         may = whole and is_array_adapter(self.data_adapter)
-        return self._controller.options.feed.max_resident_bytes if may else 0
+        return self._controller.setup.options.feed.max_resident_bytes if may else 0
 
     def would_reside(self, batch: Any) -> bool:
         """Whether the data, of which this is a batch, would stay on the device."""
@@ -240,7 +242,7 @@ class FeedEpochIterator(EpochIterator):
             if limit := self._residency_limit:
                 arrays = _whole_arrays(self._arguments, limit)
                 if arrays is not None:
-                    self._resident = ResidentArrays(arrays, self._controller.destination)
+                    self._resident = ResidentArrays(arrays, self._controller.setup.destination)
         return self._resident
 
 
@@ -297,7 +299,7 @@ def _unknown_loops(what: str) -> VersionError:
 def make_epoch_iterator(model: keras.Model, loop: str, arguments: Any) -> Any | None:
     """Returns what an attached model's loop draws from; None where Keras's own loop runs it."""
     controller = controller_of(model)
-    if controller is None or runs_uncompiled(controller):
+    if controller is None or runs_uncompiled(controller.setup):
         return None
     return FeedEpochIterator(controller, Mode(loop), **arguments)
 

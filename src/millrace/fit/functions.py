@@ -12,21 +12,20 @@ from millrace._compat.keras_scope import restore_state
 from millrace.compiled_loop.executables import Executables
 from millrace.compiled_loop.result import Halted, Part
 from millrace.compiled_loop.runner import ScanRunner
-from millrace.errors import NonFiniteError, OutOfMemoryError
+from millrace.errors import NonFiniteError
 from millrace.feeds.block import Segment
 from millrace.feeds.blocks import stacked_blocks
 from millrace.fit.checks import check_recomputed
 from millrace.fit.controller import Controller
 from millrace.fit.data_position import Place
 from millrace.fit.epochs import Execution, check_iterator
+from millrace.fit.loop_functions import LastExecution, out_of_memory
 from millrace.fit.multi_process import raise_failure_of_others
+from millrace.fit.offloading import log_what_stays
 from millrace.fit.stages import make_pipeline_runner, marks_of
-from millrace.memory_report.needs import Needs, measure
-from millrace.memory_report.out_of_memory import out_of_memory, out_of_memory_error
 from millrace.options import NO_OFFLOAD, NO_TAPS, Taps
 from millrace.pipelines.runtime.runner import PipelineRunner
 from millrace.plan import BatchSpec, Mode, Plan
-from millrace.precompile.rehearse import Batches, rehearse
 from millrace.processes.agreement import own_copy
 from millrace.recomputation.options import recompute_of
 from millrace.steps.state import State, as_state
@@ -45,26 +44,35 @@ class LoopFunction:
     """Train, test or predict function of one model. It holds the executables of its mode."""
 
     def __init__(self, controller: Controller, mode: Mode):
-        controller.check(mode)
+        setup = controller.setup
+        setup.check(mode)
         self._controller = controller
-        self._mode = mode
+        self.mode = mode
         # Found out now: while a loop runs, Keras takes the values out of the variables.
-        assignment = controller.stages.assignment()
-        self._accumulation = controller.accumulation
+        assignment = setup.stages.assignment()
+        self._accumulation = setup.accumulation
         trains = mode is Mode.TRAIN
         self._optimizer_taps = trains and tapping_optimizer(controller.model) is not None
-        schedule = None if assignment is None else controller.options.pipelining.schedule
-        recomputation = controller.options.recomputation
+        schedule = None if assignment is None else setup.options.pipelining.schedule
+        recomputation = setup.options.recomputation
         self._recompute = (
-            recompute_of(recomputation, schedule, controller.spans_processes) if trains else None
+            recompute_of(recomputation, schedule, setup.spans_processes) if trains else None
         )
         if self._recompute is not None:
             check_recomputed(controller.model)
-        self._offload = controller.offload if trains else NO_OFFLOAD
+        self._offload = NO_OFFLOAD
+        if trains:
+            self._offload = setup.offload
+            is_new, is_pipelined = controller.totals.is_new, assignment is not None
+            log_what_stays(
+                setup.options.offload, self._accumulation, is_pipelined, setup.devices, is_new
+            )
         self._pipeline = None if assignment is None else marks_of(controller.model, assignment)
         self._log = controller.totals.compile_log
         exports = controller.totals.exports
-        self._executables = Executables(controller.model, self._log, controller.identity, exports)
+        self._executables = Executables(
+            controller.model, self._log, controller.functions.identity, exports
+        )
         self._name = f"{mode.value} of {controller.model.name!r}"
         self._place = Place(mode)
         self._runners: dict[tuple[bool, Taps], Runner] = {}
@@ -74,7 +82,7 @@ class LoopFunction:
         self.chunk = 8
         # The update before which the last execution was halted, if it was.
         self.halted: Halted | None = None
-        self._spec: BatchSpec | None = None  # of the batches of the last execution
+        self.last = LastExecution()
         self._is_queued = False  # whether taps go into queues, which may be read at any time
 
     def __call__(self, state: State, iterator: Iterator[Any]) -> tuple[Any, State]:
@@ -87,21 +95,22 @@ class LoopFunction:
         Raises:
             StopIteration: if there is no step left, which ends the epoch.
         """
-        step_logs = self._controller.options.asynchronous_callbacks
+        step_logs = self._controller.setup.options.asynchronous_callbacks
         runner = self._runner(step_logs)
-        self._controller.running_function = self
+        self._controller.functions.running = self
         self._log.runs(self._name)
         self._log.position = self._place
         if isinstance(iterator, Execution):
-            iterator.check_mode(self._mode)
+            iterator.check_mode(self.mode)
             segments: Iterable[Segment] = iterator.take()
             longest = iterator.longest
             self._place.begin(iterator.epoch, iterator.begin)
         else:
-            check_iterator(self._controller, self._mode)
+            check_iterator(self._controller, self.mode)
             self._place.begin(None, 0)
             segments = self._segments_of(iterator)
             longest = sum(segment.count for segment in segments)
+        self.last = LastExecution(longest, self.last.batch)
         segments = self._noted(segments)
         dispatches = runner.dispatches
         chunk = self._chunk(step_logs)
@@ -112,11 +121,10 @@ class LoopFunction:
                 self._end_deliveries()
             raise_failure_of_others(error)
             self._rescue(runner.state)
-            if (found := out_of_memory(error)) is not None:
-                raise self._out_of_memory_error(found, longest) from error
+            self.last = self.last._replace(out_of_memory=out_of_memory(error))
             if is_non_finite_error(error) and not isinstance(error, NonFiniteError):
                 raise NonFiniteError(
-                    f"A {error.args[-1]} came out of '{self._mode.value}_run' over {longest} "
+                    f"A {error.args[-1]} came out of '{self.mode.value}_run' over {longest} "
                     "steps, where jax_debug_nans or jax_debug_infs told JAX to look for one. The "
                     "model has the weights from before these steps. Set steps_per_execution=1 to "
                     "find the step, or use keras.callbacks.TerminateOnNaN() to only stop."
@@ -139,47 +147,37 @@ class LoopFunction:
         """Returns how many steps a call may run at most; None: as many as there are."""
         chunks = [self.chunk] if step_logs else []
         if self._is_queued:
-            seconds = self._controller.outfeed.seconds_per_step
+            seconds = self._controller.watchers.outfeed.seconds_per_step
             chunks.append(max(LIVE_STEPS, round(LIVE_SECONDS / seconds) if seconds else 0))
         return min(chunks, default=None)
 
     def _deliver(self, parts: Sequence[Part]) -> None:
         """Hands over what taps have carried out. Runners call it while an execution runs."""
-        wanted = self._mode is Mode.TRAIN and bool(self._controller.taps)  # steps are counted
+        wanted = self.mode is Mode.TRAIN and bool(
+            self._controller.watchers.taps
+        )  # steps are counted
         tapped = [part for part in parts if wanted or part.taps.steps or part.taps.updates]
         if not tapped:
             return
-        outfeed = self._controller.outfeed
+        outfeed = self._controller.watchers.outfeed
         self._is_queued = any(queues_of(part.taps) for part in tapped)
-        outfeed.deliver(tapped, self._controller.replicas)
+        outfeed.deliver(tapped, self._controller.setup.replicas)
 
     def _end_deliveries(self) -> None:
         """Ends the outfeed's thread after a single batch, after which nobody else does."""
         if not self._controller.is_running:
-            self._controller.outfeed.close()
+            self._controller.watchers.outfeed.close()
 
-    def needs(self, batches: Batches) -> Needs:
-        """Compiles what training on such batches runs, and returns what memory it needs."""
-        runner = self._runner(self._controller.options.asynchronous_callbacks)
-        return measure(self._controller, runner, batches)
-
-    def rehearse(self, batches: Batches) -> None:
-        """Compiles what the loop runs on such batches, and runs nothing."""
-        runner = self._runner(self._controller.options.asynchronous_callbacks)
-        rehearse(self._controller, runner, self._mode, batches)
+    def runner(self) -> Runner:
+        """Returns what runs an execution, with the options that are in force now."""
+        return self._runner(self._controller.setup.options.asynchronous_callbacks)
 
     def _noted(self, segments: Iterable[Segment]) -> Iterator[Segment]:
         """Takes note of the batches, for what is said of an execution that fails."""
         for segment in segments:
-            self._spec = segment.block.spec
+            self.last = self.last._replace(batch=segment.block.spec)
             yield segment
             self._place.add(segment.count)
-
-    def _out_of_memory_error(self, error: BaseException, longest: int) -> OutOfMemoryError:
-        controller, batches = self._controller, None
-        if self._spec is not None and self._mode is Mode.TRAIN:
-            batches = Batches(self._spec, controller.model.steps_per_execution)
-        return out_of_memory_error(error, controller, self._mode, longest, self.needs, batches)
 
     @property
     def offloads(self) -> bool:
@@ -188,8 +186,7 @@ class LoopFunction:
 
     def gather(self, role: str, values: Any) -> Any:
         """Returns values of the state as variables of the model can hold them."""
-        runner = self._runner(self._controller.options.asynchronous_callbacks)
-        return runner.gather(role, values)
+        return self.runner().gather(role, values)
 
     def release(self) -> None:
         """Lets go of the data of a loop that has ended."""
@@ -198,7 +195,7 @@ class LoopFunction:
             runner.release()
 
     def _runner(self, step_logs: bool) -> Runner:
-        taps = self._controller.taps if self._mode is Mode.TRAIN else NO_TAPS
+        taps = self._controller.watchers.taps if self.mode is Mode.TRAIN else NO_TAPS
         key = (step_logs, taps)
         if key not in self._runners:
             runner = self._runners[key] = self._make_runner(*key)
@@ -206,16 +203,16 @@ class LoopFunction:
         return self._runners[key]
 
     def _make_runner(self, step_logs: bool, taps: Taps) -> Runner:
-        controller = self._controller
-        options = controller.options
+        controller, setup = self._controller, self._controller.setup
+        options = setup.options
         plan = Plan(
-            mode=self._mode,
+            mode=self.mode,
             batch=BatchSpec(None, (), ()),
             capacity=0,
             accumulation=self._accumulation,
             step_logs=step_logs,
             records=0,
-            group=controller.groups[0],
+            group=setup.groups[0],
             replication=options.replication,
             recompute=self._recompute,
             offload=self._offload,
@@ -228,9 +225,9 @@ class LoopFunction:
                 *self._pipeline,
                 options.pipelining,
                 plan,
-                controller.groups,
+                setup.groups,
                 self._log,
-                controller.identity,
+                controller.functions.identity,
                 controller.totals.exports,
             )
         return ScanRunner(
@@ -246,15 +243,15 @@ class LoopFunction:
             restore_state(self._controller.model, state)
 
     def _segments_of(self, iterator: Iterator[Any]) -> list[Segment]:
-        controller = self._controller
-        longest = max(controller.model.steps_per_execution, controller.window(self._mode))
+        controller, setup = self._controller, self._controller.setup
+        longest = max(controller.model.steps_per_execution, setup.window(self.mode))
         batches = [batch for batch, _ in zip(iterator, range(longest), strict=False)]
-        shape = controller.block_shape(self._mode, len(batches) or 1, on_batch=True)
-        blocks = stacked_blocks(iter(batches), [len(batches)], shape, controller.destination)
+        shape = controller.feeds.block_shape(setup, self.mode, len(batches) or 1, on_batch=True)
+        blocks = stacked_blocks(iter(batches), [len(batches)], shape, setup.destination)
         return [Segment(block, 0, block.steps) for block in blocks]
 
     def _combine(self, parts: list[Part], step_logs: bool) -> Any:
-        if self._mode is Mode.PREDICT:
+        if self.mode is Mode.PREDICT:
             return _concatenate([(_merged if step_logs else _used_rows)(part) for part in parts])
         last = parts[-1]
         if step_logs:

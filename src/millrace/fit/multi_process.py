@@ -19,7 +19,7 @@ import keras
 import numpy as np
 
 from millrace.errors import ProcessError
-from millrace.fit.controller import Controller
+from millrace.fit.setup import Setup
 from millrace.options import Options
 from millrace.plan import Mode
 from millrace.processes.agreement import check_same
@@ -29,39 +29,39 @@ from millrace.processes.failure import failure_of_others
 AGREEMENT_SECONDS = 600.0  # between the first process and the last: one may load data for longer
 
 
-def agree(controller: Controller, mode: Mode) -> None:
+def agree(setup: Setup, mode: Mode, is_running: bool) -> None:
     """Compares what all processes need alike for a call of fit, evaluate or predict.
 
     Raises:
         PlanError: in every process, naming what differs.
         ProcessError: if a process does not come.
     """
-    if not controller.spans_processes:
+    if not setup.spans_processes:
         return
-    model = controller.model
-    assignment = controller.stages.assignment()
+    model = setup.model
+    assignment = setup.stages.assignment()
     parts = {
         "call": f"{mode.value} of {model.name!r}",
-        "devices": ", ".join(map(str, controller.devices)),
+        "devices": ", ".join(map(str, setup.devices)),
         "model": _layers(model),
         "stages": "none" if assignment is None else str(assignment.stages),
-        "options": _options(controller.options),
+        "options": _options(setup.options),
         "compile": _compilation(model),
     }
-    if not controller.is_running:  # validation within fit has the weights of that fit
+    if not is_running:  # validation within fit has the weights of that fit
         parts["weights"] = _checksum(variable.value for variable in model.variables)
     check_same(parts, AGREEMENT_SECONDS)
 
 
-def agree_on_order(controller: Controller, order: np.ndarray) -> None:
+def agree_on_order(setup: Setup, order: np.ndarray) -> None:
     """Compares the order in which the rows of an epoch come."""
-    if controller.spans_processes:
+    if setup.spans_processes:
         check_same({"data order": f"{len(order)} rows, {_checksum([order])}"}, AGREEMENT_SECONDS)
 
 
-def agree_on_data(controller: Controller, batches: int | None, rows: int | None) -> None:
+def agree_on_data(setup: Setup, batches: int | None, rows: int | None) -> None:
     """Compares how many batches of how many rows an epoch has."""
-    if controller.spans_processes:
+    if setup.spans_processes:
         check_same({"data": f"{batches} batches of {rows} rows"}, AGREEMENT_SECONDS)
 
 
@@ -71,9 +71,9 @@ def raise_failure_of_others(error: BaseException) -> None:
         raise ProcessError(why) from error
 
 
-def quiet_unless_first(controller: Controller, arguments: dict[str, Any]) -> None:
+def quiet_unless_first(setup: Setup, arguments: dict[str, Any]) -> None:
     """Turns the progress bar of a call off in all processes but the first."""
-    if controller.spans_processes and process_index():
+    if setup.spans_processes and process_index():
         arguments["verbose"] = 0
 
 

@@ -11,7 +11,7 @@ would wait for the optimizer's values in every step: there they rest only where 
 """
 
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import jax
@@ -62,7 +62,6 @@ def offload_in_force(
     accumulation: Accumulation,
     is_pipelined: bool,
     devices: Sequence[jax.Device],
-    noted: set[str],
 ) -> Offload:
     """Returns what of training rests in host memory, each True or False.
 
@@ -71,30 +70,50 @@ def offload_in_force(
         accumulation: of an update.
         is_pipelined: whether the model has stages.
         devices: of the strategy.
-        noted: what was logged before. It gets what is logged now.
     """
+    if host_memory(home(devices)) is None:
+        return NO_OFFLOAD
+    return Offload(**_chosen(offload, accumulation, is_pipelined))
+
+
+def log_what_stays(
+    offload: Offload,
+    accumulation: Accumulation,
+    is_pipelined: bool,
+    devices: Sequence[jax.Device],
+    is_new: Callable[[str], bool],
+) -> None:
+    """Logs once which values stay on devices that have no host memory beside their own.
+
+    Args:
+        offload: what was chosen.
+        accumulation: of an update.
+        is_pipelined: whether the model has stages.
+        devices: of the strategy.
+        is_new: whether a note was not logged before.
+    """
+    device = home(devices)
+    chosen = _chosen(offload, accumulation, is_pipelined)
+    names = [NAMES[field] for field, rests in chosen.items() if rests]
+    if names and host_memory(device) is None and is_new(f"{device.platform}: {names}"):
+        logger.info(
+            "%s stays off: the backend %r has no memory besides the one that its programs "
+            "compute in.",
+            " and ".join(names),
+            device.platform,
+        )
+
+
+def _chosen(offload: Offload, accumulation: Accumulation, is_pipelined: bool) -> dict[str, bool]:
+    """Returns what is offloaded where there is host memory: None of an option is its default."""
     serialized = is_pipelined and accumulation.at_a_time > 1
     several = accumulation.steps > 1
-    chosen = {
-        "optimizer_state": _chosen(offload.optimizer_state, several or is_pipelined),
-        "activations": _chosen(offload.activations, serialized) and is_pipelined,
-        "accumulators": _chosen(offload.accumulators, serialized) and several,
-        "weights": _chosen(offload.weights, False),
+    return {
+        "optimizer_state": _or(offload.optimizer_state, several or is_pipelined),
+        "activations": _or(offload.activations, serialized) and is_pipelined,
+        "accumulators": _or(offload.accumulators, serialized) and several,
+        "weights": _or(offload.weights, False),
     }
-    device = home(devices)
-    if any(chosen.values()) and host_memory(device) is None:
-        names = [NAMES[field] for field, rests in chosen.items() if rests]
-        note = f"{device.platform}: {names}"
-        if note not in noted:
-            noted.add(note)
-            logger.info(
-                "%s stays off: the backend %r has no memory besides the one that its programs "
-                "compute in.",
-                " and ".join(names),
-                device.platform,
-            )
-        return NO_OFFLOAD
-    return Offload(**chosen)
 
 
 def bring_back(variables: Iterable[Any]) -> None:
@@ -107,5 +126,5 @@ def bring_back(variables: Iterable[Any]) -> None:
             variable.assign(in_device_memory(variable.value))
 
 
-def _chosen(option: bool | None, default: bool) -> bool:
+def _or(option: bool | None, default: bool) -> bool:
     return default if option is None else option

@@ -9,7 +9,7 @@ left out: accumulation, recomputation, offloading, and whatever looks into a ste
 
 import logging
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 
@@ -17,13 +17,12 @@ from millrace._compat.keras import all_layers, layers_without_jit
 from millrace._compat.keras_scope import restore_state
 from millrace.errors import ModelError, PlanError
 from millrace.fit.checks import check_distribution
+from millrace.fit.loop_functions import LoopFunctions
+from millrace.fit.setup import Setup
 from millrace.interrupts import raise_if_interrupted
 from millrace.options import NO_OFFLOAD, Recomputation, RecomputationMode
 from millrace.plan import Mode
 from millrace.steps.tapped_step import tapping_optimizer
-
-if TYPE_CHECKING:
-    from millrace.fit.controller import Controller
 
 logger = logging.getLogger("millrace")
 
@@ -40,17 +39,17 @@ def uncompiled_because(model: Any) -> str | None:
     return "jit_compile=False" if model.compiled else None
 
 
-def runs_uncompiled(controller: "Controller") -> bool:
+def runs_uncompiled(setup: Setup) -> bool:
     """Whether Keras's own loop runs the model; with stages or replicas it is refused instead."""
     return (
-        controller.rules.runs_uncompiled
-        and uncompiled_because(controller.model) is not None
-        and controller.stages.assignment() is None
-        and controller.replicas == 1
+        setup.rules.runs_uncompiled
+        and uncompiled_because(setup.model) is not None
+        and setup.stages.assignment() is None
+        and setup.replicas == 1
     )
 
 
-def check_uncompiled(controller: "Controller", mode: Mode) -> None:
+def check_uncompiled(setup: Setup, mode: Mode) -> None:
     """Refuses what would be left out without a word.
 
     Raises:
@@ -58,7 +57,7 @@ def check_uncompiled(controller: "Controller", mode: Mode) -> None:
         ModelError: for a layer or an optimizer that carries values out of them, and where a
             `keras.distribution` is set.
     """
-    model, options = controller.model, controller.options
+    model, options = setup.model, setup.options
     check_distribution(model)
     why = (
         f"{type(model).__name__} {model.name!r} runs in Keras's own loop, step by step, for it has"
@@ -77,13 +76,13 @@ def check_uncompiled(controller: "Controller", mode: Mode) -> None:
             "compile(), and callbacks see every step."
         )
     if mode is Mode.TRAIN:
-        _check_training(controller, why)
+        _check_training(setup, why)
 
 
-def _check_training(controller: "Controller", why: str) -> None:
-    model, options = controller.model, controller.options
+def _check_training(setup: Setup, why: str) -> None:
+    model, options = setup.model, setup.options
     remedy = _remedy(model)
-    steps = controller.accumulation.steps
+    steps = setup.accumulation.steps
     if steps > 1:
         raise PlanError(
             f"{why}: gradient_accumulation_steps_per_replica={steps} has no effect there. {remedy},"
@@ -94,7 +93,7 @@ def _check_training(controller: "Controller", why: str) -> None:
         raise PlanError(
             f"{why}: set_recomputation_options() has no effect there. {remedy}, or set mode='none'."
         )
-    if controller.offload != NO_OFFLOAD:
+    if setup.offload != NO_OFFLOAD:
         raise PlanError(f"{why}: nothing rests in host memory there. {remedy}, or offload nothing.")
     if tapping_optimizer(model) is not None:
         raise ModelError(
@@ -103,14 +102,14 @@ def _check_training(controller: "Controller", why: str) -> None:
         )
 
 
-def check_watched(controller: "Controller") -> None:
+def check_watched(setup: Setup) -> None:
     """Refuses to look into the steps of a model that is not compiled.
 
     Raises:
         ModelError: saying what to remove.
     """
-    if runs_uncompiled(controller):
-        model = controller.model
+    if runs_uncompiled(setup):
+        model = setup.model
         raise ModelError(
             f"{type(model).__name__} {model.name!r} runs in Keras's own loop, step by step, for it "
             f"has {uncompiled_because(model)}. NaNWatch and TensorStatistics look into compiled "
@@ -126,15 +125,15 @@ def _remedy(model: Any) -> str:
     return "Remove jit_compile from compile()"
 
 
-def make_uncompiled_function(controller: "Controller", mode: Mode) -> None:
+def make_uncompiled_function(setup: Setup, functions: LoopFunctions, mode: Mode) -> None:
     """Gives the model Keras's own train, test or predict function, on the strategy's device.
 
     A function that is there is kept, as Keras does, unless the settings have changed since.
     """
-    check_uncompiled(controller, mode)
-    model, attribute = controller.model, f"{mode.value}_function"
+    check_uncompiled(setup, mode)
+    model, attribute = setup.model, f"{mode.value}_function"
     settings = (getattr(model, "run_eagerly", False), uncompiled_because(model))
-    made = controller.uncompiled
+    made = functions.uncompiled
     function, of = made.get(mode, (None, None))
     if function is not None and function is getattr(model, attribute) and of == settings:
         return
@@ -147,20 +146,22 @@ def make_uncompiled_function(controller: "Controller", mode: Mode) -> None:
             settings[1],
         )
     getattr(type(model), f"make_{attribute}")(model, force=True)
-    function = _on_device(controller, getattr(model, attribute))
+    function = _on_device(setup, functions, getattr(model, attribute))
     setattr(model, attribute, function)
     made[mode] = (function, settings)
 
 
-def _on_device(controller: "Controller", function: Callable[..., Any]) -> Callable[..., Any]:
+def _on_device(
+    setup: Setup, functions: LoopFunctions, function: Callable[..., Any]
+) -> Callable[..., Any]:
     def run(state: Any, iterator: Any) -> Any:
-        controller.running_function = None  # what the loop holds is as Keras knows it
+        functions.running = None  # what the loop holds is as Keras knows it
         try:
             raise_if_interrupted()
         except KeyboardInterrupt:
-            restore_state(controller.model, state)  # of which only the loop knows
+            restore_state(setup.model, state)  # of which only the loop knows
             raise
-        with jax.default_device(controller.devices[0]):
+        with jax.default_device(setup.devices[0]):
             return function(state, iterator)
 
     return run

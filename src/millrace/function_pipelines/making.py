@@ -100,12 +100,12 @@ def make_pipeline(
     Strategy.attach(strategy, model)  # not what a subclass adds for models of users
     controller: Any = controller_of(model)
     # The functions say their stages themselves, in each trace.
-    controller.stages.put(Assignment((), None, len(chain.stages)))
+    controller.setup.stages.put(Assignment((), None, len(chain.stages)))
     model.set_pipelining_options(device_mapping=list(chain.devices), **options)
     if chain.is_concurrent:
-        pipelining = replace(controller.options.pipelining, schedule_stages=chain.stages)
-        controller.replace_options(replace(controller.options, pipelining=pipelining))
-    replicas = controller.replicas
+        pipelining = replace(controller.setup.options.pipelining, schedule_stages=chain.stages)
+        controller.put_options(replace(controller.setup.options, pipelining=pipelining))
+    replicas = controller.setup.replicas
     if replicas > 1:
         object.__setattr__(model, "_in_replica", lambda index: in_replica(index, replicas))
     optimizer = found.optimizer
@@ -114,7 +114,7 @@ def make_pipeline(
     else:
         model.compile(
             optimizer=optimizer if casts_gradients else AsAccumulated(optimizer),
-            steps_per_execution=controller.accumulation.steps * replicas,
+            steps_per_execution=controller.setup.accumulation.steps * replicas,
         )
     return Pipeline(model, inputs, optimizer is not None, replicas)
 

@@ -12,9 +12,15 @@ def inert(name: str, advice: str) -> None:
         name: of the option.
         advice: what to use in its place, a sentence.
     """
-    if name not in _said:
-        _said.add(name)
+    if is_new(name):
         logging.getLogger("millrace").warning("%s has no effect. %s", name, advice)
+
+
+def is_new(note: str) -> bool:
+    """Whether `note` was not said before; from now on it was."""
+    is_new = note not in _said
+    _said.add(note)
+    return is_new
 
 
 def forget() -> None:

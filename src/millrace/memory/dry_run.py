@@ -12,10 +12,10 @@ import jax
 
 from millrace.compiled_loop.executables import Executables
 from millrace.compiled_loop.runner import ScanRunner
+from millrace.compiled_loop.window import Window
 from millrace.compiling.executable import Executable, compiled_of
 from millrace.devices import DeviceGroup
 from millrace.feeds.block import Block, Segment
-from millrace.compiled_loop.window import Window
 from millrace.pipelines.programs.stages import StageBuilder
 from millrace.pipelines.runtime.runner import PipelineRunner
 from millrace.pipelines.runtime.stage_programs import pipeline_programs

@@ -11,6 +11,7 @@ from millrace._compat.jax_memory import host_memory
 from millrace.devices import home
 from millrace.errors import MillraceError
 from millrace.fit.controller import Controller
+from millrace.fit.setup import Setup
 from millrace.memory_report.needs import Needs, with_limits
 from millrace.options import Options, Recomputation, RecomputationMode
 from millrace.plan import Mode
@@ -32,11 +33,11 @@ class Candidate:
 Ladder = Sequence[Candidate]
 
 
-def ladders(controller: Controller, batches: Batches, report: MemoryReport) -> list[Ladder]:
+def ladders(setup: Setup, batches: Batches, report: MemoryReport) -> list[Ladder]:
     """Returns the changes to try, one ladder for each kind.
 
     Args:
-        controller: of a model whose training does not fit.
+        setup: of a model whose training does not fit.
         batches: that it is trained on.
         report: what it needs, and the limits.
     """
@@ -48,7 +49,7 @@ def ladders(controller: Controller, batches: Batches, report: MemoryReport) -> l
         _shorter_blocks,
         _smaller_micro_batches,
     )
-    return [ladder for kind in kinds if (ladder := kind(controller, batches, report))]
+    return [ladder for kind in kinds if (ladder := kind(setup, batches, report))]
 
 
 def cheapest_changes(
@@ -72,7 +73,7 @@ def cheapest_changes(
         tick: is told what is compiled next.
     """
     found: list[MemoryChange] = []
-    for ladder in ladders(controller, batches, report):
+    for ladder in ladders(controller.setup, batches, report):
         for candidate in ladder:
             tick(candidate.code)
             variant = controller.variant(candidate.options)
@@ -80,7 +81,7 @@ def cheapest_changes(
                 after = needs(variant, candidate.batches)
             except MillraceError:  # options that do not go with the others
                 break
-            devices = with_limits(after.devices, variant, budget)
+            devices = with_limits(after.devices, variant.setup, budget)
             fits = all(device.fits is not False for device in devices)
             extra = _extra_flops(before, after)
             found.append(MemoryChange(candidate.code, after.peak, round(extra, 4), fits))
@@ -98,61 +99,55 @@ def _extra_flops(before: Needs, after: Needs) -> float:
     return after.update_flops() / flops - 1 if flops else 0.0
 
 
-def _recomputation(controller: Controller, batches: Batches, report: MemoryReport) -> Ladder:
+def _recomputation(setup: Setup, batches: Batches, report: MemoryReport) -> Ladder:
     """A budget of what there is, or the modes of a pipeline."""
-    options = controller.options
+    options = setup.options
     if options.recomputation != Recomputation():
         return []
-    if controller.stages.assignment() is not None:
+    if setup.stages.assignment() is not None:
         changed = replace(options, recomputation=Recomputation(mode=RecomputationMode.AUTO))
         return [Candidate("model.set_recomputation_options()", changed, batches)]
     limit = min(device.limit for device in report.devices if device.limit is not None)
-    limit -= _blocks_ahead(controller, report)
+    limit -= _blocks_ahead(setup, report)
     changed = replace(
         options, recomputation=Recomputation(mode=RecomputationMode.AUTO, budget=limit)
     )
     return [Candidate(f"model.set_recomputation_options(budget={limit})", changed, batches)]
 
 
-def _offloaded_optimizer_state(
-    controller: Controller, batches: Batches, report: MemoryReport
-) -> Ladder:
+def _offloaded_optimizer_state(setup: Setup, batches: Batches, report: MemoryReport) -> Ladder:
     """The optimizer's values in host memory, where there is such and they are not there yet."""
-    options = controller.options
-    if options.offload.optimizer_state or host_memory(home(controller.devices)) is None:
+    options = setup.options
+    if options.offload.optimizer_state or host_memory(home(setup.devices)) is None:
         return []
     changed = replace(options, offload=replace(options.offload, optimizer_state=True))
     code = "model.set_replication_options(offload_weight_update_variables=True)"
     return [Candidate(code, changed, batches)]
 
 
-def _blocks_ahead(controller: Controller, report: MemoryReport) -> int:
+def _blocks_ahead(setup: Setup, report: MemoryReport) -> int:
     """Returns the bytes of blocks that are on a device besides that of the running program."""
-    if controller.destination.is_host_memory:
+    if setup.destination.is_host_memory:
         return 0
-    depth = controller.options.feed.prefetch_depth
+    depth = setup.options.feed.prefetch_depth
     return _bytes_of_batches(report) * depth // (depth + 1)
 
 
-def _shared_optimizer_state(
-    controller: Controller, batches: Batches, report: MemoryReport
-) -> Ladder:
-    replication = controller.options.replication
-    if controller.replicas == 1 or replication.shard_optimizer_state:
+def _shared_optimizer_state(setup: Setup, batches: Batches, report: MemoryReport) -> Ladder:
+    replication = setup.options.replication
+    if setup.replicas == 1 or replication.shard_optimizer_state:
         return []
-    options = replace(
-        controller.options, replication=replace(replication, shard_optimizer_state=True)
-    )
+    options = replace(setup.options, replication=replace(replication, shard_optimizer_state=True))
     code = "model.set_replication_options(replicated_optimizer_state_sharding=True)"
     return [Candidate(code, options, batches)]
 
 
-def _shared_weights(controller: Controller, batches: Batches, report: MemoryReport) -> Ladder:
-    replication = controller.options.replication
-    if controller.replicas == 1 or replication.shard_weights:
+def _shared_weights(setup: Setup, batches: Batches, report: MemoryReport) -> Ladder:
+    replication = setup.options.replication
+    if setup.replicas == 1 or replication.shard_weights:
         return []
     options = replace(
-        controller.options,
+        setup.options,
         replication=replace(replication, shard_optimizer_state=True, shard_weights=True),
     )
     code = (
@@ -162,12 +157,12 @@ def _shared_weights(controller: Controller, batches: Batches, report: MemoryRepo
     return [Candidate(code, options, batches)]
 
 
-def _shorter_blocks(controller: Controller, batches: Batches, report: MemoryReport) -> Ladder:
+def _shorter_blocks(setup: Setup, batches: Batches, report: MemoryReport) -> Ladder:
     """Blocks of half, a quarter, ... of their bytes, if that can be enough."""
-    if controller.stages.assignment() is not None:
+    if setup.stages.assignment() is not None:
         return []
-    feed, options, replicas = controller.options.feed, controller.options, controller.replicas
-    least = batches.spec.nbytes * controller.window(Mode.TRAIN)
+    feed, options, replicas = setup.options.feed, setup.options, setup.replicas
+    least = batches.spec.nbytes * setup.window(Mode.TRAIN)
     now = _bytes_of_batches(report) * replicas
     nbytes, found = now // 2, []
     while nbytes >= least:
@@ -179,9 +174,7 @@ def _shorter_blocks(controller: Controller, batches: Batches, report: MemoryRepo
     return found
 
 
-def _smaller_micro_batches(
-    controller: Controller, batches: Batches, report: MemoryReport
-) -> Ladder:
+def _smaller_micro_batches(setup: Setup, batches: Batches, report: MemoryReport) -> Ladder:
     """Half the rows and twice the accumulation, again and again: the same update."""
     found = []
     # Not the batches: an execution has more of them then, and a block as many bytes.
@@ -193,16 +186,16 @@ def _smaller_micro_batches(
     while rows % factor == 0:
         # At best all that grows with the rows shrinks with them.
         if scaling * (factor - 1) >= _excess(report) * factor or rows == factor:
-            found.append(_divided(controller, batches, factor))
+            found.append(_divided(setup, batches, factor))
         factor *= 2
     return found
 
 
-def _divided(controller: Controller, batches: Batches, factor: int) -> Candidate:
-    options, spec = controller.options, batches.spec
+def _divided(setup: Setup, batches: Batches, factor: int) -> Candidate:
+    options, spec = setup.options, batches.spec
     rows = spec.rows // factor
     shapes = tuple((rows, *shape[1:]) for shape in spec.shapes)
-    if controller.stages.assignment() is not None:
+    if setup.stages.assignment() is not None:
         steps = (options.pipelining.steps or 1) * factor
         options = replace(options, pipelining=replace(options.pipelining, steps=steps))
         code = f"model.set_pipelining_options(gradient_accumulation_steps_per_replica={steps}, ...)"
@@ -214,7 +207,7 @@ def _divided(controller: Controller, batches: Batches, factor: int) -> Candidate
             f"gradient_accumulation_steps_per_replica={steps})"
         )
     per_execution = batches.per_execution
-    if per_execution > 1 or controller.replicas == 1:
+    if per_execution > 1 or setup.replicas == 1:
         per_execution *= factor
         code += f"; model.compile(..., steps_per_execution={per_execution})"
     code += f"; model.fit(..., batch_size={rows})"

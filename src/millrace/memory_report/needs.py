@@ -11,6 +11,7 @@ from millrace._compat.jax_memory import flops, memory_limit
 from millrace.compiled_loop.runner import ScanRunner
 from millrace.compiling.executable import compiled_of
 from millrace.fit.controller import Controller
+from millrace.fit.setup import Setup
 from millrace.memory.dry_run import (
     Call,
     PipelineRehearsal,
@@ -55,16 +56,16 @@ def measure(controller: Controller, runner: ScanRunner | PipelineRunner, batches
         return Needs(devices, lambda: _pipeline_flops(programs))
     rehearsal, calls = rehearse_piece(controller, runner, Mode.TRAIN, batches)
     memory = piece_memory(model, rehearsal.plan, calls)
-    if not controller.destination.is_host_memory:
-        memory = _with_blocks_ahead(memory, controller.options.feed.prefetch_depth)
+    if not controller.setup.destination.is_host_memory:
+        memory = _with_blocks_ahead(memory, controller.setup.options.feed.prefetch_depth)
     return Needs((memory,), lambda: _piece_flops(rehearsal, calls), rehearsal.extra_flops())
 
 
 def with_limits(
-    devices: Sequence[DeviceMemory], controller: Controller, budget: int | None
+    devices: Sequence[DeviceMemory], setup: Setup, budget: int | None
 ) -> tuple[DeviceMemory, ...]:
     """Returns the devices with what may be used of each: the budget, or less if they have less."""
-    known = {str(device): memory_limit(device) for device in controller.devices}
+    known = {str(device): memory_limit(device) for device in setup.devices}
 
     def limit(device: DeviceMemory) -> int | None:
         given = [known.get(name) for name in device.devices] + [budget]

@@ -1,55 +1,50 @@
 """What is said when a device has no memory left: where it goes, and how to learn what would fit."""
 
-from collections.abc import Callable
+from collections.abc import Iterator
+from contextlib import contextmanager
 
-from millrace._compat.jax_memory import is_out_of_memory
 from millrace.errors import OutOfMemoryError
 from millrace.fit.controller import Controller
-from millrace.memory_report.needs import Needs, with_limits
+from millrace.fit.loop_functions import KeptFunction
+from millrace.memory_report.needs import measure, with_limits
 from millrace.plan import Mode
 from millrace.precompile.rehearse import Batches
 from millrace.records.memory_report import MemoryReport
 
 
-def out_of_memory(error: BaseException) -> BaseException | None:
-    """Returns what JAX raised, if `error` is or follows from a lack of memory."""
-    found: BaseException | None = error
-    while found is not None and not is_out_of_memory(found):
-        found = found.__cause__
-    return found
+@contextmanager
+def explained(controller: Controller) -> Iterator[None]:
+    """Surrounds Keras's loops, and says more where a device had no memory for an execution.
 
-
-def out_of_memory_error(
-    error: BaseException,
-    controller: Controller,
-    mode: Mode,
-    steps: int,
-    needs: Callable[[Batches], Needs],
-    batches: Batches | None,
-) -> OutOfMemoryError:
-    """Returns the error for the user.
-
-    Args:
-        error: of JAX.
-        controller: of the model.
-        mode: of the loop.
-        steps: of the execution that failed.
-        needs: what tells how memory is used, from executables that are there.
-        batches: of the loop; None if none was taken yet, or nothing is known of the mode's memory.
+    Raises:
+        OutOfMemoryError: with a table of what the memory is for, if that can be found out.
     """
-    first = str(error).strip().splitlines()[0]
-    table = "" if batches is None else _table(controller, needs, batches)
-    return OutOfMemoryError(
-        f"A device ran out of memory in '{mode.value}' of {controller.model.name!r}, in an "
-        f"execution of {steps} steps: {first} "
-        "Call strategy.memory_report(model, batch) to learn which changes would make it fit, or "
-        f"give fit a smaller batch_size.{table}"
-    )
-
-
-def _table(controller: Controller, needs: Callable[[Batches], Needs], batches: Batches) -> str:
     try:
-        devices = with_limits(needs(batches).devices, controller, None)
+        yield
+    except OutOfMemoryError:  # of the validation within fit, which has said it
+        raise
+    except BaseException as error:
+        function = controller.functions.running
+        if function is None or function.last.out_of_memory is None:
+            raise
+        first = str(function.last.out_of_memory).strip().splitlines()[0]
+        name, steps = controller.model.name, function.last.number
+        raise OutOfMemoryError(
+            f"A device ran out of memory in '{function.mode.value}' of {name!r}, in an "
+            f"execution of {steps} steps: {first} "
+            "Call strategy.memory_report(model, batch) to learn which changes would make it fit, "
+            f"or give fit a smaller batch_size.{_table(controller, function)}"
+        ) from error
+
+
+def _table(controller: Controller, function: KeptFunction) -> str:
+    """Returns what the memory is for, from executables that are there; "" if nobody can tell."""
+    model, spec = controller.model, function.last.batch
+    if spec is None or function.mode is not Mode.TRAIN:
+        return ""
+    try:
+        needs = measure(controller, function.runner(), Batches(spec, model.steps_per_execution))
+        devices = with_limits(needs.devices, controller.setup, None)
     except Exception:  # the compilation itself may be what had no memory
         return ""
-    return f"\n{MemoryReport(controller.model.name, str(batches.spec), devices)}"
+    return f"\n{MemoryReport(model.name, str(spec), devices)}"

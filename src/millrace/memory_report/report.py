@@ -15,13 +15,12 @@ from millrace.fit.controller import Controller
 from millrace.fit.functions import LoopFunction
 from millrace.fit.loop_arguments import check_targets
 from millrace.memory_report.changes import cheapest_changes
-from millrace.memory_report.needs import Needs, with_limits
-from millrace.options import whole_number
+from millrace.memory_report.needs import Needs, measure, with_limits
+from millrace.options import bytes_or_share, whole_number
 from millrace.plan import Mode
 from millrace.precompile.batch_of_zeros import batch_of_zeros
 from millrace.precompile.rehearse import Batches
 from millrace.records.memory_report import MemoryReport
-from millrace.strategy.recomputation_methods import bytes_or_share
 
 
 def memory_report(
@@ -37,15 +36,15 @@ def memory_report(
     batch = batch_of_zeros(given)
     if steps_per_epoch is not None:
         steps_per_epoch = whole_number("steps_per_epoch", steps_per_epoch, 1)
-    controller.check(Mode.TRAIN)
+    controller.setup.check(Mode.TRAIN)
     if keras.utils.unpack_x_y_sample_weight(batch)[1] is None:
         several = "A list is x alone, of several inputs. " if isinstance(given, list) else ""
         check_targets(model, "memory_report()", f"{several}Set batch_spec to (x[:32], y[:32])")
-    controller.is_built_ahead |= build_for(model, batch)
+    controller.feeds.is_built_ahead |= build_for(model, batch)
     model.make_train_function()
     batches = Batches(spec_of(batch), model.steps_per_execution, steps_per_epoch)
-    before = controller.functions[Mode.TRAIN].needs(batches)
-    devices = with_limits(before.devices, controller, limit)
+    before = measure(controller, controller.functions.compiled[Mode.TRAIN].runner(), batches)
+    devices = with_limits(before.devices, controller.setup, limit)
     report = MemoryReport(model.name, str(batches.spec), devices)
     if report.fits is not False:
         return report
@@ -55,7 +54,7 @@ def memory_report(
 
 
 def _needs(controller: Controller, batches: Batches) -> Needs:
-    return LoopFunction(controller, Mode.TRAIN).needs(batches)
+    return measure(controller, LoopFunction(controller, Mode.TRAIN).runner(), batches)
 
 
 def _limit(budget: Any) -> int:

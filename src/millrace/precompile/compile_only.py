@@ -231,7 +231,7 @@ class DescribedFunction(LoopFunction):
         steps = iterator.describe() if described else self._on_batch(iterator)
         controller = self._controller
         # By what is watched now: the callbacks end that before anything is compiled.
-        runner = self._runner(controller.options.asynchronous_callbacks)
+        runner = self._runner(controller.setup.options.asynchronous_callbacks)
         noted, jobs = _Noted(runner, steps), _process.jobs.setdefault(self, [])
         if not jobs or jobs[-1].key != noted.key:  # not for every epoch
             jobs.append(noted)
@@ -246,32 +246,34 @@ class DescribedFunction(LoopFunction):
             rehearsal = self._rehearsals.get(id(each.runner))
             if rehearsal is None:
                 rehearsal = self._rehearsals[id(each.runner)] = rehearsal_of(each.runner)
-            state = state_specs(self._controller.model, self._mode)
+            state = state_specs(self._controller.model, self.mode)
             rehearse_executions(rehearsal, state, each.steps.executions, each.steps.longest)
 
     def _on_batch(self, iterator: Iterator[Any]) -> DescribedSteps:
         controller = self._controller
-        longest = max(controller.model.steps_per_execution, controller.window(self._mode))
+        longest = max(controller.model.steps_per_execution, controller.setup.window(self.mode))
         batches = [batch for batch, _ in zip(iterator, range(longest), strict=False)]
         specs = [batch_spec(batch) for batch in batches]
-        shape = controller.block_shape(self._mode, len(batches) or 1, on_batch=True)
+        shape = controller.feeds.block_shape(
+            controller.setup, self.mode, len(batches) or 1, on_batch=True
+        )
         executions = streamed(specs, [len(batches)], shape)
         counts = {spec: specs.count(spec) for spec in specs}
         return DescribedSteps(tuple(executions), len(batches), batches[0], counts)
 
     def _zeros(self, state: State, steps: DescribedSteps) -> Any:
-        if self._mode is Mode.PREDICT:
+        if self.mode is Mode.PREDICT:
             return self._zero_outputs(state, steps)
         model = self._controller.model
-        if logs_follow_from_metrics(model, self._mode):
+        if logs_follow_from_metrics(model, self.mode):
             with tracing:
                 logs = jax.eval_shape(functools.partial(metric_logs, model), list(state[-1]))
         else:
             logs = self._result(state, steps.batch)
         lead = ()
-        if self._controller.reports_each_replica:
-            reduction = self._controller.options.replication.metrics
-            lead = (self._controller.replicas,) if reduction is MetricReduction.LIST else ()
+        if self._controller.setup.reports_each_replica:
+            reduction = self._controller.setup.options.replication.metrics
+            lead = (self._controller.setup.replicas,) if reduction is MetricReduction.LIST else ()
         return jax.tree.map(lambda leaf: np.zeros((*lead, *leaf.shape), leaf.dtype), logs)
 
     def _zero_outputs(self, state: State, steps: DescribedSteps) -> Any:
@@ -290,6 +292,6 @@ class DescribedFunction(LoopFunction):
 
     def _result(self, state: State, batch: Any) -> Any:
         """Returns the specs of what a step gives."""
-        step = getattr(self._controller.model, f"{self._mode.value}_step")
+        step = getattr(self._controller.model, f"{self.mode.value}_step")
         with tracing:
             return jax.eval_shape(step, tuple(map(list, state)), batch)[0]

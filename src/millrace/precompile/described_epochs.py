@@ -85,14 +85,16 @@ class DescribedEpochIterator(FeedEpochIterator):
         """
         batch = self.first_batch()
         spec = batch_spec(batch)
-        shape = self._controller.block_shape(self._mode, self.steps_per_execution)
+        shape = self._controller.feeds.block_shape(
+            self._controller.setup, self._mode, self.steps_per_execution
+        )
         adapter: Any = self.data_adapter
         rest = adapter.partial_batch_size if is_array_adapter(adapter) else None
         has_rest = bool(rest) and position + sum(counts) == self.pass_length
         if is_array_adapter(adapter) and self.would_reside(batch):
             full = adapter.batch_size
             rows = (sum(counts) - has_rest) * full + (rest if has_rest else 0)
-            on_host = self._controller.destination.is_host_memory
+            on_host = self._controller.setup.destination.is_host_memory
             executions = _cut(resident_cuts(spec, rows, full, shape, on_host), counts)
         else:
             steps = [spec] * sum(counts)

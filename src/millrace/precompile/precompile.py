@@ -16,7 +16,7 @@ from millrace.fit.controller import Controller
 from millrace.options import whole_number
 from millrace.plan import Mode
 from millrace.precompile.batch_of_zeros import batch_of_zeros
-from millrace.precompile.rehearse import Batches, steps_of_execution
+from millrace.precompile.rehearse import Batches, rehearse, steps_of_execution
 
 _KNOWN = ("steps_per_epoch",)
 _REASONS = {"batch_size": "it follows from the shapes of batch_spec."}
@@ -51,7 +51,7 @@ def precompile(
     given = batch_of_zeros(batch_spec)
     batches = {}
     for mode in _modes(controller, given):
-        controller.check(mode)
+        controller.setup.check(mode)
         is_whole = mode is not Mode.PREDICT or not _has_targets(given)
         batch = given if is_whole else batch_of_zeros((batch_spec[0],))
         batches[mode] = Batches(spec_of(batch), _steps(controller), steps_per_epoch)
@@ -61,11 +61,12 @@ def precompile(
         getattr(controller.model, f"make_{mode.value}_function")()
 
     def job(mode: Mode) -> Callable[[], None]:
-        return lambda: controller.functions[mode].rehearse(batches[mode])
+        runner = controller.functions.compiled[mode].runner()
+        return lambda: rehearse(controller, runner, mode, batches[mode])
 
     at_once(controller, [job(mode) for mode in batches])
     for mode in batches:
-        controller.settle(mode, batches[mode].spec)
+        controller.feeds.settle(mode, batches[mode].spec)
 
 
 def at_once(controller: Controller, jobs: Sequence[Callable[[], None]]) -> None:
@@ -105,7 +106,7 @@ def _steps(controller: Controller) -> int:
 def _build(controller: Controller, batch: Any) -> None:
     model = controller.model
     if model.compiled:
-        controller.is_built_ahead |= build_for(model, batch)
+        controller.feeds.is_built_ahead |= build_for(model, batch)
     elif not model.built:
         x, _, _ = keras.utils.unpack_x_y_sample_weight(batch)
         model.build(jax.tree.map(lambda leaf: leaf.shape, x))

@@ -40,11 +40,11 @@ def rehearse_piece(
 ) -> tuple[ScanRehearsal, Sequence[Call]]:
     """Compiles what a loop of a model in one piece runs; returns the calls of one execution."""
     steps = steps_of_execution(controller, mode, batches)
-    shape = controller.block_shape(mode, steps)
+    shape = controller.feeds.block_shape(controller.setup, mode, steps)
     # Arrays that are kept on the device are cut into blocks of an epoch, not of an execution.
     capacity = shape.capacity(batches.spec, batches.per_epoch or steps)
     # A change that is being tried may have executions of other lengths than the model has now.
-    single_steps = batches.per_execution == controller.replicas == 1
+    single_steps = batches.per_execution == controller.setup.replicas == 1
     rehearsal = ScanRehearsal(runner, single_steps)
     state = state_specs(controller.model, mode)
     return rehearsal, rehearsal.calls(state, batches.spec, capacity, steps)
@@ -88,9 +88,9 @@ def steps_of_execution(controller: Controller, mode: Mode, batches: Batches) -> 
     Raises:
         PlanError: if an update would begin in one execution and end in another.
     """
-    given = (batches.per_execution, batches.per_epoch, controller.replicas)
-    steps = check_steps(controller.accumulation, mode, *given)
+    given = (batches.per_execution, batches.per_epoch, controller.setup.replicas)
+    steps = check_steps(controller.setup.accumulation, mode, *given)
     if mode is not Mode.TRAIN:
         return steps
-    window = controller.window(mode)
-    return shortened_to_stop(steps, controller.options.stop_within, window)
+    window = controller.setup.window(mode)
+    return shortened_to_stop(steps, controller.setup.options.stop_within, window)

@@ -18,8 +18,12 @@ import numpy as np
 
 from millrace.arguments import checked
 from millrace.errors import DataError
-from millrace.fit.controller import Controller, Totals
+from millrace.fit.controller import Controller
 from millrace.fit.functions import LoopFunction
+from millrace.fit.setup import Setup
+from millrace.fit.stages import Stages
+from millrace.fit.totals import Totals
+from millrace.memory_report.out_of_memory import explained
 from millrace.options import Accumulation, Options, Taps, directory_path, reduction
 from millrace.plan import ROLES, Mode
 from millrace.records.flight import MODEL_FILE, Flight, FlightRecord, read_flight
@@ -82,14 +86,20 @@ def run_again(
         device: to run on; None is the first one.
     """
     listener = _Collected()
-    controller = Controller(model, [device or jax.local_devices()[0]], Totals())
-    controller.stages.reset()
-    accumulation = replace(accumulation, steps=len(batches))
-    controller.options = Options(accumulation=accumulation)
-    controller.outfeed.takes_queues = False
+    stages = Stages(model)
+    stages.reset()
+    setup = Setup(
+        model=model,
+        devices=(device or jax.local_devices()[0],),
+        stages=stages,
+        options=Options(accumulation=replace(accumulation, steps=len(batches))),
+    )
+    controller = Controller(setup, Totals())
+    controller.watchers.outfeed.takes_queues = False
     controller.watch(listener, _EVERYTHING)
     function = LoopFunction(controller, Mode.TRAIN)
-    function(_copied(state), iter(batches))
+    with explained(controller):
+        function(_copied(state), iter(batches))
     blocks = listener.blocks
     of_steps = [block.of_steps for block in blocks if block.of_steps is not None]
     of_updates = [block.of_updates for block in blocks if block.of_updates is not None]

@@ -31,14 +31,18 @@ from millrace.errors import ModelError
 from millrace.feeds.block import batch_spec
 from millrace.fit.asynchronous import StepCallbackList
 from millrace.fit.checks import hint_steps_per_execution
-from millrace.fit.controller import ATTRIBUTE, Controller, Totals, controller_of
+from millrace.fit.controller import ATTRIBUTE, Controller, controller_of
 from millrace.fit.functions import LoopFunction
 from millrace.fit.loop_arguments import check_batch, check_data_arguments
 from millrace.fit.loop_options import check_options
 from millrace.fit.multi_process import agree, quiet_unless_first, whole_files
 from millrace.fit.offloading import bring_back
+from millrace.fit.setup import Setup
+from millrace.fit.stages import Stages
+from millrace.fit.totals import Totals
 from millrace.fit.uncompiled import check_uncompiled, make_uncompiled_function, runs_uncompiled
 from millrace.interrupts import held_back
+from millrace.memory_report.out_of_memory import explained
 from millrace.plan import Mode
 from millrace.precompile import compile_only
 from millrace.processes.agreement import gathered
@@ -52,7 +56,8 @@ _LOOPS = {"fit": Mode.TRAIN, "evaluate": Mode.TEST, "predict": Mode.PREDICT}
 
 def attach(model: keras.Model, devices: Sequence[jax.Device], totals: Totals) -> Controller:
     """Attaches `model`; at the start of its construction too, so no layer is looked at."""
-    controller = Controller(model, devices, totals)
+    setup = Setup(model=model, devices=tuple(devices), stages=Stages(model))
+    controller = Controller(setup, totals)
     attributes: dict[str, Any] = {ATTRIBUTE: controller}
     for method in METHODS:
         attributes[method.__name__] = bound(method, controller)
@@ -61,9 +66,9 @@ def attach(model: keras.Model, devices: Sequence[jax.Device], totals: Totals) ->
     for name, mode in _LOOPS.items():
         attributes[name] = _loop(model, name, mode, controller)
     for name, mode in _ON_BATCH.items():
-        attributes[name] = _on_batch(model, name, mode)
+        attributes[name] = _on_batch(model, name, mode, controller)
     name, report = report_logs(
-        model, lambda: controller.reports_each_replica or compile_only.is_on()
+        model, lambda: controller.setup.reports_each_replica or compile_only.is_on()
     )
     attributes[name] = report
     attributes[STATE_SYNC] = _state_sync(controller)
@@ -75,7 +80,7 @@ def attach(model: keras.Model, devices: Sequence[jax.Device], totals: Totals) ->
     attributes["save_assets"] = _save_assets(model, controller)
     attributes["load_assets"] = _load_assets(model, controller)
     for name, value in attributes.items():
-        controller.bind(name, value)
+        controller.attributes.bind(name, value)
     let_loops_ask()
     return controller
 
@@ -99,7 +104,7 @@ def detach(model: keras.Model) -> None:
     own += [variable for metric in getattr(model, "metrics", ()) for variable in metric.variables]
     bring_back(own)
     _put_on_default_device(own)
-    controller.unbind()
+    controller.attributes.unbind()
     model.train_function = model.test_function = model.predict_function = None
 
 
@@ -159,14 +164,14 @@ def _make_function(controller: Controller, mode: Mode) -> Callable[..., None]:
 
     def make_function(force: bool = False) -> None:
         model = controller.model
-        if runs_uncompiled(controller) and not compile_only.is_on():
-            make_uncompiled_function(controller, mode)
+        if runs_uncompiled(controller.setup) and not compile_only.is_on():
+            make_uncompiled_function(controller.setup, controller.functions, mode)
             return
         current = getattr(model, attribute)
-        if force or current is None or current is not controller.functions.get(mode):
+        if force or current is None or current is not controller.functions.compiled.get(mode):
             kind = compile_only.DescribedFunction if compile_only.is_on() else LoopFunction
-            controller.functions[mode] = kind(controller, mode)
-            setattr(model, attribute, controller.functions[mode])
+            controller.functions.compiled[mode] = kind(controller, mode)
+            setattr(model, attribute, controller.functions.compiled[mode])
 
     make_function.__doc__ = f"Makes the {mode.value} function that Keras's loop calls."
     return make_function
@@ -180,13 +185,13 @@ def _loop(model: keras.Model, name: str, mode: Mode, controller: Controller) -> 
         if controller_of(model) is not controller:  # kept by someone, since the model was detached
             return getattr(model, name)(*args, **kwargs)
         stock = getattr(type(model), name)
-        is_uncompiled = runs_uncompiled(controller) and not compile_only.is_on()
+        is_uncompiled = runs_uncompiled(controller.setup) and not compile_only.is_on()
         if is_uncompiled:
-            check_uncompiled(controller, mode)
+            check_uncompiled(controller.setup, mode)
         else:
-            controller.check(mode)
-            agree(controller, mode)
-            short = model.compiled and model.steps_per_execution == controller.replicas == 1
+            controller.setup.check(mode)
+            agree(controller.setup, mode, controller.is_running)
+            short = model.compiled and model.steps_per_execution == controller.setup.replicas == 1
             if mode is Mode.TRAIN and short:
                 hint_steps_per_execution(model)
         bound = _bound_call(model, name, signature, args, kwargs)
@@ -201,9 +206,9 @@ def _loop(model: keras.Model, name: str, mode: Mode, controller: Controller) -> 
         if compile_only.is_on():
             return compile_only.compile_loop(controller, stock, bound)
         arguments = bound.arguments
-        quiet_unless_first(controller, arguments)
-        with controller.running():
-            per_step = controller.options.asynchronous_callbacks and "callbacks" in arguments
+        quiet_unless_first(controller.setup, arguments)
+        with controller.running(), explained(controller):
+            per_step = controller.setup.options.asynchronous_callbacks and "callbacks" in arguments
             if per_step and not isinstance(arguments["callbacks"], StepCallbackList):
                 verbose = arguments.get("verbose", "auto")
                 arguments["callbacks"] = StepCallbackList(
@@ -237,7 +242,9 @@ def _bound_call(
     return bound
 
 
-def _on_batch(model: keras.Model, name: str, mode: Mode) -> Callable[..., Any]:
+def _on_batch(
+    model: keras.Model, name: str, mode: Mode, controller: Controller
+) -> Callable[..., Any]:
     method = getattr(model, name)
     is_stock = getattr(type(model), name) is getattr(keras.Model, name)
 
@@ -245,7 +252,7 @@ def _on_batch(model: keras.Model, name: str, mode: Mode) -> Callable[..., Any]:
     def on_batch(*args: Any, **kwargs: Any) -> Any:
         if is_stock:
             check_batch(model, name, mode, args, kwargs)
-        with held_back():
+        with held_back(), explained(controller):
             return method(*args, **kwargs)
 
     return on_batch
@@ -254,7 +261,7 @@ def _on_batch(model: keras.Model, name: str, mode: Mode) -> Callable[..., Any]:
 def _state_sync(controller: Controller) -> Callable[[], None]:
     def state_sync() -> None:
         model = controller.model
-        map_loop_state(model, controller.gather)
+        map_loop_state(model, controller.functions.gather)
         getattr(type(model), STATE_SYNC)(model)
 
     return state_sync

@@ -73,7 +73,7 @@ def set_gradient_accumulation_options(
         "offload_gradient_accumulation_buffers",
     )
     refuse_unknown(setter, unknown, known, _ACCUMULATION_REASONS)
-    before = controller.options.accumulation
+    before = controller.setup.options.accumulation
     steps = (
         before.steps
         if gradient_accumulation_steps_per_replica is None
@@ -89,12 +89,12 @@ def set_gradient_accumulation_options(
     accumulation = Accumulation(steps=steps, reduction=method, dtype=dtype)
     offload = with_offload(
         controller,
-        controller.options.replication,
+        controller.setup.options.replication,
         offload_weight_update_variables=offload_weight_update_variables,
         offload_gradient_accumulation_buffers=offload_gradient_accumulation_buffers,
     )
-    controller.replace_options(
-        replace(controller.options, accumulation=accumulation, offload=offload)
+    controller.put_options(
+        replace(controller.setup.options, accumulation=accumulation, offload=offload)
     )
 
 
@@ -134,7 +134,7 @@ def set_infeed_queue_options(
         for name, (value, minimum) in given.items()
         if value is not None
     }
-    controller.replace_options(replace(controller.options, feed=Feed(**chosen)))
+    controller.put_options(replace(controller.setup.options, feed=Feed(**chosen)))
 
 
 def set_asynchronous_callbacks(
@@ -165,8 +165,10 @@ def set_asynchronous_callbacks(
                 f"stop_within={stop_within} does nothing without callbacks for every step. Set "
                 "asynchronous=True, or compile with a lower steps_per_execution."
             )
-    options = replace(controller.options, asynchronous_callbacks=value, stop_within=stop_within)
-    controller.replace_options(options, keep_functions=True)
+    options = replace(
+        controller.setup.options, asynchronous_callbacks=value, stop_within=stop_within
+    )
+    controller.put_options(options, keep_functions=True)
 
 
 METHODS = (

@@ -117,7 +117,7 @@ def set_pipelining_options(
     """
     setter = "set_pipelining_options"
     refuse_unknown(setter, unknown, _names(set_pipelining_options), _REASONS)
-    before = controller.options.pipelining
+    before = controller.setup.options.pipelining
     serialization = whole_number(_SERIALIZATION, batch_serialization_iterations, 1)
     if pipeline_schedule is None:
         pipeline_schedule = "sequential" if serialization > 1 else Pipelining().schedule
@@ -146,11 +146,11 @@ def set_pipelining_options(
     )
     check_at_a_time(pipelining.schedule, pipelining.device_mapping or (), serialization)
     replication = with_sharding(
-        controller.options.replication,
+        controller.setup.options.replication,
         replicated_optimizer_state_sharding,
         replicated_weight_sharding,
     )
-    recomputation = controller.options.recomputation
+    recomputation = controller.setup.options.recomputation
     if recomputation_mode is not None:
         recomputation = Recomputation(mode=find_mode(recomputation_mode))
     offload = with_offload(
@@ -161,9 +161,9 @@ def set_pipelining_options(
         offload_gradient_accumulation_buffers=offload_gradient_accumulation_buffers,
         offload_weights=offload_weights,
     )
-    controller.replace_options(
+    controller.put_options(
         replace(
-            controller.options,
+            controller.setup.options,
             pipelining=pipelining,
             replication=replication,
             recomputation=recomputation,
@@ -189,15 +189,15 @@ def set_pipeline_stage_assignment(
         ModelError: if it is a subclassed model, or `"auto"`, and the model is not built.
     """
     if isinstance(assignment, str):
-        controller.stages.put(balanced(controller.model, assignment, num_stages))
+        controller.setup.stages.put(balanced(controller.model, assignment, num_stages))
     elif num_stages is not None:
         raise OptionError(
             f"num_stages={num_stages} goes with the assignment 'auto'. A list says by itself how "
             "many stages there are: leave num_stages out."
         )
     else:
-        controller.stages.set(assignment)
-    controller.replace_options(controller.options)
+        controller.setup.stages.set(assignment)
+    controller.put_options(controller.setup.options)
 
 
 def get_pipeline_stage_assignment(controller: Controller) -> list[Any]:
@@ -208,13 +208,13 @@ def get_pipeline_stage_assignment(controller: Controller) -> list[Any]:
     Raises:
         ModelError: if it is a subclassed model that is not built.
     """
-    return controller.stages.get()
+    return controller.setup.stages.get()
 
 
 def reset_pipeline_stage_assignment(controller: Controller) -> None:
     """Makes the model one that is not pipelined."""
-    controller.stages.reset()
-    controller.replace_options(controller.options)
+    controller.setup.stages.reset()
+    controller.put_options(controller.setup.options)
 
 
 def print_pipeline_stage_assignment_summary(
@@ -239,7 +239,7 @@ def print_pipeline_stage_assignment_summary(
             f"print_fn must be a function of one line. Received: {print_fn!r}. Set print_fn=print, "
             "or leave it out."
         )
-    for line in stage_summary(controller.model, controller.stages.assignment(), line_length):
+    for line in stage_summary(controller.model, controller.setup.stages.assignment(), line_length):
         (print_fn or print)(line)
 
 

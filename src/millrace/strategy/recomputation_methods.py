@@ -1,7 +1,5 @@
 """The method that chooses what is computed again, and what the other methods say of memory."""
 
-import contextlib
-import re
 from dataclasses import replace
 from typing import Any
 
@@ -14,6 +12,7 @@ from millrace.options import (
     Recomputation,
     RecomputationMode,
     Replication,
+    bytes_or_share,
     recomputation_mode,
     truth,
 )
@@ -58,7 +57,7 @@ def set_recomputation_options(
         )
     limit = None if budget is None else bytes_or_share(budget)
     recomputation = Recomputation(mode=chosen, budget=limit)
-    controller.replace_options(replace(controller.options, recomputation=recomputation))
+    controller.put_options(replace(controller.setup.options, recomputation=recomputation))
 
 
 def with_offload(
@@ -85,31 +84,6 @@ def with_offload(
     chosen = {
         field: truth(NAMES[field], value) for field, value in given.items() if value is not None
     }
-    offload = replace(controller.options.offload, **chosen)
-    check_offload(offload, replication, controller.devices)
+    offload = replace(controller.setup.options.offload, **chosen)
+    check_offload(offload, replication, controller.setup.devices)
     return offload
-
-
-_UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
-_UNITS |= {f"{unit}i": 2 ** (10 * power) for power, unit in enumerate("kmgt", 1)}
-_SIZE = re.compile(r"\s*([0-9.]+(?:e[0-9]+)?)\s*([kmgt]i?)?b?\s*", re.IGNORECASE)
-
-
-def bytes_or_share(value: Any) -> int | float:
-    """Returns a budget: bytes as an int, a share as a float.
-
-    Raises:
-        OptionError: if it is neither.
-    """
-    if isinstance(value, str) and (found := _SIZE.fullmatch(value)):
-        number, unit = found.groups()
-        with contextlib.suppress(ValueError):  # of a number with two points, say
-            return bytes_or_share(round(float(number) * _UNITS[(unit or "").lower()]))
-    elif isinstance(value, float) and 0 < value <= 1:
-        return value
-    elif isinstance(value, int | float) and value is not True and value == value // 1 >= 1:
-        return int(value)
-    raise OptionError(
-        "budget must be bytes, a text such as '1.5GB' or '800 MiB', or a share such as 0.5 of what "
-        f"training takes without recomputation. Received: {value!r}."
-    )

@@ -55,7 +55,7 @@ def set_replication_options(
             rest in host memory and the devices have none, or weights that are not shared out.
     """
     refuse_unknown("set_replication_options", unknown, _KNOWN, _REASONS)
-    replication = controller.options.replication
+    replication = controller.setup.options.replication
     if replicated_metric_reduction_method is not None:
         method = metric_reduction(replicated_metric_reduction_method)
         replication = replace(replication, metrics=method)
@@ -68,8 +68,8 @@ def set_replication_options(
         offload_weight_update_variables=offload_weight_update_variables,
         offload_weights=offload_weights,
     )
-    controller.replace_options(
-        replace(controller.options, replication=replication, offload=offload)
+    controller.put_options(
+        replace(controller.setup.options, replication=replication, offload=offload)
     )
 
 

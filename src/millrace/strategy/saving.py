@@ -28,7 +28,7 @@ logger = logging.getLogger("millrace")
 
 def save_options(controller: Controller, directory: str) -> None:
     """Writes the options and the stages of a model."""
-    options = controller.options
+    options = controller.setup.options
     data = asdict(options)
     for name, part in (("accumulation", options.accumulation), ("pipelining", options.pipelining)):
         data[name]["reduction"] = part.reduction.value
@@ -49,7 +49,7 @@ def save_options(controller: Controller, directory: str) -> None:
                 controller.model.name,
             )
     data["pipelining"]["schedule"] = _text(data["pipelining"]["schedule"])
-    assignment = controller.stages.assignment()
+    assignment = controller.setup.stages.assignment()
     data["stages"] = None if assignment is None else to_json(assignment, controller.model)
     path = pathlib.Path(directory)
     path.mkdir(parents=True, exist_ok=True)
@@ -62,9 +62,9 @@ def load_options(controller: Controller, directory: str) -> None:
     if not directory or not path.is_file():
         return
     data = json.loads(path.read_text())
-    controller.replace_options(_options(data))
+    controller.put_options(_options(data))
     if data.get("stages") is not None:
-        controller.stages.put(from_json(data["stages"], controller.model))
+        controller.setup.stages.put(from_json(data["stages"], controller.model))
 
 
 def _options(data: dict[str, Any]) -> Options:

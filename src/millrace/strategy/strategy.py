@@ -6,6 +6,7 @@ import os
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -20,7 +21,8 @@ from millrace.compiling.phases import show_phases
 from millrace.compiling.watch import call_watched
 from millrace.devices import find_devices, home
 from millrace.errors import ModelError, PlanError
-from millrace.fit.controller import Totals, controller_of
+from millrace.fit.controller import controller_of
+from millrace.fit.totals import Totals
 from millrace.memory_report.report import memory_report
 from millrace.options import RecompilePolicy, directory_path, recompile_policy
 from millrace.pipelines.assignment.marks import stages_allowed
@@ -216,7 +218,9 @@ class Strategy(Misused):
             detach(model)
             controller = attach(model, self._devices, self._totals)
             if before is not None:
-                controller.options, controller.stages = before.options, before.stages
+                controller.setup = replace(
+                    controller.setup, options=before.setup.options, stages=before.setup.stages
+                )
             model.train_function = model.test_function = model.predict_function = None
         return model
 

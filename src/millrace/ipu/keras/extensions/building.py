@@ -21,7 +21,7 @@ from millrace.fit.controller import Controller, controller_of
 def is_extended(model: Any) -> bool:
     """Whether a model has the setters of IPU programs."""
     controller = controller_of(model)
-    return controller is not None and hasattr(controller.rules, "settings")
+    return controller is not None and hasattr(controller.setup.rules, "settings")
 
 
 class _Kind(type):
@@ -76,7 +76,7 @@ def build_by_call(model: Any, controller: Controller) -> None:
             is_running = False
 
     build.__doc__ = "Builds all layers by a run of `call` on shapes, or on `keras.Input`s."
-    controller.bind("build", as_default_build(build))
+    controller.attributes.bind("build", as_default_build(build))
 
 
 def _inputs(given: Any) -> Any:

@@ -24,6 +24,8 @@ import keras
 from millrace._compat.keras_graph import has_own_call
 from millrace.errors import DataError, ModelError, OptionError, PlanError
 from millrace.fit.controller import Controller
+from millrace.fit.setup import Setup
+from millrace.ipu.inert import is_new
 from millrace.ipu.keras.extensions.arguments import STEPS
 from millrace.ipu.keras.extensions.building import ModelExtension
 from millrace.ipu.keras.extensions.settings import Settings
@@ -71,7 +73,7 @@ def checking(build: Callable[..., None], controller: Controller) -> Callable[...
     def checked(*args: Any, **kwargs: Any) -> None:
         build(*args, **kwargs)
         if not _local.is_in_sequential:
-            controller.stages.assignment()
+            controller.setup.stages.assignment()
 
     return checked
 
@@ -196,13 +198,11 @@ _OF_TRAINING = (
 )
 
 
-def check_pipeline(
-    controller: Controller, settings: Settings, assignment: Assignment, mode: Mode
-) -> None:
+def check_pipeline(setup: Setup, settings: Settings, assignment: Assignment, mode: Mode) -> None:
     """Refuses pipelines that the IPU would not run.
 
     Args:
-        controller: of the model.
+        setup: of the model.
         settings: what its setters were told.
         assignment: its stages.
         mode: of the loop.
@@ -211,11 +211,11 @@ def check_pipeline(
         OptionError: for a number that was not set, or a list of another length.
         PlanError: for a number of micro-batches, or a variable on several devices.
     """
-    model = controller.model
-    mapping = controller.options.pipelining.devices_of(assignment.num_stages)
+    model = setup.model
+    mapping = setup.options.pipelining.devices_of(assignment.num_stages)
     check_shared_variables(model, assignment, mapping)
     if mode is not Mode.TRAIN:
-        _note_inert(controller, settings)
+        _note_inert(setup, settings)
         return
     steps = settings.pipelining.steps
     if steps is None:
@@ -239,17 +239,16 @@ def _check_stages(settings: Settings, number: int) -> None:
             )
 
 
-def _note_inert(controller: Controller, settings: Settings) -> None:
+def _note_inert(setup: Setup, settings: Settings) -> None:
     """Warns, once for a model, of what does nothing where no weights are updated."""
     given = [name for name in _OF_TRAINING if settings.of_either(name)]
-    note = f"inference of {controller.model.name}: {given}"
-    if given and note not in controller.totals.noted:
-        controller.totals.noted.add(note)
+    name = setup.model.name
+    if given and is_new(f"inference of {name}, {id(setup.model)}: {given}"):
         logger.warning(
             "%s have no effect in evaluate and predict of the pipelined model %r: no weights "
             "are updated there.",
             ", ".join(given),
-            controller.model.name,
+            name,
         )
 
 

@@ -16,10 +16,11 @@ from millrace._compat.keras_graph import has_own_call, is_functional
 from millrace.fit.controller import Controller, controller_of
 from millrace.ipu.keras.extensions.building import build_by_call
 from millrace.ipu.keras.extensions.checks import check_source, checking, sparing
-from millrace.ipu.keras.extensions.native import put, settings_of
+from millrace.ipu.keras.extensions.native import put
 from millrace.ipu.keras.extensions.rules import IPURules
 from millrace.ipu.keras.extensions.saving import describing, loading, revive_from_configs, saving
 from millrace.ipu.keras.extensions.setters import SETTERS
+from millrace.ipu.keras.extensions.settings import rules_of, settings_of
 from millrace.ipu.keras.extensions.stages import SEQUENTIAL_METHODS, STAGE_METHODS
 from millrace.strategy.attach import bound
 from millrace.tensorflow.iterators import device_iterators
@@ -46,28 +47,29 @@ def around(name: str, loop: Callable[..., Any], controller: Controller) -> Calla
         if name == "fit":
             epochs = kwargs.get("epochs", args[2] if len(args) > 2 else 1)
             begun = kwargs.get("initial_epoch", 0)
-            controller.rules.epochs = max(epochs - begun, 1)  # type: ignore[attr-defined]
+            rules = replace(rules_of(controller), epochs=max(epochs - begun, 1))
+            controller.put_rules(rules)
         if not _is_ignored(name, controller):
             with device_iterators(False):  # Keras reads data sets in Python
                 return loop(x, *args, **kwargs)
-        before = controller.options
-        controller.replace_options(replace(before, asynchronous_callbacks=False), True)
+        before = controller.setup.options
+        controller.put_options(replace(before, asynchronous_callbacks=False), True)
         try:
             with device_iterators(False):
                 return loop(x, *args, **kwargs)
         finally:
-            controller.replace_options(
-                replace(controller.options, asynchronous_callbacks=True), True
+            controller.put_options(
+                replace(controller.setup.options, asynchronous_callbacks=True), True
             )
 
     return run
 
 
 def _is_ignored(name: str, controller: Controller) -> bool:
-    settings, options = settings_of(controller), controller.options
+    settings, options = settings_of(controller), controller.setup.options
     if not options.asynchronous_callbacks or not settings.accumulate_outfeed or name == "predict":
         return False
-    if controller.stages.assignment() is None:
+    if controller.setup.stages.assignment() is None:
         return False
     if not controller.is_running:
         logger.info(
@@ -85,7 +87,7 @@ def extend(model: keras.Model) -> None:
     controller = controller_of(model)
     if controller is None:
         return
-    controller.rules = IPURules()
+    controller.put_rules(IPURules())
     methods = [*SETTERS, *STAGE_METHODS]
     if isinstance(model, keras.Sequential):
         methods += SEQUENTIAL_METHODS
@@ -99,7 +101,7 @@ def extend(model: keras.Model) -> None:
         added["build"] = checking(model.build, controller)
     added["get_config"] = describing(model.get_config, controller)
     for name, value in added.items():
-        controller.bind(name, value)
+        controller.attributes.bind(name, value)
     if has_own_call(model):
         build_by_call(model, controller)
     put(controller, settings_of(controller))

@@ -30,7 +30,7 @@ from millrace.errors import OptionError
 from millrace.fit.controller import Controller
 from millrace.ipu.config import current_system
 from millrace.ipu.inert import inert
-from millrace.ipu.keras.extensions.settings import Settings
+from millrace.ipu.keras.extensions.settings import Settings, rules_of
 from millrace.ipu.ops.pipeline_options import accumulator_dtype, options_of_update
 from millrace.ipu.ops.schedules import NATIVE, recomputation_of
 from millrace.options import (
@@ -182,13 +182,8 @@ def native_options(settings: Settings, before: Options, recomputes: bool) -> Opt
     )
 
 
-def settings_of(controller: Controller) -> Settings:
-    """Returns what the setters of an extended model were told."""
-    return controller.rules.settings  # type: ignore[attr-defined]
-
-
 def put(controller: Controller, settings: Settings, keep_functions: bool = False) -> None:
     """Puts other settings in force."""
-    options = native_options(settings, controller.options, current_system().allow_recompute)
-    controller.rules.settings = settings  # type: ignore[attr-defined]
-    controller.replace_options(options, keep_functions)
+    options = native_options(settings, controller.setup.options, current_system().allow_recompute)
+    controller.put_rules(replace(rules_of(controller), settings=settings))
+    controller.put_options(options, keep_functions)

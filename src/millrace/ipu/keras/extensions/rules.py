@@ -18,8 +18,7 @@ from typing import Any
 
 from millrace.errors import DataError, OptionError, PlanError
 from millrace.fit.checks import factors
-from millrace.fit.controller import Controller
-from millrace.fit.rules import Rules
+from millrace.fit.setup import Setup
 from millrace.ipu.keras.extensions.checks import (
     check_batches,
     check_optimizer,
@@ -27,7 +26,7 @@ from millrace.ipu.keras.extensions.checks import (
     check_pipeline,
 )
 from millrace.ipu.keras.extensions.native import check_queues
-from millrace.ipu.keras.extensions.settings import Settings
+from millrace.ipu.keras.extensions.settings import ExtendedRules, Settings
 from millrace.ipu.ops.schedules import check_length
 from millrace.plan import Mode
 
@@ -63,11 +62,11 @@ def devices_of_replica(stages: int, mapping: Sequence[int], number: int) -> int:
 logger = logging.getLogger("millrace")
 
 
-def steps_of_execution(controller: Controller, mode: Mode, given: int, steps: int) -> int:
+def steps_of_execution(setup: Setup, mode: Mode, given: int, steps: int) -> int:
     """Returns the steps of a full execution.
 
     Args:
-        controller: of the model.
+        setup: of the model.
         mode: of the loop.
         given: `steps_per_execution`, as compiled.
         steps: of the epoch.
@@ -76,54 +75,54 @@ def steps_of_execution(controller: Controller, mode: Mode, given: int, steps: in
         PlanError: if replicas or updates do not divide an execution.
         DataError: if executions do not divide the epoch.
     """
-    replicas, found = controller.replicas, min(given, steps)
+    replicas, found = setup.replicas, min(given, steps)
     what = f"steps_per_execution={given}"
     if found < given:
         what += f", truncated to the {found} steps of the epoch,"
     rule = f"a multiple of the number of replicas, {replicas}"
     window = replicas
-    if mode is Mode.TRAIN and controller.accumulation.steps > 1:
-        window, (names, numbers) = controller.window(mode), factors(controller.accumulation)
+    if mode is Mode.TRAIN and setup.accumulation.steps > 1:
+        window, (names, numbers) = setup.window(mode), factors(setup.accumulation)
         rule = f"a multiple of {names} x replicas = {numbers} x {replicas} = {window}"
     steps_name = "steps_per_epoch" if mode is Mode.TRAIN else "steps"  # the loop's argument
     if found % window:
         name = f"{f'{steps_name} and ' if found < given else ''}steps_per_execution"
         raise PlanError(
-            f"{what} of {controller.model.name!r} must be {rule}. Set {name} to "
+            f"{what} of {setup.model.name!r} must be {rule}. Set {name} to "
             f"{-(-found // window) * window}."
         )
     if steps % found:
         raise DataError(
             f"The epoch has {steps} steps, which are not a multiple of {what} of "
-            f"{controller.model.name!r}. Set {steps_name} to "
+            f"{setup.model.name!r}. Set {steps_name} to "
             f"{steps - steps % found}, or steps_per_execution to a divisor of {steps}."
         )
     return found
 
 
-def check_inference_length(controller: Controller, settings: Settings, found: int) -> None:
+def check_inference_length(setup: Setup, settings: Settings, found: int) -> None:
     """Checks what a pipeline of evaluate or predict runs at once.
 
     Raises:
         PlanError: naming the numbers.
     """
-    assignment = controller.stages.assignment()
+    assignment = setup.stages.assignment()
     if assignment is not None:
-        mapping = controller.options.pipelining.devices_of(assignment.num_stages)
-        check_length(settings.schedule, mapping, found // controller.replicas, training=False)
+        mapping = setup.options.pipelining.devices_of(assignment.num_stages)
+        check_length(settings.schedule, mapping, found // setup.replicas, training=False)
 
 
-def log_update(controller: Controller, found: int, steps: int, rows: int | None) -> None:
+def log_update(setup: Setup, found: int, steps: int, rows: int | None) -> None:
     """Logs what one update is made of.
 
     Args:
-        controller: of the model.
+        setup: of the model.
         found: steps of an execution.
         steps: of an epoch.
         rows: of a batch; None if nobody knows.
     """
-    window, model = controller.window(Mode.TRAIN), controller.model
-    if found == controller.replicas > 1:
+    window, model = setup.window(Mode.TRAIN), setup.model
+    if found == setup.replicas > 1:
         logger.info(
             "model %r runs one step per execution and replica. Set steps_per_execution in "
             "compile() to a larger number, for fewer round trips to Python.",
@@ -134,30 +133,26 @@ def log_update(controller: Controller, found: int, steps: int, rows: int | None)
             "model %r: %d batches are accumulated x %d replicas = %d batches in a weight update%s "
             "(%s of gradients); %d weight updates in an execution, %d in an epoch.",
             model.name,
-            controller.accumulation.steps,
-            controller.replicas,
+            setup.accumulation.steps,
+            setup.replicas,
             window,
             f", an effective batch size of {rows * window}" if rows else "",
-            controller.accumulation.reduction.value,
+            setup.accumulation.reduction.value,
             found // window,
             steps // window,
         )
 
 
-class IPURules(Rules):
+class IPURules(ExtendedRules):
     """The rules of IPU programs, for one model."""
 
     runs_uncompiled = False
-
-    def __init__(self) -> None:
-        self.settings = Settings()
-        self.epochs = 1  # of the running loop
 
     def devices_of_replica(self, stages: int, mapping: Sequence[int], number: int) -> int:
         """Returns a power of two; see `replica_devices`."""
         return devices_of_replica(stages, mapping, number)
 
-    def check(self, controller: Controller, mode: Mode) -> None:
+    def check(self, setup: Setup, mode: Mode) -> None:
         """Refuses overrides, queue options, and pipelines that the IPU would not run.
 
         Raises:
@@ -165,17 +160,17 @@ class IPURules(Rules):
             OptionError: for an option.
             PlanError: for a number of micro-batches.
         """
-        assignment, model = controller.stages.assignment(), controller.model
+        assignment, model = setup.stages.assignment(), setup.model
         check_overrides(model, mode, assignment is not None)
         check_queues(self.settings)
-        if mode is Mode.TRAIN and (assignment is not None or controller.accumulation.steps > 1):
+        if mode is Mode.TRAIN and (assignment is not None or setup.accumulation.steps > 1):
             which = "gradient_accumulation" if assignment is None else "pipelining"
             check_optimizer(model, f"set_{which}_options")
         if assignment is not None:
-            check_pipeline(controller, self.settings, assignment, mode)
+            check_pipeline(setup, self.settings, assignment, mode)
 
     def check_data(
-        self, controller: Controller, mode: Mode, adapter: Any, arguments: Mapping[str, Any]
+        self, setup: Setup, mode: Mode, adapter: Any, arguments: Mapping[str, Any]
     ) -> None:
         """Refuses data; see `check_batches`."""
         epochs = self.epochs if mode is Mode.TRAIN else 1
@@ -183,7 +178,7 @@ class IPURules(Rules):
 
     def steps_of_execution(
         self,
-        controller: Controller,
+        setup: Setup,
         mode: Mode,
         steps_per_execution: int,
         steps: int | None,
@@ -191,10 +186,10 @@ class IPURules(Rules):
     ) -> int:
         """Returns the steps of a full execution; see `steps_of_execution`."""
         if steps is None:
-            return super().steps_of_execution(controller, mode, steps_per_execution, steps, rows)
-        found = steps_of_execution(controller, mode, steps_per_execution, steps)
+            return super().steps_of_execution(setup, mode, steps_per_execution, steps, rows)
+        found = steps_of_execution(setup, mode, steps_per_execution, steps)
         if mode is Mode.TRAIN:
-            log_update(controller, found, steps, rows)
+            log_update(setup, found, steps, rows)
         else:
-            check_inference_length(controller, self.settings, found)
+            check_inference_length(setup, self.settings, found)
         return found

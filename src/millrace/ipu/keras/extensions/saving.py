@@ -19,8 +19,8 @@ from millrace._compat.keras_build import after_from_config
 from millrace.fit.controller import Controller, controller_of
 from millrace.ipu.gradient_accumulation import GradientAccumulationReductionMethod as Method
 from millrace.ipu.keras.extensions.building import is_extended
-from millrace.ipu.keras.extensions.native import put, settings_of
-from millrace.ipu.keras.extensions.settings import Accumulating, Settings
+from millrace.ipu.keras.extensions.native import put
+from millrace.ipu.keras.extensions.settings import Accumulating, Settings, settings_of
 from millrace.options import MetricReduction
 from millrace.pipelines.assignment.assignment import from_json, to_json
 
@@ -39,7 +39,7 @@ def as_dict(controller: Controller) -> dict[str, Any]:
                 list(part.more),
                 model.name,
             )
-    assignment = controller.stages.assignment()
+    assignment = controller.setup.stages.assignment()
     return {
         "gradient_accumulation": _accumulating(settings.accumulation),
         "pipelining": _accumulating(settings.pipelining),
@@ -68,7 +68,7 @@ def put_dict(controller: Controller, data: dict[str, Any]) -> None:
     )
     put(controller, settings)
     if data.get("stages") is not None:
-        controller.stages.put(from_json(data["stages"], controller.model))
+        controller.setup.stages.put(from_json(data["stages"], controller.model))
 
 
 def _accumulating(part: Accumulating) -> dict[str, Any]:

@@ -37,8 +37,8 @@ from millrace.ipu.keras.extensions.arguments import (
     check_free,
     metric_reduction,
 )
-from millrace.ipu.keras.extensions.native import put, settings_of
-from millrace.ipu.keras.extensions.settings import accumulating
+from millrace.ipu.keras.extensions.native import put
+from millrace.ipu.keras.extensions.settings import accumulating, settings_of
 from millrace.ipu.ops.schedules import NATIVE
 from millrace.options import truth
 from millrace.schedules.table import check_at_a_time

@@ -19,6 +19,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from millrace.errors import OptionError
+from millrace.fit.controller import Controller
+from millrace.fit.setup import Rules
 from millrace.ipu.gradient_accumulation import GradientAccumulationReductionMethod as Method
 from millrace.ipu.gradient_accumulation import reduction_method
 from millrace.ipu.keras.extensions.arguments import STEPS
@@ -107,3 +109,23 @@ class Settings:
         """Returns a free argument that both setters take; None if neither was given it."""
         own = self.pipelining.more.get(name)
         return self.accumulation.more.get(name) if own is None else own
+
+
+@dataclass(frozen=True, slots=True)
+class ExtendedRules(Rules):
+    """Rules that know what the setters of their model were told."""
+
+    settings: Settings = Settings()
+    epochs: int = 1  # of the running loop
+
+
+def rules_of(controller: Controller) -> ExtendedRules:
+    """Returns the rules of an extended model."""
+    rules = controller.setup.rules
+    assert isinstance(rules, ExtendedRules)  # noqa: S101 - `extend` has put them
+    return rules
+
+
+def settings_of(controller: Controller) -> Settings:
+    """Returns what the setters of an extended model were told."""
+    return rules_of(controller).settings

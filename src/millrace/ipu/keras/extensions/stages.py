@@ -148,7 +148,7 @@ def _take_own_stages(model: Any, items: list[AnyAssignment]) -> None:
     layers = [item for item in items if isinstance(item, PipelineStageAssignment)]
     if controller is None or any(item.pipeline_stage is not None for item in layers):
         return
-    for item, own in zip(items, controller.stages.get(), strict=True):
+    for item, own in zip(items, controller.setup.stages.get(), strict=True):
         if isinstance(item, PipelineStageAssignment):
             item.pipeline_stage = own.pipeline_stage
         else:
@@ -188,7 +188,7 @@ def get_pipeline_stage_assignment(controller: Controller) -> list[Any]:
     model = controller.model
     _check_call(model)
     try:
-        items = controller.stages.get()
+        items = controller.setup.stages.get()
     except PlanError:  # layers came or went
         items = get_assignment(model, None)
     return with_ipu_names(model, items)
@@ -229,7 +229,7 @@ def print_pipeline_stage_assignment_summary(
         line_length: characters of a line. None is 89, for a Sequential 60.
         print_fn: called with each line. None is `print`.
     """
-    assignment = controller.stages.assignment()
+    assignment = controller.setup.stages.assignment()
     for line in ipu_summary_lines(controller.model, assignment, line_length):
         (print_fn or print)(line)
 
@@ -266,7 +266,7 @@ def _check_call(model: Any) -> None:
 
 def _note_change(controller: Controller) -> None:
     try:
-        controller.stages.assignment()
+        controller.setup.stages.assignment()
     except PlanError:
         logger.info(
             "Layers of the pipelined model %r came or went. Call "

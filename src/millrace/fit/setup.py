@@ -1,0 +1,164 @@
+"""What the user chose for one model, what follows from it, and the rules that it must keep.
+
+options, stages, devices -> device groups, replicas, steps of an update, what is offloaded
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+import keras
+
+from millrace.devices import DeviceGroup, share_out
+from millrace.feeds.block import Destination
+from millrace.fit.checks import check_data, check_model, check_steps, log_replicas
+from millrace.fit.loop_arguments import check_steps_per_execution
+from millrace.fit.offloading import check_offload, offload_in_force
+from millrace.fit.stages import Stages, check_pipeline, groups_needed
+from millrace.options import Accumulation, MetricReduction, Offload, Options
+from millrace.plan import Mode
+from millrace.processes.facts import process_index
+
+
+class Rules:
+    """What a loop asks before it runs. A package with other rules derives from these."""
+
+    runs_uncompiled = True  # whether Keras's own loop may run models that are not to be compiled
+
+    def devices_of_replica(self, stages: int, mapping: Sequence[int], number: int) -> int:
+        """Returns how many devices one replica of a pipeline takes up.
+
+        Args:
+            stages: their number.
+            mapping: the device of each within a replica.
+            number: of devices of the strategy.
+
+        Raises:
+            PlanError: if they do not fit together.
+        """
+        return groups_needed(stages, mapping, number)
+
+    def check(self, setup: "Setup", mode: Mode) -> None:
+        """Refuses more than every model is refused for, before anything is compiled."""
+
+    def check_data(
+        self, setup: "Setup", mode: Mode, adapter: Any, arguments: Mapping[str, Any]
+    ) -> None:
+        """Refuses data that cannot be fed.
+
+        Args:
+            setup: of the model.
+            mode: of the loop.
+            adapter: Keras's, of the data.
+            arguments: of Keras's epoch iterator.
+        """
+        check_data(adapter, arguments.get("steps_per_epoch") or adapter.num_batches, mode)
+
+    def steps_of_execution(
+        self,
+        setup: "Setup",
+        mode: Mode,
+        steps_per_execution: int,
+        steps: int | None,
+        rows: int | None,
+    ) -> int:
+        """Returns the steps of a full execution.
+
+        Args:
+            setup: of the model.
+            mode: of the loop.
+            steps_per_execution: as compiled.
+            steps: of the epoch; None if nobody knows.
+            rows: of one batch; None if nobody knows.
+
+        Raises:
+            PlanError: if executions and updates do not fit together.
+        """
+        replicas, accumulation = setup.replicas, setup.accumulation
+        found = check_steps(accumulation, mode, steps_per_execution, steps, replicas)
+        if mode is Mode.TRAIN and replicas > 1:
+            log_replicas(setup.model.name, replicas, accumulation, rows)
+        return found
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class Setup:
+    """What the loops of one model follow. Another choice is another setup."""
+
+    model: keras.Model
+    devices: tuple[jax.Device, ...]  # of the strategy
+    stages: Stages
+    options: Options = field(default_factory=Options)
+    rules: Rules = field(default_factory=Rules)
+
+    @property
+    def groups(self) -> tuple[DeviceGroup, ...]:
+        """The groups of devices that the model runs on: one, or as many as its pipeline takes.
+
+        Raises:
+            PlanError: if the devices are not a whole number of replicas.
+        """
+        assignment = self.stages.assignment()
+        size = 1
+        if assignment is not None:
+            mapping = self.options.pipelining.devices_of(assignment.num_stages)
+            size = self.rules.devices_of_replica(assignment.num_stages, mapping, len(self.devices))
+        return share_out(self.devices, size)
+
+    @property
+    def replicas(self) -> int:
+        """Copies of the model, each with a batch of its own in every step."""
+        return self.groups[0].replicas
+
+    @property
+    def destination(self) -> Destination:
+        """Where blocks of batches go: those of a pipeline are cut up in host memory."""
+        is_pipelined = self.stages.assignment() is not None
+        return Destination(self.groups[0], stays_on_host=is_pipelined)
+
+    @property
+    def spans_processes(self) -> bool:
+        """Whether some devices of the strategy belong to other processes."""
+        return any(device.process_index != process_index() for device in self.devices)
+
+    @property
+    def accumulation(self) -> Accumulation:
+        """What one update of the model accumulates; a pipeline has options of its own."""
+        own = self.options.pipelining.accumulation
+        if own is None or (self.stages.assignment() is None and self.model.built):
+            return self.options.accumulation
+        return own
+
+    def window(self, mode: Mode) -> int:
+        """Steps that belong together: those of one update; outside of training, one a replica."""
+        return self.replicas * (self.accumulation.steps if mode is Mode.TRAIN else 1)
+
+    @property
+    def offload(self) -> Offload:
+        """What of training rests in host memory, each True or False."""
+        is_pipelined = self.stages.assignment() is not None
+        return offload_in_force(self.options.offload, self.accumulation, is_pipelined, self.devices)
+
+    @property
+    def reports_each_replica(self) -> bool:
+        """Whether logs are of the replicas, not of the metrics over all batches."""
+        return self.options.replication.metrics is not MetricReduction.MEAN and self.replicas > 1
+
+    def check(self, mode: Mode) -> None:
+        """Refuses what the model cannot run, before anything is compiled.
+
+        Raises:
+            MillraceError: of the class that says what does not fit.
+        """
+        check_steps_per_execution(self.model)
+        assignment = self.stages.assignment()
+        replicas = self.replicas
+        self.rules.check(self, mode)
+        check_model(self.model, mode, self.accumulation, assignment is not None, replicas)
+        if mode is Mode.TRAIN:
+            check_offload(self.options.offload, self.options.replication, self.devices)
+        if assignment is None and self.options.pipelining.steps is not None:
+            self.stages.check_readable()
+        if assignment is not None:
+            check_pipeline(self.model, assignment, self.options.pipelining, len(self.groups), mode)
