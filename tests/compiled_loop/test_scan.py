@@ -1,6 +1,6 @@
 import pytest
 
-from millrace.compiled_loop.window import best_unroll
+from millrace.compiled_loop.calls import best_unroll
 from millrace.plan import LoopForm
 
 
@@ -15,5 +15,5 @@ def test_the_unrolled_length_takes_the_fewest_calls(turns, unroll, calls):
 
 
 def test_an_update_is_a_turn():
-    assert best_unroll(LoopForm(unroll=8), turns=10, unit=4) == 2
-    assert best_unroll(LoopForm(unroll=8), turns=10, unit=16) == 1
+    assert best_unroll(LoopForm(unroll=8), iterations=10, unit=4) == 2
+    assert best_unroll(LoopForm(unroll=8), iterations=10, unit=16) == 1

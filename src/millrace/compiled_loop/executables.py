@@ -10,6 +10,7 @@ import keras
 from millrace._compat.jax_array import trace_options, tracing_options
 from millrace._compat.keras_build import layer_names
 from millrace.compiled_loop.budget import has_budget, with_choice, within_budget
+from millrace.compiled_loop.calls import Call
 from millrace.compiled_loop.programs import ProgramBuilder
 from millrace.compiling.executable import Executable, compile_program
 from millrace.compiling.log import CompileLog
@@ -136,17 +137,9 @@ class Executables:
         """Returns how many steps a call may have whose taps it returns; None: any number."""
         return None if self._loaded_form(plan) else self._builder(plan).tap_room
 
-    def run(self, plan: Plan, unroll: int | None) -> Executable:
-        """Returns the program of whole updates; `unroll` counts updates, None is a loop."""
-        return self._find(plan, "run", unroll)
-
-    def accumulate(self, plan: Plan, unroll: int | None) -> Executable:
-        """Returns the program of a part of a window; `unroll` counts micro-batches."""
-        return self._find(plan, "accumulate", unroll)
-
-    def zeros(self, plan: Plan) -> Executable:
-        """Returns the program of an accumulator that holds nothing yet."""
-        return self._find(plan, "zeros")
+    def of_call(self, plan: Plan, call: Call) -> Executable:
+        """Returns the program of a call."""
+        return self._find(plan, call.program, call.unroll)
 
     def apply(self, plan: Plan) -> Executable:
         """Returns the program of an update."""

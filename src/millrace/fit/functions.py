@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from millrace._compat.jax import is_non_finite_error
 from millrace._compat.keras_scope import restore_state
 from millrace.compiled_loop.executables import Executables
+from millrace.compiled_loop.protocol import ExecutionSteps, Runner
 from millrace.compiled_loop.result import Halted, Part
 from millrace.compiled_loop.runner import ScanRunner
 from millrace.errors import NonFiniteError
@@ -24,15 +25,12 @@ from millrace.fit.multi_process import raise_failure_of_others
 from millrace.fit.offloading import log_what_stays
 from millrace.fit.stages import make_pipeline_runner, marks_of
 from millrace.options import NO_OFFLOAD, NO_TAPS, Taps
-from millrace.pipelines.runtime.runner import PipelineRunner
 from millrace.plan import BatchSpec, Mode, Plan
 from millrace.processes.agreement import own_copy
 from millrace.recomputation.options import recompute_of
 from millrace.steps.state import State, as_state
 from millrace.steps.tapped_step import tapping_optimizer
 from millrace.taps.delivery import queues_of
-
-Runner = ScanRunner | PipelineRunner
 
 # Work in one call where a queue takes values: what is carried out can be read after the call. A
 # call costs 50 to 100 us; one of a large model on CPU some milliseconds, probably those in which
@@ -115,7 +113,7 @@ class LoopFunction:
         dispatches = runner.dispatches
         chunk = self._chunk(step_logs)
         try:
-            state, parts = runner.run(as_state(state), segments, longest, chunk)
+            state, parts = runner.run(as_state(state), ExecutionSteps(segments, longest, chunk))
         except BaseException as error:
             with contextlib.suppress(Exception):  # what follows from this one
                 self._end_deliveries()
@@ -133,7 +131,7 @@ class LoopFunction:
         self.halted = runner.halted
         self._end_deliveries()
         totals = self._controller.totals
-        if isinstance(runner, PipelineRunner):
+        if runner.statistics is not None:
             totals.pipeline = runner.statistics
         totals.dispatches += runner.dispatches - dispatches
         totals.executions += 1
@@ -198,8 +196,7 @@ class LoopFunction:
         taps = self._controller.watchers.taps if self.mode is Mode.TRAIN else NO_TAPS
         key = (step_logs, taps)
         if key not in self._runners:
-            runner = self._runners[key] = self._make_runner(*key)
-            (runner.taps if isinstance(runner, PipelineRunner) else runner).outlet = self._deliver
+            self._runners[key] = self._make_runner(*key)
         return self._runners[key]
 
     def _make_runner(self, step_logs: bool, taps: Taps) -> Runner:
@@ -229,12 +226,14 @@ class LoopFunction:
                 self._log,
                 controller.functions.identity,
                 controller.totals.exports,
+                self._deliver,
             )
         return ScanRunner(
             self._executables,
             plan,
             max_pending=options.feed.prefetch_depth,
             single_steps=controller.model.steps_per_execution == plan.replicas == 1,
+            outlet=self._deliver,
         )
 
     def _rescue(self, state: State | None) -> None:

@@ -6,6 +6,7 @@ import keras
 
 from millrace._compat.jax_memory import is_out_of_memory
 from millrace._compat.keras_build import compilation_of
+from millrace.compiled_loop.protocol import Runner
 from millrace.compiled_loop.result import Halted, Part
 from millrace.compiling.lowering import MODEL_OBJECT
 from millrace.explain.key import Identity
@@ -44,8 +45,9 @@ class KeptFunction(Protocol):
         """Whether something rests in host memory."""
         ...
 
-    def runner(self) -> Any:
+    def runner(self) -> Runner:
         """Returns what runs an execution."""
+        ...
 
     def gather(self, role: str, values: Any) -> Any:
         """Returns values of the state as variables of the model can hold them."""

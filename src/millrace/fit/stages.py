@@ -6,6 +6,7 @@ from typing import Any
 
 import keras
 
+from millrace.compiled_loop.result import Outlet
 from millrace.compiling.log import CompileLog
 from millrace.devices import DeviceGroup
 from millrace.errors import ModelError, OptionError, PlanError
@@ -24,7 +25,10 @@ from millrace.pipelines.assignment.calls import LayerCall, find_calls, leaves
 from millrace.pipelines.assignment.marks import stages_were_entered
 from millrace.pipelines.programs.executables import StageExecutables
 from millrace.pipelines.programs.place import Marks
+from millrace.pipelines.runtime.compiled_stages import CompiledStages
 from millrace.pipelines.runtime.runner import PipelineRunner
+from millrace.pipelines.runtime.shapes import Shapes
+from millrace.pipelines.runtime.stage_programs import Orders
 from millrace.plan import Mode, Plan
 from millrace.schedules.table import make_schedule
 from millrace.schedules.task import Schedule
@@ -189,14 +193,15 @@ def make_pipeline_runner(
     log: CompileLog,
     identity: Identity,
     exports: Exports,
+    outlet: Outlet,
 ) -> PipelineRunner:
     """Makes the runner of one mode of a pipelined model."""
     executables = StageExecutables(model, calls, marks, log, pipelining, identity, exports)
     numbers = pipelining.devices_of(marks.num_stages)
     schedule = functools.partial(_schedule, pipelining, marks.num_stages)
-    runner = PipelineRunner(executables, plan, [groups[number] for number in numbers], schedule)
-    runner.choose = chooser(model, runner, log)
-    return runner
+    of_stages = [groups[number] for number in numbers]
+    compiled = CompiledStages(executables, of_stages, Orders(schedule, of_stages))
+    return PipelineRunner(Shapes(compiled, plan, chooser(model, compiled, log)), outlet)
 
 
 def _schedule(pipelining: Pipelining, num_stages: int, num_micro_batches: int) -> Schedule:

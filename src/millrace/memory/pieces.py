@@ -17,8 +17,8 @@ import keras
 
 from millrace._compat.jax_memory import argument_bytes, buffers_proto, kept_arguments, requirement
 from millrace._compat.keras_build import layer_names
+from millrace.compiled_loop.dry_run import CompiledCall, LoopPrograms
 from millrace.compiling.executable import compiled_of, renames_of
-from millrace.memory.dry_run import Call
 from millrace.memory.hlo_proto import read_buffers
 from millrace.memory.liveness import memory_profile
 from millrace.memory.owners import layer_finder
@@ -35,22 +35,22 @@ _ARGUMENTS = {
 Path = tuple[Any, ...]
 
 
-def piece_memory(model: keras.Model, plan: Plan, calls: Sequence[Call]) -> DeviceMemory:
+def piece_memory(model: keras.Model, programs: LoopPrograms) -> DeviceMemory:
     """Returns what an execution needs on each device.
 
     Args:
         model: whose programs they are.
-        plan: of the programs.
-        calls: all that an execution makes.
+        programs: all that the execution runs.
     """
-    calls = [call for call in calls if call.name in _ARGUMENTS]  # not `zeros`, which needs less
+    plan = programs.plan  # `zeros` needs less than the others
+    calls = [call for call in programs.calls if call.program in _ARGUMENTS]
     sizes = {id(call): _arguments(call) for call in calls}
     all_sizes = {key: size for found in sizes.values() for key, size in found.items()}
     resident = sum(all_sizes.values())
     # What a program is not given is there all the same.
     absent = {key: resident - sum(found.values()) for key, found in sizes.items()}
 
-    def needed(call: Call) -> int:
+    def needed(call: CompiledCall) -> int:
         return requirement(compiled_of(call.executable)) + absent[id(call)]
 
     peak = max(calls, key=needed)
@@ -61,7 +61,7 @@ def piece_memory(model: keras.Model, plan: Plan, calls: Sequence[Call]) -> Devic
     memory = compiled.memory_analysis()
     temporaries = memory.temp_size_in_bytes if memory is not None else 0
     accumulators = by_kind["accumulated"]
-    if peak.name == "run" and plan.accumulation.steps > 1:
+    if peak.program == "run" and plan.accumulation.steps > 1:
         accumulators = min(_accumulator_bytes(model, plan), temporaries)
         temporaries -= accumulators
     named = sum(by_kind.values()) - by_kind["accumulated"] + accumulators + temporaries
@@ -78,17 +78,17 @@ def piece_memory(model: keras.Model, plan: Plan, calls: Sequence[Call]) -> Devic
     profile = memory_profile(
         compiled,
         layer_finder(layer_names(model), renames_of(peak.executable)),
-        lambda path: _argument_name(model, plan, peak.name, path),
+        lambda path: _argument_name(model, plan, peak.program, path),
     )
     devices = tuple(map(str, plan.group.devices))
-    name = f"{plan.mode.value}_{peak.name}"
+    name = f"{plan.mode.value}_{peak.program}"
     alive = with_layers_of_variables(model, profile.alive)
     return DeviceMemory(devices, name, (stage,), alive, curve=profile.curve)
 
 
-def _arguments(call: Call) -> dict[tuple[str, Path], int]:
+def _arguments(call: CompiledCall) -> dict[tuple[str, Path], int]:
     """Returns the bytes of each argument on one device, but for numbers."""
-    compiled, kinds = compiled_of(call.executable), _ARGUMENTS[call.name]
+    compiled, kinds = compiled_of(call.executable), _ARGUMENTS[call.program]
     paths = kept_arguments(compiled)
     found: dict[tuple[str, Path], int] = {}
     for allocation in read_buffers(buffers_proto(compiled)).allocations:

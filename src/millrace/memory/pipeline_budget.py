@@ -13,9 +13,8 @@ import keras
 
 from millrace.compiled_loop.budget import announce, find_choice, has_budget, with_choice
 from millrace.compiling.log import CompileLog
-from millrace.memory.dry_run import PipelineRehearsal
 from millrace.memory.stages import pipeline_memory
-from millrace.pipelines.runtime.runner import PipelineRunner
+from millrace.pipelines.runtime.compiled_stages import CompiledStages
 from millrace.plan import Plan
 from millrace.records.memory_report import BudgetChoice
 from millrace.steps.state import State
@@ -24,13 +23,13 @@ CHOICES = 16  # the last lets a stage take a hundredth, which is its least
 
 
 def chooser(
-    model: keras.Model, runner: PipelineRunner, log: CompileLog
+    model: keras.Model, stages: CompiledStages, log: CompileLog
 ) -> Callable[[Plan, State], Plan]:
     """Returns what finds the plan of a pipeline whose devices all stay within its budget.
 
     Args:
-        model: that the runner trains.
-        runner: whose programs are compiled for it. They are kept.
+        model: that the pipeline trains.
+        stages: whose programs are compiled for it. They are kept.
         log: gets the choice.
     """
 
@@ -38,12 +37,11 @@ def chooser(
         if plan.recompute is None or not has_budget(plan):
             return plan
         specs = jax.tree.map(lambda v: jax.ShapeDtypeStruct(v.shape, v.dtype), state)
-        rehearsal = PipelineRehearsal(runner)
         peaks: dict[int, int] = {}
 
         def measure(number: int) -> int:
-            programs = rehearsal.programs_of(with_choice(plan, number), specs)
-            devices = pipeline_memory(model, programs, rehearsal.groups)
+            programs = stages.programs(with_choice(plan, number), specs)
+            devices = pipeline_memory(model, programs)
             peaks[number] = max(device.peak for device in devices)
             return peaks[number]
 

@@ -14,13 +14,13 @@ from millrace._compat.keras_build import layer_names
 from millrace._compat.keras_scope import stored_value
 from millrace.compiling.executable import compiled_of, renames_of
 from millrace.devices import DeviceGroup
-from millrace.memory.dry_run import StagePrograms
 from millrace.memory.liveness import memory_profile
 from millrace.memory.owners import layer_finder
 from millrace.memory.pieces import variables_of, with_layers_of_variables
 from millrace.memory.walk import Moment, StageSizes, Walk
 from millrace.pipelines.programs.split import Slot
 from millrace.pipelines.programs.stages import state_groups
+from millrace.pipelines.runtime.compiled_stages import StagePrograms
 from millrace.records.memory import LiveBuffer, largest
 from millrace.records.memory_report import DeviceMemory, StageMemory
 
@@ -28,17 +28,14 @@ _HOST = ("pinned_host", "unpinned_host")  # memory where values rest between the
 _UPDATE = ("settle", "partial", "shared", "final")
 
 
-def pipeline_memory(
-    model: keras.Model, programs: StagePrograms, groups: Sequence[DeviceGroup]
-) -> tuple[DeviceMemory, ...]:
+def pipeline_memory(model: keras.Model, programs: StagePrograms) -> tuple[DeviceMemory, ...]:
     """Returns what an update needs on the devices of each group that is here.
 
     Args:
         model: whose programs they are.
         programs: all that an update runs.
-        groups: of each stage.
     """
-    builder = programs.builder
+    builder, groups = programs.builder, programs.groups
     stages = range(len(groups))
     sizes = [_sizes(programs, stage) for stage in stages]
     walk = Walk(builder.split, builder.passes, sizes, groups)

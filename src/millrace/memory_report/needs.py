@@ -1,29 +1,25 @@
 """Compiles what training would run, and adds up what that needs.
 
-model in one piece, replicas   memory_pieces.py    the largest program of an execution
-pipeline                       memory_stages.py    a walk through the tasks of an update
+model in one piece, replicas   memory/pieces.py    the largest program of an execution
+pipeline                       memory/stages.py    a walk through the tasks of an update
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import singledispatch
+from typing import Any
 
 from millrace._compat.jax_memory import flops, memory_limit
-from millrace.compiled_loop.runner import ScanRunner
+from millrace.compiled_loop.dry_run import LoopPrograms
+from millrace.compiled_loop.protocol import Runner
 from millrace.compiling.executable import compiled_of
 from millrace.fit.controller import Controller
 from millrace.fit.setup import Setup
-from millrace.memory.dry_run import (
-    Call,
-    PipelineRehearsal,
-    ScanRehearsal,
-    StagePrograms,
-    state_specs,
-)
 from millrace.memory.pieces import piece_memory
 from millrace.memory.stages import pipeline_memory
-from millrace.pipelines.runtime.runner import PipelineRunner
+from millrace.pipelines.runtime.compiled_stages import StagePrograms
 from millrace.plan import Mode
-from millrace.precompile.rehearse import Batches, rehearse_piece
+from millrace.precompile.rehearse import Batches, described_execution, dry_run_of, state_specs
 from millrace.records.memory import LiveBuffer, largest
 from millrace.records.memory_report import DeviceMemory
 from millrace.schedules.task import Pass
@@ -45,20 +41,32 @@ class Needs:
         return max(device.peak for device in self.devices)
 
 
-def measure(controller: Controller, runner: ScanRunner | PipelineRunner, batches: Batches) -> Needs:
+def measure(controller: Controller, runner: Runner, batches: Batches) -> Needs:
     """Compiles what training on such batches runs, for the runner to have it, and runs nothing."""
-    model = controller.model
-    state = state_specs(model, Mode.TRAIN)
-    if isinstance(runner, PipelineRunner):
-        pipeline = PipelineRehearsal(runner)
-        programs = pipeline.programs(state, batches.spec)
-        devices = pipeline_memory(model, programs, pipeline.groups)
-        return Needs(devices, lambda: _pipeline_flops(programs))
-    rehearsal, calls = rehearse_piece(controller, runner, Mode.TRAIN, batches)
-    memory = piece_memory(model, rehearsal.plan, calls)
-    if not controller.setup.destination.is_host_memory:
-        memory = _with_blocks_ahead(memory, controller.setup.options.feed.prefetch_depth)
-    return Needs((memory,), lambda: _piece_flops(rehearsal, calls), rehearsal.extra_flops())
+    execution = described_execution(controller, Mode.TRAIN, batches)
+    state = state_specs(controller.model, Mode.TRAIN)
+    programs = dry_run_of(controller, runner, batches).programs(state, execution)
+    return _needs(programs, controller.setup)
+
+
+@singledispatch
+def _needs(programs: Any, setup: Setup) -> Needs:
+    """Returns what programs need, each kind in its way."""
+    raise NotImplementedError(type(programs))
+
+
+@_needs.register
+def _(programs: StagePrograms, setup: Setup) -> Needs:
+    devices = pipeline_memory(setup.model, programs)
+    return Needs(devices, lambda: _pipeline_flops(programs))
+
+
+@_needs.register
+def _(programs: LoopPrograms, setup: Setup) -> Needs:
+    memory = piece_memory(setup.model, programs)
+    if not setup.destination.is_host_memory:
+        memory = _with_blocks_ahead(memory, setup.options.feed.prefetch_depth)
+    return Needs((memory,), lambda: _piece_flops(programs), programs.extra_flops)
 
 
 def with_limits(
@@ -82,19 +90,19 @@ def _with_blocks_ahead(memory: DeviceMemory, blocks: int) -> DeviceMemory:
     return replace(memory, stages=(replace(stage, batches=stage.batches + ahead),), alive=alive)
 
 
-def _piece_flops(rehearsal: ScanRehearsal, calls: Sequence[Call]) -> float:
+def _piece_flops(programs: LoopPrograms) -> float:
     """Returns the FLOPs of one update. XLA counts the body of a loop once, however it turns."""
-    plan = rehearsal.plan
-    call = max((call for call in calls if call.steps), key=lambda call: call.steps)
-    counted, window = flops(compiled_of(call.executable)), plan.accumulation.steps
+    plan = programs.plan
+    call = max((call for call in programs.calls if call.steps), key=lambda call: call.steps)
+    counted, steps = flops(compiled_of(call.executable)), plan.accumulation.steps
     if not call.is_loop:
-        steps = call.steps / plan.replicas
-        update = flops(compiled_of(rehearsal.apply())) if call.name == "accumulate" else 0.0
-        return counted / steps * window + update
-    if window == 1 and call.name == "run":
+        of_step = counted / (call.steps / plan.replicas)
+        update = flops(compiled_of(programs.apply())) if call.program == "accumulate" else 0.0
+        return of_step * steps + update
+    if steps == 1 and call.program == "run":
         return counted
-    update = flops(compiled_of(rehearsal.apply()))
-    return window * (counted - (update if call.name == "run" else 0.0)) + update
+    update = flops(compiled_of(programs.apply()))
+    return steps * (counted - (update if call.program == "run" else 0.0)) + update
 
 
 def _pipeline_flops(programs: StagePrograms) -> float:

@@ -26,13 +26,13 @@ from millrace._compat.jax_cache import is_enabled
 from millrace._compat.keras import metric_logs
 from millrace._compat.keras_loops import set_epoch_iterators
 from millrace.cache.use import cache_statistics
+from millrace.compiled_loop.protocol import DryRun, ExecutionSteps, Runner
 from millrace.compiling.lowering import tracing
 from millrace.errors import OptionError
 from millrace.feeds.block import batch_spec
 from millrace.fit.controller import Controller, controller_of
 from millrace.fit.epochs import make_epoch_iterator
-from millrace.fit.functions import LoopFunction, Runner
-from millrace.memory.dry_run import PipelineRehearsal, ScanRehearsal, state_specs
+from millrace.fit.functions import LoopFunction
 from millrace.options import MetricReduction
 from millrace.plan import Mode
 from millrace.precompile.described_epochs import (
@@ -42,7 +42,7 @@ from millrace.precompile.described_epochs import (
     streamed,
 )
 from millrace.precompile.precompile import at_once
-from millrace.precompile.rehearse import rehearsal_of, rehearse_executions
+from millrace.precompile.rehearse import state_specs
 from millrace.steps.state import State
 from millrace.steps.step import logs_follow_from_metrics
 
@@ -210,7 +210,7 @@ class DescribedFunction(LoopFunction):
         super().__init__(controller, mode)
         self.controller = controller
         # By runner. What one has compiled decides on what it compiles next, as in a real run.
-        self._rehearsals: dict[int, ScanRehearsal | PipelineRehearsal] = {}
+        self._dry_runs: dict[int, DryRun[Any]] = {}
 
     def __call__(self, state: State, iterator: Iterator[Any]) -> tuple[Any, State]:
         """Takes note of what is to be compiled, and returns zeros.
@@ -231,8 +231,7 @@ class DescribedFunction(LoopFunction):
         steps = iterator.describe() if described else self._on_batch(iterator)
         controller = self._controller
         # By what is watched now: the callbacks end that before anything is compiled.
-        runner = self._runner(controller.setup.options.asynchronous_callbacks)
-        noted, jobs = _Noted(runner, steps), _process.jobs.setdefault(self, [])
+        noted, jobs = _Noted(self.runner(), steps), _process.jobs.setdefault(self, [])
         if not jobs or jobs[-1].key != noted.key:  # not for every epoch
             jobs.append(noted)
         result = self._zeros(state, steps)
@@ -243,11 +242,12 @@ class DescribedFunction(LoopFunction):
     def compile(self, noted: Sequence[_Noted]) -> None:
         """Compiles what some calls would run, in their order."""
         for each in noted:
-            rehearsal = self._rehearsals.get(id(each.runner))
-            if rehearsal is None:
-                rehearsal = self._rehearsals[id(each.runner)] = rehearsal_of(each.runner)
+            dry_run = self._dry_runs.get(id(each.runner))
+            if dry_run is None:
+                dry_run = self._dry_runs[id(each.runner)] = each.runner.dry_run()
             state = state_specs(self._controller.model, self.mode)
-            rehearse_executions(rehearsal, state, each.steps.executions, each.steps.longest)
+            for segments in each.steps.executions:
+                dry_run.compile(state, ExecutionSteps(segments, each.steps.longest))
 
     def _on_batch(self, iterator: Iterator[Any]) -> DescribedSteps:
         controller = self._controller

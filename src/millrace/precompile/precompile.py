@@ -55,7 +55,7 @@ def precompile(
         is_whole = mode is not Mode.PREDICT or not _has_targets(given)
         batch = given if is_whole else batch_of_zeros((batch_spec[0],))
         batches[mode] = Batches(spec_of(batch), _steps(controller), steps_per_epoch)
-        steps_of_execution(controller, mode, batches[mode])  # refuses what no loop could run
+        steps_of_execution(controller.setup, mode, batches[mode])  # refuses what no loop could run
     _build(controller, given)
     for mode in batches:
         getattr(controller.model, f"make_{mode.value}_function")()

@@ -1,16 +1,17 @@
-"""Compiles what a loop would run on batches that are described, and runs nothing."""
+"""What a loop would run on batches that are described."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from millrace.compiled_loop.runner import ScanRunner
-from millrace.feeds.block import Segment
+import jax
+
+from millrace.compiled_loop.protocol import DryRun, ExecutionSteps, Runner
+from millrace.feeds.block import Block, Segment
 from millrace.fit.checks import check_steps, shortened_to_stop
 from millrace.fit.controller import Controller
-from millrace.memory.dry_run import Call, PipelineRehearsal, ScanRehearsal, state_specs
-from millrace.pipelines.runtime.runner import PipelineRunner
-from millrace.plan import BatchSpec, Mode
-from millrace.steps.state import State
+from millrace.fit.setup import Setup
+from millrace.plan import ROLES, BatchSpec, Mode
+from millrace.steps.state import State, Values
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,75 +23,63 @@ class Batches:
     per_epoch: int | None = None  # steps; None is not known
 
 
-def rehearse(
-    controller: Controller, runner: ScanRunner | PipelineRunner, mode: Mode, batches: Batches
-) -> None:
+def rehearse(controller: Controller, runner: Runner, mode: Mode, batches: Batches) -> None:
     """Compiles what a loop over such batches runs, for the runner to have it."""
-    if isinstance(runner, PipelineRunner):
-        steps_of_execution(controller, mode, batches)  # refuses what no loop could run
-        PipelineRehearsal(runner).prepare(state_specs(controller.model, mode), batches.spec)
-    else:
-        # Calls that return what each step gives have room for as many steps from now on.
-        runner.make_room(steps_of_execution(controller, mode, batches))
-        rehearse_piece(controller, runner, mode, batches)
+    execution = described_execution(controller, mode, batches)
+    # Calls that return what each step gives have room for as many steps from now on.
+    runner.make_room(execution.longest)
+    dry_run_of(controller, runner, batches).compile(state_specs(controller.model, mode), execution)
 
 
-def rehearse_piece(
-    controller: Controller, runner: ScanRunner, mode: Mode, batches: Batches
-) -> tuple[ScanRehearsal, Sequence[Call]]:
-    """Compiles what a loop of a model in one piece runs; returns the calls of one execution."""
-    steps = steps_of_execution(controller, mode, batches)
-    shape = controller.feeds.block_shape(controller.setup, mode, steps)
+def dry_run_of(controller: Controller, runner: Runner, batches: Batches) -> DryRun[Any]:
+    """Returns the dry run of a runner.
+
+    A change that is being tried may have executions of other lengths than the model has now.
+    """
+    return runner.dry_run(single_steps=batches.per_execution == controller.setup.replicas == 1)
+
+
+def described_execution(controller: Controller, mode: Mode, batches: Batches) -> ExecutionSteps:
+    """Returns a full execution of a loop over such batches.
+
+    Raises:
+        PlanError: if an update would begin in one execution and end in another.
+    """
+    setup = controller.setup
+    steps = steps_of_execution(setup, mode, batches)
+    shape = controller.feeds.block_shape(setup, mode, steps)
     # Arrays that are kept on the device are cut into blocks of an epoch, not of an execution.
     capacity = shape.capacity(batches.spec, batches.per_epoch or steps)
-    # A change that is being tried may have executions of other lengths than the model has now.
-    single_steps = batches.per_execution == controller.setup.replicas == 1
-    rehearsal = ScanRehearsal(runner, single_steps)
-    state = state_specs(controller.model, mode)
-    return rehearsal, rehearsal.calls(state, batches.spec, capacity, steps)
+    segments = [
+        Segment(Block(None, batches.spec, capacity, count), 0, count)
+        for begin in range(0, steps, capacity)
+        for count in [min(capacity, steps - begin)]
+    ]
+    return ExecutionSteps(segments, steps)
 
 
-def rehearsal_of(runner: ScanRunner | PipelineRunner) -> ScanRehearsal | PipelineRehearsal:
-    """Returns a runner's rehearsal, which remembers what it has compiled as the runner would."""
-    is_pipeline = isinstance(runner, PipelineRunner)
-    return PipelineRehearsal(runner) if is_pipeline else ScanRehearsal(runner)
-
-
-def rehearse_executions(
-    rehearsal: ScanRehearsal | PipelineRehearsal,
-    state: State,
-    executions: Sequence[Sequence[Segment]],
-    longest: int,
-) -> None:
-    """Compiles what executions run.
-
-    Args:
-        rehearsal: of the runner that would run them.
-        state: specs of the state, as Keras has it.
-        executions: the segments of each, whose blocks need no batches.
-        longest: steps of a full execution.
-    """
-    if isinstance(rehearsal, PipelineRehearsal):
-        specs = [segment.block.spec for execution in executions for segment in execution]
-        for spec in dict.fromkeys(specs):
-            rehearsal.prepare(state, spec)
-        return
-    for execution in executions:
-        try:
-            rehearsal.run(state, execution, longest)
-        finally:
-            rehearsal.release()
-
-
-def steps_of_execution(controller: Controller, mode: Mode, batches: Batches) -> int:
+def steps_of_execution(setup: Setup, mode: Mode, batches: Batches) -> int:
     """Returns how many steps the loop would run in one execution.
 
     Raises:
         PlanError: if an update would begin in one execution and end in another.
     """
-    given = (batches.per_execution, batches.per_epoch, controller.setup.replicas)
-    steps = check_steps(controller.setup.accumulation, mode, *given)
+    given = (batches.per_execution, batches.per_epoch, setup.replicas)
+    steps = check_steps(setup.accumulation, mode, *given)
     if mode is not Mode.TRAIN:
         return steps
-    window = controller.setup.window(mode)
-    return shortened_to_stop(steps, controller.setup.options.stop_within, window)
+    return shortened_to_stop(steps, setup.options.stop_within, setup.window(mode))
+
+
+def state_specs(model: Any, mode: Mode) -> State:
+    """Returns the specs of what Keras passes to a function of this mode."""
+    groups = {
+        "trainable": model.trainable_variables,
+        "non_trainable": model.non_trainable_variables,
+        "optimizer": model.optimizer.variables if mode is Mode.TRAIN else (),
+        "metric": model.metrics_variables,
+    }
+    return tuple(
+        Values(jax.ShapeDtypeStruct(tuple(v.shape), v.dtype) for v in groups[role])
+        for role in ROLES[mode]
+    )

@@ -16,6 +16,15 @@ from millrace.replicas.state import layout_of
 from millrace.steps.state import State, Values
 
 
+def specs_of_programs(plan: Plan, specs: State) -> State:
+    """Returns the specs of a state of Keras as programs take it."""
+    if plan.replicas == 1 or "metric" not in ROLES[plan.mode]:
+        return specs
+    *others, metrics = specs
+    parts = [jax.ShapeDtypeStruct((plan.replicas, *m.shape), m.dtype) for m in metrics]
+    return (*others, Values((*parts, *metrics)))
+
+
 class Placement:
     """Lays out the state of one mode of one model."""
 

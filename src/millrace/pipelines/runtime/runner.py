@@ -7,7 +7,7 @@ update.run(...)                     each stage where its weights live
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import replace
 from statistics import median
 from typing import Any, cast
@@ -15,25 +15,22 @@ from typing import Any, cast
 import jax
 import numpy as np
 
-from millrace._compat.jax import looks_for_non_finite
-from millrace.compiled_loop.result import Halted, Part
-from millrace.devices import DeviceGroup
+from millrace.compiled_loop.protocol import ExecutionSteps
+from millrace.compiled_loop.result import Halted, Outlet, Part
 from millrace.feeds.block import Segment
 from millrace.interrupts import raise_if_interrupted
-from millrace.pipelines.programs.executables import StageExecutables
 from millrace.pipelines.runtime.buffers import Buffers
 from millrace.pipelines.runtime.kept_state import KeptState
 from millrace.pipelines.runtime.micro_batches import MicroBatch, Shape, micro_batches, next_window
 from millrace.pipelines.runtime.replica_stage_state import ReplicaStageState
-from millrace.pipelines.runtime.stage_programs import Orders, pipeline_programs
+from millrace.pipelines.runtime.shapes import PipelineDryRun, Shapes
 from millrace.pipelines.runtime.stage_state import StageState
 from millrace.pipelines.runtime.stash import Stash
-from millrace.pipelines.runtime.taps import TapParts, check_queues
-from millrace.pipelines.runtime.tasks import StageTasks, task_error
-from millrace.pipelines.runtime.update import StageUpdate
-from millrace.plan import Mode, Plan
+from millrace.pipelines.runtime.taps import TapParts
+from millrace.pipelines.runtime.tasks import task_error
+from millrace.plan import Mode
 from millrace.records.run import PipelineStatistics
-from millrace.schedules.task import Pass, Schedule, Task
+from millrace.schedules.task import Pass, Task
 from millrace.steps.accumulate import coefficient_of, scale_of, weight_of
 from millrace.steps.state import State
 
@@ -46,35 +43,23 @@ FORWARD_AHEAD = 2  # micro-batches per stage by which evaluation may be ahead of
 class PipelineRunner:
     """Runs micro-batches with the executables of one mode of one model."""
 
-    def __init__(
-        self,
-        executables: StageExecutables,
-        plan: Plan,
-        groups: Sequence[DeviceGroup],
-        make_schedule: Callable[[int], Schedule],
-    ):
+    def __init__(self, shapes: Shapes, outlet: Outlet):
         """Makes a runner.
 
         Args:
-            executables: where compiled code comes from.
-            plan: a plan of the mode; its batch is replaced by that of each block.
-            groups: of each stage.
-            make_schedule: returns the schedule of an update of so many micro-batches.
+            shapes: the executables for each shape of micro-batches.
+            outlet: takes what taps carry out, while an execution runs.
         """
-        self._executables = executables
-        # What is run again may depend on the batch: a plan, and a state of values or specs.
-        self.choose: Callable[[Plan, State], Plan] = lambda plan, state: plan
-        self._plan = replace(plan, capacity=1, records=1)
-        self._groups = tuple(groups)
-        self._last = len(groups) - 1  # stage
+        plan, compiled = shapes.plan, shapes.compiled
+        self._shapes, self._plan, self._compiled = shapes, plan, compiled
+        self._groups = compiled.groups
+        self._last = len(self._groups) - 1  # stage
         self._replicas = plan.replicas
-        self._spans_processes = any(not group.is_local for group in groups)
-        self._orders = Orders(make_schedule, groups)
-        self._shapes: dict[Any, Shape] = {}
+        self._spans_processes = any(not group.is_local for group in self._groups)
         self._values: StageState | None = None
-        self._kept = KeptState(groups)
+        self._kept = KeptState(self._groups)
         # Apart from what `run` returns: also micro-batches without a result have tapped something.
-        self.taps = TapParts(plan, groups)
+        self._taps = TapParts(plan, self._groups, outlet)
         self._probes: deque[Any] = deque()
         self._task_seconds: list[float] = []
         self._in_flight: tuple[int, ...] = ()
@@ -83,26 +68,16 @@ class PipelineRunner:
         # The newest state of a running execution; what is left of it if the execution fails.
         self.state: State | None = None
 
-    def run(
-        self, state: State, segments: Iterable[Segment], longest: int, chunk: int | None = None
-    ) -> tuple[State, list[Part]]:
-        """Runs one execution and does not wait for it.
+    def run(self, state: State, execution: ExecutionSteps) -> tuple[State, list[Part]]:
+        """Runs one execution and does not wait for it; see `Runner.run`.
 
-        Args:
-            state: consumed; its memory becomes that of the new state.
-            segments: what to run, in order.
-            longest: steps of a full execution; a pipeline has no program that depends on it.
-            chunk: nor on this: each micro-batch has a result of its own.
-
-        Returns:
-            The new state, and a part for each micro-batch that has a result.
+        Each micro-batch has a result of its own, so only the segments of the execution matter.
         """
-        del longest, chunk
         self.state, self._values, self._task_seconds = state, None, []
-        self.taps.forget()
+        self._taps.forget()
         self._in_flight = (0,) * len(self._groups)
         try:
-            parts, steps = self._run(state, segments)
+            parts, steps = self._run(state, execution.segments)
         except BaseException:
             # Micro-batches of the update that failed have changed some of the state already.
             self.state = self._values.state() if self._values is not None else state
@@ -110,12 +85,12 @@ class PipelineRunner:
             raise
         if self._values is not None:
             if self._plan.mode is not Mode.TRAIN:
-                self._settle(next(iter(self._shapes.values())), [[]] * len(self._groups), steps)
+                self._settle(self._shapes.first()[1], [[]] * len(self._groups), steps)
             if not parts and self._plan.mode is not Mode.PREDICT:
                 parts = [Part(self._logs(self._values), steps, 1)]
             state = self._values.state()
             self._kept.keep(state, self._values)
-            self.taps.end(state, next(iter(self._shapes.values())))
+            self._taps.end(state, self._shapes.first()[1])
             self._count_tasks()
         self.state = self._values = None
         return state, parts
@@ -125,15 +100,15 @@ class PipelineRunner:
         steps = 0
         trains = self._plan.mode is Mode.TRAIN
         size = self._plan.window if trains else 1
-        rest = micro_batches(segments, lambda spec: self._shape(spec, state), self._replicas)
+        rest = micro_batches(segments, lambda spec: self._shapes.of(spec, state), self._replicas)
         while window := next_window(rest, size):
             if self._values is None:
                 self._values = self._kept.enter(self._plan.mode, state, window[0].shape)
-                self.taps.begin(state, window[0].shape)
+                self._taps.begin(state, window[0].shape)
             run = self._update if trains else self._forward
             parts += run(window, self._values)
             steps += sum(micro_batch.steps for micro_batch in window)
-            if self.taps.halted is not None:
+            if self._taps.halted is not None:
                 break
             raise_if_interrupted()
         return parts, steps
@@ -141,7 +116,15 @@ class PipelineRunner:
     @property
     def halted(self) -> Halted | None:
         """The update before which the last execution ended, if one was not applied."""
-        return self.taps.halted
+        return self._taps.halted
+
+    def dry_run(self, single_steps: bool | None = None) -> PipelineDryRun:
+        """Returns what compiles for this runner; executions of any length run the same tasks."""
+        del single_steps
+        return PipelineDryRun(self._shapes)
+
+    def make_room(self, steps: int) -> None:
+        """Does nothing: each micro-batch has a result of its own."""
 
     def gather(self, role: str, values: Iterable[Any]) -> list[Any]:
         """Returns values of the state as variables hold them; all processes call it together."""
@@ -151,32 +134,7 @@ class PipelineRunner:
         """Lets go of what a loop that has ended was waiting for."""
         self._probes.clear()
         self._kept.release()
-        self.taps.forget()
-
-    def _shape(self, spec: Any, state: State) -> Shape:
-        key = (spec, looks_for_non_finite())  # which decides what may be donated
-        shape = self._shapes.get(key)
-        if shape is None:
-            shape = self._shapes[key] = self._make_shape(spec, state)
-        return shape
-
-    def _make_shape(self, spec: Any, state: State) -> Shape:
-        plan = self.choose(replace(self._plan, batch=spec), state)
-        builder = self._executables.builder(plan, state, self._groups)
-        check_queues(builder)
-        is_first = not self._shapes
-        wanted = pipeline_programs(builder, self._orders, plan, is_first)
-        self._executables.prepare(builder, plan, self._groups, wanted)
-
-        def find(name: str, stage: int, make: Any) -> Any:
-            return self._executables.find(builder, plan, self._groups[stage], name, stage, make)
-
-        stages = [
-            StageTasks(builder, plan.mode, index, self._groups, find)
-            for index in range(len(self._groups))
-        ]
-        update = StageUpdate(builder, self._groups, find) if plan.mode is Mode.TRAIN else None
-        return Shape(builder, stages, update, spec.rows, spec.treedef)
+        self._taps.forget()
 
     def _update(self, window: list[MicroBatch], state: StageState) -> list[Part]:
         """Runs one update, and returns a part for each micro-batch if they have results."""
@@ -184,7 +142,7 @@ class PipelineRunner:
         reduction = self._plan.accumulation.reduction
         weights = [weight_of(reduction, each.shape.rows, first.rows) for each in window]
         counted = [each.counted(self._replicas) for each in window]
-        schedule, order = self._orders.of(len(window), first.builder.split.values)
+        schedule, order = self._compiled.orders.of(len(window), first.builder.split.values)
         buffers = Buffers()
         stash = Stash(schedule, buffers) if self._plan.offload.activations else None
         sums = [stage.zeros() for stage in first.stages]
@@ -198,7 +156,7 @@ class PipelineRunner:
             return np.float32(coefficient_of(reduction, given, before))
 
         parts: list[Part] = []
-        before = self.taps.before(state, first)
+        before = self._taps.before(state, first)
         for task in order:
             number = task.micro_batch
             micro_batch = window[number]
@@ -239,7 +197,7 @@ class PipelineRunner:
             self.dispatches += len(sums) + first.update.dispatches
             pending = 0 if self._spans_processes else MAX_PENDING_UPDATES
             self._wait(first.update.run(state, sums, scale), pending)
-        if self.taps.add(window, buffers) and before is not None:
+        if self._taps.add(window, buffers) and before is not None:
             before.restore()
         return parts
 
@@ -253,7 +211,7 @@ class PipelineRunner:
             results |= stage.forward(0, micro_batch.leaves, state, buffers, *counted)
             self._task_seconds.append(time.perf_counter() - begin)
         self._wait(buffers.newest, FORWARD_AHEAD * len(self._groups))
-        self.taps.add(window, buffers)
+        self._taps.add(window, buffers)
         return self._parts(results, micro_batch, state)
 
     def _settle(self, shape: Shape, sums: list[Any], steps: int) -> None:
@@ -279,12 +237,12 @@ class PipelineRunner:
 
     def _logs(self, state: StageState) -> Any:
         """Returns the logs of the last step, where they follow from the metrics."""
-        (spec, _), shape = next(iter(self._shapes.items()))
+        spec, shape = self._shapes.first()
         last, group = self._last, self._groups[self._last]
         plan = replace(self._plan, batch=spec)
         logs = None
         if group.local:
-            run = self._executables.find(
+            run = self._compiled.executables.find(
                 shape.builder, plan, group, "logs", last, lambda: shape.builder.logs(last)
             )
             logs = run(*state.metrics())

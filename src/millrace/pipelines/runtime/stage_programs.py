@@ -52,12 +52,12 @@ class Orders:
         check_rendezvous(schedule, owners, events(schedule, owners, walk(schedule, links)))
 
 
-StageProgram = tuple[str, int, Callable[[], Program]]  # name, stage, what makes it
+ProgramMaker = tuple[str, int, Callable[[], Program]]  # name, stage, what makes it
 
 
 def pipeline_programs(
     builder: StageBuilder, orders: Orders, plan: Plan, is_first: bool
-) -> list[StageProgram]:
+) -> list[ProgramMaker]:
     """Returns all programs of a pipeline, for one shape of batch.
 
     Args:
@@ -75,7 +75,7 @@ def pipeline_programs(
     return [*task_programs(builder, kinds), *updates]
 
 
-def task_programs(builder: StageBuilder, kinds: Collection[Pass]) -> Iterator[StageProgram]:
+def task_programs(builder: StageBuilder, kinds: Collection[Pass]) -> Iterator[ProgramMaker]:
     """Yields the programs of a schedule's tasks.
 
     Args:
@@ -92,7 +92,7 @@ def task_programs(builder: StageBuilder, kinds: Collection[Pass]) -> Iterator[St
             yield "backward_weight", stage, partial(builder.backward_weight, stage)
 
 
-def update_programs(builder: StageBuilder, trains: bool) -> Iterator[StageProgram]:
+def update_programs(builder: StageBuilder, trains: bool) -> Iterator[ProgramMaker]:
     """Yields the programs around the tasks: of an update, of what replicas add up, of logs.
 
     Args:

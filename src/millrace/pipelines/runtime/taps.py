@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from millrace.compiled_loop.result import Halted, Outlet, Part, nowhere
+from millrace.compiled_loop.result import Halted, Outlet, Part
 from millrace.devices import DeviceGroup
 from millrace.errors import TapError
 from millrace.pipelines.programs.stage_taps import HALTED, Bundle, LossScale
@@ -36,13 +36,15 @@ from millrace.taps.tensors import Rows
 class TapParts:
     """Makes the parts of an execution's taps, and says where it has to be halted."""
 
-    def __init__(self, plan: Plan, groups: Sequence[DeviceGroup]):
+    def __init__(self, plan: Plan, groups: Sequence[DeviceGroup], outlet: Outlet):
         """Makes none yet.
 
         Args:
             plan: of the mode.
             groups: of each stage.
+            outlet: takes the parts of each update.
         """
+        self._outlet = outlet
         self._replicas, self._groups = plan.replicas, groups
         self._trains = plan.mode is Mode.TRAIN
         self._every = plan.taps.every if self._trains else 1
@@ -51,7 +53,6 @@ class TapParts:
         self._to_all: dict[int, ToAll] = {}  # by the stage that a flag is from
         self._nothing: dict[tuple[int, ...], Any] = {}  # by shape
         self._done = 0  # steps of a running execution
-        self.outlet: Outlet = nowhere
         self.halted: Halted | None = None  # the update before which the execution ended
 
     def forget(self) -> None:
@@ -103,7 +104,7 @@ class TapParts:
         if self._trains:
             taps = made[-1].taps._replace(updates=updates, halted=halted)
             made[-1] = made[-1]._replace(taps=taps, updates=1)
-        self.outlet(made)
+        self._outlet(made)
         return bool(halted)
 
     def _steps(
