@@ -1,39 +1,44 @@
 """Stock Keras models, trained as whole compiled programs on any XLA device.
 
-    cli/main.py          the command `millrace`; cli/compilation.py, cli/porting.py: parts of it
-    porting/        runs IPU programs as they are, and reports what will not carry over
-    ipu/            `tensorflow.python.ipu`, on Keras 3 and JAX
-    tensorflow/     the part of TensorFlow that IPU programs use
-    callbacks/      look at a model while it trains
-    cli/types.py    types of options that several commands share
-    cli/compile_log_table.py, cli/cache_table.py    what a run has compiled, what the cache holds
-    benchmark/      how fast data comes, and whether a model waits for it
-    loops/          training loops of the user's own, as compiled programs
-    pipelines/      pipelines of functions, in place of a model's layers
-    replay/         runs an update again that went wrong
-    cli/launch.py       a run of several processes on this machine
-    distributed.py  connects the processes of a run
-    layers/         for models: they enqueue what passes through
-    optimizers/     for models: they enqueue gradients
-    strategy/       Strategy, its scope, and the methods it adds to models
-    feeds/          batches -> blocks on the device
-    runtime/        calls executables in order
-    compiling/      programs -> executables, logged, shared, exported
-    keys/           what identifies a program, and what differs between two
-    cache/          executables on disk
-    programs/       pure JAX functions of a model
-    plan.py         what a program is to do
-    graph/          the calls of a model, and the stages cut from it
-    schedules/      the order of a pipeline's tasks
-    devices.py      the devices of a strategy
-    processes/      who else runs, what all must agree on, how they fail together
-    arguments.py    refuses a misspelled argument, with the name that was meant
-    interrupts.py   Ctrl-C waits for a place where the model is whole
-    options.py      what the user chose
-    records/        what a run leaves behind
-    _compat/        private names of Keras and JAX, used nowhere else
-    _backend.py     makes JAX the backend of Keras
-    errors.py       everything raised on purpose
+    cli/                 the command `millrace`
+    porting/             runs IPU programs as they are, and reports what will not carry over
+    ipu/                 `tensorflow.python.ipu`, on Keras 3 and JAX
+    function_pipelines/  pipelines of functions, in place of a model's layers
+    tensorflow/          the part of TensorFlow that IPU programs use
+    optimizers/          optimizers around another one, such as one that shows gradients
+    callbacks/           look at a model while it trains
+    replay/              runs an update again that went wrong
+    loops/               training loops of the user's own, as compiled programs
+    benchmark/           how fast data comes, and whether a model waits for it
+    layers/              layers that mark what is kept, or enqueue what passes through
+    distributed.py       connects the processes of a run
+    strategy/            Strategy, its scope, and the methods it adds to models
+    memory_report/       what training will need, and what to change where it does not fit
+    precompile/          compiles what a loop would run, and runs nothing
+    fit/                 what Keras's fit, evaluate and predict call, and what they draw from
+    memory/              the bytes of compiled programs, operation by operation
+    pipelines/           a model's layers as stages on devices of their own
+    compiled_loop/       a model in one piece: one program of many steps, and its runner
+    export/              executables written for other processes
+    compiling/           programs -> executables, logged and shared
+    replicas/            what replicas compute apart, and together
+    steps/               one step and one update, as pure functions
+    recomputation/       what backward computes again, and within what budget
+    explain/             what identifies a program, and what differs between two
+    feeds/               batches -> blocks on the device
+    taps/                values out of a program, to queues and callbacks
+    plan.py              what a program is to do
+    devices.py           the devices of a strategy
+    schedules/           the order of a pipeline's tasks
+    processes/           who else runs, what all must agree on, how they fail together
+    cache/               executables on disk
+    arguments.py         refuses a misspelled argument, with the name that was meant
+    interrupts.py        Ctrl-C waits for a place where the model is whole
+    options.py           what the user chose
+    records/             what a run leaves behind
+    _compat/             private names of Keras and JAX, used nowhere else
+    _backend.py          makes JAX the backend of Keras
+    errors.py            everything raised on purpose
 
 Importing millrace before Keras makes JAX the backend.
 """

@@ -22,12 +22,14 @@ TESTS = {
     "plan": (
         "tests/test_plan.py",
         "tests/equivalence/test_training.py",
-        "tests/runtime",
+        "tests/compiled_loop",
+        "tests/pipelines",
         "tests/equivalence/test_gradient_accumulation.py",
     ),
     "split": (
         "tests/pipelines/test_split.py",
-        "tests/graph",
+        "tests/pipelines",
+        "tests/recomputation",
         "tests/equivalence/test_pipelines.py",
     ),
     "accumulation": (
@@ -45,7 +47,7 @@ TESTS = {
         "tests/equivalence/test_replica_pipelines.py",
     ),
     "feeds": ("tests/feeds", "tests/equivalence/test_replicas.py"),
-    "keys": ("tests/keys", "tests/strategy/test_recompilations.py"),
+    "keys": ("tests/explain", "tests/strategy/test_recompilations.py"),
     "cache": ("tests/cache",),
     "taps": (
         "tests/taps/test_tap_records.py",
@@ -60,7 +62,8 @@ TESTS = {
     "recompute": (
         "tests/compiled_loop/test_budget.py",
         "tests/recomputation/test_recompute.py",
-        "tests/graph",
+        "tests/pipelines",
+        "tests/recomputation",
         "tests/equivalence/test_recomputation.py",
     ),
 }
