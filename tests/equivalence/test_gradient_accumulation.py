@@ -279,8 +279,10 @@ def assert_equal_lists(found, expected, tolerance=cases.FLOAT32):
 @pytest.mark.parametrize("reduction", ["mean", "sum"])
 def test_each_micro_batch_is_normalized_by_its_own_statistics(strategy, rows, reduction):
     """Batch statistics, moving statistics in order, and a dropout mask for each micro-batch."""
+    # Batches of four rows magnify rounding: at a rate of 0.1 the last bits of a product, which are
+    # not the same in every process, had become 3e-6 of a variance.
     case = cases.Case(
-        "normalized", cases.normalized, rows=rows, compile=cases.optimizer("SGD", 0.1)
+        "normalized", cases.normalized, rows=rows, compile=cases.optimizer("SGD", 0.01)
     )
     model = accumulating(case, strategy, gradient_accumulation_reduction_method=reduction)
     found = values_after_fit(model, case)
