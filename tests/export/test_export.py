@@ -525,8 +525,8 @@ def pipelined(tmp_path_factory):
 
 def test_a_pipeline_is_not_traced(pipelined, monkeypatch):
     directory, plain = pipelined
-    monkeypatch.setattr("millrace.pipelines.programs.stage_specs.split_step", None)
-    monkeypatch.setattr("millrace.pipelines.programs.stage_specs.make_passes", None)
+    monkeypatch.setattr("millrace.pipelines.programs.stages.split_step", None)
+    monkeypatch.setattr("millrace.pipelines.programs.stages.make_passes", None)
     loaded = pipeline(directory)
     assert origins(loaded[0]) == {Origin.LOADED}
     assert sum(record.trace_seconds for record in loaded[0].compile_log) == 0

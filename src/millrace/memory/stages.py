@@ -18,6 +18,7 @@ from millrace.memory.liveness import memory_profile
 from millrace.memory.owners import layer_finder
 from millrace.memory.pieces import variables_of, with_layers_of_variables
 from millrace.memory.walk import Moment, StageSizes, Walk
+from millrace.pipelines.programs.builder import replaced_by
 from millrace.pipelines.programs.split import Slot
 from millrace.pipelines.programs.stages import state_groups
 from millrace.pipelines.runtime.compiled_stages import StagePrograms
@@ -38,7 +39,7 @@ def pipeline_memory(model: keras.Model, programs: StagePrograms) -> tuple[Device
     builder, groups = programs.builder, programs.groups
     stages = range(len(groups))
     sizes = [_sizes(programs, stage) for stage in stages]
-    walk = Walk(builder.split, builder.passes, sizes, groups)
+    walk = Walk(builder.stages.split, builder.stages.passes, sizes, groups)
     ends = [key for key in programs.programs if key[0] in _UPDATE]
     walk.run(programs.order, ends)
     found = []
@@ -67,7 +68,7 @@ def pipeline_memory(model: keras.Model, programs: StagePrograms) -> tuple[Device
 
 def _sizes(programs: StagePrograms, index: int) -> StageSizes:
     builder = programs.builder
-    stage = builder.split.stages[index]
+    stage = builder.stages.split.stages[index]
     forward = builder.forward(index).arguments
     return StageSizes(
         batch=dict(zip(stage.batch, map(_bytes, forward[3]), strict=True)),
@@ -114,7 +115,7 @@ def _stage_memory(
 def _resident(programs: StagePrograms, index: int) -> dict[Slot, int]:
     """Returns the values of the model that a stage has, and their bytes on one device."""
     builder = programs.builder
-    stage, forward = builder.split.stages[index], builder.forward(index).arguments
+    stage, forward = builder.stages.split.stages[index], builder.forward(index).arguments
     fixed, changing = state_groups(stage)
     weights = [Slot("trainable", k) for k in stage.trainable]
     found = {
@@ -122,8 +123,8 @@ def _resident(programs: StagePrograms, index: int) -> dict[Slot, int]:
         for slots, specs in zip((weights, fixed, changing), forward[:3], strict=True)
         for slot, spec in zip(slots, specs, strict=True)
     }
-    if (part := builder.update.final.get(index)) is not None:
-        replaced = builder.replaced(part)
+    if (part := builder.stages.update.final.get(index)) is not None:
+        replaced = replaced_by(builder.stages.update, part)
         others = [slot for slot in part.inputs if slot not in replaced]
         given = builder.part("final", index, part).arguments
         for slot, spec in zip((*replaced, *others), (*given[0], *given[1]), strict=True):
@@ -175,7 +176,7 @@ def _alive(
     return found + [LiveBuffer(name, size, "", "") for name, size in lumps.items() if size > 0]
 
 
-_ARGUMENTS = {  # of the programs of tasks: pipelines/programs/stages.py
+_ARGUMENTS = {  # of the programs of tasks: pipelines/programs/builder.py
     "forward": ("weights", "fixed", "changing", "batch", "carried"),
     "backward": ("weights", "held", "cotangents", "accumulated"),
     "backward_input": ("weights", "held", "cotangents"),
@@ -189,8 +190,8 @@ class _ArgumentNames:
     def __init__(self, model: keras.Model, programs: StagePrograms, moment: Moment):
         self._kinds = _ARGUMENTS.get(moment.program, ())
         self._weights = variables_of(model, "trainable")
-        self._stage = programs.builder.split.stages[moment.stage]
-        self._passes = passes = programs.builder.passes(moment.stage)
+        self._stage = programs.builder.stages.split.stages[moment.stage]
+        self._passes = passes = programs.builder.stages.passes(moment.stage)
         self._weight_only = moment.program == "backward_weight"
         self.in_flight: set[str] = set()  # names of what belongs to a micro-batch
         self.layers: dict[str, str] = {}  # that made what backward is given, by name

@@ -24,15 +24,17 @@ from millrace.export.exported import Wanted
 from millrace.export.exporting import Exports, why_not
 from millrace.options import CompilerOptions, Pipelining
 from millrace.pipelines.assignment.calls import LayerCall
+from millrace.pipelines.programs.builder import OneReplicaBuilder, StageBuilder
 from millrace.pipelines.programs.imported_stages import (
-    KnownStages,
+    ImportedBuilder,
     StageFacts,
     facts_of,
     is_exchangeable,
 )
+from millrace.pipelines.programs.layouts import DeviceLayouts
 from millrace.pipelines.programs.place import Marks
-from millrace.pipelines.programs.replica_stages import ReplicaStageBuilder
-from millrace.pipelines.programs.stages import StageBuilder
+from millrace.pipelines.programs.replica_builder import ReplicaBuilder, ReplicaLayouts
+from millrace.pipelines.programs.stages import trace_stages
 from millrace.plan import Mode, Plan
 from millrace.recomputation.segments import boundaries_found
 from millrace.records.compilation import KeyField, ProgramKey
@@ -99,16 +101,15 @@ class StageExecutables:
         facts = self._exports.loaded.stages(self._key(plan, "stages"))
         if not isinstance(facts, StageFacts):
             return None
-        return KnownStages(
+        return ImportedBuilder(
             facts, lambda: self._trace(plan, specs, groups), self._model, plan, specs, groups
         )
 
     def _trace(self, plan: Plan, specs: State, groups: Sequence[DeviceGroup]) -> StageBuilder:
         self._describe(plan)
-        make = StageBuilder if plan.replicas == 1 else ReplicaStageBuilder
         self._log.begin(f"{plan.mode.value} of {self._model.name!r}")
         with tracing, boundaries_found() as found:
-            builder = make(self._model, plan, self._calls, self._marks, specs, groups)
+            builder = make_builder(self._model, plan, self._calls, self._marks, specs, groups)
         if not self._has_said:
             self._has_said = say_if_boundaries_rest(plan, found, self._model.name)
         return builder
@@ -204,7 +205,7 @@ class StageExecutables:
         return self._exports.loaded.executable(wanted, self._log)
 
     def _note(self, builder: StageBuilder, wanted: Wanted, executable: Executable) -> None:
-        taps = bool(jax.tree.leaves(builder.split.taps))
+        taps = bool(jax.tree.leaves(builder.stages.split.taps))
         obstacle = "its layers tap values, for queues of this process" if taps else None
         self._exports.made(wanted, executable, obstacle=obstacle)
 
@@ -277,3 +278,29 @@ def _layers_of(marks: Marks) -> dict[int, tuple[str, ...]]:
 def _is_exported(plan: Plan, groups: Sequence[DeviceGroup]) -> bool:
     """Whether stages of this kind are exported; those of replicas are cut anew."""
     return plan.replicas == 1 and not plan.tapped and all(group.is_local for group in groups)
+
+
+def make_builder(
+    model: keras.Model,
+    plan: Plan,
+    calls: Sequence[LayerCall],
+    marks: Marks,
+    state: State,
+    groups: Sequence[DeviceGroup],
+) -> StageBuilder:
+    """Traces one step of one replica, and returns what makes the programs of its stages.
+
+    Args:
+        model: a compiled Keras model.
+        plan: of the mode and batch of one replica; its group does not matter here.
+        calls: the layer calls that the marks number.
+        marks: the stage of each.
+        state: specs of the state of one replica.
+        groups: of each stage.
+    """
+    plans = [replace(plan, group=group) for group in groups]
+    if plan.replicas == 1:
+        stages = trace_stages(model, plan, calls, marks, state)
+        return OneReplicaBuilder(stages, DeviceLayouts(stages, plans))
+    stages = trace_stages(model, replace(plan, step_logs=False), calls, marks, state)
+    return ReplicaBuilder(stages, ReplicaLayouts(stages, plans))

@@ -1,7 +1,7 @@
 """The stages of a pipeline as another process has cut them, without a trace of the model.
 
 facts_of(builder)                what a runner asks of stages, and none of their graphs
-KnownStages(facts, trace, ...)   a builder that answers from them, and traces where a program
+ImportedBuilder(facts, trace, ...)   a builder that answers from them, and traces where a program
                                  must be made after all
 """
 
@@ -14,12 +14,13 @@ import keras
 
 from millrace._compat.jaxpr import Graph
 from millrace.devices import DeviceGroup
+from millrace.pipelines.programs.builder import OneReplicaBuilder, StageBuilder
+from millrace.pipelines.programs.layouts import DeviceLayouts, Layouts
 from millrace.pipelines.programs.passes import Passes
 from millrace.pipelines.programs.split import Slot, Split
 from millrace.pipelines.programs.split_update import Part, SplitUpdate
-from millrace.pipelines.programs.stage_taps import StageTaps
-from millrace.pipelines.programs.stages import StageBuilder
-from millrace.plan import ROLES, Mode, Plan
+from millrace.pipelines.programs.stages import Stages
+from millrace.plan import Mode, Plan
 from millrace.steps.program import Program
 from millrace.steps.state import State
 
@@ -37,15 +38,15 @@ class StageFacts:
 
 def facts_of(builder: StageBuilder, trains: bool) -> StageFacts:
     """Returns what is known of a builder's stages."""
-    stages = builder.split.stages
+    stages = builder.stages.split.stages
     return StageFacts(
         split=replace(
-            builder.split,
+            builder.stages.split,
             stages=tuple(replace(stage, graph=_NOTHING) for stage in stages),
-            owners=dict(builder.split.owners),
+            owners=dict(builder.stages.split.owners),
         ),
-        passes={k: _bare_passes(builder.passes(k)) for k in range(len(stages)) if trains},
-        update=_bare_update(builder.update) if trains else None,
+        passes={k: _bare_passes(builder.stages.passes(k)) for k in range(len(stages)) if trains},
+        update=_bare_update(builder.stages.update) if trains else None,
     )
 
 
@@ -73,8 +74,10 @@ def _bare_update(update: SplitUpdate) -> SplitUpdate:
     )
 
 
-class KnownStages(StageBuilder):
+class ImportedBuilder:
     """Makes the programs of stages that are known, if they are not there already."""
+
+    replicated = None
 
     def __init__(
         self,
@@ -95,25 +98,17 @@ class KnownStages(StageBuilder):
             state: specs of the state.
             groups: of each stage.
         """
-        self._model = model
-        self._plan = plan
-        self._plans = [replace(plan, group=group) for group in groups]
-        self._specs = dict(zip(ROLES[plan.mode], state, strict=True))
-        self.split = facts.split
-        self.taps = StageTaps(model, plan, facts.split)
-        self._facts = facts
-        self._passes = dict(facts.passes)
         self._trace = trace
         self._traced: StageBuilder | None = None
 
-    @property
-    def update(self) -> SplitUpdate:  # type: ignore[override]
-        """The update by stage."""
-        return self._facts.update or self._builder().update
+        def update() -> SplitUpdate:
+            return facts.update or self._builder().stages.update
 
-    def passes(self, stage: int) -> Passes:
-        """The passes of a stage."""
-        return self._passes[stage]
+        passes = facts.passes.__getitem__
+        self.stages = Stages(model, plan, state, facts.split, passes, update)
+        plans = [replace(plan, group=group) for group in groups]
+        self.layouts: Layouts = DeviceLayouts(self.stages, plans)
+        self._without_trace = OneReplicaBuilder(self.stages, self.layouts)
 
     def forward(self, index: int) -> Program:
         """One micro-batch through a stage."""
@@ -131,16 +126,25 @@ class KnownStages(StageBuilder):
         """The rest of backward: the gradients, added to those before them."""
         return self._builder().backward_weight(index)
 
+    def zeros(self, index: int) -> Program:
+        """What a stage accumulates into."""
+        return self._without_trace.zeros(index)
+
     def part(self, name: str, index: int, part: Part) -> Program:
         """A part of the update."""
         builder = self._builder()
-        parts = {"partial": builder.update.partial, "final": builder.update.final}
-        whole = builder.update.shared if name == "shared" else parts[name][index]
+        update = builder.stages.update
+        parts = {"partial": update.partial, "final": update.final}
+        whole = update.shared if name == "shared" else parts[name][index]
         return builder.part(name, index, whole or part)
 
     def spec_of(self, slot: Slot) -> Any:
         """Returns the spec of a value that goes into a part of the update."""
         return self._builder().spec_of(slot)
+
+    def logs(self, index: int) -> Program:
+        """The logs that follow from the metrics' values."""
+        return self._without_trace.logs(index)
 
     def _builder(self) -> StageBuilder:
         if self._traced is None:
@@ -150,7 +154,7 @@ class KnownStages(StageBuilder):
 
 def is_exchangeable(builder: StageBuilder, plan: Plan) -> bool:
     """Whether what is known of stages is of use to others: none of their values is tapped."""
-    tapped = bool(jax.tree.leaves(builder.split.taps))
+    tapped = bool(jax.tree.leaves(builder.stages.split.taps))
     if plan.mode is Mode.TRAIN:
-        tapped = tapped or bool(jax.tree.leaves(builder.update.taps))
+        tapped = tapped or bool(jax.tree.leaves(builder.stages.update.taps))
     return not tapped

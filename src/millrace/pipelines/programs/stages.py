@@ -1,222 +1,159 @@
-"""Stages -> programs.
+"""The stages of a pipeline: what goes into each, comes out of it, and is updated there.
 
-    forward          weights, fixed, changing, batch, carried
-                     -> sent, changing, results, residuals       (results: and what it taps)
-    backward         weights, held, cotangents, accumulated, coefficient
-                     -> returned, accumulated                    (and what it taps, if anything)
-    backward_input   weights, held, cotangents
-                     -> returned, kept
-    backward_weight  weights, held, cotangents, kept, accumulated, coefficient
-                     -> accumulated                              (and what it taps, if anything)
-    zeros            -> accumulated
-    partial, shared, final    the parts of an update: pipelines/programs/split_update.py
-    logs             metric values -> logs
+    model, plan -> one traced step -> stages -> passes of each, parts of the update
 
-Each is for one stage. `changing` is the state that the stage's forward changes, `fixed` what it
-only reads. Lists are in the order of the records of `pipelines/programs/split.py`.
+Stages are traced here, or known from another process: see `imported_stages.py`.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import cached_property
 from typing import Any
 
 import jax
-import jax.numpy as jnp
+import keras
 
-from millrace._compat.jaxpr import as_function, spec_of
-from millrace.pipelines.programs.split import Slot, Stage
-from millrace.pipelines.programs.split_update import Part
-from millrace.pipelines.programs.stage_specs import StageSpecs
-from millrace.pipelines.programs.stage_taps import bundle_of_update
-from millrace.plan import ROLES, Mode
-from millrace.steps.offload import at_rest
+from millrace._compat.jaxpr import spec_of
+from millrace.pipelines.assignment.calls import LayerCall
+from millrace.pipelines.programs.passes import Passes, make_passes
+from millrace.pipelines.programs.place import Marks
+from millrace.pipelines.programs.split import Slot, Split, Stage
+from millrace.pipelines.programs.split_step import split_step
+from millrace.pipelines.programs.split_update import SplitUpdate
+from millrace.pipelines.programs.stage_taps import StageTaps
+from millrace.pipelines.programs.stage_update import split_stage_update
+from millrace.plan import ROLES, Plan
+from millrace.steps.accumulate import Accumulator, make_accumulator
 from millrace.steps.program import Program
-from millrace.steps.step import final_logs
+from millrace.steps.state import State
+from millrace.steps.update import prepared
 
 
-class StageBuilder(StageSpecs):
-    """Makes the programs of one mode of a pipelined model, for one shape of batch."""
+class Stages:
+    """The stages of one mode of a pipelined model, for one shape of batch."""
 
-    def forward(self, index: int) -> Program:
-        """One micro-batch through a stage."""
-        stage = self.split.stages[index]
-        graph = self.passes(index).forward if self._plan.mode is Mode.TRAIN else stage.graph
-        run, tapped = as_function(graph), self.taps.forward(index)
-        fixed, changing = state_groups(stage)
-        order = [(fixed if s in fixed else changing).index(s) for s in stage.state]
-        lead = self._plan.step_logs
+    def __init__(
+        self,
+        model: keras.Model,
+        plan: Plan,
+        state: State,
+        split: Split,
+        passes: Callable[[int], Passes],
+        update: Callable[[], SplitUpdate],
+    ):
+        """Takes what is known of them.
 
-        def forward(
-            weights: Any, fixed_values: Any, changing_values: Any, batch: Any, carried: Any
-        ) -> Any:
-            state = [
-                (fixed_values if slot in fixed else changing_values)[place]
-                for slot, place in zip(stage.state, order, strict=True)
-            ]
-            outputs = run(*weights, *state, *batch, *carried)
-            ends = [len(stage.sent), len(stage.new_state), len(stage.results), len(stage.taps)]
-            sent, new, results, taps, residuals = _cut(outputs, ends)
-            if lead:
-                results = [leaf[None] for leaf in results]
-            if tapped is not None:
-                results += tapped.packed(taps)
-            return sent, new, results, residuals
-
-        arguments = (
-            self._weights(stage),
-            [self._slot(slot) for slot in fixed],
-            [self._slot(slot) for slot in changing],
-            [self._batch[leaf] for leaf in stage.batch],
-            [self._value(number) for number in stage.carried],
-        )
-        return self._program("forward", index, forward, arguments, (2,))
-
-    def backward(self, index: int) -> Program:
-        """The gradients of one micro-batch at a stage, added to those before it."""
-        stage, passes = self.split.stages[index], self.passes(index)
-        run = as_function(passes.backward)
-        add = self._accumulator(stage).add
-
-        def backward(
-            weights: Any, held: Any, cotangents: Any, accumulated: Any, coefficient: Any
-        ) -> Any:
-            outputs = run(*weights, *held, *cotangents)
-            returned, gradients = _cut(outputs, [len(passes.returns)])
-            tapped = self.taps.of_gradients(index, gradients)
-            return returned, add(accumulated, gradients, coefficient), *tapped
-
-        held, cotangents = self._held(index), self._cotangents(index)
-        arguments = (
-            self._weights(stage), held, cotangents, self._accumulated(stage), _FACTOR
-        )  # fmt: skip
-        results = self._with_sums(index, returns=True, taps=self.taps.backward(index) is not None)
-        return self._program("backward", index, backward, arguments, (3,), results)
-
-    def backward_input(self, index: int) -> Program:
-        """What the stages before this one wait for."""
-        stage, passes = self.split.stages[index], self.passes(index)
-        run = as_function(passes.backward_input)
-
-        def backward_input(weights: Any, held: Any, cotangents: Any) -> Any:
-            return _cut(run(*weights, *held, *cotangents), [len(passes.returns)])
-
-        arguments = (self._weights(stage), self._held(index), self._cotangents(index))
-        return self._program("backward_input", index, backward_input, arguments, ())
-
-    def backward_weight(self, index: int) -> Program:
-        """The rest of backward: the gradients, added to those before them."""
-        stage, passes = self.split.stages[index], self.passes(index)
-        run = as_function(passes.backward_weight)
-        add = self._accumulator(stage).add
-
-        def backward_weight(
-            weights: Any, held: Any, cotangents: Any, kept: Any, accumulated: Any, coefficient: Any
-        ) -> Any:
-            gradients = run(*weights, *held, *cotangents, *kept)
-            added = add(accumulated, gradients, coefficient)
-            tapped = self.taps.of_gradients(index, gradients)
-            return (added, *tapped) if tapped else added
-
-        held, cotangents = self._held(index), self._cotangents(index)
-        kept = passes.backward_input.outvars[len(passes.returns) :]
-        arguments = (
-            self._weights(stage),
-            [held[k] for k in passes.weight_held],
-            [cotangents[k] for k in passes.weight_cotangents],
-            [spec_of(var) for var in kept],
-            self._accumulated(stage),
-            _FACTOR,
-        )
-        results = self._with_sums(index, taps=self.taps.backward(index) is not None)
-        return self._program("backward_weight", index, backward_weight, arguments, (4,), results)
-
-    def zeros(self, index: int) -> Program:
-        """What a stage accumulates into."""
-        zeros = self._accumulator(self.split.stages[index]).zeros
-        return self._program("zeros", index, zeros, (), (), self._with_sums(index))
-
-    def part(self, name: str, index: int, part: Part) -> Program:
-        """A part of the update. Its first argument are the values that it replaces.
-
-        Its results are its outputs, what it taps, and a zero to wait for: the outputs are replaced
-        in their turn.
+        Args:
+            model: a compiled Keras model.
+            plan: of the mode and batch; its device does not matter here.
+            state: specs of the state.
+            split: the traced step, cut into stages.
+            passes: returns the passes of a stage; called once for each.
+            update: returns the update by stage; called once.
         """
-        replaced, tapped = self.replaced(part), bundle_of_update(self.update.taps, part, index)
-        run = as_function(part.graph)
-        specs = dict(zip(part.inputs, map(spec_of, part.graph.invars), strict=True))
+        self.model, self.plan, self.split = model, plan, split
+        self.specs = dict(zip(ROLES[plan.mode], state, strict=True))
+        self.batch = batch_specs(plan)
+        self.taps = StageTaps(model, plan, split)
+        self._make_passes, self._make_update = passes, update
+        self._passes: dict[int, Passes] = {}
 
-        def update(old: Any, others: Any) -> Any:
-            values = iter(others)
-            given = dict(zip(replaced, old, strict=True))
-            made = run(*(given[s] if s in given else next(values) for s in part.inputs))
-            outputs, taps = _cut(made, [len(part.outputs)])
-            return [*outputs, *(tapped.packed(taps) if tapped else []), jnp.zeros(())]
+    @cached_property
+    def trainable(self) -> list[Any]:
+        """The variables that training changes."""
+        return self.model.trainable_variables  # Keras walks through all layers for these
 
-        arguments = (
-            [specs[slot] for slot in replaced],
-            [specs[slot] for slot in part.inputs if slot not in replaced],
-        )
-        program = self._program(name, index, update, arguments, (0,))
-        return self._at_rest(program, index, part, replaced) if self.moves else program
+    @cached_property
+    def update(self) -> SplitUpdate:
+        """The update by stage."""
+        return self._make_update()
 
-    def _at_rest(
-        self, program: Program, index: int, part: Part, replaced: Sequence[Slot]
+    def passes(self, stage: int) -> Passes:
+        """Returns the passes of a stage. Differentiated once."""
+        if stage not in self._passes:
+            self._passes[stage] = self._make_passes(stage)
+        return self._passes[stage]
+
+    def accumulator(self, stage: Stage) -> Accumulator:
+        """Returns what adds up the gradients of a stage's weights."""
+        variables = [self.trainable[index] for index in stage.trainable]
+        made, optimizer = make_accumulator(variables, self.plan.accumulation), self.model.optimizer
+
+        def add(accumulated: Any, gradients: Any, coefficient: Any) -> Any:
+            return made.add(accumulated, prepared(optimizer, gradients, variables), coefficient)
+
+        return replace(made, add=add)
+
+    def weights(self, stage: Stage) -> list[Any]:
+        """Returns the specs of a stage's weights."""
+        return [self.specs["trainable"][index] for index in stage.trainable]
+
+    def slot(self, slot: Slot) -> Any:
+        """Returns the spec of a value of the state."""
+        return self.specs[slot.role][slot.index]
+
+    def value(self, number: int) -> jax.ShapeDtypeStruct:
+        """Returns the spec of a value that passes between stages."""
+        value = self.split.values[number]
+        return jax.ShapeDtypeStruct(value.shape, value.dtype)
+
+    def cotangents(self, index: int) -> list[jax.ShapeDtypeStruct]:
+        """Returns the specs of the cotangents that a stage's backward takes."""
+        return [self.value(number) for number, _ in self.passes(index).cotangents]
+
+    def held(self, index: int) -> list[jax.ShapeDtypeStruct]:
+        """Returns the specs of what a stage's forward keeps for its backward."""
+        passes = self.passes(index)
+        first = len(self.split.stages[index].trainable)
+        return [spec_of(var) for var in passes.backward.invars[first : first + len(passes.held)]]
+
+    def program(
+        self,
+        name: str,
+        index: int,
+        function: Callable[..., Any],
+        arguments: tuple[Any, ...],
+        donated: tuple[int, ...],
+        results: Any = None,
     ) -> Program:
-        """Returns a part of the update, with how its values lie between updates."""
-        others = [slot for slot in part.inputs if slot not in replaced]
-        arguments = tuple(
-            at_rest(specs, [self.layout(index, slot) for slot in slots])
-            for slots, specs in zip((replaced, others), program.arguments, strict=True)
-        )
-        tapped = bundle_of_update(self.update.taps, part, index)
-        whole = self._plans[index].group.whole
-        results = [self.layout(index, slot) or whole for slot in part.outputs]
-        results += [whole] * (1 + (tapped.number if tapped else 0))
-        return replace(program, arguments=arguments, results=results)
-
-    def spec_of(self, slot: Slot) -> Any:
-        """Returns the spec of a value that goes into a part of the update."""
-        if slot.role in ROLES[self._plan.mode]:
-            return self._slot(slot)
-        update = self.update
-        parts = [*update.partial.values(), *update.final.values()]
-        parts += [update.shared] if update.shared is not None else []
-        found = (
-            var
-            for part in parts
-            for place, var in zip(part.inputs, part.graph.invars, strict=True)
-            if place == slot
-        )
-        return spec_of(next(found))
-
-    def replaced(self, part: Part) -> list[Slot]:
-        """Returns the inputs of a part whose memory its results take over."""
-        others = [p for p in self.update.final.values() if p is not part]
-        replaced = set(part.outputs) - {slot for other in others for slot in other.inputs}
-        return [slot for slot in part.inputs if slot in replaced]
-
-    def logs(self, index: int) -> Program:
-        """The logs that follow from the metrics' values."""
-        metrics = list(self._specs["metric"])
-
-        def logs(metrics: Any) -> Any:
-            return final_logs(self._model, (metrics,))
-
-        return self._program("logs", index, logs, (metrics,), ())
+        """Returns a program of a stage; see `Program`."""
+        name = f"{self.plan.mode.value}_{name} of stage {index}"
+        return Program(name, function, arguments, None, donated, results)
 
 
-_FACTOR = jax.ShapeDtypeStruct((), jnp.float32)
+def trace_stages(
+    model: keras.Model, plan: Plan, calls: Sequence[LayerCall], marks: Marks, state: State
+) -> Stages:
+    """Traces one step and cuts it.
+
+    Args:
+        model: a compiled Keras model.
+        plan: of the mode and batch of one replica.
+        calls: the layer calls that the marks number.
+        marks: the stage of each.
+        state: specs of the state of one replica.
+    """
+    tree = jax.tree.unflatten(plan.batch.treedef, batch_specs(plan))
+    split = split_step(model, plan.mode, calls, marks, state, tree, plan.step_logs, plan.taps)
+    specs = dict(zip(ROLES[plan.mode], state, strict=True))
+    platform = plan.group.platform
+
+    def passes(stage: int) -> Passes:
+        return make_passes(split.stages[stage], split, plan.recompute, platform)
+
+    def update() -> SplitUpdate:
+        trainable, optimizer = specs["trainable"], specs["optimizer"]
+        return split_stage_update(model, split, trainable, optimizer, plan.accumulation, plan.taps)
+
+    return Stages(model, plan, state, split, passes, update)
+
+
+def batch_specs(plan: Plan) -> list[jax.ShapeDtypeStruct]:
+    """Returns the specs of the leaves of a batch."""
+    shapes = zip(plan.batch.shapes, plan.batch.dtypes, strict=True)
+    return [jax.ShapeDtypeStruct(shape, dtype) for shape, dtype in shapes]
 
 
 def state_groups(stage: Stage) -> tuple[list[Slot], list[Slot]]:
     """Returns the state that a stage's forward only reads, and that which it changes."""
     return [slot for slot in stage.state if slot not in stage.new_state], list(stage.new_state)
-
-
-def _cut(values: Sequence[Any], lengths: Sequence[int]) -> list[list[Any]]:
-    """Cuts a list into parts of these lengths, and a last one of what is left."""
-    parts, begin = [], 0
-    for length in lengths:
-        parts.append(list(values[begin : begin + length]))
-        begin += length
-    return [*parts, list(values[begin:])]

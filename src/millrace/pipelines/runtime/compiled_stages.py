@@ -6,8 +6,8 @@ from typing import Any
 
 from millrace.compiling.executable import Executable
 from millrace.devices import DeviceGroup
+from millrace.pipelines.programs.builder import StageBuilder
 from millrace.pipelines.programs.executables import StageExecutables
-from millrace.pipelines.programs.stages import StageBuilder
 from millrace.pipelines.runtime.stage_programs import Orders, pipeline_programs
 from millrace.plan import Plan
 from millrace.schedules.task import Schedule, Task
@@ -69,7 +69,7 @@ class CompiledStages:
             state: specs of the state, as Keras has it.
         """
         builder = self.prepare(plan, state, is_first=True)
-        schedule, order = self.orders.of(plan.accumulation.steps, builder.split.values)
+        schedule, order = self.orders.of(plan.accumulation.steps, builder.stages.split.values)
         found: dict[tuple[str, int], StageProgram] = {}
         for name, stage, make in pipeline_programs(builder, self.orders, plan, is_first=True):
             group = self.groups[stage]

@@ -10,7 +10,6 @@ from typing import Any
 import jax
 
 from millrace.devices import DeviceGroup
-from millrace.pipelines.programs.replica_stages import ReplicaStageBuilder
 from millrace.pipelines.runtime.micro_batches import Shape
 from millrace.pipelines.runtime.replica_stage_state import ReplicaStageState
 from millrace.pipelines.runtime.stage_state import StageState
@@ -43,10 +42,10 @@ class KeptState:
         if before is not None and state is self._given:
             return before
         builder = shape.builder
-        owners = dict(builder.split.owners)
+        owners = dict(builder.stages.split.owners)
         if shape.update is not None:
-            owners.update(builder.update.owners)
-        if not isinstance(builder, ReplicaStageBuilder):
+            owners.update(builder.stages.update.owners)
+        if builder.replicated is None:
             return StageState(mode, state, builder, owners, self._groups)
         before = before if isinstance(before, ReplicaStageState) else None
         return ReplicaStageState(mode, state, builder, owners, self._groups, before)

@@ -12,7 +12,7 @@ import jax
 import numpy as np
 
 from millrace.feeds.block import Segment
-from millrace.pipelines.programs.stages import StageBuilder
+from millrace.pipelines.programs.builder import StageBuilder
 from millrace.pipelines.runtime.tasks import StageTasks
 from millrace.pipelines.runtime.update import StageUpdate
 from millrace.plan import BatchSpec

@@ -13,7 +13,7 @@ import numpy as np
 
 from millrace._compat.jax import uncommitted
 from millrace.devices import DeviceGroup, place
-from millrace.pipelines.programs.replica_stages import ReplicaStageBuilder
+from millrace.pipelines.programs.builder import StageBuilder
 from millrace.pipelines.programs.split import Slot
 from millrace.pipelines.runtime.stage_state import StageState
 from millrace.plan import ROLES, Mode
@@ -27,7 +27,7 @@ class ReplicaStageState(StageState):
         self,
         mode: Mode,
         state: State,
-        builder: ReplicaStageBuilder,
+        builder: StageBuilder,
         owners: Mapping[Slot, int],
         groups: Sequence[DeviceGroup],
         before: "ReplicaStageState | None",
@@ -43,7 +43,8 @@ class ReplicaStageState(StageState):
             before: the state of the execution before this one, which knows the values that it
                 gave to Keras.
         """
-        self._builder = builder
+        assert builder.replicated is not None  # noqa: S101 - of several replicas
+        self._builder, self._replicated = builder, builder.replicated
         # By identity of a value that Keras has: that value, and what it stands for here.
         self._known = {} if before is None else before._exported
         self._exported: dict[int, tuple[Any, Any]] = {}
@@ -59,7 +60,9 @@ class ReplicaStageState(StageState):
     def lay(self, value: Any, slot: Slot, stage: int) -> Any:
         """Returns a value as it lies at `stage`: itself, or a copy that has been started."""
         exported, inner = self._known.get(id(value), (None, None))
-        return place(inner if exported is value else value, self._builder.layout(stage, slot))
+        value = inner if exported is value else value
+        layout = self._builder.layouts.of(stage, slot)
+        return value if layout is None else place(value, layout)
 
     def settle(self, stage: int, parts: Sequence[Any], whole: Sequence[Any]) -> None:
         """Takes what replicas agreed on: the values that go on, and the same as Keras sees them."""
@@ -119,7 +122,7 @@ class ReplicaStageState(StageState):
         """Returns the values that a stage changes, and whether all replicas share them."""
         if not self._groups[stage].local:
             return []
-        return list(zip(self._changing_slots[stage], self._builder.is_whole(stage), strict=True))
+        return list(zip(self._changing_slots[stage], self._replicated.is_whole(stage), strict=True))
 
     def _is_known(self, slot: Slot) -> bool:
         value = self._given[slot]

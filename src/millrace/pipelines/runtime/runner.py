@@ -142,7 +142,7 @@ class PipelineRunner:
         reduction = self._plan.accumulation.reduction
         weights = [weight_of(reduction, each.shape.rows, first.rows) for each in window]
         counted = [each.counted(self._replicas) for each in window]
-        schedule, order = self._compiled.orders.of(len(window), first.builder.split.values)
+        schedule, order = self._compiled.orders.of(len(window), first.builder.stages.split.values)
         buffers = Buffers()
         stash = Stash(schedule, buffers) if self._plan.offload.activations else None
         sums = [stage.zeros() for stage in first.stages]
@@ -226,7 +226,7 @@ class PipelineRunner:
         self, results: dict[int, Any], micro_batch: MicroBatch, state: StageState
     ) -> list[Part]:
         """Returns the part of a micro-batch, if it has results."""
-        tree = jax.tree.structure(micro_batch.shape.builder.split.result)
+        tree = jax.tree.structure(micro_batch.shape.builder.stages.split.result)
         if results:
             result = jax.tree.unflatten(tree, [results[leaf] for leaf in sorted(results)])
         elif self._plan.step_logs and self._plan.mode is not Mode.PREDICT:

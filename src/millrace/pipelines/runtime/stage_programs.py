@@ -4,9 +4,8 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from functools import partial
 
 from millrace.devices import DeviceGroup
-from millrace.pipelines.programs.replica_stages import ReplicaStageBuilder
+from millrace.pipelines.programs.builder import StageBuilder
 from millrace.pipelines.programs.split import Value
-from millrace.pipelines.programs.stages import StageBuilder
 from millrace.plan import Mode, Plan
 from millrace.schedules.rendezvous import check_rendezvous, events, walk
 from millrace.schedules.simulate import merged
@@ -69,7 +68,7 @@ def pipeline_programs(
     """
     trains, kinds = plan.mode is Mode.TRAIN, set[Pass]()
     if trains:
-        _, order = orders.of(plan.accumulation.steps, builder.split.values)
+        _, order = orders.of(plan.accumulation.steps, builder.stages.split.values)
         kinds = {task.kind for task in order}
     updates = update_programs(builder, trains) if is_first else ()
     return [*task_programs(builder, kinds), *updates]
@@ -82,11 +81,11 @@ def task_programs(builder: StageBuilder, kinds: Collection[Pass]) -> Iterator[Pr
         builder: of the pipeline, for one shape of batch.
         kinds: of the tasks.
     """
-    for stage in range(len(builder.split.stages)):
+    for stage in range(len(builder.stages.split.stages)):
         yield "forward", stage, partial(builder.forward, stage)
         if Pass.BACKWARD in kinds:
             yield "backward", stage, partial(builder.backward, stage)
-        if Pass.BACKWARD_INPUT in kinds and builder.passes(stage).returns:
+        if Pass.BACKWARD_INPUT in kinds and builder.stages.passes(stage).returns:
             yield "backward_input", stage, partial(builder.backward_input, stage)
         if Pass.BACKWARD_WEIGHT in kinds:
             yield "backward_weight", stage, partial(builder.backward_weight, stage)
@@ -99,20 +98,21 @@ def update_programs(builder: StageBuilder, trains: bool) -> Iterator[ProgramMake
         builder: of the pipeline, for one shape of batch.
         trains: whether there are updates.
     """
-    stages = range(len(builder.split.stages))
+    stages = range(len(builder.stages.split.stages))
     if trains:
         for stage in stages:
             yield "zeros", stage, partial(builder.zeros, stage)
-    if isinstance(builder, ReplicaStageBuilder):
+    replicated = builder.replicated
+    if replicated is not None:
         for stage in stages:
-            yield "settle", stage, partial(builder.settle, stage)
+            yield "settle", stage, partial(replicated.settle, stage)
     if trains:
-        update = builder.update
+        update = builder.stages.update
         for stage, part in update.partial.items():
             yield "partial", stage, partial(builder.part, "partial", stage, part)
         if update.shared is not None:
             yield "shared", stages[-1], partial(builder.part, "shared", stages[-1], update.shared)
         for stage, part in update.final.items():
             yield "final", stage, partial(builder.part, "final", stage, part)
-    if not any(stage.results for stage in builder.split.stages):
+    if not any(stage.results for stage in builder.stages.split.stages):
         yield "logs", stages[-1], partial(builder.logs, stages[-1])

@@ -5,8 +5,10 @@ from typing import Any
 
 from millrace._compat.jax import uncommitted
 from millrace.devices import DeviceGroup, place
+from millrace.pipelines.programs.builder import StageBuilder
+from millrace.pipelines.programs.layouts import moves
 from millrace.pipelines.programs.split import Slot
-from millrace.pipelines.programs.stages import StageBuilder, state_groups
+from millrace.pipelines.programs.stages import state_groups
 from millrace.pipelines.runtime.transfer import on_device
 from millrace.plan import ROLES, Mode
 from millrace.steps.state import State, Values
@@ -36,7 +38,7 @@ class StageState:
         self.owners = owners
         # Copies of values that live in another process, by slot and the stage that reads them.
         self.copies: dict[tuple[Slot, int], Any] = {}
-        self._stages = builder.split.stages
+        self._stages = builder.stages.split.stages
         self._groups = groups
         self._values: dict[str, list[Any]] = {
             role: list(values) for role, values in zip(self._roles, state, strict=True)
@@ -66,9 +68,9 @@ class StageState:
 
     def lay(self, value: Any, slot: Slot, stage: int) -> Any:
         """Returns a value as it lies at `stage`: itself, or a copy that has been started."""
-        if self._builder.moves:
+        if moves(self._builder.stages.plan):
             if (slot, stage) not in self._layouts:
-                self._layouts[slot, stage] = self._builder.layout(stage, slot)
+                self._layouts[slot, stage] = self._builder.layouts.of(stage, slot)
             if (layout := self._layouts[slot, stage]) is not None:
                 return place(value, layout)
         return on_device(value, self._groups[stage].devices[0])

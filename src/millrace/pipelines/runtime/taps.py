@@ -17,8 +17,8 @@ import numpy as np
 from millrace.compiled_loop.result import Halted, Outlet, Part
 from millrace.devices import DeviceGroup
 from millrace.errors import TapError
+from millrace.pipelines.programs.builder import StageBuilder
 from millrace.pipelines.programs.stage_taps import HALTED, Bundle, LossScale
-from millrace.pipelines.programs.stages import StageBuilder
 from millrace.pipelines.runtime.buffers import Buffers
 from millrace.pipelines.runtime.changing_state import ChangingState
 from millrace.pipelines.runtime.micro_batches import MicroBatch, Shape
@@ -62,12 +62,12 @@ class TapParts:
     def begin(self, state: State, shape: Shape) -> None:
         """Takes note of the state that an execution begins with."""
         if self._every > 1:
-            self._count.begin(state[2][shape.builder.taps.iterations])
+            self._count.begin(state[2][shape.builder.stages.taps.iterations])
 
     def end(self, state: State, shape: Shape) -> None:
         """Takes note of the state that an execution has left."""
         if self._every > 1:
-            self._count.end(state[2][shape.builder.taps.iterations])
+            self._count.end(state[2][shape.builder.stages.taps.iterations])
 
     def before(self, state: StageState, shape: Shape) -> ChangingState | None:
         """Returns what brings a state back to where it is now, if the update may be halted."""
@@ -181,8 +181,8 @@ def check_queues(builder: StageBuilder) -> None:
             stages which are no dicts, or dicts with the same key.
     """
     keys: dict[Hashable, dict[int, Sequence[Any] | None]] = {}
-    for index in range(len(builder.split.stages)):
-        bundle = builder.taps.backward(index)
+    for index in range(len(builder.stages.split.stages)):
+        bundle = builder.stages.taps.backward(index)
         if bundle is None:
             continue
         for key, _ in bundle.leaves:
@@ -191,7 +191,7 @@ def check_queues(builder: StageBuilder) -> None:
             names = value.keys if isinstance(value, Ordered) else None
             keys.setdefault(key, {})[index] = names
     for key, stages in keys.items():
-        if key in builder.split.taps.keys:
+        if key in builder.stages.split.taps.keys:
             raise TapError(
                 f"{key!r} takes one value of each micro-batch, and got one from a layer and one "
                 "from tap_micro_gradients() of the optimizer. Use a queue for each."

@@ -1,7 +1,7 @@
 """The tasks of one stage: each takes its inputs from the buffers, and leaves there what it made."""
 
 from collections.abc import Callable, Sequence
-from typing import Any, cast
+from typing import Any
 
 import jax
 import numpy as np
@@ -10,8 +10,7 @@ from millrace._compat.jax import is_non_finite_error
 from millrace.compiling.executable import Executable
 from millrace.devices import DeviceGroup
 from millrace.errors import MillraceError, NonFiniteError, TaskError
-from millrace.pipelines.programs.replica_stages import ReplicaStageBuilder
-from millrace.pipelines.programs.stages import StageBuilder
+from millrace.pipelines.programs.builder import StageBuilder
 from millrace.pipelines.runtime.buffers import Buffers
 from millrace.pipelines.runtime.replica_stage_state import ReplicaStageState
 from millrace.pipelines.runtime.stage_state import StageState
@@ -59,14 +58,14 @@ class StageTasks:
         groups: Sequence[DeviceGroup],
         find: Find,
     ):
-        self._stage = stage = builder.split.stages[index]
+        self._stage = stage = builder.stages.split.stages[index]
         self._builder = builder
         self._index = index
         self._find = find
         group = groups[index]
         self.is_here = bool(group.local)
         self._copies = Copies(group) if self.is_here else None
-        values = builder.split.values
+        values = builder.stages.split.values
         # For each group: (place among the sent values, number, stages that take it there).
         self._routes = routes(
             [(k, n, values[n].consumers) for k, n in enumerate(stage.sent)], builder, index, groups
@@ -77,13 +76,13 @@ class StageTasks:
             program = builder.forward(index)
             made = jax.eval_shape(program.function, *program.arguments)
             self._result_specs = made[2][: len(stage.results)]
-        self._forward_taps = builder.taps.forward(index)
-        self._backward_taps = builder.taps.backward(index)
+        self._forward_taps = builder.stages.taps.forward(index)
+        self._backward_taps = builder.stages.taps.backward(index)
         self._executables: dict[str, Executable] = {}
         if mode is not Mode.TRAIN:
             self._held: list[tuple[int, int]] | None = None
             return
-        passes = builder.passes(index)
+        passes = builder.stages.passes(index)
         self._passes = passes
         sources = ("batch", "carried", "sent", "residual")
         self._held = [(sources.index(source), place) for source, place in passes.held]
@@ -212,8 +211,9 @@ class StageTasks:
         index = self._index
         if not self.is_here:
             return
-        builder = cast(ReplicaStageBuilder, self._builder)
-        run = self._executables.get("settle") or self._get("settle", builder.settle)
+        replicated = self._builder.replicated
+        assert replicated is not None  # noqa: S101 - of several replicas
+        run = self._executables.get("settle") or self._get("settle", replicated.settle)
         sums[index], parts, whole = run(sums[index], state.unsettled(index), steps)
         state.settle(index, parts, whole)
 

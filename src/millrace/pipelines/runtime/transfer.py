@@ -21,7 +21,7 @@ from millrace._compat.jax import DeviceCopies
 from millrace._compat.jax_memory import in_device_memory
 from millrace._compat.transfer import Assembly, shards
 from millrace.devices import DeviceGroup
-from millrace.pipelines.programs.stages import StageBuilder
+from millrace.pipelines.programs.builder import StageBuilder
 from millrace.pipelines.runtime.links import Specs, link
 from millrace.processes.agreement import own_copy
 
@@ -233,7 +233,7 @@ def routes(
         if not takes_part(groups[index], group):
             continue
         lead = (group.replicas,) if group.replicas > 1 else ()
-        shapes = [builder.split.values[each.number] for each in values]
+        shapes = [builder.stages.split.values[each.number] for each in values]
         specs = [jax.ShapeDtypeStruct((*lead, *shape.shape), shape.dtype) for shape in shapes]
         found.append(Route(make_carry(groups[index], group), values, specs))
     return found

@@ -18,12 +18,11 @@ import numpy as np
 
 from millrace.compiling.executable import Executable
 from millrace.devices import DeviceGroup
-from millrace.pipelines.programs.replica_stages import ReplicaStageBuilder
+from millrace.pipelines.programs.builder import StageBuilder, replaced_by
 from millrace.pipelines.programs.split import Slot
 from millrace.pipelines.programs.split_update import Part
 from millrace.pipelines.programs.stage_taps import Bundle, bundle_of_update
 from millrace.pipelines.programs.stage_update import contributions
-from millrace.pipelines.programs.stages import StageBuilder
 from millrace.pipelines.runtime.stage_state import StageState
 from millrace.pipelines.runtime.tasks import Find
 from millrace.pipelines.runtime.transfer import Carry, Specs, make_carry, takes_part
@@ -45,9 +44,9 @@ class UpdateMoves:
 
     def __init__(self, builder: StageBuilder, groups: Sequence[DeviceGroup]):
         self._builder, self._groups = builder, groups
-        update, last = builder.update, len(groups) - 1
-        self._owners = {**builder.split.owners, **update.owners}
-        made = contributions(builder.split)
+        update, last = builder.stages.update, len(groups) - 1
+        self._owners = {**builder.stages.split.owners, **update.owners}
+        made = contributions(builder.stages.split)
         homes = {Slot("gradient", k): stage for k, (stage, _) in enumerate(made)}
         homes.update(
             (slot, stage) for stage, part in update.partial.items() for slot in part.outputs
@@ -61,7 +60,7 @@ class UpdateMoves:
         needs = [(slot, stage) for stage, part in parts for slot in part.inputs]
         tied = [
             (Slot("trainable", k), stage.index)
-            for stage in builder.split.stages
+            for stage in builder.stages.split.stages
             for k in stage.trainable
         ]
         state = ("trainable", "optimizer", "non_trainable")
@@ -128,8 +127,8 @@ class UpdateMoves:
     def _spec(self, slot: Slot, target: int) -> jax.ShapeDtypeStruct:
         spec = self._builder.spec_of(slot)
         sharding = None
-        if isinstance(self._builder, ReplicaStageBuilder):
-            sharding = self._builder.layout(target, slot)
+        if self._builder.replicated is not None:
+            sharding = self._builder.layouts.of(target, slot)
         return jax.ShapeDtypeStruct(spec.shape, spec.dtype, sharding=sharding)
 
 
@@ -146,7 +145,7 @@ class StageUpdate:
     def __init__(self, builder: StageBuilder, groups: Sequence[DeviceGroup], find: Find):
         self._builder = builder
         self._find = find
-        self._update = builder.update
+        self._update = builder.stages.update
         self._last = len(groups) - 1
         self._here = [bool(group.local) for group in groups]
         self._moves = UpdateMoves(builder, groups)
@@ -177,7 +176,7 @@ class StageUpdate:
         update = self._update
         known: Known = {(Slot("scale", 0), None): scale}
         number = 0
-        for stage, gradients in zip(self._builder.split.stages, sums, strict=True):
+        for stage, gradients in zip(self._builder.stages.split.stages, sums, strict=True):
             for place, array in enumerate(gradients):
                 known[Slot("gradient", number + place), None] = array
             number += len(stage.trainable)
@@ -225,7 +224,7 @@ class StageUpdate:
     def _call(self, name: str, stage: int, part: Part, values: dict[Slot, Any]) -> list[Any]:
         if (name, stage) not in self._found:
             run = self._find(name, stage, lambda: self._builder.part(name, stage, part))
-            self._found[name, stage] = run, self._builder.replaced(part)
+            self._found[name, stage] = run, replaced_by(self._builder.stages.update, part)
         run, replaced = self._found[name, stage]
         others = [value for slot, value in values.items() if slot not in replaced]
         return run([values[slot] for slot in replaced], others)

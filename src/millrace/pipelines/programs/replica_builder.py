@@ -1,4 +1,4 @@
-"""Stages -> programs, for several replicas: those of `stages.py`, under a mesh of replicas.
+"""Stages -> programs, for several replicas: those of `builder.py`, under a mesh of replicas.
 
     forward, backward, ...   as there, on every replica, with a last argument `steps`: the first
                              replica that has a batch, and how many have
@@ -15,19 +15,17 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import keras
 from jax import lax
 from jax.sharding import PartitionSpec
 
-from millrace.devices import REPLICA, DeviceGroup
-from millrace.pipelines.assignment.calls import LayerCall
-from millrace.pipelines.programs.place import Marks
+from millrace.devices import REPLICA
+from millrace.pipelines.programs.builder import OneReplicaBuilder, ReplicatedBuilder, replaced_by
 from millrace.pipelines.programs.replica_passes import forward_on_replicas, pass_on_replicas
 from millrace.pipelines.programs.split import Slot, Stage
 from millrace.pipelines.programs.split_update import Part
 from millrace.pipelines.programs.stage_taps import across_rounds, bundle_of_update
 from millrace.pipelines.programs.stage_update import contributions
-from millrace.pipelines.programs.stages import StageBuilder, state_groups
+from millrace.pipelines.programs.stages import Stages, state_groups
 from millrace.plan import Mode, Plan
 from millrace.replicas import follow
 from millrace.replicas.follow import Follows, Rule
@@ -42,43 +40,79 @@ from millrace.replicas.state import (
     with_axis,
 )
 from millrace.steps.program import Program
-from millrace.steps.state import State, Values
+from millrace.steps.state import Values
 
 WHOLE, PARTS = PartitionSpec(), PartitionSpec(REPLICA)
 ROUNDS = PartitionSpec(None, REPLICA)  # of what is tapped, `[1, replicas, ...]`
 
 
-class ReplicaStageBuilder(StageBuilder):
-    """Makes the programs of one mode of a pipelined model with replicas."""
+class ReplicaLayouts:
+    """The layouts of stages of several replicas, on the mesh of each stage."""
 
-    def __init__(
-        self,
-        model: keras.Model,
-        plan: Plan,
-        calls: Sequence[LayerCall],
-        marks: Marks,
-        state: State,
-        groups: Sequence[DeviceGroup],
-    ):
-        """Traces the step of one replica and cuts it.
+    def __init__(self, stages: Stages, plans: Sequence[Plan]):
+        """Takes the stages, and the plan of each with its group of devices."""
+        self._stages, self.plans = stages, plans
+
+    def of(self, index: int, slot: Slot) -> jax.sharding.Sharding:
+        """Returns how a value lies on the group of a stage between updates."""
+        plan, stages = self.plans[index], self._stages
+        if slot.role == "gradient":
+            _, weight = contributions(stages.split)[slot.index]
+            spec = Reduction([stages.trainable[weight]], plan).specs[0]
+            return jax.sharding.NamedSharding(plan.group.mesh, spec)
+        if slot.role in ("trainable", "optimizer"):
+            return layout_of(plan, slot.role, stages.slot(slot))
+        return plan.group.whole
+
+    def accumulated(self, stage: Stage) -> list[Any]:
+        """Returns the specs of what a stage accumulates into."""
+        return self.reduction(stage.index).sums
+
+    def rests(self, index: int) -> list[Any]:
+        """Returns how what a stage accumulates into rests in host memory; None: it does not."""
+        return self.reduction(index).rests
+
+    def reduction(self, index: int) -> Reduction:
+        """Returns what adds up a stage's gradients over replicas."""
+        plan, trainable = self.plans[index], self._stages.split.stages[index].trainable
+        accumulates = plan.mode is Mode.TRAIN
+        variables = [self._stages.trainable[place] for place in trainable if accumulates]
+        return Reduction(variables, plan)
+
+    def tap_spec(self, index: int) -> PartitionSpec:
+        """Returns how what a stage taps lies: each process has all that its stages tap."""
+        return ROUNDS if self.plans[index].group.is_local else WHOLE
+
+    def of_taps(self, index: int) -> jax.sharding.Sharding:
+        """Returns how what a stage taps lies."""
+        return jax.sharding.NamedSharding(self.plans[index].group.mesh, self.tap_spec(index))
+
+
+class ReplicaBuilder:
+    """Makes the programs of several replicas, around those of one."""
+
+    def __init__(self, stages: Stages, layouts: ReplicaLayouts):
+        """Makes none yet.
 
         Args:
-            model: a compiled Keras model.
-            plan: of the mode and batch of one replica; its group does not matter here.
-            calls: the layer calls that the marks number.
-            marks: the stage of each.
-            state: specs of the state of one replica.
-            groups: of each stage.
+            stages: of one replica, whose step gives no logs of single steps.
+            layouts: of the values of all replicas.
         """
-        super().__init__(model, replace(plan, step_logs=False), calls, marks, state)
-        self._each_step = plan.step_logs
-        self._plans = [replace(plan, group=group) for group in groups]
+        self.stages, self.layouts = stages, layouts
+        self._one = OneReplicaBuilder(stages, layouts)
+        self._plans = layouts.plans
+        self._each_step = layouts.plans[0].step_logs
         self._rules: dict[int, list[Rule | None]] = {}
+
+    @property
+    def replicated(self) -> ReplicatedBuilder:
+        """This has what several replicas have besides."""
+        return self
 
     def rules(self, index: int) -> list[Rule | None]:
         """Returns how each value that a stage's forward changes goes on; None for metrics."""
         if index not in self._rules:
-            stage = self.split.stages[index]
+            stage = self.stages.split.stages[index]
             inputs = dict(
                 zip(stage.state, stage.graph.invars[len(stage.trainable) :], strict=False)
             )
@@ -96,36 +130,25 @@ class ReplicaStageBuilder(StageBuilder):
         """Returns which of the values that a stage's forward changes all replicas share."""
         return [rule is not None and rule.follows is Follows.COUNTER for rule in self.rules(index)]
 
-    def layout(self, index: int, slot: Slot) -> jax.sharding.Sharding:
-        """Returns how a value lies on the group of a stage between updates."""
-        plan = self._plans[index]
-        if slot.role == "gradient":
-            _, weight = contributions(self.split)[slot.index]
-            spec = Reduction([self._trainable[weight]], plan).specs[0]
-            return jax.sharding.NamedSharding(plan.group.mesh, spec)
-        if slot.role in ("trainable", "optimizer"):
-            return layout_of(plan, slot.role, self._slot(slot))
-        return plan.group.whole
-
     def forward(self, index: int) -> Program:
         """One micro-batch of each replica through a stage."""
-        program, rules = super().forward(index), self.rules(index)
+        program, rules = self._one.forward(index), self.rules(index)
         plan = self._plans[index]
         shared = [WHOLE if whole else PARTS for whole in self.is_whole(index)]
-        number = len(self.split.stages[index].results)
+        number = len(self.stages.split.stages[index].results)
         results: Any = self._result_layout
-        if (tapped := self.taps.forward(index)) is not None:
-            results = [results] * number + [self._tap_layout(index)] * tapped.number
+        if (tapped := self.stages.taps.forward(index)) is not None:
+            results = [results] * number + [self.layouts.tap_spec(index)] * tapped.number
 
         def show(made: Any, active: Any, steps: Any) -> Any:
             shown = self._across(made[:number], active, steps)
             if tapped is not None:
-                shown += across_rounds(made[number:], self._tap_layout(index) is WHOLE)
+                shown += across_rounds(made[number:], self.layouts.tap_spec(index) is WHOLE)
             return shown
 
         forward = forward_on_replicas(program.function, rules, self.is_whole(index), show)
         weights, fixed, changing, batch, carried = program.arguments
-        stage = self.split.stages[index]
+        stage = self.stages.split.stages[index]
         arguments = (
             self._laid_out(index, [Slot("trainable", i) for i in stage.trainable], weights),
             self._laid_out(index, state_groups(stage)[0], fixed),
@@ -144,28 +167,28 @@ class ReplicaStageBuilder(StageBuilder):
 
     def backward(self, index: int) -> Program:
         """The gradients of one micro-batch of each replica, added to those before it."""
-        return self._pass(index, super().backward(index), sums=3, result=1)
+        return self._pass(index, self._one.backward(index), sums=3, result=1)
 
     def backward_input(self, index: int) -> Program:
         """What the stages before this one wait for."""
-        return self._pass(index, super().backward_input(index))
+        return self._pass(index, self._one.backward_input(index))
 
     def backward_weight(self, index: int) -> Program:
         """The rest of backward: the gradients, added to those before them."""
-        result = None if self.taps.backward(index) is None else 0
-        return self._pass(index, super().backward_weight(index), sums=4, result=result)
+        result = None if self.stages.taps.backward(index) is None else 0
+        return self._pass(index, self._one.backward_weight(index), sums=4, result=result)
 
     def zeros(self, index: int) -> Program:
         """What the replicas of a stage accumulate into."""
-        reduction = self._reduction(index)
+        reduction = self.layouts.reduction(index)
         shardings = [spec.sharding for spec in reduction.sums]
-        program = self._program("zeros", index, reduction.zeros, (), ())
+        program = self.stages.program("zeros", index, reduction.zeros, (), ())
         return replace(program, results=shardings)
 
     def settle(self, index: int) -> Program:
         """Adds up over replicas what a window left: gradients, moving statistics, metrics."""
         plan, rules = self._plans[index], self.rules(index)
-        reduction = self._reduction(index)
+        reduction = self.layouts.reduction(index)
         parts = [k for k, whole in enumerate(self.is_whole(index)) if not whole]
 
         def settle(sums: Any, changing: Any, steps: Any) -> Any:
@@ -185,31 +208,35 @@ class ReplicaStageBuilder(StageBuilder):
             mine = [v if r is None else w for v, w, r in zip(own, whole, known, strict=True)]
             return gradients, with_axis(mine), whole
 
-        slots = state_groups(self.split.stages[index])[1]
-        changing = [split_spec(plan, self._slot(slots[place])) for place in parts]
-        program = self._program("settle", index, settle, (), (1,))
+        slots = state_groups(self.stages.split.stages[index])[1]
+        changing = [split_spec(plan, self.stages.slot(slots[place])) for place in parts]
+        program = self.stages.program("settle", index, settle, (), (1,))
         arguments = (reduction.sums, changing, _STEPS)
         specs = (reduction.specs, PARTS, WHOLE)
         return self._under_mesh(index, program, settle, arguments, (PARTS, PARTS, WHOLE), specs)
 
     def part(self, name: str, index: int, part: Part) -> Program:
         """A part of the update, on values that lie as they do between updates."""
-        program = super().part(name, index, part)
-        replaced = self.replaced(part)
+        program = self._one.part(name, index, part)
+        replaced = replaced_by(self.stages.update, part)
         others = [slot for slot in part.inputs if slot not in replaced]
         arguments = tuple(
             self._laid_out(index, slots, specs)
             for slots, specs in zip((replaced, others), program.arguments, strict=True)
         )
-        results = [self.layout(index, slot) for slot in part.outputs]
-        tapped = bundle_of_update(self.update.taps, part, index)
+        results = [self.layouts.of(index, slot) for slot in part.outputs]
+        tapped = bundle_of_update(self.stages.update.taps, part, index)
         results += [self._plans[index].group.whole] * (1 + (tapped.number if tapped else 0))
         return replace(program, arguments=arguments, results=results)
+
+    def spec_of(self, slot: Slot) -> Any:
+        """Returns the spec of a value that goes into a part of the update."""
+        return self._one.spec_of(slot)
 
     def logs(self, index: int) -> Program:
         """The logs that follow from the metric values of all replicas."""
         plan = self._plans[index]
-        records = ReplicaLogs(self._model, replace(plan, step_logs=False), None)
+        records = ReplicaLogs(self.stages.model, replace(plan, step_logs=False), None)
         repeats = plan.replicas if self._each_step else None
 
         def logs(parts: Any) -> Any:
@@ -218,8 +245,8 @@ class ReplicaStageBuilder(StageBuilder):
                 return found
             return jax.tree.map(lambda v: jnp.broadcast_to(v, (repeats, *v.shape)), found)
 
-        arguments = ([split_spec(plan, spec) for spec in self._specs["metric"]],)
-        program = self._program("logs", index, logs, arguments, ())
+        arguments = ([split_spec(plan, spec) for spec in self.stages.specs["metric"]],)
+        program = self.stages.program("logs", index, logs, arguments, ())
         return replace(program, results=plan.group.whole)
 
     def _pass(
@@ -233,7 +260,7 @@ class ReplicaStageBuilder(StageBuilder):
             sums: place of the accumulated gradients among the arguments.
             result: their place among the results, before what is tapped; None if they are all.
         """
-        plan, taps = self._plans[index], self._tap_layout(index)
+        plan, taps = self._plans[index], self.layouts.tap_spec(index)
         weights, *rest = program.arguments
         scalars = 0 if sums is None else 1  # the coefficient, which all replicas share
 
@@ -246,7 +273,7 @@ class ReplicaStageBuilder(StageBuilder):
         arguments = (
             self._laid_out(
                 index,
-                [Slot("trainable", i) for i in self.split.stages[index].trainable],
+                [Slot("trainable", i) for i in self.stages.split.stages[index].trainable],
                 weights,
             ),
             *given,
@@ -255,7 +282,7 @@ class ReplicaStageBuilder(StageBuilder):
         )
         specs = (WHOLE, *(PARTS for _ in parts), *(WHOLE,) * (2 * scalars))
         results: Any = PARTS
-        if result is not None and self.taps.backward(index) is not None:
+        if result is not None and self.stages.taps.backward(index) is not None:
             results = (*(PARTS,) * (result + 1), taps)
         return self._under_mesh(index, program, run, arguments, specs, results)
 
@@ -285,34 +312,14 @@ class ReplicaStageBuilder(StageBuilder):
             return across_replicas(results, plan.replication.metrics, active, steps, repeats)
         return side_by_side(results, self._each_step, gather=self._result_layout is WHOLE)
 
-    def _tap_layout(self, index: int) -> PartitionSpec:
-        """Returns how what a stage taps lies: each process has all that its stages tap."""
-        return ROUNDS if self._plans[index].group.is_local else WHOLE
-
-    def _tap_sharding(self, index: int) -> jax.sharding.Sharding:
-        mesh = self._plans[index].group.mesh
-        return jax.sharding.NamedSharding(mesh, self._tap_layout(index))
-
     @property
     def _result_layout(self) -> PartitionSpec:
         is_local = all(plan.group.is_local for plan in self._plans)
         return PARTS if self._plans[0].mode is Mode.PREDICT and is_local else WHOLE
 
-    def _accumulated(self, stage: Stage) -> list[Any]:
-        return self._reduction(stage.index).sums
-
-    def _rests(self, index: int) -> list[Any]:
-        return self._reduction(index).rests
-
-    def _reduction(self, index: int) -> Reduction:
-        plan, trainable = self._plans[index], self.split.stages[index].trainable
-        accumulates = plan.mode is Mode.TRAIN
-        variables = [self._trainable[place] for place in trainable if accumulates]
-        return Reduction(variables, plan)
-
     def _laid_out(self, index: int, slots: Sequence[Slot], specs: Sequence[Any]) -> list[Any]:
         return [
-            jax.ShapeDtypeStruct(spec.shape, spec.dtype, sharding=self.layout(index, slot))
+            jax.ShapeDtypeStruct(spec.shape, spec.dtype, sharding=self.layouts.of(index, slot))
             for slot, spec in zip(slots, specs, strict=True)
         ]
 

@@ -1,0 +1,103 @@
+"""How the values of a pipeline's stages lie on their devices, and which rest in host memory."""
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import jax
+
+from millrace.pipelines.programs.split import Slot, Stage
+from millrace.pipelines.programs.stage_update import contributions
+from millrace.pipelines.programs.stages import Stages
+from millrace.plan import Plan
+from millrace.replicas.state import layout_of
+from millrace.steps.offload import at_rest, rests_of
+
+
+class Layouts(Protocol):
+    """The layouts of the values of all stages."""
+
+    @property
+    def plans(self) -> Sequence[Plan]:
+        """The plan of each stage, with its group of devices."""
+        ...
+
+    def of(self, index: int, slot: Slot) -> jax.sharding.Sharding | None:
+        """Returns how a value lies at a stage between updates; None: on its device."""
+        ...
+
+    def accumulated(self, stage: Stage) -> Any:
+        """Returns the specs of what a stage accumulates into."""
+        ...
+
+    def rests(self, index: int) -> list[Any]:
+        """Returns how what a stage accumulates into rests in host memory; None: it does not."""
+        ...
+
+    def of_taps(self, index: int) -> jax.sharding.Sharding:
+        """Returns how what a stage taps lies."""
+        ...
+
+
+class DeviceLayouts:
+    """The layouts of stages of one replica, each on one device."""
+
+    def __init__(self, stages: Stages, plans: Sequence[Plan]):
+        """Takes the stages, and the plan of each with its group of devices."""
+        self._stages, self.plans = stages, plans
+
+    def of(self, index: int, slot: Slot) -> jax.sharding.Sharding | None:
+        """Returns how a value lies at a stage between updates; None: on its device."""
+        stages = self._stages
+        if not moves(stages.plan):
+            return None
+        if slot.role == "gradient":
+            stage, weight = contributions(stages.split)[slot.index]
+            return self.rests(index)[stages.split.stages[stage].trainable.index(weight)]
+        if slot.role in ("trainable", "optimizer"):
+            return layout_of(self.plans[index], slot.role, stages.slot(slot))
+        return None
+
+    def accumulated(self, stage: Stage) -> Any:
+        """Returns the specs of what a stage accumulates into."""
+        zeros = jax.eval_shape(self._stages.accumulator(stage).zeros)
+        return at_rest(zeros, self.rests(stage.index))
+
+    def rests(self, index: int) -> list[Any]:
+        """Returns how what a stage accumulates into rests in host memory; None: it does not."""
+        stages = self._stages
+        zeros = jax.eval_shape(stages.accumulator(stages.split.stages[index]).zeros)
+        if not stages.plan.offload.accumulators:
+            return [None] * len(zeros)
+        plan = self.plans[index]
+        return rests_of(plan, "gradient", zeros, plan.group.whole)
+
+    def of_taps(self, index: int) -> jax.sharding.Sharding:
+        """Returns how what a stage taps lies."""
+        return self.plans[index].group.whole
+
+
+def moves(plan: Plan) -> bool:
+    """Whether something of the state rests in host memory between its uses."""
+    offload = plan.offload
+    return bool(offload.optimizer_state or offload.accumulators or offload.weights)
+
+
+def with_sums(layouts: Layouts, index: int, returns: bool = False, taps: bool = False) -> Any:
+    """Returns the shardings of results of which one is what a stage accumulates into.
+
+    All are said, or none: JAX would give results the memory of arguments of another kind.
+
+    Args:
+        layouts: of all stages.
+        index: of the stage.
+        returns: whether a result is in front of it.
+        taps: whether something that is tapped comes after it.
+    """
+    plan = layouts.plans[index]
+    if not plan.offload.accumulators:
+        return None
+    split = plan.group.split(0)
+    sums = [rest or split for rest in layouts.rests(index)]
+    if not (returns or taps):
+        return sums
+    return (*(split,) * returns, sums, *(layouts.of_taps(index),) * taps)
