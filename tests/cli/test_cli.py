@@ -108,7 +108,7 @@ def test_prints_the_notation_and_reads_it_again(tmp_path):
     assert "bubble  27.3%\n" in output  # no formula for a schedule of one's own
 
 
-PICTURE = pathlib.Path(__file__).parent.parent / "docs" / "images" / "pipeline.svg"
+PICTURE = pathlib.Path(__file__).parent.parent.parent / "docs" / "images" / "pipeline.svg"
 
 
 def test_the_picture_of_the_readme_is_what_the_command_writes(tmp_path):
