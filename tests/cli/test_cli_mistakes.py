@@ -111,7 +111,7 @@ def run(place, monkeypatch):
         ("run broken.py", "broken.py, line 2: this is not a Python program: '(' was never closed"),
         ("run binary.py", "binary.py: this is not a Python program: source code string cannot"),
         ("nope", "No such command 'nope'"),
-        ("--nope", "No such option '--nope'"),
+        ("--nope", "No such option"),
     ],
 )
 def test_a_mistake_is_one_message(run, line, message):

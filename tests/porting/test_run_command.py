@@ -88,7 +88,9 @@ def run(*words, path=None):
     start = "from millrace.cli.main import main; main()"
     command = [sys.executable, "-c", start, "run", *map(str, words)]
     paths = [str(path), os.path.dirname(millrace.__path__[0])]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)} if path else os.environ
+    environment = {**os.environ, "PYTHONWARNINGS": "ignore::FutureWarning"}  # of keras 3.13
+    if path:
+        environment["PYTHONPATH"] = os.pathsep.join(paths)
     return subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
 
 
