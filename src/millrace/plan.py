@@ -93,7 +93,7 @@ class Plan:
         return self.group.replicas
 
     @property
-    def window(self) -> int:
+    def update_steps(self) -> int:
         """Steps that belong together: those of one update; outside of training, one a replica."""
         return self.replicas * (self.accumulation.steps if self.mode is Mode.TRAIN else 1)
 

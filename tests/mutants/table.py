@@ -83,13 +83,13 @@ MUTANTS = (
     Mutant("schedules", "lag = stage\n", "lag = max(0, stage - 1)\n"),
     Mutant(
         "schedules",
-        "warmup = min(2 * (num_groups - 1 - group) + (rounds - 1) * window, len(forwards))",
-        "warmup = min((num_groups - 1 - group) + (rounds - 1) * window, len(forwards))",
+        "warmup = min(2 * (num_groups - 1 - group) + (rounds - 1) * part_size, len(forwards))",
+        "warmup = min((num_groups - 1 - group) + (rounds - 1) * part_size, len(forwards))",
     ),
     Mutant(
         "schedules",
-        "num_windows = max(1, num_micro_batches // num_groups)",
-        "num_windows = max(1, -(-num_micro_batches // num_groups))",
+        "num_parts = max(1, num_micro_batches // num_groups)",
+        "num_parts = max(1, -(-num_micro_batches // num_groups))",
     ),
     Mutant(
         "schedules",
@@ -375,7 +375,7 @@ MUTANTS = (
     ),
     Mutant(
         "taps",
-        "return max(1, fitting // window) * window",
+        "return max(1, fitting // update_steps) * update_steps",
         "return fitting",
     ),
     Mutant(

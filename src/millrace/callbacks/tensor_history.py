@@ -25,7 +25,7 @@ class Epoch:
     """Where an epoch lies among all the steps and updates that were looked at."""
 
     number: int  # as Keras counts
-    window: int  # steps of an update; the last one of an epoch may have fewer
+    update_steps: int  # steps of an update; the last one of an epoch may have fewer
     first_step: int = 0
     first_update: int = 0
     iterations: int | None = None  # of the optimizer, when it began; None: does not matter
@@ -52,7 +52,7 @@ class Entries:
     @property
     def updates(self) -> np.ndarray:
         """The update that each entry is, or that its micro-batch belongs to; over all epochs."""
-        within = self.numbers if self.of_updates else self.numbers // self.epoch.window
+        within = self.numbers if self.of_updates else self.numbers // self.epoch.update_steps
         return self.epoch.first_update + within
 
     @property
@@ -60,7 +60,7 @@ class Entries:
         """The micro-batch of each entry, of an update its last one; over all epochs."""
         within = self.numbers
         if self.of_updates:
-            within = (self.numbers + 1) * self.epoch.window - 1
+            within = (self.numbers + 1) * self.epoch.update_steps - 1
             if self.epoch.steps:
                 within = np.minimum(within, self.epoch.steps - 1)
         return self.epoch.first_step + within

@@ -158,7 +158,7 @@ class TensorStatistics(keras.callbacks.Callback):
             return
         self._epoch = Epoch(
             epoch,
-            self._controller.setup.window(Mode.TRAIN),
+            self._controller.setup.update_steps(Mode.TRAIN),
             self._epoch.first_step,
             self._epoch.first_update,
         )
@@ -191,7 +191,7 @@ class TensorStatistics(keras.callbacks.Callback):
         if self._board is not None:
             self._board.flush()
         first = epoch.first_step + epoch.steps, epoch.first_update + epoch.updates
-        self._epoch = Epoch(epoch.number, epoch.window, *first)
+        self._epoch = Epoch(epoch.number, epoch.update_steps, *first)
         self._keras_steps = 0
 
     def _warn_of_unseen(self, model: keras.Model) -> None:
@@ -228,7 +228,7 @@ class TensorStatistics(keras.callbacks.Callback):
         all_values = np.asarray(rows.values)[:, places]
         values = all_values[..., : len(STATISTICS)]
         histograms = all_values[..., len(STATISTICS) :] if self._choice.bins else None
-        updates = numbers if of_updates else numbers // epoch.window
+        updates = numbers if of_updates else numbers // epoch.update_steps
         # Counts below zero: of an update that nobody asked for. Others may ask for more of them.
         wanted = values[:, 0, -1] >= 0
         if epoch.iterations is not None:

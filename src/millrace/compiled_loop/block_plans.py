@@ -52,7 +52,7 @@ class BlockPlans:
         self.of_block, self._has_block = plan, True
         form = self._executables.form(plan)
         # Where code must be unrolled, so must a whole update be, or be run in parts.
-        rounds = plan.window // plan.replicas
+        rounds = plan.update_steps // plan.replicas
         fits = form.is_loop or rounds <= (form.unroll or 1)
         self.forms = Forms(form, self._executables.tap_room(plan), fits)
 

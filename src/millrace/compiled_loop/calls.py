@@ -46,7 +46,7 @@ class CallPlan:
             single_steps: whether executions have one step, which needs no loop around it.
         """
         self._trains = plan.mode is Mode.TRAIN
-        self._update_steps, self._replicas = plan.window, plan.replicas
+        self._update_steps, self._replicas = plan.update_steps, plan.replicas
         self._longest, self._chunk, self._single_steps = longest, chunk, single_steps
         self._begun: int | None = None  # steps of an update that is not over
 

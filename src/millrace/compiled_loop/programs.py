@@ -8,7 +8,7 @@
     apply        state, accumulated, scale, steps             state, taps
 
 `run` is the path of nearly every step: `count` steps of a block from `start` on, as whole updates.
-The others are for windows that no single block holds whole: the shorter one at the end of an
+The others are for updates that no single block holds whole: the shorter one at the end of an
 epoch, and one whose last batch has another shape. `result` is the logs after the last step, or
 with `step_logs` and when predicting those of every step, `[records, ...]`.
 """
@@ -26,7 +26,7 @@ from millrace._compat.jaxpr import primitive_counts
 from millrace.plan import LoopForm, Mode, Plan, choose_loop_form
 from millrace.steps.accumulate import Accumulator, coefficient_of, make_accumulator
 from millrace.steps.halting import can_wait, run_until_halted, unless
-from millrace.steps.loop import Window, batch_at, repeat
+from millrace.steps.loop import UpdateLoop, batch_at, repeat
 from millrace.steps.offload import (
     at_rest,
     fetched,
@@ -72,7 +72,7 @@ class ProgramBuilder:
             plan.accumulation.steps > 1 or plan.tapped or plan.recompute is not None or fetches
         )
         self._step, self._update = self._functions()
-        self._window = Window(self._step, self._record, lambda: self._accumulator, plan)
+        self._update_loop = UpdateLoop(self._step, self._record, lambda: self._accumulator, plan)
         begin = time.perf_counter()
         with collection_open(keeps=False) as found:
             given = self._state if self._accumulates else state
@@ -86,9 +86,9 @@ class ProgramBuilder:
             self._specs_of_update_taps(state, result[0]) if plan.tapped else Tapped()
         )
         # Steps of a call whose taps fit into its results; any number, where there are none.
-        window = plan.accumulation.steps if trains else 1
+        update_steps = plan.accumulation.steps if trains else 1
         self.tap_room = (
-            steps_in_room(self._step_taps, plan.records, window) if plan.tapped else None
+            steps_in_room(self._step_taps, plan.records, update_steps) if plan.tapped else None
         )
         # What a loop must carry from step to step besides state.
         self._logs_at_end = not plan.each_step and logs_follow_from_metrics(model, plan.mode)
@@ -127,27 +127,29 @@ class ProgramBuilder:
 
     def run(self, form: LoopForm) -> Program:
         """`count` steps as whole updates. Unrolled, the form counts updates."""
-        window = self._plan.accumulation.steps if self._accumulates else 1
+        update_steps = self._plan.accumulation.steps if self._accumulates else 1
         turn = self._whole_update if self._accumulates else self._plain_step
 
         def run(state: State, batches: Any, start: Any, count: Any) -> tuple[State, Any, Taps]:
             carry = (state, self._first_records(), self._room())
             if self._plan.taps.stops and form.is_loop and can_wait(self._update_taps):
-                state, records, taps = self._until_halted(carry, batches, start, count // window)
+                state, records, taps = self._until_halted(
+                    carry, batches, start, count // update_steps
+                )
                 return state, self._result(state, records), taps
 
             def body(update: Any, carry: Carry) -> Carry:
-                return turn(carry, batches, start, update * window, form)
+                return turn(carry, batches, start, update * update_steps, form)
 
             until = (lambda carry: carry[2].halted) if self._plan.taps.stops else None
-            state, records, taps = repeat(body, carry, count // window, form, until)
+            state, records, taps = repeat(body, carry, count // update_steps, form, until)
             return state, self._result(state, records), taps
 
         specs = (self._state, self._batches, _INDEX, _INDEX)
         return self._program("run", run, specs, (0,), form.unroll, self._results(None, None))
 
     def accumulate(self, form: LoopForm) -> Program:
-        """`count` micro-batches of a window. Unrolled, the form counts micro-batches."""
+        """`count` micro-batches of an update. Unrolled, the form counts micro-batches."""
         accumulator, reduction = self._accumulator, self._plan.accumulation.reduction
 
         def accumulate(
@@ -171,7 +173,7 @@ class ProgramBuilder:
         return self._program("accumulate", accumulate, specs, (0, 1), form.unroll, results)
 
     def zeros(self) -> Program:
-        """What a window accumulates into."""
+        """What an update accumulates into."""
         accumulator = self._accumulator
 
         def zeros(state: State) -> Any:
@@ -182,7 +184,7 @@ class ProgramBuilder:
         return self._program("zeros", zeros, (self._state,), (), results=results)
 
     def apply(self) -> Program:
-        """The update at the end of a window."""
+        """The update at the end of an update."""
         accumulator = self._accumulator
 
         def apply(state: State, accumulated: Any, scale: Any, steps: Any) -> tuple[State, Taps]:
@@ -212,7 +214,7 @@ class ProgramBuilder:
         self, carry: Carry, batches: Any, start: Any, index: Any, form: LoopForm
     ) -> Carry:
         before, records, taps = carry
-        gradients, after, records, taps = self._window.gradients(
+        gradients, after, records, taps = self._update_loop.gradients(
             before, records, taps, batches, start, index, form
         )
         before = fetched_after(before, self._rests, list(gradients))
@@ -225,7 +227,7 @@ class ProgramBuilder:
         loop, steps = LoopForm(unroll=None), self._plan.accumulation.steps
 
         def compute(number: Any, state: State, records: Any, taps: Taps) -> Any:
-            gradients, after, records, taps = self._window.gradients(
+            gradients, after, records, taps = self._update_loop.gradients(
                 state, records, taps, batches, start, number * steps, loop
             )
             return (gradients, after), records, taps

@@ -76,7 +76,7 @@ def batches_of(spans: Iterable[Span], replicas: int) -> tuple[Any, ...]:
 def kept(state: State) -> State:
     """Returns copies of the values that change with every micro-batch; the rest is empty.
 
-    For a window that takes several calls, each of which gives up the memory of the values before.
+    For an update that takes several calls, each of which gives up the memory of the values before.
     """
     changing = (1, len(state) - 1)
     return tuple(
@@ -91,7 +91,7 @@ def with_kept(state: State, before: State) -> State:
 
 
 def halted_in_call(
-    parts: list[Part], block: Block, start: int, window: int, replicas: int
+    parts: list[Part], block: Block, start: int, update_steps: int, replicas: int
 ) -> Halted:
     """Shortens the last of some parts, a call that has halted, to the update that did it.
 
@@ -99,17 +99,17 @@ def halted_in_call(
         parts: of the execution so far.
         block: that the call has run.
         start: its first step there.
-        window: steps of an update.
+        update_steps: steps of an update.
         replicas: that run them.
     """
     *before, last = parts
     applied = updates_before(last.taps)
-    parts[-1] = last._replace(steps=(applied + 1) * window, updates=applied + 1)
-    batches = batches_of([(block, start + applied * window, window)], replicas)
-    return Halted(batches, sum(part.steps for part in before) + applied * window)
+    parts[-1] = last._replace(steps=(applied + 1) * update_steps, updates=applied + 1)
+    batches = batches_of([(block, start + applied * update_steps, update_steps)], replicas)
+    return Halted(batches, sum(part.steps for part in before) + applied * update_steps)
 
 
-def halted_in_window(parts: list[Part], spans: Iterable[Span], replicas: int) -> Halted:
+def halted_in_calls(parts: list[Part], spans: Iterable[Span], replicas: int) -> Halted:
     """Returns what an update of several calls was made of."""
     spans = list(spans)
     steps = sum(steps for _, _, steps in spans)

@@ -25,7 +25,7 @@ from millrace.compiled_loop.result import (
     Part,
     Span,
     halted_in_call,
-    halted_in_window,
+    halted_in_calls,
     is_halted,
     kept,
     with_kept,
@@ -76,7 +76,7 @@ class ScanRunner:
             outlet: takes what taps carry out, while an execution runs.
         """
         self._executables = executables
-        self._plan, self._replicas, self._update_steps = plan, plan.replicas, plan.window
+        self._plan, self._replicas, self._update_steps = plan, plan.replicas, plan.update_steps
         self._max_pending = max_pending
         self._single_steps = single_steps
         self._outlet = outlet
@@ -181,7 +181,7 @@ class ScanRunner:
             whole = parts[-1].taps._replace(updates=taps.updates, halted=taps.halted)
             parts[-1] = parts[-1]._replace(taps=whole, updates=1)
             if is_halted(taps) and update.before is not None:
-                self.halted = halted_in_window(parts, update.spans, plan.replicas)
+                self.halted = halted_in_calls(parts, update.spans, plan.replicas)
                 return with_kept(state, update.before)
         self._hand_over(parts)
         return state

@@ -43,13 +43,13 @@ def check_steps(
         PlanError: if an update would begin in one execution and end in another.
     """
     trains = mode is Mode.TRAIN
-    window = replicas * (accumulation.steps if trains else 1)
+    update_steps = replicas * (accumulation.steps if trains else 1)
     if replicas > 1 and steps_per_execution == 1:
-        steps_per_execution = window
+        steps_per_execution = update_steps
     truncated = min(steps_per_execution, steps or steps_per_execution)
-    if steps_per_execution % window == 0 or truncated == steps:
+    if steps_per_execution % update_steps == 0 or truncated == steps:
         return truncated
-    down = steps_per_execution - steps_per_execution % window
+    down = steps_per_execution - steps_per_execution % update_steps
     names, numbers = factors(accumulation)
     what = (
         f"weight updates. One update takes {names} x replicas = {numbers} x {replicas}"
@@ -65,8 +65,8 @@ def check_steps(
         other = ""
     raise PlanError(
         f"steps_per_execution={steps_per_execution} is not a whole number of {what} = "
-        f"{window} steps, and the epoch has {steps or 'an unknown number of'} steps. Set "
-        f"steps_per_execution={down or window} in compile(){other}."
+        f"{update_steps} steps, and the epoch has {steps or 'an unknown number of'} steps. Set "
+        f"steps_per_execution={down or update_steps} in compile(){other}."
     )
 
 
@@ -78,18 +78,19 @@ def factors(accumulation: Accumulation) -> tuple[str, str]:
     return f"{name} x batch_serialization_iterations", f"{accumulation.steps // each} x {each}"
 
 
-def shortened_to_stop(steps_per_execution: int, stop_within: int | None, window: int) -> int:
+def shortened_to_stop(steps_per_execution: int, stop_within: int | None, update_steps: int) -> int:
     """Returns the steps of executions after which training may be stopped.
 
     Raises:
-        PlanError: if that would be within an update, of `window` steps.
+        PlanError: if that would be within an update, of `update_steps` steps.
     """
     if stop_within is None or stop_within >= steps_per_execution:
         return steps_per_execution
-    if stop_within % window:
+    if stop_within % update_steps:
+        nearest = max(stop_within // update_steps, 1) * update_steps
         raise PlanError(
             f"stop_within={stop_within} is not a whole number of weight updates, which take "
-            f"{window} steps each. Set stop_within={max(stop_within // window, 1) * window} in "
+            f"{update_steps} steps each. Set stop_within={nearest} in "
             "set_asynchronous_callbacks()."
         )
     return stop_within

@@ -120,7 +120,7 @@ class FeedEpochIterator(EpochIterator):
             self.steps_per_execution = shortened_to_stop(
                 self.steps_per_execution,
                 controller.setup.options.stop_within,
-                controller.setup.window(mode),
+                controller.setup.update_steps(mode),
             )
         agree_on_data(controller.setup, self.num_batches, rows)
         controller.feeds.opened(self)

@@ -36,7 +36,7 @@ class Feeds:
         """
         return BlockShape(
             max_bytes=setup.options.feed.max_block_bytes,
-            units=(steps_per_execution, setup.window(mode)),
+            units=(steps_per_execution, setup.update_steps(mode)),
             known=self._capacities.setdefault((mode, on_batch), {}),
             together=1 if on_batch else STEPS_TOGETHER,
             replicas=setup.replicas,

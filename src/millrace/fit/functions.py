@@ -243,7 +243,7 @@ class LoopFunction:
 
     def _segments_of(self, iterator: Iterator[Any]) -> list[Segment]:
         controller, setup = self._controller, self._controller.setup
-        longest = max(controller.model.steps_per_execution, setup.window(self.mode))
+        longest = max(controller.model.steps_per_execution, setup.update_steps(self.mode))
         batches = [batch for batch, _ in zip(iterator, range(longest), strict=False)]
         shape = controller.feeds.block_shape(setup, self.mode, len(batches) or 1, on_batch=True)
         blocks = stacked_blocks(iter(batches), [len(batches)], shape, setup.destination)

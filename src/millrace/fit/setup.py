@@ -130,7 +130,7 @@ class Setup:
             return self.options.accumulation
         return own
 
-    def window(self, mode: Mode) -> int:
+    def update_steps(self, mode: Mode) -> int:
         """Steps that belong together: those of one update; outside of training, one a replica."""
         return self.replicas * (self.accumulation.steps if mode is Mode.TRAIN else 1)
 

@@ -162,7 +162,7 @@ def _shorter_blocks(setup: Setup, batches: Batches, report: MemoryReport) -> Lad
     if setup.stages.assignment() is not None:
         return []
     feed, options, replicas = setup.options.feed, setup.options, setup.replicas
-    least = batches.spec.nbytes * setup.window(Mode.TRAIN)
+    least = batches.spec.nbytes * setup.update_steps(Mode.TRAIN)
     now = _bytes_of_batches(report) * replicas
     nbytes, found = now // 2, []
     while nbytes >= least:

@@ -84,7 +84,7 @@ class AccumulatingOptimizer(WrappingOptimizer):
         ]
 
     def apply(self, grads: Any, trainable_variables: Any = None) -> None:
-        """Adds gradients up, and lets the wrapped optimizer apply them at the end of a window.
+        """Adds gradients up, and lets the wrapped optimizer apply them at the end of an update.
 
         Raises:
             PlanError: outside of a loop of `repeat`.

@@ -251,7 +251,9 @@ class DescribedFunction(LoopFunction):
 
     def _on_batch(self, iterator: Iterator[Any]) -> DescribedSteps:
         controller = self._controller
-        longest = max(controller.model.steps_per_execution, controller.setup.window(self.mode))
+        longest = max(
+            controller.model.steps_per_execution, controller.setup.update_steps(self.mode)
+        )
         batches = [batch for batch, _ in zip(iterator, range(longest), strict=False)]
         specs = [batch_spec(batch) for batch in batches]
         shape = controller.feeds.block_shape(

@@ -68,7 +68,7 @@ def steps_of_execution(setup: Setup, mode: Mode, batches: Batches) -> int:
     steps = check_steps(setup.accumulation, mode, *given)
     if mode is not Mode.TRAIN:
         return steps
-    return shortened_to_stop(steps, setup.options.stop_within, setup.window(mode))
+    return shortened_to_stop(steps, setup.options.stop_within, setup.update_steps(mode))
 
 
 def state_specs(model: Any, mode: Mode) -> State:

@@ -69,7 +69,7 @@ class ReplicaBuilder:
         self.taps_found = step.taps_found
         # Steps of a call whose taps fit into its results; any number, where there are none.
         self.tap_room = (
-            steps_in_room(step.tapped, plan.records, plan.window) if plan.tapped else None
+            steps_in_room(step.tapped, plan.records, plan.update_steps) if plan.tapped else None
         )
         self._tap_rounds = (self.tap_room or 0) // plan.replicas
         self._records = ReplicaRecords(
@@ -91,7 +91,7 @@ class ReplicaBuilder:
         return self._program("run", function, specs, (0,), results, form.unroll)
 
     def accumulate(self, form: LoopForm) -> Program:
-        """`count` micro-batches of a window. Unrolled, the form counts rounds."""
+        """`count` micro-batches of an update. Unrolled, the form counts rounds."""
 
         def accumulate(
             state: State, accumulated: Any, batches: Any, start: Any, count: Any, coefficient: Any
@@ -117,7 +117,7 @@ class ReplicaBuilder:
         return self._program("accumulate", accumulate, specs, (0, 1), results, form.unroll)
 
     def zeros(self) -> Program:
-        """What a window accumulates into, on each replica."""
+        """What an update accumulates into, on each replica."""
         results = [spec.sharding for spec in self._accumulated()]
 
         def zeros(state: State) -> Any:
@@ -126,7 +126,7 @@ class ReplicaBuilder:
         return self._program("zeros", zeros, (self._state,), (), results)
 
     def apply(self) -> Program:
-        """The update at the end of a window."""
+        """The update at the end of an update."""
 
         def apply(state: State, accumulated: Any, scale: Any, steps: Any) -> tuple[State, Taps]:
             accumulated, state = fetched((accumulated, state), (rests, self._layouts))
@@ -147,14 +147,14 @@ class ReplicaBuilder:
         return [*self._reduction.sums, *held]
 
     def _updates(self, form: LoopForm) -> Callable[..., Any]:
-        accumulation, window = self._plan.accumulation, self._plan.window
+        accumulation, update_steps = self._plan.accumulation, self._plan.update_steps
         inner = form if form.is_loop else LoopForm(unroll=accumulation.steps)
 
         def run(state: State, batches: Any, start: Any, count: Any) -> tuple[State, Any, Taps]:
-            scale = scale_of(accumulation.reduction, window, self._plan.replicas)
+            scale = scale_of(accumulation.reduction, update_steps, self._plan.replicas)
 
             def from_weights(number: Any, state: State, records: Any, taps: Taps) -> Any:
-                first = start + number * window
+                first = start + number * update_steps
                 sums, after, records = self._rounds.update(
                     inner, state, records, batches, first, number
                 )
@@ -186,11 +186,11 @@ class ReplicaBuilder:
             carry = (state, self._records.first(), self._room())
             stops, tapped = self._plan.taps.stops, self._update_taps
             if stops and form.is_loop and tapped is not None and can_wait(tapped):
-                given = (self._model, self._plan, count // window, compute, apply)
+                given = (self._model, self._plan, count // update_steps, compute, apply)
                 state, records, taps = run_until_halted(*given, carry)
             else:
                 until = (lambda carry: carry[2].halted) if stops else None
-                state, records, taps = repeat(body, carry, count // window, form, until)
+                state, records, taps = repeat(body, carry, count // update_steps, form, until)
             state = self._rounds.with_metric_sums(state)
             result, tapped = self._records.result(state, records)
             return state, result, taps._replace(steps=tapped)
@@ -228,7 +228,7 @@ class ReplicaBuilder:
 
     def _room(self) -> Taps:
         """Returns room for the taps of the updates of one call; steps have theirs in records."""
-        updates = (self.tap_room or 0) // self._plan.window
+        updates = (self.tap_room or 0) // self._plan.update_steps
         tapped = self._update_taps or Tapped()
         return room(Tapped(), 0, tapped, updates, halts=self._plan.taps.stops)
 

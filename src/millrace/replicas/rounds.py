@@ -48,7 +48,7 @@ class Rounds:
         self._is_running = plan.accumulation.reduction.is_running
         # Those that rest in host memory between the turns of a loop.
         self._rests = [None if layout is None else Space.Host for layout in reduction.rests]
-        # Values of the state that replicas do not have in common within a window.
+        # Values of the state that replicas do not have in common within an update.
         self.differing = [k for k, rule in enumerate(step.rules) if rule.differs]
 
     def update(
@@ -81,9 +81,9 @@ class Rounds:
         return sums, *self._taken(state, rest)
 
     def open(self, state: State) -> list[jax.Array]:
-        """Returns what a window accumulates into, `[replicas, ...]`.
+        """Returns what an update accumulates into, `[replicas, ...]`.
 
-        Gradients, followed by the values that differ between replicas until the window closes.
+        Gradients, followed by the values that differ between replicas until the update closes.
         """
         values = list(state[1])
         shape = (self._plan.replicas,)
@@ -106,12 +106,12 @@ class Rounds:
         Args:
             form: of the loop over rounds.
             state: whole values.
-            accumulated: by a window so far, as `open` returns it; none outside of training.
+            accumulated: by an update so far, as `open` returns it; none outside of training.
             records: results so far.
             batches: of the block, `[rounds, replicas, ...]`.
             start: first step in the block: its round and its replica.
             count: steps.
-            coefficient: weight of a micro-batch, or the steps of the window before these.
+            coefficient: weight of a micro-batch, or the steps of the update before these.
 
         Returns:
             What is accumulated, the new state, results.
@@ -132,7 +132,7 @@ class Rounds:
                 return self._agreed(rest, None, start, count)[0], []
             non_trainable, metrics, records = rest
             sums = [*sums, *(non_trainable[k] for k in self.differing)]
-            # The state has these as they were, until the window closes.
+            # The state has these as they were, until the update closes.
             kept = [whole[k] if k in mine else value for k, value in enumerate(non_trainable)]
             return (kept, [m[None] for m in metrics], records), [value[None] for value in sums]
 
@@ -142,12 +142,12 @@ class Rounds:
         return made, *self._taken(state, rest)
 
     def close(self, state: State, accumulated: Any, steps: Any) -> tuple[Any, State]:
-        """Returns a window's gradients, added up over replicas, and the state after it.
+        """Returns an update's gradients, added up over replicas, and the state after it.
 
         Args:
             state: whole values.
-            accumulated: by the window.
-            steps: of the window.
+            accumulated: by the update.
+            steps: of the update.
         """
         size, rules = len(self._reduction.sums), [self._step.rules[k] for k in self.differing]
 
@@ -203,7 +203,7 @@ class Rounds:
             non_trainable = follow.end(rules, non_trainable, ended, active, steps)
             factor = coefficient
             if self._is_running:
-                # The window begins with replica 0, so the steps before this one tell how many.
+                # The update begins with replica 0, so the steps before this one tell how many.
                 first = coefficient + jnp.float32(number * replicas + me - start)
                 factor = coefficient_of(self._plan.accumulation.reduction, first // replicas, 0)
             if active is not None:

@@ -40,16 +40,16 @@ def looped(num_stages: int, num_micro_batches: int, num_groups: int) -> Schedule
             f"num_groups={num_groups} device groups cannot share num_stages={num_stages} stages: "
             f"{num_groups - num_stages} of them would have none. Use {num_stages} groups or fewer."
         )
-    # A window of micro-batches goes through one stage of a group before the next one begins. It
+    # A part of the micro-batches goes through one stage of a group before the next one begins. It
     # takes as many as there are groups, so that its first is back when its last has left. Where
-    # they do not come out even, longer windows idle less than a short one at the end would.
-    num_windows = max(1, num_micro_batches // num_groups)
-    window = -(-num_micro_batches // num_windows)
+    # they do not come out even, large parts idle less than a short one at the end would.
+    num_parts = max(1, num_micro_batches // num_groups)
+    part_size = -(-num_micro_batches // num_parts)
     rounds = -(-num_stages // num_groups)
     return tuple(
         tuple(
             task
-            for task in _group_tasks(group, num_groups, rounds, window, num_windows)
+            for task in _group_tasks(group, num_groups, rounds, part_size, num_parts)
             # What is left out comes last in the pipeline or in the update: nothing waits for it.
             if task.stage < num_stages and task.micro_batch < num_micro_batches
         )
@@ -58,18 +58,18 @@ def looped(num_stages: int, num_micro_batches: int, num_groups: int) -> Schedule
 
 
 def _group_tasks(
-    group: int, num_groups: int, rounds: int, window: int, num_windows: int
+    group: int, num_groups: int, rounds: int, part_size: int, num_parts: int
 ) -> list[Task]:
     stages = [group + num_groups * r for r in range(rounds)]
     forwards: list[Task] = []
     backwards: list[Task] = []
-    for first in range(0, window * num_windows, window):
-        micro_batches = range(first, first + window)
+    for first in range(0, part_size * num_parts, part_size):
+        micro_batches = range(first, first + part_size)
         forwards += [Task(s, Pass.FORWARD, m) for s in stages for m in micro_batches]
         backwards += [Task(s, Pass.BACKWARD, m) for s in reversed(stages) for m in micro_batches]
     # The first backward is of the last stage, so all rounds but one come before it; the rest is
     # 1F1B with a run-ahead of 2, for the way down the pipeline and back.
-    warmup = min(2 * (num_groups - 1 - group) + (rounds - 1) * window, len(forwards))
+    warmup = min(2 * (num_groups - 1 - group) + (rounds - 1) * part_size, len(forwards))
     steady = len(forwards) - warmup
     tasks = forwards[:warmup]
     for forward, backward in zip(forwards[warmup:], backwards[:steady], strict=True):

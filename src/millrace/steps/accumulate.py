@@ -1,12 +1,12 @@
 """Many micro-batches, one gradient.
 
     accumulated = zeros
-    for micro_batch in window:                          # in order: the sum is the same in any loop
+    for micro_batch in update:                          # in order: the sum is the same in any loop
         accumulated = add(accumulated, gradient(micro_batch), coefficient)
     gradient = finish(accumulated, scale)
 
 `mean` weighs a micro-batch by its rows (`coefficient`: its rows over those of the first) and
-divides by the sum of these weights, so a window that ends with a smaller batch still equals one
+divides by the sum of these weights, so an update that ends with a smaller batch still equals one
 big batch. `sum` adds the gradients as they are: each is already a mean over its own rows.
 `running_mean` moves what is accumulated towards the n-th gradient by a `coefficient` of 1 / n, so
 that it never is larger than the gradients are.
@@ -99,7 +99,7 @@ def accumulator_dtype(choice: Any, variable: Any) -> jnp.dtype:
 
 
 def weight_of(reduction: Reduction, rows: int, first_rows: int) -> float:
-    """Returns the weight of a micro-batch of `rows` in a window that began with another."""
+    """Returns the weight of a micro-batch of `rows` in an update that began with another."""
     weighs = reduction in (Reduction.MEAN, Reduction.MEAN_THEN_SUM)
     return rows / first_rows if weighs else 1.0
 
@@ -109,7 +109,7 @@ def coefficient_of(reduction: Reduction, given: Any, before: Any) -> Any:
 
     Args:
         reduction: of the accumulation.
-        given: its weight; where means are running, the steps of the window before the call.
+        given: its weight; where means are running, the steps of the update before the call.
         before: micro-batches that the same replica has accumulated in the same call.
     """
     if not reduction.is_running:
@@ -119,7 +119,7 @@ def coefficient_of(reduction: Reduction, given: Any, before: Any) -> Any:
 
 
 def scale_of(reduction: Reduction, total_weight: float, replicas: int) -> float:
-    """Returns what a window's sum over replicas is multiplied by.
+    """Returns what an update's sum over replicas is multiplied by.
 
     Args:
         reduction: of the accumulation.

@@ -72,7 +72,7 @@ class After(NamedTuple):
         return (state[0], self.non_trainable, state[2], self.metrics)
 
 
-class Window:
+class UpdateLoop:
     """Runs the micro-batches of an update whose batches are all in one block.
 
     Args:
@@ -116,7 +116,7 @@ class Window:
         steps = self._accumulation.steps
         trainable, non_trainable, optimizer, metrics = before
 
-        # Weights and optimizer state stand still within a window: they stay out of its carry.
+        # Weights and optimizer state stand still within an update: they stay out of its carry.
         def body(turn: Any, carry: Any) -> Any:
             (non_trainable, metrics), accumulated, records, taps = carry
             state = (trainable, non_trainable, optimizer, metrics)
@@ -135,7 +135,7 @@ class Window:
         after, accumulated, records, taps = carry
         return self._finish(accumulated), after, records, taps
 
-    # A window of one step has nothing to add up.
+    # An update of one step has nothing to add up.
     def _zeros(self) -> Any:
         return self._accumulator().zeros() if self._accumulation.steps > 1 else None
 

@@ -33,19 +33,19 @@ class Taps(NamedTuple):
 MAX_BYTES = 2**21
 
 
-def steps_in_room(step: Tapped, records: int, window: int) -> int:
+def steps_in_room(step: Tapped, records: int, update_steps: int) -> int:
     """Returns how many steps a call may have whose taps it returns.
 
     Args:
         step: specs of what one micro-batch taps.
         records: steps of a full execution.
-        window: steps that a call runs at least: those of one update.
+        update_steps: steps that a call runs at least: those of one update.
     """
     nbytes = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(step))
     if not nbytes:
         return records
     fitting = max(1, min(records, MAX_BYTES // nbytes))
-    return max(1, fitting // window) * window
+    return max(1, fitting // update_steps) * update_steps
 
 
 def room(step: Tapped, steps: int, update: Tapped, updates: int, halts: bool) -> Taps:

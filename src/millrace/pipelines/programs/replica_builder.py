@@ -186,7 +186,7 @@ class ReplicaBuilder:
         return replace(program, results=shardings)
 
     def settle(self, index: int) -> Program:
-        """Adds up over replicas what a window left: gradients, moving statistics, metrics."""
+        """Adds up over replicas what an update left: gradients, moving statistics, metrics."""
         plan, rules = self._plans[index], self.rules(index)
         reduction = self.layouts.reduction(index)
         parts = [k for k, whole in enumerate(self.is_whole(index)) if not whole]

@@ -11,7 +11,7 @@ from millrace.pipelines.runtime.stage_state import StageState
 
 
 class ChangingState:
-    """Random seeds, moving statistics and metrics, as they were before a window."""
+    """Random seeds, moving statistics and metrics, as they were before an update."""
 
     def __init__(self, state: StageState, builder: StageBuilder):
         """Copies them: the forward of a stage gives their memory to the new ones."""

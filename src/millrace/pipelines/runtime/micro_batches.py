@@ -64,10 +64,10 @@ def micro_batches(
             step += steps
 
 
-def next_window(rest: Iterator[MicroBatch], steps: int) -> list[MicroBatch]:
+def next_update(rest: Iterator[MicroBatch], steps: int) -> list[MicroBatch]:
     """Returns the next micro-batches that make `steps` steps together; fewer at the data's end."""
-    window: list[MicroBatch] = []
+    found: list[MicroBatch] = []
     while steps > 0 and (micro_batch := next(rest, None)) is not None:
-        window.append(micro_batch)
+        found.append(micro_batch)
         steps -= micro_batch.steps
-    return window
+    return found

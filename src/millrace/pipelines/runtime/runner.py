@@ -21,7 +21,7 @@ from millrace.feeds.block import Segment
 from millrace.interrupts import raise_if_interrupted
 from millrace.pipelines.runtime.buffers import Buffers
 from millrace.pipelines.runtime.kept_state import KeptState
-from millrace.pipelines.runtime.micro_batches import MicroBatch, Shape, micro_batches, next_window
+from millrace.pipelines.runtime.micro_batches import MicroBatch, Shape, micro_batches, next_update
 from millrace.pipelines.runtime.replica_stage_state import ReplicaStageState
 from millrace.pipelines.runtime.shapes import PipelineDryRun, Shapes
 from millrace.pipelines.runtime.stage_state import StageState
@@ -99,15 +99,15 @@ class PipelineRunner:
         parts: list[Part] = []
         steps = 0
         trains = self._plan.mode is Mode.TRAIN
-        size = self._plan.window if trains else 1
+        size = self._plan.update_steps if trains else 1
         rest = micro_batches(segments, lambda spec: self._shapes.of(spec, state), self._replicas)
-        while window := next_window(rest, size):
+        while batches := next_update(rest, size):
             if self._values is None:
-                self._values = self._kept.enter(self._plan.mode, state, window[0].shape)
-                self._taps.begin(state, window[0].shape)
+                self._values = self._kept.enter(self._plan.mode, state, batches[0].shape)
+                self._taps.begin(state, batches[0].shape)
             run = self._update if trains else self._forward
-            parts += run(window, self._values)
-            steps += sum(micro_batch.steps for micro_batch in window)
+            parts += run(batches, self._values)
+            steps += sum(micro_batch.steps for micro_batch in batches)
             if self._taps.halted is not None:
                 break
             raise_if_interrupted()
@@ -136,17 +136,17 @@ class PipelineRunner:
         self._kept.release()
         self._taps.forget()
 
-    def _update(self, window: list[MicroBatch], state: StageState) -> list[Part]:
+    def _update(self, batches: list[MicroBatch], state: StageState) -> list[Part]:
         """Runs one update, and returns a part for each micro-batch if they have results."""
-        first = window[0].shape
+        first = batches[0].shape
         reduction = self._plan.accumulation.reduction
-        weights = [weight_of(reduction, each.shape.rows, first.rows) for each in window]
-        counted = [each.counted(self._replicas) for each in window]
-        schedule, order = self._compiled.orders.of(len(window), first.builder.stages.split.values)
+        weights = [weight_of(reduction, each.shape.rows, first.rows) for each in batches]
+        counted = [each.counted(self._replicas) for each in batches]
+        schedule, order = self._compiled.orders.of(len(batches), first.builder.stages.split.values)
         buffers = Buffers()
         stash = Stash(schedule, buffers) if self._plan.offload.activations else None
         sums = [stage.zeros() for stage in first.stages]
-        results: list[dict[int, Any]] = [{} for _ in window]
+        results: list[dict[int, Any]] = [{} for _ in batches]
         accumulated = [0] * len(sums)  # micro-batches, by stage
 
         def coefficient(task: Task) -> np.float32:
@@ -159,7 +159,7 @@ class PipelineRunner:
         before = self._taps.before(state, first)
         for task in order:
             number = task.micro_batch
-            micro_batch = window[number]
+            micro_batch = batches[number]
             stage = micro_batch.shape.stages[task.stage]
             begin = time.perf_counter()
             try:
@@ -189,7 +189,7 @@ class PipelineRunner:
         self._in_flight = tuple(
             max(peak, buffers.peaks.get(stage, 0)) for stage, peak in enumerate(self._in_flight)
         )
-        steps = [each.steps for each in window]
+        steps = [each.steps for each in batches]
         self._settle(first, sums, sum(steps))
         total = sum(weight * each for weight, each in zip(weights, steps, strict=True))
         scale = np.float32(scale_of(reduction, total, self._replicas))
@@ -197,13 +197,13 @@ class PipelineRunner:
             self.dispatches += len(sums) + first.update.dispatches
             pending = 0 if self._spans_processes else MAX_PENDING_UPDATES
             self._wait(first.update.run(state, sums, scale), pending)
-        if self._taps.add(window, buffers) and before is not None:
+        if self._taps.add(batches, buffers) and before is not None:
             before.restore()
         return parts
 
-    def _forward(self, window: list[MicroBatch], state: StageState) -> list[Part]:
+    def _forward(self, batches: list[MicroBatch], state: StageState) -> list[Part]:
         """Runs one micro-batch through all stages; the devices overlap without being told."""
-        (micro_batch,), buffers = window, Buffers()
+        (micro_batch,), buffers = batches, Buffers()
         counted = micro_batch.counted(self._replicas)
         results: dict[int, Any] = {}
         for stage in micro_batch.shape.stages:
@@ -211,7 +211,7 @@ class PipelineRunner:
             results |= stage.forward(0, micro_batch.leaves, state, buffers, *counted)
             self._task_seconds.append(time.perf_counter() - begin)
         self._wait(buffers.newest, FORWARD_AHEAD * len(self._groups))
-        self._taps.add(window, buffers)
+        self._taps.add(batches, buffers)
         return self._parts(results, micro_batch, state)
 
     def _settle(self, shape: Shape, sums: list[Any], steps: int) -> None:

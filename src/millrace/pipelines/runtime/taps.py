@@ -73,32 +73,34 @@ class TapParts:
         """Returns what brings a state back to where it is now, if the update may be halted."""
         return ChangingState(state, shape.builder) if self._stops else None
 
-    def add(self, window: Sequence[MicroBatch], buffers: Buffers) -> bool:
+    def add(self, micro_batches: Sequence[MicroBatch], buffers: Buffers) -> bool:
         """Adds what the tasks of an update have tapped, and the update itself.
 
         Returns:
             Whether the update was not applied. Where that may be, this waits for it.
         """
-        update = window[0].shape.update
+        update = micro_batches[0].shape.update
         updates = Tapped() if update is None else gathered(update.tapped)
-        halted = self._flag(window[0].shape, updates) if self._stops else None
-        steps = self._steps(window, buffers, updates)
+        halted = self._flag(micro_batches[0].shape, updates) if self._stops else None
+        steps = self._steps(micro_batches, buffers, updates)
         updates = _for_others(updates)
         if self._every > 1:
             if self._count.number % self._every:
                 steps, updates = list(map(self._blank, steps)), self._blank(updates)
             self._count.number += not halted
         if halted:
-            batches = tuple(batch for each in window for batch in each.batches(self._replicas))
+            batches = tuple(
+                batch for each in micro_batches for batch in each.batches(self._replicas)
+            )
             self.halted = Halted(batches, self._done)
-        self._done += sum(each.steps for each in window)
+        self._done += sum(each.steps for each in micro_batches)
         if any(steps):
             made = [
                 Part(None, each.steps, self._replicas, each.first, Taps(steps=tapped))
-                for each, tapped in zip(window, steps, strict=True)
+                for each, tapped in zip(micro_batches, steps, strict=True)
             ]
         elif updates or halted is not None:  # nothing that tells the micro-batches apart
-            made = [Part(None, sum(each.steps for each in window), self._replicas)]
+            made = [Part(None, sum(each.steps for each in micro_batches), self._replicas)]
         else:
             return False
         if self._trains:
@@ -108,11 +110,11 @@ class TapParts:
         return bool(halted)
 
     def _steps(
-        self, window: Sequence[MicroBatch], buffers: Buffers, updates: Tapped
+        self, micro_batches: Sequence[MicroBatch], buffers: Buffers, updates: Tapped
     ) -> list[Tapped]:
         """Returns what was tapped of each micro-batch."""
         scales = {key.stage: value for key, value in updates.items() if isinstance(key, LossScale)}
-        made: list[list[tuple[Bundle, list[Any]]]] = [[] for _ in window]
+        made: list[list[tuple[Bundle, list[Any]]]] = [[] for _ in micro_batches]
         for number, bundle, arrays in buffers.tapped:
             if bundle.trace in scales and bundle.rows is not None:  # statistics of gradients
                 arrays[0] = _divided(arrays[0], scales[bundle.trace])

@@ -207,7 +207,7 @@ class StageTasks:
         return run()
 
     def settle(self, sums: list[Any], state: ReplicaStageState, steps: np.ndarray) -> None:
-        """Adds up over replicas what a window left, in `sums[stage]` and in the state."""
+        """Adds up over replicas what an update left, in `sums[stage]` and in the state."""
         index = self._index
         if not self.is_here:
             return

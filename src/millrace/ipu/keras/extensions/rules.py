@@ -82,7 +82,7 @@ def steps_of_execution(setup: Setup, mode: Mode, given: int, steps: int) -> int:
     rule = f"a multiple of the number of replicas, {replicas}"
     window = replicas
     if mode is Mode.TRAIN and setup.accumulation.steps > 1:
-        window, (names, numbers) = setup.window(mode), factors(setup.accumulation)
+        window, (names, numbers) = setup.update_steps(mode), factors(setup.accumulation)
         rule = f"a multiple of {names} x replicas = {numbers} x {replicas} = {window}"
     steps_name = "steps_per_epoch" if mode is Mode.TRAIN else "steps"  # the loop's argument
     if found % window:
@@ -121,7 +121,7 @@ def log_update(setup: Setup, found: int, steps: int, rows: int | None) -> None:
         steps: of an epoch.
         rows: of a batch; None if nobody knows.
     """
-    window, model = setup.window(Mode.TRAIN), setup.model
+    window, model = setup.update_steps(Mode.TRAIN), setup.model
     if found == setup.replicas > 1:
         logger.info(
             "model %r runs one step per execution and replica. Set steps_per_execution in "
