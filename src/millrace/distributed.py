@@ -19,7 +19,7 @@ from millrace._compat.jax import backends_are_initialized, recognise_cluster
 from millrace.arguments import checked
 from millrace.errors import DeviceError, OptionError, ProcessError
 from millrace.options import whole_number
-from millrace.processes.bootstrap import Place, meet
+from millrace.processes.bootstrap import Rendezvous, meet
 from millrace.processes.facts import Launched, process_count, process_index
 from millrace.processes.failure import end_together
 
@@ -114,7 +114,7 @@ def _check_seconds(name: str, value: object) -> None:
         )
 
 
-def _place(address: str | None, count: int | None, index: int | None) -> Place | None:
+def _place(address: str | None, count: int | None, index: int | None) -> Rendezvous | None:
     given = {"coordinator_address": address, "num_processes": count, "process_id": index}
     if all(value is None for value in given.values()) or count == 1:
         return None
@@ -137,7 +137,7 @@ def _place(address: str | None, count: int | None, index: int | None) -> Place |
             "coordinator_address must be a host and a port, such as 'node1:1234'. "
             f"Received: {address!r}."
         )
-    return Place(address, index, count)
+    return Rendezvous(address, index, count)
 
 
 def _enough_threads() -> None:
@@ -154,7 +154,9 @@ def _enough_threads() -> None:
             os.environ.setdefault(name, threads)
 
 
-def _connect(place: Place, local_device_ids: Any, timeout: int, heartbeat_timeout: int) -> None:
+def _connect(
+    place: Rendezvous, local_device_ids: Any, timeout: int, heartbeat_timeout: int
+) -> None:
     _enough_threads()
     _set("jax_cpu_collectives_implementation", "gloo")  # the default of newer versions only
     # It would take SIGTERM, so that a process could no longer be ended by it.

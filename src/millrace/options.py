@@ -176,7 +176,7 @@ class Pipelining:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Taps:
+class TapRequest:
     """Tensors whose statistics leave the programs of training, by patterns of names.
 
     A pattern is as in a shell, `dense*`, and matches a whole name or its last part.
@@ -194,9 +194,9 @@ class Taps:
     def __bool__(self) -> bool:
         return bool(self.activations or self.micro_gradients or self.gradients)
 
-    def __or__(self, other: "Taps") -> "Taps":
+    def __or__(self, other: "TapRequest") -> "TapRequest":
         """Returns what serves both."""
-        return Taps(
+        return TapRequest(
             activations=_union(self.activations, other.activations),
             micro_gradients=_union(self.micro_gradients, other.micro_gradients),
             gradients=_union(self.gradients, other.gradients),
@@ -212,7 +212,7 @@ def _union(some: tuple[str, ...], more: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(dict.fromkeys((*some, *more)))
 
 
-NO_TAPS = Taps()
+NO_TAPS = TapRequest()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from millrace.devices import DeviceGroup
-from millrace.options import NO_OFFLOAD, NO_TAPS, Accumulation, Offload, Replication, Taps
+from millrace.options import NO_OFFLOAD, NO_TAPS, Accumulation, Offload, Replication, TapRequest
 
 
 class Mode(enum.Enum):
@@ -84,7 +84,7 @@ class Plan:
     replication: Replication
     recompute: Recompute | None = None
     offload: Offload = NO_OFFLOAD  # what is True rests in host memory
-    taps: Taps = NO_TAPS
+    taps: TapRequest = NO_TAPS
     tapped: bool = False  # whether a step carries out more than its result
 
     @property

@@ -14,11 +14,11 @@ import millrace
 from millrace.compiling import executable
 from millrace.errors import TapError
 from millrace.fit.controller import controller_of
-from millrace.options import Taps
+from millrace.options import TapRequest
 from millrace.records.tensors import STATISTICS
 from millrace.taps.outfeed import OutfeedQueue
 
-EVERYTHING = Taps(activations=("*",), micro_gradients=("*",), gradients=("*",))
+EVERYTHING = TapRequest(activations=("*",), micro_gradients=("*",), gradients=("*",))
 ROWS = 4  # of a micro-batch
 STEPS = 3  # micro-batches in an update
 CLOSE = {"rtol": 1e-5, "atol": 1e-6}
@@ -435,7 +435,7 @@ def test_statistics_of_every_third_update():
     """Over executions of two updates, and from where an earlier fit has come to."""
     model = pipeline(small, SMALL)
     listener, controller = Listener(), controller_of(model)
-    controller.watch(listener, Taps(activations=("*",), gradients=("*",), every=3))
+    controller.watch(listener, TapRequest(activations=("*",), gradients=("*",), every=3))
     fit(model, 4 * STEPS)
     fit(model, 4 * STEPS)
     controller.watchers.unwatch(listener)
@@ -457,7 +457,7 @@ def test_a_halted_update_is_not_applied(devices):
 
     def run(given, executed):
         model = pipeline(small, SMALL, devices=devices, steps=2 // replicas, executed=executed)
-        taps = Taps(gradients=("*",), stops=True)
+        taps = TapRequest(gradients=("*",), stops=True)
         listener = watched(model, 12, taps, given)
         return model, listener, controller_of(model).functions.running
 
@@ -475,7 +475,7 @@ def test_a_halted_update_is_not_applied(devices):
 
 
 def test_statistics_of_updates_alone_come_once_for_each():
-    found = watched(pipeline(small, SMALL), 6, Taps(gradients=("second/*",)))
+    found = watched(pipeline(small, SMALL), 6, TapRequest(gradients=("second/*",)))
     assert [(block.steps, block.updates) for block in found.blocks] == [(3, 1)] * 2
     assert list(found.of("of_updates")) == ["gradient second/kernel", "gradient second/bias"]
     assert all(block.of_steps is None for block in found.blocks)
@@ -494,7 +494,9 @@ def test_programs_without_taps_are_those_of_no_taps(monkeypatch):
     fit(pipeline(small, SMALL), 3)
     plain, texts = texts, []
     nothing = ("none of them",)
-    watched(pipeline(small, SMALL), 3, Taps(activations=nothing, gradients=nothing, stops=True))
+    watched(
+        pipeline(small, SMALL), 3, TapRequest(activations=nothing, gradients=nothing, stops=True)
+    )
     assert len(plain) == 9  # forward, backward, zeros, final of two stages; logs
     assert sorted(texts) == sorted(plain)  # threads compile them
 

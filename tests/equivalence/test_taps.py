@@ -9,12 +9,12 @@ from keras import layers
 
 import millrace
 from millrace.fit.controller import controller_of
-from millrace.options import Taps
+from millrace.options import TapRequest
 from millrace.records.tensors import STATISTICS
 from millrace.taps.outfeed import OutfeedQueue
 
 SLOW = functools.partial(pytest.param, marks=pytest.mark.slow)
-EVERYTHING = Taps(activations=("*",), micro_gradients=("*",), gradients=("*",))
+EVERYTHING = TapRequest(activations=("*",), micro_gradients=("*",), gradients=("*",))
 ROWS = 8
 
 
@@ -125,7 +125,7 @@ def test_a_halted_update_is_not_applied(replicas):
     x[5 * ROWS] = np.nan
     model = make_model(replicas, 2 // replicas, 6)
     listener, controller = Listener(), controller_of(model)
-    controller.watch(listener, Taps(gradients=("*",), stops=True))
+    controller.watch(listener, TapRequest(gradients=("*",), stops=True))
     model.fit(x, y, batch_size=ROWS, shuffle=False, verbose=0)
     halted = controller.functions.running.halted
     controller.watchers.unwatch(listener)

@@ -15,7 +15,14 @@ from key_cases import OBJECTS, batch, compiled, key, small_model
 from millrace.devices import DeviceGroup
 from millrace.explain.diagnose import FIRST, explain
 from millrace.explain.key import key_of_call
-from millrace.options import Accumulation, MetricReduction, Offload, Reduction, Replication, Taps
+from millrace.options import (
+    Accumulation,
+    MetricReduction,
+    Offload,
+    Reduction,
+    Replication,
+    TapRequest,
+)
 from millrace.plan import Recompute
 from millrace.records.compilation import Aspect, ProgramKey
 
@@ -205,7 +212,7 @@ CAUSES = {
     ),
     "taps": (
         key,
-        lambda: key(taps=Taps(gradients=("*",)), tapped=True),
+        lambda: key(taps=TapRequest(gradients=("*",)), tapped=True),
         "tensor statistics: gradients: () -> ('*',)",
         "in every fit, or in none",
     ),

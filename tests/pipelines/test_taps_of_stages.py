@@ -4,7 +4,7 @@ import pytest
 import stages
 from keras.optimizers import Adam
 
-from millrace.options import Accumulation, Taps
+from millrace.options import Accumulation, TapRequest
 from millrace.pipelines.programs.stage_taps import bundle_of_update
 from millrace.pipelines.programs.stage_update import contributions, split_stage_update
 
@@ -16,7 +16,7 @@ def test_statistics_are_computed_where_their_gradient_is(norms, stops):
     model = stages.compiled(stages.mlp(width=80), optimizer=Adam(global_clipnorm=1.0))
     split = stages.cut(model, [0, 0, 1, 1, 2])
     trainable, _, optimizer, _ = stages.specs(stages.state_of(model))
-    taps = Taps(gradients=("*",), norms=norms, stops=stops)
+    taps = TapRequest(gradients=("*",), norms=norms, stops=stops)
     update = split_stage_update(model, split, trainable, optimizer, Accumulation(), taps)
     made = contributions(split)
     for stage, part in update.final.items():

@@ -3,7 +3,7 @@ import pytest
 
 from millrace.errors import ProcessError, TaskError
 from millrace.processes import failure
-from millrace.processes.control_channel import Line
+from millrace.processes.control_channel import ControlChannel
 from millrace.processes.facts import Member
 from millrace.processes.failure import Together, announce_failure, describe, failure_of_others
 
@@ -23,7 +23,7 @@ def test_nothing_without_other_processes():
 
 
 def test_says_who_failed_first(monkeypatch):
-    line = Line(0, MEMBERS, {})
+    line = ControlChannel(0, MEMBERS, {})
     monkeypatch.setattr(failure, "_together", Together(line, print))
     assert failure_of_others(0) is None
     line._record(failure.Failure(MEMBERS[1], "ValueError: no"))
@@ -32,7 +32,7 @@ def test_says_who_failed_first(monkeypatch):
 
 
 def test_the_failure_of_this_process_is_none_of_others(monkeypatch):
-    monkeypatch.setattr(failure, "_together", Together(Line(0, MEMBERS, {}), print))
+    monkeypatch.setattr(failure, "_together", Together(ControlChannel(0, MEMBERS, {}), print))
     announce_failure(ValueError("no"))
     assert failure_of_others(0) is None
 

@@ -4,7 +4,7 @@ import socket
 
 import pytest
 
-from millrace.processes.control_channel import DIED, Connection, Line
+from millrace.processes.control_channel import DIED, Connection, ControlChannel
 from millrace.processes.facts import Member
 
 SECONDS = 30  # bounds from above, for a machine that is busy
@@ -21,8 +21,8 @@ def lines():
     """The lines of three processes that have met."""
     members = [Member(index, "node", 100 + index) for index in range(3)]
     ends = {index: [Connection(one) for one in pair()] for index in (1, 2)}
-    made = [Line(0, members, {index: ends[index][0] for index in ends})]
-    made += [Line(index, members, {0: ends[index][1]}) for index in ends]
+    made = [ControlChannel(0, members, {index: ends[index][0] for index in ends})]
+    made += [ControlChannel(index, members, {0: ends[index][1]}) for index in ends]
     for line in made:
         line.start()
     yield made
@@ -63,7 +63,7 @@ def test_a_death_is_noticed_without_a_timeout(lines):
 
 def test_the_death_of_process_0_is_noticed():
     mine, other = pair()
-    line = Line(
+    line = ControlChannel(
         1, [Member(index, "node", 100 + index) for index in range(2)], {0: Connection(mine)}
     )
     line.start()
@@ -89,7 +89,7 @@ def test_a_failure_that_nobody_can_be_told_of_is_kept():
     connection.close()
     other.close()
     members = [Member(index, "node", os.getpid()) for index in range(2)]
-    line = Line(1, members, {0: connection})
+    line = ControlChannel(1, members, {0: connection})
     line.announce("alone")
     assert line.first.text == "alone"
 

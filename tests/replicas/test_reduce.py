@@ -7,7 +7,7 @@ from jax.sharding import PartitionSpec
 from millrace.devices import REPLICA, DeviceGroup
 from millrace.options import Accumulation, Replication
 from millrace.plan import BatchSpec, Mode, Plan
-from millrace.replicas.reduce import Reduction
+from millrace.replicas.reduce import GradientReduction
 
 REPLICAS = 4
 
@@ -29,7 +29,7 @@ def test_gradients_are_added_and_of_new_scales_the_largest_serves_all_replicas()
     weight, scale = (keras.Variable(np.ones(shape, "f")) for shape in ((3,), ()))
     scale.overwrite_with_gradient = True  # as layers of float8 have it
     settings = plan()
-    reduction = Reduction([weight, scale], settings)
+    reduction = GradientReduction([weight, scale], settings)
 
     def agree(gradients, steps):
         return reduction.add_up([gradient[0] for gradient in gradients], [steps[0]])

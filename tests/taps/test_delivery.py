@@ -2,7 +2,7 @@
 
 import jax.numpy as jnp
 
-from millrace.compiled_loop.result import Part
+from millrace.compiled_loop.result import CallResult
 from millrace.records.tensors import Tensor
 from millrace.taps.delivery import Delivery
 from millrace.taps.entries import Taps
@@ -27,7 +27,7 @@ def test_a_part_that_begins_and_ends_within_a_round_has_the_rows_of_its_steps():
     # Two replicas, [rounds, replicas, tensors, statistics]: step 1 is the first that counts.
     rows = jnp.arange(8.0).reshape(4, 2, 1, 1)
     taps = Tapped((Rows((LOSS,)), queue, Rows((KERNEL,))), (rows, rows[:, 0, 0, 0], -rows))
-    delivery.deliver([Part(None, 4, 0, 1, Taps(steps=taps))], replicas=2)
+    delivery.deliver([CallResult(None, 4, 0, 1, Taps(steps=taps))], replicas=2)
     delivery.close()
     (block,) = listener.blocks
     assert block.of_steps.tensors == (LOSS, KERNEL)

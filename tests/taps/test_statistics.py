@@ -4,7 +4,7 @@ import jax
 import numpy as np
 import pytest
 
-from millrace.options import Taps
+from millrace.options import TapRequest
 from millrace.records.tensors import STATISTICS
 from millrace.taps.statistics import all_norms, histogram_of, reduction_of, statistics_of
 
@@ -79,7 +79,7 @@ def test_histograms_are_numpys(name):
 
 def test_rows_with_histograms():
     value = np.array([0.0, 1.0, 1.0, 4.0], "float32")
-    (row,) = reduction_of(Taps(activations=("*",), bins=4))([value])
+    (row,) = reduction_of(TapRequest(activations=("*",), bins=4))([value])
     np.testing.assert_array_equal(row[8:], [1, 2, 0, 1])
     np.testing.assert_array_equal(row[:8], statistics_of(value))
 

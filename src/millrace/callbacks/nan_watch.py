@@ -29,7 +29,7 @@ from millrace.arguments import checked
 from millrace.callbacks.tensor_choice import check_gradients, patterns_of
 from millrace.compiled_loop.result import Halted
 from millrace.errors import ModelError, OptionError
-from millrace.options import Taps, whole_number
+from millrace.options import TapRequest, whole_number
 from millrace.pipelines.assignment.assignment import Assignment
 from millrace.processes.facts import process_index
 from millrace.records.flight import MODEL_FILE, Flight, FlightRecord, write_flight
@@ -110,7 +110,7 @@ class NaNWatch(keras.callbacks.Callback):
         self._rows.clear()
         self._steps = self._updates = self._epoch_begin = 0
         self.found = self.written = None
-        controller.watch(self, Taps(gradients=self._gradients, norms=True, stops=True))
+        controller.watch(self, TapRequest(gradients=self._gradients, norms=True, stops=True))
 
     @property
     def _fitted(self) -> Any:

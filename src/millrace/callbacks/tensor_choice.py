@@ -15,7 +15,7 @@ import keras
 
 from millrace._compat.keras_graph import layer_paths
 from millrace.errors import ModelError, OptionError
-from millrace.options import Moment, Taps, moment, whole_number
+from millrace.options import Moment, TapRequest, moment, whole_number
 from millrace.records.tensors import Tensor
 from millrace.taps.tensors import gradient_name, matches
 
@@ -25,7 +25,7 @@ _SHOWN = 8  # names in a message
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class TensorChoice:
     """Patterns, and when the tensors that they name are looked at."""
 
     activations: tuple[str, ...]
@@ -35,10 +35,10 @@ class Choice:
     bins: int = 0  # of histograms
 
     @property
-    def taps(self) -> Taps:
+    def taps(self) -> TapRequest:
         """What programs have to carry out for it."""
         after = self.moment is Moment.AFTER_COMPUTE
-        return Taps(
+        return TapRequest(
             activations=self.activations,
             micro_gradients=self.gradients if after else (),
             gradients=() if after else self.gradients,
@@ -64,13 +64,13 @@ class Choice:
         return missing
 
 
-def choose(activations: Any, gradients: Any, when: Any, every: Any, bins: int = 0) -> Choice:
+def choose(activations: Any, gradients: Any, when: Any, every: Any, bins: int = 0) -> TensorChoice:
     """Returns the choice that these options describe.
 
     Raises:
         OptionError: if one of them is no such thing, or if nothing is chosen.
     """
-    choice = Choice(
+    choice = TensorChoice(
         patterns_of("activations", activations),
         patterns_of("gradients", gradients),
         moment(when),
@@ -86,7 +86,7 @@ def choose(activations: Any, gradients: Any, when: Any, every: Any, bins: int = 
     return choice
 
 
-def check_choice(model: keras.Model, choice: Choice) -> None:
+def check_choice(model: keras.Model, choice: TensorChoice) -> None:
     """Refuses what no program of `model` could carry out.
 
     Raises:

@@ -24,7 +24,7 @@ from millrace.plan import LoopForm, Mode, Plan
 from millrace.recomputation.costs import Chain, chains_seen
 from millrace.recomputation.segments import boundaries_found
 from millrace.records.compilation import ProgramKey
-from millrace.replicas.programs import ReplicaBuilder
+from millrace.replicas.programs import ReplicaProgramBuilder
 from millrace.steps.program import Program
 from millrace.steps.state import State
 
@@ -88,7 +88,7 @@ class Executables:
         self._context: Any = None  # options of JAX when it was last asked
         self._contexts: dict[Any, int] = {}  # those that tracing depends on, numbered
         self._context_number = 0
-        self._builders: dict[Any, ProgramBuilder | ReplicaBuilder] = {}
+        self._builders: dict[Any, ProgramBuilder | ReplicaProgramBuilder] = {}
         self._extra_flops: dict[Plan, float] = {}  # of plans with a budget
         self._has_said = False  # what its boundaries do not do
         self._chains: dict[Any, Chain | None] = {}  # of steps that millrace cuts into segments
@@ -152,7 +152,7 @@ class Executables:
         key = self._key(plan, "run")
         return None if why_not(plan, key) else self._exports.loaded.form(key)
 
-    def _builder(self, plan: Plan) -> ProgramBuilder | ReplicaBuilder:
+    def _builder(self, plan: Plan) -> ProgramBuilder | ReplicaProgramBuilder:
         asked = plan
         if has_budget(plan):
             plan = with_choice(plan, 0)  # whatever is chosen, the steps are of one kind
@@ -160,7 +160,7 @@ class Executables:
         if key not in self._builders:
             self._describe(plan)
             self._log.begin(f"{plan.mode.value}_run of {self._model.name!r}")
-            make = ProgramBuilder if plan.replicas == 1 else ReplicaBuilder
+            make = ProgramBuilder if plan.replicas == 1 else ReplicaProgramBuilder
             with tracing, chains_seen() as chains, boundaries_found() as found:
                 self._builders[key] = make(self._model, plan, self._specs)
             self._chains[key] = chains[0] if chains else None

@@ -44,7 +44,7 @@ from millrace.steps.update import apply_gradients
 from millrace.taps.entries import Taps, record_at, room, steps_in_room
 from millrace.taps.taps import Tapped, collection_open
 
-Carry = tuple[State, Any, Taps]  # state, logs or outputs so far, taps so far
+LoopCarry = tuple[State, Any, Taps]  # state, logs or outputs so far, taps so far
 
 
 class ProgramBuilder:
@@ -138,7 +138,7 @@ class ProgramBuilder:
                 )
                 return state, self._result(state, records), taps
 
-            def body(update: Any, carry: Carry) -> Carry:
+            def body(update: Any, carry: LoopCarry) -> LoopCarry:
                 return turn(carry, batches, start, update * update_steps, form)
 
             until = (lambda carry: carry[2].halted) if self._plan.taps.stops else None
@@ -201,8 +201,8 @@ class ProgramBuilder:
         return self._program("apply", apply, specs, (0,), results=self._results(None))
 
     def _plain_step(
-        self, carry: Carry, batches: Any, start: Any, index: Any, form: LoopForm
-    ) -> Carry:
+        self, carry: LoopCarry, batches: Any, start: Any, index: Any, form: LoopForm
+    ) -> LoopCarry:
         del form
         state, records, taps = carry
         state = fetched(state, self._rests)
@@ -211,8 +211,8 @@ class ProgramBuilder:
         return state, self._record(records, index, result), taps.with_step(index, tapped)
 
     def _whole_update(
-        self, carry: Carry, batches: Any, start: Any, index: Any, form: LoopForm
-    ) -> Carry:
+        self, carry: LoopCarry, batches: Any, start: Any, index: Any, form: LoopForm
+    ) -> LoopCarry:
         before, records, taps = carry
         gradients, after, records, taps = self._update_loop.gradients(
             before, records, taps, batches, start, index, form
@@ -223,7 +223,7 @@ class ProgramBuilder:
         taps = taps.with_update(index // steps, tapped)._replace(halted=halted)
         return rested(unless(halted, new, before), self._rests), records, taps
 
-    def _until_halted(self, carry: Carry, batches: Any, start: Any, count: Any) -> Carry:
+    def _until_halted(self, carry: LoopCarry, batches: Any, start: Any, count: Any) -> LoopCarry:
         loop, steps = LoopForm(unroll=None), self._plan.accumulation.steps
 
         def compute(number: Any, state: State, records: Any, taps: Taps) -> Any:

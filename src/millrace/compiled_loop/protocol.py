@@ -7,8 +7,8 @@ A pipeline               pipelines/runtime/
 from collections.abc import Iterable
 from typing import Any, NamedTuple, Protocol, TypeVar
 
-from millrace.compiled_loop.result import Halted, Part
-from millrace.feeds.block import Segment
+from millrace.compiled_loop.result import CallResult, Halted
+from millrace.feeds.block import BlockSlice
 from millrace.records.run import PipelineStatistics
 from millrace.steps.state import State
 
@@ -18,7 +18,7 @@ Programs = TypeVar("Programs", covariant=True)
 class ExecutionSteps(NamedTuple):
     """The steps of one execution."""
 
-    segments: Iterable[Segment]  # in order; each is dispatched as soon as it is there
+    segments: Iterable[BlockSlice]  # in order; each is dispatched as soon as it is there
     longest: int  # steps of a full execution, which decides how far unrolled code goes
     chunk: int | None = None  # steps of a call, at most, where someone waits for early results
 
@@ -60,7 +60,7 @@ class Runner(Protocol):
         """What the host did to run a pipeline; None for a model in one piece."""
         ...
 
-    def run(self, state: State, execution: ExecutionSteps) -> tuple[State, list[Part]]:
+    def run(self, state: State, execution: ExecutionSteps) -> tuple[State, list[CallResult]]:
         """Runs one execution and does not wait for it.
 
         Args:

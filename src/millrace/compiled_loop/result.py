@@ -19,7 +19,7 @@ from millrace.taps.entries import Taps
 from millrace.taps.tensors import Rows
 
 
-class Part(NamedTuple):
+class CallResult(NamedTuple):
     """What one call of compiled code, or one micro-batch, gave: its result, and its steps."""
 
     result: Any  # logs or outputs
@@ -31,15 +31,15 @@ class Part(NamedTuple):
 
 
 # Takes parts that carry taps, in order, as soon as they are dispatched.
-Outlet = Callable[[Sequence[Part]], None]
+TapSink = Callable[[Sequence[CallResult]], None]
 
 
-def nowhere(parts: Sequence[Part]) -> None:
+def nowhere(parts: Sequence[CallResult]) -> None:
     """Takes parts whose taps nobody wants."""
     del parts
 
 
-Span = tuple[Block, int, int]  # block, first step, steps
+BlockSpan = tuple[Block, int, int]  # block, first step, steps
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +63,7 @@ def updates_before(taps: Taps) -> int:
     return 0
 
 
-def batches_of(spans: Iterable[Span], replicas: int) -> tuple[Any, ...]:
+def batches_of(spans: Iterable[BlockSpan], replicas: int) -> tuple[Any, ...]:
     """Returns copies of the micro-batches of some steps, in host memory."""
     found = []
     for block, first, steps in spans:
@@ -91,7 +91,7 @@ def with_kept(state: State, before: State) -> State:
 
 
 def halted_in_call(
-    parts: list[Part], block: Block, start: int, update_steps: int, replicas: int
+    parts: list[CallResult], block: Block, start: int, update_steps: int, replicas: int
 ) -> Halted:
     """Shortens the last of some parts, a call that has halted, to the update that did it.
 
@@ -109,7 +109,7 @@ def halted_in_call(
     return Halted(batches, sum(part.steps for part in before) + applied * update_steps)
 
 
-def halted_in_calls(parts: list[Part], spans: Iterable[Span], replicas: int) -> Halted:
+def halted_in_calls(parts: list[CallResult], spans: Iterable[BlockSpan], replicas: int) -> Halted:
     """Returns what an update of several calls was made of."""
     spans = list(spans)
     steps = sum(steps for _, _, steps in spans)

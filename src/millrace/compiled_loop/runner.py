@@ -20,10 +20,10 @@ from millrace.compiled_loop.dry_run import LoopDryRun
 from millrace.compiled_loop.executables import Executables
 from millrace.compiled_loop.protocol import ExecutionSteps
 from millrace.compiled_loop.result import (
+    BlockSpan,
+    CallResult,
     Halted,
-    Outlet,
-    Part,
-    Span,
+    TapSink,
     halted_in_call,
     halted_in_calls,
     is_halted,
@@ -50,7 +50,7 @@ class OpenUpdate:
     steps: int = 0
     weight: float = 0.0  # sum of the coefficients so far
     before: State | None = None  # where an update may be halted: the state that it began with
-    spans: list[Span] = field(default_factory=list)  # of blocks
+    spans: list[BlockSpan] = field(default_factory=list)  # of blocks
 
 
 class ScanRunner:
@@ -64,7 +64,7 @@ class ScanRunner:
         plan: Plan,
         max_pending: int,
         single_steps: bool,
-        outlet: Outlet,
+        outlet: TapSink,
     ):
         """Makes a runner.
 
@@ -100,7 +100,7 @@ class ScanRunner:
             "apply": self._apply,
         }
 
-    def run(self, state: State, execution: ExecutionSteps) -> tuple[State, list[Part]]:
+    def run(self, state: State, execution: ExecutionSteps) -> tuple[State, list[CallResult]]:
         """Runs one execution and does not wait for it; see `Runner.run`."""
         self._given, self._newest = state, None
         if not self._executables.knows(state):
@@ -108,7 +108,7 @@ class ScanRunner:
         self._newest = state
         self._executables.see(state)
         self.make_room(execution.longest)
-        parts: list[Part] = []
+        parts: list[CallResult] = []
         self.halted, self._handed_over, self._update = None, 0, None
         state = self._run(state, execution, parts)
         self._hand_over(parts)
@@ -116,7 +116,7 @@ class ScanRunner:
         self._given = self._newest = None
         return self._placement.leave(state), parts
 
-    def _run(self, state: State, execution: ExecutionSteps, parts: list[Part]) -> State:
+    def _run(self, state: State, execution: ExecutionSteps, parts: list[CallResult]) -> State:
         calls = CallPlan(self._plan, execution.longest, execution.chunk, self._single_steps)
         for segment in execution.segments:
             if segment.block is not self._block:
@@ -129,7 +129,7 @@ class ScanRunner:
             state = self._calls[call.program](call, state, parts)
         return state
 
-    def _run_updates(self, call: Call, state: State, parts: list[Part]) -> State:
+    def _run_updates(self, call: Call, state: State, parts: list[CallResult]) -> State:
         executable = self._executables.of_call(self._blocks.of_block, call)
         arguments = (state, self._batches, call.start, call.steps)
         state, result, taps = self._call(executable, *arguments)
@@ -143,7 +143,7 @@ class ScanRunner:
         raise_if_interrupted()
         return state
 
-    def _open_update(self, call: Call, state: State, parts: list[Part]) -> State:
+    def _open_update(self, call: Call, state: State, parts: list[CallResult]) -> State:
         del parts
         plan = self._blocks.of_block
         before = kept(state) if plan.taps.stops else None
@@ -151,7 +151,7 @@ class ScanRunner:
         self._update = OpenUpdate(zeros, self._here().spec.rows, before=before)
         return state
 
-    def _accumulate(self, call: Call, state: State, parts: list[Part]) -> State:
+    def _accumulate(self, call: Call, state: State, parts: list[CallResult]) -> State:
         plan, update, block = self._blocks.of_block, self._opened(), self._here()
         reduction = plan.accumulation.reduction
         weight = weight_of(reduction, block.spec.rows, update.first_rows)
@@ -171,7 +171,7 @@ class ScanRunner:
         update.spans.append((block, call.start, call.steps))
         return state
 
-    def _apply(self, call: Call, state: State, parts: list[Part]) -> State:
+    def _apply(self, call: Call, state: State, parts: list[CallResult]) -> State:
         plan, update = self._blocks.of_block, self._opened()
         scale = scale_of(plan.accumulation.reduction, update.weight, plan.replicas)
         apply = self._executables.of_call(plan, call)
@@ -194,7 +194,7 @@ class ScanRunner:
         assert self._update is not None  # noqa: S101 - `zeros` has opened it
         return self._update
 
-    def _hand_over(self, parts: list[Part]) -> None:
+    def _hand_over(self, parts: list[CallResult]) -> None:
         """Lets the taps of whole updates go on their way while the next ones are dispatched."""
         new, self._handed_over = parts[self._handed_over :], len(parts)
         if new:
@@ -234,10 +234,10 @@ class ScanRunner:
             leaves = self._destination.put(leaves)
         return jax.tree.unflatten(tree, leaves)
 
-    def _part(self, result: Any, taps: Taps, call: Call, updates: int) -> Part:
+    def _part(self, result: Any, taps: Taps, call: Call, updates: int) -> CallResult:
         self._last_result = result
         first = call.start % self._replicas
-        return Part(result, call.steps, self._blocks.base.records, first, taps, updates)
+        return CallResult(result, call.steps, self._blocks.base.records, first, taps, updates)
 
     def _call(self, executable: Executable, *arguments: Any) -> Any:
         self.dispatches += 1

@@ -6,7 +6,7 @@ from typing import Any
 
 import jax
 
-from millrace.options import Taps
+from millrace.options import TapRequest
 from millrace.plan import BatchSpec, Plan
 from millrace.records.compilation import Aspect, KeyField
 
@@ -73,7 +73,7 @@ def plan_options(plan: Plan, unroll: int | None) -> Iterator[tuple[str, object]]
     yield "offload_activations", offload.activations
     yield "offload_gradient_accumulation_buffers", offload.accumulators
     yield "offload_weights", offload.weights
-    for field in fields_of(Taps):
+    for field in fields_of(TapRequest):
         yield f"tensor statistics: {field.name}", getattr(plan.taps, field.name)
     yield "values are tapped", plan.tapped
     yield "asynchronous_callbacks", plan.step_logs

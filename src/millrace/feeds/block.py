@@ -70,7 +70,7 @@ class Destination:
 
 
 @dataclass(frozen=True, slots=True)
-class Segment:
+class BlockSlice:
     """Consecutive steps of one block."""
 
     block: Block

@@ -6,7 +6,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
 
-from millrace.feeds.block import Block, Segment
+from millrace.feeds.block import Block, BlockSlice
 from millrace.interrupts import is_held_back, raise_if_interrupted
 from millrace.records.run import FeedStatistics
 
@@ -53,14 +53,14 @@ class Infeed:
         self._thread = threading.Thread(target=self._fill, name="millrace-infeed", daemon=True)
         self._thread.start()
 
-    def take(self, steps: int) -> Iterator[Segment]:
+    def take(self, steps: int) -> Iterator[BlockSlice]:
         """Yields the next `steps` steps as they become ready; fewer where the data ends."""
         while steps:
             block = self._block()
             if block is None:
                 return
             count = min(steps, block.steps - self._used)
-            segment = Segment(block, block.first + self._used, count)
+            segment = BlockSlice(block, block.first + self._used, count)
             self._used += count
             steps -= count
             yield segment

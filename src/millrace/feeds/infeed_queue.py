@@ -20,7 +20,7 @@ import numpy as np
 from millrace.arguments import checked
 from millrace.devices import DeviceGroup
 from millrace.errors import DataError, OptionError
-from millrace.feeds.block import Block, Destination, Segment, batch_spec
+from millrace.feeds.block import Block, BlockSlice, Destination, batch_spec
 from millrace.feeds.blocks import BlockShape, stacked_blocks
 from millrace.feeds.infeed import Infeed
 from millrace.options import whole_number
@@ -115,7 +115,7 @@ class InfeedQueue:
             self._block, self._next = segment.block, 0
             return segment.block
 
-    def take(self, at_most: int) -> Segment:
+    def take(self, at_most: int) -> BlockSlice:
         """Takes the next elements: all that are ready in one block, at least one.
 
         Raises:
@@ -127,7 +127,7 @@ class InfeedQueue:
             start, count = self._next, min(at_most, block.steps - self._next)
             self._next += count
             self._delivered += count
-            return Segment(block, start, count)
+            return BlockSlice(block, start, count)
 
     def give_back(self, count: int) -> None:
         """Puts the last `count` elements back that were taken last."""

@@ -5,7 +5,7 @@ from millrace.plan import Mode
 _METHODS = {Mode.TRAIN: "fit", Mode.TEST: "evaluate", Mode.PREDICT: "predict"}
 
 
-class Place:
+class DataPosition:
     """The position of the batches that run next."""
 
     def __init__(self, mode: Mode):

@@ -25,7 +25,7 @@ from millrace._compat.keras import (
 )
 from millrace._compat.keras_loops import asks_for_nothing, set_epoch_iterators
 from millrace.errors import VersionError
-from millrace.feeds.block import Block, Segment, batch_spec
+from millrace.feeds.block import Block, BlockSlice, batch_spec
 from millrace.feeds.blocks import ResidentArrays, stacked_blocks
 from millrace.feeds.infeed import Infeed, wait_for_interrupted
 from millrace.fit.checks import shortened_to_stop
@@ -47,7 +47,7 @@ class Execution:
         self.begin = begin  # the number of its first step in the epoch
         self.missing = 0  # steps that the data had no batch for
 
-    def take(self) -> Iterator[Segment]:
+    def take(self) -> Iterator[BlockSlice]:
         """Yields the execution's segments as they become ready."""
         left = self.steps
         for segment in self._epoch.infeed().take(left):

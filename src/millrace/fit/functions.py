@@ -11,20 +11,20 @@ from millrace._compat.jax import is_non_finite_error
 from millrace._compat.keras_scope import restore_state
 from millrace.compiled_loop.executables import Executables
 from millrace.compiled_loop.protocol import ExecutionSteps, Runner
-from millrace.compiled_loop.result import Halted, Part
+from millrace.compiled_loop.result import CallResult, Halted
 from millrace.compiled_loop.runner import ScanRunner
 from millrace.errors import NonFiniteError
-from millrace.feeds.block import Segment
+from millrace.feeds.block import BlockSlice
 from millrace.feeds.blocks import stacked_blocks
 from millrace.fit.checks import check_recomputed
 from millrace.fit.controller import Controller
-from millrace.fit.data_position import Place
+from millrace.fit.data_position import DataPosition
 from millrace.fit.epochs import Execution, check_iterator
 from millrace.fit.loop_functions import LastExecution, out_of_memory
 from millrace.fit.multi_process import raise_failure_of_others
 from millrace.fit.offloading import log_what_stays
 from millrace.fit.stages import make_pipeline_runner, marks_of
-from millrace.options import NO_OFFLOAD, NO_TAPS, Taps
+from millrace.options import NO_OFFLOAD, NO_TAPS, TapRequest
 from millrace.plan import BatchSpec, Mode, Plan
 from millrace.processes.agreement import own_copy
 from millrace.recomputation.options import recompute_of
@@ -72,11 +72,11 @@ class LoopFunction:
             controller.model, self._log, controller.functions.identity, exports
         )
         self._name = f"{mode.value} of {controller.model.name!r}"
-        self._place = Place(mode)
-        self._runners: dict[tuple[bool, Taps], Runner] = {}
+        self._place = DataPosition(mode)
+        self._runners: dict[tuple[bool, TapRequest], Runner] = {}
         # For `asynchronous.py`, when the results of every step are wanted: what the last execution
         # gave, still on the device, and how many steps a call may run before it gives something.
-        self.parts: list[Part] = []
+        self.parts: list[CallResult] = []
         self.chunk = 8
         # The update before which the last execution was halted, if it was.
         self.halted: Halted | None = None
@@ -100,7 +100,7 @@ class LoopFunction:
         self._log.position = self._place
         if isinstance(iterator, Execution):
             iterator.check_mode(self.mode)
-            segments: Iterable[Segment] = iterator.take()
+            segments: Iterable[BlockSlice] = iterator.take()
             longest = iterator.longest
             self._place.begin(iterator.epoch, iterator.begin)
         else:
@@ -149,7 +149,7 @@ class LoopFunction:
             chunks.append(max(LIVE_STEPS, round(LIVE_SECONDS / seconds) if seconds else 0))
         return min(chunks, default=None)
 
-    def _deliver(self, parts: Sequence[Part]) -> None:
+    def _deliver(self, parts: Sequence[CallResult]) -> None:
         """Hands over what taps have carried out. Runners call it while an execution runs."""
         wanted = self.mode is Mode.TRAIN and bool(
             self._controller.watchers.taps
@@ -170,7 +170,7 @@ class LoopFunction:
         """Returns what runs an execution, with the options that are in force now."""
         return self._runner(self._controller.setup.options.asynchronous_callbacks)
 
-    def _noted(self, segments: Iterable[Segment]) -> Iterator[Segment]:
+    def _noted(self, segments: Iterable[BlockSlice]) -> Iterator[BlockSlice]:
         """Takes note of the batches, for what is said of an execution that fails."""
         for segment in segments:
             self.last = self.last._replace(batch=segment.block.spec)
@@ -199,7 +199,7 @@ class LoopFunction:
             self._runners[key] = self._make_runner(*key)
         return self._runners[key]
 
-    def _make_runner(self, step_logs: bool, taps: Taps) -> Runner:
+    def _make_runner(self, step_logs: bool, taps: TapRequest) -> Runner:
         controller, setup = self._controller, self._controller.setup
         options = setup.options
         plan = Plan(
@@ -241,15 +241,15 @@ class LoopFunction:
         if state is not None and not any(leaf.is_deleted() for leaf in jax.tree.leaves(state)):
             restore_state(self._controller.model, state)
 
-    def _segments_of(self, iterator: Iterator[Any]) -> list[Segment]:
+    def _segments_of(self, iterator: Iterator[Any]) -> list[BlockSlice]:
         controller, setup = self._controller, self._controller.setup
         longest = max(controller.model.steps_per_execution, setup.update_steps(self.mode))
         batches = [batch for batch, _ in zip(iterator, range(longest), strict=False)]
         shape = controller.feeds.block_shape(setup, self.mode, len(batches) or 1, on_batch=True)
         blocks = stacked_blocks(iter(batches), [len(batches)], shape, setup.destination)
-        return [Segment(block, 0, block.steps) for block in blocks]
+        return [BlockSlice(block, 0, block.steps) for block in blocks]
 
-    def _combine(self, parts: list[Part], step_logs: bool) -> Any:
+    def _combine(self, parts: list[CallResult], step_logs: bool) -> Any:
         if self.mode is Mode.PREDICT:
             return _concatenate([(_merged if step_logs else _used_rows)(part) for part in parts])
         last = parts[-1]
@@ -258,7 +258,7 @@ class LoopFunction:
         return last.result
 
 
-def _used_rows(part: Part) -> Any:
+def _used_rows(part: CallResult) -> Any:
     """Outputs `[records * rows, ...]` without those of steps that were not run.
 
     `rows` is the output's own number: it may differ from the input's.
@@ -272,7 +272,7 @@ def _used_rows(part: Part) -> Any:
     return jax.tree.map(used, part.result)
 
 
-def _merged(part: Part) -> Any:
+def _merged(part: CallResult) -> Any:
     """Outputs `[records, rows, ...]` as `[steps * rows, ...]`."""
     used = slice(part.first, part.first + part.steps)
     return jax.tree.map(lambda leaf: leaf[used].reshape(-1, *leaf.shape[2:]), part.result)

@@ -7,7 +7,7 @@ import keras
 from millrace._compat.jax_memory import is_out_of_memory
 from millrace._compat.keras_build import compilation_of
 from millrace.compiled_loop.protocol import Runner
-from millrace.compiled_loop.result import Halted, Part
+from millrace.compiled_loop.result import CallResult, Halted
 from millrace.compiling.lowering import MODEL_OBJECT
 from millrace.explain.key import Identity
 from millrace.fit.totals import next_number
@@ -36,7 +36,7 @@ class KeptFunction(Protocol):
     mode: Mode
     last: LastExecution
 
-    parts: list[Part]  # of the last execution, where the results of every step are wanted
+    parts: list[CallResult]  # of the last execution, where the results of every step are wanted
     chunk: int  # steps that a call may run before it gives some of them
     halted: Halted | None  # the update before which the last execution was halted
 

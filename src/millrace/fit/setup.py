@@ -15,7 +15,7 @@ from millrace.feeds.block import Destination
 from millrace.fit.checks import check_data, check_model, check_steps, log_replicas
 from millrace.fit.loop_arguments import check_steps_per_execution
 from millrace.fit.offloading import check_offload, offload_in_force
-from millrace.fit.stages import Stages, check_pipeline, groups_needed
+from millrace.fit.stages import StageAssignment, check_pipeline, groups_needed
 from millrace.options import Accumulation, MetricReduction, Offload, Options
 from millrace.plan import Mode
 from millrace.processes.facts import process_index
@@ -88,7 +88,7 @@ class Setup:
 
     model: keras.Model
     devices: tuple[jax.Device, ...]  # of the strategy
-    stages: Stages
+    stages: StageAssignment
     options: Options = field(default_factory=Options)
     rules: Rules = field(default_factory=Rules)
 

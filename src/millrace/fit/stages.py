@@ -6,7 +6,7 @@ from typing import Any
 
 import keras
 
-from millrace.compiled_loop.result import Outlet
+from millrace.compiled_loop.result import TapSink
 from millrace.compiling.log import CompileLog
 from millrace.devices import DeviceGroup
 from millrace.errors import ModelError, OptionError, PlanError
@@ -34,7 +34,7 @@ from millrace.schedules.table import make_schedule
 from millrace.schedules.task import Schedule
 
 
-class Stages:
+class StageAssignment:
     """The stages of one model: set by its methods, or by `PipelineStage` scopes.
 
     Finding the calls of a subclassed model runs it, which needs values in its variables, and a
@@ -193,7 +193,7 @@ def make_pipeline_runner(
     log: CompileLog,
     identity: Identity,
     exports: Exports,
-    outlet: Outlet,
+    outlet: TapSink,
 ) -> PipelineRunner:
     """Makes the runner of one mode of a pipelined model."""
     executables = StageExecutables(model, calls, marks, log, pipelining, identity, exports)

@@ -4,7 +4,7 @@ import functools
 import operator
 
 from millrace.errors import OptionError
-from millrace.options import NO_TAPS, Taps
+from millrace.options import NO_TAPS, TapRequest
 from millrace.taps.delivery import Delivery, Listener
 
 
@@ -13,16 +13,16 @@ class Watchers:
 
     def __init__(self) -> None:
         self.outfeed = Delivery()
-        self._wanted: dict[Listener, Taps] = {}
+        self._wanted: dict[Listener, TapRequest] = {}
         self._until_end: list[Listener] = []  # since the running call began
 
     @property
-    def taps(self) -> Taps:
+    def taps(self) -> TapRequest:
         """Tensors whose statistics somebody wants."""
         wanted = list(self._wanted.values())  # not with NO_TAPS: that is one of every update
         return functools.reduce(operator.or_, wanted) if wanted else NO_TAPS
 
-    def watch(self, listener: Listener, taps: Taps, until_end: bool) -> None:
+    def watch(self, listener: Listener, taps: TapRequest, until_end: bool) -> None:
         """Lets a listener have statistics of tensors, from the next execution on.
 
         Args:

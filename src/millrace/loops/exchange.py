@@ -18,7 +18,7 @@ import jax
 import numpy as np
 
 from millrace.errors import DataError
-from millrace.feeds.block import Segment
+from millrace.feeds.block import BlockSlice
 from millrace.feeds.infeed_queue import InfeedQueue
 from millrace.loops.chunk import chunk_capacity
 from millrace.taps.taps import Tapped
@@ -191,7 +191,7 @@ class Exchange:
         self._given = used
 
 
-def _copy_rows(to: Any, at: int, segment: Segment) -> None:
+def _copy_rows(to: Any, at: int, segment: BlockSlice) -> None:
     rows = slice(segment.start, segment.start + segment.count)
     for target, leaf in zip(
         jax.tree.leaves(to), jax.tree.leaves(segment.block.batches), strict=True

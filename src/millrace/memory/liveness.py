@@ -30,7 +30,7 @@ from millrace.memory.hlo_proto import (
     read_buffers,
     read_module,
 )
-from millrace.memory.owners import Owners
+from millrace.memory.owners import LayerOwners
 from millrace.memory.points_to import points_to
 from millrace.records.memory import LiveBuffer, MemoryProfile, largest
 
@@ -67,7 +67,7 @@ def memory_profile(
         # A backend that does not say in which order it runs, or where buffers lie.
         return MemoryProfile(module.name, requirement(compiled), (), ())
     live = liveness(module, assignment)
-    owners = Owners(module, layer_of)
+    owners = LayerOwners(module, layer_of)
     entry = module.computations[module.entry].instructions
     shapes = {each.parameter: each.shape for each in entry if each.opcode == "parameter"}
     alive = [
@@ -80,7 +80,7 @@ def memory_profile(
     return MemoryProfile(module.name, needed, tuple(live.curve.tolist()), largest(alive))
 
 
-def _live_buffer(instruction: Instruction, nbytes: int, owners: Owners) -> LiveBuffer:
+def _live_buffer(instruction: Instruction, nbytes: int, owners: LayerOwners) -> LiveBuffer:
     layer, inferred = owners.of(instruction)
     return LiveBuffer(
         instruction.name,

@@ -45,7 +45,7 @@ def _unwrapped(part: str) -> str:
     return part.rstrip(")")
 
 
-class Owners:
+class LayerOwners:
     """Finds the layers of a program's operations."""
 
     def __init__(self, module: Module, layer_of: Callable[[str], str]):

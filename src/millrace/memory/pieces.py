@@ -32,7 +32,7 @@ _ARGUMENTS = {
     "accumulate": ("state", "accumulated", "batches"),
     "apply": ("state", "accumulated"),
 }
-Path = tuple[Any, ...]
+ArgumentPath = tuple[Any, ...]
 
 
 def piece_memory(model: keras.Model, programs: LoopPrograms) -> DeviceMemory:
@@ -86,11 +86,11 @@ def piece_memory(model: keras.Model, programs: LoopPrograms) -> DeviceMemory:
     return DeviceMemory(devices, name, (stage,), alive, curve=profile.curve)
 
 
-def _arguments(call: CompiledCall) -> dict[tuple[str, Path], int]:
+def _arguments(call: CompiledCall) -> dict[tuple[str, ArgumentPath], int]:
     """Returns the bytes of each argument on one device, but for numbers."""
     compiled, kinds = compiled_of(call.executable), _ARGUMENTS[call.program]
     paths = kept_arguments(compiled)
-    found: dict[tuple[str, Path], int] = {}
+    found: dict[tuple[str, ArgumentPath], int] = {}
     for allocation in read_buffers(buffers_proto(compiled)).allocations:
         if allocation.is_parameter and allocation.parameter < len(paths):
             (position, *rest) = paths[allocation.parameter]
@@ -101,7 +101,7 @@ def _arguments(call: CompiledCall) -> dict[tuple[str, Path], int]:
     return found
 
 
-def _role(plan: Plan, path: Path) -> str:
+def _role(plan: Plan, path: ArgumentPath) -> str:
     return ROLES[plan.mode][path[0].idx] if path else "trainable"
 
 
@@ -111,7 +111,7 @@ def _accumulator_bytes(model: keras.Model, plan: Plan) -> int:
     return sum(spec.size * spec.dtype.itemsize for spec in zeros)
 
 
-def _argument_name(model: keras.Model, plan: Plan, program: str, path: Path) -> str:
+def _argument_name(model: keras.Model, plan: Plan, program: str, path: ArgumentPath) -> str:
     position, *rest = path
     kinds = _ARGUMENTS[program]
     if position.idx >= len(kinds):

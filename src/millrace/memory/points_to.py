@@ -7,16 +7,16 @@ their elements, arguments and results of calls, what a loop carries from turn to
 from millrace.memory.hlo_proto import BufferAssignment, Instruction, Module
 
 Index = tuple[int, ...]  # a place in nested tuples; () is the value itself
-Values = dict[Index, frozenset[int]]  # buffers by place
+ValueBuffers = dict[Index, frozenset[int]]  # buffers by place
 
 
-def points_to(module: Module, assignment: BufferAssignment) -> dict[int, Values]:
+def points_to(module: Module, assignment: BufferAssignment) -> dict[int, ValueBuffers]:
     """Returns the buffers of each instruction, by place in its result."""
-    made: dict[int, Values] = {}
+    made: dict[int, ValueBuffers] = {}
     for buffer in assignment.buffers.values():
         at = made.setdefault(buffer.instruction, {})
         at[buffer.index] = at.get(buffer.index, frozenset()) | {buffer.number}
-    values: dict[int, Values] = {
+    values: dict[int, ValueBuffers] = {
         instruction.number: dict(made.get(instruction.number, {}))
         for number in module.schedule
         for instruction in module.computations[number].instructions
@@ -58,8 +58,8 @@ def _flows(
     instruction: Instruction,
     module: Module,
     callers: list[tuple[Instruction, int]],
-    values: dict[int, Values],
-) -> Values:
+    values: dict[int, ValueBuffers],
+) -> ValueBuffers:
     """Returns the buffers that reach an instruction from others."""
     opcode, operands = instruction.opcode, instruction.operands
     if opcode == "parameter":
@@ -90,8 +90,8 @@ def _flows(
 
 
 def _argument(
-    caller: Instruction, place: int, parameter: Instruction, values: dict[int, Values]
-) -> Values:
+    caller: Instruction, place: int, parameter: Instruction, values: dict[int, ValueBuffers]
+) -> ValueBuffers:
     if caller.opcode == "conditional":
         return values[caller.operands[place + 1]]
     if caller.opcode == "while":
@@ -101,8 +101,8 @@ def _argument(
     return {}
 
 
-def _merged(found: list[Values]) -> Values:
-    merged: Values = {}
+def _merged(found: list[ValueBuffers]) -> ValueBuffers:
+    merged: ValueBuffers = {}
     for values in found:
         for index, buffers in values.items():
             merged[index] = merged.get(index, frozenset()) | buffers

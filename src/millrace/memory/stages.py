@@ -17,7 +17,7 @@ from millrace.devices import DeviceGroup
 from millrace.memory.liveness import memory_profile
 from millrace.memory.owners import layer_finder
 from millrace.memory.pieces import variables_of, with_layers_of_variables
-from millrace.memory.walk import Moment, StageSizes, Walk
+from millrace.memory.walk import PeakMoment, StageSizes, UpdateWalk
 from millrace.pipelines.programs.builder import replaced_by
 from millrace.pipelines.programs.split import Slot
 from millrace.pipelines.programs.stages import state_groups
@@ -39,7 +39,7 @@ def pipeline_memory(model: keras.Model, programs: StagePrograms) -> tuple[Device
     builder, groups = programs.builder, programs.groups
     stages = range(len(groups))
     sizes = [_sizes(programs, stage) for stage in stages]
-    walk = Walk(builder.stages.split, builder.stages.passes, sizes, groups)
+    walk = UpdateWalk(builder.stages.split, builder.stages.passes, sizes, groups)
     ends = [key for key in programs.programs if key[0] in _UPDATE]
     walk.run(programs.order, ends)
     found = []
@@ -84,7 +84,7 @@ def _sizes(programs: StagePrograms, index: int) -> StageSizes:
 
 
 def _stage_memory(
-    programs: StagePrograms, index: int, moment: Moment, seen: set[Slot], moving: int
+    programs: StagePrograms, index: int, moment: PeakMoment, seen: set[Slot], moving: int
 ) -> StageMemory:
     """Returns what a stage has at the peak of its device.
 
@@ -156,7 +156,7 @@ def _moving(
 
 
 def _alive(
-    model: keras.Model, programs: StagePrograms, moment: Moment, rows: Sequence[StageMemory]
+    model: keras.Model, programs: StagePrograms, moment: PeakMoment, rows: Sequence[StageMemory]
 ) -> list[LiveBuffer]:
     """Returns the tensors of the program at the peak, and what else there is in a few lumps."""
     executable = programs.programs[moment.program, moment.stage].executable
@@ -187,7 +187,7 @@ _ARGUMENTS = {  # of the programs of tasks: pipelines/programs/builder.py
 class _ArgumentNames:
     """Names the arguments of a stage's program."""
 
-    def __init__(self, model: keras.Model, programs: StagePrograms, moment: Moment):
+    def __init__(self, model: keras.Model, programs: StagePrograms, moment: PeakMoment):
         self._kinds = _ARGUMENTS.get(moment.program, ())
         self._weights = variables_of(model, "trainable")
         self._stage = programs.builder.stages.split.stages[moment.stage]

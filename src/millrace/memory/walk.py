@@ -31,7 +31,7 @@ class StageSizes:
 
 
 @dataclass(frozen=True, slots=True)
-class Moment:
+class PeakMoment:
     """The peak of a device."""
 
     nbytes: int  # besides what rests there
@@ -41,7 +41,7 @@ class Moment:
     own: int  # bytes of the program that runs
 
 
-class Walk:
+class UpdateWalk:
     """Goes through the tasks of an update, and notes the peak of each device."""
 
     def __init__(
@@ -64,7 +64,7 @@ class Walk:
         self._arrays: dict[Hashable, dict[Any, tuple[int, Kind, int]]] = {p: {} for p in places}
         self._totals: Counter[Hashable] = Counter()
         self._waiting: dict[tuple[str, int, int], list[Any]] = {}
-        self.peaks: dict[Hashable, Moment] = {}
+        self.peaks: dict[Hashable, PeakMoment] = {}
 
     def run(self, order: Iterable[Task], ends: Iterable[tuple[str, int]]) -> None:
         """Runs the tasks, and then the programs of the update, given by name and stage."""
@@ -143,7 +143,7 @@ class Walk:
             held: Counter[Kind] = Counter()
             for nbytes, kind, _ in self._arrays[place].values():
                 held[kind] += nbytes
-            self.peaks[place] = Moment(total, index, program, dict(held), own)
+            self.peaks[place] = PeakMoment(total, index, program, dict(held), own)
 
     def _hold(self, index: int, key: Any, nbytes: int, kind: str) -> None:
         place = self._places[index]

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from millrace._compat.keras import is_array_adapter
-from millrace.feeds.block import Block, Segment, batch_spec
+from millrace.feeds.block import Block, BlockSlice, batch_spec
 from millrace.feeds.blocks import BlockShape, resident_cuts
 from millrace.fit.epochs import Execution, FeedEpochIterator
 from millrace.plan import BatchSpec
@@ -22,7 +22,7 @@ from millrace.plan import BatchSpec
 class DescribedSteps:
     """The executions of a loop that differ, and how many steps they all have."""
 
-    executions: tuple[tuple[Segment, ...], ...]
+    executions: tuple[tuple[BlockSlice, ...], ...]
     longest: int  # steps of a full execution
     batch: Any  # one of them, as the data adapter gives it
     counts: dict[BatchSpec, int]  # steps, by the spec of their batches
@@ -111,7 +111,7 @@ class DescribedEpochIterator(FeedEpochIterator):
 
 def streamed(
     steps: list[BatchSpec], counts: Iterable[int], shape: BlockShape
-) -> list[tuple[Segment, ...]]:
+) -> list[tuple[BlockSlice, ...]]:
     """Returns the segments of executions whose blocks are stacked as batches come.
 
     Args:
@@ -119,7 +119,7 @@ def streamed(
         counts: steps of each execution.
         shape: bounds of a block.
     """
-    executions: list[tuple[Segment, ...]] = []
+    executions: list[tuple[BlockSlice, ...]] = []
     position = 0
     for count in counts:
         end, segments = position + count, []
@@ -130,15 +130,15 @@ def streamed(
             room = shape.room(position)
             most = min(capacity - first, end - position, room or capacity)
             number = next((n for n in range(most) if steps[position + n] != spec), most)
-            segments.append(Segment(Block(None, spec, capacity, number, first), first, number))
+            segments.append(BlockSlice(Block(None, spec, capacity, number, first), first, number))
             position += number
         executions.append(tuple(segments))
     return executions
 
 
-def _cut(blocks: Iterable[Block], counts: Iterable[int]) -> list[tuple[Segment, ...]]:
+def _cut(blocks: Iterable[Block], counts: Iterable[int]) -> list[tuple[BlockSlice, ...]]:
     """Returns the segments of executions that go on through blocks, as `Infeed.take` gives them."""
-    executions: list[tuple[Segment, ...]] = []
+    executions: list[tuple[BlockSlice, ...]] = []
     blocks = iter(blocks)
     block, used = next(blocks), 0
     for count in counts:
@@ -147,17 +147,17 @@ def _cut(blocks: Iterable[Block], counts: Iterable[int]) -> list[tuple[Segment, 
             if used == block.steps:
                 block, used = next(blocks), 0
             number = min(count, block.steps - used)
-            segments.append(Segment(block, block.first + used, number))
+            segments.append(BlockSlice(block, block.first + used, number))
             used, count = used + number, count - number
         executions.append(tuple(segments))
     return executions
 
 
 def _distinct(
-    executions: Iterable[tuple[Segment, ...]], replicas: int
-) -> tuple[tuple[Segment, ...], ...]:
+    executions: Iterable[tuple[BlockSlice, ...]], replicas: int
+) -> tuple[tuple[BlockSlice, ...], ...]:
     """Returns executions of which no two run the same programs; where in a block is no matter."""
-    found: dict[Any, tuple[Segment, ...]] = {}
+    found: dict[Any, tuple[BlockSlice, ...]] = {}
     for execution in executions:
         key = tuple(
             (each.block.spec, each.block.capacity, each.start % replicas, each.count)

@@ -6,7 +6,7 @@ from typing import Any
 import jax
 
 from millrace.compiled_loop.protocol import DryRun, ExecutionSteps, Runner
-from millrace.feeds.block import Block, Segment
+from millrace.feeds.block import Block, BlockSlice
 from millrace.fit.checks import check_steps, shortened_to_stop
 from millrace.fit.controller import Controller
 from millrace.fit.setup import Setup
@@ -51,7 +51,7 @@ def described_execution(controller: Controller, mode: Mode, batches: Batches) ->
     # Arrays that are kept on the device are cut into blocks of an epoch, not of an execution.
     capacity = shape.capacity(batches.spec, batches.per_epoch or steps)
     segments = [
-        Segment(Block(None, batches.spec, capacity, count), 0, count)
+        BlockSlice(Block(None, batches.spec, capacity, count), 0, count)
         for begin in range(0, steps, capacity)
         for count in [min(capacity, steps - begin)]
     ]

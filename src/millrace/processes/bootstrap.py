@@ -15,7 +15,7 @@ import time
 from typing import Any
 
 from millrace.errors import ProcessError
-from millrace.processes.control_channel import Connection, Line
+from millrace.processes.control_channel import Connection, ControlChannel
 from millrace.processes.facts import Member
 
 _HELLO_SECONDS = 5.0  # for who connects to say who it is
@@ -23,7 +23,7 @@ _RETRY_SECONDS = 0.1
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Place:
+class Rendezvous:
     """Where the processes of a run meet, and which one this is."""
 
     address: str  # host:port, as in coordinator_address
@@ -46,7 +46,9 @@ class Place:
         return self.host in ("localhost", "::1") or self.host.startswith("127.")
 
 
-def meet(place: Place, seed: int, timeout: float, heartbeat_timeout: int) -> tuple[Line, int]:
+def meet(
+    place: Rendezvous, seed: int, timeout: float, heartbeat_timeout: int
+) -> tuple[ControlChannel, int]:
     """Waits until all processes have come.
 
     Args:
@@ -71,7 +73,7 @@ def meet(place: Place, seed: int, timeout: float, heartbeat_timeout: int) -> tup
     return line, seed
 
 
-def _gather(place: Place, seed: int, deadline: float, timeout: float) -> Line:
+def _gather(place: Rendezvous, seed: int, deadline: float, timeout: float) -> ControlChannel:
     members = {0: Member.this(0)}
     connections: dict[int, Connection] = {}
     arrived: list[Connection] = []
@@ -94,10 +96,10 @@ def _gather(place: Place, seed: int, deadline: float, timeout: float) -> Line:
     listed = [dataclasses.astuple(member) for member in everyone]
     for connection in arrived:
         connection.send(kind="welcome", members=listed, seed=seed)
-    return Line(0, everyone, connections)
+    return ControlChannel(0, everyone, connections)
 
 
-def _missing(place: Place, members: dict[int, Member], timeout: float) -> ProcessError:
+def _missing(place: Rendezvous, members: dict[int, Member], timeout: float) -> ProcessError:
     missing = ", ".join(str(index) for index in range(place.count) if index not in members)
     return ProcessError(
         f"Of {place.count} processes, these did not come to {place.address} in {timeout:g} "
@@ -106,7 +108,7 @@ def _missing(place: Place, members: dict[int, Member], timeout: float) -> Proces
     )
 
 
-def _server(place: Place) -> socket.socket:
+def _server(place: Rendezvous) -> socket.socket:
     try:
         if place.is_local:
             family = socket.AF_INET6 if place.host == "::1" else socket.AF_INET
@@ -138,7 +140,7 @@ def _next(server: socket.socket, deadline: float) -> tuple[Connection, Member, i
         connection.close()
 
 
-def _check(place: Place, members: dict[int, Member], member: Member, count: int) -> None:
+def _check(place: Rendezvous, members: dict[int, Member], member: Member, count: int) -> None:
     if count != place.count:
         raise ProcessError(
             f"{members[0]} was told num_processes={place.count}, and {member} "
@@ -152,7 +154,7 @@ def _check(place: Place, members: dict[int, Member], member: Member, count: int)
         )
 
 
-def _join(place: Place, deadline: float, timeout: float) -> tuple[Line, int]:
+def _join(place: Rendezvous, deadline: float, timeout: float) -> tuple[ControlChannel, int]:
     connection = _connect(place, deadline, timeout)
     connection.send(
         kind="hello", member=dataclasses.astuple(Member.this(place.index)), count=place.count
@@ -165,10 +167,12 @@ def _join(place: Place, deadline: float, timeout: float) -> tuple[Line, int]:
         connection.close()
         raise
     members = [Member(*member) for member in answer["members"]]
-    return Line(place.index, members, {0: connection}), answer["seed"]
+    return ControlChannel(place.index, members, {0: connection}), answer["seed"]
 
 
-def _answer(place: Place, connection: Connection, left: float, timeout: float) -> dict[str, Any]:
+def _answer(
+    place: Rendezvous, connection: Connection, left: float, timeout: float
+) -> dict[str, Any]:
     who = "something else than process 0 answers"
     try:
         answer = connection.first(left)
@@ -192,7 +196,7 @@ def _answer(place: Place, connection: Connection, left: float, timeout: float) -
     return answer
 
 
-def _connect(place: Place, deadline: float, timeout: float) -> Connection:
+def _connect(place: Rendezvous, deadline: float, timeout: float) -> Connection:
     """Knocks until process 0 is there."""
     while True:
         left = deadline - time.monotonic()

@@ -118,7 +118,7 @@ class Connection:
         self.socket.close()
 
 
-class Line:
+class ControlChannel:
     """This process's end of the line, or of all lines in process 0.
 
     Args:

@@ -24,7 +24,7 @@ import jax
 from millrace._compat.patch_table import EXCEPTHOOK, EXIT
 from millrace._compat.patches import replace
 from millrace.errors import ProcessError
-from millrace.processes.control_channel import Failure, Line
+from millrace.processes.control_channel import ControlChannel, Failure
 
 GRACE_SECONDS = 1.0  # for `finally` blocks and files that are being written
 _NEWS_SECONDS = 2.0  # in which a failure elsewhere becomes known, after a connection was lost
@@ -59,7 +59,7 @@ def failure_of_others(wait_seconds: float = _NEWS_SECONDS) -> str | None:
     return None if failure is None else _together.explain(failure)
 
 
-def end_together(line: Line, note: Callable[[str], None] = lambda text: None) -> None:
+def end_together(line: ControlChannel, note: Callable[[str], None] = lambda text: None) -> None:
     """Makes this process end with the others, and the others with this one, from now on.
 
     Args:
@@ -84,7 +84,7 @@ def describe(error: BaseException) -> str:
 class Together:
     """Watches over the end of this process and over that of the others."""
 
-    def __init__(self, line: Line, note: Callable[[str], None]):
+    def __init__(self, line: ControlChannel, note: Callable[[str], None]):
         self.line = line
         self._note = note
         self._pid = os.getpid()

@@ -31,7 +31,7 @@ from millrace._compat.jaxpr import (
 from millrace.recomputation.cut_points import levels_by_cut_points, nbytes
 from millrace.recomputation.joint_graph import Joint, joint_graph, with_lean_loops
 from millrace.recomputation.pareto import Choice, ladder
-from millrace.recomputation.plan import Again, Item, Link, Once, Way
+from millrace.recomputation.plan import Again, ChainLink, Item, Once, Way
 from millrace.recomputation.recompute import KEEP_PRODUCTS, span
 from millrace.recomputation.scans import chunked_function, loops_of, slices_of_parts
 from millrace.recomputation.segments import Segments, cut
@@ -174,7 +174,7 @@ def chains_seen() -> Iterator[list[Chain]]:
         _here.seen = before
 
 
-def links_of(segments: Segments) -> tuple[tuple[Link, ...], float]:
+def links_of(segments: Segments) -> tuple[tuple[ChainLink, ...], float]:
     """Returns what each segment costs, and the FLOPs of all if nothing is run again."""
     links, total = [], 0.0
     gradients = _gradients(segments)
@@ -186,7 +186,7 @@ def links_of(segments: Segments) -> tuple[tuple[Link, ...], float]:
         counted.update(taken)  # a value that later segments take, too, is kept once
         ways, flops = _ways(segments, graph, gradients[number])
         forward = sum(map(flops_of, graph.equations))
-        links.append(Link(_size(taken), forward, ways))
+        links.append(ChainLink(_size(taken), forward, ways))
         total += flops
     return tuple(links), total
 
@@ -237,7 +237,7 @@ def _size(values: Any) -> int:
 
 
 @functools.lru_cache(maxsize=16)
-def _ladder(links: tuple[Link, ...]) -> tuple[Choice, ...]:
+def _ladder(links: tuple[ChainLink, ...]) -> tuple[Choice, ...]:
     return tuple(ladder(links))
 
 

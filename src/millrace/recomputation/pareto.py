@@ -31,7 +31,16 @@ from typing import NamedTuple
 
 import numpy as np
 
-from millrace.recomputation.plan import Again, Item, Link, Once, Way, extra_of, forward_of, peak_of
+from millrace.recomputation.plan import (
+    Again,
+    ChainLink,
+    Item,
+    Once,
+    Way,
+    extra_of,
+    forward_of,
+    peak_of,
+)
 
 # Fronts of more points than this are thinned. Those that end with the chain are few, and all plans
 # go through them; so they keep more. On 100 random segments with three ways that takes 2.5 s. For a
@@ -60,7 +69,7 @@ class Points(NamedTuple):
         return cls(*map(np.concatenate, zip(*parts, strict=True)))
 
 
-class Line:
+class FrontTable:
     """Fronts with one end in common, one after another: in each, peaks rise and extras fall.
 
     Keys put the points of all fronts in one order. So one search finds many budgets in many
@@ -97,7 +106,7 @@ class Fronts:
         rests: for each end the ranges k..end, k falling, in groups -k.
     """
 
-    def __init__(self, links: Sequence[Link]) -> None:
+    def __init__(self, links: Sequence[ChainLink]) -> None:
         """Works out all of them.
 
         Args:
@@ -110,8 +119,8 @@ class Fronts:
             for link in links
         )
         inside = max(LEAST_POINTS_INSIDE, WORK_INSIDE // max(1, size) ** 2)
-        self.groups = [Line(begin, scale) for begin in range(size)]
-        self.rests = [Line(-end, scale) for end in range(size + 1)]
+        self.groups = [FrontTable(begin, scale) for begin in range(size)]
+        self.rests = [FrontTable(-end, scale) for end in range(size + 1)]
         for begin in reversed(range(size)):
             groups = self.groups[begin]
             for end in range(begin + 1, size + 1):
@@ -147,7 +156,7 @@ class Fronts:
         return self._again[begin, place], end
 
 
-def _candidates(link: Link, begin: int, groups: Line, rests: Line) -> Points:
+def _candidates(link: ChainLink, begin: int, groups: FrontTable, rests: FrontTable) -> Points:
     """Returns plans of a range, among them all that could be in its front."""
     group, rest, held = groups.points, rests.points, link.input_bytes
     ways = [(way.kept_bytes, way.working_bytes, way.extra_flops) for way in link.ways]
@@ -190,9 +199,9 @@ def _even_steps(peaks: np.ndarray, extras: np.ndarray, most: int) -> np.ndarray:
 
 __all__ = [
     "Again",
+    "ChainLink",
     "Choice",
     "Item",
-    "Link",
     "Once",
     "Way",
     "extra_of",
@@ -211,7 +220,7 @@ class Choice:
     items: tuple[Item, ...]
 
 
-def pareto(links: Sequence[Link]) -> list[Choice]:
+def pareto(links: Sequence[ChainLink]) -> list[Choice]:
     """Returns the plans that no other plan beats in both memory and FLOPs.
 
     Peaks fall and FLOPs rise strictly. For up to 20 segments or so each of these is optimal, and
@@ -230,7 +239,7 @@ def pareto(links: Sequence[Link]) -> list[Choice]:
     ]
 
 
-def ladder(links: Sequence[Link], ratio: float = 0.93) -> list[Choice]:
+def ladder(links: Sequence[ChainLink], ratio: float = 0.93) -> list[Choice]:
     """Returns some choices of `pareto(links)`, with the first and the last always among them.
 
     Args:

@@ -32,7 +32,7 @@ class Way:
 
 
 @dataclass(frozen=True, slots=True)
-class Link:
+class ChainLink:
     """A segment of the chain, as far as memory and FLOPs go."""
 
     input_bytes: int  # what comes from the segments before, and is held until the backward
@@ -58,7 +58,7 @@ class Again:
 Item = Once | Again
 
 
-def peak_of(links: Sequence[Link], items: Sequence[Item]) -> int:
+def peak_of(links: Sequence[ChainLink], items: Sequence[Item]) -> int:
     """Returns the most bytes that are alive at once when the chain runs as `items` say."""
     peak = 0
     for item in reversed(items):
@@ -72,7 +72,7 @@ def peak_of(links: Sequence[Link], items: Sequence[Item]) -> int:
     return peak
 
 
-def extra_of(links: Sequence[Link], items: Sequence[Item]) -> float:
+def extra_of(links: Sequence[ChainLink], items: Sequence[Item]) -> float:
     """Returns the FLOPs that the backward adds when the chain runs as `items` say."""
     extra = 0.0  # from the end on, as `Fronts` adds it up: sums of floats differ by their order
     for item in reversed(items):
@@ -85,7 +85,7 @@ def extra_of(links: Sequence[Link], items: Sequence[Item]) -> float:
     return extra
 
 
-def forward_of(links: Iterable[Link]) -> float:
+def forward_of(links: Iterable[ChainLink]) -> float:
     """Returns the FLOPs of one forward of `links`, rounded once."""
     return math.fsum(link.forward_flops for link in links)
 

@@ -21,16 +21,16 @@ from millrace.errors import DataError
 from millrace.fit.controller import Controller
 from millrace.fit.functions import LoopFunction
 from millrace.fit.setup import Setup
-from millrace.fit.stages import Stages
+from millrace.fit.stages import StageAssignment
 from millrace.fit.totals import Totals
 from millrace.memory_report.out_of_memory import explained
-from millrace.options import Accumulation, Options, Taps, directory_path, reduction
+from millrace.options import Accumulation, Options, TapRequest, directory_path, reduction
 from millrace.plan import ROLES, Mode
 from millrace.records.flight import MODEL_FILE, Flight, FlightRecord, read_flight
 from millrace.records.tensors import LOSS, STATISTICS, StatisticsBlock, Tensor, TensorRows
 from millrace.steps.state import State, Values
 
-_EVERYTHING = Taps(activations=("*",), micro_gradients=("*",), gradients=("*",), loss=True)
+_EVERYTHING = TapRequest(activations=("*",), micro_gradients=("*",), gradients=("*",), loss=True)
 _NANS, _INFS = STATISTICS.index("nans"), STATISTICS.index("infs")
 
 
@@ -86,7 +86,7 @@ def run_again(
         device: to run on; None is the first one.
     """
     listener = _Collected()
-    stages = Stages(model)
+    stages = StageAssignment(model)
     stages.reset()
     setup = Setup(
         model=model,

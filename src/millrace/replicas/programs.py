@@ -23,7 +23,7 @@ from jax import lax
 from millrace._compat.jax_memory import is_on_host
 from millrace.plan import LoopForm, Mode, Plan, choose_loop_form
 from millrace.replicas.logs import ReplicaLogs, ReplicaRecords
-from millrace.replicas.reduce import Reduction
+from millrace.replicas.reduce import GradientReduction
 from millrace.replicas.rounds import Rounds
 from millrace.replicas.state import layouts, of_one_replica, specs_of, split_spec
 from millrace.replicas.traced_step import TracedStep
@@ -39,7 +39,7 @@ from millrace.taps.entries import Taps, room, steps_in_room
 from millrace.taps.taps import Tapped
 
 
-class ReplicaBuilder:
+class ReplicaProgramBuilder:
     """Makes the programs of one plan. The step is traced once, however many are made of it."""
 
     def __init__(self, model: keras.Model, plan: Plan, state: State):
@@ -65,7 +65,7 @@ class ReplicaBuilder:
         self.form = choose_loop_form(plan.mode, plan.group.platform, step.primitives)
         variables = model.trainable_variables if self._trains else []
         self._accumulator = make_accumulator(variables, plan.accumulation)
-        self._reduction = Reduction(variables, plan)
+        self._reduction = GradientReduction(variables, plan)
         self.taps_found = step.taps_found
         # Steps of a call whose taps fit into its results; any number, where there are none.
         self.tap_room = (

@@ -62,7 +62,7 @@ def _sum(value: jax.Array, replicas: int) -> jax.Array:
     return value
 
 
-class Reduction:
+class GradientReduction:
     """Adds up the gradients of trainable variables over replicas."""
 
     def __init__(self, variables: Sequence[Any], plan: Plan):

@@ -20,7 +20,7 @@ from millrace.devices import REPLICA
 from millrace.plan import LoopForm, Mode, Plan
 from millrace.replicas import follow
 from millrace.replicas.logs import ReplicaRecords
-from millrace.replicas.reduce import Reduction, add_up
+from millrace.replicas.reduce import GradientReduction, add_up
 from millrace.replicas.traced_step import TracedStep
 from millrace.steps.accumulate import coefficient_of, make_accumulator
 from millrace.steps.loop import batch_at, repeat
@@ -39,7 +39,7 @@ class Rounds:
         plan: Plan,
         step: TracedStep,
         records: ReplicaRecords,
-        reduction: Reduction,
+        reduction: GradientReduction,
     ):
         self._plan, self._step, self._reduction = plan, step, reduction
         self._records = records

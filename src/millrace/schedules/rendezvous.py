@@ -22,7 +22,7 @@ from millrace.schedules.dependencies import dependencies
 from millrace.schedules.simulate import UNIT_COST, merged, simulate
 from millrace.schedules.task import Pass, Schedule, Task
 
-Owners = Sequence[Collection[int]]
+GroupOwners = Sequence[Collection[int]]
 """For each row the processes that have a device of its group."""
 
 
@@ -84,7 +84,7 @@ def walk(schedule: Schedule, links: Collection[tuple[int, int]]) -> tuple[Event,
 
 
 def events(
-    schedule: Schedule, owners: Owners, order: Iterable[Event] | None = None
+    schedule: Schedule, owners: GroupOwners, order: Iterable[Event] | None = None
 ) -> dict[int, tuple[Event, ...]]:
     """Lists for each process its tasks, and the moves at which it meets others.
 
@@ -109,7 +109,7 @@ def events(
 
 
 def check_rendezvous(
-    schedule: Schedule, owners: Owners, sequences: Mapping[int, Sequence[Event]]
+    schedule: Schedule, owners: GroupOwners, sequences: Mapping[int, Sequence[Event]]
 ) -> None:
     """Returns if every process comes to the end of its sequence.
 
@@ -192,14 +192,14 @@ def _inputs(task: Task, stage: int) -> tuple[int, bool, int]:
     return stage, task.kind is Pass.FORWARD, task.micro_batch
 
 
-def _meeting(move: Move, home: Mapping[int, int], owners: Owners) -> list[int]:
+def _meeting(move: Move, home: Mapping[int, int], owners: GroupOwners) -> list[int]:
     """Returns the processes that meet, none if all of them are one."""
     source, target = home[move.task.stage], home[move.stage]
     together = {*owners[source], *owners[target]} if source != target else set[int]()
     return sorted(together) if len(together) > 1 else []
 
 
-def _others(process: int, event: Event, home: Mapping[int, int], owners: Owners) -> list[int]:
+def _others(process: int, event: Event, home: Mapping[int, int], owners: GroupOwners) -> list[int]:
     meeting = _meeting(event, home, owners) if isinstance(event, Move) else []
     return [other for other in meeting if other != process]
 

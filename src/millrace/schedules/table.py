@@ -26,8 +26,8 @@ from millrace.schedules.task import Schedule, Task, parse_task
 from millrace.schedules.text import parse
 from millrace.schedules.zero_bubble import zero_bubble
 
-Rows = str | Sequence[str | Sequence[Task | str]]
-ScheduleFunction = Callable[[int, int], Rows]
+TaskRows = str | Sequence[str | Sequence[Task | str]]
+ScheduleFunction = Callable[[int, int], TaskRows]
 ScheduleChoice = str | pathlib.Path | ScheduleFunction
 
 SCHEDULES: Mapping[str, Callable[..., Schedule]] = {

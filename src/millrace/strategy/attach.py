@@ -38,7 +38,7 @@ from millrace.fit.loop_options import check_options
 from millrace.fit.multi_process import agree, quiet_unless_first, whole_files
 from millrace.fit.offloading import bring_back
 from millrace.fit.setup import Setup
-from millrace.fit.stages import Stages
+from millrace.fit.stages import StageAssignment
 from millrace.fit.totals import Totals
 from millrace.fit.uncompiled import check_uncompiled, make_uncompiled_function, runs_uncompiled
 from millrace.interrupts import held_back
@@ -56,7 +56,7 @@ _LOOPS = {"fit": Mode.TRAIN, "evaluate": Mode.TEST, "predict": Mode.PREDICT}
 
 def attach(model: keras.Model, devices: Sequence[jax.Device], totals: Totals) -> Controller:
     """Attaches `model`; at the start of its construction too, so no layer is looked at."""
-    setup = Setup(model=model, devices=tuple(devices), stages=Stages(model))
+    setup = Setup(model=model, devices=tuple(devices), stages=StageAssignment(model))
     controller = Controller(setup, totals)
     attributes: dict[str, Any] = {ATTRIBUTE: controller}
     for method in METHODS:

@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from millrace.options import Taps
+from millrace.options import TapRequest
 from millrace.records.tensors import STATISTICS
 
 LANES = 1024  # elements of a row: with five sums, 24 KiB
@@ -67,7 +67,7 @@ def statistics_of(value: Any) -> jax.Array:
     return lax.cond(is_good, lambda: quick, lambda: _exact(value))
 
 
-def reduction_of(taps: Taps) -> Callable[[Sequence[Any]], jax.Array]:
+def reduction_of(taps: TapRequest) -> Callable[[Sequence[Any]], jax.Array]:
     """Returns what makes rows of tensors: `[8]`, or with histograms `[8 + bins]`."""
     if taps.bins:
         return functools.partial(_with_histograms, bins=taps.bins)

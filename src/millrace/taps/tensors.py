@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import keras
 
 from millrace._compat.keras_calls import after_calls
-from millrace.options import NO_TAPS, Taps
+from millrace.options import NO_TAPS, TapRequest
 from millrace.records.tensors import COUNTS, LOSS, Tensor
 from millrace.taps.statistics import all_statistics, reduction_of
 from millrace.taps.taps import Tapped, belongs_here, checkpoint, is_tapped, tap
@@ -38,7 +38,9 @@ def matches(name: str, patterns: Sequence[str]) -> bool:
 
 
 @contextmanager
-def activations_tapped(model: keras.Model, taps: Taps = NO_TAPS, due: Any = None) -> Iterator[None]:
+def activations_tapped(
+    model: keras.Model, taps: TapRequest = NO_TAPS, due: Any = None
+) -> Iterator[None]:
     """Taps statistics of what layers return inside, where their names match.
 
     Values that layers tap themselves get out of what Keras recomputes, whatever the patterns are.

@@ -28,14 +28,16 @@ from millrace._compat.keras_graph import (
 )
 from millrace.pipelines.assignment.watch import Arguments, Ran, run_on_shapes
 
-Path = tuple[tuple[Any, int], ...]
+LayerPath = tuple[tuple[Any, int], ...]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LayerCall:
     """One call of a layer, an operation or a nested model. Equal only to itself."""
 
-    path: Path  # (operation, which of its calls by its model), from the root's call to this one
+    path: (
+        LayerPath  # (operation, which of its calls by its model), from the root's call to this one
+    )
     inputs: tuple["LayerCall", ...]  # calls by the same model whose values it takes
     producers: tuple["LayerCall", ...]  # leaves whose values it takes, nested models opened
     inbound: tuple[Any, ...]  # layers whose values it takes, input layers included
@@ -111,7 +113,7 @@ def marked_calls(model: Any, calls: Sequence[LayerCall]) -> Iterator[None]:
             them (in a branch that was not taken before); these stay without a mark.
     """
     numbers = {call.path: number for number, call in enumerate(leaves(calls))}
-    path: Path = ()
+    path: LayerPath = ()
 
     @contextmanager
     def around(_: Any, operation: Any, node_index: int) -> Iterator[None]:
@@ -141,7 +143,7 @@ class _Opened:
 
 def _open(
     model: Any,
-    path: Path,
+    path: LayerPath,
     given: list[Producers],
     arguments: Arguments | None,
     ran: list[Ran] | None,
@@ -160,7 +162,7 @@ def _open(
     return _open_list(path, _merge(given), seen)
 
 
-def _open_list(path: Path, given: Producers, seen: Sequence[Ran]) -> _Opened:
+def _open_list(path: LayerPath, given: Producers, seen: Sequence[Ran]) -> _Opened:
     calls: list[LayerCall] = []
     for step in seen:
         here = (*path, (step.operation, step.node_index))
@@ -171,7 +173,9 @@ def _open_list(path: Path, given: Producers, seen: Sequence[Ran]) -> _Opened:
     return _Opened(tuple(calls), [given])
 
 
-def _open_graph(graph: Any, path: Path, given: list[Producers], is_sequential: bool) -> _Opened:
+def _open_graph(
+    graph: Any, path: LayerPath, given: list[Producers], is_sequential: bool
+) -> _Opened:
     if len(given) != len(graph.inputs):
         given = [_merge(given)] * len(graph.inputs)
     producers = {id(tensor): leaf for tensor, leaf in zip(graph.inputs, given, strict=True)}
@@ -214,7 +218,7 @@ def _places(structure: Any) -> list[Any]:
 
 
 def _make(
-    path: Path,
+    path: LayerPath,
     inputs: Sequence[LayerCall],
     inbound: Sequence[Any],
     given: list[Producers],

@@ -26,7 +26,7 @@ import jax.numpy as jnp
 from millrace._compat.jaxpr import as_function, spec_of
 from millrace.pipelines.programs.layouts import Layouts, moves, with_sums
 from millrace.pipelines.programs.split import Slot
-from millrace.pipelines.programs.split_update import Part, SplitUpdate
+from millrace.pipelines.programs.split_update import SplitUpdate, UpdatePart
 from millrace.pipelines.programs.stage_taps import bundle_of_update
 from millrace.pipelines.programs.stages import Stages, state_groups
 from millrace.plan import ROLES, Mode
@@ -85,7 +85,7 @@ class StageBuilder(Protocol):
         """What a stage accumulates into."""
         ...
 
-    def part(self, name: str, index: int, part: Part) -> Program:
+    def part(self, name: str, index: int, part: UpdatePart) -> Program:
         """A part of the update. Its first argument are the values that it replaces.
 
         Its results are its outputs, what it taps, and a zero to wait for: the outputs are replaced
@@ -226,7 +226,7 @@ class OneReplicaBuilder:
         zeros = self.stages.accumulator(self.stages.split.stages[index]).zeros
         return self.stages.program("zeros", index, zeros, (), (), with_sums(self.layouts, index))
 
-    def part(self, name: str, index: int, part: Part) -> Program:
+    def part(self, name: str, index: int, part: UpdatePart) -> Program:
         """A part of the update. Its first argument are the values that it replaces.
 
         Its results are its outputs, what it taps, and a zero to wait for: the outputs are replaced
@@ -252,7 +252,7 @@ class OneReplicaBuilder:
         return self._at_rest(program, index, part, replaced) if moves(self.stages.plan) else program
 
     def _at_rest(
-        self, program: Program, index: int, part: Part, replaced: Sequence[Slot]
+        self, program: Program, index: int, part: UpdatePart, replaced: Sequence[Slot]
     ) -> Program:
         """Returns a part of the update, with how its values lie between updates."""
         others = [slot for slot in part.inputs if slot not in replaced]
@@ -294,7 +294,7 @@ class OneReplicaBuilder:
 FACTOR = jax.ShapeDtypeStruct((), jnp.float32)
 
 
-def replaced_by(update: SplitUpdate, part: Part) -> list[Slot]:
+def replaced_by(update: SplitUpdate, part: UpdatePart) -> list[Slot]:
     """Returns the inputs of a part of an update whose memory its results take over."""
     others = [p for p in update.final.values() if p is not part]
     replaced = set(part.outputs) - {slot for other in others for slot in other.inputs}

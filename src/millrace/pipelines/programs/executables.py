@@ -33,7 +33,7 @@ from millrace.pipelines.programs.imported_stages import (
 )
 from millrace.pipelines.programs.layouts import DeviceLayouts
 from millrace.pipelines.programs.place import Marks
-from millrace.pipelines.programs.replica_builder import ReplicaBuilder, ReplicaLayouts
+from millrace.pipelines.programs.replica_builder import ReplicaLayouts, ReplicaStageBuilder
 from millrace.pipelines.programs.stages import trace_stages
 from millrace.plan import Mode, Plan
 from millrace.recomputation.segments import boundaries_found
@@ -303,4 +303,4 @@ def make_builder(
         stages = trace_stages(model, plan, calls, marks, state)
         return OneReplicaBuilder(stages, DeviceLayouts(stages, plans))
     stages = trace_stages(model, replace(plan, step_logs=False), calls, marks, state)
-    return ReplicaBuilder(stages, ReplicaLayouts(stages, plans))
+    return ReplicaStageBuilder(stages, ReplicaLayouts(stages, plans))

@@ -18,7 +18,7 @@ from millrace.pipelines.programs.builder import OneReplicaBuilder, StageBuilder
 from millrace.pipelines.programs.layouts import DeviceLayouts, Layouts
 from millrace.pipelines.programs.passes import Passes
 from millrace.pipelines.programs.split import Slot, Split
-from millrace.pipelines.programs.split_update import Part, SplitUpdate
+from millrace.pipelines.programs.split_update import SplitUpdate, UpdatePart
 from millrace.pipelines.programs.stages import Stages
 from millrace.plan import Mode, Plan
 from millrace.steps.program import Program
@@ -61,7 +61,7 @@ def _bare_passes(passes: Passes) -> Passes:
 
 
 def _bare_update(update: SplitUpdate) -> SplitUpdate:
-    def bare(parts: Mapping[int, Part]) -> dict[int, Part]:
+    def bare(parts: Mapping[int, UpdatePart]) -> dict[int, UpdatePart]:
         return {stage: replace(part, graph=_NOTHING) for stage, part in parts.items()}
 
     shared = update.shared
@@ -130,7 +130,7 @@ class ImportedBuilder:
         """What a stage accumulates into."""
         return self._without_trace.zeros(index)
 
-    def part(self, name: str, index: int, part: Part) -> Program:
+    def part(self, name: str, index: int, part: UpdatePart) -> Program:
         """A part of the update."""
         builder = self._builder()
         update = builder.stages.update

@@ -22,7 +22,7 @@ from millrace.devices import REPLICA
 from millrace.pipelines.programs.builder import OneReplicaBuilder, ReplicatedBuilder, replaced_by
 from millrace.pipelines.programs.replica_passes import forward_on_replicas, pass_on_replicas
 from millrace.pipelines.programs.split import Slot, Stage
-from millrace.pipelines.programs.split_update import Part
+from millrace.pipelines.programs.split_update import UpdatePart
 from millrace.pipelines.programs.stage_taps import across_rounds, bundle_of_update
 from millrace.pipelines.programs.stage_update import contributions
 from millrace.pipelines.programs.stages import Stages, state_groups
@@ -30,7 +30,7 @@ from millrace.plan import Mode, Plan
 from millrace.replicas import follow
 from millrace.replicas.follow import Follows, Rule
 from millrace.replicas.logs import ReplicaLogs, across_replicas, side_by_side
-from millrace.replicas.reduce import Reduction
+from millrace.replicas.reduce import GradientReduction
 from millrace.replicas.state import (
     layout_of,
     merged_metrics,
@@ -58,7 +58,7 @@ class ReplicaLayouts:
         plan, stages = self.plans[index], self._stages
         if slot.role == "gradient":
             _, weight = contributions(stages.split)[slot.index]
-            spec = Reduction([stages.trainable[weight]], plan).specs[0]
+            spec = GradientReduction([stages.trainable[weight]], plan).specs[0]
             return jax.sharding.NamedSharding(plan.group.mesh, spec)
         if slot.role in ("trainable", "optimizer"):
             return layout_of(plan, slot.role, stages.slot(slot))
@@ -72,12 +72,12 @@ class ReplicaLayouts:
         """Returns how what a stage accumulates into rests in host memory; None: it does not."""
         return self.reduction(index).rests
 
-    def reduction(self, index: int) -> Reduction:
+    def reduction(self, index: int) -> GradientReduction:
         """Returns what adds up a stage's gradients over replicas."""
         plan, trainable = self.plans[index], self._stages.split.stages[index].trainable
         accumulates = plan.mode is Mode.TRAIN
         variables = [self._stages.trainable[place] for place in trainable if accumulates]
-        return Reduction(variables, plan)
+        return GradientReduction(variables, plan)
 
     def tap_spec(self, index: int) -> PartitionSpec:
         """Returns how what a stage taps lies: each process has all that its stages tap."""
@@ -88,7 +88,7 @@ class ReplicaLayouts:
         return jax.sharding.NamedSharding(self.plans[index].group.mesh, self.tap_spec(index))
 
 
-class ReplicaBuilder:
+class ReplicaStageBuilder:
     """Makes the programs of several replicas, around those of one."""
 
     def __init__(self, stages: Stages, layouts: ReplicaLayouts):
@@ -215,7 +215,7 @@ class ReplicaBuilder:
         specs = (reduction.specs, PARTS, WHOLE)
         return self._under_mesh(index, program, settle, arguments, (PARTS, PARTS, WHOLE), specs)
 
-    def part(self, name: str, index: int, part: Part) -> Program:
+    def part(self, name: str, index: int, part: UpdatePart) -> Program:
         """A part of the update, on values that lie as they do between updates."""
         program = self._one.part(name, index, part)
         replaced = replaced_by(self.stages.update, part)

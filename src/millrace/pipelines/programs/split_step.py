@@ -9,7 +9,7 @@ import keras
 
 from millrace._compat.jaxpr import trace
 from millrace._compat.keras import compute_forward, layer_of
-from millrace.options import NO_TAPS, Taps
+from millrace.options import NO_TAPS, TapRequest
 from millrace.pipelines.assignment.calls import LayerCall, marked_calls
 from millrace.pipelines.programs.place import MODEL_SCOPE, Marks
 from millrace.pipelines.programs.split import Slot, Split, split
@@ -30,7 +30,7 @@ def split_step(
     state: State,
     batch: Any,
     each_step: bool,
-    taps: Taps = NO_TAPS,
+    taps: TapRequest = NO_TAPS,
 ) -> Split:
     """Traces the forward of one step and cuts it.
 

@@ -18,7 +18,7 @@ from millrace.pipelines.programs.split import Slot
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class UpdatePart:
     """A part of the update that one stage runs."""
 
     graph: Graph
@@ -31,9 +31,9 @@ class Part:
 class SplitUpdate:
     """An update as parts."""
 
-    partial: Mapping[int, Part]  # by stage; of those that have one
-    shared: Part | None  # at the last stage
-    final: Mapping[int, Part]  # by stage
+    partial: Mapping[int, UpdatePart]  # by stage; of those that have one
+    shared: UpdatePart | None  # at the last stage
+    final: Mapping[int, UpdatePart]  # by stage
     owners: Mapping[Slot, int]  # the stage at which a value of the optimizer lives
     taps: Any = None  # tree of the specs of what the update carries out
 
@@ -72,7 +72,7 @@ def split_update(
         for stage in sorted(set(flow.partial.values()))
     }
     shared = _part(graph, flow.shared, names, tuple(flow.partial)) if flow.shared else None
-    final: dict[int, Part] = {}
+    final: dict[int, UpdatePart] = {}
     where = {**owners, **_tap_homes(graph, results, stage_of, flow.shared, last), **homes}
     for stage in range(last + 1):
         own = [slot for slot in results if where[slot] == stage]
@@ -81,7 +81,7 @@ def split_update(
             part = _part(graph, outvars, names, flow.shared)
             new = tuple(slot for slot in own if slot.role != "tap")
             taps = tuple(slot.index for slot in own if slot.role == "tap")
-            final[stage] = Part(part.graph, part.inputs, new, taps)
+            final[stage] = UpdatePart(part.graph, part.inputs, new, taps)
     return SplitUpdate(partial, shared, final, owners)
 
 
@@ -183,7 +183,7 @@ class _Flow:
 
 def _part(
     graph: Graph, outvars: Sequence[Any], names: Mapping[Var, Slot], known: Sequence[Var] = ()
-) -> Part:
+) -> UpdatePart:
     part = pruned(used(graph, outvars, known))
     outputs = tuple(names[var] for var in outvars if not is_literal(var) and var in names)
-    return Part(part, tuple(names[var] for var in part.invars), outputs)
+    return UpdatePart(part, tuple(names[var] for var in part.invars), outputs)

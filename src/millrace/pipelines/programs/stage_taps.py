@@ -20,9 +20,9 @@ import keras
 from jax import lax
 
 from millrace.devices import REPLICA
-from millrace.options import Taps
+from millrace.options import TapRequest
 from millrace.pipelines.programs.split import Slot, Split
-from millrace.pipelines.programs.split_update import Part
+from millrace.pipelines.programs.split_update import UpdatePart
 from millrace.plan import Mode, Plan
 from millrace.records.tensors import Tensor
 from millrace.steps.accumulate import Gradients
@@ -123,13 +123,17 @@ class StageTaps:
             optimizer.tap_micro_gradients(list(gradients), [variables[place] for place in places])
 
 
-def bundle_of_update(tapped: Any, part: Part, stage: int) -> Bundle | None:
+def bundle_of_update(tapped: Any, part: UpdatePart, stage: int) -> Bundle | None:
     """What a stage's part of the update taps, of all that the update does."""
     return bundle_of(tapped, part.taps, stage)
 
 
 def tap_stage_update(
-    model: keras.Model, split: Split, taps: Taps, gradients: Gradients, optimizer: Sequence[Any]
+    model: keras.Model,
+    split: Split,
+    taps: TapRequest,
+    gradients: Gradients,
+    optimizer: Sequence[Any],
 ) -> None:
     """Taps what is wanted of the gradients that are about to be applied.
 

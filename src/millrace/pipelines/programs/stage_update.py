@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import keras
 
 from millrace._compat.jaxpr import trace
-from millrace.options import NO_TAPS, Accumulation, Taps
+from millrace.options import NO_TAPS, Accumulation, TapRequest
 from millrace.pipelines.programs.split import Slot, Split
 from millrace.pipelines.programs.split_update import SplitUpdate, split_update
 from millrace.pipelines.programs.stage_taps import halted_unless_finite, homes_of, tap_stage_update
@@ -31,7 +31,7 @@ def split_stage_update(
     trainable: Any,
     optimizer: Any,
     accumulation: Accumulation,
-    taps: Taps = NO_TAPS,
+    taps: TapRequest = NO_TAPS,
 ) -> SplitUpdate:
     """Traces one update and cuts it.
 

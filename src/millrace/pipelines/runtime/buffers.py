@@ -13,17 +13,17 @@ from typing import Any
 
 from millrace.pipelines.programs.stage_taps import Bundle
 
-Place = tuple[int, int]  # stage, micro-batch
+StageMicroBatch = tuple[int, int]  # stage, micro-batch
 
 
 class Buffers:
     """Arrays that wait for the task that takes them. They may still be being computed."""
 
     def __init__(self) -> None:
-        self._carried: dict[Place, dict[int, Any]] = {}
-        self._cotangents: dict[Place, dict[tuple[int, int], Any]] = {}
-        self._held: dict[Place, Any] = {}
-        self._kept: dict[Place, Any] = {}
+        self._carried: dict[StageMicroBatch, dict[int, Any]] = {}
+        self._cotangents: dict[StageMicroBatch, dict[tuple[int, int], Any]] = {}
+        self._held: dict[StageMicroBatch, Any] = {}
+        self._kept: dict[StageMicroBatch, Any] = {}
         self._sets: dict[int, int] = {}
         self.newest: Any = None  # the value sent last
         # What was tapped, for the host: micro-batch, what it is, and arrays that are small or that

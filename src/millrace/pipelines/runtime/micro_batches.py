@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from millrace.feeds.block import Segment
+from millrace.feeds.block import BlockSlice
 from millrace.pipelines.programs.builder import StageBuilder
 from millrace.pipelines.runtime.tasks import StageTasks
 from millrace.pipelines.runtime.update import StageUpdate
@@ -49,7 +49,7 @@ class MicroBatch(NamedTuple):
 
 
 def micro_batches(
-    segments: Iterable[Segment], shape_of: Callable[[BatchSpec], Shape], replicas: int
+    segments: Iterable[BlockSlice], shape_of: Callable[[BatchSpec], Shape], replicas: int
 ) -> Iterator[MicroBatch]:
     """Yields the micro-batches of segments."""
     for segment in segments:

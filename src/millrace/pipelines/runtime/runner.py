@@ -16,8 +16,8 @@ import jax
 import numpy as np
 
 from millrace.compiled_loop.protocol import ExecutionSteps
-from millrace.compiled_loop.result import Halted, Outlet, Part
-from millrace.feeds.block import Segment
+from millrace.compiled_loop.result import CallResult, Halted, TapSink
+from millrace.feeds.block import BlockSlice
 from millrace.interrupts import raise_if_interrupted
 from millrace.pipelines.runtime.buffers import Buffers
 from millrace.pipelines.runtime.kept_state import KeptState
@@ -43,7 +43,7 @@ FORWARD_AHEAD = 2  # micro-batches per stage by which evaluation may be ahead of
 class PipelineRunner:
     """Runs micro-batches with the executables of one mode of one model."""
 
-    def __init__(self, shapes: Shapes, outlet: Outlet):
+    def __init__(self, shapes: Shapes, outlet: TapSink):
         """Makes a runner.
 
         Args:
@@ -68,7 +68,7 @@ class PipelineRunner:
         # The newest state of a running execution; what is left of it if the execution fails.
         self.state: State | None = None
 
-    def run(self, state: State, execution: ExecutionSteps) -> tuple[State, list[Part]]:
+    def run(self, state: State, execution: ExecutionSteps) -> tuple[State, list[CallResult]]:
         """Runs one execution and does not wait for it; see `Runner.run`.
 
         Each micro-batch has a result of its own, so only the segments of the execution matter.
@@ -87,7 +87,7 @@ class PipelineRunner:
             if self._plan.mode is not Mode.TRAIN:
                 self._settle(self._shapes.first()[1], [[]] * len(self._groups), steps)
             if not parts and self._plan.mode is not Mode.PREDICT:
-                parts = [Part(self._logs(self._values), steps, 1)]
+                parts = [CallResult(self._logs(self._values), steps, 1)]
             state = self._values.state()
             self._kept.keep(state, self._values)
             self._taps.end(state, self._shapes.first()[1])
@@ -95,8 +95,8 @@ class PipelineRunner:
         self.state = self._values = None
         return state, parts
 
-    def _run(self, state: State, segments: Iterable[Segment]) -> tuple[list[Part], int]:
-        parts: list[Part] = []
+    def _run(self, state: State, segments: Iterable[BlockSlice]) -> tuple[list[CallResult], int]:
+        parts: list[CallResult] = []
         steps = 0
         trains = self._plan.mode is Mode.TRAIN
         size = self._plan.update_steps if trains else 1
@@ -136,7 +136,7 @@ class PipelineRunner:
         self._kept.release()
         self._taps.forget()
 
-    def _update(self, batches: list[MicroBatch], state: StageState) -> list[Part]:
+    def _update(self, batches: list[MicroBatch], state: StageState) -> list[CallResult]:
         """Runs one update, and returns a part for each micro-batch if they have results."""
         first = batches[0].shape
         reduction = self._plan.accumulation.reduction
@@ -155,7 +155,7 @@ class PipelineRunner:
             given = 0.0 if reduction.is_running else weights[task.micro_batch]
             return np.float32(coefficient_of(reduction, given, before))
 
-        parts: list[Part] = []
+        parts: list[CallResult] = []
         before = self._taps.before(state, first)
         for task in order:
             number = task.micro_batch
@@ -201,7 +201,7 @@ class PipelineRunner:
             before.restore()
         return parts
 
-    def _forward(self, batches: list[MicroBatch], state: StageState) -> list[Part]:
+    def _forward(self, batches: list[MicroBatch], state: StageState) -> list[CallResult]:
         """Runs one micro-batch through all stages; the devices overlap without being told."""
         (micro_batch,), buffers = batches, Buffers()
         counted = micro_batch.counted(self._replicas)
@@ -224,7 +224,7 @@ class PipelineRunner:
 
     def _parts(
         self, results: dict[int, Any], micro_batch: MicroBatch, state: StageState
-    ) -> list[Part]:
+    ) -> list[CallResult]:
         """Returns the part of a micro-batch, if it has results."""
         tree = jax.tree.structure(micro_batch.shape.builder.stages.split.result)
         if results:
@@ -233,7 +233,7 @@ class PipelineRunner:
             result = self._logs(state)
         else:
             return []
-        return [Part(result, micro_batch.steps, self._replicas, micro_batch.first)]
+        return [CallResult(result, micro_batch.steps, self._replicas, micro_batch.first)]
 
     def _logs(self, state: StageState) -> Any:
         """Returns the logs of the last step, where they follow from the metrics."""

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from millrace.compiled_loop.result import Halted, Outlet, Part
+from millrace.compiled_loop.result import CallResult, Halted, TapSink
 from millrace.devices import DeviceGroup
 from millrace.errors import TapError
 from millrace.pipelines.programs.builder import StageBuilder
@@ -36,7 +36,7 @@ from millrace.taps.tensors import Rows
 class TapParts:
     """Makes the parts of an execution's taps, and says where it has to be halted."""
 
-    def __init__(self, plan: Plan, groups: Sequence[DeviceGroup], outlet: Outlet):
+    def __init__(self, plan: Plan, groups: Sequence[DeviceGroup], outlet: TapSink):
         """Makes none yet.
 
         Args:
@@ -96,11 +96,11 @@ class TapParts:
         self._done += sum(each.steps for each in micro_batches)
         if any(steps):
             made = [
-                Part(None, each.steps, self._replicas, each.first, Taps(steps=tapped))
+                CallResult(None, each.steps, self._replicas, each.first, Taps(steps=tapped))
                 for each, tapped in zip(micro_batches, steps, strict=True)
             ]
         elif updates or halted is not None:  # nothing that tells the micro-batches apart
-            made = [Part(None, sum(each.steps for each in micro_batches), self._replicas)]
+            made = [CallResult(None, sum(each.steps for each in micro_batches), self._replicas)]
         else:
             return False
         if self._trains:

@@ -103,7 +103,7 @@ class Edge:
 Specs = Sequence[jax.ShapeDtypeStruct]
 # Takes arrays of a group, None where another process has it; returns them on another group, None
 # where another process has that.
-Carry = Callable[[list[Any] | None, Specs], list[Any] | None]
+MoveArrays = Callable[[list[Any] | None, Specs], list[Any] | None]
 
 
 def on_device(value: Any, device: jax.Device) -> Any:
@@ -132,7 +132,7 @@ def takes_part(*groups: DeviceGroup) -> bool:
     return any(group.local for group in groups)
 
 
-def make_carry(source: DeviceGroup, target: DeviceGroup) -> Carry:
+def make_carry(source: DeviceGroup, target: DeviceGroup) -> MoveArrays:
     """Returns what carries arrays from one group to another, of which this process has a device."""
     if source == target:
         return lambda arrays, specs: arrays
@@ -192,7 +192,7 @@ class Sent(NamedTuple):
 class Route(NamedTuple):
     """The way to one group."""
 
-    move: Carry
+    move: MoveArrays
     sent: list[Sent]
     specs: Specs
 

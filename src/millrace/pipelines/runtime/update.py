@@ -20,12 +20,12 @@ from millrace.compiling.executable import Executable
 from millrace.devices import DeviceGroup
 from millrace.pipelines.programs.builder import StageBuilder, replaced_by
 from millrace.pipelines.programs.split import Slot
-from millrace.pipelines.programs.split_update import Part
+from millrace.pipelines.programs.split_update import UpdatePart
 from millrace.pipelines.programs.stage_taps import Bundle, bundle_of_update
 from millrace.pipelines.programs.stage_update import contributions
 from millrace.pipelines.runtime.stage_state import StageState
 from millrace.pipelines.runtime.tasks import Find
-from millrace.pipelines.runtime.transfer import Carry, Specs, make_carry, takes_part
+from millrace.pipelines.runtime.transfer import MoveArrays, Specs, make_carry, takes_part
 
 # Values of an update by slot and stage; None for the stage that made them.
 Known = dict[tuple[Slot, int | None], Any]
@@ -35,7 +35,7 @@ class _Move(NamedTuple):
     source: int  # stage
     target: int
     slots: list[Slot]
-    carry: Carry
+    carry: MoveArrays
     specs: Specs
 
 
@@ -203,12 +203,16 @@ class StageUpdate:
         state.refresh()
         return probes
 
-    def _run(self, name: str, stage: int, part: Part, known: Known, state: StageState) -> None:
+    def _run(
+        self, name: str, stage: int, part: UpdatePart, known: Known, state: StageState
+    ) -> None:
         if self._here[stage]:
             *outputs, _ = self._call(name, stage, part, self._inputs(part, stage, known, state))
             known.update(((s, None), v) for s, v in zip(part.outputs, outputs, strict=True))
 
-    def _inputs(self, part: Part, stage: int, known: Known, state: StageState) -> dict[Slot, Any]:
+    def _inputs(
+        self, part: UpdatePart, stage: int, known: Known, state: StageState
+    ) -> dict[Slot, Any]:
         values: dict[Slot, Any] = {}
         for slot in part.inputs:
             if (slot, stage) in known:  # from another process
@@ -221,7 +225,7 @@ class StageUpdate:
                 values[slot] = state.lay(known[slot, None], slot, stage)
         return values
 
-    def _call(self, name: str, stage: int, part: Part, values: dict[Slot, Any]) -> list[Any]:
+    def _call(self, name: str, stage: int, part: UpdatePart, values: dict[Slot, Any]) -> list[Any]:
         if (name, stage) not in self._found:
             run = self._find(name, stage, lambda: self._builder.part(name, stage, part))
             self._found[name, stage] = run, replaced_by(self._builder.stages.update, part)
