@@ -1,11 +1,11 @@
 """Which calls of compiled code an execution makes: one plan for who runs them and who reads them.
 
-    segment      |0 1 2 3 4 5 6 7 8 9|                     accumulation 4
-    calls         run(0, 8)  zeros  accumulate(8, 2)       the next segment goes on
-    segment      |0 1 ...
+    slice        |0 1 2 3 4 5 6 7 8 9|                     accumulation 4
+    calls         run(0, 8)  zeros  accumulate(8, 2)       the next slice goes on
+    slice        |0 1 ...
     calls         accumulate(0, 2)  apply  ...
 
-Nearly all updates lie whole in one segment.
+Nearly all updates lie whole in one slice.
 """
 
 from collections.abc import Iterator
@@ -34,7 +34,7 @@ class Forms(NamedTuple):
 
 
 class CallPlan:
-    """The calls of one execution, segment by segment."""
+    """The calls of one execution, slice by slice."""
 
     def __init__(self, plan: Plan, longest: int, chunk: int | None, single_steps: bool):
         """Begins an execution.
@@ -50,8 +50,8 @@ class CallPlan:
         self._longest, self._chunk, self._single_steps = longest, chunk, single_steps
         self._begun: int | None = None  # steps of an update that is not over
 
-    def of_segment(self, start: int, count: int, forms: Forms) -> Iterator[Call]:
-        """Yields the calls for a segment.
+    def of_slice(self, start: int, count: int, forms: Forms) -> Iterator[Call]:
+        """Yields the calls for a slice of a block.
 
         Args:
             start: its first step in its block.

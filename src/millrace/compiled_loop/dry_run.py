@@ -62,9 +62,9 @@ class LoopDryRun:
             self._executables.see(specs_of_programs(blocks.base, state))
             blocks.make_room(execution.longest)
             calls = CallPlan(blocks.base, execution.longest, execution.chunk, self._single_steps)
-            for segment in execution.segments:
-                blocks.enter(segment.block)
-                for call in calls.of_segment(segment.start, segment.count, blocks.forms):
+            for block_slice in execution.slices:
+                blocks.enter(block_slice.block)
+                for call in calls.of_slice(block_slice.start, block_slice.count, blocks.forms):
                     self._compile(call, found)
             for call in calls.rest():
                 self._compile(call, found)

@@ -18,7 +18,7 @@ Programs = TypeVar("Programs", covariant=True)
 class ExecutionSteps(NamedTuple):
     """The steps of one execution."""
 
-    segments: Iterable[BlockSlice]  # in order; each is dispatched as soon as it is there
+    slices: Iterable[BlockSlice]  # in order; each is dispatched as soon as it is there
     longest: int  # steps of a full execution, which decides how far unrolled code goes
     chunk: int | None = None  # steps of a call, at most, where someone waits for early results
 

@@ -1,6 +1,6 @@
 """Runs one execution of an unpipelined model: as few calls of compiled code as its blocks allow.
 
-    execution.segments -> CallPlan -> calls -> executables -> parts, for each call with a result
+    execution.slices -> CallPlan -> calls -> executables -> parts, for each call with a result
 
 With replicas an update accumulates over the batches of all of them.
 """
@@ -118,10 +118,10 @@ class ScanRunner:
 
     def _run(self, state: State, execution: ExecutionSteps, parts: list[CallResult]) -> State:
         calls = CallPlan(self._plan, execution.longest, execution.chunk, self._single_steps)
-        for segment in execution.segments:
-            if segment.block is not self._block:
-                self._enter(segment.block)
-            for call in calls.of_segment(segment.start, segment.count, self._blocks.forms):
+        for block_slice in execution.slices:
+            if block_slice.block is not self._block:
+                self._enter(block_slice.block)
+            for call in calls.of_slice(block_slice.start, block_slice.count, self._blocks.forms):
                 state = self._calls[call.program](call, state, parts)
                 if self.halted is not None:
                     return state

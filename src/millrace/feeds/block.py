@@ -4,7 +4,7 @@
     block on the device            x[capacity, 32, 64]  y[capacity, 32]
     with replicas                  x[capacity / replicas, replicas, 32, 64]  y[...]
 
-Executions do not have to end where blocks do: an execution takes segments `(block, start, count)`.
+Executions do not have to end where blocks do: an execution takes slices `(block, start, count)`.
 Batch `j` of the data goes to replica `j % replicas`, so a row of a block with replicas is a round:
 a step of each of them. A process keeps the batches of its own replicas only.
 """

@@ -60,10 +60,10 @@ class Infeed:
             if block is None:
                 return
             count = min(steps, block.steps - self._used)
-            segment = BlockSlice(block, block.first + self._used, count)
+            block_slice = BlockSlice(block, block.first + self._used, count)
             self._used += count
             steps -= count
-            yield segment
+            yield block_slice
 
     def has_more(self) -> bool:
         """Waits until it is known whether another step follows."""

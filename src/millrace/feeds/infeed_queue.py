@@ -99,12 +99,12 @@ class InfeedQueue:
             if self._feed is None:
                 self._open()
             try:
-                segment = next(self._feed.take(TOGETHER), None)  # type: ignore[union-attr]
+                block_slice = next(self._feed.take(TOGETHER), None)  # type: ignore[union-attr]
             except BaseException as error:
                 if isinstance(error, Exception):  # and not Ctrl-C while waiting
                     self._error = error
                 raise
-            if segment is None:
+            if block_slice is None:
                 self._error = DataError(
                     f"The data set of an infeed queue has ended after {self._delivered} elements, "
                     "and a loop asks for one more. Run the loop for no more turns than there are "
@@ -112,8 +112,8 @@ class InfeedQueue:
                     "it anew."
                 )
                 raise self._error
-            self._block, self._next = segment.block, 0
-            return segment.block
+            self._block, self._next = block_slice.block, 0
+            return block_slice.block
 
     def take(self, at_most: int) -> BlockSlice:
         """Takes the next elements: all that are ready in one block, at least one.

@@ -2,7 +2,7 @@
 
     for begin, end, execution in epoch_iterator:             Keras
         logs, state = train_function(state, execution)       fit/functions.py
-            execution.take() -> segments                     feeds/infeed.py
+            execution.take() -> slices                     feeds/infeed.py
 
 Where Keras steps through its data adapter, this adapter is stacked into blocks ahead of time.
 """
@@ -48,11 +48,11 @@ class Execution:
         self.missing = 0  # steps that the data had no batch for
 
     def take(self) -> Iterator[BlockSlice]:
-        """Yields the execution's segments as they become ready."""
+        """Yields the execution's slices as they become ready."""
         left = self.steps
-        for segment in self._epoch.infeed().take(left):
-            left -= segment.count
-            yield segment
+        for block_slice in self._epoch.infeed().take(left):
+            left -= block_slice.count
+            yield block_slice
         self.missing = left
 
     def check_mode(self, mode: Mode) -> None:

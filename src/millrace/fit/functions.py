@@ -100,20 +100,20 @@ class LoopFunction:
         self._log.position = self._place
         if isinstance(iterator, Execution):
             iterator.check_mode(self.mode)
-            segments: Iterable[BlockSlice] = iterator.take()
+            slices: Iterable[BlockSlice] = iterator.take()
             longest = iterator.longest
             self._place.begin(iterator.epoch, iterator.begin)
         else:
             check_iterator(self._controller, self.mode)
             self._place.begin(None, 0)
-            segments = self._segments_of(iterator)
-            longest = sum(segment.count for segment in segments)
+            slices = self._slices_of(iterator)
+            longest = sum(block_slice.count for block_slice in slices)
         self.last = LastExecution(longest, self.last.batch)
-        segments = self._noted(segments)
+        slices = self._noted(slices)
         dispatches = runner.dispatches
         chunk = self._chunk(step_logs)
         try:
-            state, parts = runner.run(as_state(state), ExecutionSteps(segments, longest, chunk))
+            state, parts = runner.run(as_state(state), ExecutionSteps(slices, longest, chunk))
         except BaseException as error:
             with contextlib.suppress(Exception):  # what follows from this one
                 self._end_deliveries()
@@ -170,12 +170,12 @@ class LoopFunction:
         """Returns what runs an execution, with the options that are in force now."""
         return self._runner(self._controller.setup.options.asynchronous_callbacks)
 
-    def _noted(self, segments: Iterable[BlockSlice]) -> Iterator[BlockSlice]:
+    def _noted(self, slices: Iterable[BlockSlice]) -> Iterator[BlockSlice]:
         """Takes note of the batches, for what is said of an execution that fails."""
-        for segment in segments:
-            self.last = self.last._replace(batch=segment.block.spec)
-            yield segment
-            self._place.add(segment.count)
+        for block_slice in slices:
+            self.last = self.last._replace(batch=block_slice.block.spec)
+            yield block_slice
+            self._place.add(block_slice.count)
 
     @property
     def offloads(self) -> bool:
@@ -241,7 +241,7 @@ class LoopFunction:
         if state is not None and not any(leaf.is_deleted() for leaf in jax.tree.leaves(state)):
             restore_state(self._controller.model, state)
 
-    def _segments_of(self, iterator: Iterator[Any]) -> list[BlockSlice]:
+    def _slices_of(self, iterator: Iterator[Any]) -> list[BlockSlice]:
         controller, setup = self._controller, self._controller.setup
         longest = max(controller.model.steps_per_execution, setup.update_steps(self.mode))
         batches = [batch for batch, _ in zip(iterator, range(longest), strict=False)]

@@ -246,8 +246,8 @@ class DescribedFunction(LoopFunction):
             if dry_run is None:
                 dry_run = self._dry_runs[id(each.runner)] = each.runner.dry_run()
             state = state_specs(self._controller.model, self.mode)
-            for segments in each.steps.executions:
-                dry_run.compile(state, ExecutionSteps(segments, each.steps.longest))
+            for slices in each.steps.executions:
+                dry_run.compile(state, ExecutionSteps(slices, each.steps.longest))
 
     def _on_batch(self, iterator: Iterator[Any]) -> DescribedSteps:
         controller = self._controller

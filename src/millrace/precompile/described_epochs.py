@@ -102,8 +102,8 @@ class DescribedEpochIterator(FeedEpochIterator):
                 steps[-1] = spec.of_rows(rest)
             executions = streamed(steps, counts, shape)
         found: dict[BatchSpec, int] = {}
-        for segment in (segment for each in executions for segment in each):
-            found[segment.block.spec] = found.get(segment.block.spec, 0) + segment.count
+        for block_slice in (block_slice for each in executions for block_slice in each):
+            found[block_slice.block.spec] = found.get(block_slice.block.spec, 0) + block_slice.count
         return DescribedSteps(
             _distinct(executions, shape.replicas), self.steps_per_execution, batch, found
         )
@@ -112,7 +112,7 @@ class DescribedEpochIterator(FeedEpochIterator):
 def streamed(
     steps: list[BatchSpec], counts: Iterable[int], shape: BlockShape
 ) -> list[tuple[BlockSlice, ...]]:
-    """Returns the segments of executions whose blocks are stacked as batches come.
+    """Returns the slices of executions whose blocks are stacked as batches come.
 
     Args:
         steps: specs of the batches.
@@ -122,7 +122,7 @@ def streamed(
     executions: list[tuple[BlockSlice, ...]] = []
     position = 0
     for count in counts:
-        end, segments = position + count, []
+        end, slices = position + count, []
         while position < end:
             first = position % shape.replicas
             spec = steps[position]
@@ -130,26 +130,26 @@ def streamed(
             room = shape.room(position)
             most = min(capacity - first, end - position, room or capacity)
             number = next((n for n in range(most) if steps[position + n] != spec), most)
-            segments.append(BlockSlice(Block(None, spec, capacity, number, first), first, number))
+            slices.append(BlockSlice(Block(None, spec, capacity, number, first), first, number))
             position += number
-        executions.append(tuple(segments))
+        executions.append(tuple(slices))
     return executions
 
 
 def _cut(blocks: Iterable[Block], counts: Iterable[int]) -> list[tuple[BlockSlice, ...]]:
-    """Returns the segments of executions that go on through blocks, as `Infeed.take` gives them."""
+    """Returns the slices of executions that go on through blocks, as `Infeed.take` gives them."""
     executions: list[tuple[BlockSlice, ...]] = []
     blocks = iter(blocks)
     block, used = next(blocks), 0
     for count in counts:
-        segments = []
+        slices = []
         while count:
             if used == block.steps:
                 block, used = next(blocks), 0
             number = min(count, block.steps - used)
-            segments.append(BlockSlice(block, block.first + used, number))
+            slices.append(BlockSlice(block, block.first + used, number))
             used, count = used + number, count - number
-        executions.append(tuple(segments))
+        executions.append(tuple(slices))
     return executions
 
 

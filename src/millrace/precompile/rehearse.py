@@ -50,12 +50,12 @@ def described_execution(controller: Controller, mode: Mode, batches: Batches) ->
     shape = controller.feeds.block_shape(setup, mode, steps)
     # Arrays that are kept on the device are cut into blocks of an epoch, not of an execution.
     capacity = shape.capacity(batches.spec, batches.per_epoch or steps)
-    segments = [
+    slices = [
         BlockSlice(Block(None, batches.spec, capacity, count), 0, count)
         for begin in range(0, steps, capacity)
         for count in [min(capacity, steps - begin)]
     ]
-    return ExecutionSteps(segments, steps)
+    return ExecutionSteps(slices, steps)
 
 
 def steps_of_execution(setup: Setup, mode: Mode, batches: Batches) -> int:

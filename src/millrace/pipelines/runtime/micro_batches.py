@@ -49,14 +49,14 @@ class MicroBatch(NamedTuple):
 
 
 def micro_batches(
-    segments: Iterable[BlockSlice], shape_of: Callable[[BatchSpec], Shape], replicas: int
+    slices: Iterable[BlockSlice], shape_of: Callable[[BatchSpec], Shape], replicas: int
 ) -> Iterator[MicroBatch]:
-    """Yields the micro-batches of segments."""
-    for segment in segments:
-        shape = shape_of(segment.block.spec)
-        leaves = jax.tree.leaves(segment.block.batches)
-        end = segment.start + segment.count
-        step = segment.start
+    """Yields the micro-batches of slices."""
+    for block_slice in slices:
+        shape = shape_of(block_slice.block.spec)
+        leaves = jax.tree.leaves(block_slice.block.batches)
+        end = block_slice.start + block_slice.count
+        step = block_slice.start
         while step < end:
             entry, first = divmod(step, replicas)
             steps = min(replicas - first, end - step)

@@ -71,13 +71,13 @@ class PipelineRunner:
     def run(self, state: State, execution: ExecutionSteps) -> tuple[State, list[CallResult]]:
         """Runs one execution and does not wait for it; see `Runner.run`.
 
-        Each micro-batch has a result of its own, so only the segments of the execution matter.
+        Each micro-batch has a result of its own, so only the slices of the execution matter.
         """
         self.state, self._values, self._task_seconds = state, None, []
         self._taps.forget()
         self._in_flight = (0,) * len(self._groups)
         try:
-            parts, steps = self._run(state, execution.segments)
+            parts, steps = self._run(state, execution.slices)
         except BaseException:
             # Micro-batches of the update that failed have changed some of the state already.
             self.state = self._values.state() if self._values is not None else state
@@ -95,12 +95,12 @@ class PipelineRunner:
         self.state = self._values = None
         return state, parts
 
-    def _run(self, state: State, segments: Iterable[BlockSlice]) -> tuple[list[CallResult], int]:
+    def _run(self, state: State, slices: Iterable[BlockSlice]) -> tuple[list[CallResult], int]:
         parts: list[CallResult] = []
         steps = 0
         trains = self._plan.mode is Mode.TRAIN
         size = self._plan.update_steps if trains else 1
-        rest = micro_batches(segments, lambda spec: self._shapes.of(spec, state), self._replicas)
+        rest = micro_batches(slices, lambda spec: self._shapes.of(spec, state), self._replicas)
         while batches := next_update(rest, size):
             if self._values is None:
                 self._values = self._kept.enter(self._plan.mode, state, batches[0].shape)

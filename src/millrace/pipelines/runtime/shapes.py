@@ -80,10 +80,10 @@ class PipelineDryRun:
 
     def programs(self, state: Any, execution: ExecutionSteps) -> StagePrograms:
         """Returns what an update of the first micro-batch's shape runs, compiled."""
-        shapes, spec = self._shapes, next(iter(execution.segments)).block.spec
+        shapes, spec = self._shapes, next(iter(execution.slices)).block.spec
         return shapes.compiled.programs(shapes.chosen(spec, state), state)
 
     def compile(self, state: Any, execution: ExecutionSteps) -> None:
         """Compiles what an execution runs, for its runner to have it."""
-        for spec in dict.fromkeys(segment.block.spec for segment in execution.segments):
+        for spec in dict.fromkeys(block_slice.block.spec for block_slice in execution.slices):
             self._shapes.of(spec, state)
