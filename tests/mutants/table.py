@@ -39,7 +39,7 @@ TESTS = {
         "tests/equivalence/test_reductions.py",
     ),
     "reductions": (
-        "tests/replicas/test_follow.py",
+        "tests/replicas/test_state_rules.py",
         "tests/replicas/test_reduce.py",
         "tests/equivalence/test_replicas.py",
         "tests/equivalence/test_reductions.py",

@@ -18,7 +18,7 @@ from jax.sharding import PartitionSpec
 from millrace._compat.jax_memory import Space
 from millrace.devices import REPLICA
 from millrace.plan import LoopForm, Mode, Plan
-from millrace.replicas import follow
+from millrace.replicas import state_rules
 from millrace.replicas.logs import ReplicaRecords
 from millrace.replicas.reduce import GradientReduction, add_up
 from millrace.replicas.traced_step import TracedStep
@@ -153,10 +153,10 @@ class Rounds:
 
         def agree(accumulated: Any, steps: Any) -> Any:
             own = [value[0] for value in accumulated]
-            shares = follow.shares(rules, own[size:], *self._had(0, steps))
+            shares = state_rules.shares(rules, own[size:], *self._had(0, steps))
             gradients, added = self._reduction.add_up(own[:size], shares)
             active = jnp.minimum(steps, self._plan.replicas)
-            return gradients, follow.merged(rules, own[size:], added, active)
+            return gradients, state_rules.merged(rules, own[size:], added, active)
 
         gradients, agreed = jax.shard_map(
             agree,
@@ -196,11 +196,11 @@ class Rounds:
                 active = (step >= first) & (step < end)
                 before, steps = step - first, end - first
             batch = jax.tree.map(lambda leaf: leaf[0], batch_at(batches, number))
-            begun = follow.begin(rules, non_trainable, before)
+            begun = state_rules.begin(rules, non_trainable, before)
             gradients, ended, new, result, tapped = self._step.run(
                 trainable, optimizer, begun, metrics, batch
             )
-            non_trainable = follow.end(rules, non_trainable, ended, active, steps)
+            non_trainable = state_rules.end(rules, non_trainable, ended, active, steps)
             factor = coefficient
             if self._is_running:
                 # The update begins with replica 0, so the steps before this one tell how many.
@@ -236,13 +236,13 @@ class Rounds:
         """
         non_trainable, metrics, records = rest
         rules = self._step.rules
-        shares = follow.shares(rules, non_trainable, *self._had(start, count))
+        shares = state_rules.shares(rules, non_trainable, *self._had(start, count))
         if sums is None:
             added = add_up(shares, self._plan)
         else:
             sums, added = self._reduction.add_up(sums, shares)
         active = jnp.minimum(count, self._plan.replicas)
-        agreed = follow.merged(rules, non_trainable, added, active)
+        agreed = state_rules.merged(rules, non_trainable, added, active)
         return (agreed, [value[None] for value in metrics], records), sums
 
     def _given(self, state: State, records: Any) -> Any:

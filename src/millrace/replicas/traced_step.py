@@ -7,7 +7,7 @@ import keras
 
 from millrace._compat.jaxpr import Graph, as_function, primitive_counts, trace, variables
 from millrace.plan import ROLES, Mode, Plan
-from millrace.replicas.follow import Rule, find_rule
+from millrace.replicas.state_rules import Rule, find_rule
 from millrace.steps.program import batch_specs
 from millrace.steps.state import State
 from millrace.steps.step import make_gradient_step, make_step

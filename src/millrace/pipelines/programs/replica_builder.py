@@ -27,8 +27,7 @@ from millrace.pipelines.programs.stage_taps import across_rounds, bundle_of_upda
 from millrace.pipelines.programs.stage_update import contributions
 from millrace.pipelines.programs.stages import Stages, state_groups
 from millrace.plan import Mode, Plan
-from millrace.replicas import follow
-from millrace.replicas.follow import Follows, Rule
+from millrace.replicas import state_rules
 from millrace.replicas.logs import ReplicaLogs, across_replicas, side_by_side
 from millrace.replicas.reduce import GradientReduction
 from millrace.replicas.state import (
@@ -39,6 +38,7 @@ from millrace.replicas.state import (
     whole_spec,
     with_axis,
 )
+from millrace.replicas.state_rules import MergeRule, Rule
 from millrace.steps.program import Program
 from millrace.steps.state import Values
 
@@ -121,14 +121,14 @@ class ReplicaStageBuilder:
             self._rules[index] = [
                 None
                 if slot.role == "metric"
-                else follow.find_rule(stage.graph, inputs.get(slot), results[slot])
+                else state_rules.find_rule(stage.graph, inputs.get(slot), results[slot])
                 for slot in state_groups(stage)[1]
             ]
         return self._rules[index]
 
     def is_whole(self, index: int) -> list[bool]:
         """Returns which of the values that a stage's forward changes all replicas share."""
-        return [rule is not None and rule.follows is Follows.COUNTER for rule in self.rules(index)]
+        return [rule is not None and rule.merge is MergeRule.COUNTER for rule in self.rules(index)]
 
     def forward(self, index: int) -> Program:
         """One micro-batch of each replica through a stage."""
@@ -199,9 +199,9 @@ class ReplicaStageBuilder:
             followed = [rule for rule in known if rule is not None]
             me, active = lax.axis_index(REPLICA), jnp.minimum(steps[1], plan.replicas)
             had, last = me < active, me == (steps[1] - 1) % plan.replicas
-            shares = follow.shares(followed, others, had, last)
+            shares = state_rules.shares(followed, others, had, last)
             gradients, sums = reduction.add_up(own_part(sums), [*metrics, *shares])
-            agreed = iter(follow.merged(followed, others, sums[len(metrics) :], active))
+            agreed = iter(state_rules.merged(followed, others, sums[len(metrics) :], active))
             totals = iter(sums)
             whole = [next(totals if rule is None else agreed) for rule in known]
             # Each replica's metrics stay its own; all else is the same from here on.

@@ -12,9 +12,9 @@ from jax import lax
 
 from millrace.devices import REPLICA
 from millrace.pipelines.programs.stage_taps import across_rounds
-from millrace.replicas import follow
-from millrace.replicas.follow import Follows, Rule
+from millrace.replicas import state_rules
 from millrace.replicas.state import own_part, with_axis
+from millrace.replicas.state_rules import MergeRule, Rule
 
 Function = Callable[..., Any]
 
@@ -37,12 +37,12 @@ def forward_on_replicas(
         before = lax.axis_index(REPLICA) - steps[0]
         active = (before >= 0) & (before < steps[1])
         old = [v if shared else v[0] for v, shared in zip(changing, whole, strict=True)]
-        known = [rule or Rule(Follows.LAST) for rule in rules]
-        begun = follow.begin(known, old, before)
+        known = [rule or Rule(MergeRule.LAST) for rule in rules]
+        begun = state_rules.begin(known, old, before)
         sent, new, made, residuals = function(
             weights, fixed, begun, own_part(batch), own_part(carried)
         )
-        new = follow.end(known, old, new, active, steps[1])
+        new = state_rules.end(known, old, new, active, steps[1])
         new = [v if shared else v[None] for v, shared in zip(new, whole, strict=True)]
         return with_axis(sent), new, show(made, active, steps), with_axis(residuals)
 

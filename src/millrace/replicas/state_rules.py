@@ -22,8 +22,8 @@ import numpy as np
 from millrace._compat.jaxpr import Graph, as_function, is_literal, used
 
 
-class Follows(enum.Enum):
-    """How a value goes on after a round of all replicas."""
+class MergeRule(enum.Enum):
+    """How the values of all replicas become one after a round."""
 
     UNCHANGED = "unchanged"
     COUNTER = "counter"
@@ -35,13 +35,13 @@ class Follows(enum.Enum):
 class Rule:
     """How one value goes on."""
 
-    follows: Follows
+    merge: MergeRule
     step: Any = None  # what a step adds to a counter
 
     @property
     def differs(self) -> bool:
         """Whether replicas have values of their own until an update ends."""
-        return self.follows in (Follows.AVERAGED, Follows.LAST)
+        return self.merge in (MergeRule.AVERAGED, MergeRule.LAST)
 
 
 def find_rule(graph: Graph, before: Any, after: Any) -> Rule:
@@ -53,14 +53,14 @@ def find_rule(graph: Graph, before: Any, after: Any) -> Rule:
         after: that of the value that comes out, or a literal.
     """
     if after is before:
-        return Rule(Follows.UNCHANGED)
+        return Rule(MergeRule.UNCHANGED)
     if jnp.issubdtype(after.aval.dtype, jnp.inexact):
-        return Rule(Follows.AVERAGED)
+        return Rule(MergeRule.AVERAGED)
     if before is not None and not is_literal(after):
         step = _added(used(graph, [after]), before)
         if step is not None:
-            return Rule(Follows.COUNTER, step)
-    return Rule(Follows.LAST)
+            return Rule(MergeRule.COUNTER, step)
+    return Rule(MergeRule.LAST)
 
 
 def _added(part: Graph, before: Any) -> np.ndarray | None:
@@ -80,7 +80,7 @@ def begin(rules: Sequence[Rule], values: Sequence[Any], before: Any) -> list[Any
     """Returns what this replica's step is given; `before` are the round's steps before its own."""
     return [
         value + (rule.step * before).astype(value.dtype)
-        if rule.follows is Follows.COUNTER
+        if rule.merge is MergeRule.COUNTER
         else value
         for rule, value in zip(rules, values, strict=True)
     ]
@@ -100,9 +100,9 @@ def end(
     """
     going_on = []
     for rule, old, new in zip(rules, before, after, strict=True):
-        if rule.follows is Follows.UNCHANGED:
+        if rule.merge is MergeRule.UNCHANGED:
             going_on.append(old)
-        elif rule.follows is Follows.COUNTER:
+        elif rule.merge is MergeRule.COUNTER:
             going_on.append(old + (rule.step * steps).astype(old.dtype))
         else:
             going_on.append(new if active is None else jnp.where(active, new, old))
@@ -120,10 +120,10 @@ def shares(rules: Sequence[Rule], values: Sequence[Any], had: Any, last: Any) ->
     """
     given = []
     for rule, value in zip(rules, values, strict=True):
-        if rule.follows is Follows.AVERAGED:
+        if rule.merge is MergeRule.AVERAGED:
             wide = value.astype(jnp.promote_types(value.dtype, jnp.float32))
             given.append(jnp.where(had, wide, jnp.zeros_like(wide)))
-        elif rule.follows is Follows.LAST:
+        elif rule.merge is MergeRule.LAST:
             mine = jnp.where(last, value, jnp.zeros_like(value))
             given.append(mine.astype(jnp.int32))
     return given
@@ -139,9 +139,9 @@ def merged(
     left = iter(sums)
     found = []
     for rule, value in zip(rules, values, strict=True):
-        if rule.follows is Follows.AVERAGED:
+        if rule.merge is MergeRule.AVERAGED:
             value = (next(left) / active).astype(value.dtype)
-        elif rule.follows is Follows.LAST:
+        elif rule.merge is MergeRule.LAST:
             value = next(left).astype(value.dtype)
         found.append(value)
     return found

@@ -3,10 +3,10 @@
 import jax.numpy as jnp
 import numpy as np
 
-from millrace.replicas.follow import Follows, Rule, begin, end, merged, shares
+from millrace.replicas.state_rules import MergeRule, Rule, begin, end, merged, shares
 
-COUNTER, MEAN = Rule(Follows.COUNTER, np.int32(2)), Rule(Follows.AVERAGED)
-LAST, SAME = Rule(Follows.LAST), Rule(Follows.UNCHANGED)
+COUNTER, MEAN = Rule(MergeRule.COUNTER, np.int32(2)), Rule(MergeRule.AVERAGED)
+LAST, SAME = Rule(MergeRule.LAST), Rule(MergeRule.UNCHANGED)
 
 
 def test_a_counter_goes_on_as_if_the_batches_came_one_after_the_other():
