@@ -12,11 +12,19 @@ import os
 import shlex
 
 from millrace.cache.use import cache_statistics, use_cache
-from millrace.compiling.phases import show_phases
+from millrace.compiling.phases import Phrases, show_phases, use_phrases
 from millrace.errors import OptionError
 from millrace.ipu.inert import inert
 
 LOG_VARIABLE = "POPLAR_LOG_LEVEL"
+POPLAR_PHRASES = Phrases(
+    compiling="Starting phase: graphConstruction",
+    loaded=(
+        "Loading executable",
+        "Ending phase: Loading executable "
+        "(duration %(milliseconds).0f ms; diff RSS: %(megabytes)f MB)",
+    ),
+)
 
 
 class _Environment:
@@ -34,6 +42,7 @@ def read_once() -> None:
     """
     if _environment.is_read:
         return
+    use_phrases(POPLAR_PHRASES)
     show_phases(LOG_VARIABLE)
     path = cache_path(os.environ.get(VARIABLE, ""))
     if path is not None:

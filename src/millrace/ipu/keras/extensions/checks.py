@@ -23,6 +23,7 @@ import keras
 
 from millrace._compat.keras_graph import has_own_call
 from millrace.errors import DataError, ModelError, OptionError, PlanError
+from millrace.fit.checks import check_made_functions, check_pipelined_step
 from millrace.fit.controller import Controller
 from millrace.fit.setup import Setup
 from millrace.ipu.inert import is_new
@@ -252,7 +253,6 @@ def _note_inert(setup: Setup, settings: Settings) -> None:
         )
 
 
-_MADE = ("make_train_function", "make_test_function", "make_predict_function")
 _DISABLE = "IPUStrategy(enable_keras_extensions=False)"
 
 
@@ -267,25 +267,15 @@ def check_overrides(model: Any, mode: Mode, is_pipelined: bool) -> None:
     Raises:
         ModelError: naming the function and the model.
     """
-    name = f"{type(model).__name__} {model.name!r}"
-    for function in _MADE:
-        if getattr(type(model), function) is not getattr(keras.Model, function):
-            raise ModelError(
-                f"{name} overrides {function}(), which is what the strategy provides. Remove the "
-                f"override, or build the model under an {_DISABLE}."
-            )
-    step = f"{mode.value}_step"
-    if is_pipelined and getattr(type(model), step) is not getattr(keras.Model, step):
+    check_made_functions(model, f"Remove the override, or build the model under an {_DISABLE}.")
+    if not is_pipelined:
+        return
+    check_pipelined_step(model, mode)
+    if has_own_call(model) and not isinstance(model, ModelExtension):
         raise ModelError(
-            f"{name} is pipelined and overrides {step}(), which runs the whole model at once. "
-            "Override compute_loss() or compute_metrics() instead, which the last stage calls, "
-            "or call reset_pipeline_stage_assignment()."
-        )
-    if is_pipelined and has_own_call(model) and not isinstance(model, ModelExtension):
-        raise ModelError(
-            f"{name} is pipelined and overrides call(), of which the stages of its layers know "
-            "nothing. Remove the override, derive the model from keras.Model with a call() only, "
-            "or call reset_pipeline_stage_assignment()."
+            f"{type(model).__name__} {model.name!r} is pipelined and overrides call(), of which "
+            "the stages of its layers know nothing. Remove the override, derive the model from "
+            "keras.Model with a call() only, or call reset_pipeline_stage_assignment()."
         )
 
 
