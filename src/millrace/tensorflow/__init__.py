@@ -18,6 +18,7 @@ import jax
 import keras as keras
 
 from millrace._compat.jax_array import let_arrays_be_numpy
+from millrace._compat.module_aliases import serve
 from millrace.tensorflow import compat as compat
 from millrace.tensorflow import data as data
 from millrace.tensorflow import dtypes
@@ -25,7 +26,6 @@ from millrace.tensorflow import math as math
 from millrace.tensorflow import nn as nn
 from millrace.tensorflow import ops as _ops
 from millrace.tensorflow import random as random
-from millrace.tensorflow.aliases import serve
 from millrace.tensorflow.compat.v1 import Graph as Graph
 from millrace.tensorflow.compat.v1 import Session as Session
 from millrace.tensorflow.compat.v1 import executing_eagerly as executing_eagerly

@@ -5,11 +5,13 @@ PipelineSchedule.Interleaved    -> "1f1b"
 PipelineSchedule.Sequential     -> "sequential"
 RecomputationMode               -> the mode of `set_recomputation_options`
 
+Micro-batches that run at once, of N stages; their number must be a multiple of it:
+
 Grouped       the slots of one micro-batch: 2N in training, N otherwise
 Interleaved   the rotations of its slots that put no two on one device: N with a device each
 Sequential    1
 
-The native schedules have no such rule; programs that kept it run the same either way.
+The native schedules have no such rule, and run what keeps it the same.
 """
 
 import enum
