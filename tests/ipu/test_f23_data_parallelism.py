@@ -12,7 +12,7 @@ from millrace.ipu.ipu_strategy import IPUStrategy
 def test_f23_replicas_are_as_many_as_there_are_devices_for(system):
     system(8)
     strategy = IPUStrategy()
-    assert linear(strategy)._millrace.replicas == 8
+    assert linear(strategy)._millrace.setup.replicas == 8
     model = two_stages(strategy)
     assert model._millrace.setup.replicas == 4
     three = two_stages(strategy, stages=(0, 1, 2))

@@ -57,7 +57,7 @@ def schedule_of(value: Any, batch_serialization: int = 1) -> PipelineSchedule:
     """Returns a schedule; None is Grouped, and Sequential with batch serialization.
 
     Raises:
-        TypeError: if it is no member of `PipelineSchedule`.
+        DTypeError: if it is no member of `PipelineSchedule`.
     """
     if value is None:
         sequential = batch_serialization > 1
@@ -69,8 +69,8 @@ def recomputation_of(value: Any, schedule: PipelineSchedule, allowed: bool) -> s
     """Returns the native mode; "none" unless the configuration allows recomputation.
 
     Raises:
-        TypeError: if it is no member of `RecomputationMode`.
-        NotImplementedError: for a mode that does not go with the schedule.
+        DTypeError: if it is no member of `RecomputationMode`.
+        UnsupportedError: for a mode that does not go with the schedule.
     """
     mode = (
         RecomputationMode.Auto
