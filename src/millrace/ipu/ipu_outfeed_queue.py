@@ -19,7 +19,7 @@ from millrace.options import whole_number
 from millrace.taps.outfeed import OutfeedQueue
 from millrace.taps.structure import ordered, plain
 from millrace.tensorflow.graph_mode import in_graph_mode
-from millrace.tensorflow.host_array import host_array
+from millrace.tensorflow.values import host_array
 
 
 class IPUOutfeedMode(enum.Enum):

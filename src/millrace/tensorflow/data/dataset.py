@@ -19,8 +19,8 @@ from millrace.tensorflow.data.adapter import DatasetAdapter
 from millrace.tensorflow.data.elements import TensorSpec as TensorSpec
 from millrace.tensorflow.data.elements import call, leaves_of, mapped, mapped_spec, spec_of
 from millrace.tensorflow.data.elements import with_rows as spec_with_rows
-from millrace.tensorflow.host_array import host_array
 from millrace.tensorflow.iterators import DeviceIterator, gives_device_iterators
+from millrace.tensorflow.values import host_array
 
 
 class Dataset:

@@ -8,7 +8,7 @@ import jax
 import numpy as np
 
 from millrace.errors import DataError
-from millrace.tensorflow.host_array import host_array
+from millrace.tensorflow.values import host_array
 
 
 @dataclass(frozen=True)
