@@ -32,7 +32,7 @@ POPLAR_PHRASES = Phrases(
 
 
 def read_once() -> None:
-    """Does what the environment says, the first time that it is called.
+    """Puts the environment variables in force, the first time that it is called.
 
     Raises:
         OptionError: for an unknown flag or level.

@@ -23,7 +23,7 @@ from millrace.tensorflow.values import host_array
 
 
 class IPUOutfeedMode(enum.Enum):
-    """What a queue keeps: all elements, or the newest."""
+    """Which elements a queue keeps: all, or the newest."""
 
     ALL = "all"
     LAST = "get_last"

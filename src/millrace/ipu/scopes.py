@@ -84,14 +84,14 @@ def outside_compilation_scope(name: str = "outside") -> Iterator[None]:
 
 @contextmanager
 def stochastic_rounding(override: Any = True) -> Iterator[None]:
-    """Does nothing: devices round to nearest."""
+    """Has no effect: devices round to nearest."""
     inert("stochastic_rounding", "Devices round to nearest: keep weights in float32.")
     yield
 
 
 @contextmanager
 def partials_type(override: Any) -> Iterator[None]:
-    """Does nothing but check that it is float16 or float32."""
+    """Checks that the type is float16 or float32, and has no effect."""
     if override is None or standardize_dtype(override) not in ("float16", "float32"):
         raise OptionError(
             f"partials_type() takes float16 or float32. Received: {override!r}. Leave it out for "
@@ -105,7 +105,7 @@ def partials_type(override: Any) -> Iterator[None]:
 def frontend_attribute(
     attribute_name: str, attribute_value: str, restore_to: Any = None
 ) -> Iterator[None]:
-    """Does nothing."""
+    """Has no effect."""
     inert("frontend_attribute", f"Nothing reads {attribute_name!r}: leave it out.")
     yield
 

@@ -34,13 +34,13 @@ from millrace.tensorflow.conversion.convert import meaning
 from millrace.tensorflow.data.elements import TensorShape as TensorShape
 from millrace.tensorflow.data.elements import TensorSpec as TensorSpec
 from millrace.tensorflow.dispatch import real_name
+from millrace.tensorflow.framework import device as device
+from millrace.tensorflow.framework import errors as errors
+from millrace.tensorflow.framework import get_logger as get_logger
+from millrace.tensorflow.framework import name_scope as name_scope
+from millrace.tensorflow.framework import nest as nest
 from millrace.tensorflow.function import function as function
 from millrace.tensorflow.iterators import device_iterators as device_iterators
-from millrace.tensorflow.surroundings import device as device
-from millrace.tensorflow.surroundings import errors as errors
-from millrace.tensorflow.surroundings import get_logger as get_logger
-from millrace.tensorflow.surroundings import name_scope as name_scope
-from millrace.tensorflow.surroundings import nest as nest
 from millrace.tensorflow.tape import GradientTape as GradientTape
 from millrace.tensorflow.values import Variable as Variable
 

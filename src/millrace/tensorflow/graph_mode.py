@@ -38,7 +38,7 @@ def set_graph_mode(value: bool) -> None:
 
 
 class Deferred:
-    """What a function will return, once a session runs it.
+    """The result of a function that a session will call.
 
     Args:
         function: of the inputs.
@@ -67,7 +67,7 @@ class Deferred:
     def __iter__(self) -> Iterator["Deferred"]:
         if self.length is None:
             raise OptionError(
-                f"{self!r} is computed later, and nobody knows yet of how many parts it is. Run it "
+                f"{self!r} is computed later, and the number of its parts is not known yet. Run it "
                 "in a session, and unpack the result: a, b = session.run(value)."
             )
         return (self[index] for index in range(self.length))
@@ -159,7 +159,7 @@ class Session:
         return jax.tree.map(_fetched, evaluate(fetches, known))
 
     def close(self) -> None:
-        """Does nothing: programs belong to nobody."""
+        """Does nothing: all sessions share their programs."""
 
     def __enter__(self) -> "Session":
         return self

@@ -109,14 +109,14 @@ def _present(number: int, option: str) -> Sequence[jax.Device]:
 
 @dataclass(frozen=True)
 class System:
-    """What was configured.
+    """A configured system of devices.
 
     `groups` has the devices of each logical one: `/device:IPU:0`, `/device:IPU:1` and so on.
     """
 
     groups: tuple[tuple[jax.Device, ...], ...]
     allow_recompute: bool = False
-    config: Any = None  # a copy of the `IPUConfig`; None where nobody has configured
+    config: Any = None  # a copy of the `IPUConfig`; None without one
 
     @property
     def devices(self) -> tuple[jax.Device, ...]:
@@ -142,7 +142,7 @@ _configured: list[System] = []
 
 
 def current_system() -> System:
-    """Returns what was configured; one device where nobody has."""
+    """Returns the configured system; one device without a configuration."""
     return _configured[-1] if _configured else System(((jax.devices()[0],),))
 
 

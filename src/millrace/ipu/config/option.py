@@ -21,7 +21,7 @@ from millrace.errors import DTypeError, OptionError
 
 @dataclass(frozen=True)
 class AttributeMetadata:
-    """What is known of one attribute."""
+    """The description of one attribute."""
 
     name: str  # with the categories it is in, `matmuls.poplar_options`
     types: tuple[type, ...]
@@ -194,7 +194,7 @@ def options(category: Category) -> Iterator[tuple[str, Option, Any]]:
 
 
 def metadata(kind: type[Category], path: str) -> AttributeMetadata:
-    """Returns what is known of the attribute at a path, `matmuls.poplar_options`.
+    """Returns the description of the attribute at a path, `matmuls.poplar_options`.
 
     Raises:
         OptionError: if there is none.

@@ -129,7 +129,7 @@ def native_reduction(choice: Any) -> str:
 
 
 def check_offload(offloads: bool | None, shards: bool) -> None:
-    """Says what is not done about the state of an optimizer in a loop.
+    """Warns of options for the state of an optimizer that have no effect in a loop.
 
     Raises:
         PlanError: if it was to be kept in host memory, of which the device has none.

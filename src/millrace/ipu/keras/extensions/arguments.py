@@ -22,7 +22,7 @@ STEPS = "gradient_accumulation_steps_per_replica"
 
 
 class ReplicatedMetricReductionMethod(enum.Enum):
-    """What is reported of the metrics of several replicas."""
+    """Which metrics of several replicas are reported."""
 
     NONE = 1
     LIST = 2

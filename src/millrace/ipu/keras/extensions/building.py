@@ -6,7 +6,7 @@ isinstance(model, ModelExtension)        an extended model with a `call` of its 
 
 Functional     its construction ends in `build`, which checks the stages: a call outside of all
                PipelineStage scopes beside one inside is an OptionError
-Sequential     makes a Functional of its layers, whose stages nobody reads and nobody checks
+Sequential     makes a Functional of its layers, whose stages are neither read nor checked
 subclass       model.build((None, 3)) and model.build(keras.Input((3,))) run `call`, and thereby
                build all layers
 """

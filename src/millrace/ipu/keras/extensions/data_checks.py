@@ -32,12 +32,12 @@ def check_source(data: Any) -> None:
     kind = type(data).__name__
     if isinstance(data, types.GeneratorType | keras.utils.PyDataset):
         raise DataError(
-            f"The data is a {kind}, whose shapes nobody knows. Make a data set of it: "
+            f"The data is a {kind}, whose shapes are unknown. Make a data set of it: "
             "tf.data.Dataset.from_generator(lambda: data, output_signature=...)."
         )
     if isinstance(data, Iterator):
         raise DataError(
-            f"The data is an iterator, {kind}, whose shapes nobody knows. Wrap what it goes over: "
+            f"The data is an iterator, {kind}, whose shapes are unknown. Wrap it in a generator: "
             "def generator(): yield from data, and then "
             "tf.data.Dataset.from_generator(generator, output_signature=...)."
         )
@@ -61,8 +61,7 @@ def check_batches(adapter: Any, arguments: Mapping[str, Any], mode: Mode, epochs
         epochs: that the loop runs.
 
     Raises:
-        DataError: if the last batch is smaller, nobody knows how many there are, or there are too
-            few.
+        DataError: if the last batch is smaller, or their number is unknown or too small.
     """
     size = getattr(adapter, "batch_size", None)
     rest = getattr(adapter, "partial_batch_size", None) if adapter.has_partial_batch else None
@@ -77,7 +76,7 @@ def check_batches(adapter: Any, arguments: Mapping[str, Any], mode: Mode, epochs
     available = adapter.num_batches
     if steps is None and available is None:
         raise DataError(
-            f"Nobody knows how many batches the data has, and {name}=None. Set {name}, or give "
+            f"The number of batches in the data is unknown, and {name}=None. Set {name}, or give "
             "the data set a size: no repeat() without a number."
         )
     if steps is None or steps == available:
@@ -86,7 +85,7 @@ def check_batches(adapter: Any, arguments: Mapping[str, Any], mode: Mode, epochs
     if available is None:
         if _cardinality(arguments.get("x")) != INFINITE:
             logger.info(
-                "Nobody knows how many batches the data has; %d are needed. It may end before. "
+                "The number of batches in the data is unknown; %d are needed. It may end before. "
                 "Append repeat() to the data set to be sure.",
                 needed,
             )

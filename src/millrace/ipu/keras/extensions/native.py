@@ -174,7 +174,7 @@ def check_queues(settings: Settings) -> None:
     setter, options = "set_outfeed_queue_options", settings.outfeed
     _check_queue(setter, options, _OUTFEED, "buffer_depth", None)
     if options:
-        inert("buffer_depth", "Results wait on the host for whoever reads them, without limit.")
+        inert("buffer_depth", "Results wait on the host until they are read, without limit.")
 
 
 def _check_queue(

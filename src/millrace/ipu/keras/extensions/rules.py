@@ -166,7 +166,7 @@ def log_update(setup: Setup, found: int, steps: int, rows: int | None) -> None:
         setup: of the model.
         found: steps of an execution.
         steps: of an epoch.
-        rows: of a batch; None if nobody knows.
+        rows: of a batch; None if unknown.
     """
     window, model = setup.window(Mode.TRAIN), setup.model
     if found == setup.replicas > 1:

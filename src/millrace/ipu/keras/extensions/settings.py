@@ -1,4 +1,4 @@
-"""What the setters of an extended model have been told.
+"""The settings of an extended model, as its setters were told.
 
 set_gradient_accumulation_options   -> Settings.accumulation
 set_pipelining_options              -> Settings.pipelining, device_mapping, accumulate_outfeed
@@ -50,7 +50,7 @@ class Accumulating:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """What one model was told."""
+    """The settings of one model."""
 
     accumulation: Accumulating = field(default_factory=Accumulating)
     pipelining: Accumulating = field(default_factory=Accumulating)
