@@ -12,10 +12,10 @@ import pytest
 
 from millrace._compat import patch_table, patches
 from millrace._compat.keras_tensorflow import show_own_tensorflow, show_tensorflow
+from millrace._compat.module_aliases import serve, stop_serving
 from millrace._compat.patch_table import PATCHES, as_markdown
 from millrace._compat.patches import Patch, While, patches_in, replace, take_out
 from millrace.errors import MillraceError
-from millrace.tensorflow.aliases import serve, stop_serving
 
 DOCS = pathlib.Path(__file__).parents[2] / "docs" / "patches.md"
 

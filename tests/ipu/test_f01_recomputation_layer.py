@@ -2,9 +2,9 @@ import jax
 import keras
 import numpy as np
 import pytest
+from millrace.ipu.addons.keras.layers import RecomputationCheckpoint
 
 from millrace import ipu
-from millrace.ipu.addons.keras.layers import RecomputationCheckpoint
 from millrace.ipu.ops.schedules import PipelineSchedule, RecomputationMode
 
 ROWS, WIDTH, ACCUMULATION = 4, 6, 2

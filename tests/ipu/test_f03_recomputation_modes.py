@@ -1,9 +1,9 @@
 import keras
 import numpy as np
 import pytest
+from millrace.ipu.addons.keras.layers import RecomputationCheckpoint
 
 from millrace import ipu
-from millrace.ipu.addons.keras.layers import RecomputationCheckpoint
 from millrace.ipu.ops.schedules import PipelineSchedule, RecomputationMode
 
 pytestmark = pytest.mark.shipped_compiler

@@ -3,8 +3,7 @@ import numpy as np
 import pytest
 
 from millrace import ipu
-from millrace.tensorflow.graph_mode import Placeholder, set_graph_mode
-from millrace.tensorflow.session import Session
+from millrace.tensorflow.graph_mode import Placeholder, Session, set_graph_mode
 
 compile_on_ipu = ipu.ipu_compiler.compile
 

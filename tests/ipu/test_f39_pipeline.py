@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from functional_net import RATE, Net, assert_weights, run
 from keras import ops
+from ticks_of_pipelines import schedule_table
 
 from millrace import ipu
 from millrace.ipu.ops.pipelining_ops import (
@@ -12,7 +13,6 @@ from millrace.ipu.ops.pipelining_ops import (
     pipeline,
     recomputation_checkpoint,
 )
-from millrace.ipu.ops.ticks import schedule_table
 from millrace.schedules.simulate import simulate
 from millrace.schedules.table import make_schedule
 from millrace.schedules.task import Pass

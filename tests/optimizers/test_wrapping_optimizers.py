@@ -6,11 +6,11 @@ import pytest
 
 import millrace
 from millrace.errors import OptionError, PlanError, UnsupportedError
+from millrace.ipu.optimizers import MapGradientOptimizer
 from millrace.loops.repeat import repeat
 from millrace.loops.replication import in_replica
 from millrace.optimizers.accumulating import AccumulatingOptimizer
 from millrace.optimizers.cross_replica import CrossReplicaOptimizer
-from millrace.optimizers.mapping import MappingOptimizer
 
 
 def ones(dtype="float32"):
@@ -19,7 +19,7 @@ def ones(dtype="float32"):
 
 def test_settings_are_those_of_the_wrapped_optimizer():
     sgd = keras.optimizers.SGD(0.5, momentum=0.9)
-    optimizer = CrossReplicaOptimizer(MappingOptimizer(sgd, lambda g, v: g))
+    optimizer = CrossReplicaOptimizer(MapGradientOptimizer(sgd, lambda g, v: g))
     optimizer.learning_rate = 0.25
     assert (float(sgd.learning_rate), optimizer.momentum) == (0.25, 0.9)
     with pytest.raises(AttributeError, match="no_such_thing"):
@@ -31,7 +31,9 @@ def test_settings_are_those_of_the_wrapped_optimizer():
 def test_gradients_are_mapped_before_they_are_accumulated_and_not_again():
     seen = []
     weight, none = ones(), ones()
-    mapping = MappingOptimizer(keras.optimizers.SGD(1.0), lambda g, v: (seen.append(v), 3 * g)[1])
+    mapping = MapGradientOptimizer(
+        keras.optimizers.SGD(1.0), lambda g, v: (seen.append(v), 3 * g)[1]
+    )
     optimizer = AccumulatingOptimizer(mapping, 2, reduction="mean")
     repeat(4, lambda: optimizer.apply([keras.ops.ones(2), None], [weight, none]))
     np.testing.assert_allclose(weight, [-5, -5])
@@ -59,7 +61,7 @@ def test_what_is_refused():
     with pytest.raises(PlanError, match=r"Set AccumulatingOptimizer\(CrossReplicaOptimizer"):
         CrossReplicaOptimizer(AccumulatingOptimizer(sgd, 2))
     with pytest.raises(OptionError, match="such as lambda gradient, variable"):
-        MappingOptimizer(sgd, 3)
+        MapGradientOptimizer(sgd, 3)
     model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
     model.compile(AccumulatingOptimizer(sgd, 2), "mse")
     with pytest.raises(PlanError, match="set_gradient_accumulation_options"):
@@ -102,7 +104,9 @@ def test_a_models_gradients_are_mapped_before_they_are_accumulated(stages):
         model.set_pipelining_options(**options)
     else:
         model.set_gradient_accumulation_options(**options)
-    model.compile(MappingOptimizer(keras.optimizers.SGD(0.1), clip), "mse", steps_per_execution=4)
+    model.compile(
+        MapGradientOptimizer(keras.optimizers.SGD(0.1), clip), "mse", steps_per_execution=4
+    )
     model.fit(x, y, batch_size=2, shuffle=False, verbose=0)
 
     def loss(w, x, y):

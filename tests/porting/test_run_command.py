@@ -10,7 +10,7 @@ from click.testing import CliRunner
 import millrace
 from millrace.cli.main import main
 from millrace.porting.serve import serving
-from millrace.tensorflow.real import real_name, real_tensorflow
+from millrace.tensorflow.dispatch import real_name, real_tensorflow
 
 PROGRAM = """
 import argparse

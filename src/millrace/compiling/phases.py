@@ -1,17 +1,19 @@
 """Lines that say when a program is compiled, and when an executable comes onto its devices.
 
-    Starting phase: graphConstruction                   XLA begins: nothing was kept that is equal
-    Loading executable                                  it is there: compiled, read or shared
-    Ending phase: Loading executable (duration 41 ms; diff RSS: 0.586426 MB)
+    Compiling train_run                                 XLA begins: no equal program was kept
+    Loaded train_run (41 ms; process +0.6 MB)           it is there: compiled, read or shared
 
-At level INFO of the logger `millrace.phases`, which only `show_phases` lets through. What is read
-from the cache has no first line, and a loop that is warm has none at all. XLA puts what it
-compiles onto the devices as it compiles, so the duration is 0 ms there; and it holds many
-executables, so taking turns loads nothing.
+At level INFO of the logger `millrace.phases`, which only `show_phases` lets through. An executable
+that is read from the cache has no first line, and a loop that is warm has none at all. XLA puts
+what it compiles onto the devices as it compiles, so the time is 0 ms there; and it holds many
+executables, so switching between them loads nothing.
+
+`use_phrases` replaces the words, for programs whose users know others.
 """
 
 import logging
 import os
+from dataclasses import dataclass
 
 from millrace.errors import OptionError
 from millrace.records.compilation import CompileRecord, Origin
@@ -29,6 +31,29 @@ LEVELS = {
     "ERROR": logging.ERROR, "OFF": logging.CRITICAL,
 }  # fmt: skip
 _FORMAT = "%(asctime)s %(name)s %(levelname)s: %(message)s"
+
+
+@dataclass(frozen=True, slots=True)
+class Phrases:
+    """What is logged. `%(program)s` stands for the name of the program.
+
+    `%(milliseconds)f` is the time that loading took, and `%(megabytes)f` by how much the process
+    has grown since the last line of this kind.
+    """
+
+    compiling: str = "Compiling %(program)s"
+    loaded: tuple[str, ...] = (
+        "Loaded %(program)s (%(milliseconds).0f ms; process %(megabytes)+.1f MB)",
+    )
+
+
+class _Current:
+    phrases = Phrases()
+
+
+def use_phrases(phrases: Phrases) -> None:
+    """Replaces the words of the lines, in all of the process."""
+    _Current.phrases = phrases
 
 
 def show_phases(variable: str = VARIABLE) -> None:
@@ -59,21 +84,20 @@ def show_phases(variable: str = VARIABLE) -> None:
 
 def begins(labels: EntryLabels) -> None:
     """XLA begins to compile a program."""
-    logger.debug("compiling %s", labels.program)
-    logger.info("Starting phase: graphConstruction")
+    logger.info(_Current.phrases.compiling, {"program": labels.program})
 
 
 def loaded(record: CompileRecord) -> None:
     """An executable is on its devices."""
     if not logger.isEnabledFor(logging.INFO):
         return
-    milliseconds = 0.0 if record.origin is Origin.COMPILED else record.compile_seconds * 1000
-    logger.info("Loading executable")
-    logger.info(
-        "Ending phase: Loading executable (duration %.0f ms; diff RSS: %f MB)",
-        milliseconds,
-        _resident.grown(),
-    )
+    values = {
+        "program": record.program,
+        "milliseconds": 0.0 if record.origin is Origin.COMPILED else record.compile_seconds * 1000,
+        "megabytes": _resident.grown(),
+    }
+    for phrase in _Current.phrases.loaded:
+        logger.info(phrase, values)
 
 
 class _Resident:

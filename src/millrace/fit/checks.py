@@ -110,24 +110,17 @@ def check_model(
     """
     _refuse_uncompiled(model, mode)
     check_distribution(model)
-    name = f"{type(model).__name__} {model.name!r}"
-    for function in ("make_train_function", "make_test_function", "make_predict_function"):
-        if getattr(type(model), function) is not getattr(keras.Model, function):
-            raise ModelError(
-                f"{name} overrides {function}(), which is what the strategy provides. Remove the "
-                "override (train_step, test_step and predict_step may be overridden), or use the "
-                "model without the strategy."
-            )
+    check_made_functions(
+        model,
+        "Remove the override (train_step, test_step and predict_step may be overridden), or use "
+        "the model without the strategy.",
+    )
+    name = _described(model)
     _check_compiled(model, name, mode, is_pipelined or replicas > 1)
-    step = f"{mode.value}_step"
-    if getattr(type(model), step) is not getattr(keras.Model, step):
-        _check_own_step(model, name, step)
+    if has_own_step(model, mode):
+        _check_own_step(model, name, f"{mode.value}_step")
         if is_pipelined:
-            raise ModelError(
-                f"{name} is pipelined and overrides {step}(), which runs the whole model at once. "
-                "Override compute_loss() or compute_metrics() instead, which the last stage calls, "
-                "or call reset_pipeline_stage_assignment()."
-            )
+            check_pipelined_step(model, mode)
         if mode is Mode.TRAIN and replicas > 1:
             raise ModelError(
                 f"{name} overrides train_step(), which updates the weights of one replica, and the "
@@ -145,6 +138,44 @@ def check_model(
         _check_optimizer(model, name, accumulation)
 
 
+def check_made_functions(model: keras.Model, advice: str) -> None:
+    """Refuses a model that makes its functions of a step itself.
+
+    Args:
+        model: the one that is about to run.
+        advice: what to do instead, a sentence.
+
+    Raises:
+        ModelError: naming the model and the function.
+    """
+    for function in ("make_train_function", "make_test_function", "make_predict_function"):
+        if getattr(type(model), function) is not getattr(keras.Model, function):
+            raise ModelError(
+                f"{_described(model)} overrides {function}(), which is what the strategy "
+                f"provides. {advice}"
+            )
+
+
+def has_own_step(model: keras.Model, mode: Mode) -> bool:
+    """Whether a model overrides `train_step`, `test_step` or `predict_step`."""
+    step = f"{mode.value}_step"
+    return getattr(type(model), step) is not getattr(keras.Model, step)
+
+
+def check_pipelined_step(model: keras.Model, mode: Mode) -> None:
+    """Refuses a pipelined model with a step of its own.
+
+    Raises:
+        ModelError: naming the model and the step.
+    """
+    if has_own_step(model, mode):
+        raise ModelError(
+            f"{_described(model)} is pipelined and overrides {mode.value}_step(), which runs the "
+            "whole model at once. Override compute_loss() or compute_metrics() instead, which the "
+            "last stage calls, or call reset_pipeline_stage_assignment()."
+        )
+
+
 def check_distribution(model: keras.Model) -> None:
     """Refuses to run beside a `keras.distribution`.
 
@@ -153,10 +184,14 @@ def check_distribution(model: keras.Model) -> None:
     """
     if keras.distribution.distribution() is not None:
         raise ModelError(
-            f"{type(model).__name__} {model.name!r} runs under a strategy while a "
+            f"{_described(model)} runs under a strategy while a "
             "keras.distribution is set: both place data and weights. Call "
             "keras.distribution.set_distribution(None), or use the model without the strategy."
         )
+
+
+def _described(model: keras.Model) -> str:
+    return f"{type(model).__name__} {model.name!r}"
 
 
 def _refuse_uncompiled(model: keras.Model, mode: Mode) -> None:
@@ -181,7 +216,7 @@ def check_recomputed(model: keras.Model) -> None:
     """
     if type(model).train_step is not keras.Model.train_step:  # type: ignore[attr-defined]
         raise ModelError(
-            f"{type(model).__name__} {model.name!r} overrides train_step(), and "
+            f"{_described(model)} overrides train_step(), and "
             "set_recomputation_options() has the strategy differentiate the step itself, to run "
             "parts of it again. Override compute_loss() instead, or set mode='none'."
         )

@@ -1,39 +1,45 @@
-"""Environment variables of IPU programs, and the flags of `TF_POPLAR_FLAGS`.
+"""Environment variables of IPU programs, and the words of Poplar's log.
 
-TF_POPLAR_FLAGS="--executable_cache_path=DIR"   MILLRACE_CACHE_DIR, Strategy(cache_dir=)
-POPLAR_LOG_LEVEL=INFO                           MILLRACE_LOG_LEVEL, logger millrace.phases
+TF_POPLAR_FLAGS                                 read once, when `millrace.ipu` is imported
+    --executable_cache_path=DIR                 MILLRACE_CACHE_DIR=DIR, Strategy(cache_dir=DIR)
+    --help                                      prints all flags
+    all others                                  accepted, with a warning
+POPLAR_LOG_LEVEL=INFO                           MILLRACE_LOG_LEVEL=INFO, logger millrace.phases
 
---executable_cache_path=DIR   Strategy(cache_dir=DIR), MILLRACE_CACHE_DIR
---help                        prints this table
-all others                    accepted, with a warning
+Starting phase: graphConstruction               a program is compiled; natively "Compiling ..."
+Loading executable, Ending phase: ...           it is on its devices; natively "Loaded ..."
 """
 
 import os
 import shlex
 
 from millrace.cache.use import cache_statistics, use_cache
-from millrace.compiling.phases import show_phases
+from millrace.compiling.phases import Phrases, show_phases, use_phrases
 from millrace.errors import OptionError
 from millrace.ipu.inert import inert
 
+VARIABLE = "TF_POPLAR_FLAGS"
 LOG_VARIABLE = "POPLAR_LOG_LEVEL"
-
-
-class _Environment:
-    is_read = False
-
-
-_environment = _Environment()
+CACHE = "executable_cache_path"
+POPLAR_PHRASES = Phrases(
+    compiling="Starting phase: graphConstruction",
+    loaded=(
+        "Loading executable",
+        "Ending phase: Loading executable "
+        "(duration %(milliseconds).0f ms; diff RSS: %(megabytes)f MB)",
+    ),
+)
 
 
 def read_once() -> None:
-    """Does what the environment says, the first time that it is called.
+    """Puts the environment variables in force, the first time that it is called.
 
     Raises:
         OptionError: for an unknown flag or level.
     """
     if _environment.is_read:
         return
+    use_phrases(POPLAR_PHRASES)
     show_phases(LOG_VARIABLE)
     path = cache_path(os.environ.get(VARIABLE, ""))
     if path is not None:
@@ -47,8 +53,41 @@ def cache_directory() -> str | None:
     return None if directory is None else str(directory)
 
 
-VARIABLE = "TF_POPLAR_FLAGS"
-CACHE = "executable_cache_path"
+def cache_path(text: str) -> str | None:
+    """Returns the directory of executables that flags name; None if they name none.
+
+    `--help` prints all flags, and others are said to have no effect.
+
+    Args:
+        text: the flags, with spaces between them.
+
+    Raises:
+        OptionError: for a flag that the IPU did not know either, with all that it did.
+    """
+    path = None
+    for word in shlex.split(text):
+        name, _, value = word.removeprefix("--").partition("=")
+        if not word.startswith("--") or name not in FLAGS:
+            raise OptionError(f"{VARIABLE} has the unknown flag {word!r}. Remove it.\n{usage()}")
+        if name == CACHE:
+            if not value:
+                raise OptionError(
+                    f"{VARIABLE} has {word!r}, without a directory. Set --{CACHE}=DIRECTORY."
+                )
+            path = value
+        elif name == "help":
+            print(usage())
+        else:
+            inert(f"{VARIABLE}=--{name}", FLAGS[name])
+    return path
+
+
+def usage() -> str:
+    """Returns all flags, one a line."""
+    width = max(map(len, FLAGS))
+    rows = [f"  --{name:{width}}  {text}" for name, text in FLAGS.items()]
+    return "\n".join([f"{VARIABLE} takes these flags; only the first one does anything:", *rows])
+
 
 _NO_ORDER = "XLA orders operations itself."
 _NO_MODEL = "Set IPUConfig().auto_select_ipus, and JAX_PLATFORMS=cpu to run on the CPU."
@@ -80,35 +119,8 @@ FLAGS = {
 }
 
 
-def cache_path(text: str) -> str | None:
-    """Returns the directory of executables that flags name, None without one, and does the rest.
-
-    Args:
-        text: the flags, with spaces between them.
-
-    Raises:
-        OptionError: for a flag that the IPU did not know either, with all that it did.
-    """
-    path = None
-    for word in shlex.split(text):
-        name, _, value = word.removeprefix("--").partition("=")
-        if not word.startswith("--") or name not in FLAGS:
-            raise OptionError(f"{VARIABLE} has the unknown flag {word!r}. Remove it.\n{usage()}")
-        if name == CACHE:
-            if not value:
-                raise OptionError(
-                    f"{VARIABLE} has {word!r}, without a directory. Set --{CACHE}=DIRECTORY."
-                )
-            path = value
-        elif name == "help":
-            print(usage())
-        else:
-            inert(f"{VARIABLE}=--{name}", FLAGS[name])
-    return path
+class _Environment:
+    is_read = False
 
 
-def usage() -> str:
-    """Returns all flags, one a line."""
-    width = max(map(len, FLAGS))
-    rows = [f"  --{name:{width}}  {text}" for name, text in FLAGS.items()]
-    return "\n".join([f"{VARIABLE} takes these flags; only the first one does anything:", *rows])
+_environment = _Environment()

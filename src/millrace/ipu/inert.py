@@ -1,4 +1,4 @@
-"""What an IPU program sets and nothing here needs: said once for each name."""
+"""Warnings about options of IPU programs that have no effect: one for each name."""
 
 import logging
 

@@ -23,7 +23,7 @@ KEPT = 32  # programs of computations that are alike
 
 
 class Operation:
-    """What a computation without results is: done."""
+    """The result of a computation that returns nothing."""
 
     def run(self, *_: Any, **__: Any) -> None:
         """Does nothing: it has run."""

@@ -19,11 +19,11 @@ from millrace.options import whole_number
 from millrace.taps.outfeed import OutfeedQueue
 from millrace.taps.structure import ordered, plain
 from millrace.tensorflow.graph_mode import in_graph_mode
-from millrace.tensorflow.host_array import host_array
+from millrace.tensorflow.values import host_array
 
 
 class IPUOutfeedMode(enum.Enum):
-    """What a queue keeps: all elements, or the newest."""
+    """Which elements a queue keeps: all, or the newest."""
 
     ALL = "all"
     LAST = "get_last"

@@ -11,7 +11,7 @@ from typing import Any
 from millrace.taps import maybe_outfeed
 from millrace.taps.maybe_outfeed import Filter
 from millrace.taps.structure import ordered, plain
-from millrace.tensorflow.host_array import host_array
+from millrace.tensorflow.values import host_array
 
 
 class MaybeOutfeedQueue(maybe_outfeed.MaybeOutfeedQueue):

@@ -1,14 +1,11 @@
 """Scopes of IPU programs.
 
-outside_compilation_scope()       part of the program all the same; -> jax.pure_callback
-stochastic_rounding               of no effect: devices round to nearest
-partials_type                     of no effect; -> jax_default_matmul_precision
-frontend_attribute                of no effect
-
-ipu_scope("/device:IPU:0")        where ipu_compiler.compile runs: the devices of the system
-ipu_shard(1)                      a replica takes that many devices and one; -> pipelining_ops
-outside_compilation_scope()       part of the program all the same; -> jax.pure_callback
-stochastic_rounding, partials_type, frontend_attribute     of no effect
+ipu_scope("/device:IPU:0")      where ipu_compiler.compile runs: the devices of the system
+ipu_shard(1)                    a replica takes two devices or more; one of them computes
+outside_compilation_scope()     part of the program all the same; use jax.pure_callback
+stochastic_rounding             no effect: devices round to nearest
+partials_type                   no effect; set jax_default_matmul_precision
+frontend_attribute              no effect
 """
 
 from collections.abc import Callable, Iterator
@@ -29,6 +26,34 @@ from millrace.strategy.strategy import strategy_in_scope
 from millrace.tensorflow.graph_mode import in_graph_mode
 
 _is_outside: ContextVar[bool] = ContextVar("outside_compilation", default=False)
+_device: ContextVar[str | None] = ContextVar("ipu_device", default=None)
+
+
+@contextmanager
+def ipu_scope(device: str = "/device:IPU:0") -> Iterator[None]:
+    """Places what is compiled inside on the devices of a logical device of the system."""
+    here = nullcontext()
+    if not in_graph_mode():
+        here = jax.default_device(current_system().devices_of(device)[0])
+    token = _device.set(device)
+    try:
+        with here:
+            yield
+    finally:
+        _device.reset(token)
+
+
+@contextmanager
+def ipu_shard(index: int) -> Iterator[None]:
+    """Says that a replica of the program takes at least `index + 1` devices.
+
+    Of these one computes: operations are not placed one by one. A pipeline places its stages.
+    """
+    index, launch = whole_number("index", index, 0), current_launch()
+    inert("ipu_shard", "A replica computes on one device: set pipelining_ops.pipeline() for more.")
+    if launch is not None:
+        launch.shards = max(launch.shards, index + 1)
+    yield
 
 
 @contextmanager
@@ -59,14 +84,14 @@ def outside_compilation_scope(name: str = "outside") -> Iterator[None]:
 
 @contextmanager
 def stochastic_rounding(override: Any = True) -> Iterator[None]:
-    """Does nothing: devices round to nearest."""
+    """Has no effect: devices round to nearest."""
     inert("stochastic_rounding", "Devices round to nearest: keep weights in float32.")
     yield
 
 
 @contextmanager
 def partials_type(override: Any) -> Iterator[None]:
-    """Does nothing but check that it is float16 or float32."""
+    """Checks that the type is float16 or float32, and has no effect."""
     if override is None or standardize_dtype(override) not in ("float16", "float32"):
         raise OptionError(
             f"partials_type() takes float16 or float32. Received: {override!r}. Leave it out for "
@@ -80,12 +105,9 @@ def partials_type(override: Any) -> Iterator[None]:
 def frontend_attribute(
     attribute_name: str, attribute_value: str, restore_to: Any = None
 ) -> Iterator[None]:
-    """Does nothing."""
+    """Has no effect."""
     inert("frontend_attribute", f"Nothing reads {attribute_name!r}: leave it out.")
     yield
-
-
-_device: ContextVar[str | None] = ContextVar("ipu_device", default=None)
 
 
 def placed_on() -> Callable[[], tuple[jax.Device, ...]] | None:
@@ -97,30 +119,3 @@ def placed_on() -> Callable[[], tuple[jax.Device, ...]] | None:
     if device is not None:
         return lambda: current_system().devices_of(device)
     return None if strategy is None else lambda: strategy.devices
-
-
-@contextmanager
-def ipu_scope(device: str = "/device:IPU:0") -> Iterator[None]:
-    """Places what is compiled inside on the devices of a logical device of the system."""
-    here = nullcontext()
-    if not in_graph_mode():
-        here = jax.default_device(current_system().devices_of(device)[0])
-    token = _device.set(device)
-    try:
-        with here:
-            yield
-    finally:
-        _device.reset(token)
-
-
-@contextmanager
-def ipu_shard(index: int) -> Iterator[None]:
-    """Says that a replica of the program takes at least `index + 1` devices.
-
-    Of these one computes: operations are not placed one by one. A pipeline places its stages.
-    """
-    index, launch = whole_number("index", index, 0), current_launch()
-    inert("ipu_shard", "A replica computes on one device: set pipelining_ops.pipeline() for more.")
-    if launch is not None:
-        launch.shards = max(launch.shards, index + 1)
-    yield

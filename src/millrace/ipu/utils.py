@@ -67,7 +67,7 @@ def reset_ipu_seed(
 
 
 def move_variable_initialization_to_cpu(graph: Any = None) -> None:
-    """Does nothing: variables get their first values one by one, outside of compiled programs."""
+    """Has no effect: first values are computed outside of compiled programs anyway."""
     del graph
     inert(
         "move_variable_initialization_to_cpu",

@@ -2,8 +2,9 @@
 
 accumulated as float32 -> apply_gradients of the user's optimizer -> cast to float16 -> its update
 
-Keras casts gradients on the way. On the IPU they arrived as they were, which no stock optimizer
-took.
+Keras casts gradients on the way, and no stock optimizer takes them as they were accumulated.
+`casts_gradients=False` of `millrace.pipeline` and `keeps_dtype` of an accumulating optimizer ask
+for it.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -68,7 +69,7 @@ def chain_of(optimizer: Any) -> Iterator[Any]:
 def refusing_other_dtypes(optimizer: Any) -> Iterator[None]:
     """Lets the innermost optimizer refuse gradients that are not of their variables' dtypes.
 
-    Keras would cast them on the way; what an IPU program got of it was an error.
+    Keras would cast them on the way, and hide that nobody has.
     """
     *_, innermost = chain_of(optimizer)
     apply: Callable[..., Any] = innermost.apply

@@ -180,7 +180,7 @@ KEYWORDS = {
     ("keras.layers.BatchNormalization", "renorm"): "keras.layers.BatchNormalization without it",
 }
 
-# Methods of models, by name alone: which object it is, nobody knows without running the script.
+# Methods of models, by name alone: which object it is, only a run of the script would tell.
 METHODS = {
     "fit_generator": "fit",
     "evaluate_generator": "evaluate",

@@ -18,10 +18,10 @@ from typing import Any
 
 from millrace import tensorflow
 from millrace._compat.keras_tensorflow import show_own_tensorflow, show_tensorflow
+from millrace._compat.module_aliases import serve, stop_serving
 from millrace._compat.patch_table import SCRIPT_MODULES
 from millrace._compat.patches import put_in, take_out
-from millrace.tensorflow.aliases import serve, stop_serving
-from millrace.tensorflow.real import put_back, real_name, real_tensorflow
+from millrace.tensorflow.dispatch import put_back, real_name, real_tensorflow
 
 NAMES = {
     "ipu_tensorflow_addons": "millrace.ipu.addons",

@@ -7,8 +7,8 @@ tf.function         native compiled functions      tf.Variable  variables of Ker
 tf.range            loops of compiled functions    tf.GradientTape         in such functions
 tf.cast, ...        keras.ops                      tf.compat.v1 placeholders and sessions
 
-dispatch.py  who computes an operation             conversion/  rewrites functions of tf.function
-ops.py  math.py  nn.py  random.py  the tables      real.py      all else: TensorFlow, if installed
+dispatch.py  who computes an operation: Keras, a session, or TensorFlow, if it is installed
+ops.py  math.py  nn.py  random.py  the tables      conversion/  rewrites functions of tf.function
 """
 
 import sys
@@ -18,6 +18,7 @@ import jax
 import keras as keras
 
 from millrace._compat.jax_array import let_arrays_be_numpy
+from millrace._compat.module_aliases import serve
 from millrace.tensorflow import compat as compat
 from millrace.tensorflow import data as data
 from millrace.tensorflow import dtypes
@@ -25,7 +26,6 @@ from millrace.tensorflow import math as math
 from millrace.tensorflow import nn as nn
 from millrace.tensorflow import ops as _ops
 from millrace.tensorflow import random as random
-from millrace.tensorflow.aliases import serve
 from millrace.tensorflow.compat.v1 import Graph as Graph
 from millrace.tensorflow.compat.v1 import Session as Session
 from millrace.tensorflow.compat.v1 import executing_eagerly as executing_eagerly
@@ -33,16 +33,16 @@ from millrace.tensorflow.compat.v1 import placeholder as placeholder
 from millrace.tensorflow.conversion.convert import meaning
 from millrace.tensorflow.data.elements import TensorShape as TensorShape
 from millrace.tensorflow.data.elements import TensorSpec as TensorSpec
+from millrace.tensorflow.dispatch import real_name
+from millrace.tensorflow.framework import device as device
+from millrace.tensorflow.framework import errors as errors
+from millrace.tensorflow.framework import get_logger as get_logger
+from millrace.tensorflow.framework import name_scope as name_scope
+from millrace.tensorflow.framework import nest as nest
 from millrace.tensorflow.function import function as function
 from millrace.tensorflow.iterators import device_iterators as device_iterators
-from millrace.tensorflow.real import real_name
-from millrace.tensorflow.surroundings import device as device
-from millrace.tensorflow.surroundings import errors as errors
-from millrace.tensorflow.surroundings import get_logger as get_logger
-from millrace.tensorflow.surroundings import name_scope as name_scope
-from millrace.tensorflow.surroundings import nest as nest
 from millrace.tensorflow.tape import GradientTape as GradientTape
-from millrace.tensorflow.variable import Variable as Variable
+from millrace.tensorflow.values import Variable as Variable
 
 __version__ = "2.6.0"  # whose names these are
 newaxis = None

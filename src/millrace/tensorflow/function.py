@@ -20,9 +20,9 @@ from millrace.errors import LoopError, OptionError
 from millrace.loops.function import CompiledFunction
 from millrace.tensorflow.conversion import runtime
 from millrace.tensorflow.conversion.convert import ELEMENTS, called, compiled_form
+from millrace.tensorflow.conversion.runtime import with_static_numbers
 from millrace.tensorflow.graph_mode import Deferred, is_deferred
 from millrace.tensorflow.iterators import DeviceIterator, Needed
-from millrace.tensorflow.static import with_static_numbers
 
 
 def function(

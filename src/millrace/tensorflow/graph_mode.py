@@ -3,21 +3,28 @@
 a = placeholder(float32, [2])            Placeholder
 b = 2 * (a + 1)                          Deferred(mul, [2, Deferred(add, [a, 1])])
 Session().run(b, {a: [1.0, 2.0]})        one compiled program -> [4, 6]
+
+A session collects the deferred values among its fetches, and what they depend on:
+
+on the device    one compiled program of all that was fed      -> arrays
+on the host      then what reads queues and the like, in order
 """
 
 import operator
+import threading
+from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
+import keras
 import numpy as np
 
 from millrace.errors import OptionError
+from millrace.loops.function import CompiledFunction
 from millrace.tensorflow.dtypes import as_dtype
 
-
-class _Mode:
-    is_graph = False
+KEPT = 64  # programs, by what they compute
 
 
 def in_graph_mode() -> bool:
@@ -31,7 +38,7 @@ def set_graph_mode(value: bool) -> None:
 
 
 class Deferred:
-    """What a function will return, once a session runs it.
+    """The result of a function that a session will call.
 
     Args:
         function: of the inputs.
@@ -60,7 +67,7 @@ class Deferred:
     def __iter__(self) -> Iterator["Deferred"]:
         if self.length is None:
             raise OptionError(
-                f"{self!r} is computed later, and nobody knows yet of how many parts it is. Run it "
+                f"{self!r} is computed later, and the number of its parts is not known yet. Run it "
                 "in a session, and unpack the result: a, b = session.run(value)."
             )
         return (self[index] for index in range(self.length))
@@ -119,6 +126,101 @@ def is_deferred(value: Any) -> bool:
     return any(isinstance(leaf, Deferred) for leaf in jax.tree.leaves(value))
 
 
+class Session:
+    """Runs deferred values. Sessions share their programs, so a second one compiles nothing."""
+
+    def __init__(self, target: str = "", graph: Any = None, config: Any = None):
+        del target, graph, config  # where and how a server of TensorFlow's would run
+
+    def run(self, fetches: Any, feed_dict: Mapping[Any, Any] | None = None) -> Any:
+        """Returns values for a tree of deferred ones, as NumPy arrays.
+
+        Args:
+            fetches: one, or lists, tuples and dicts of them. What is there already is returned
+                as it is; variables as their values.
+            feed_dict: values of placeholders.
+
+        Raises:
+            OptionError: if a placeholder has no value, or what is fed is none.
+        """
+        feeds = dict(feed_dict or {})
+        for key in feeds:
+            if not isinstance(key, Placeholder):
+                raise OptionError(
+                    f"feed_dict has a value for {key!r}, which is no placeholder. Set "
+                    "feed_dict={placeholder: value}, with what tf.placeholder() returned."
+                )
+        known = {id(key): key.array(value) for key, value in feeds.items()}
+        wanted = [leaf for leaf in jax.tree.leaves(fetches) if isinstance(leaf, Deferred)]
+        compiled = _on_device(wanted)
+        if compiled:
+            values = _program(compiled, list(feeds))([known[id(key)] for key in feeds])
+            known.update(zip(map(id, compiled), values, strict=True))
+        return jax.tree.map(_fetched, evaluate(fetches, known))
+
+    def close(self) -> None:
+        """Does nothing: all sessions share their programs."""
+
+    def __enter__(self) -> "Session":
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+
+def _on_device(wanted: list[Deferred]) -> list[Deferred]:
+    """Returns what a program computes: what is wanted of it, and what is done on the host with."""
+    found: dict[int, Deferred] = {}
+
+    def visit(node: Deferred) -> None:
+        if isinstance(node, Placeholder):
+            return
+        if not _needs_host(node):
+            found[id(node)] = node
+            return
+        for leaf in jax.tree.leaves((node.inputs, node.named)):
+            if isinstance(leaf, Deferred):
+                visit(leaf)
+
+    for node in wanted:
+        visit(node)
+    return list(found.values())
+
+
+def _needs_host(node: Deferred) -> bool:
+    leaves = jax.tree.leaves((node.inputs, node.named))
+    return node.on_host or any(_needs_host(x) for x in leaves if isinstance(x, Deferred))
+
+
+_lock = threading.Lock()
+_programs: OrderedDict[Any, tuple[CompiledFunction, Any]] = OrderedDict()
+
+
+def _program(wanted: list[Deferred], fed: list[Placeholder]) -> CompiledFunction:
+    """Returns the program that computes values of what is fed; it is made once."""
+    key = tuple(map(id, wanted)), tuple(map(id, fed))
+    with _lock:
+        if key not in _programs:
+
+            def compute(arrays: list[Any]) -> list[Any]:
+                known = dict(zip(map(id, fed), arrays, strict=True))
+                return [evaluate(node, known) for node in wanted]
+
+            compute.__name__ = getattr(wanted[0].function, "__name__", "session")
+            # With what the key identifies by address, which would else be given to others.
+            _programs[key] = CompiledFunction(compute), (wanted, fed)
+            if len(_programs) > KEPT:
+                _programs.popitem(last=False)
+        _programs.move_to_end(key)
+        return _programs[key][0]
+
+
+def _fetched(leaf: Any) -> Any:
+    if isinstance(leaf, keras.Variable):
+        leaf = leaf.value
+    return np.asarray(leaf) if isinstance(leaf, jax.Array) else leaf
+
+
 def evaluate(value: Any, known: dict[int, Any]) -> Any:
     """Returns a tree with deferred values computed.
 
@@ -136,6 +238,10 @@ def evaluate(value: Any, known: dict[int, Any]) -> Any:
         return known[id(leaf)]
 
     return jax.tree.map(compute, value)
+
+
+class _Mode:
+    is_graph = False
 
 
 def _add_operators() -> None:

@@ -4,8 +4,7 @@ from typing import Any
 
 import keras
 
-from millrace.tensorflow.dispatch import op
-from millrace.tensorflow.real import real_name
+from millrace.tensorflow.dispatch import op, real_name
 
 ops: Any = keras.ops  # whose annotations allow None for all results
 

@@ -15,7 +15,7 @@ from millrace._compat.jax import is_traced
 from millrace.tensorflow.conversion.convert import meaning
 from millrace.tensorflow.dispatch import op
 from millrace.tensorflow.dtypes import as_dtype
-from millrace.tensorflow.host_array import HostArray
+from millrace.tensorflow.values import HostArray
 
 ops: Any = keras.ops  # whose annotations allow None for all results
 

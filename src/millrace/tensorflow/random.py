@@ -4,9 +4,8 @@ from typing import Any
 
 import keras
 
-from millrace.tensorflow.dispatch import op
+from millrace.tensorflow.dispatch import op, real_name
 from millrace.tensorflow.dtypes import as_dtype
-from millrace.tensorflow.real import real_name
 
 
 def set_seed(seed: int) -> None:

@@ -1,9 +1,14 @@
-"""Which devices programs run on.
+"""`IPUConfig`: which devices programs run on, and what is known of every other option.
 
 IPUConfig.auto_select_ipus = n       -> the first n of `jax.devices()`
 IPUConfig.select_ipus = k            -> `jax.devices()[k]`
 IPUConfig.allow_recompute            -> `set_recomputation_options` of every model of a strategy
+IPUConfig.device_connection.type     -> PRE_COMPILE compiles programs, and runs none
 IPUConfig.configure_ipu_system()     -> the devices of strategies made afterwards
+
+option.py       what an attribute is: typed, documented, in a category
+categories.py   the categories of attributes, nearly all of which do nothing here
+devices.py      the devices that are chosen, and the system that is in force
 """
 
 import copy
@@ -12,16 +17,20 @@ from collections.abc import Mapping
 from typing import Any
 
 from millrace.errors import OptionError
-from millrace.ipu.config import categories, devices, plain_data
+from millrace.ipu.config import categories, devices, option
 from millrace.ipu.config.categories import XLA
+from millrace.ipu.config.categories import DeviceConnectionType as DeviceConnectionType
+from millrace.ipu.config.categories import (
+    MergeRemoteBuffersBehaviour as MergeRemoteBuffersBehaviour,
+)
+from millrace.ipu.config.categories import SchedulingAlgorithm as SchedulingAlgorithm
+from millrace.ipu.config.categories import SelectionOrder as SelectionOrder
+from millrace.ipu.config.categories import (
+    StochasticRoundingBehaviour as StochasticRoundingBehaviour,
+)
 from millrace.ipu.config.devices import System as System
 from millrace.ipu.config.devices import current_system as current_system
 from millrace.ipu.config.devices import reset_system as reset_system
-from millrace.ipu.config.enums import DeviceConnectionType as DeviceConnectionType
-from millrace.ipu.config.enums import MergeRemoteBuffersBehaviour as MergeRemoteBuffersBehaviour
-from millrace.ipu.config.enums import SchedulingAlgorithm as SchedulingAlgorithm
-from millrace.ipu.config.enums import SelectionOrder as SelectionOrder
-from millrace.ipu.config.enums import StochasticRoundingBehaviour as StochasticRoundingBehaviour
 from millrace.ipu.config.option import AttributeMetadata as AttributeMetadata
 from millrace.ipu.config.option import Category, Group, Option
 
@@ -59,26 +68,26 @@ class IPUConfig(Category):
 
     def to_dict(self) -> dict[str, Any]:
         """Returns all options as nested dicts; enums by name."""
-        return copy.deepcopy(plain_data.as_dict(self))
+        return copy.deepcopy(option.as_dict(self))
 
     def from_dict(self, data: Mapping[str, Any]) -> None:
         """Sets what `to_dict` has returned, or a part of it."""
-        plain_data.put(self, data)
+        option.put(self, data)
 
     def to_json(self) -> str:
         """Returns `to_dict` as text."""
-        return json.dumps(plain_data.as_dict(self))
+        return json.dumps(option.as_dict(self))
 
     def from_json(self, text: str) -> None:
         """Sets what `to_json` has returned."""
-        plain_data.put(self, json.loads(text))
+        option.put(self, json.loads(text))
 
     def get_attribute_metadata(self, path: str) -> AttributeMetadata:
         """Returns types, default and meaning of the attribute at a path."""
-        return plain_data.metadata(type(self), path)
+        return option.metadata(type(self), path)
 
     def __repr__(self) -> str:
-        lines = [f"\n    {line}" for line in plain_data.lines(self)]
+        lines = [f"\n    {line}" for line in option.lines(self)]
         return f"IPUConfig with{''.join(lines) or ' its defaults'}"
 
 

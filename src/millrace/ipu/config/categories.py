@@ -1,25 +1,61 @@
-"""The categories of `IPUConfig` about compiler, hardware and operations.
+"""The categories of options in an `IPUConfig`, and the enumerations of their values.
 
-XLA         the compiler's own business
+device_connection.type = PRE_COMPILE      `pre_compile.py`: programs are compiled, none runs
+everything else                           no effect: each option has advice on what to use instead
+
+XLA         the compiler decides it
 FEEDS       how data reaches the device         -> set_infeed_queue_options
 NUMBERS     stopping at infinities and NaN      -> jax_debug_nans, NaNWatch
-
-everything here     of no effect: see `advice`
-
-device_connection.type = PRE_COMPILE                -> `ahead`: programs are compiled, none runs
-experimental.multi_replica_distribution             in its place millrace.distributed
-everything else                                     of no effect: see `advice`
-
-everything here     of no effect: see `advice`
 """
 
-from millrace.ipu.config.enums import (
-    DeviceConnectionType,
-    MergeRemoteBuffersBehaviour,
-    SchedulingAlgorithm,
-    StochasticRoundingBehaviour,
-)
+import enum
+
 from millrace.ipu.config.option import Category, Group, Option
+
+
+class SelectionOrder(enum.IntEnum):
+    """The order in which a device group's chips are numbered."""
+
+    AUTO = 0
+    ZIGZAG = 1
+    SNAKE = 2
+    HOOF = 3
+
+
+class SchedulingAlgorithm(enum.IntEnum):
+    """How the operations of a program are ordered."""
+
+    CHOOSE_BEST = 0
+    CLUSTERING = 1
+    POST_ORDER = 2
+    LOOK_AHEAD = 3
+    SHORTEST_PATH = 4
+
+
+class DeviceConnectionType(enum.Enum):
+    """When a program takes hold of its devices."""
+
+    ALWAYS = 0
+    ON_DEMAND = 1
+    PRE_COMPILE = 2
+    NEVER = 3
+
+
+class MergeRemoteBuffersBehaviour(enum.Enum):
+    """Whether values in remote memory share a buffer."""
+
+    NO_MERGING = 0
+    MERGE = 1
+    IF_BENEFICIAL = 2
+
+
+class StochasticRoundingBehaviour(enum.Enum):
+    """Where float16 results are rounded at random."""
+
+    OFF = 0
+    ON = 1
+    REPLICA_IDENTICAL_ONLY = 2
+
 
 XLA = "XLA decides this itself. Remove the line; XLA_FLAGS has options of XLA."
 FEEDS = "Set model.set_infeed_queue_options() for how data reaches the device."

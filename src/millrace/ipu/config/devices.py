@@ -1,4 +1,4 @@
-"""Which devices are configured, and which of them the numbers of an `IPUConfig` choose.
+"""The devices that an `IPUConfig` chooses, and the system that is in force.
 
 auto_select_ipus = n       -> the first n of `jax.devices()`
 auto_select_ipus = [n, m]  -> n of them for the first logical device, m more for the second
@@ -20,11 +20,12 @@ import jax
 
 from millrace._compat.jax import backends_are_initialized
 from millrace.errors import DeviceError, OptionError
-from millrace.ipu import ahead
-from millrace.ipu.config import plain_data
-from millrace.ipu.config.enums import DeviceConnectionType
-from millrace.ipu.config.option import Option
+from millrace.ipu.config.categories import DeviceConnectionType
+from millrace.ipu.config.option import Option, options
 from millrace.ipu.inert import inert
+from millrace.ipu.pre_compile import begin_pre_compile, end_pre_compile
+
+logger = logging.getLogger("millrace")
 
 MANY = (int, list, tuple)  # one number, or one for each logical device
 
@@ -106,19 +107,16 @@ def _present(number: int, option: str) -> Sequence[jax.Device]:
     )
 
 
-logger = logging.getLogger("millrace")
-
-
 @dataclass(frozen=True)
 class System:
-    """What was configured.
+    """A configured system of devices.
 
     `groups` has the devices of each logical one: `/device:IPU:0`, `/device:IPU:1` and so on.
     """
 
     groups: tuple[tuple[jax.Device, ...], ...]
     allow_recompute: bool = False
-    config: Any = None  # a copy of the `IPUConfig`; None where nobody has configured
+    config: Any = None  # a copy of the `IPUConfig`; None without one
 
     @property
     def devices(self) -> tuple[jax.Device, ...]:
@@ -144,32 +142,32 @@ _configured: list[System] = []
 
 
 def current_system() -> System:
-    """Returns what was configured; one device where nobody has."""
+    """Returns the configured system; one device without a configuration."""
     return _configured[-1] if _configured else System(((jax.devices()[0],),))
 
 
 def reset_system() -> None:
     """Forgets what was configured."""
     _configured.clear()
-    ahead.end()
+    end_pre_compile()
 
 
 def configure(config: Any, reset: bool) -> None:
-    """Puts a configuration in force, and says of which of its options nothing follows.
+    """Puts a configuration in force, and says which of its options have no effect.
 
     Args:
         config: an `IPUConfig`, of which a copy is kept.
         reset: whether another configuration before gives up its compiled programs.
     """
-    for path, option, value in plain_data.options(config):
+    for path, option, value in options(config):
         if option.advice and value != option.default:
             inert(f"IPUConfig.{path}", option.advice)
     groups = find_groups(config.auto_select_ipus, config.select_ipus)
     _put_in_force(System(groups, config.allow_recompute, copy.deepcopy(config)), reset)
     if config.device_connection.type is DeviceConnectionType.PRE_COMPILE:
-        ahead.begin()
+        begin_pre_compile()
     else:
-        ahead.end()
+        end_pre_compile()
 
 
 def _put_in_force(system: System, reset: bool) -> None:

@@ -8,12 +8,12 @@ IPUModel, Model, ...              -> keras.Model, keras.Sequential: `millrace.ip
 import importlib
 from typing import Any
 
-from millrace.ipu.keras.replaced import IPUModel as IPUModel
-from millrace.ipu.keras.replaced import IPUSequential as IPUSequential
-from millrace.ipu.keras.replaced import Model as Model
-from millrace.ipu.keras.replaced import PipelineModel as PipelineModel
-from millrace.ipu.keras.replaced import PipelineSequential as PipelineSequential
-from millrace.ipu.keras.replaced import Sequential as Sequential
+from millrace.ipu.old_models import IPUModel as IPUModel
+from millrace.ipu.old_models import IPUSequential as IPUSequential
+from millrace.ipu.old_models import Model as Model
+from millrace.ipu.old_models import PipelineModel as PipelineModel
+from millrace.ipu.old_models import PipelineSequential as PipelineSequential
+from millrace.ipu.old_models import Sequential as Sequential
 from millrace.pipelines.assignment.marks import PipelineStage as PipelineStage
 
 _MODULES = ("extensions", "layers", "optimizers")

@@ -1,8 +1,6 @@
 """The optimizer function of a pipeline, as `millrace.pipeline` wants it.
 
 OptimizerFunctionOutput(opt, loss, variables=...)   -> (optimizer, loss, variables)
-
-OptimizerFunctionOutput(opt, ...)            -> (optimizer, loss, variables)
     opt in a CrossReplicaOptimizer           -> the one inside; the pipeline takes the mean itself
     opt in a GradientAccumulationOptimizer   -> refused: a pipeline accumulates itself
 """
@@ -69,9 +67,6 @@ class OptimizerFunctionOutput:
         self.opt, self.loss, self.variables, self.tape = opt, loss, variables, tape
 
 
-let_names_be_given()  # to apply_gradients of Keras, as casting optimizers do
-
-
 def native_function(function: Any, replicas: int) -> Any:
     """Returns an optimizer function as `millrace.pipeline` wants it.
 
@@ -116,3 +111,6 @@ def without_exchange(optimizer: Any) -> Any:
     """Returns the optimizer inside a CrossReplicaOptimizer, any other one as it is."""
     is_exchange = isinstance(optimizer, CrossReplicaOptimizer)
     return optimizer.wrapped_optimizer if is_exchange else optimizer
+
+
+let_names_be_given()  # to apply_gradients of Keras, as casting optimizers do

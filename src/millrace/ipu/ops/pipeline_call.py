@@ -1,7 +1,7 @@
 """A call of `pipelining_ops.pipeline`, checked and handed to `millrace.pipeline`.
 
 strategy                 the one whose scope or `run` this is, else the newest
-number of micro-batches  a multiple of those that run at once: length_rule.py
+number of micro-batches  a multiple of those that run at once: schedules.py
 replicas                 the optimizer must be a CrossReplicaOptimizer: their weights are one
 """
 

@@ -1,14 +1,11 @@
-"""Options of a pipeline, by their IPU names -> those of `set_pipelining_options`.
+"""The options of `pipelining_ops.pipeline`, as `set_pipelining_options` takes them.
 
-PipelineStageOptions(convolution_options, matmul_options, slice_options)
-    options of XLA by their names   -> forward_ | backward_propagation_stages_compiler_options
-    options of Poplar               -> none: a warning says so once
-
-pipeline_schedule, recomputation_mode     -> names; recomputation needs IPUConfig.allow_recompute
-reduction_method                          -> gradient_accumulation_reduction_method
-gradient_accumulation_dtype               -> the same, by name
-replicated_optimizer_state_sharding=None  -> as offload_weight_update_variables
-..._poplar_options                        -> ..._compiler_options
+pipeline_schedule, recomputation_mode     by name; recomputation needs IPUConfig.allow_recompute
+gradient_accumulation_dtype               the same, by name
+replicated_optimizer_state_sharding=None  as offload_weight_update_variables
+..._poplar_options                        ..._compiler_options: a PipelineStageOptions each
+    options of XLA by their names         given to the compiler of the stage
+    options of Poplar                     none: a warning says so once
 """
 
 import functools
@@ -63,13 +60,12 @@ def options_of_stages(name: str, given: Any, num_stages: int) -> list[dict[str, 
     """Returns the compiler options of each stage.
 
     Raises:
-        TypeError: if it is no list, or not of `PipelineStageOptions`.
-        ValueError: for another number than there are stages.
+        DTypeError: if it is no list, or not of `PipelineStageOptions`.
+        OptionError: for another number than there are stages.
     """
     if given is None:
         return None
-    if not isinstance(given, list | tuple):
-        raise DTypeError(f"{name} is a list of PipelineStageOptions. Received: {given!r}.")
+    check_list_of_options(name, given)
     if len(given) != num_stages:
         raise OptionError(
             f"{name} has {len(given)} entries, and the pipeline has {num_stages} stages. Give "
@@ -82,7 +78,7 @@ def options_of_update(name: str, given: Any) -> dict[str, Any] | None:
     """Returns the compiler options of one `PipelineStageOptions`, None for None.
 
     Raises:
-        TypeError: if it is none.
+        DTypeError: if it is none.
     """
     if given is None:
         return None
@@ -121,17 +117,13 @@ def native_options(
         recomputes: whether the configuration allows recomputation.
 
     Raises:
-        ValueError: for optimizer state to be shared out that must not be offloaded.
-        NotImplementedError: for weights to be shared out that must not be.
+        OptionError: for optimizer state to be shared out that must not be offloaded.
+        UnsupportedError: for weights to be shared out that must not be.
     """
     offloads, shards = (
         given.get(name) for name in (_SAME[0], "replicated_optimizer_state_sharding")
     )
-    if shards and offloads is False:
-        raise OptionError(
-            "replicated_optimizer_state_sharding=True shares out state that is offloaded, and "
-            "offload_weight_update_variables=False forbids it. Set that to None or True."
-        )
+    check_sharded_state(shards, offloads)
     if given.get("replicated_weight_sharding") and given.get("offload_weights") is False:
         raise UnsupportedError(
             "replicated_weight_sharding=True with offload_weights=False was never implemented. "
@@ -158,11 +150,38 @@ def native_options(
     return options
 
 
+def check_sharded_state(shards: Any, offloads: Any) -> None:
+    """Refuses to shard optimizer state that must not be offloaded.
+
+    Args:
+        shards: `replicated_optimizer_state_sharding`.
+        offloads: `offload_weight_update_variables`.
+
+    Raises:
+        OptionError: naming both.
+    """
+    if shards and offloads is False:
+        raise OptionError(
+            "replicated_optimizer_state_sharding=True shares out state that is offloaded, and "
+            "offload_weight_update_variables=False forbids it. Set that to None or True."
+        )
+
+
+def check_list_of_options(name: str, given: Any) -> None:
+    """Refuses what is no list; what is in it is checked where it is used.
+
+    Raises:
+        DTypeError: naming the option.
+    """
+    if not isinstance(given, list | tuple):
+        raise DTypeError(f"{name} is a list of PipelineStageOptions. Received: {given!r}.")
+
+
 def accumulator_dtype(given: Any) -> Any:
     """Returns a dtype by its name, or a function that returns one; None for None.
 
     Raises:
-        TypeError: if it is neither.
+        DTypeError: if it is neither.
     """
     if given is None:
         return None

@@ -6,8 +6,8 @@ pipeline(...)                        -> millrace.pipeline
     infeed_queue, outfeed_queue      -> infeed, outfeed
     all other options                -> pipeline_options.py
 PipelineSchedule, RecomputationMode  -> schedules.py
-PipelineStageOptions                 -> stage_options.py
-OptimizerFunctionOutput              -> optimizer_function_output.py
+PipelineStageOptions                 -> pipeline_options.py
+OptimizerFunctionOutput              -> optimizer_function.py
 recomputation_checkpoint             -> millrace.layers.recomputation_checkpoint
 """
 

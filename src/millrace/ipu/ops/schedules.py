@@ -5,11 +5,13 @@ PipelineSchedule.Interleaved    -> "1f1b"
 PipelineSchedule.Sequential     -> "sequential"
 RecomputationMode               -> the mode of `set_recomputation_options`
 
+Micro-batches that run at once, of N stages; their number must be a multiple of it:
+
 Grouped       the slots of one micro-batch: 2N in training, N otherwise
 Interleaved   the rotations of its slots that put no two on one device: N with a device each
 Sequential    1
 
-The native schedules have no such rule; programs that kept it run the same either way.
+The native schedules have no such rule, and run what keeps it the same.
 """
 
 import enum
@@ -55,7 +57,7 @@ def schedule_of(value: Any, batch_serialization: int = 1) -> PipelineSchedule:
     """Returns a schedule; None is Grouped, and Sequential with batch serialization.
 
     Raises:
-        TypeError: if it is no member of `PipelineSchedule`.
+        DTypeError: if it is no member of `PipelineSchedule`.
     """
     if value is None:
         sequential = batch_serialization > 1
@@ -67,8 +69,8 @@ def recomputation_of(value: Any, schedule: PipelineSchedule, allowed: bool) -> s
     """Returns the native mode; "none" unless the configuration allows recomputation.
 
     Raises:
-        TypeError: if it is no member of `RecomputationMode`.
-        NotImplementedError: for a mode that does not go with the schedule.
+        DTypeError: if it is no member of `RecomputationMode`.
+        UnsupportedError: for a mode that does not go with the schedule.
     """
     mode = (
         RecomputationMode.Auto

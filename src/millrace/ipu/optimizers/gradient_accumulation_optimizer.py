@@ -1,4 +1,4 @@
-"""Accumulation over turns of `loops.repeat`.
+"""Optimizers that accumulate gradients over iterations of `loops.repeat`.
 
 GradientAccumulationOptimizerV2(opt, n)             -> AccumulatingOptimizer(opt, n)
 GradientAccumulationOptimizer(opt, n)               -> the same, for SGD
@@ -10,9 +10,16 @@ offload_weight_update_variables, replicated_optimizer_state_sharding, verify_usa
 from typing import Any
 
 import keras
+from keras.backend import standardize_dtype
 
-from millrace.ipu.gradient_accumulation import GradientAccumulationReductionMethod
-from millrace.ipu.optimizers import accumulation_checks as checks
+from millrace._compat.jax_memory import host_memory
+from millrace.errors import DTypeError, OptionError, PlanError
+from millrace.ipu.config import current_system
+from millrace.ipu.gradient_accumulation import (
+    GradientAccumulationReductionMethod,
+    reduction_method,
+)
+from millrace.ipu.inert import inert
 from millrace.ipu.optimizers.cross_replica_optimizer import CrossReplicaOptimizer
 from millrace.ipu.optimizers.ipu_optimizer import Minimizing
 from millrace.optimizers.accumulating import AccumulatingOptimizer
@@ -44,13 +51,13 @@ class GradientAccumulationOptimizerV2(Minimizing, AccumulatingOptimizer):
         reduction_method: Any = GradientAccumulationReductionMethod.SUM,
         name: str = "GradientAccumulationOptimizerV2",
     ):
-        checks.check_offload(offload_weight_update_variables, replicated_optimizer_state_sharding)
+        check_offload(offload_weight_update_variables, replicated_optimizer_state_sharding)
         AccumulatingOptimizer.__init__(
             self,
             opt,
             whole_number("num_mini_batches", num_mini_batches, 1),
-            reduction=checks.native_reduction(reduction_method),
-            dtype=checks.native_dtype(dtype),
+            reduction=native_reduction(reduction_method),
+            dtype=native_dtype(dtype),
             keeps_dtype=True,
             name=name,
         )
@@ -77,7 +84,7 @@ class GradientAccumulationOptimizer(GradientAccumulationOptimizerV2):
         name: str = "GradientAccumulationOptimizer",
     ):
         del verify_usage
-        checks.check_plain(opt)
+        check_plain(opt)
         super().__init__(opt, num_mini_batches, name=name)
 
 
@@ -93,3 +100,83 @@ class CrossReplicaGradientAccumulationOptimizer(GradientAccumulationOptimizer):
         name: str = "CrossReplicaGradientAccumulationOptimizer",
     ):
         super().__init__(CrossReplicaOptimizer(opt), num_mini_batches, verify_usage, name)
+
+
+def native_dtype(choice: Any) -> Any:
+    """Returns a choice of the accumulators' dtypes as native optimizers take it.
+
+    Raises:
+        DTypeError: if it is neither None, nor a dtype, nor a function that returns one.
+    """
+    if choice is None or _is_dtype(choice):
+        return choice
+    if not callable(choice):
+        raise _no_dtype(choice)
+
+    def chosen(variable: Any) -> Any:
+        dtype = choice(variable)
+        if not _is_dtype(dtype):
+            raise _no_dtype(dtype)
+        return dtype
+
+    return chosen
+
+
+def native_reduction(choice: Any) -> str:
+    """Returns a reduction method as native optimizers take it."""
+    is_sum = reduction_method(choice) is GradientAccumulationReductionMethod.SUM
+    return "sum" if is_sum else "mean"
+
+
+def check_offload(offloads: bool | None, shards: bool) -> None:
+    """Warns of options for the state of an optimizer that have no effect in a loop.
+
+    Raises:
+        PlanError: if it was to be kept in host memory, of which the device has none.
+    """
+    device = current_system().devices[0]
+    if offloads and host_memory(device) is None:
+        raise PlanError(
+            "offload_weight_update_variables=True keeps the optimizer's variables in host memory, "
+            f"and {device} has no memory of its own besides. Set "
+            "offload_weight_update_variables=None, which does it where it can be done."
+        )
+    if offloads:
+        inert(
+            "offload_weight_update_variables of a gradient accumulation optimizer",
+            "A loop keeps them on the device: set model.set_offload_options() and use fit().",
+        )
+    if shards:
+        inert(
+            "replicated_optimizer_state_sharding of a gradient accumulation optimizer",
+            "Each replica of a loop has all of the state: set it in pipeline(), or in the model.",
+        )
+
+
+def check_plain(optimizer: Any) -> None:
+    """Refuses all but plain SGD, with or without momentum.
+
+    Raises:
+        OptionError: naming the optimizer that takes all others.
+    """
+    while hasattr(optimizer, "inner_optimizer"):
+        optimizer = optimizer.inner_optimizer
+    if not isinstance(optimizer, keras.optimizers.SGD):
+        raise OptionError(
+            "GradientAccumulationOptimizer takes SGD, with or without momentum. Received: "
+            f"{type(optimizer).__name__}. Set GradientAccumulationOptimizerV2 for others."
+        )
+
+
+def _is_dtype(choice: Any) -> bool:
+    try:
+        return choice is not None and bool(standardize_dtype(choice))
+    except (TypeError, ValueError):
+        return False
+
+
+def _no_dtype(choice: Any) -> DTypeError:
+    return DTypeError(
+        "dtype of an accumulation is None, a dtype, or a function of a variable that returns one. "
+        f"Received: {choice!r}. Set dtype='float32' for all accumulators."
+    )

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from millrace.tensorflow.graph_mode import Deferred, Placeholder, in_graph_mode, set_graph_mode
-from millrace.tensorflow.session import Session as Session
+from millrace.tensorflow.graph_mode import Session as Session
 
 
 def placeholder(dtype: Any, shape: Any = None, name: str | None = None) -> Placeholder:

@@ -14,7 +14,7 @@ from typing import Any
 
 from millrace.tensorflow.conversion.rewrite import Rewriter
 from millrace.tensorflow.conversion.source import RUNTIME, function_of, tree_of, value_at
-from millrace.tensorflow.real import is_real_tensor
+from millrace.tensorflow.dispatch import is_real_tensor
 
 ELEMENTS = "elements_of_iterators"  # the argument by which a compiled function is given them
 

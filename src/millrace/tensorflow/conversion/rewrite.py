@@ -22,8 +22,7 @@ from collections.abc import Callable
 from typing import Any
 
 from millrace.errors import LoopError
-from millrace.tensorflow.conversion.names import bound, needed, read
-from millrace.tensorflow.conversion.source import RUNTIME
+from millrace.tensorflow.conversion.source import RUNTIME, bound, needed, read
 
 _BUILTINS = frozenset(dir(builtins))
 _LEAVES = (ast.Return, ast.Yield, ast.YieldFrom, ast.Await)

@@ -1,4 +1,4 @@
-"""What the loops of Keras draw from, for a data set of this package.
+"""The adapter by which the loops of Keras draw from a data set of this package.
 
 fit(dataset) -> Keras asks for an adapter -> dataset.as_data_adapter() -> batches, their number
 """
@@ -47,7 +47,7 @@ class DatasetAdapter(DataAdapter):
 
     @property
     def num_batches(self) -> int | None:
-        """How many batches there are; None if nobody knows, or without end."""
+        """The number of batches; None if it is unknown or infinite."""
         number = int(self._dataset.cardinality())
         return None if number < 0 else number
 
@@ -60,11 +60,11 @@ class DatasetAdapter(DataAdapter):
 
     @property
     def has_partial_batch(self) -> None:
-        """Nobody knows."""
+        """Unknown before the last batch is drawn."""
 
     @property
     def partial_batch_size(self) -> None:
-        """Nobody knows."""
+        """Unknown before the last batch is drawn."""
 
 
 def _weighted(batch: Any, class_weight: dict[int, float]) -> Any:

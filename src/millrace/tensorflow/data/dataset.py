@@ -19,8 +19,8 @@ from millrace.tensorflow.data.adapter import DatasetAdapter
 from millrace.tensorflow.data.elements import TensorSpec as TensorSpec
 from millrace.tensorflow.data.elements import call, leaves_of, mapped, mapped_spec, spec_of
 from millrace.tensorflow.data.elements import with_rows as spec_with_rows
-from millrace.tensorflow.host_array import host_array
 from millrace.tensorflow.iterators import DeviceIterator, gives_device_iterators
+from millrace.tensorflow.values import host_array
 
 
 class Dataset:
@@ -64,7 +64,7 @@ class Dataset:
 
     @property
     def element_spec(self) -> Any:
-        """What elements look like: a `TensorSpec` for each array; None is a size nobody knows."""
+        """A `TensorSpec` for each array of an element; unknown sizes are None."""
         if self._spec is None:
             self._spec = self._make_spec()
         if self._spec is None:
@@ -75,7 +75,7 @@ class Dataset:
         return self._spec
 
     def cardinality(self) -> np.int64:
-        """Returns how many elements there are; -1 for no end, -2 if nobody knows."""
+        """Returns the number of elements; -1 if it is infinite, -2 if unknown."""
         return np.int64(self._cardinality)
 
     def __len__(self) -> int:
@@ -166,7 +166,7 @@ class Dataset:
     def shuffle(
         self, buffer_size: int, seed: Any = None, reshuffle_each_iteration: bool | None = True
     ) -> "Dataset":
-        """Returns the elements as drawn from a buffer of so many."""
+        """Returns the elements as drawn at random from a buffer of this size."""
         size = whole_number("buffer_size", buffer_size, 1)
         anew = reshuffle_each_iteration is not False
         return self._like(steps.Shuffled(self._elements, size, seed, anew), self._cardinality)
@@ -195,7 +195,7 @@ class Dataset:
         )
 
     def shard(self, num_shards: int, index: int) -> "Dataset":
-        """Returns every so many-th element, from the one of this index on."""
+        """Returns every `num_shards`-th element, from the one of this index on."""
         number = self._cardinality
         number = number if number < 0 else len(range(index, number, num_shards))
         return self._like(lambda: sources.islice(self._elements, index, None, num_shards), number)
@@ -221,7 +221,7 @@ class Dataset:
         return self._like(steps.Cached(self._elements), self._cardinality)
 
     def prefetch(self, buffer_size: Any = None) -> "Dataset":
-        """Returns this data set: whoever feeds a device from it reads ahead anyway."""
+        """Returns this data set: feeds read ahead anyway."""
         del buffer_size
         return self
 

@@ -8,12 +8,12 @@ import jax
 import numpy as np
 
 from millrace.errors import DataError
-from millrace.tensorflow.host_array import host_array
+from millrace.tensorflow.values import host_array
 
 
 @dataclass(frozen=True)
 class TensorSpec:
-    """Shape and dtype of one array of an element; a size that nobody knows is None."""
+    """Shape and dtype of one array of an element; an unknown size is None."""
 
     shape: tuple[int | None, ...] | None
     dtype: Any = "float32"
@@ -78,7 +78,7 @@ def with_rows(spec: Any, rows: int | None) -> Any:
 def mapped_spec(function: Callable[..., Any], spec: Any) -> Any:
     """Returns what a function makes of such elements, by calling it with zeros.
 
-    Sizes that nobody knows are tried as two numbers: what then differs is not known either.
+    Unknown sizes are tried as two numbers: a result that differs is unknown, too.
     """
     if any(leaf.shape is None for leaf in leaves_of(spec)):
         return None

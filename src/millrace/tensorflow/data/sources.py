@@ -70,7 +70,7 @@ def from_generator(
     output_signature: Any = None,
     name: str | None = None,
 ) -> Any:
-    """Returns a data set of what a generator yields; nobody knows how many elements.
+    """Returns a data set of what a generator yields, of unknown length.
 
     Args:
         cls: the class of the data set.

@@ -1,4 +1,4 @@
-"""What the methods of a data set do to a stream of elements: iterators in, iterator out."""
+"""The methods of a data set on streams of elements: iterators in, iterator out."""
 
 import itertools
 import threading

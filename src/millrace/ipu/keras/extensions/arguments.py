@@ -1,21 +1,11 @@
-"""The free arguments that the setters take, a check of each, and what they do not take.
+"""The free arguments of the setters, with a check of each, and why others are not taken.
 
-num_mini_batches, gradient_accumulation_count    -> gradient_accumulation_steps_per_replica
-opt, optimizer_function                          -> Keras's compile()
-inputs, infeed_queue, dataset, ...               -> fit
-outfeed_loss, outfeed_mask, outfeed_mode         -> callbacks and predict
+num_mini_batches, gradient_accumulation_count    set gradient_accumulation_steps_per_replica
+opt, optimizer_function                          given to Keras's compile()
+inputs, infeed_queue, dataset, ...               given to fit
+outfeed_loss, outfeed_mask, outfeed_mode         read by callbacks and predict
 
-gradient_accumulation_dtype, dtype      -> `dtype` of the native records
-*_poplar_options                        -> `forward_options`, `backward_options`, `update_options`
-batch_serialization_iterations          -> Pipelining.batch_serialization
-replicated_optimizer_state_sharding     -> Replication.shard_optimizer_state
-replicated_weight_sharding              -> Replication.shard_weights
-offload_*                               -> Offload
-
-ReplicatedMetricReductionMethod.NONE   -> "none"
-ReplicatedMetricReductionMethod.LIST   -> "list"
-ReplicatedMetricReductionMethod.SUM    -> "sum"
-ReplicatedMetricReductionMethod.MEAN   -> "mean"
+`native.py` says what becomes of those that are taken.
 """
 
 import enum
@@ -23,11 +13,61 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from millrace.arguments import refuse_unknown
-from millrace.errors import DTypeError, OptionError, UnsupportedError
+from millrace.errors import OptionError, UnsupportedError
 from millrace.ipu.inert import inert
+from millrace.ipu.ops.pipeline_options import check_list_of_options, check_sharded_state
 from millrace.options import MetricReduction, truth, whole_number
 
 STEPS = "gradient_accumulation_steps_per_replica"
+
+
+class ReplicatedMetricReductionMethod(enum.Enum):
+    """Which metrics of several replicas are reported."""
+
+    NONE = 1
+    LIST = 2
+    SUM = 3
+    MEAN = 4
+
+
+def metric_reduction(value: Any) -> MetricReduction:
+    """Returns the native method; it may be given by its name in any case.
+
+    Raises:
+        OptionError: listing the names.
+    """
+    names = ReplicatedMetricReductionMethod.__members__
+    if isinstance(value, ReplicatedMetricReductionMethod):
+        return MetricReduction[value.name]
+    if not isinstance(value, str) or value.upper() not in names:
+        raise OptionError(
+            f"replicated_metric_reduction_method must be one of {list(names)}. Received: {value!r}."
+        )
+    return MetricReduction[value.upper()]
+
+
+def check_free(
+    setter: str,
+    given: Mapping[str, Any],
+    known: Mapping[str, Callable[[str, Any], None]],
+    reasons: Mapping[str, str],
+) -> None:
+    """Checks the free arguments of a setter.
+
+    Raises:
+        OptionError: for one that it does not take, with the reason or the nearest name, and for
+            optimizer state to be shared out that must not be offloaded.
+        UnsupportedError: for what was never implemented.
+    """
+    refuse_unknown(setter, [name for name in given if name not in known], known, reasons)
+    for name, value in given.items():
+        known[name](name, value)
+    check_sharded_state(
+        given.get("replicated_optimizer_state_sharding"),
+        given.get("offload_weight_update_variables"),
+    )
+
+
 _AUTOMATIC = "it is set automatically, from the model and from the data given to fit."
 _IN_KERAS = "it is not compatible with Keras"
 ACCUMULATION_REASONS = {
@@ -81,8 +121,8 @@ def _still(name: str, value: Any) -> None:
 
 
 def _stage_options(name: str, value: Any) -> None:
-    if value is not None and not isinstance(value, list | tuple):
-        raise DTypeError(f"{name} is a list of PipelineStageOptions. Received: {value!r}.")
+    if value is not None:
+        check_list_of_options(name, value)
 
 
 _OPTIMIZER = {
@@ -107,52 +147,3 @@ PIPELINING = {
     "continuous_weight_updates": _still,
     "accumulate_outfeed_dtype": _inert("Metrics accumulate in their own dtype."),
 }
-
-
-def check_free(
-    setter: str,
-    given: Mapping[str, Any],
-    known: Mapping[str, Callable[[str, Any], None]],
-    reasons: Mapping[str, str],
-) -> None:
-    """Checks the free arguments of a setter.
-
-    Raises:
-        OptionError: for one that it does not take, with the reason or the nearest name, and for
-            optimizer state to be shared out that must not be offloaded.
-        UnsupportedError: for what was never implemented.
-    """
-    refuse_unknown(setter, [name for name in given if name not in known], known, reasons)
-    for name, value in given.items():
-        known[name](name, value)
-    offloads = given.get("offload_weight_update_variables")
-    if given.get("replicated_optimizer_state_sharding") and offloads is False:
-        raise OptionError(
-            "replicated_optimizer_state_sharding=True shares out state that is offloaded, and "
-            "offload_weight_update_variables=False forbids it. Set that to None or True."
-        )
-
-
-class ReplicatedMetricReductionMethod(enum.Enum):
-    """What is reported of the metrics of several replicas."""
-
-    NONE = 1
-    LIST = 2
-    SUM = 3
-    MEAN = 4
-
-
-def metric_reduction(value: Any) -> MetricReduction:
-    """Returns the native method; it may be given by its name in any case.
-
-    Raises:
-        OptionError: listing the names.
-    """
-    names = ReplicatedMetricReductionMethod.__members__
-    if isinstance(value, ReplicatedMetricReductionMethod):
-        return MetricReduction[value.name]
-    if not isinstance(value, str) or value.upper() not in names:
-        raise OptionError(
-            f"replicated_metric_reduction_method must be one of {list(names)}. Received: {value!r}."
-        )
-    return MetricReduction[value.upper()]

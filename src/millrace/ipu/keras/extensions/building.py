@@ -1,13 +1,19 @@
-"""`build` of an extended subclassed model, and the classes that extended models are instances of.
+"""What an extended model is, and what happens when it is built.
 
-isinstance(model, SequentialExtension)   -> an extended keras.Sequential
-isinstance(model, FunctionalExtension)   -> an extended Functional
-isinstance(model, ModelExtension)        -> an extended model with a `call` of its own
+isinstance(model, SequentialExtension)   an extended keras.Sequential
+isinstance(model, FunctionalExtension)   an extended Functional
+isinstance(model, ModelExtension)        an extended model with a `call` of its own
 
-model.build((None, 3))                      floats
-model.build(keras.Input((3,), dtype=...))   what such an input is
+Functional     its construction ends in `build`, which checks the stages: a call outside of all
+               PipelineStage scopes beside one inside is an OptionError
+Sequential     makes a Functional of its layers, whose stages are neither read nor checked
+subclass       model.build((None, 3)) and model.build(keras.Input((3,))) run `call`, and thereby
+               build all layers
 """
 
+import functools
+import threading
+from collections.abc import Callable
 from typing import Any
 
 import keras
@@ -56,7 +62,35 @@ class ModelExtension(metaclass=_Kind):
         return not is_functional(model) and not isinstance(model, keras.Sequential)
 
 
-def build_by_call(model: Any, controller: Controller) -> None:
+def build_checking_stages(
+    build: Callable[..., None], controller: Controller
+) -> Callable[..., None]:
+    """Returns the `build` of a Functional model, which then checks its stages."""
+
+    @functools.wraps(build)
+    def checked(*args: Any, **kwargs: Any) -> None:
+        build(*args, **kwargs)
+        if not _local.is_in_sequential:
+            controller.setup.stages.assignment()
+
+    return checked
+
+
+def build_without_checks(build: Callable[..., None]) -> Callable[..., None]:
+    """Returns the `build` of a Sequential, whose inner Functional model is not checked."""
+
+    @functools.wraps(build)
+    def spared(*args: Any, **kwargs: Any) -> None:
+        before, _local.is_in_sequential = _local.is_in_sequential, True
+        try:
+            build(*args, **kwargs)
+        finally:
+            _local.is_in_sequential = before
+
+    return spared
+
+
+def bind_build_by_call(model: Any, controller: Controller) -> None:
     """Gives a subclassed model that has no `build` of its own one that runs its `call`."""
     if not has_default_build(model):
         return
@@ -95,3 +129,10 @@ def _inputs(given: Any) -> Any:
 
 def _is_shape(given: Any) -> bool:
     return isinstance(given, list | tuple) and all(d is None or isinstance(d, int) for d in given)
+
+
+class _Local(threading.local):
+    is_in_sequential = False
+
+
+_local = _Local()

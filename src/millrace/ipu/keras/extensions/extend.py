@@ -1,7 +1,14 @@
 """Puts the methods of IPU programs on an attached model. Its class stays Keras's own.
 
-data of Python code              -> refused, before Keras draws from it
-set_asynchronous_callbacks       -> off in fit and evaluate where accumulate_outfeed is on
+extend(model)
+    rules              -> rules.py        IPURules, with the settings of the model
+    set_*_options      -> setters.py      arguments -> settings.py -> native.py: native options
+    *_pipeline_stage_* -> stages.py
+    build              -> building.py
+    save, get_config   -> saving.py
+    fit, evaluate, predict
+        data of Python code          refused, before Keras draws from it
+        set_asynchronous_callbacks   off in fit and evaluate where accumulate_outfeed is on
 """
 
 import functools
@@ -14,11 +21,20 @@ import keras
 
 from millrace._compat.keras_graph import has_own_call, is_functional
 from millrace.fit.controller import Controller, controller_of
-from millrace.ipu.keras.extensions.building import build_by_call
-from millrace.ipu.keras.extensions.checks import check_source, checking, sparing
+from millrace.ipu.keras.extensions.building import (
+    bind_build_by_call,
+    build_checking_stages,
+    build_without_checks,
+)
+from millrace.ipu.keras.extensions.data_checks import check_source
 from millrace.ipu.keras.extensions.native import put
 from millrace.ipu.keras.extensions.rules import IPURules
-from millrace.ipu.keras.extensions.saving import describing, loading, revive_from_configs, saving
+from millrace.ipu.keras.extensions.saving import (
+    get_config_with_settings,
+    load_assets_with_settings,
+    revive_from_configs,
+    save_assets_with_settings,
+)
 from millrace.ipu.keras.extensions.setters import SETTERS
 from millrace.ipu.keras.extensions.settings import rules_of, settings_of
 from millrace.ipu.keras.extensions.stages import SEQUENTIAL_METHODS, STAGE_METHODS
@@ -26,8 +42,33 @@ from millrace.strategy.attach import bound
 from millrace.tensorflow.iterators import device_iterators
 
 logger = logging.getLogger("millrace")
-
 LOOPS = ("fit", "evaluate", "predict")
+
+
+def extend(model: keras.Model) -> None:
+    """Extends an attached model, at the start of its construction too."""
+    revive_from_configs()
+    controller = controller_of(model)
+    if controller is None:
+        return
+    controller.put_rules(IPURules())
+    methods = [*SETTERS, *STAGE_METHODS]
+    if isinstance(model, keras.Sequential):
+        methods += SEQUENTIAL_METHODS
+    added: dict[str, Any] = {method.__name__: bound(method, controller) for method in methods}
+    added |= {name: around(name, getattr(model, name), controller) for name in LOOPS}
+    added["save_assets"] = save_assets_with_settings(model.save_assets, controller)  # type: ignore[attr-defined]
+    added["load_assets"] = load_assets_with_settings(model.load_assets, controller)  # type: ignore[attr-defined]
+    if isinstance(model, keras.Sequential):
+        added["build"] = build_without_checks(model.build)
+    elif is_functional(model):
+        added["build"] = build_checking_stages(model.build, controller)
+    added["get_config"] = get_config_with_settings(model.get_config, controller)
+    for name, value in added.items():
+        controller.attributes.bind(name, value)
+    if has_own_call(model):
+        bind_build_by_call(model, controller)
+    put(controller, settings_of(controller))
 
 
 def around(name: str, loop: Callable[..., Any], controller: Controller) -> Callable[..., Any]:
@@ -79,29 +120,3 @@ def _is_ignored(name: str, controller: Controller) -> bool:
             name,
         )
     return True
-
-
-def extend(model: keras.Model) -> None:
-    """Extends an attached model, at the start of its construction too."""
-    revive_from_configs()
-    controller = controller_of(model)
-    if controller is None:
-        return
-    controller.put_rules(IPURules())
-    methods = [*SETTERS, *STAGE_METHODS]
-    if isinstance(model, keras.Sequential):
-        methods += SEQUENTIAL_METHODS
-    added: dict[str, Any] = {method.__name__: bound(method, controller) for method in methods}
-    added |= {name: around(name, getattr(model, name), controller) for name in LOOPS}
-    added["save_assets"] = saving(model.save_assets, controller)  # type: ignore[attr-defined]
-    added["load_assets"] = loading(model.load_assets, controller)  # type: ignore[attr-defined]
-    if isinstance(model, keras.Sequential):
-        added["build"] = sparing(model.build)
-    elif is_functional(model):
-        added["build"] = checking(model.build, controller)
-    added["get_config"] = describing(model.get_config, controller)
-    for name, value in added.items():
-        controller.attributes.bind(name, value)
-    if has_own_call(model):
-        build_by_call(model, controller)
-    put(controller, settings_of(controller))

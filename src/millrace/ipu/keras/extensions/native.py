@@ -1,24 +1,23 @@
 """The native options of an extended model, from what its setters were told.
 
-prefetch_depth                                  -> Feed.prefetch_depth
-max_block_bytes, max_resident_bytes             -> the same of Feed, which no IPU program has
-optimise_latency, optimize_latency              of no effect
-buffer_depth                                    of no effect
-
-pipeline_schedule, recomputation_mode   -> names of `millrace.schedules` and `millrace.options`
-gradient_accumulation_dtype             -> Pipelining.dtype
-*_poplar_options                        -> `forward_options`, `backward_options`, `update_options`
-batch_serialization_iterations          -> Pipelining.batch_serialization
-IPUConfig.allow_recompute               -> Recomputation.mode
-
-replicated_metric_reduction_method, None   -> "none": the last replica's
-replicated_optimizer_state_sharding        -> Replication.shard_optimizer_state
-replicated_weight_sharding                 -> Replication.shard_weights
-offload_*                                  -> Offload
-prefetch_depth                             -> Feed
-
-a setter                      -> `put`: other settings, and the native options that follow
-IPUConfig.allow_recompute     -> Recomputation.mode, of every model
+set_gradient_accumulation_options
+    dtype                                -> Accumulation.dtype
+set_pipelining_options
+    pipeline_schedule                    -> Pipelining.schedule, by its native name
+    gradient_accumulation_dtype          -> Pipelining.dtype
+    *_poplar_options                     -> Pipelining.forward_options, backward_, update_options
+    batch_serialization_iterations       -> Pipelining.batch_serialization
+    recomputation_mode                   -> Recomputation.mode, if IPUConfig.allow_recompute
+    offload_*                            -> Offload
+    replicated_weight_sharding           -> Replication.shard_weights
+either of these
+    replicated_optimizer_state_sharding  -> Replication.shard_optimizer_state
+set_replication_options                  -> Replication.metrics
+set_infeed_queue_options
+    prefetch_depth                       -> Feed.prefetch_depth
+    max_block_bytes, max_resident_bytes  -> the same of Feed, which no IPU program has
+    optimise_latency, optimize_latency   no effect
+set_outfeed_queue_options                no effect: results wait on the host, without limit
 """
 
 from collections.abc import Mapping
@@ -51,41 +50,52 @@ _INFEED = ("prefetch_depth", *_LATENCY, *_BYTES)
 _OUTFEED = ("buffer_depth", *_LATENCY)
 
 
-def feed(settings: Settings) -> Feed:
-    """Returns the native options; what has no value that they can have is refused at fit."""
-    given = settings.infeed.items()
-    return Feed(**{name: value for name, value in given if name in _FEED and _fits(name, value)})
+def put(controller: Controller, settings: Settings, keep_functions: bool = False) -> None:
+    """Puts other settings in force."""
+    options = native_options(settings, controller.setup.options, current_system().allow_recompute)
+    controller.put_rules(replace(rules_of(controller), settings=settings))
+    controller.put_options(options, keep_functions)
 
 
-def check_queues(settings: Settings) -> None:
-    """Refuses options that the queues do not have.
+def native_options(settings: Settings, before: Options, recomputes: bool) -> Options:
+    """Returns the native options.
+
+    Args:
+        settings: of the model.
+        before: its options so far, of which those stay that no setter is for.
+        recomputes: whether the configuration allows recomputation.
 
     Raises:
-        OptionError: for an unknown one, or a depth out of range.
+        DTypeError: for an enum's value, a dtype or an object of another type.
+        UnsupportedError: for a recomputation mode that does not go with the schedule.
     """
-    setter = "set_infeed_queue_options"
-    _check_queue(setter, settings.infeed, _INFEED, "prefetch_depth", 255)
-    setter, options = "set_outfeed_queue_options", settings.outfeed
-    _check_queue(setter, options, _OUTFEED, "buffer_depth", None)
-    if options:
-        inert("buffer_depth", "Results wait on the host for whoever reads them, without limit.")
-
-
-def _check_queue(
-    setter: str, given: Mapping[str, Any], known: Any, depth: str, most: int | None
-) -> None:
-    refuse_unknown(setter, [name for name in given if name not in known], known, {})
-    if depth in given and whole_number(depth, given[depth], 1) > (most or given[depth]):
-        raise OptionError(
-            f"{depth} must be at most {most}. Received: {given[depth]}. Set {depth}={most} or "
-            f"less in model.{setter}()."
-        )
-
-
-def _fits(name: str, value: Any) -> bool:
-    least, most = (1, 255) if name == "prefetch_depth" else (0, None)
-    is_number = isinstance(value, int) and not isinstance(value, bool)
-    return is_number and value >= least and (most is None or value <= most)
+    own, more = settings.accumulation, settings.pipelining.more
+    offloads = settings.of_either("offload_weight_update_variables")
+    shards = settings.of_either("replicated_optimizer_state_sharding")
+    return replace(
+        before,
+        accumulation=Accumulation(
+            steps=own.steps or 1,
+            reduction=own.reduction,
+            dtype=accumulator_dtype(own.more.get("dtype")),
+        ),
+        pipelining=pipelining(settings, before.pipelining),
+        replication=replace(
+            before.replication,
+            metrics=settings.metrics,
+            shard_optimizer_state=bool(shards),
+            shard_weights=bool(more.get("replicated_weight_sharding")),
+        ),
+        recomputation=recomputation(settings, recomputes),
+        offload=Offload(
+            optimizer_state=offloads,
+            activations=more.get("offload_activations"),
+            accumulators=more.get("offload_gradient_accumulation_buffers"),
+            weights=more.get("offload_weights"),
+        ),
+        feed=feed(settings),
+        asynchronous_callbacks=settings.asynchronous,
+    )
 
 
 def pipelining(settings: Settings, before: Pipelining) -> Pipelining:
@@ -141,49 +151,38 @@ def recomputation(settings: Settings, recomputes: bool) -> Recomputation:
     return Recomputation(mode=RecomputationMode(chosen))
 
 
-def native_options(settings: Settings, before: Options, recomputes: bool) -> Options:
-    """Returns the native options.
+def feed(settings: Settings) -> Feed:
+    """Returns the native options; what has no value that they can have is refused at fit."""
+    given = settings.infeed.items()
+    return Feed(**{name: value for name, value in given if name in _FEED and _fits(name, value)})
 
-    Args:
-        settings: of the model.
-        before: its options so far, of which those stay that no setter is for.
-        recomputes: whether the configuration allows recomputation.
+
+def _fits(name: str, value: Any) -> bool:
+    least, most = (1, 255) if name == "prefetch_depth" else (0, None)
+    is_number = isinstance(value, int) and not isinstance(value, bool)
+    return is_number and value >= least and (most is None or value <= most)
+
+
+def check_queues(settings: Settings) -> None:
+    """Refuses options that the queues do not have.
 
     Raises:
-        DTypeError: for an enum's value, a dtype or an object of another type.
-        UnsupportedError: for a recomputation mode that does not go with the schedule.
+        OptionError: for an unknown one, or a depth out of range.
     """
-    own, more = settings.accumulation, settings.pipelining.more
-    offloads = settings.of_either("offload_weight_update_variables")
-    shards = settings.of_either("replicated_optimizer_state_sharding")
-    return replace(
-        before,
-        accumulation=Accumulation(
-            steps=own.steps or 1,
-            reduction=own.reduction,
-            dtype=accumulator_dtype(own.more.get("dtype")),
-        ),
-        pipelining=pipelining(settings, before.pipelining),
-        replication=replace(
-            before.replication,
-            metrics=settings.metrics,
-            shard_optimizer_state=bool(shards),
-            shard_weights=bool(more.get("replicated_weight_sharding")),
-        ),
-        recomputation=recomputation(settings, recomputes),
-        offload=Offload(
-            optimizer_state=offloads,
-            activations=more.get("offload_activations"),
-            accumulators=more.get("offload_gradient_accumulation_buffers"),
-            weights=more.get("offload_weights"),
-        ),
-        feed=feed(settings),
-        asynchronous_callbacks=settings.asynchronous,
-    )
+    setter = "set_infeed_queue_options"
+    _check_queue(setter, settings.infeed, _INFEED, "prefetch_depth", 255)
+    setter, options = "set_outfeed_queue_options", settings.outfeed
+    _check_queue(setter, options, _OUTFEED, "buffer_depth", None)
+    if options:
+        inert("buffer_depth", "Results wait on the host until they are read, without limit.")
 
 
-def put(controller: Controller, settings: Settings, keep_functions: bool = False) -> None:
-    """Puts other settings in force."""
-    options = native_options(settings, controller.setup.options, current_system().allow_recompute)
-    controller.put_rules(replace(rules_of(controller), settings=settings))
-    controller.put_options(options, keep_functions)
+def _check_queue(
+    setter: str, given: Mapping[str, Any], known: Any, depth: str, most: int | None
+) -> None:
+    refuse_unknown(setter, [name for name in given if name not in known], known, {})
+    if depth in given and whole_number(depth, given[depth], 1) > (most or given[depth]):
+        raise OptionError(
+            f"{depth} must be at most {most}. Received: {given[depth]}. Set {depth}={most} or "
+            f"less in model.{setter}()."
+        )

@@ -1,15 +1,11 @@
-"""The rules of IPU programs, in the place of those of millrace.
+"""The rules of IPU programs, in place of those of millrace.
 
-device_mapping=[0, 1, 2]     -> 4 devices, of which one is idle
-
-steps_per_execution               -> a total over replicas, as in release 2.4
-steps of an update                -> gradient_accumulation_steps_per_replica x replicas
-steps of inference                -> a multiple of replicas; of pipelines, see `length_rule`
-
-devices of a replica           -> rounded up to a power of two
-data                           -> known shapes and numbers, whole batches
-steps of an execution          -> whole updates, whole epochs
-micro-batches of a pipeline    -> multiples of those that run at once
+devices of a replica           rounded up to a power of two: [0, 1, 2] takes 4, one of them idle
+data                           known shapes and numbers, whole batches
+steps_per_execution            a total over replicas, as in release 2.4; whole updates in training,
+                               and whole executions in an epoch
+steps of an update             gradient_accumulation_steps_per_replica x replicas
+steps of inference             a multiple of replicas; of pipelines, of what runs at once
 """
 
 import logging
@@ -20,15 +16,69 @@ from millrace.errors import DataError, OptionError, PlanError
 from millrace.fit.checks import factors
 from millrace.fit.setup import Setup
 from millrace.ipu.keras.extensions.checks import (
-    check_batches,
     check_optimizer,
     check_overrides,
     check_pipeline,
 )
+from millrace.ipu.keras.extensions.data_checks import check_batches
 from millrace.ipu.keras.extensions.native import check_queues
 from millrace.ipu.keras.extensions.settings import ExtendedRules, Settings
 from millrace.ipu.ops.schedules import check_length
 from millrace.plan import Mode
+
+logger = logging.getLogger("millrace")
+
+
+class IPURules(ExtendedRules):
+    """The rules of IPU programs, for one model."""
+
+    runs_uncompiled = False
+
+    def devices_of_replica(self, stages: int, mapping: Sequence[int], number: int) -> int:
+        """Returns a power of two; see the function of this name."""
+        return devices_of_replica(stages, mapping, number)
+
+    def check(self, setup: Setup, mode: Mode) -> None:
+        """Refuses overrides, queue options, and pipelines that the IPU would not run.
+
+        Raises:
+            ModelError: for an override.
+            OptionError: for an option.
+            PlanError: for a number of micro-batches.
+        """
+        assignment, model = setup.stages.assignment(), setup.model
+        check_overrides(model, mode, assignment is not None)
+        check_queues(self.settings)
+        if mode is Mode.TRAIN and (assignment is not None or setup.accumulation.steps > 1):
+            which = "gradient_accumulation" if assignment is None else "pipelining"
+            check_optimizer(model, f"set_{which}_options")
+        if assignment is not None:
+            check_pipeline(setup, self.settings, assignment, mode)
+
+    def check_data(
+        self, setup: Setup, mode: Mode, adapter: Any, arguments: Mapping[str, Any]
+    ) -> None:
+        """Refuses data; see `check_batches`."""
+        epochs = self.epochs if mode is Mode.TRAIN else 1
+        check_batches(adapter, arguments, mode, epochs)
+
+    def steps_of_execution(
+        self,
+        setup: Setup,
+        mode: Mode,
+        steps_per_execution: int,
+        steps: int | None,
+        rows: int | None,
+    ) -> int:
+        """Returns the steps of a full execution; see the function of this name."""
+        if steps is None:
+            return super().steps_of_execution(setup, mode, steps_per_execution, steps, rows)
+        found = steps_of_execution(setup, mode, steps_per_execution, steps)
+        if mode is Mode.TRAIN:
+            log_update(setup, found, steps, rows)
+        else:
+            check_inference_length(setup, self.settings, found)
+        return found
 
 
 def devices_of_replica(stages: int, mapping: Sequence[int], number: int) -> int:
@@ -57,9 +107,6 @@ def devices_of_replica(stages: int, mapping: Sequence[int], number: int) -> int:
             "share devices with device_mapping in set_pipelining_options()."
         )
     return size
-
-
-logger = logging.getLogger("millrace")
 
 
 def steps_of_execution(setup: Setup, mode: Mode, given: int, steps: int) -> int:
@@ -119,7 +166,7 @@ def log_update(setup: Setup, found: int, steps: int, rows: int | None) -> None:
         setup: of the model.
         found: steps of an execution.
         steps: of an epoch.
-        rows: of a batch; None if nobody knows.
+        rows: of a batch; None if unknown.
     """
     window, model = setup.update_steps(Mode.TRAIN), setup.model
     if found == setup.replicas > 1:
@@ -141,55 +188,3 @@ def log_update(setup: Setup, found: int, steps: int, rows: int | None) -> None:
             found // window,
             steps // window,
         )
-
-
-class IPURules(ExtendedRules):
-    """The rules of IPU programs, for one model."""
-
-    runs_uncompiled = False
-
-    def devices_of_replica(self, stages: int, mapping: Sequence[int], number: int) -> int:
-        """Returns a power of two; see `replica_devices`."""
-        return devices_of_replica(stages, mapping, number)
-
-    def check(self, setup: Setup, mode: Mode) -> None:
-        """Refuses overrides, queue options, and pipelines that the IPU would not run.
-
-        Raises:
-            ModelError: for an override.
-            OptionError: for an option.
-            PlanError: for a number of micro-batches.
-        """
-        assignment, model = setup.stages.assignment(), setup.model
-        check_overrides(model, mode, assignment is not None)
-        check_queues(self.settings)
-        if mode is Mode.TRAIN and (assignment is not None or setup.accumulation.steps > 1):
-            which = "gradient_accumulation" if assignment is None else "pipelining"
-            check_optimizer(model, f"set_{which}_options")
-        if assignment is not None:
-            check_pipeline(setup, self.settings, assignment, mode)
-
-    def check_data(
-        self, setup: Setup, mode: Mode, adapter: Any, arguments: Mapping[str, Any]
-    ) -> None:
-        """Refuses data; see `check_batches`."""
-        epochs = self.epochs if mode is Mode.TRAIN else 1
-        check_batches(adapter, arguments, mode, epochs)
-
-    def steps_of_execution(
-        self,
-        setup: Setup,
-        mode: Mode,
-        steps_per_execution: int,
-        steps: int | None,
-        rows: int | None,
-    ) -> int:
-        """Returns the steps of a full execution; see `steps_of_execution`."""
-        if steps is None:
-            return super().steps_of_execution(setup, mode, steps_per_execution, steps, rows)
-        found = steps_of_execution(setup, mode, steps_per_execution, steps)
-        if mode is Mode.TRAIN:
-            log_update(setup, found, steps, rows)
-        else:
-            check_inference_length(setup, self.settings, found)
-        return found

@@ -1,10 +1,9 @@
-"""What the setters were told travels with a model, but for their free arguments.
+"""Settings and stages are saved with a model, except for the free arguments of its setters.
 
-Settings      -> {"gradient_accumulation": {...}, "pipelining": {...}, "device_mapping": ...}
-stages        -> "stages", as `millrace.pipelines.assignment.assignment.to_json` has them
+in a `.keras` file              an asset, `millrace_ipu.json`, which stock Keras skips
+in get_config(), to_json()      an entry beside the first layer, which stock Keras skips
 
-in a `.keras` file              -> an asset, `millrace_ipu.json`, which stock Keras skips
-in get_config(), to_json()      -> an entry beside the first layer, which stock Keras skips
+{"gradient_accumulation": {...}, "pipelining": {...}, "device_mapping": ..., ..., "stages": ...}
 """
 
 import copy
@@ -25,6 +24,61 @@ from millrace.options import MetricReduction
 from millrace.pipelines.assignment.assignment import from_json, to_json
 
 logger = logging.getLogger("millrace")
+FILE, ENTRY = "millrace_ipu.json", "millrace_ipu"
+
+
+def save_assets_with_settings(
+    save: Callable[[str], None], controller: Controller
+) -> Callable[[str], None]:
+    """Returns the `save_assets` of an extended model, which also writes the settings."""
+
+    def save_assets(directory: str) -> None:
+        save(directory)
+        (pathlib.Path(directory) / FILE).write_text(json.dumps(as_dict(controller), indent=1))
+
+    return save_assets
+
+
+def load_assets_with_settings(
+    load: Callable[[str], None], controller: Controller
+) -> Callable[[str], None]:
+    """Returns the `load_assets` of an extended model, which also reads the settings."""
+
+    def load_assets(directory: str) -> None:
+        load(directory)
+        path = pathlib.Path(directory or ".") / FILE
+        if directory and path.is_file():
+            put_dict(controller, json.loads(path.read_text()))
+
+    return load_assets
+
+
+def get_config_with_settings(own: Callable[[], Any], controller: Controller) -> Callable[[], Any]:
+    """Returns the `get_config` of an extended model, with the settings in it."""
+
+    def get_config() -> Any:
+        config = own()
+        layers = config.get("layers") if isinstance(config, dict) else None
+        if layers and isinstance(layers[0], dict):
+            config = {**config, "layers": [{**layers[0], ENTRY: as_dict(controller)}, *layers[1:]]}
+        return config
+
+    return get_config
+
+
+def revive_from_configs() -> None:
+    """Lets `from_config` of Keras's models put settings in force, where a scope extends them."""
+    after_from_config(_entry_of, _revive)
+
+
+def _entry_of(config: Any) -> Any:
+    layers = config.get("layers") if isinstance(config, dict) else None
+    return copy.deepcopy(layers[0].get(ENTRY)) if layers else None
+
+
+def _revive(model: Any, entry: Any) -> None:
+    if entry is not None and is_extended(model):
+        put_dict(controller_of(model), entry)  # type: ignore[arg-type]
 
 
 def as_dict(controller: Controller) -> dict[str, Any]:
@@ -54,7 +108,7 @@ def as_dict(controller: Controller) -> dict[str, Any]:
 
 
 def put_dict(controller: Controller, data: dict[str, Any]) -> None:
-    """Puts settings and stages in force that `as_dict` has returned; what is missing is default."""
+    """Puts what `as_dict` has returned in force; what is missing gets its default."""
     mapping = data.get("device_mapping")
     settings = Settings(
         accumulation=_from_dict(data.get("gradient_accumulation")),
@@ -84,56 +138,3 @@ def _from_dict(data: dict[str, Any] | None) -> Accumulating:
         method=Method[data.get("reduction_method", default.method.name)],
         normalizes=data.get("normalize", False),
     )
-
-
-FILE, ENTRY = "millrace_ipu.json", "millrace_ipu"
-
-
-def saving(save: Callable[[str], None], controller: Controller) -> Callable[[str], None]:
-    """Returns `save_assets` of an extended model."""
-
-    def save_assets(directory: str) -> None:
-        save(directory)
-        (pathlib.Path(directory) / FILE).write_text(json.dumps(as_dict(controller), indent=1))
-
-    return save_assets
-
-
-def loading(load: Callable[[str], None], controller: Controller) -> Callable[[str], None]:
-    """Returns `load_assets` of an extended model."""
-
-    def load_assets(directory: str) -> None:
-        load(directory)
-        path = pathlib.Path(directory or ".") / FILE
-        if directory and path.is_file():
-            put_dict(controller, json.loads(path.read_text()))
-
-    return load_assets
-
-
-def describing(own: Callable[[], Any], controller: Controller) -> Callable[[], Any]:
-    """Returns `get_config` of an extended model."""
-
-    def get_config() -> Any:
-        config = own()
-        layers = config.get("layers") if isinstance(config, dict) else None
-        if layers and isinstance(layers[0], dict):
-            config = {**config, "layers": [{**layers[0], ENTRY: as_dict(controller)}, *layers[1:]]}
-        return config
-
-    return get_config
-
-
-def revive_from_configs() -> None:
-    """Lets `from_config` of Keras's models put settings in force, where a scope extends them."""
-    after_from_config(_entry_of, _revive)
-
-
-def _entry_of(config: Any) -> Any:
-    layers = config.get("layers") if isinstance(config, dict) else None
-    return copy.deepcopy(layers[0].get(ENTRY)) if layers else None
-
-
-def _revive(model: Any, entry: Any) -> None:
-    if entry is not None and is_extended(model):
-        put_dict(controller_of(model), entry)  # type: ignore[arg-type]

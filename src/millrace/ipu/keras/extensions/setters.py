@@ -1,24 +1,16 @@
-"""The setters of an extended model. Each replaces a record; options follow from all records.
+"""The setters of an extended model.
 
-set_gradient_accumulation_options   -> the same, with "sum" for a default
+set_gradient_accumulation_options   the native one, with "sum" for a default
+set_pipelining_options              the native one, with "grouped" and "sum" for defaults
+set_replication_options             the native one, with "none" for a default
+set_asynchronous_callbacks          the native one
+set_infeed_queue_options            prefetch_depth
+set_outfeed_queue_options           no effect: results wait until they are read
 
-An explicit None keeps what was set before; free arguments are replaced by every call.
+arguments -> other settings of the model (settings.py) -> its native options (native.py)
 
-set_pipelining_options   -> the same, with "grouped" and "sum" for defaults
-
-An explicit None keeps what was set before; free arguments are replaced by every call.
-
-set_infeed_queue_options     -> the same
-set_outfeed_queue_options    -> none: results wait for whoever reads them
-
-set_gradient_accumulation_options   -> `accumulation_setter`
-set_pipelining_options              -> `pipelining_setter`
-set_infeed_queue_options            -> `queue_setters`
-set_outfeed_queue_options           -> `queue_setters`
-set_replication_options             -> the native one, with "none" for a default
-set_asynchronous_callbacks          -> the native one
-
-Each takes the controller of its model first, as the native methods do.
+An argument that is None keeps what was set before; free arguments are replaced by every call. Each
+setter takes the controller of its model first, as the native methods do.
 """
 
 from dataclasses import replace
@@ -131,14 +123,21 @@ def set_pipelining_options(
     put(controller, settings)
 
 
-def _mapping(given: Any) -> tuple[int, ...]:
-    is_list = isinstance(given, list | tuple) and bool(given)
-    if not is_list or not all(isinstance(d, int) and d >= 0 for d in given):
-        raise OptionError(
-            "device_mapping is a list with the number of a device for each stage, such as [0, 1]. "
-            f"Received: {given!r}."
-        )
-    return tuple(given)
+def set_replication_options(
+    controller: Controller, replicated_metric_reduction_method: Any = "NONE"
+) -> None:
+    """Chooses which metrics of several replicas are reported.
+
+    Args:
+        controller: of the model whose method this becomes.
+        replicated_metric_reduction_method: "NONE" for the last replica's, "LIST" of all, their
+            "SUM" or their "MEAN".
+
+    Raises:
+        OptionError: for another one.
+    """
+    metrics = metric_reduction(replicated_metric_reduction_method)
+    put(controller, replace(settings_of(controller), metrics=metrics))
 
 
 def set_infeed_queue_options(controller: Controller, **kwargs: Any) -> None:
@@ -171,23 +170,6 @@ def set_outfeed_queue_options(controller: Controller, **kwargs: Any) -> None:
     put(controller, replace(settings_of(controller), outfeed=dict(kwargs)))
 
 
-def set_replication_options(
-    controller: Controller, replicated_metric_reduction_method: Any = "NONE"
-) -> None:
-    """Chooses what is reported of the metrics of several replicas.
-
-    Args:
-        controller: of the model whose method this becomes.
-        replicated_metric_reduction_method: "NONE" for the last replica's, "LIST" of all, their
-            "SUM" or their "MEAN".
-
-    Raises:
-        OptionError: for another one.
-    """
-    metrics = metric_reduction(replicated_metric_reduction_method)
-    put(controller, replace(settings_of(controller), metrics=metrics))
-
-
 def set_asynchronous_callbacks(controller: Controller, asynchronous: bool = False) -> None:
     """Delivers batch callbacks for every step while an execution runs, or once per execution.
 
@@ -210,3 +192,13 @@ SETTERS = (
     set_outfeed_queue_options,
     set_asynchronous_callbacks,
 )
+
+
+def _mapping(given: Any) -> tuple[int, ...]:
+    is_list = isinstance(given, list | tuple) and bool(given)
+    if not is_list or not all(isinstance(d, int) and d >= 0 for d in given):
+        raise OptionError(
+            "device_mapping is a list with the number of a device for each stage, such as [0, 1]. "
+            f"Received: {given!r}."
+        )
+    return tuple(given)

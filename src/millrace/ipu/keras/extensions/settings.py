@@ -1,10 +1,4 @@
-"""What the setters of an extended model have been told.
-
-gradient_accumulation_steps_per_replica              -> Accumulation.steps, Pipelining.steps
-gradient_accumulation_reduction_method, None         -> "sum", over micro-batches and replicas
-GradientAccumulationReductionMethod.MEAN             -> "mean_then_sum"
-GradientAccumulationReductionMethod.RUNNING_MEAN     -> "running_mean_then_sum"
-experimental_normalize_gradients=True                -> "mean"
+"""The settings of an extended model, as its setters were told.
 
 set_gradient_accumulation_options   -> Settings.accumulation
 set_pipelining_options              -> Settings.pipelining, device_mapping, accumulate_outfeed
@@ -12,6 +6,11 @@ set_replication_options             -> Settings.metrics
 set_infeed_queue_options            -> Settings.infeed
 set_outfeed_queue_options           -> Settings.outfeed
 set_asynchronous_callbacks          -> Settings.asynchronous
+
+gradient_accumulation_reduction_method   SUM            "sum", over micro-batches and replicas
+                                         MEAN           "mean_then_sum"
+                                         RUNNING_MEAN   "running_mean_then_sum"
+experimental_normalize_gradients=True                   "mean"
 """
 
 from collections.abc import Mapping
@@ -49,42 +48,9 @@ class Accumulating:
         return Reduction.MEAN if self.normalizes else _REDUCTIONS[self.method]
 
 
-def accumulating(
-    before: Accumulating, steps: Any, normalizes: Any, method: Any, more: dict[str, Any]
-) -> Accumulating:
-    """Returns what a setter was told, on top of what was set before.
-
-    Args:
-        before: what was set; an argument that is None keeps it.
-        steps: `gradient_accumulation_steps_per_replica`.
-        normalizes: `experimental_normalize_gradients`.
-        method: `gradient_accumulation_reduction_method`.
-        more: the free arguments, which replace those of before.
-
-    Raises:
-        OptionError: for a number below 1, an unknown method, or two that exclude each other.
-    """
-    if method is None and not isinstance(normalizes, bool | None):
-        normalizes, method = None, normalizes  # later releases have the method in its place
-    chosen = before.method if method is None else reduction_method(method)
-    if normalizes is None:
-        normalizes = before.normalizes and method is None
-    if truth("experimental_normalize_gradients", normalizes) and chosen is not Method.SUM:
-        raise OptionError(
-            "experimental_normalize_gradients=True and gradient_accumulation_reduction_method="
-            f"{chosen.name!r} both say how gradients are scaled. Leave the former out."
-        )
-    return Accumulating(
-        steps=before.steps if steps is None else whole_number(STEPS, steps, 1),
-        method=chosen,
-        normalizes=normalizes,
-        more=more,
-    )
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """What one model was told."""
+    """The settings of one model."""
 
     accumulation: Accumulating = field(default_factory=Accumulating)
     pipelining: Accumulating = field(default_factory=Accumulating)
@@ -129,3 +95,36 @@ def rules_of(controller: Controller) -> ExtendedRules:
 def settings_of(controller: Controller) -> Settings:
     """Returns what the setters of an extended model were told."""
     return rules_of(controller).settings
+
+
+def accumulating(
+    before: Accumulating, steps: Any, normalizes: Any, method: Any, more: dict[str, Any]
+) -> Accumulating:
+    """Returns what a setter was told, on top of what was set before.
+
+    Args:
+        before: what was set; an argument that is None keeps it.
+        steps: `gradient_accumulation_steps_per_replica`.
+        normalizes: `experimental_normalize_gradients`.
+        method: `gradient_accumulation_reduction_method`.
+        more: the free arguments, which replace those of before.
+
+    Raises:
+        OptionError: for a number below 1, an unknown method, or two that exclude each other.
+    """
+    if method is None and not isinstance(normalizes, bool | None):
+        normalizes, method = None, normalizes  # later releases have the method in its place
+    chosen = before.method if method is None else reduction_method(method)
+    if normalizes is None:
+        normalizes = before.normalizes and method is None
+    if truth("experimental_normalize_gradients", normalizes) and chosen is not Method.SUM:
+        raise OptionError(
+            "experimental_normalize_gradients=True and gradient_accumulation_reduction_method="
+            f"{chosen.name!r} both say how gradients are scaled. Leave the former out."
+        )
+    return Accumulating(
+        steps=before.steps if steps is None else whole_number(STEPS, steps, 1),
+        method=chosen,
+        normalizes=normalizes,
+        more=more,
+    )

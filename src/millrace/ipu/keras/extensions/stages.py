@@ -1,5 +1,14 @@
 """The methods of an extended model that say which layer call is in which pipeline stage.
 
+get_pipeline_stage_assignment             the native list, in the classes of this file
+set_pipeline_stage_assignment             the native one, after a check of the classes
+reset_pipeline_stage_assignment           the native one
+print_pipeline_stage_assignment_summary   the native one, without the costs of stages
+add, pop                                  Keras's, which then log that stages must be set again
+
+a native list          -> `with_ipu_names` -> what a program is given
+what a program sets    -> `check_names`    -> taken natively: the classes derive from native ones
+
 SequentialLayerPipelineStageAssignment         in a Sequential  -> PipelineStageAssignment
 FunctionalLayerPipelineStageAssignment         in a Functional  -> PipelineStageAssignment
 ModelLayerPipelineStageAssignment              in a subclass    -> PipelineStageAssignment
@@ -7,21 +16,7 @@ SequentialNestedModelPipelineStageAssignment   in a Sequential  -> NestedPipelin
 FunctionalNestedModelPipelineStageAssignment   in a Functional  -> NestedPipelineStageAssignment
 NestedModelPipelineStageAssignment             in a subclass    -> NestedPipelineStageAssignment
 
-The native classes are those of `millrace.pipelines.assignment.lists`, which also checks the list.
-
-a native list          -> `with_ipu_names` -> what a program is given
-what a program sets    -> `check_names`    -> taken natively: the classes derive from native ones
-
-89 wide for a Functional, 60 for a Sequential. It is the first table of
-`millrace.pipelines.assignment.summary.summary_lines`, without that of what each stage costs.
-
-get_pipeline_stage_assignment             -> the native list, with the classes of `assignments`
-set_pipeline_stage_assignment             -> the same, after a look at the classes
-reset_pipeline_stage_assignment           -> the same
-print_pipeline_stage_assignment_summary   -> the same, without the costs of stages
-add, pop                                  -> Keras's, which then log that stages must be set again
-
-Each takes the controller of its model first, as the native methods do.
+Each method takes the controller of its model first, as the native methods do.
 """
 
 import logging
@@ -42,6 +37,8 @@ from millrace.pipelines.assignment.lists import (
 )
 from millrace.pipelines.assignment.summary import summary_lines
 from millrace.strategy import pipeline_methods
+
+logger = logging.getLogger("millrace")
 
 
 class ModelLayerPipelineStageAssignment(PipelineStageAssignment):
@@ -74,18 +71,6 @@ class SequentialNestedModelPipelineStageAssignment(NestedPipelineStageAssignment
         super().__init__(nested_model, 0, pipeline_stage_assignments)
 
 
-def kind_of_model(model: Any) -> str:
-    """Returns what a model is, in words."""
-    if has_own_call(model):
-        return "subclassed model"
-    return "Sequential" if isinstance(model, keras.Sequential) else "Functional"
-
-
-def classes_of(model: Any) -> tuple[Any, Any]:
-    """Returns the classes for a layer and for a nested model."""
-    return _CLASSES[kind_of_model(model)]
-
-
 _CLASSES: dict[str, tuple[Any, Any]] = {
     "Sequential": (
         SequentialLayerPipelineStageAssignment,
@@ -97,82 +82,6 @@ _CLASSES: dict[str, tuple[Any, Any]] = {
     ),
     "subclassed model": (ModelLayerPipelineStageAssignment, NestedModelPipelineStageAssignment),
 }
-
-
-def with_ipu_names(model: Any, items: Iterable[AnyAssignment]) -> list[Any]:
-    """Returns the objects of a native list as those of IPU programs.
-
-    A nested model without stages starts with those that it was assigned itself.
-
-    Args:
-        model: that makes the calls.
-        items: as `get_pipeline_stage_assignment` returns them.
-    """
-    layer_kind, nested_kind = classes_of(model)
-    found: list[Any] = []
-    for item in items:
-        sequential = layer_kind is SequentialLayerPipelineStageAssignment
-        index = () if sequential else (item.node_index,)
-        if isinstance(item, NestedPipelineStageAssignment):
-            inner = item.pipeline_stage_assignments
-            _take_own_stages(item.nested_model, inner)
-            named = with_ipu_names(item.nested_model, inner)
-            found.append(nested_kind(item.nested_model, *index, named))
-        else:
-            inbound = {} if sequential else {"inbound_layers": item.inbound_layers}
-            found.append(layer_kind(item.layer, *index, item.pipeline_stage, **inbound))
-    return found
-
-
-def check_names(model: Any, given: Any) -> None:
-    """Checks that a list has the objects that the model takes; the rest is checked natively.
-
-    Raises:
-        OptionError: for an object of a model of another kind.
-    """
-    kinds = classes_of(model)
-    for number, item in enumerate(given if isinstance(given, list) else ()):
-        if isinstance(item, AnyAssignment) and not isinstance(item, kinds):
-            raise OptionError(
-                f"Element {number} for the model '{model.name}' is a {type(item).__name__}. A "
-                f"{kind_of_model(model)} takes a {kinds[0].__name__} for each layer call and a "
-                f"{kinds[1].__name__} for each nested model, as get_pipeline_stage_assignment() "
-                "returns them."
-            )
-        if isinstance(item, NestedPipelineStageAssignment):
-            check_names(item.nested_model, item.pipeline_stage_assignments)
-
-
-def _take_own_stages(model: Any, items: list[AnyAssignment]) -> None:
-    controller = controller_of(model)
-    layers = [item for item in items if isinstance(item, PipelineStageAssignment)]
-    if controller is None or any(item.pipeline_stage is not None for item in layers):
-        return
-    for item, own in zip(items, controller.setup.stages.get(), strict=True):
-        if isinstance(item, PipelineStageAssignment):
-            item.pipeline_stage = own.pipeline_stage
-        else:
-            item.pipeline_stage_assignments[:] = own.pipeline_stage_assignments
-
-
-def ipu_summary_lines(
-    model: Any, assignment: Assignment | None, line_length: int | None = None
-) -> list[str]:
-    """Returns the stage of each layer call of a model.
-
-    Args:
-        model: the model; a subclassed one must be built.
-        assignment: its stages; None leaves them `None`.
-        line_length: characters of each line.
-    """
-    calls = find_calls(model)
-    if assignment is None:
-        return summary_lines(model, calls, None, line_length)
-    stages = scoped_stages(calls) if assignment.stages is None else assignment.stages
-    return summary_lines(model, calls, stages, line_length)
-
-
-logger = logging.getLogger("millrace")
 
 
 def get_pipeline_stage_assignment(controller: Controller) -> list[Any]:
@@ -273,3 +182,88 @@ def _note_change(controller: Controller) -> None:
             "set_pipeline_stage_assignment() again before it runs.",
             controller.model.name,
         )
+
+
+def with_ipu_names(model: Any, items: Iterable[AnyAssignment]) -> list[Any]:
+    """Returns the objects of a native list as those of IPU programs.
+
+    A nested model without stages starts with those that it was assigned itself.
+
+    Args:
+        model: that makes the calls.
+        items: as `get_pipeline_stage_assignment` returns them.
+    """
+    layer_kind, nested_kind = classes_of(model)
+    found: list[Any] = []
+    for item in items:
+        sequential = layer_kind is SequentialLayerPipelineStageAssignment
+        index = () if sequential else (item.node_index,)
+        if isinstance(item, NestedPipelineStageAssignment):
+            inner = item.pipeline_stage_assignments
+            _take_own_stages(item.nested_model, inner)
+            named = with_ipu_names(item.nested_model, inner)
+            found.append(nested_kind(item.nested_model, *index, named))
+        else:
+            inbound = {} if sequential else {"inbound_layers": item.inbound_layers}
+            found.append(layer_kind(item.layer, *index, item.pipeline_stage, **inbound))
+    return found
+
+
+def _take_own_stages(model: Any, items: list[AnyAssignment]) -> None:
+    controller = controller_of(model)
+    layers = [item for item in items if isinstance(item, PipelineStageAssignment)]
+    if controller is None or any(item.pipeline_stage is not None for item in layers):
+        return
+    for item, own in zip(items, controller.setup.stages.get(), strict=True):
+        if isinstance(item, PipelineStageAssignment):
+            item.pipeline_stage = own.pipeline_stage
+        else:
+            item.pipeline_stage_assignments[:] = own.pipeline_stage_assignments
+
+
+def check_names(model: Any, given: Any) -> None:
+    """Checks that a list has the objects that the model takes; the rest is checked natively.
+
+    Raises:
+        OptionError: for an object of a model of another kind.
+    """
+    kinds = classes_of(model)
+    for number, item in enumerate(given if isinstance(given, list) else ()):
+        if isinstance(item, AnyAssignment) and not isinstance(item, kinds):
+            raise OptionError(
+                f"Element {number} for the model '{model.name}' is a {type(item).__name__}. A "
+                f"{kind_of_model(model)} takes a {kinds[0].__name__} for each layer call and a "
+                f"{kinds[1].__name__} for each nested model, as get_pipeline_stage_assignment() "
+                "returns them."
+            )
+        if isinstance(item, NestedPipelineStageAssignment):
+            check_names(item.nested_model, item.pipeline_stage_assignments)
+
+
+def classes_of(model: Any) -> tuple[Any, Any]:
+    """Returns the classes for a layer and for a nested model."""
+    return _CLASSES[kind_of_model(model)]
+
+
+def kind_of_model(model: Any) -> str:
+    """Returns what a model is, in words."""
+    if has_own_call(model):
+        return "subclassed model"
+    return "Sequential" if isinstance(model, keras.Sequential) else "Functional"
+
+
+def ipu_summary_lines(
+    model: Any, assignment: Assignment | None, line_length: int | None = None
+) -> list[str]:
+    """Returns the stage of each layer call of a model.
+
+    Args:
+        model: the model; a subclassed one must be built.
+        assignment: its stages; None leaves them `None`.
+        line_length: characters of each line.
+    """
+    calls = find_calls(model)
+    if assignment is None:
+        return summary_lines(model, calls, None, line_length)
+    stages = scoped_stages(calls) if assignment.stages is None else assignment.stages
+    return summary_lines(model, calls, stages, line_length)

@@ -11,7 +11,7 @@ Sequential    at 2N m + k                                 2N count
                                                stage 1        1F0  1B0  1B1  1B2
                                                                    1F1  1F2
 
-The native schedules have no ticks, only orders: those of the rows here.
+The native schedules have no ticks, only orders, which must be those of the rows here.
 """
 
 from millrace.ipu.ops.schedules import PipelineSchedule, schedule_of

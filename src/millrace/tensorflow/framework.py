@@ -1,4 +1,4 @@
-"""What TensorFlow has around operations: devices, errors, trees. Placement is a strategy's here."""
+"""Errors, devices, name scopes and trees of TensorFlow; devices have no effect here."""
 
 import contextlib
 import logging
@@ -25,7 +25,7 @@ def get_logger() -> logging.Logger:
 
 @contextlib.contextmanager
 def device(name: Any) -> Iterator[None]:
-    """Does nothing: strategies and scopes of `ipu` say where something runs."""
+    """Has no effect: strategies and scopes of `ipu` choose the devices."""
     del name
     yield
 

@@ -1,9 +1,15 @@
-"""`tf.Variable`: makes variables of Keras, which are what `isinstance` takes for one."""
+"""Variables and arrays as TensorFlow's programs hold them.
+
+tf.Variable(value)         makes a variable of Keras, and is what isinstance() takes for one
+host_array(tree)           NumPy arrays with `.numpy()`, as an eager tensor has it
+"""
 
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import keras
+import numpy as np
 
 from millrace.tensorflow.dtypes import as_dtype
 
@@ -49,3 +55,16 @@ class Variable(metaclass=_VariableType):
             trainable=trainable is not False,
             name=None if name is None else name.replace("/", "_"),
         )
+
+
+class HostArray(np.ndarray):
+    """A NumPy array that also has `.numpy()`."""
+
+    def numpy(self) -> np.ndarray:
+        """Returns the array as NumPy's own class."""
+        return self.view(np.ndarray)
+
+
+def host_array(value: Any) -> Any:
+    """Returns a tree of arrays in host memory as `HostArray`s, without copies."""
+    return jax.tree.map(lambda leaf: np.asarray(leaf).view(HostArray), value)

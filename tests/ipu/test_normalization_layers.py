@@ -1,4 +1,4 @@
-"""Groups of channels against NumPy, and the IPU's layers of them."""
+"""Normalization over groups of channels, against NumPy and Keras."""
 
 import keras
 import numpy as np
@@ -6,7 +6,7 @@ import pytest
 
 from millrace import ipu
 from millrace.errors import OptionError
-from millrace.layers.channel_groups import normalize_groups
+from millrace.ipu.keras.layers.normalization import normalize_groups
 
 X = np.random.default_rng(0).normal(2, 3, (4, 5, 3, 6)).astype("float32")
 

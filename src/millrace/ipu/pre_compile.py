@@ -3,7 +3,7 @@
     IPUConfig.device_connection.type = DeviceConnectionType.PRE_COMPILE   `millrace precompile`
     the files of --executable_cache_path                                  MILLRACE_CACHE_DIR
 
-Results are zeros, so a program that looks at them may take another way than in a real run. The
+Results are zeros, so a program that branches by them may compile others than in a real run. The
 files serve the same program, versions and kind of device, on any machine they are copied to.
 """
 
@@ -21,8 +21,8 @@ from millrace.records.run import EntryLabels
 _until = contextlib.ExitStack()
 
 
-def begin() -> None:
-    """From now on nothing runs that would be compiled.
+def begin_pre_compile() -> None:
+    """Lets programs be compiled, from now on, and none run.
 
     Raises:
         PlanError: if there is no directory for what is compiled.
@@ -34,14 +34,14 @@ def begin() -> None:
             'lost, for there is no cache. Set TF_POPLAR_FLAGS="--executable_cache_path=DIRECTORY" '
             "or MILLRACE_CACHE_DIR=DIRECTORY."
         )
-    end()
+    end_pre_compile()
     _until.enter_context(compiling_only(functions=True))
     saved.append(_say)
     _until.callback(saved.remove, _say)
 
 
-def end() -> None:
-    """Has everything run again."""
+def end_pre_compile() -> None:
+    """Lets programs run again."""
     _until.close()
 
 
