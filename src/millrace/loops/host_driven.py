@@ -42,11 +42,9 @@ class LoopByHost:
         condition: Callable[..., Any] | None,
         carried: Carried,
         infeed: InfeedQueue | None,
-        number: int,
     ):
         self._body, self._specs, self._infeed = Body(body), carried.specs, infeed
         self._condition = None if condition is None else Body(condition, "condition")
-        self.number = number
 
     def run(self, values: list[Any], limit: int | None) -> list[Any]:
         """Runs the loop; returns what the last turn has.
