@@ -1,8 +1,8 @@
 """Private Keras: whose loop asks for batches. Checked on 3.13.0, 3.15.1 and 3.16.0.dev.
 
 `fit`, `evaluate` and `predict` look the class of their iterator up in their module, and do not say
-for which model it is. So each notes itself while it runs, on a stack of its thread, and whoever is
-on top is the one that asks: the innermost loop, if a callback of one model runs another model.
+for which model it is. So each notes itself while it runs, in its thread, and the innermost one is
+the one that asks: a callback of one model may run another model.
 
     fit         the first iterator is for training; any later one is for its validation data
     evaluate    one iterator, or none where fit has made it
@@ -10,13 +10,13 @@ on top is the one that asks: the innermost loop, if a callback of one model runs
 """
 
 import inspect
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any
 
 from millrace._compat.patch_table import EPOCH_ITERATOR, EVALUATE, FIT, PREDICT
 from millrace._compat.patches import replace
+from millrace.threads.scoped_value import ScopedValue
 
 Make = Callable[[Any, str, dict[str, Any]], Any | None]
 _PATCHES = {"train": FIT, "test": EVALUATE, "predict": PREDICT}
@@ -31,16 +31,11 @@ class _Loop:
         self.iterators = iterators  # that it has asked for
 
 
-class _Thread(threading.local):
-    def __init__(self) -> None:
-        self.loops: list[_Loop] = []  # the innermost last
-
-
 class _Making:
     make: Make | None = None
 
 
-_thread = _Thread()
+_innermost = ScopedValue[_Loop | None](None)
 _making = _Making()
 
 
@@ -66,7 +61,7 @@ def asks_for_nothing(model: Any, loop: str) -> bool:
 
     If it draws batches all the same, Keras makes iterators in another way than this module knows.
     """
-    running = _thread.loops[-1] if _thread.loops else None
+    running = _innermost.get()
     return (
         running is not None
         and running.model is model
@@ -79,9 +74,8 @@ def _asking(original: Any) -> Any:
     signature = inspect.signature(original)
 
     def epoch_iterator(*args: Any, **kwargs: Any) -> Any:
-        made = None
-        if _thread.loops and _making.make is not None:
-            loop = _thread.loops[-1]
+        made, loop = None, _innermost.get()
+        if loop is not None and _making.make is not None:
             # `fit` makes the iterator of its validation data itself.
             name = "test" if loop.name == "train" and loop.iterators else loop.name
             loop.iterators += 1
@@ -99,13 +93,8 @@ def _noted(original: Any, name: str) -> Any:
     return loop
 
 
-@contextmanager
-def _running(model: Any, name: str) -> Iterator[None]:
-    around = _thread.loops[-1] if _thread.loops else None
+def _running(model: Any, name: str) -> AbstractContextManager[Any]:
+    around = _innermost.get()
     from_fit = around is not None and around.model is model and name == "test"
     made = around.iterators - 1 if from_fit else 0  # type: ignore[union-attr]
-    _thread.loops.append(_Loop(model, name, max(made, 0)))
-    try:
-        yield
-    finally:
-        _thread.loops.pop()
+    return _innermost.bound_to(_Loop(model, name, max(made, 0)))

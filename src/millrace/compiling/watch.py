@@ -12,7 +12,7 @@ refused where JAX is about to begin: an exception in a listener ends what it lis
 import contextlib
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -34,6 +34,7 @@ from millrace.explain.key import key_of_call
 from millrace.explain.surroundings import fields_from
 from millrace.records.compilation import Aspect, CompileRecord, Origin, ProgramKey
 from millrace.records.run import EntryLabels
+from millrace.threads.scoped_value import ScopedValue
 
 _TRACE = "/jax/core/compile/jaxpr_trace_duration"
 _LOWER = "/jax/core/compile/jaxpr_to_mlir_module_duration"
@@ -41,11 +42,6 @@ _COMPILE = "/jax/core/compile/backend_compile_duration"
 _STEPS = frozenset({_TRACE, _LOWER, _COMPILE})
 
 
-class _Thread(threading.local):
-    watch: "_Watch | _Refusal | None" = None
-
-
-_thread = _Thread()
 _listens = threading.Lock()  # held from the first use on
 
 
@@ -67,25 +63,17 @@ def call_watched(
     if isinstance(function, jax.stages.Compiled):
         return function(*args, **kwargs)
     _listen()
-    before = _thread.watch
-    _thread.watch = watch = _Watch(function, args, kwargs, log)
-    try:
+    watch = _Watch(function, args, kwargs, log)
+    with _watch.bound_to(watch):
         result = function(*args, **kwargs)
-    finally:
-        _thread.watch = before
     if watch.has_compiled:
         log.add(watch.record())
     return result
 
 
-@contextlib.contextmanager
-def unwatched() -> Iterator[None]:
+def unwatched() -> contextlib.AbstractContextManager[Any]:
     """Surrounds what is compiled within a watched call by those who log it themselves."""
-    before, _thread.watch = _thread.watch, None
-    try:
-        yield
-    finally:
-        _thread.watch = before
+    return _watch.bound_to(None)
 
 
 class _Watch:
@@ -193,21 +181,22 @@ def _key_of(name: str, function: Any, args: Any, kwargs: Mapping[str, Any]) -> P
     return replace(key, fields=(*key.fields, *options))
 
 
+_watch = ScopedValue[_Watch | _Refusal | None](None)  # of the call that this thread is in
+
+
 def _kept_by_jax(function: Any, args: Any, kwargs: Mapping[str, Any]) -> tuple[str, Any]:
     """Returns the text and the executable of what was compiled just now, which JAX still has.
 
     The arguments may have been given away: JAX looks at their types only.
     """
-    text, before = "", _thread.watch
-    _thread.watch = _Refusal()
-    try:
-        lowered = function.lower(*args, **kwargs)
-        text = lowered.as_text()
-        return text, lowered.compile()
-    except Exception:  # of many classes: what is around a function of jax.jit may do anything
-        return text, None
-    finally:
-        _thread.watch = before
+    text = ""
+    with _watch.bound_to(_Refusal()):
+        try:
+            lowered = function.lower(*args, **kwargs)
+            text = lowered.as_text()
+            return text, lowered.compile()
+        except Exception:  # of many classes: what is around a function of jax.jit may do anything
+            return text, None
 
 
 def _listen() -> None:
@@ -218,12 +207,12 @@ def _listen() -> None:
 
 
 def _on_begin(event: str, value: float | int, **names: Any) -> None:
-    watch = _thread.watch
+    watch = _watch.get()
     if watch is not None and event in _STEPS:
         watch.begins(event, str(names.get("fun_name", "")))
 
 
 def _on_end(event: str, duration_secs: float, **names: Any) -> None:
-    watch = _thread.watch
+    watch = _watch.get()
     if watch is not None and event in _STEPS:
         watch.ends(event, str(names.get("fun_name", "")), duration_secs)

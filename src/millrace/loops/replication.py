@@ -14,9 +14,8 @@ in_replica(index, count)            says so, for whoever runs replicas in anothe
 """
 
 import functools
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from contextvars import ContextVar
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,6 +25,7 @@ from jax import lax
 
 from millrace.errors import OptionError, PlanError, UnsupportedError
 from millrace.options import whole_number
+from millrace.threads.scoped_value import ScopedValue
 
 AXIS = "replica"
 
@@ -63,19 +63,13 @@ class Launch:
         return self.devices // self.shards
 
 
-_replica: ContextVar[_Replica] = ContextVar("replica", default=_Replica(1))  # noqa: B039 - frozen
-_launch: ContextVar[Launch | None] = ContextVar("launch", default=None)
+_replica = ScopedValue(_Replica(1))
+_launch = ScopedValue[Launch | None](None)
 
 
-@contextmanager
-def launching(devices: int) -> Iterator[Launch]:
+def launching(devices: int) -> AbstractContextManager[Launch | None]:
     """Lets functions that are compiled inside run as replicas on so many devices."""
-    launch = Launch(devices)
-    token = _launch.set(launch)
-    try:
-        yield launch
-    finally:
-        _launch.reset(token)
+    return _launch.bound_to(Launch(devices))
 
 
 def current_launch() -> Launch | None:
@@ -83,10 +77,9 @@ def current_launch() -> Launch | None:
     return _launch.get()
 
 
-@contextmanager
 def in_replica(
     index: Any, count: int, total: Callable[[Any, int], Any] | None = None
-) -> Iterator[None]:
+) -> AbstractContextManager[Any]:
     """Says which replica is being traced or run inside.
 
     Args:
@@ -94,17 +87,7 @@ def in_replica(
         count: replicas that there are.
         total: adds a value over groups of so many replicas, where they are no batch of one trace.
     """
-    with _being(_Replica(count, index, total=total)):
-        yield
-
-
-@contextmanager
-def _being(replica: _Replica) -> Iterator[None]:
-    token = _replica.set(replica)
-    try:
-        yield
-    finally:
-        _replica.reset(token)
+    return _replica.bound_to(_Replica(count, index, total=total))
 
 
 def as_replicas(
@@ -122,7 +105,7 @@ def as_replicas(
         return function
 
     def one(index: Any, args: tuple[Any, ...]) -> Any:
-        with _being(_Replica(count, index, is_of_batch=True)):
+        with _replica.bound_to(_Replica(count, index, is_of_batch=True)):
             return function(*args)
 
     batched = jax.vmap(one, (0, in_axes), out_axes, axis_name=AXIS)

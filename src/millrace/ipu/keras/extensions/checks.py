@@ -13,7 +13,6 @@ offload_*, replicated_*                    of no effect in evaluate and predict
 
 import functools
 import logging
-import threading
 import types
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -25,7 +24,7 @@ from millrace._compat.keras_graph import has_own_call
 from millrace.errors import DataError, ModelError, OptionError, PlanError
 from millrace.fit.controller import Controller
 from millrace.fit.setup import Setup
-from millrace.ipu.inert import is_new
+from millrace.ipu.inert import notes
 from millrace.ipu.keras.extensions.arguments import STEPS
 from millrace.ipu.keras.extensions.building import ModelExtension
 from millrace.ipu.keras.extensions.settings import Settings
@@ -34,6 +33,7 @@ from millrace.optimizers.accumulating import AccumulatingOptimizer
 from millrace.pipelines.assignment.assignment import Assignment, scoped_stages
 from millrace.pipelines.assignment.calls import find_calls, leaves
 from millrace.plan import Mode
+from millrace.threads.scoped_value import ScopedValue
 
 
 def check_shared_variables(model: Any, assignment: Assignment, mapping: Any) -> None:
@@ -72,7 +72,7 @@ def checking(build: Callable[..., None], controller: Controller) -> Callable[...
     @functools.wraps(build)
     def checked(*args: Any, **kwargs: Any) -> None:
         build(*args, **kwargs)
-        if not _local.is_in_sequential:
+        if not _is_in_sequential.get():
             controller.setup.stages.assignment()
 
     return checked
@@ -83,21 +83,13 @@ def sparing(build: Callable[..., None]) -> Callable[..., None]:
 
     @functools.wraps(build)
     def spared(*args: Any, **kwargs: Any) -> None:
-        before, _local.is_in_sequential = _local.is_in_sequential, True
-        try:
+        with _is_in_sequential.bound_to(True):
             build(*args, **kwargs)
-        finally:
-            _local.is_in_sequential = before
 
     return spared
 
 
-class _Local(threading.local):
-    is_in_sequential = False
-
-
-_local = _Local()
-
+_is_in_sequential = ScopedValue(False)
 
 logger = logging.getLogger("millrace")
 
@@ -243,7 +235,7 @@ def _note_inert(setup: Setup, settings: Settings) -> None:
     """Warns, once for a model, of what does nothing where no weights are updated."""
     given = [name for name in _OF_TRAINING if settings.of_either(name)]
     name = setup.model.name
-    if given and is_new(f"inference of {name}, {id(setup.model)}: {given}"):
+    if given and notes.is_new(f"inference of {name}, {id(setup.model)}: {given}"):
         logger.warning(
             "%s have no effect in evaluate and predict of the pipelined model %r: no weights "
             "are updated there.",
