@@ -10,9 +10,7 @@ import pytest
 from keras import ops
 
 import millrace
-from millrace.benchmark.slots import SlotDevice
 from millrace.errors import DataError, LoopError, ModelError, OptionError, PlanError
-from millrace.schedules.task import Pass, Task
 
 RATE = 0.1
 WAIT_SECONDS = 60  # until a test gives up on another thread
@@ -203,13 +201,6 @@ def test_a_failed_pipeline_leaves_the_queue_usable(two):
     with pytest.raises(RuntimeError, match="the disk is gone"):
         halves.run(two, infeed=millrace.InfeedQueue(failing), accumulate_outfeed=True)
     assert halves.run(two, accumulate_outfeed=True)[0].shape == (1,)
-
-
-def test_a_slot_device_takes_its_tasks_in_order():
-    row = [Task(0, Pass.FORWARD, 0), Task(0, Pass.BACKWARD, 0)]
-    device = SlotDevice(row, forward=0.0, backward=0.0)
-    for kind in (Pass.FORWARD, Pass.BACKWARD) * 2:
-        device.run(kind)
 
 
 def in_threads(*functions):
