@@ -7,7 +7,7 @@ from linear_models import rows, two_stages
 
 from millrace.ipu.ipu_strategy import IPUStrategy
 from millrace.ipu.keras.extensions import FunctionalExtension, SequentialExtension
-from millrace.ipu.keras.extensions.native import settings_of
+from millrace.ipu.keras.extensions.settings import settings_of
 from millrace.ipu.ops.schedules import PipelineSchedule
 
 
