@@ -29,6 +29,7 @@ from millrace.compiling.call_description import (
     shapes_of,
 )
 from millrace.compiling.log import CompileLog
+from millrace.compiling.record import record_of
 from millrace.explain.history import history
 from millrace.explain.key import key_of_call
 from millrace.explain.surroundings import fields_from
@@ -131,25 +132,17 @@ class _Watch:
         text, compiled = _kept_by_jax(self._function, self._args, self._kwargs)
         history.add(key, text)
         self._reason.has_led_to_an_executable()
-        sizes = sizes_of(compiled)
-        return CompileRecord(
-            model="",
-            program=key.program,
-            batch=self._batch,
-            capacity=0,
-            unrolled=None,
+        return record_of(
+            key,
+            Origin.CACHE if self._found.hit else Origin.COMPILED,
+            self._reason.cause,
+            self._reason.is_again,
+            sizes_of(compiled),
+            began=self._began,
+            compile_seconds=self._seconds[_COMPILE],
             trace_seconds=self._seconds[_TRACE],
             lower_seconds=self._seconds[_LOWER],
-            compile_seconds=self._seconds[_COMPILE],
-            temporary_bytes=sizes.temporary_bytes,
-            peak_bytes=sizes.peak_bytes,
-            origin=Origin.CACHE if self._found.hit else Origin.COMPILED,
-            key=key.digest,
-            cause=self._reason.cause.text,
-            remedy=self._reason.cause.remedy,
-            is_recompilation=self._reason.is_again,
-            code_bytes=sizes.code_bytes,
-            began=self._began,
+            batch=self._batch,
         )
 
 
