@@ -21,6 +21,8 @@ from millrace._compat.jax import backends_are_initialized
 from millrace.errors import DeviceError, OptionError, PlanError
 
 REPLICA = "replica"  # the axis of every mesh
+# Of a value on a mesh: the same on all replicas, or a part of its first axis on each.
+WHOLE, PARTS = PartitionSpec(), PartitionSpec(REPLICA)
 
 
 @dataclass(frozen=True)

@@ -23,11 +23,10 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from millrace.devices import REPLICA
 from millrace.errors import OptionError, PlanError, UnsupportedError
 from millrace.options import whole_number
 from millrace.threads.scoped_value import ScopedValue
-
-AXIS = "replica"
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +107,7 @@ def as_replicas(
         with _replica.bound_to(_Replica(count, index, is_of_batch=True)):
             return function(*args)
 
-    batched = jax.vmap(one, (0, in_axes), out_axes, axis_name=AXIS)
+    batched = jax.vmap(one, (0, in_axes), out_axes, axis_name=REPLICA)
     return lambda *args: batched(jnp.arange(count, dtype=jnp.int32), args)
 
 
@@ -147,12 +146,12 @@ def holds_anywhere(truth: Any) -> Any:
     """Returns whether a truth value holds on any replica: one that all of them branch by."""
     if not _replica.get().is_of_batch:
         return truth
-    return lax.pmax(jnp.asarray(truth).astype(jnp.int32), AXIS) > 0
+    return lax.pmax(jnp.asarray(truth).astype(jnp.int32), REPLICA) > 0
 
 
 def largest(number: Any) -> Any:
     """Returns the largest of the replicas' numbers, such as turns that all of them make."""
-    return lax.pmax(number, AXIS) if _replica.get().is_of_batch else number
+    return lax.pmax(number, REPLICA) if _replica.get().is_of_batch else number
 
 
 def _group_size(size: int | None) -> int:
@@ -198,7 +197,7 @@ def _total(value: Any, size: int) -> Any:
             "the gradients: wrap the optimizer in CrossReplicaOptimizer."
         )
     if size == replica.count:
-        return lax.psum(value, AXIS)
-    everyone = lax.all_gather(value, AXIS)
+        return lax.psum(value, REPLICA)
+    everyone = lax.all_gather(value, REPLICA)
     groups = everyone.reshape(-1, size, *value.shape).sum(1, dtype=value.dtype)
     return lax.dynamic_index_in_dim(groups, replica.index // size, keepdims=False)

@@ -19,7 +19,7 @@ import keras
 from jax import lax
 from jax.sharding import PartitionSpec
 
-from millrace.devices import REPLICA, DeviceGroup
+from millrace.devices import PARTS, REPLICA, WHOLE, DeviceGroup
 from millrace.pipelines.assignment.calls import LayerCall
 from millrace.pipelines.programs.place import Marks
 from millrace.pipelines.programs.replica_passes import forward_on_replicas, pass_on_replicas
@@ -44,7 +44,6 @@ from millrace.replicas.state import (
 from millrace.steps.program import Program
 from millrace.steps.state import State, Values
 
-WHOLE, PARTS = PartitionSpec(), PartitionSpec(REPLICA)
 ROUNDS = PartitionSpec(None, REPLICA)  # of what is tapped, `[1, replicas, ...]`
 
 

@@ -20,7 +20,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 
 from millrace._compat.jaxpr import as_function, spec_of
@@ -30,7 +29,7 @@ from millrace.pipelines.programs.stage_specs import StageSpecs
 from millrace.pipelines.programs.stage_taps import bundle_of_update
 from millrace.plan import ROLES, Mode
 from millrace.steps.offload import at_rest
-from millrace.steps.program import Program
+from millrace.steps.program import FACTOR, Program
 from millrace.steps.step import final_logs
 
 
@@ -87,7 +86,7 @@ class StageBuilder(StageSpecs):
 
         held, cotangents = self._held(index), self._cotangents(index)
         arguments = (
-            self._weights(stage), held, cotangents, self._accumulated(stage), _FACTOR
+            self._weights(stage), held, cotangents, self._accumulated(stage), FACTOR
         )  # fmt: skip
         results = self._with_sums(index, returns=True, taps=self.taps.backward(index) is not None)
         return self._program("backward", index, backward, arguments, (3,), results)
@@ -125,7 +124,7 @@ class StageBuilder(StageSpecs):
             [cotangents[k] for k in passes.weight_cotangents],
             [spec_of(var) for var in kept],
             self._accumulated(stage),
-            _FACTOR,
+            FACTOR,
         )
         results = self._with_sums(index, taps=self.taps.backward(index) is not None)
         return self._program("backward_weight", index, backward_weight, arguments, (4,), results)
@@ -203,9 +202,6 @@ class StageBuilder(StageSpecs):
             return final_logs(self._model, (metrics,))
 
         return self._program("logs", index, logs, (metrics,), ())
-
-
-_FACTOR = jax.ShapeDtypeStruct((), jnp.float32)
 
 
 def state_groups(stage: Stage) -> tuple[list[Slot], list[Slot]]:
