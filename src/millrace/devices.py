@@ -17,7 +17,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
 
-from millrace._compat.jax import backends_are_initialized
+from millrace._compat.jax_processes import backends_are_initialized
 from millrace.errors import DeviceError, OptionError, PlanError
 
 REPLICA = "replica"  # the axis of every mesh

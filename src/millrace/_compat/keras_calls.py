@@ -32,12 +32,8 @@ class _Frame:
 
 
 Around = Callable[[Any, Any, int], AbstractContextManager[Any]]
-
-
 See = Callable[[tuple[Any, ...], Any], None]
 Recompute = Callable[[Any], Any]
-
-
 _frame = ScopedValue[_Frame | None](None)
 _around = ScopedValue[Around | None](None)
 _see = ScopedValue[See | None](None)

@@ -15,7 +15,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from millrace._compat.jax import looks_for_non_finite, non_finite
+from millrace._compat.jax_arrays import looks_for_non_finite, non_finite
 from millrace.compiling.compile import make
 from millrace.compiling.log import CompileLog
 from millrace.compiling.lowering import Lowering, Request, lower

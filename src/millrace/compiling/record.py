@@ -1,6 +1,6 @@
 """The record of an executable: of its key, the cause, its size and the seconds that it took."""
 
-from millrace._compat.jax_memory import Sizes
+from millrace._compat.jax_executables import Sizes
 from millrace.records.compilation import Cause, CompileRecord, Origin, ProgramKey
 
 

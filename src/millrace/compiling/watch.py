@@ -18,8 +18,8 @@ from typing import Any
 
 import jax
 
-from millrace._compat.jax_array import compiler_options, jit_options, static_arguments
-from millrace._compat.jax_memory import sizes_of
+from millrace._compat.jax_executables import sizes_of
+from millrace._compat.jax_tracing import compiler_options, jit_options, static_arguments
 from millrace.cache.lookup import Lookup, looking_up
 from millrace.compiling.call_description import (
     Reason,

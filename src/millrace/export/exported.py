@@ -17,8 +17,8 @@ from typing import Any
 
 import jax
 
-from millrace._compat.jax import looks_for_non_finite
-from millrace._compat.jax_memory import sizes_of
+from millrace._compat.jax_arrays import looks_for_non_finite
+from millrace._compat.jax_executables import sizes_of
 from millrace.cache.checked_file import DamagedEntryError
 from millrace.compiling.executable import Executable, checked, new_names, renamed
 from millrace.compiling.log import CompileLog

@@ -17,7 +17,7 @@ import jax
 import keras
 import numpy as np
 
-from millrace._compat.keras import (
+from millrace._compat.keras_data import (
     EpochIterator,
     epoch_order,
     get_data_adapter,

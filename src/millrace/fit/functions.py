@@ -7,8 +7,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from millrace._compat.jax import is_non_finite_error
-from millrace._compat.keras_scope import restore_state
+from millrace._compat.jax_arrays import is_non_finite_error
+from millrace._compat.keras_loops import restore_state
 from millrace.compiled_loop.executables import Executables
 from millrace.compiled_loop.protocol import ExecutionSteps, Runner
 from millrace.compiled_loop.result import Halted, Part

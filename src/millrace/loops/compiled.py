@@ -14,8 +14,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from millrace._compat.jax import is_tracing
-from millrace._compat.jax_array import trace_options
+from millrace._compat.jax_tracing import is_tracing, trace_options
 from millrace.compiling.call_description import Reason, shapes_of
 from millrace.compiling.executable import Executable, finish
 from millrace.compiling.log import current_log

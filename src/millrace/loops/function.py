@@ -13,7 +13,7 @@ import jax
 import keras
 import numpy as np
 
-from millrace._compat.jax import is_tracing
+from millrace._compat.jax_tracing import is_tracing
 from millrace._compat.keras_scope import current_scope
 from millrace.arguments import checked
 from millrace.compiling.call_description import name_of, new_number

@@ -12,7 +12,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from millrace._compat.jax import is_tracing
+from millrace._compat.jax_tracing import is_tracing
 from millrace._compat.keras_scope import current_scope
 from millrace.feeds.infeed_queue import InfeedQueue
 from millrace.loops.body import Body, Carried, next_values, truth_of

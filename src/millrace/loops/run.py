@@ -13,7 +13,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from millrace._compat.jax import is_tracing
+from millrace._compat.jax_tracing import is_tracing
 from millrace._compat.keras_scope import current_scope
 from millrace.compiling.call_description import new_number
 from millrace.compiling.log import current_log

@@ -21,10 +21,9 @@ from typing import Any
 import jax
 import keras
 
-from millrace._compat.jax import uncommitted
+from millrace._compat.jax_arrays import uncommitted
 from millrace._compat.keras_build import checked_build
-from millrace._compat.keras_loops import let_loops_ask
-from millrace._compat.keras_scope import STATE_SYNC, map_loop_state, report_logs
+from millrace._compat.keras_loops import STATE_SYNC, let_loops_ask, map_loop_state, report_logs
 from millrace.arguments import check_call
 from millrace.errors import ModelError
 from millrace.feeds.block import batch_spec

@@ -15,7 +15,7 @@ from typing import Any
 
 import jax
 
-from millrace._compat.jax import trace_state
+from millrace._compat.jax_tracing import trace_state
 from millrace.errors import TapError
 from millrace.threads.scoped_value import ScopedValue
 

@@ -15,7 +15,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from millrace._compat.jax import is_tracing
+from millrace._compat.jax_tracing import is_tracing
 from millrace._compat.keras_scope import current_scope
 from millrace.errors import QueueError, UnsupportedError
 from millrace.feeds.infeed_queue import InfeedQueue

@@ -18,7 +18,7 @@ from typing import Any
 
 import jax
 
-from millrace._compat.jax import backends_are_initialized
+from millrace._compat.jax_processes import backends_are_initialized
 from millrace.errors import DeviceError, OptionError
 from millrace.ipu import ahead
 from millrace.ipu.config import plain_data

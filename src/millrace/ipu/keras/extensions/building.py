@@ -12,8 +12,9 @@ from typing import Any
 
 import keras
 
-from millrace._compat.keras_build import as_default_build, has_default_build, has_unbuilt_layers
+from millrace._compat.keras_build import as_default_build, has_default_build
 from millrace._compat.keras_graph import is_functional
+from millrace._compat.keras_layers import has_unbuilt_layers
 from millrace.errors import OptionError
 from millrace.fit.controller import Controller, controller_of
 
