@@ -10,6 +10,7 @@ what `simulate` says.
 
 import millrace  # isort: skip - first: it makes JAX the backend of Keras
 
+import pathlib
 import sys
 import time
 
@@ -18,10 +19,12 @@ import keras
 import numpy as np
 from keras import ops
 
-from millrace.benchmark.slots import SlotDevice, slot
 from millrace.schedules.simulate import simulate
 from millrace.schedules.table import make_schedule
 from millrace.schedules.task import Pass
+
+sys.path.append(str(pathlib.Path(__file__).parent.parent / "benchmarks"))
+from slots import SlotDevice, slot
 
 jax.config.update("jax_num_cpu_devices", 32)  # a thread for each
 strategy = millrace.Strategy(devices=4)

@@ -33,8 +33,8 @@ LEVELS = [
     {"__init__"},
 ]
 LEVEL = {name: level for level, names in enumerate(LEVELS) for name in names}
-LEVEL["errors"] = -1  # below everything
-WITHOUT_JAX = {"errors", "arguments", "interrupts", "options", "records", "schedules"}
+LEVEL["errors"] = LEVEL["threads"] = -1  # below everything
+WITHOUT_JAX = {"errors", "threads", "arguments", "interrupts", "options", "records", "schedules"}
 
 
 def units_and_imports():

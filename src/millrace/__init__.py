@@ -38,6 +38,7 @@
     records/             what a run leaves behind
     _compat/             private names of Keras and JAX, used nowhere else
     _backend.py          makes JAX the backend of Keras
+    threads/             values of one thread, and tables that threads share
     errors.py            everything raised on purpose
 
 Importing millrace before Keras makes JAX the backend.

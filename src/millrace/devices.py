@@ -17,10 +17,12 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
 
-from millrace._compat.jax import backends_are_initialized
+from millrace._compat.jax_processes import backends_are_initialized
 from millrace.errors import DeviceError, OptionError, PlanError
 
 REPLICA = "replica"  # the axis of every mesh
+# Of a value on a mesh: the same on all replicas, or a part of its first axis on each.
+WHOLE, PARTS = PartitionSpec(), PartitionSpec(REPLICA)
 
 
 @dataclass(frozen=True)

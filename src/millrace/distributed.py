@@ -15,7 +15,7 @@ from typing import Any
 import jax
 import keras
 
-from millrace._compat.jax import backends_are_initialized, recognise_cluster
+from millrace._compat.jax_processes import backends_are_initialized, recognise_cluster
 from millrace.arguments import checked
 from millrace.errors import DeviceError, OptionError, ProcessError
 from millrace.options import whole_number

@@ -125,7 +125,7 @@ def test_a_loop_that_fails_is_over(asked):
     model = plain("a")
     with pytest.raises(ValueError, match="cardinality"):
         model.fit(X, Y[:3], verbose=0)
-    assert not keras_loops._thread.loops
+    assert keras_loops._innermost.get() is None
     trainer.JAXEpochIterator(x=X, y=Y)  # nobody's
     assert asked == [("a", "train", None)]
 

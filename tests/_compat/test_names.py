@@ -22,7 +22,6 @@ MODULES = {
 # Attributes with a leading underscore of what is neither Keras's nor JAX's own.
 OF_OTHERS = {
     "_replace": "of named tuples",
-    "_fields_": "of ctypes",
     "_src": "part of a module's name",
 }
 

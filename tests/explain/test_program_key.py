@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from key_cases import OBJECTS, batch, key, plan_for, small_model
 
-from millrace._compat.jax import jax_options
+from millrace._compat.jax_tracing import jax_options
 from millrace.devices import DeviceGroup
 from millrace.explain.fingerprint import describe_model
 from millrace.explain.key import key_of, key_of_call

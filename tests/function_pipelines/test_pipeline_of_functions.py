@@ -1,3 +1,7 @@
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import keras
@@ -6,11 +10,10 @@ import pytest
 from keras import ops
 
 import millrace
-from millrace.benchmark.slots import SlotDevice
 from millrace.errors import DataError, LoopError, ModelError, OptionError, PlanError
-from millrace.schedules.task import Pass, Task
 
 RATE = 0.1
+WAIT_SECONDS = 60  # until a test gives up on another thread
 
 
 class Halves:
@@ -200,8 +203,91 @@ def test_a_failed_pipeline_leaves_the_queue_usable(two):
     assert halves.run(two, accumulate_outfeed=True)[0].shape == (1,)
 
 
-def test_a_slot_device_takes_its_tasks_in_order():
-    row = [Task(0, Pass.FORWARD, 0), Task(0, Pass.BACKWARD, 0)]
-    device = SlotDevice(row, forward=0.0, backward=0.0)
-    for kind in (Pass.FORWARD, Pass.BACKWARD) * 2:
-        device.run(kind)
+def in_threads(*functions):
+    """Runs functions at the same time and returns their results, in order."""
+    with ThreadPoolExecutor(len(functions)) as pool:
+        return [future.result(WAIT_SECONDS * 2) for future in [pool.submit(f) for f in functions]]
+
+
+class Meeting:
+    """Two threads meet in it; `met` holds for each visit whether the other one came."""
+
+    def __init__(self):
+        self.events, self.met = (threading.Event(), threading.Event()), []
+
+    def visit(self, number):
+        self.events[number].set()
+        self.met.append(self.events[1 - number].wait(WAIT_SECONDS))
+
+
+def two_strategies():
+    return millrace.Strategy(devices=jax.devices()[:2]), millrace.Strategy(
+        devices=jax.devices()[2:4]
+    )
+
+
+def test_two_strategies_trace_their_pipelines_at_the_same_time():
+    meeting = Meeting()
+
+    def run(number, strategy):
+        halves = Halves()
+
+        def first(x, y):
+            meeting.visit(number)
+            return halves.first(x, y)
+
+        return halves.run(strategy, [first, halves.last])
+
+    (a,), (b,) = in_threads(*(partial(run, k, each) for k, each in enumerate(two_strategies())))
+    assert a.shape == b.shape == (4,)
+    assert all(meeting.met)
+
+
+def test_two_strategies_train_their_pipelines_at_the_same_time():
+    class Visiting(millrace.OutfeedQueue):
+        def receive(self, value, elements):
+            meeting.visit(self.number)
+            super().receive(value, elements)
+
+    meeting = Meeting()
+    all_halves = Halves(), Halves()
+    starts = []
+    for number, halves in enumerate(all_halves):
+        halves.encoder.build((None, 3))
+        halves.decoder.build((None, 4))
+        starts.append(weights_of(halves))
+        halves.outfeed = Visiting()
+        halves.outfeed.number = number
+
+    def run(halves, strategy):
+        return halves.run(strategy, updates=2)
+
+    found = in_threads(*map(partial, [run] * 2, all_halves, two_strategies()))
+    for (losses,), halves, start in zip(found, all_halves, starts, strict=True):
+        np.testing.assert_allclose(losses, halves.by_hand(start, 2)[0], rtol=1e-5)
+    assert all(meeting.met)
+
+
+def test_one_pipeline_in_two_threads_loses_no_update(two):
+    halves = Halves(elements=48)
+    halves.encoder.build((None, 3))
+    halves.decoder.build((None, 4))
+    start = weights_of(halves)
+    infeed = millrace.InfeedQueue(halves.data)
+
+    def run():
+        for _ in range(3):
+            with two.scope():
+                millrace.pipeline(
+                    [halves.first, halves.last], 4, updates=2, infeed=infeed,
+                    outfeed=halves.outfeed, optimizer_function=halves.train,
+                )  # fmt: skip
+
+    in_threads(run, run)
+    losses, weights = halves.by_hand(start, 12)
+    np.testing.assert_allclose(
+        halves.outfeed.dequeue(wait_for_completion=True)[0], losses, rtol=1e-4
+    )
+    for found, other in zip(weights_of(halves), weights, strict=True):
+        np.testing.assert_allclose(found, other, rtol=1e-4, atol=1e-5)
+    assert int(halves.optimizer.iterations.value) == 12

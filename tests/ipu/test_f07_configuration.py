@@ -8,7 +8,7 @@ import pytest
 from millrace import ipu
 from millrace.errors import DeviceError, DTypeError, OptionError
 from millrace.ipu.config import IPUConfig, SelectionOrder, current_system
-from millrace.ipu.inert import forget
+from millrace.ipu.inert import notes
 
 
 @pytest.fixture
@@ -113,7 +113,7 @@ def test_f07_another_configuration_resets_and_an_equal_one_does_not(config, capl
 
 
 def test_f07_options_without_meaning_are_said_once(config, caplog):
-    forget()
+    notes.clear()
     config.optimizations.minimum_remote_tensor_size = 256
     config.floating_point_behaviour.nanoo = True
     config.configure_ipu_system()

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 from linear_models import linear, rows
 
-from millrace.ipu.inert import forget
+from millrace.ipu.inert import notes
 from millrace.ipu.ipu_strategy import IPUStrategy
 
 
@@ -18,7 +18,7 @@ def trained(infeed=None, outfeed=None):
 
 
 def test_f27_depths_leave_results_unchanged(caplog):
-    forget()
+    notes.clear()
     plain = trained()
     deep = trained({"prefetch_depth": 2}, {"buffer_depth": 2})
     np.testing.assert_array_equal(plain.get_weights()[0], deep.get_weights()[0])

@@ -2,14 +2,14 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from millrace._compat.jax_memory import (
+from millrace._compat.jax_executables import (
     argument_bytes,
     buffers_proto,
-    is_out_of_memory,
     kept_arguments,
     module_proto,
     requirement,
 )
+from millrace._compat.jax_memory import is_out_of_memory
 from millrace.memory.hlo_proto import _fields, read_buffers, read_module
 
 

@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 
 import millrace
-from millrace._compat.jax_memory import argument_bytes, requirement
+from millrace._compat.jax_executables import argument_bytes, requirement
 from millrace.compiled_loop.runner import ScanRunner
 from millrace.errors import ModelError, OptionError, OutOfMemoryError, PlanError
 from millrace.pipelines.programs.executables import StageExecutables

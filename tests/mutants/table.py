@@ -337,7 +337,7 @@ MUTANTS = (
     # Executables on disk.
     Mutant(
         "cache",
-        "if digest.digest() != content[start : start + _DIGEST_BYTES]:",
+        "if _digest(self.header(data), self.content(data)) != data[at : at + _DIGEST_BYTES]:",
         "if False:",
     ),
     Mutant(

@@ -24,7 +24,7 @@ jax.config.update("jax_platforms", "cpu")
 jax.config.update("jax_num_cpu_devices", devices)
 jax.config.update("jax_cpu_collectives_implementation", "gloo")
 jax.distributed.initialize(address, 2, process)
-from millrace._compat.jax import key_value_store
+from millrace._compat.jax_processes import key_value_store
 from millrace.devices import DeviceGroup, put_parts
 from millrace.pipelines.runtime.transfer import Edge
 

@@ -13,7 +13,7 @@ import jax
 import jaxlib.version
 from jax.experimental.compilation_cache import compilation_cache as public
 
-from millrace._compat.jax import backends_are_initialized
+from millrace._compat.jax_processes import backends_are_initialized
 from millrace._compat.patch_table import COMPILATION_CACHE
 from millrace._compat.patches import put_in, take_out
 

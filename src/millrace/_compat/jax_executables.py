@@ -1,20 +1,101 @@
-"""Private JAX: executables for other devices than those they were compiled for.
+"""Private JAX: what executables say of themselves, and executables for other devices.
 
-Checked on jax 0.10.0, 0.10.2 and 0.12.0.1.
+Sizes, FLOPs and XLA's own descriptions are read off an executable.
 
 `jax.experimental.serialize_executable` writes an executable with the numbers of its devices, and
 reads it for these; XLA's own options, which name the devices too, can be given anew when it is
-read. No public call does that.
+read. No public call does that. Checked on jax 0.10.0, 0.10.2 and 0.12.0.1.
 """
 
 import io
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import jax
 import numpy as np
 from jax._src import compilation_cache, compiler
 from jax.experimental import serialize_executable
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """What an executable takes up on each device, in bytes; 0 where its backend does not say."""
+
+    peak_bytes: int = 0  # that a call needs, arguments and results included
+    temporary_bytes: int = 0
+    code_bytes: int = 0
+
+
+def sizes_of(compiled: Any) -> Sizes:
+    """Returns what an executable takes up. It is analyzed anew each time: 0.1 s for ResNet50."""
+    memory = _analysis(compiled)
+    if memory is None:
+        return Sizes()
+    # Not `peak_memory_in_bytes`: on CPU that leaves out temporaries.
+    peak = (
+        memory.argument_size_in_bytes
+        + memory.output_size_in_bytes
+        - memory.alias_size_in_bytes
+        + memory.temp_size_in_bytes
+    )
+    code = getattr(memory, "generated_code_size_in_bytes", 0) or 0
+    return Sizes(peak, memory.temp_size_in_bytes or 0, code)
+
+
+def requirement(compiled: Any) -> int:
+    """Returns the bytes that a call needs on each device, arguments and results included."""
+    return sizes_of(compiled).peak_bytes
+
+
+def argument_bytes(compiled: Any) -> int:
+    """Returns the bytes of the arguments that a program reads, on each device."""
+    memory = _analysis(compiled)
+    return 0 if memory is None else memory.argument_size_in_bytes
+
+
+def flops(compiled: Any) -> float:
+    """Returns the FLOPs of one call; the body of a loop of unknown length is counted once."""
+    found = compiled.cost_analysis() or {}
+    return float((found[0] if isinstance(found, list) else found).get("flops", 0.0))
+
+
+def module_proto(compiled: Any) -> bytes:
+    """Returns the scheduled program, an `HloModuleProto`."""
+    return compiled.runtime_executable().hlo_modules()[0].as_serialized_hlo_module_proto()
+
+
+def buffers_proto(compiled: Any) -> bytes:
+    """Returns where its buffers lie, a `BufferAssignmentProto`; empty where XLA does not say."""
+    return getattr(_analysis(compiled), "serialized_buffer_assignment_proto", b"") or b""
+
+
+def kept_arguments(compiled: Any) -> list[tuple[Any, ...]]:
+    """Returns the paths of the arguments that a program reads, by number of its parameter.
+
+    JAX drops arguments that are not read, and no public call says which.
+    """
+    paths = [path for path, _ in jax.tree_util.tree_flatten_with_path(compiled.args_info)[0]]
+    kept = sorted(getattr(compiled._executable, "_kept_var_idx", range(len(paths))))
+    # The first entry tells positional from keyword arguments; programs have no keywords.
+    return [paths[number][1:] for number in kept]
+
+
+def arguments_of(lowered: jax.stages.Lowered) -> tuple[Any, ...]:
+    """Returns what a program is called with, and which of it reaches XLA.
+
+    JAX leaves out arguments that nothing uses, so programs that use others of them have one text.
+
+    Raises:
+        KeyError: if JAX does not say which they are.
+    """
+    kept = lowered._lowering.compile_args["kept_var_idx"]  # type: ignore[attr-defined]
+    leaves = jax.tree.leaves(lowered.args_info)
+    return tuple(sorted(kept)), tuple((leaf.shape, str(leaf.dtype)) for leaf in leaves)
+
+
+def _analysis(compiled: Any) -> Any:
+    return compiled.memory_analysis() if hasattr(compiled, "memory_analysis") else None
 
 
 class _Reader(serialize_executable._JaxPjrtUnpickler):  # type: ignore[misc]
@@ -94,16 +175,3 @@ def from_bytes(
     return jax.stages.Compiled(
         unloaded.load(), [], in_tree.unflatten(arguments), out_tree, no_kwargs=no_kwargs
     )
-
-
-def arguments_of(lowered: jax.stages.Lowered) -> tuple[Any, ...]:
-    """Returns what a program is called with, and which of it reaches XLA.
-
-    JAX leaves out arguments that nothing uses, so programs that use others of them have one text.
-
-    Raises:
-        KeyError: if JAX does not say which they are.
-    """
-    kept = lowered._lowering.compile_args["kept_var_idx"]  # type: ignore[attr-defined]
-    leaves = jax.tree.leaves(lowered.args_info)
-    return tuple(sorted(kept)), tuple((leaf.shape, str(leaf.dtype)) for leaf in leaves)

@@ -1,7 +1,9 @@
-"""Private Keras: building a model as fit does, and what is done as a model comes to be.
+"""Private Keras: how a model comes to be. Checked on keras 3.13.0, 3.15.1 and 3.16.0.dev.
 
 `after_construction`    every kind of model reaches `keras.Model.__init__`.
 `after_from_config`     where a model is made of a configuration, its own class aside.
+`build_for`             makes the variables that fit would make of a batch.
+`checked_build`         lets the batch be seen from which fit builds a model.
 """
 
 from collections.abc import Callable, Iterator
@@ -53,15 +55,16 @@ def checked_build(model: Any, check: Callable[[Any], Any]) -> dict[str, Callable
     return {CHECKED_BUILD: build}
 
 
-def layer_names(model: Any) -> tuple[str, ...]:
-    """Returns the names of all layers in a model, inner ones included, in their order."""
-    return tuple(layer.name for layer in model._flatten_layers(include_self=False))
-
-
 def compilation_of(model: Any) -> tuple[Any, ...]:
     """Returns what `compile` has made of its arguments: other objects after each call."""
     names = ("_compile_loss", "_compile_metrics", "optimizer")
     return tuple(getattr(model, name, None) for name in names)
+
+
+def compile_arguments(model: Any) -> dict[str, Any]:
+    """Returns the arguments of the last `compile()`, as the user gave them; none before it."""
+    config = getattr(getattr(model, "_compile_config", None), "config", None)
+    return dict(config or {})
 
 
 def as_default_build(build: Any) -> Any:
@@ -76,11 +79,6 @@ def as_default_build(build: Any) -> Any:
 def has_default_build(layer: Any) -> bool:
     """Whether a layer has no `build` of the user's."""
     return bool(getattr(layer.build, "_is_default", False))
-
-
-def has_unbuilt_layers(model: Any) -> bool:
-    """Whether a layer inside a model has yet to make its variables."""
-    return not all(layer.built for layer in model._flatten_layers(include_self=False))
 
 
 def after_construction(then: Callable[[Any], None]) -> None:

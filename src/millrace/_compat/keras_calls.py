@@ -5,7 +5,6 @@
 `after_calls`     sees what every layer returns, however deep it is called.
 """
 
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
@@ -15,6 +14,7 @@ import keras
 from millrace._compat.keras_graph import graph_of, numbered_nodes
 from millrace._compat.patch_table import GRAPH_RUN, LAYER_CALL, REMAT, STATELESS_CALL
 from millrace._compat.patches import held, replace
+from millrace.threads.scoped_value import ScopedValue
 
 
 class _Frame:
@@ -32,21 +32,13 @@ class _Frame:
 
 
 Around = Callable[[Any, Any, int], AbstractContextManager[Any]]
-
-
 See = Callable[[tuple[Any, ...], Any], None]
 Recompute = Callable[[Any], Any]
-
-
-class _Running(threading.local):
-    frame: _Frame | None = None
-    around: Around | None = None
-    see: See | None = None
-    recompute: Recompute | None = None
-    path: tuple[Any, ...] = ()
-
-
-_running = _Running()
+_frame = ScopedValue[_Frame | None](None)
+_around = ScopedValue[Around | None](None)
+_see = ScopedValue[See | None](None)
+_recompute = ScopedValue[Recompute | None](None)
+_path = ScopedValue[tuple[Any, ...]](())  # layers whose calls are running, the outermost first
 
 
 @contextmanager
@@ -62,13 +54,8 @@ def around_calls(model: Any, around: Around) -> Iterator[None]:
             operation's calls by that model it is; returns the context to run the call in. In a
             graph calls are numbered as by `numbered_nodes`, elsewhere in the order of the run.
     """
-    before = _running.frame, _running.around
-    _running.frame, _running.around = _Frame(model), around
-    try:
-        with _wrapped_calls():
-            yield
-    finally:
-        _running.frame, _running.around = before
+    with _frame.bound_to(_Frame(model)), _around.bound_to(around), _wrapped_calls():
+        yield
 
 
 @contextmanager
@@ -81,23 +68,16 @@ def after_calls(see: See, recompute: Recompute) -> Iterator[None]:
         recompute: called with a function that Keras is about to have recomputed in the backward
             pass; returns the function to use instead.
     """
-    before = _running.see, _running.recompute, _running.path
-    _running.see, _running.recompute, _running.path = see, recompute, ()
-    try:
-        with _wrapped_calls():
-            yield
-    finally:
-        _running.see, _running.recompute, _running.path = before
+    with _see.bound_to(see), _recompute.bound_to(recompute), _path.bound_to(()), _wrapped_calls():
+        yield
 
 
 @contextmanager
 def _one_call(frame: _Frame, operation: Any, node_index: int) -> Iterator[None]:
-    with _running.around(frame.model, operation, node_index):  # type: ignore[misc]
-        _running.frame = _Frame(operation) if isinstance(operation, keras.Model) else None
-        try:
-            yield
-        finally:
-            _running.frame = frame
+    inner = _Frame(operation) if isinstance(operation, keras.Model) else None
+    around: Any = _around.get()
+    with around(frame.model, operation, node_index), _frame.bound_to(inner):
+        yield
 
 
 @contextmanager
@@ -112,7 +92,7 @@ def _wrapped_calls() -> Iterator[None]:
 
 def _wrapped_call(original: Any) -> Any:
     def framed(self: Any, *args: Any, **kwargs: Any) -> Any:
-        frame = _running.frame
+        frame = _frame.get()
         if frame is None:
             return original(self, *args, **kwargs)
         if frame.model is self:
@@ -124,16 +104,13 @@ def _wrapped_call(original: Any) -> Any:
             return original(self, *args, **kwargs)
 
     def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N807
-        see = _running.see
+        see = _see.get()
         if see is None:
             return framed(self, *args, **kwargs)
-        path = _running.path
-        _running.path = (*path, self)
-        try:
+        path = (*_path.get(), self)
+        with _path.bound_to(path):
             outputs = framed(self, *args, **kwargs)
-        finally:
-            _running.path = path
-        see((*path, self), outputs)
+        see(path, outputs)
         return outputs
 
     return __call__
@@ -141,7 +118,7 @@ def _wrapped_call(original: Any) -> Any:
 
 def _wrapped_remat(original: Any) -> Any:
     def remat(f: Any) -> Any:
-        recompute = _running.recompute
+        recompute = _recompute.get()
         return original(f) if recompute is None else recompute(f)
 
     return remat
@@ -149,8 +126,9 @@ def _wrapped_remat(original: Any) -> Any:
 
 def _wrapped_stateless_call(original: Any) -> Any:
     def stateless_call(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if _running.frame is not None and _running.frame.model is self:
-            _running.frame.counts.clear()  # a new run: this calls `call`, and not `__call__`
+        frame = _frame.get()
+        if frame is not None and frame.model is self:
+            frame.counts.clear()  # a new run: this calls `call`, and not `__call__`
         return original(self, *args, **kwargs)
 
     return stateless_call
@@ -160,7 +138,7 @@ def _wrapped_graph_run(original: Any) -> Any:
     def _run_through_graph(
         self: Any, inputs: Any, operation_fn: Any = lambda op: op, call_fn: Any = None
     ) -> Any:
-        frame = _running.frame
+        frame = _frame.get()
         if frame is None or call_fn is not None or graph_of(frame.model) is not self:
             return original(self, inputs, operation_fn=operation_fn, call_fn=call_fn)
         nodes = iter(numbered_nodes(self))

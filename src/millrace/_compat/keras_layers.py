@@ -1,11 +1,13 @@
-"""Private Keras: what a layer keeps for itself. Checked on keras 3.13.0 and 3.15.1.
+"""Private Keras: the layers of a model, and what a layer keeps for itself.
 
+`all_layers`, `layers_inside`   nested ones included, or those that a layer holds itself.
+`layer_of`        the layer that a variable belongs to.
 `bookkeeping`     the attributes that Keras's own base classes set.
 `OBJECT_BOOKKEEPING`, `variables_without_decay`   the same of optimizers, losses and metrics.
-`compile_arguments`   what the user passed to `compile()`, not yet turned into Keras's objects.
 `remat_mode`      how a layer was told to be run again in backward.
-`layers_inside`   the layers that a layer holds itself.
 `connections`     which call in a graph takes the values of which.
+
+Checked on keras 3.13.0 and 3.15.1.
 """
 
 import dis
@@ -18,6 +20,46 @@ import keras
 from keras.src.models.functional import Functional
 
 from millrace._compat.keras_graph import graph_of, nodes_of, numbered_nodes
+
+
+def all_layers(model: Any) -> list[Any]:
+    """Returns the layers of a model, nested ones and itself included."""
+    return list(model._flatten_layers())
+
+
+def layer_names(model: Any) -> tuple[str, ...]:
+    """Returns the names of all layers in a model, inner ones included, in their order."""
+    return tuple(layer.name for layer in model._flatten_layers(include_self=False))
+
+
+def layers_inside(layer: Any) -> list[Any]:
+    """Returns the layers that a layer holds itself, in the order in which it got them.
+
+    Without those of inputs, and without the graph in which a Sequential runs the same layers.
+    """
+    inside = list(layer._flatten_layers(include_self=False, recursive=False))
+    graph = getattr(layer, "_functional", None)
+    return [x for x in inside if x is not graph and not isinstance(x, keras.layers.InputLayer)]
+
+
+def layers_without_jit(model: Any) -> list[str]:
+    """Returns the names of layers that say of themselves that they cannot be compiled."""
+    return [x.name for x in all_layers(model) if not getattr(x, "supports_jit", True)]
+
+
+def layer_of(model: Any, variable: Any) -> str | None:
+    """Returns the name of the innermost layer that has `variable`, None if it is the model's own.
+
+    A variable's path does not always tell: a seed generator's has no layer in it.
+    """
+    owners = [x for x in model._flatten_layers() if any(v is variable for v in x.variables)]
+    inner = [x for x in owners if x is not model]
+    return min(inner, key=lambda x: len(x.variables)).name if inner else None
+
+
+def has_unbuilt_layers(model: Any) -> bool:
+    """Whether a layer inside a model has yet to make its variables."""
+    return not all(layer.built for layer in model._flatten_layers(include_self=False))
 
 
 @functools.cache
@@ -91,25 +133,9 @@ def _stored(code: CodeType) -> Iterator[str]:
             yield from _stored(constant)
 
 
-def compile_arguments(model: Any) -> dict[str, Any]:
-    """Returns the arguments of the last `compile()`, as the user gave them; none before it."""
-    config = getattr(getattr(model, "_compile_config", None), "config", None)
-    return dict(config or {})
-
-
 def remat_mode(layer: Any) -> Any:
     """Returns the mode or the scope of recomputation that a layer was made in."""
     return getattr(layer, "_remat_mode", None)
-
-
-def layers_inside(layer: Any) -> list[Any]:
-    """Returns the layers that a layer holds itself, in the order in which it got them.
-
-    Without those of inputs, and without the graph in which a Sequential runs the same layers.
-    """
-    inside = list(layer._flatten_layers(include_self=False, recursive=False))
-    graph = getattr(layer, "_functional", None)
-    return [x for x in inside if x is not graph and not isinstance(x, keras.layers.InputLayer)]
 
 
 class Origin:

@@ -18,7 +18,7 @@ import jax
 import keras
 import numpy as np
 
-from millrace._compat.keras import get_data_adapter
+from millrace._compat.keras_data import get_data_adapter
 from millrace.errors import DataError, DTypeError, OptionError
 
 _KINDS = (

@@ -20,7 +20,7 @@ import jax
 import keras
 import numpy as np
 
-from millrace._compat.keras_scope import restore_state
+from millrace._compat.keras_loops import restore_state
 from millrace.arguments import checked
 from millrace.benchmark.show import Tick, progress, say
 from millrace.benchmark.sources import opened, restarts

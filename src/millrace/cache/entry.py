@@ -1,35 +1,23 @@
-r"""One file of the cache: an executable, and what it is.
+"""One file of the cache: an executable, and what it is.
 
-    MILLRACE-EXECUTABLE-1\n      22 bytes; the number changes with this format
-    length of the header          4 bytes, big-endian
-    header                        JSON: key, environment, module, model, program, batch, ...
-    SHA-256                      32 bytes, of the header and the executable
-    executable                    as JAX made it
+    header      JSON: key, environment, module, model, program, batch, ...
+    content     the executable, as JAX made it
 
 A file is read in full before anything of it is believed: JAX hands the bytes to XLA, which can
 crash on damaged ones.
 """
 
-import hashlib
 import json
 import pathlib
-import struct
 import time
-from typing import Any
 
+from millrace.cache.checked_file import DamagedEntryError, Format, fields_of
 from millrace.records.run import CacheEntry, EntryLabels
 
 SUFFIX = ".mrx"
 
-_MAGIC = b"MILLRACE-EXECUTABLE-1\n"
-_LENGTH = struct.Struct(">I")
-_DIGEST_BYTES = hashlib.sha256().digest_size
-_LONGEST_HEADER = 1 << 20  # bytes; a longer one is damage
+_FORMAT = Format("a file", b"MILLRACE-EXECUTABLE-1\n", longest_header=1 << 20)
 _LONGEST_LABEL = 2000  # characters of one
-
-
-class DamagedEntryError(Exception):
-    """A file is not what was written, or not for this key or machine; says how."""
 
 
 def pack(key: str, environment: str, labels: EntryLabels, payload: bytes) -> bytes:
@@ -53,11 +41,9 @@ def pack(key: str, environment: str, labels: EntryLabels, payload: bytes) -> byt
         "bytes": len(payload),
     }
     header = json.dumps(fields).encode()
-    if len(header) > _LONGEST_HEADER:
+    if len(header) > _FORMAT.longest_header:
         header = json.dumps({**fields, "layers": ()}).encode()
-    digest = hashlib.sha256(header)
-    digest.update(payload)
-    return b"".join((_MAGIC, _LENGTH.pack(len(header)), header, digest.digest(), payload))
+    return _FORMAT.pack(header, payload)
 
 
 def unpack(content: bytes, key: str, environment: str) -> tuple[bytes, tuple[str, ...]]:
@@ -66,15 +52,11 @@ def unpack(content: bytes, key: str, environment: str) -> tuple[bytes, tuple[str
     Raises:
         DamagedEntryError: if the bytes are not what `pack` returned for this key and environment.
     """
-    header, fields = _header(content)
-    start = len(_MAGIC) + _LENGTH.size + len(header)
-    payload = memoryview(content)[start + _DIGEST_BYTES :]
+    fields = fields_of(_FORMAT.header(content))
+    payload = _FORMAT.content(content)
     if len(payload) != fields.get("bytes"):
         raise DamagedEntryError(f"it has {len(payload)} of {fields.get('bytes')} bytes")
-    digest = hashlib.sha256(header)
-    digest.update(payload)
-    if digest.digest() != content[start : start + _DIGEST_BYTES]:
-        raise DamagedEntryError("its checksum is another")
+    _FORMAT.check(content)
     if fields["environment"] != environment:
         raise DamagedEntryError(f"it is for {fields['environment']}")
     if fields["key"] != key:
@@ -86,9 +68,7 @@ def read_entry(path: pathlib.Path, nbytes: int, used: float) -> CacheEntry:
     """Returns what a file says of itself, without reading the executable; little if damaged."""
     try:
         with open(path, "rb") as file:
-            start = file.read(len(_MAGIC) + _LENGTH.size)
-            length = _length(start)
-            fields = _header(start + file.read(length))[1]
+            fields = fields_of(_FORMAT.read_header(file))
         return CacheEntry(
             path=path,
             nbytes=nbytes,
@@ -101,29 +81,3 @@ def read_entry(path: pathlib.Path, nbytes: int, used: float) -> CacheEntry:
         )
     except (OSError, DamagedEntryError, KeyError, TypeError, ValueError):
         return CacheEntry(path=path, nbytes=nbytes, used=used, module=path.name.rpartition("-")[0])
-
-
-def _length(content: bytes) -> int:
-    if not content:
-        raise DamagedEntryError("it is empty")
-    if not content.startswith(_MAGIC):
-        raise DamagedEntryError("it is not a file of millrace's, or of another version of it")
-    if len(content) < len(_MAGIC) + _LENGTH.size:
-        raise DamagedEntryError("it ends in its header")
-    (length,) = _LENGTH.unpack_from(content, len(_MAGIC))
-    if length > _LONGEST_HEADER:
-        raise DamagedEntryError("its header is damaged")
-    return length
-
-
-def _header(content: bytes) -> tuple[bytes, dict[str, Any]]:
-    length = _length(content)
-    start = len(_MAGIC) + _LENGTH.size
-    header = content[start : start + length]
-    try:
-        fields = json.loads(header)
-    except ValueError as error:
-        raise DamagedEntryError("its header is damaged") from error
-    if not isinstance(fields, dict):
-        raise DamagedEntryError("its header is damaged")
-    return header, fields

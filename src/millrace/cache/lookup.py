@@ -16,6 +16,7 @@ import jax
 
 from millrace._compat.jax_cache import asks_any
 from millrace.records.run import EntryLabels
+from millrace.threads.scoped_value import ScopedValue
 
 _REQUEST = "/jax/compilation_cache/compile_requests_use_cache"
 _HIT = "/jax/compilation_cache/cache_hits"
@@ -41,10 +42,6 @@ class Lookup:
                 observer(self.labels)
 
 
-class _Thread(threading.local):
-    lookup: Lookup | None = None
-
-
 class Counts:
     """How often this process found an executable, and how often it did not."""
 
@@ -65,7 +62,7 @@ class Counts:
             self.hits += hits
 
 
-_thread = _Thread()
+_lookup = ScopedValue[Lookup | None](None)
 counts = Counts()
 # Called in the thread that compiles: when XLA begins, and when an executable is on disk.
 compiling: list[Callable[[EntryLabels], Any]] = []
@@ -86,21 +83,18 @@ def looking_up(labels: EntryLabels) -> Iterator[Lookup]:
     Without a cache nothing is a hit.
     """
     listen()
-    before = _thread.lookup
-    _thread.lookup = lookup = Lookup(labels)
-    if not asks_any():
-        lookup.missed()
-    try:
+    lookup = Lookup(labels)
+    with _lookup.bound_to(lookup):
+        if not asks_any():
+            lookup.missed()
         yield lookup
-    finally:
-        _thread.lookup = before
     if not lookup.hit:  # in files of JAX's own, of which it says only afterwards
         lookup.missed()
 
 
 def current_lookup() -> Lookup | None:
     """Returns what this thread looks up; None for what only JAX has asked for."""
-    return _thread.lookup
+    return _lookup.get()
 
 
 def listen() -> None:
@@ -115,10 +109,10 @@ def _on_event(event: str, **_: object) -> None:
         counts.add(requests=1, hits=0)
     elif event == _HIT:
         counts.add(requests=0, hits=1)
-        if _thread.lookup:
-            _thread.lookup.hit = True
+        if lookup := _lookup.get():
+            lookup.hit = True
 
 
 def _on_duration(event: str, duration_secs: float, **_: object) -> None:
-    if event == _SECONDS and _thread.lookup:
-        _thread.lookup.seconds += duration_secs
+    if event == _SECONDS and (lookup := _lookup.get()):
+        lookup.seconds += duration_secs

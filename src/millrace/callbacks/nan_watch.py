@@ -24,7 +24,7 @@ import numpy as np
 from rich.console import Console
 
 import millrace.fit.controller as controllers
-from millrace._compat.keras_scope import sync_state
+from millrace._compat.keras_loops import sync_state
 from millrace.arguments import checked
 from millrace.callbacks.tensor_choice import check_gradients, patterns_of
 from millrace.compiled_loop.result import Halted

@@ -15,7 +15,7 @@ from dataclasses import replace
 
 import rich.console
 
-from millrace._compat.jax_memory import requirement
+from millrace._compat.jax_executables import requirement
 from millrace.compiling.executable import Executable, compiled_of
 from millrace.compiling.log import CompileLog
 from millrace.errors import PlanError

@@ -7,8 +7,8 @@ from typing import Any
 import jax
 import keras
 
-from millrace._compat.jax_array import trace_options, tracing_options
-from millrace._compat.keras_build import layer_names
+from millrace._compat.jax_tracing import trace_options, tracing_options
+from millrace._compat.keras_layers import layer_names
 from millrace.compiled_loop.budget import has_budget, with_choice, within_budget
 from millrace.compiled_loop.calls import Call
 from millrace.compiled_loop.programs import ProgramBuilder

@@ -36,7 +36,7 @@ from millrace.steps.offload import (
     resting_accumulator,
     rests_of_state,
 )
-from millrace.steps.program import Program, batch_specs, merge_steps
+from millrace.steps.program import FACTOR, INDEX, Program, batch_specs, merge_steps
 from millrace.steps.state import State
 from millrace.steps.step import final_logs, logs_follow_from_metrics, make_gradient_step, make_step
 from millrace.steps.tapped_step import make_tapped_step, make_tapped_update
@@ -145,7 +145,7 @@ class ProgramBuilder:
             state, records, taps = repeat(body, carry, count // update_steps, form, until)
             return state, self._result(state, records), taps
 
-        specs = (self._state, self._batches, _INDEX, _INDEX)
+        specs = (self._state, self._batches, INDEX, INDEX)
         return self._program("run", run, specs, (0,), form.unroll, self._results(None, None))
 
     def accumulate(self, form: LoopForm) -> Program:
@@ -168,7 +168,7 @@ class ProgramBuilder:
             state, accumulated, records, taps = repeat(body, carry, count, form)
             return state, accumulated, self._result(state, records), taps
 
-        specs = (self._state, self._accumulated(), self._batches, _INDEX, _INDEX, _FACTOR)
+        specs = (self._state, self._accumulated(), self._batches, INDEX, INDEX, FACTOR)
         results = self._results(self._accumulated_results, None, None)
         return self._program("accumulate", accumulate, specs, (0, 1), form.unroll, results)
 
@@ -197,7 +197,7 @@ class ProgramBuilder:
             new = rested(unless(halted, new, state), self._rests)
             return new, Taps(updates=entry, halted=halted)
 
-        specs = (self._state, self._accumulated(), _FACTOR, _INDEX)
+        specs = (self._state, self._accumulated(), FACTOR, INDEX)
         return self._program("apply", apply, specs, (0,), results=self._results(None))
 
     def _plain_step(
@@ -300,7 +300,3 @@ class ProgramBuilder:
 
 def _is_none(value: Any) -> bool:
     return value is None
-
-
-_INDEX = jax.ShapeDtypeStruct((), jnp.int32)
-_FACTOR = jax.ShapeDtypeStruct((), jnp.float32)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 import jax
 
 from millrace._compat.jax_cache import loads_quietly
-from millrace._compat.jax_memory import Sizes, sizes_of
+from millrace._compat.jax_executables import Sizes, sizes_of
 from millrace.cache.keys import current_script
 from millrace.cache.lookup import looking_up
 from millrace.cache.use import known_keys

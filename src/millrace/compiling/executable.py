@@ -15,12 +15,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from millrace._compat.jax import looks_for_non_finite, non_finite
+from millrace._compat.jax_arrays import looks_for_non_finite, non_finite
 from millrace.compiling.compile import make
 from millrace.compiling.log import CompileLog
 from millrace.compiling.lowering import Lowering, Request, lower
+from millrace.compiling.record import record_of
 from millrace.interrupts import raise_if_interrupted
-from millrace.records.compilation import CompileRecord
 
 # Called with positional arguments as the program specifies them.
 Executable = Callable[..., Any]
@@ -66,24 +66,19 @@ def finish(lowering: Lowering, log: CompileLog) -> Executable:
     with log.attempt(lowering.group, lowering.again):
         making = make(lowering, log)
     log.add(
-        CompileRecord(
-            model=lowering.key.model,
-            program=lowering.key.program,
+        record_of(
+            lowering.key,
+            making.origin,
+            making.cause,
+            lowering.again,
+            making.sizes,
+            began=began,
+            compile_seconds=making.seconds,
+            trace_seconds=lowering.trace_seconds,
+            lower_seconds=lowering.lower_seconds,
             batch=lowering.batch,
             capacity=lowering.capacity,
             unrolled=lowering.unrolled,
-            trace_seconds=lowering.trace_seconds,
-            lower_seconds=lowering.lower_seconds,
-            compile_seconds=making.seconds,
-            temporary_bytes=making.sizes.temporary_bytes,
-            peak_bytes=making.sizes.peak_bytes,
-            origin=making.origin,
-            key=lowering.key.digest,
-            cause=making.cause.text,
-            remedy=making.cause.remedy,
-            is_recompilation=lowering.again,
-            code_bytes=making.sizes.code_bytes,
-            began=began,
         )
     )
     executable = checked(making.compiled) if looks_for_non_finite() else making.compiled

@@ -18,6 +18,7 @@ from millrace.options import RecompilePolicy
 from millrace.records.compilation import Cause, CompileRecord, Origin, ProgramKey
 from millrace.records.memory_report import BudgetChoice
 from millrace.records.run_directory import RunDirectory
+from millrace.threads.scoped_value import ScopedValue
 
 logger = logging.getLogger("millrace")
 _OFTEN = 8  # recompilations of one program of a model, after which a warning is logged once
@@ -44,7 +45,6 @@ class CompileLog:
         self.position: Callable[[], str] = str
         self.on_recompile = on_recompile
         self.is_rehearsal = is_rehearsal
-        self.cache_hits = 0
         self.budgets: list[BudgetChoice] = []  # what budgets have chosen, in order
         self._directory = directory
         self._records: list[CompileRecord] = []
@@ -78,11 +78,13 @@ class CompileLog:
     @contextlib.contextmanager
     def no_recompile(self) -> Iterator[None]:
         """Surrounds code in which nothing may be compiled."""
-        self._quiet += 1
+        with self._lock:
+            self._quiet += 1
         try:
             yield
         finally:
-            self._quiet -= 1
+            with self._lock:
+                self._quiet -= 1
 
     def begin(self, what: str) -> None:
         """Takes note that a program is about to be traced, which its compilation will follow.
@@ -163,11 +165,11 @@ class CompileLog:
 
     def runs(self, name: str) -> None:
         """Takes note that a function runs; where another one ran before, that is a switch."""
-        before, self._running = self._running, name
-        if before is None or before == name:
-            return
-        pair = (before, name)
         with self._lock:
+            before, self._running = self._running, name
+            if before is None or before == name:
+                return
+            pair = (before, name)
             place = self._switches.get(pair)
             if place is not None:
                 known = self._records[place]
@@ -233,31 +235,15 @@ def _after(separator: str, text: str) -> str:
     return f"{separator}{text}" if text else ""
 
 
-class _Thread(threading.local):
-    log: CompileLog | None = None
-
-
-_thread = _Thread()
 without_strategy = CompileLog()  # of functions and loops that are called outside of all of them
+_log = ScopedValue(without_strategy)
 
 
-class logging_to:  # noqa: N801 - used as a function
+def logging_to(log: CompileLog) -> contextlib.AbstractContextManager[Any]:
     """Surrounds code whose functions and loops write into a log, in this thread."""
-
-    __slots__ = ("_before", "_log")
-
-    def __init__(self, log: CompileLog):
-        self._log = log
-
-    def __enter__(self) -> None:
-        self._before = _thread.log
-        _thread.log = self._log
-
-    def __exit__(self, *_: object) -> None:
-        _thread.log = self._before
+    return _log.bound_to(log)
 
 
 def current_log() -> CompileLog:
     """Returns the log that this thread writes into."""
-    log = _thread.log
-    return without_strategy if log is None else log
+    return _log.get()

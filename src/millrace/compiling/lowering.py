@@ -11,7 +11,7 @@ from typing import Any
 import jax
 import rich.console
 
-from millrace._compat.jax import looks_for_non_finite
+from millrace._compat.jax_arrays import looks_for_non_finite
 from millrace.compiling.log import CompileLog
 from millrace.plan import Plan
 from millrace.recomputation.hold_back import compiler_options as options_of_recomputation

@@ -19,8 +19,7 @@ from typing import Any
 
 import jax
 
-from millrace._compat.jax_executables import arguments_of, from_bytes
-from millrace._compat.jax_memory import Sizes
+from millrace._compat.jax_executables import Sizes, arguments_of, from_bytes
 from millrace.compiling.serialized import Written, remember, written
 
 KEPT = 128  # executables that are remembered though nobody may be using them any more

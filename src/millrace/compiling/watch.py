@@ -12,14 +12,14 @@ refused where JAX is about to begin: an exception in a listener ends what it lis
 import contextlib
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
 import jax
 
-from millrace._compat.jax_array import compiler_options, jit_options, static_arguments
-from millrace._compat.jax_memory import sizes_of
+from millrace._compat.jax_executables import sizes_of
+from millrace._compat.jax_tracing import compiler_options, jit_options, static_arguments
 from millrace.cache.lookup import Lookup, looking_up
 from millrace.compiling.call_description import (
     Reason,
@@ -29,11 +29,13 @@ from millrace.compiling.call_description import (
     shapes_of,
 )
 from millrace.compiling.log import CompileLog
+from millrace.compiling.record import record_of
 from millrace.explain.history import history
 from millrace.explain.key import key_of_call
 from millrace.explain.surroundings import fields_from
 from millrace.records.compilation import Aspect, CompileRecord, Origin, ProgramKey
 from millrace.records.run import EntryLabels
+from millrace.threads.scoped_value import ScopedValue
 
 _TRACE = "/jax/core/compile/jaxpr_trace_duration"
 _LOWER = "/jax/core/compile/jaxpr_to_mlir_module_duration"
@@ -41,11 +43,6 @@ _COMPILE = "/jax/core/compile/backend_compile_duration"
 _STEPS = frozenset({_TRACE, _LOWER, _COMPILE})
 
 
-class _Thread(threading.local):
-    watch: "_Watch | _Refusal | None" = None
-
-
-_thread = _Thread()
 _listens = threading.Lock()  # held from the first use on
 
 
@@ -67,25 +64,17 @@ def call_watched(
     if isinstance(function, jax.stages.Compiled):
         return function(*args, **kwargs)
     _listen()
-    before = _thread.watch
-    _thread.watch = watch = _Watch(function, args, kwargs, log)
-    try:
+    watch = _Watch(function, args, kwargs, log)
+    with _watch.bound_to(watch):
         result = function(*args, **kwargs)
-    finally:
-        _thread.watch = before
     if watch.has_compiled:
         log.add(watch.record())
     return result
 
 
-@contextlib.contextmanager
-def unwatched() -> Iterator[None]:
+def unwatched() -> contextlib.AbstractContextManager[Any]:
     """Surrounds what is compiled within a watched call by those who log it themselves."""
-    before, _thread.watch = _thread.watch, None
-    try:
-        yield
-    finally:
-        _thread.watch = before
+    return _watch.bound_to(None)
 
 
 class _Watch:
@@ -143,25 +132,17 @@ class _Watch:
         text, compiled = _kept_by_jax(self._function, self._args, self._kwargs)
         history.add(key, text)
         self._reason.has_led_to_an_executable()
-        sizes = sizes_of(compiled)
-        return CompileRecord(
-            model="",
-            program=key.program,
-            batch=self._batch,
-            capacity=0,
-            unrolled=None,
+        return record_of(
+            key,
+            Origin.CACHE if self._found.hit else Origin.COMPILED,
+            self._reason.cause,
+            self._reason.is_again,
+            sizes_of(compiled),
+            began=self._began,
+            compile_seconds=self._seconds[_COMPILE],
             trace_seconds=self._seconds[_TRACE],
             lower_seconds=self._seconds[_LOWER],
-            compile_seconds=self._seconds[_COMPILE],
-            temporary_bytes=sizes.temporary_bytes,
-            peak_bytes=sizes.peak_bytes,
-            origin=Origin.CACHE if self._found.hit else Origin.COMPILED,
-            key=key.digest,
-            cause=self._reason.cause.text,
-            remedy=self._reason.cause.remedy,
-            is_recompilation=self._reason.is_again,
-            code_bytes=sizes.code_bytes,
-            began=self._began,
+            batch=self._batch,
         )
 
 
@@ -193,21 +174,22 @@ def _key_of(name: str, function: Any, args: Any, kwargs: Mapping[str, Any]) -> P
     return replace(key, fields=(*key.fields, *options))
 
 
+_watch = ScopedValue[_Watch | _Refusal | None](None)  # of the call that this thread is in
+
+
 def _kept_by_jax(function: Any, args: Any, kwargs: Mapping[str, Any]) -> tuple[str, Any]:
     """Returns the text and the executable of what was compiled just now, which JAX still has.
 
     The arguments may have been given away: JAX looks at their types only.
     """
-    text, before = "", _thread.watch
-    _thread.watch = _Refusal()
-    try:
-        lowered = function.lower(*args, **kwargs)
-        text = lowered.as_text()
-        return text, lowered.compile()
-    except Exception:  # of many classes: what is around a function of jax.jit may do anything
-        return text, None
-    finally:
-        _thread.watch = before
+    text = ""
+    with _watch.bound_to(_Refusal()):
+        try:
+            lowered = function.lower(*args, **kwargs)
+            text = lowered.as_text()
+            return text, lowered.compile()
+        except Exception:  # of many classes: what is around a function of jax.jit may do anything
+            return text, None
 
 
 def _listen() -> None:
@@ -218,12 +200,12 @@ def _listen() -> None:
 
 
 def _on_begin(event: str, value: float | int, **names: Any) -> None:
-    watch = _thread.watch
+    watch = _watch.get()
     if watch is not None and event in _STEPS:
         watch.begins(event, str(names.get("fun_name", "")))
 
 
 def _on_end(event: str, duration_secs: float, **names: Any) -> None:
-    watch = _thread.watch
+    watch = _watch.get()
     if watch is not None and event in _STEPS:
         watch.ends(event, str(names.get("fun_name", "")), duration_secs)

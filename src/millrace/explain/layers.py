@@ -12,10 +12,10 @@ from typing import Any
 
 import keras
 
+from millrace._compat.keras_build import compile_arguments
 from millrace._compat.keras_layers import (
     Origin,
     bookkeeping,
-    compile_arguments,
     connections,
     layers_inside,
     remat_mode,

@@ -7,7 +7,7 @@ from typing import Any
 
 import keras
 
-from millrace._compat.jax import JIT_NOTES
+from millrace._compat.jax_tracing import JIT_NOTES
 from millrace._compat.keras_layers import OBJECT_BOOKKEEPING, bookkeeping, variables_without_decay
 from millrace.explain.library import is_library_class
 

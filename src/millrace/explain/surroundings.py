@@ -10,7 +10,7 @@ import jax
 import keras
 import numpy as np
 
-from millrace._compat.jax import jax_options
+from millrace._compat.jax_tracing import jax_options
 from millrace.explain.library import version_of
 from millrace.records.compilation import Aspect, KeyField
 

@@ -23,7 +23,7 @@ import jax.numpy as jnp
 import keras
 import numpy as np
 
-from millrace._compat.jax import is_traced
+from millrace._compat.jax_tracing import is_traced
 from millrace.explain.library import is_library_class
 from millrace.explain.names import class_name, function_text, is_code
 from millrace.explain.objects import attributes_of, is_small_keras_object, is_tool

@@ -17,12 +17,13 @@ from typing import Any
 
 import jax
 
-from millrace._compat.jax import looks_for_non_finite
-from millrace._compat.jax_memory import sizes_of
-from millrace.cache.entry import DamagedEntryError
+from millrace._compat.jax_arrays import looks_for_non_finite
+from millrace._compat.jax_executables import sizes_of
+from millrace.cache.checked_file import DamagedEntryError
 from millrace.compiling.executable import Executable, checked, new_names, renamed
 from millrace.compiling.log import CompileLog
 from millrace.compiling.lowering import group_of
+from millrace.compiling.record import record_of
 from millrace.compiling.serialized import Numbers, Written, remember
 from millrace.errors import OptionError
 from millrace.explain.diagnose import explain
@@ -215,24 +216,17 @@ def _record(
 ) -> CompileRecord:
     key, plan = wanted.key, wanted.plan
     cause, again = log.cause(key, group_of(key, plan, wanted.unroll))
-    sizes = sizes_of(compiled)
-    return CompileRecord(
-        model=key.model,
-        program=key.program,
+    return record_of(
+        key,
+        Origin.LOADED,
+        cause,
+        again,
+        sizes_of(compiled),
+        began=began,
+        compile_seconds=seconds,
         batch=str(plan.batch),
         capacity=plan.capacity,
         unrolled=wanted.unroll,
-        trace_seconds=0.0,
-        compile_seconds=seconds,
-        temporary_bytes=sizes.temporary_bytes,
-        peak_bytes=sizes.peak_bytes,
-        origin=Origin.LOADED,
-        key=key.digest,
-        cause=cause.text,
-        remedy=cause.remedy,
-        is_recompilation=again,
-        code_bytes=sizes.code_bytes,
-        began=began,
     )
 
 

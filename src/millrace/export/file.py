@@ -1,14 +1,11 @@
-r"""One file of an export: what it holds, what it was made for, and what it depends on.
+"""One file of an export: what it holds, what it was made for, and what it depends on.
 
-    MILLRACE-EXPORT-1\n          18 bytes; the number changes with this format
-    length of the header          4 bytes, big-endian
-    header                        JSON: kind, key, environment, devices, ...
-    SHA-256                      32 bytes, of the header and the content
-    content                       pickled
+    header      JSON: kind, key, environment, devices, ...
+    content     pickled
 
 Headers are read when a directory is loaded, contents when a program is wanted. A file is read in
 full and compared with its checksum before anything of its content is believed: XLA can crash on a
-damaged executable. The checksum finds damage; it proves nothing of who wrote the file.
+damaged executable.
 """
 
 import base64
@@ -17,7 +14,6 @@ import hashlib
 import json
 import pathlib
 import pickle
-import struct
 import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -25,7 +21,7 @@ from typing import Any
 
 import jax
 
-from millrace.cache.entry import DamagedEntryError
+from millrace.cache.checked_file import DamagedEntryError, Format, fields_of
 from millrace.cache.files import environment as of_cache
 from millrace.cache.keys import pack_key, unpack_key
 from millrace.explain.surroundings import versions
@@ -71,10 +67,7 @@ def _code() -> str:
 SUFFIX = ".mrexport"
 EXECUTABLE, STAGES = "executable", "stages"  # kinds
 
-_MAGIC = b"MILLRACE-EXPORT-1\n"
-_LENGTH = struct.Struct(">I")
-_DIGEST_BYTES = hashlib.sha256().digest_size
-_LONGEST_HEADER = 1 << 24  # bytes; a longer one is damage
+_FORMAT = Format("an export", b"MILLRACE-EXPORT-1\n", longest_header=1 << 24)
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,11 +94,7 @@ def pack(header: Header, content: Any) -> bytes:
         "layers": header.layers,
         "unroll": header.unroll,
     }
-    first = json.dumps(fields).encode()
-    rest = pickle.dumps(content)
-    digest = hashlib.sha256(first)
-    digest.update(rest)
-    return b"".join((_MAGIC, _LENGTH.pack(len(first)), first, digest.digest(), rest))
+    return _FORMAT.pack(json.dumps(fields).encode(), pickle.dumps(content))
 
 
 def read_header(path: pathlib.Path) -> Header:
@@ -116,8 +105,7 @@ def read_header(path: pathlib.Path) -> Header:
         DamagedEntryError: if it is not what `pack` returned.
     """
     with open(path, "rb") as file:
-        start = file.read(len(_MAGIC) + _LENGTH.size)
-        return _header(file.read(_length(start)))
+        return _header(_FORMAT.read_header(file))
 
 
 def unpack(data: bytes, header: Header) -> Any:
@@ -131,34 +119,15 @@ def unpack(data: bytes, header: Header) -> Any:
         DamagedEntryError: if the bytes are not what `pack` returned for this header.
         Exception: of many classes, if what is pickled is not known here.
     """
-    start = len(_MAGIC) + _LENGTH.size
-    end = start + _length(data[:start])
-    content = memoryview(data)[end + _DIGEST_BYTES :]
-    digest = hashlib.sha256(data[start:end])
-    digest.update(content)
-    if digest.digest() != data[end : end + _DIGEST_BYTES]:
-        raise DamagedEntryError("its checksum is another")
-    if _header(data[start:end]) != header:
+    _FORMAT.check(data)
+    if _header(_FORMAT.header(data)) != header:
         raise DamagedEntryError("it was replaced by another one")
-    return pickle.loads(content)
-
-
-def _length(start: bytes) -> int:
-    if not start:
-        raise DamagedEntryError("it is empty")
-    if not start.startswith(_MAGIC):
-        raise DamagedEntryError("it is not an export of millrace's, or of another version of it")
-    if len(start) < len(_MAGIC) + _LENGTH.size:
-        raise DamagedEntryError("it ends in its header")
-    (length,) = _LENGTH.unpack_from(start, len(_MAGIC))
-    if length > _LONGEST_HEADER:
-        raise DamagedEntryError("its header is damaged")
-    return length
+    return pickle.loads(_FORMAT.content(data))
 
 
 def _header(content: bytes) -> Header:
     try:
-        fields: dict[str, Any] = json.loads(content)
+        fields = fields_of(content)
         return Header(
             kind=str(fields["kind"]),
             key=unpack_key(base64.b64decode(fields["key"])),

@@ -4,6 +4,10 @@
     worker thread            |b0 b1 b2 ..|..         |..        |
     Keras's loop  dispatches all chunks, then waits for the worker
 
+Callbacks come from a worker thread because docs/asynchronous_callbacks.md promises one, not to gain
+time: all chunks are dispatched before it starts. Each execution has a worker of its own, and
+`on_*_batch_end` waits for its end, so none is left when Keras's loop goes on.
+
 A step's logs leave the device when its chunk of the execution is done. Chunks are some 20 ms long,
 by the speed of the execution before: one dispatch each, so the device does not notice.
 """

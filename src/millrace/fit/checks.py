@@ -6,7 +6,8 @@ from typing import Any
 
 import keras
 
-from millrace._compat.keras import is_endless, layers_without_jit
+from millrace._compat.keras_data import is_endless
+from millrace._compat.keras_layers import layers_without_jit
 from millrace.errors import DataError, ModelError, NotCompiledError, PlanError
 from millrace.options import Accumulation
 from millrace.plan import Mode

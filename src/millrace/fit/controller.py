@@ -16,7 +16,7 @@ from typing import Any
 
 import keras
 
-from millrace._compat.keras_scope import sync_state
+from millrace._compat.keras_loops import sync_state
 from millrace.fit.attributes import Attributes
 from millrace.fit.feeds import Feeds
 from millrace.fit.loop_functions import LoopFunctions

@@ -17,7 +17,7 @@ import jax
 import keras
 import numpy as np
 
-from millrace._compat.keras import (
+from millrace._compat.keras_data import (
     EpochIterator,
     epoch_order,
     get_data_adapter,
@@ -159,7 +159,7 @@ class FeedEpochIterator(EpochIterator):
         if self._infeed is not None:
             self._is_closed.set()
             self._infeed.close(wait)
-            self._controller.totals.infeed += self._infeed.statistics()
+            self._controller.totals.add_infeed(self._infeed.statistics())
             self._infeed = None
 
     def executions(self) -> Iterator[tuple[int, int, Execution]]:

@@ -7,8 +7,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from millrace._compat.jax import is_non_finite_error
-from millrace._compat.keras_scope import restore_state
+from millrace._compat.jax_arrays import is_non_finite_error
+from millrace._compat.keras_loops import restore_state
 from millrace.compiled_loop.executables import Executables
 from millrace.compiled_loop.protocol import ExecutionSteps, Runner
 from millrace.compiled_loop.result import CallResult, Halted
@@ -61,7 +61,7 @@ class LoopFunction:
         self._offload = NO_OFFLOAD
         if trains:
             self._offload = setup.offload
-            is_new, is_pipelined = controller.totals.is_new, assignment is not None
+            is_new, is_pipelined = controller.totals.notes.is_new, assignment is not None
             log_what_stays(
                 setup.options.offload, self._accumulation, is_pipelined, setup.devices, is_new
             )
@@ -130,11 +130,7 @@ class LoopFunction:
             raise
         self.halted = runner.halted
         self._end_deliveries()
-        totals = self._controller.totals
-        if runner.statistics is not None:
-            totals.pipeline = runner.statistics
-        totals.dispatches += runner.dispatches - dispatches
-        totals.executions += 1
+        self._controller.totals.add_execution(runner.dispatches - dispatches, runner.statistics)
         if not parts:
             raise StopIteration
         parts = [part._replace(result=jax.tree.map(own_copy, part.result)) for part in parts]

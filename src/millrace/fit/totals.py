@@ -1,6 +1,7 @@
-"""Counters of everything that ran under one strategy."""
+"""Counters of everything that ran under one strategy, whose models may train in several threads."""
 
 import itertools
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -8,6 +9,7 @@ from contextlib import contextmanager
 from millrace.compiling.log import CompileLog
 from millrace.export.exporting import Exports
 from millrace.records.run import FeedStatistics, PipelineStatistics
+from millrace.threads.notes import Notes
 
 _numbers = itertools.count(1)
 
@@ -30,13 +32,25 @@ class Totals:
         self.dispatches = 0
         self.loop_seconds = 0.0
         self.loop_compile_seconds = 0.0
-        self.noted: set[str] = set()  # what is logged once
+        self.notes = Notes()  # what is logged once
+        self._lock = threading.Lock()
 
-    def is_new(self, note: str) -> bool:
-        """Whether `note` was not logged before; from now on it was."""
-        is_new = note not in self.noted
-        self.noted.add(note)
-        return is_new
+    def add_execution(self, dispatches: int, pipeline: PipelineStatistics | None) -> None:
+        """Counts an execution.
+
+        Args:
+            dispatches: calls of executables in it.
+            pipeline: counts of the tasks of a pipelined model, this execution included.
+        """
+        with self._lock:
+            self.executions += 1
+            self.dispatches += dispatches
+            self.pipeline = pipeline or self.pipeline
+
+    def add_infeed(self, statistics: FeedStatistics) -> None:
+        """Adds the counts of an infeed that has ended."""
+        with self._lock:
+            self.infeed += statistics
 
     @contextmanager
     def timed(self) -> Iterator[None]:
@@ -45,5 +59,8 @@ class Totals:
         try:
             yield
         finally:
-            self.loop_seconds += time.perf_counter() - begin
-            self.loop_compile_seconds += self.compile_log.seconds - compiled
+            seconds = time.perf_counter() - begin
+            compile_seconds = self.compile_log.seconds - compiled
+            with self._lock:
+                self.loop_seconds += seconds
+                self.loop_compile_seconds += compile_seconds

@@ -13,8 +13,8 @@ from typing import Any
 
 import jax
 
-from millrace._compat.keras import all_layers, layers_without_jit
-from millrace._compat.keras_scope import restore_state
+from millrace._compat.keras_layers import all_layers, layers_without_jit
+from millrace._compat.keras_loops import restore_state
 from millrace.errors import ModelError, PlanError
 from millrace.fit.checks import check_distribution
 from millrace.fit.loop_functions import LoopFunctions

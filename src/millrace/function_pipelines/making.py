@@ -5,7 +5,8 @@ look at the functions once -> the variables that they touch -> StagesModel, its 
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from threading import Lock
 from typing import Any
 
 import jax
@@ -31,25 +32,27 @@ from millrace.strategy.strategy import Strategy
 
 @dataclass(frozen=True, slots=True)
 class Pipeline:
-    """A pipeline with its programs, to be run again and again."""
+    """A pipeline with its programs, to be run again and again, by one thread at a time."""
 
     model: StagesModel
     inputs: list[keras.Variable]
     trains: bool
     replicas: int
+    _lock: Lock = field(default_factory=Lock)  # of the model, which is one
 
     def run(self, values: list[Any], infeed: InfeedQueue | None, window: int, updates: int) -> None:
         """Runs so many updates, each of a window of micro-batches."""
-        for variable, value in zip(self.inputs, values, strict=True):
-            variable.assign(value)
         steps = window * updates * self.replicas
         if not steps:
             return
         data = _elements(infeed, steps, self.replicas)
-        if self.trains:
-            self.model.fit(data, steps_per_epoch=steps, epochs=1, verbose=0, shuffle=False)
-        else:
-            self.model.predict(data, steps=steps, verbose=0)
+        with self._lock:
+            for variable, value in zip(self.inputs, values, strict=True):
+                variable.assign(value)
+            if self.trains:
+                self.model.fit(data, steps_per_epoch=steps, epochs=1, verbose=0, shuffle=False)
+            else:
+                self.model.predict(data, steps=steps, verbose=0)
 
 
 @dataclass(frozen=True, slots=True)

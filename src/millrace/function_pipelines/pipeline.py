@@ -7,8 +7,6 @@ functions, options, shapes -> the pipeline that is there, or a new one    making
 elements of the infeed, in order -> fit | predict of its model -> outfeed
 """
 
-import threading
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -26,6 +24,7 @@ from millrace.loops.log_subject import identity
 from millrace.options import QueueMode, truth, whole_number
 from millrace.strategy.strategy import Strategy, strategy_in_scope
 from millrace.taps.outfeed import OutfeedQueue
+from millrace.threads.made_once import MadeOnce
 
 DTypeChoice = Callable[[Any], Any]  # of a value: the dtype to add it up in
 
@@ -204,18 +203,11 @@ def pipeline(
             {"gradient_accumulation_steps_per_replica": micro_batches, **options},
         )  # fmt: skip
 
-    with _lock:
-        found = _kept.get(key)
-        if found is None:
-            found = _kept[key] = (make(), alive)
-            if len(_kept) > KEPT:
-                _kept.popitem(last=False)
-        _kept.move_to_end(key)
-        found[0].run(values, infeed, window, updates)
+    made, _ = _pipelines.get(key, lambda: (make(), alive))
+    made.run(values, infeed, window, updates)
 
 
-_kept: OrderedDict[Any, tuple[Pipeline, Any]] = OrderedDict()
-_lock = threading.RLock()
+_pipelines = MadeOnce[tuple[Pipeline, Any]](KEPT)  # with what their keys identify by address
 
 
 def _check_parts(strategy: Any, infeed: Any, optimizer_function: Any) -> None:

@@ -2,7 +2,9 @@
 
 import logging
 
-_said: set[str] = set()
+from millrace.threads.notes import Notes
+
+notes = Notes()  # of this process
 
 
 def inert(name: str, advice: str) -> None:
@@ -12,17 +14,5 @@ def inert(name: str, advice: str) -> None:
         name: of the option.
         advice: what to use in its place, a sentence.
     """
-    if is_new(name):
+    if notes.is_new(name):
         logging.getLogger("millrace").warning("%s has no effect. %s", name, advice)
-
-
-def is_new(note: str) -> bool:
-    """Whether `note` was not said before; from now on it was."""
-    is_new = note not in _said
-    _said.add(note)
-    return is_new
-
-
-def forget() -> None:
-    """Lets everything be said again."""
-    _said.clear()

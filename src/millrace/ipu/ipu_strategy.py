@@ -6,7 +6,6 @@ enable_keras_extensions=False               -> models have no setters
 IPUStrategy.run                             -> Strategy.run
 """
 
-import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -21,6 +20,7 @@ from millrace.ipu.keras.extensions.saving import revive_from_configs
 from millrace.loops.replication import launching
 from millrace.strategy.strategy import Strategy
 from millrace.tensorflow.iterators import device_iterators
+from millrace.threads.scoped_value import ScopedValue
 
 
 class IPUStrategy(Strategy):
@@ -64,11 +64,8 @@ class IPUStrategy(Strategy):
         """Attaches every model that is built, cloned or loaded inside."""
         with super().scope(), device_iterators(self.enable_dataset_iterators):
             revive_from_configs()
-            _local.strategy = self
-            try:
+            with _strategy.bound_to(self):
                 yield self
-            finally:
-                _local.strategy = None
 
     def run(
         self,
@@ -98,16 +95,13 @@ IPUStrategyV1 = IPUStrategy
 
 def current_strategy() -> IPUStrategy:
     """Returns the strategy whose scope is entered, else the newest, else one of the system."""
-    if _local.strategy is not None:
-        return _local.strategy
+    entered = _strategy.get()
+    if entered is not None:
+        return entered
     if _newest and _newest[-1][0] == current_system():
         return _newest[-1][1]
     return IPUStrategy()
 
 
-class _Local(threading.local):
-    strategy: IPUStrategy | None = None
-
-
-_local = _Local()
+_strategy = ScopedValue[IPUStrategy | None](None)  # whose scope this thread is in
 _newest: list[tuple[System, IPUStrategy]] = []

@@ -9,7 +9,7 @@ from typing import Any
 
 import jax
 
-from millrace._compat.jax import is_tracing
+from millrace._compat.jax_tracing import is_tracing
 from millrace._compat.keras_scope import current_scope
 from millrace.loops.host_driven import OnHost
 from millrace.loops.replication import in_replica

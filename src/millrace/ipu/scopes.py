@@ -10,7 +10,6 @@ frontend_attribute              no effect
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from contextvars import ContextVar
 from typing import Any
 
 import jax
@@ -24,9 +23,10 @@ from millrace.loops.replication import current_launch
 from millrace.options import whole_number
 from millrace.strategy.strategy import strategy_in_scope
 from millrace.tensorflow.graph_mode import in_graph_mode
+from millrace.threads.scoped_value import ScopedValue
 
-_is_outside: ContextVar[bool] = ContextVar("outside_compilation", default=False)
-_device: ContextVar[str | None] = ContextVar("ipu_device", default=None)
+_is_outside = ScopedValue(False)
+_device = ScopedValue[str | None](None)
 
 
 @contextmanager
@@ -35,12 +35,8 @@ def ipu_scope(device: str = "/device:IPU:0") -> Iterator[None]:
     here = nullcontext()
     if not in_graph_mode():
         here = jax.default_device(current_system().devices_of(device)[0])
-    token = _device.set(device)
-    try:
-        with here:
-            yield
-    finally:
-        _device.reset(token)
+    with _device.bound_to(device), here:
+        yield
 
 
 @contextmanager
@@ -74,12 +70,8 @@ def outside_compilation_scope(name: str = "outside") -> Iterator[None]:
         "Operations in it are compiled with the others. Python code that needs values goes into "
         "jax.pure_callback().",
     )
-    token = _is_outside.set(True)
-    try:
-        with jax.named_scope(name):
-            yield
-    finally:
-        _is_outside.reset(token)
+    with _is_outside.bound_to(True), jax.named_scope(name):
+        yield
 
 
 @contextmanager

@@ -7,7 +7,6 @@ Where no program of a strategy is being traced they only hand on: in a model wit
 an eager call, while a model is built.
 """
 
-import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Self
@@ -18,15 +17,12 @@ from millrace.errors import OptionError
 from millrace.taps.maybe_outfeed import MaybeOutfeedQueue
 from millrace.taps.outfeed import OutfeedQueue
 from millrace.taps.taps import is_open, is_tapped
+from millrace.threads.scoped_value import ScopedValue
 
 Queues = OutfeedQueue | Mapping[str, OutfeedQueue]
 
 
-class _Given(threading.local):
-    queues: Queues | None = None
-
-
-_given = _Given()
+_queues = ScopedValue[Queues | None](None)  # for layers made of their configs
 
 
 @contextmanager
@@ -41,11 +37,8 @@ def outfeed_queues(queues: Queues) -> Iterator[None]:
     Args:
         queues: by the names of the layers, or one for all of them.
     """
-    before, _given.queues = _given.queues, queues
-    try:
+    with _queues.bound_to(queues):
         yield
-    finally:
-        _given.queues = before
 
 
 class _Identity(keras.Layer):
@@ -89,7 +82,7 @@ class _Identity(keras.Layer):
         Raises:
             OptionError: if there is none for it.
         """
-        queues, name = _given.queues, config["name"]
+        queues, name = _queues.get(), config["name"]
         queue = queues.get(name) if isinstance(queues, Mapping) else queues
         if queue is None:
             raise OptionError(

@@ -6,7 +6,6 @@ call -> as last time                       its executable: JAX looks whether it 
      -> within a trace, or without jit     JAX itself: it becomes part of what is being traced
 """
 
-import threading
 import time
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, replace
@@ -15,14 +14,14 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from millrace._compat.jax import is_tracing
-from millrace._compat.jax_array import trace_options
+from millrace._compat.jax_tracing import is_tracing, trace_options
 from millrace.compiling.call_description import Reason, shapes_of
 from millrace.compiling.executable import Executable, finish
 from millrace.compiling.log import current_log
 from millrace.compiling.lowering import Lowering, progress, tracing
 from millrace.compiling.watch import call_watched, unwatched
 from millrace.records.compilation import ProgramKey
+from millrace.threads.made_once import MadeOnce
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,9 +71,8 @@ class Compiled:
         self._jitted = jax.jit(function, donate_argnums=donated)
         self._subject = subject
         self._shares = shares
-        self._executables: dict[Any, Executable] = {}
+        self._executables = MadeOnce[Executable]()
         self._last: _Known | None = None
-        self._lock = threading.RLock()
 
     def lower(self, *arguments: Any) -> jax.stages.Lowered:
         """Returns the program before XLA compiles it."""
@@ -119,10 +117,7 @@ class Compiled:
     def _executable(self, arguments: tuple[Any, ...]) -> Executable:
         leaves, tree = jax.tree.flatten(arguments)
         key = trace_options(), tree, tuple(map(_kind, leaves))
-        with self._lock:
-            if key not in self._executables:
-                self._executables[key] = self._compile(arguments)
-            return self._executables[key]
+        return self._executables.get(key, lambda: self._compile(arguments))
 
     def _compile(self, arguments: tuple[Any, ...]) -> Executable:
         log, subject = current_log(), self._subject
@@ -136,7 +131,7 @@ class Compiled:
             between = time.perf_counter()
             lowered = traced.lower()
             end = time.perf_counter()
-        first = not self._executables
+        first = not len(self._executables)
         lowering = Lowering(
             what=what,
             key=key,

@@ -5,7 +5,6 @@ train(steps, model)      steps, an array -> argument        model, an object -> 
   -> its results
 """
 
-import threading
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -14,7 +13,7 @@ import jax
 import keras
 import numpy as np
 
-from millrace._compat.jax import is_tracing
+from millrace._compat.jax_tracing import is_tracing
 from millrace._compat.keras_scope import current_scope
 from millrace.arguments import checked
 from millrace.compiling.call_description import name_of, new_number
@@ -29,6 +28,7 @@ from millrace.loops.replication import Launch, current_launch
 from millrace.loops.scope import Touched
 from millrace.options import whole_number
 from millrace.records.compilation import Aspect, KeyField
+from millrace.threads.made_once import MadeOnce
 
 
 @checked
@@ -75,8 +75,7 @@ class CompiledFunction:
 
     def __init__(self, fn: Callable[..., Any], replicas: int | None = None):
         self._fn, self._replicas = fn, replicas
-        self._programs: dict[Any, Program | None] = {}  # None where the host drives
-        self._lock = threading.RLock()
+        self._programs = MadeOnce[Program | None]()  # None where the host drives
         self._number = new_number()
         self.__name__ = getattr(fn, "__name__", type(fn).__name__)
         self.__doc__ = getattr(fn, "__doc__", None)
@@ -123,27 +122,28 @@ class CompiledFunction:
             tuple(x if isinstance(x, str | bool) else id(x) for x in rest),
             jax.config.jax_default_device,  # type: ignore[attr-defined]
         )
-        if key not in self._programs:
-            with self._lock:
-                if key not in self._programs:
-                    current_log().begin(name_of(self._fn))
-                    call = _Call(self._fn, self._number, treedef, kinds, rest, launch)
-                    with unwatched():
-                        self._programs[key] = self._traced(call, arrays, launch)
-        return self._programs[key], arrays
 
-    def _traced(self, call: "_Call", arrays: list[Any], launch: Launch | None) -> Program | None:
-        try:
-            return Program(call, arrays, call.subject, launch)
-        except OnHost:
-            if _is_within_a_trace():
-                raise
-            return None
+        def make() -> Program | None:
+            current_log().begin(name_of(self._fn))
+            call = _Call(self._fn, self._number, treedef, kinds, rest, launch)
+            with unwatched():
+                return _traced(call, arrays, launch)
+
+        return self._programs.get(key, make), arrays
 
     def _launch(self) -> Launch | None:
         if _is_within_a_trace():  # whose replicas this function's are
             return None
         return current_launch() if self._replicas is None else Launch(self._replicas)
+
+
+def _traced(call: "_Call", arrays: list[Any], launch: Launch | None) -> Program | None:
+    try:
+        return Program(call, arrays, call.subject, launch)
+    except OnHost:
+        if _is_within_a_trace():
+            raise
+        return None
 
 
 class _Call:

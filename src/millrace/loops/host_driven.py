@@ -12,7 +12,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from millrace._compat.jax import is_tracing
+from millrace._compat.jax_tracing import is_tracing
 from millrace._compat.keras_scope import current_scope
 from millrace.feeds.infeed_queue import InfeedQueue
 from millrace.loops.body import Body, Carried, next_values, truth_of
@@ -42,11 +42,9 @@ class LoopByHost:
         condition: Callable[..., Any] | None,
         carried: Carried,
         infeed: InfeedQueue | None,
-        number: int,
     ):
         self._body, self._specs, self._infeed = Body(body), carried.specs, infeed
         self._condition = None if condition is None else Body(condition, "condition")
-        self.number = number
 
     def run(self, values: list[Any], limit: int | None) -> list[Any]:
         """Runs the loop; returns what the last turn has.

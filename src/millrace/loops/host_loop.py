@@ -49,9 +49,9 @@ class HostLoop:
             Exception: what the data set has raised. The turns before have then been run.
         """
         touched = self._turn.touched
-        states = list(map(value_of, touched.changed))
-        fixed = list(map(value_of, touched.fixed))
         with self._lock:
+            states = list(map(value_of, touched.changed))
+            fixed = list(map(value_of, touched.fixed))
             carry = _copies((values, states))
             if self._inner is None:
                 # The trace tells whether there are loops in the body that exchange values with

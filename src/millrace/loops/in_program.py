@@ -23,7 +23,7 @@ from jax import lax
 from jax.custom_batching import custom_vmap
 from jax.experimental import io_callback
 
-from millrace._compat.jax import is_traced
+from millrace._compat.jax_tracing import is_traced
 from millrace._compat.keras_scope import current_scope
 from millrace.errors import ModelError
 from millrace.loops.chunk import room, run_chunk

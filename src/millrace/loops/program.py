@@ -77,10 +77,12 @@ class Program:
         if compile_only.is_on_for_functions():
             compile_only.check_cache()
             return self._compiled.zeros(*self._states(), arrays)[0]
-        if not self._touched.tapped and not self._exchanges:
+        exchanges = bool(self._touched.tapped or self._exchanges)
+        if not exchanges and not self._touched.changed:
             return self._run(arrays)[0]
-        with self._lock:  # what is exchanged with the host belongs to one run at a time
-            return self._run_with_exchanges(arrays)
+        # Variables that it changes, and what it exchanges with the host, are one run's at a time.
+        with self._lock:
+            return self._run_with_exchanges(arrays) if exchanges else self._run(arrays)[0]
 
     def _run_with_exchanges(self, arrays: list[Any]) -> Any:
         queues: tuple[Any, ...] = self._touched.tapped.keys

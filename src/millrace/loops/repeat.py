@@ -13,7 +13,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from millrace._compat.jax import is_traced
+from millrace._compat.jax_tracing import is_traced
 from millrace.arguments import checked
 from millrace.errors import OptionError
 from millrace.feeds.infeed_queue import InfeedQueue

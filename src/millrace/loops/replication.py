@@ -14,9 +14,8 @@ in_replica(index, count)            says so, for whoever runs replicas in anothe
 """
 
 import functools
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from contextvars import ContextVar
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,10 +23,10 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from millrace.devices import REPLICA
 from millrace.errors import OptionError, PlanError, UnsupportedError
 from millrace.options import whole_number
-
-AXIS = "replica"
+from millrace.threads.scoped_value import ScopedValue
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,19 +62,13 @@ class Launch:
         return self.devices // self.shards
 
 
-_replica: ContextVar[_Replica] = ContextVar("replica", default=_Replica(1))  # noqa: B039 - frozen
-_launch: ContextVar[Launch | None] = ContextVar("launch", default=None)
+_replica = ScopedValue(_Replica(1))
+_launch = ScopedValue[Launch | None](None)
 
 
-@contextmanager
-def launching(devices: int) -> Iterator[Launch]:
+def launching(devices: int) -> AbstractContextManager[Launch | None]:
     """Lets functions that are compiled inside run as replicas on so many devices."""
-    launch = Launch(devices)
-    token = _launch.set(launch)
-    try:
-        yield launch
-    finally:
-        _launch.reset(token)
+    return _launch.bound_to(Launch(devices))
 
 
 def current_launch() -> Launch | None:
@@ -83,10 +76,9 @@ def current_launch() -> Launch | None:
     return _launch.get()
 
 
-@contextmanager
 def in_replica(
     index: Any, count: int, total: Callable[[Any, int], Any] | None = None
-) -> Iterator[None]:
+) -> AbstractContextManager[Any]:
     """Says which replica is being traced or run inside.
 
     Args:
@@ -94,17 +86,7 @@ def in_replica(
         count: replicas that there are.
         total: adds a value over groups of so many replicas, where they are no batch of one trace.
     """
-    with _being(_Replica(count, index, total=total)):
-        yield
-
-
-@contextmanager
-def _being(replica: _Replica) -> Iterator[None]:
-    token = _replica.set(replica)
-    try:
-        yield
-    finally:
-        _replica.reset(token)
+    return _replica.bound_to(_Replica(count, index, total=total))
 
 
 def as_replicas(
@@ -122,10 +104,10 @@ def as_replicas(
         return function
 
     def one(index: Any, args: tuple[Any, ...]) -> Any:
-        with _being(_Replica(count, index, is_of_batch=True)):
+        with _replica.bound_to(_Replica(count, index, is_of_batch=True)):
             return function(*args)
 
-    batched = jax.vmap(one, (0, in_axes), out_axes, axis_name=AXIS)
+    batched = jax.vmap(one, (0, in_axes), out_axes, axis_name=REPLICA)
     return lambda *args: batched(jnp.arange(count, dtype=jnp.int32), args)
 
 
@@ -164,12 +146,12 @@ def holds_anywhere(truth: Any) -> Any:
     """Returns whether a truth value holds on any replica: one that all of them branch by."""
     if not _replica.get().is_of_batch:
         return truth
-    return lax.pmax(jnp.asarray(truth).astype(jnp.int32), AXIS) > 0
+    return lax.pmax(jnp.asarray(truth).astype(jnp.int32), REPLICA) > 0
 
 
 def largest(number: Any) -> Any:
     """Returns the largest of the replicas' numbers, such as turns that all of them make."""
-    return lax.pmax(number, AXIS) if _replica.get().is_of_batch else number
+    return lax.pmax(number, REPLICA) if _replica.get().is_of_batch else number
 
 
 def _group_size(size: int | None) -> int:
@@ -215,7 +197,7 @@ def _total(value: Any, size: int) -> Any:
             "the gradients: wrap the optimizer in CrossReplicaOptimizer."
         )
     if size == replica.count:
-        return lax.psum(value, AXIS)
-    everyone = lax.all_gather(value, AXIS)
+        return lax.psum(value, REPLICA)
+    everyone = lax.all_gather(value, REPLICA)
     groups = everyone.reshape(-1, size, *value.shape).sum(1, dtype=value.dtype)
     return lax.dynamic_index_in_dim(groups, replica.index // size, keepdims=False)

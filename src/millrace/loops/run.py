@@ -7,15 +7,13 @@ on its own, infeed or outfeed   a program that the host calls in chunks  host_lo
 its body is one for the host    turn by turn, not compiled               by_host.py
 """
 
-import threading
-from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
 
 import jax
 import numpy as np
 
-from millrace._compat.jax import is_tracing
+from millrace._compat.jax_tracing import is_tracing
 from millrace._compat.keras_scope import current_scope
 from millrace.compiling.call_description import new_number
 from millrace.compiling.log import current_log
@@ -30,6 +28,7 @@ from millrace.loops.iteration import Turn, specs_of
 from millrace.loops.log_subject import MadeOf, identity
 from millrace.loops.program import Program
 from millrace.loops.replication import current_launch
+from millrace.threads.made_once import MadeOnce
 
 KEPT = 32  # programs of loops that were called on their own
 
@@ -62,24 +61,25 @@ class _Alone:
     """A loop that is called on its own, as one program: without queues, or as replicas."""
 
     def __init__(self, turn: Turn, carried: Carried, infeed: InfeedQueue | None, made: MadeOf):
-        self._turn, self._infeed, self.number = turn, infeed, made.number
+        self._turn, self._infeed = turn, infeed
         self._treedef = treedef = jax.tree.structure(carried.values)
 
         def given(arguments: tuple[Any, ...]) -> Any:
             return jax.tree.unflatten(treedef, arguments[-1][:-1])  # the last one is the limit
 
         self._subject = made.subject(turn.touched, given)
-        self._program: Program | None = None
+        self._programs = MadeOnce[Program]()  # one, once it is called
 
     def run(self, values: list[Any], limit: int | None) -> list[Any]:
         self._turn.around.check(limit or 0)
         arrays = [*jax.tree.leaves(values), np.int32(MANY if limit is None else limit)]
-        if self._program is None:
-            subject = self._subject
-            self._program = Program(
-                self._loop, arrays, lambda _, seconds: subject.after(seconds), current_launch()
-            )
-        return self._program.run(arrays)
+        return self._programs.get(None, lambda: self._make(arrays)).run(arrays)
+
+    def _make(self, arrays: list[Any]) -> Program:
+        subject = self._subject
+        return Program(
+            self._loop, arrays, lambda _, seconds: subject.after(seconds), current_launch()
+        )
 
     def _loop(self, arrays: list[Any]) -> list[Any]:
         *leaves, limit = arrays
@@ -92,7 +92,7 @@ class _Driven:
     """A loop with queues that is called on its own."""
 
     def __init__(self, turn: Turn, infeed: InfeedQueue | None, made: MadeOf):
-        self.number, self._around = made.number, turn.around
+        self._around = turn.around
         subject = made.subject(turn.touched, lambda arguments: arguments[0][0])
         self._loop = HostLoop(turn, infeed, subject)
 
@@ -105,8 +105,9 @@ class _Loops:
     """The programs that were used last, by what they were made of."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._kept: OrderedDict[Any, tuple[Any, Any]] = OrderedDict()
+        # All with what their keys identify by address, which would else be given to others.
+        self._loops = MadeOnce[tuple[_Alone | _Driven | LoopByHost, Any]](KEPT)
+        self._numbers = MadeOnce[tuple[int, Any]](KEPT)  # by body and condition
 
     def find(
         self, body: Any, condition: Any, carried: Carried, element: Any, infeed: Any
@@ -124,35 +125,23 @@ class _Loops:
             jax.config.jax_default_device,  # type: ignore[attr-defined]
             launch and launch.devices,
         )
-        with self._lock:
-            if key in self._kept:
-                self._kept.move_to_end(key)
-                return self._kept[key][0]
-            number = self._number(parts, more)
+        both = alive, alive_too
+        number, _ = self._numbers.get((parts, more), lambda: (new_number(), both))
+
+        def make() -> tuple[_Alone | _Driven | LoopByHost, Any]:
             made = MadeOf(body, condition, element, infeed, number)
             current_log().begin(made.name)
-            loop: _Alone | _Driven | LoopByHost
             try:
                 with unwatched():
                     turn = Turn(body, carried, condition, element)
             except OnHost:
-                loop = LoopByHost(body, condition, carried, infeed, number)
-            else:
-                is_driven = infeed is not None or turn.tapped
-                if is_driven and (launch is None or launch.devices == 1):
-                    loop = _Driven(turn, infeed, made)
-                else:
-                    loop = _Alone(turn, carried, infeed, made)
-            # With what the key identifies by address, which would else be given to others.
-            self._kept[key] = loop, (alive, alive_too, infeed)
-            if len(self._kept) > KEPT:
-                self._kept.popitem(last=False)
-            return loop
+                return LoopByHost(body, condition, carried, infeed), (both, infeed)
+            is_driven = infeed is not None or turn.tapped
+            if is_driven and (launch is None or launch.devices == 1):
+                return _Driven(turn, infeed, made), (both, infeed)
+            return _Alone(turn, carried, infeed, made), (both, infeed)
 
-    def _number(self, *parts: Any) -> int:
-        """Returns the number of a body and a condition; that of an equal pair, if it is kept."""
-        known = (loop.number for key, (loop, _) in self._kept.items() if key[: len(parts)] == parts)
-        return next(known, None) or new_number()
+        return self._loops.get(key, make)[0]
 
 
 _loops = _Loops()

@@ -10,20 +10,21 @@ What a scope does not hold it asks the scope around it for. So a variable that i
 same value for all turns of a loop, and one that is assigned goes round.
 """
 
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
-from contextvars import ContextVar
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
 from typing import Any
 
 import jax
 import keras
 
-from millrace._compat.jax import trace_state, uncommitted
+from millrace._compat.jax_arrays import uncommitted
+from millrace._compat.jax_tracing import trace_state
 from millrace._compat.keras_optimizers import let_optimizers_be_made
 from millrace._compat.keras_scope import current_scope, let_scopes_branch, stored_value
 from millrace._compat.patches import hold, release
 from millrace.errors import ModelError, PlanError, TapError
 from millrace.taps.taps import Tapped, collecting
+from millrace.threads.scoped_value import ScopedValue
 
 
 class LoopAround:
@@ -64,7 +65,7 @@ class LoopAround:
                 )
 
 
-_around: ContextVar[LoopAround | None] = ContextVar("loop_around", default=None)
+_around = ScopedValue[LoopAround | None](None)
 
 
 def loop_around() -> LoopAround | None:
@@ -72,14 +73,9 @@ def loop_around() -> LoopAround | None:
     return _around.get()
 
 
-@contextmanager
-def inside(loop: LoopAround | None) -> Iterator[None]:
+def inside(loop: LoopAround | None) -> AbstractContextManager[Any]:
     """Says that the body of a loop is traced inside."""
-    token = _around.set(loop)
-    try:
-        yield
-    finally:
-        _around.reset(token)
+    return _around.bound_to(loop)
 
 
 class Context:

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from millrace._compat.jax_memory import (
+from millrace._compat.jax_executables import (
     buffers_proto,
     kept_arguments,
     module_proto,

@@ -15,8 +15,13 @@ from typing import Any
 import jax
 import keras
 
-from millrace._compat.jax_memory import argument_bytes, buffers_proto, kept_arguments, requirement
-from millrace._compat.keras_build import layer_names
+from millrace._compat.jax_executables import (
+    argument_bytes,
+    buffers_proto,
+    kept_arguments,
+    requirement,
+)
+from millrace._compat.keras_layers import layer_names
 from millrace.compiled_loop.dry_run import CompiledCall, LoopPrograms
 from millrace.compiling.executable import compiled_of, renames_of
 from millrace.memory.hlo_proto import read_buffers

@@ -8,9 +8,9 @@ from typing import Any
 import jax
 import keras
 
-from millrace._compat.jax_memory import argument_bytes, requirement
+from millrace._compat.jax_executables import argument_bytes, requirement
 from millrace._compat.jaxpr import scope
-from millrace._compat.keras_build import layer_names
+from millrace._compat.keras_layers import layer_names
 from millrace._compat.keras_scope import stored_value
 from millrace.compiling.executable import compiled_of, renames_of
 from millrace.devices import DeviceGroup

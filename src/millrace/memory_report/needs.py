@@ -9,7 +9,8 @@ from dataclasses import dataclass, replace
 from functools import singledispatch
 from typing import Any
 
-from millrace._compat.jax_memory import flops, memory_limit
+from millrace._compat.jax_executables import flops
+from millrace._compat.jax_memory import memory_limit
 from millrace.compiled_loop.dry_run import LoopPrograms
 from millrace.compiled_loop.protocol import Runner
 from millrace.compiling.executable import compiled_of

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from millrace._compat.keras import get_data_adapter
+from millrace._compat.keras_data import get_data_adapter
 from millrace.errors import OptionError
 
 

@@ -23,8 +23,8 @@ import keras
 import numpy as np
 
 from millrace._compat.jax_cache import is_enabled
-from millrace._compat.keras import metric_logs
 from millrace._compat.keras_loops import set_epoch_iterators
+from millrace._compat.keras_steps import metric_logs
 from millrace.cache.use import cache_statistics
 from millrace.compiled_loop.protocol import DryRun, ExecutionSteps, Runner
 from millrace.compiling.lowering import tracing

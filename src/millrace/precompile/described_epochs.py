@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from millrace._compat.keras import is_array_adapter
+from millrace._compat.keras_data import is_array_adapter
 from millrace.feeds.block import Block, BlockSlice, batch_spec
 from millrace.feeds.blocks import BlockShape, resident_cuts
 from millrace.fit.epochs import Execution, FeedEpochIterator

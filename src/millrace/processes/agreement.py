@@ -17,8 +17,8 @@ from typing import Any
 import jax
 from jax.sharding import NamedSharding, PartitionSpec
 
-from millrace._compat import jax as compat
-from millrace._compat.jax import uncommitted
+from millrace._compat import jax_processes as compat
+from millrace._compat.jax_arrays import uncommitted
 from millrace._compat.jax_memory import in_device_memory
 from millrace.errors import PlanError, ProcessError
 

@@ -9,7 +9,7 @@ import socket
 import sys
 from typing import Self
 
-from millrace._compat import jax as compat
+from millrace._compat import jax_processes as compat
 
 _VARIABLE = "MILLRACE_LAUNCH"
 _PR_SET_PDEATHSIG = 1  # of <sys/prctl.h>

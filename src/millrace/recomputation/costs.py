@@ -10,7 +10,6 @@ graph -> loops in chunks -> cut points -> segments -> links (bytes, FLOPs) -> la
 import functools
 import math
 import re
-import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -35,6 +34,7 @@ from millrace.recomputation.plan import Again, ChainLink, Item, Once, Way
 from millrace.recomputation.recompute import KEEP_PRODUCTS, span
 from millrace.recomputation.scans import chunked_function, loops_of, slices_of_parts
 from millrace.recomputation.segments import Segments, cut
+from millrace.threads.scoped_value import ScopedValue
 
 _CALL = re.compile(r"mr\.L(\d+)")
 
@@ -152,26 +152,21 @@ def chain_of(
     segments = cut(graph, learned, answered, levels_by_cut_points(graph, weights))
     links, flops = links_of(segments)
     chain = Chain(segments, _ladder(links), flops)
-    if _here.seen is not None:
-        _here.seen.append(chain)
+    seen = _seen.get()
+    if seen is not None:
+        seen.append(chain)
     return chain
 
 
-class _Here(threading.local):
-    seen: list[Chain] | None = None
-
-
-_here = _Here()
+_seen = ScopedValue[list[Chain] | None](None)
 
 
 @contextmanager
 def chains_seen() -> Iterator[list[Chain]]:
     """Yields a list that fills with the chains that are made of steps traced inside."""
-    before, _here.seen = _here.seen, []
-    try:
-        yield _here.seen
-    finally:
-        _here.seen = before
+    seen: list[Chain] = []
+    with _seen.bound_to(seen):
+        yield seen
 
 
 def links_of(segments: Segments) -> tuple[tuple[ChainLink, ...], float]:

@@ -14,7 +14,6 @@ where it is first needed: made earlier, it would have to be kept from there.
 """
 
 import itertools
-import threading
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -25,6 +24,7 @@ import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 
 from millrace._compat.jaxpr import Equation, Graph, Var, is_literal, renamed, variables
+from millrace.threads.scoped_value import ScopedValue
 
 _PREFIX = "mr.boundary."
 _numbers = itertools.count()
@@ -33,8 +33,9 @@ _numbers = itertools.count()
 def mark_boundary(tensors: Any) -> Any:
     """Returns a structure of arrays unchanged, all of which one boundary marks."""
     name = f"{_PREFIX}{next(_numbers)}"
-    if _here.found is not None:
-        _here.found.append(name)
+    found = _found.get()
+    if found is not None:
+        found.append(name)
     return jax.tree.map(lambda leaf: checkpoint_name(leaf, name), tensors)
 
 
@@ -64,21 +65,15 @@ def without_boundaries(graph: Graph) -> Graph:
     return renamed(plain, names, {}) if names else graph
 
 
-class _Here(threading.local):
-    found: list[str] | None = None
-
-
-_here = _Here()
+_found = ScopedValue[list[str] | None](None)
 
 
 @contextmanager
 def boundaries_found() -> Iterator[list[str]]:
     """Yields a list that fills with the names of the boundaries that are marked inside."""
-    before, _here.found = _here.found, []
-    try:
-        yield _here.found
-    finally:
-        _here.found = before
+    found: list[str] = []
+    with _found.bound_to(found):
+        yield found
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ import keras
 from jax import lax
 from jax.sharding import PartitionSpec
 
-from millrace._compat.keras import metric_logs
+from millrace._compat.keras_steps import metric_logs
 from millrace.devices import REPLICA
 from millrace.options import MetricReduction
 from millrace.plan import Mode, Plan

@@ -31,7 +31,7 @@ from millrace.steps.accumulate import make_accumulator, scale_of
 from millrace.steps.halting import can_wait, run_until_halted, unless
 from millrace.steps.loop import repeat
 from millrace.steps.offload import fetched, fetched_after, rested
-from millrace.steps.program import Program, batch_specs
+from millrace.steps.program import FACTOR, INDEX, Program, batch_specs
 from millrace.steps.state import State, Values
 from millrace.steps.tapped_step import make_tapped_update
 from millrace.steps.update import apply_gradients
@@ -86,7 +86,7 @@ class ReplicaProgramBuilder:
     def run(self, form: LoopForm) -> Program:
         """`count` steps: whole updates, or rounds. Unrolled, the form counts these."""
         function = self._updates(form) if self._trains else self._evaluation(form)
-        specs = (self._state, self._batches, _INDEX, _INDEX)
+        specs = (self._state, self._batches, INDEX, INDEX)
         results = (self._layouts, self._plan.group.whole, self._tap_layout)
         return self._program("run", function, specs, (0,), results, form.unroll)
 
@@ -112,7 +112,7 @@ class ReplicaProgramBuilder:
 
         sums, group = self._accumulated(), self._plan.group
         rests = [spec.sharding for spec in sums]
-        specs = (self._state, sums, self._batches, _INDEX, _INDEX, _FACTOR)
+        specs = (self._state, sums, self._batches, INDEX, INDEX, FACTOR)
         results = (self._layouts, rests, group.whole, self._tap_layout)
         return self._program("accumulate", accumulate, specs, (0, 1), results, form.unroll)
 
@@ -138,7 +138,7 @@ class ReplicaProgramBuilder:
             return new, Taps(updates=entry, halted=halted)
 
         rests = [spec.sharding for spec in self._accumulated()]
-        specs = (self._state, self._accumulated(), _FACTOR, _INDEX)
+        specs = (self._state, self._accumulated(), FACTOR, INDEX)
         return self._program("apply", apply, specs, (0,), (self._layouts, self._tap_layout))
 
     def _accumulated(self) -> list[jax.ShapeDtypeStruct]:
@@ -249,7 +249,3 @@ class ReplicaProgramBuilder:
     ) -> Program:
         name = f"{self._plan.mode.value}_{name}"
         return Program(name, function, arguments, unrolled, donated, results)
-
-
-_INDEX = jax.ShapeDtypeStruct((), jnp.int32)
-_FACTOR = jax.ShapeDtypeStruct((), jnp.float32)

@@ -16,7 +16,7 @@ from jax import lax
 from jax.sharding import PartitionSpec
 
 from millrace._compat.jax_memory import Space
-from millrace.devices import REPLICA
+from millrace.devices import PARTS, REPLICA, WHOLE
 from millrace.plan import LoopForm, Mode, Plan
 from millrace.replicas import state_rules
 from millrace.replicas.logs import ReplicaRecords
@@ -26,8 +26,6 @@ from millrace.steps.accumulate import coefficient_of, make_accumulator
 from millrace.steps.loop import batch_at, repeat
 from millrace.steps.offload import fetched, fetched_after, rested
 from millrace.steps.state import State, Values
-
-WHOLE, PARTS = PartitionSpec(), PartitionSpec(REPLICA)
 
 
 class Rounds:

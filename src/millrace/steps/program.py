@@ -5,9 +5,14 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax import lax
 
 from millrace.plan import Plan
+
+# Specs of scalars that programs take: a number of steps, or what gradients are multiplied by.
+INDEX = jax.ShapeDtypeStruct((), jnp.int32)
+FACTOR = jax.ShapeDtypeStruct((), jnp.float32)
 
 
 @dataclass(frozen=True, slots=True)

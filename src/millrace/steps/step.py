@@ -5,7 +5,7 @@ from typing import Any
 
 import keras
 
-from millrace._compat.keras import compute_gradient_step, metric_logs
+from millrace._compat.keras_steps import compute_gradient_step, metric_logs
 from millrace.plan import Mode, Plan
 from millrace.recomputation.step import recomputing_value_and_grad
 from millrace.steps.state import State, as_lists, as_state, settle

@@ -6,17 +6,17 @@ An optimizer, or one that it wraps, has a method `prepare(gradients, variables)`
 does then to gradients that are applied it must leave: `are_prepared` says so.
 """
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from contextvars import ContextVar
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import keras
 
 from millrace.steps.accumulate import Gradients
 from millrace.steps.state import State, as_lists, as_state, settle
+from millrace.threads.scoped_value import ScopedValue
 
-_prepared: ContextVar[bool] = ContextVar("prepared", default=False)
+_prepared = ScopedValue(False)
 
 
 def prepared(optimizer: Any, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
@@ -32,14 +32,9 @@ def prepared(optimizer: Any, gradients: Sequence[Any], variables: Sequence[Any])
     return list(gradients) if optimizer is None else optimizer.prepare(list(gradients), variables)
 
 
-@contextmanager
-def applying_prepared() -> Iterator[None]:
+def applying_prepared() -> AbstractContextManager[Any]:
     """Surrounds an update by gradients each of which was prepared."""
-    token = _prepared.set(True)
-    try:
-        yield
-    finally:
-        _prepared.reset(token)
+    return _prepared.bound_to(True)
 
 
 def are_prepared() -> bool:

@@ -15,17 +15,15 @@ look classes up by name. What attachment adds to a model:
 
 import functools
 import inspect
-import threading
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import jax
 import keras
 
-from millrace._compat.jax import uncommitted
+from millrace._compat.jax_arrays import uncommitted
 from millrace._compat.keras_build import checked_build
-from millrace._compat.keras_loops import let_loops_ask
-from millrace._compat.keras_scope import STATE_SYNC, map_loop_state, report_logs
+from millrace._compat.keras_loops import STATE_SYNC, let_loops_ask, map_loop_state, report_logs
 from millrace.arguments import check_call
 from millrace.errors import ModelError
 from millrace.feeds.block import batch_spec
@@ -48,6 +46,7 @@ from millrace.precompile import compile_only
 from millrace.processes.agreement import gathered
 from millrace.strategy.methods import METHODS
 from millrace.strategy.saving import load_options, save_options
+from millrace.threads.scoped_value import ScopedValue
 
 _FILES = ("save", "save_weights")
 _ON_BATCH = {f"{mode.value}_on_batch": mode for mode in Mode}
@@ -116,11 +115,7 @@ def _put_on_default_device(variables: Iterable[Any]) -> None:
         variable.assign(uncommitted(jax.device_put(value, device)))
 
 
-class _Local(threading.local):
-    is_making_graph = False
-
-
-_local = _Local()
+_is_making_graph = ScopedValue(False)
 
 
 def is_making_graph() -> bool:
@@ -128,17 +123,14 @@ def is_making_graph() -> bool:
 
     A Sequential makes one with every layer that is added, and keeps them all.
     """
-    return _local.is_making_graph
+    return _is_making_graph.get()
 
 
 def _making_graph(build: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(build)
     def making(*args: Any, **kwargs: Any) -> None:
-        before, _local.is_making_graph = _local.is_making_graph, True
-        try:
+        with _is_making_graph.bound_to(True):
             build(*args, **kwargs)
-        finally:
-            _local.is_making_graph = before
 
     return making
 

@@ -3,7 +3,6 @@
 import collections
 import gc
 import os
-import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -34,6 +33,7 @@ from millrace.records.run_directory import RunDirectory
 from millrace.strategy.attach import attach, detach, is_making_graph
 from millrace.strategy.misused import Misused
 from millrace.strategy.run_arguments import check_run
+from millrace.threads.scoped_value import ScopedValue
 
 
 class Strategy(Misused):
@@ -179,24 +179,20 @@ class Strategy(Misused):
         Raises:
             PlanError: if another scope is active in this thread.
         """
-        if _scope.strategy is not None:
+        if _in_scope.get() is not None:
             raise PlanError(
                 "A strategy scope is already active in this thread: a model belongs to one "
                 "strategy. Leave the first `with strategy.scope()` before entering another."
             )
-        _scope.strategy = self
-        try:
-            log = self._totals.compile_log
-            with (
-                held(),
-                jax.default_device(self._home),
-                stages_allowed(),
-                logging_to(log),
-            ):
-                after_construction(_attach_in_scope)
-                yield self
-        finally:
-            _scope.strategy = None
+        with (
+            _in_scope.bound_to(self),
+            held(),
+            jax.default_device(self._home),
+            stages_allowed(),
+            logging_to(self._totals.compile_log),
+        ):
+            after_construction(_attach_in_scope)
+            yield self
 
     @checked
     def attach(self, model: keras.Model) -> keras.Model:
@@ -312,29 +308,22 @@ class Strategy(Misused):
         """
         check_run(fn, args, kwargs)
         log = self._totals.compile_log
-        before, _scope.running = _scope.running, self
-        try:
-            with jax.default_device(self._home), logging_to(log):
-                return jax.block_until_ready(call_watched(fn, args, kwargs or {}, log))
-        finally:
-            _scope.running = before
+        with _running.bound_to(self), jax.default_device(self._home), logging_to(log):
+            return jax.block_until_ready(call_watched(fn, args, kwargs or {}, log))
 
 
-class _Scope(threading.local):
-    strategy: Strategy | None = None
-    running: Strategy | None = None  # whose `run` is going on
-
-
-_scope = _Scope()
+_in_scope = ScopedValue[Strategy | None](None)
+_running = ScopedValue[Strategy | None](None)  # whose `run` is going on
 
 
 def strategy_in_scope() -> Strategy | None:
     """Returns the strategy whose scope this thread is in, or whose `run` is going on."""
-    return _scope.running or _scope.strategy
+    return _running.get() or _in_scope.get()
 
 
 def _attach_in_scope(model: Any) -> None:
     """Attaches a model that has been constructed, if this thread is in a scope."""
     is_for_scopes = not (getattr(type(model), "attaches_itself", False) or is_making_graph())
-    if is_for_scopes and _scope.strategy is not None and controller_of(model) is None:
-        _scope.strategy.attach(model)
+    strategy = _in_scope.get()
+    if is_for_scopes and strategy is not None and controller_of(model) is None:
+        strategy.attach(model)

@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from millrace._compat.jax import trace_state
+from millrace._compat.jax_tracing import trace_state
 from millrace._compat.keras_graph import is_symbolic
 from millrace.arguments import checked
 from millrace.errors import OptionError

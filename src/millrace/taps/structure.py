@@ -1,46 +1,26 @@
 """Trees of arrays whose dicts keep the order in which they were written.
 
-JAX sorts the keys of a dict when it takes a tree apart. What comes out of a queue has the order in
-which it went in, so dicts travel as `Ordered`, a tree node that remembers its keys.
+JAX sorts the keys of a dict when it takes a tree apart, and leaves those of an `OrderedDict` as
+they are. What comes out of a queue has the order in which it went in, so dicts travel as these.
 """
 
+from collections import OrderedDict
 from typing import Any
-
-import jax
-
-
-@jax.tree_util.register_pytree_node_class
-class Ordered:
-    """The items of a dict, in their order."""
-
-    __slots__ = ("keys", "values")
-
-    def __init__(self, keys: tuple[Any, ...], values: tuple[Any, ...]):
-        self.keys, self.values = keys, values
-
-    def tree_flatten(self) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
-        """Returns the values as children, for JAX."""
-        return self.values, self.keys
-
-    @classmethod
-    def tree_unflatten(cls, keys: tuple[Any, ...], values: Any) -> "Ordered":
-        """Makes one of what a JAX function returned."""
-        return cls(keys, tuple(values))
 
 
 def ordered(value: Any) -> Any:
-    """Returns a tree with each dict replaced by an `Ordered`."""
+    """Returns a tree with each dict replaced by an `OrderedDict`."""
     if isinstance(value, dict):
-        return Ordered(tuple(value), tuple(ordered(item) for item in value.values()))
+        return OrderedDict((key, ordered(item)) for key, item in value.items())
     if isinstance(value, list | tuple):
         return _like(value, [ordered(item) for item in value])
     return value
 
 
 def plain(value: Any) -> Any:
-    """Returns a tree with each `Ordered` replaced by a dict."""
-    if isinstance(value, Ordered):
-        return {k: plain(v) for k, v in zip(value.keys, value.values, strict=True)}
+    """Returns a tree with each `OrderedDict` replaced by a dict."""
+    if isinstance(value, OrderedDict):
+        return {key: plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return _like(value, [plain(item) for item in value])
     return value

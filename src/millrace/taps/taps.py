@@ -9,15 +9,15 @@ use after the trace, and a callback in a differentiated loop runs as often as JA
 was collected next to the result, and taps it again outside.
 """
 
-import threading
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import jax
 
-from millrace._compat.jax import trace_state
+from millrace._compat.jax_tracing import trace_state
 from millrace.errors import TapError
+from millrace.threads.scoped_value import ScopedValue
 
 
 @jax.tree_util.register_pytree_node_class
@@ -58,11 +58,7 @@ class _Collection:
         self.values: dict[Hashable, Any] = {}
 
 
-class _Here(threading.local):
-    collection: _Collection | None = None
-
-
-_here = _Here()
+_collection = ScopedValue[_Collection | None](None)
 
 
 def tap(key: Hashable, value: Any) -> None:
@@ -76,7 +72,7 @@ def tap(key: Hashable, value: Any) -> None:
         TapError: if no program is being traced, if this one has tapped the key already, or if
             the value belongs to a loop or a function inside the step, which cannot give it away.
     """
-    collection = _here.collection
+    collection = _collection.get()
     if collection is None:
         raise TapError(
             f"{key!r} was to take a value, and no program is being traced that could carry one "
@@ -102,17 +98,19 @@ def tap(key: Hashable, value: Any) -> None:
 
 def is_open() -> bool:
     """Whether something in this thread collects values."""
-    return _here.collection is not None
+    return _collection.get() is not None
 
 
 def is_tapped(key: Hashable) -> bool:
     """Whether the program that is being traced has tapped `key` already."""
-    return _here.collection is not None and key in _here.collection.values
+    collection = _collection.get()
+    return collection is not None and key in collection.values
 
 
 def belongs_here() -> bool:
     """Whether values of the current trace can be tapped: not those of a loop in a step, say."""
-    return _here.collection is not None and _here.collection.trace == trace_state()
+    collection = _collection.get()
+    return collection is not None and collection.trace == trace_state()
 
 
 def collecting(function: Callable[..., Any], keeps: bool = True) -> Callable[..., Any]:
@@ -135,11 +133,9 @@ def collecting(function: Callable[..., Any], keeps: bool = True) -> Callable[...
 @contextmanager
 def collection_open(keeps: bool = True) -> Iterator[dict[Hashable, Any]]:
     """Yields a dict that fills with what is tapped inside, in this thread."""
-    before, _here.collection = _here.collection, _Collection(keeps)
-    try:
-        yield _here.collection.values
-    finally:
-        _here.collection = before
+    collection = _Collection(keeps)
+    with _collection.bound_to(collection):
+        yield collection.values
 
 
 def tap_again(tapped: Tapped) -> None:

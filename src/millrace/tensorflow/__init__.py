@@ -17,7 +17,7 @@ from typing import Any
 import jax
 import keras as keras
 
-from millrace._compat.jax_array import let_arrays_be_numpy
+from millrace._compat.jax_arrays import let_arrays_be_numpy
 from millrace._compat.module_aliases import serve
 from millrace.tensorflow import compat as compat
 from millrace.tensorflow import data as data

@@ -14,7 +14,7 @@ from typing import Any
 
 import jax
 
-from millrace._compat.jax import is_tracing
+from millrace._compat.jax_tracing import is_tracing
 from millrace._compat.keras_scope import current_scope
 from millrace.errors import LoopError, OptionError
 from millrace.loops.function import CompiledFunction

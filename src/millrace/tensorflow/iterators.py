@@ -8,41 +8,28 @@
 Elements go through a native `InfeedQueue`, so the position in the data belongs to the iterator.
 """
 
-import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import jax
 import numpy as np
 
-from millrace._compat.jax import is_tracing
+from millrace._compat.jax_tracing import is_tracing
 from millrace._compat.keras_scope import current_scope
 from millrace.errors import QueueError, UnsupportedError
 from millrace.feeds.infeed_queue import InfeedQueue
+from millrace.threads.scoped_value import ScopedValue
 
 
-class _Thread(threading.local):
-    enabled = False
-    draws: "Draws | None" = None
-
-
-_thread = _Thread()
-
-
-@contextmanager
-def device_iterators(enabled: bool = True) -> Iterator[None]:
+def device_iterators(enabled: bool = True) -> AbstractContextManager[Any]:
     """Lets `iter(dataset)` in this thread be for compiled functions, or not."""
-    before, _thread.enabled = _thread.enabled, enabled
-    try:
-        yield
-    finally:
-        _thread.enabled = before
+    return _enabled.bound_to(enabled)
 
 
 def gives_device_iterators() -> bool:
     """Whether `iter(dataset)` is for compiled functions."""
-    return _thread.enabled
+    return _enabled.get()
 
 
 class DeviceIterator:
@@ -60,14 +47,15 @@ class DeviceIterator:
         return self
 
     def __next__(self) -> Any:
-        if _thread.draws is None:
+        draws = _draws.get()
+        if draws is None:
             raise QueueError(
                 "An iterator that was made in the scope of an IPUStrategy gives its elements to "
                 "compiled functions only. Call next() in a function of tf.function that "
                 "strategy.run() runs; or set IPUStrategy(enable_dataset_iterators=False) to read "
                 "the data set in Python."
             )
-        return _thread.draws(self)
+        return draws(self)
 
     def get_next(self) -> Any:
         """Returns the next element."""
@@ -105,15 +93,13 @@ class Needed(Exception):  # noqa: N818 - no error: it asks for an element
 
 Draws = Callable[[DeviceIterator], Any]
 
+_enabled = ScopedValue(False)
+_draws = ScopedValue[Draws | None](None)
 
-@contextmanager
-def drawing(draws: Draws) -> Iterator[None]:
+
+def drawing(draws: Draws) -> AbstractContextManager[Any]:
     """Lets `next()` in this thread call a function."""
-    before, _thread.draws = _thread.draws, draws
-    try:
-        yield
-    finally:
-        _thread.draws = before
+    return _draws.bound_to(draws)
 
 
 class FunctionDraws:

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import keras
 import numpy as np
 
-from millrace._compat.jax import is_traced
+from millrace._compat.jax_tracing import is_traced
 from millrace.tensorflow.conversion.convert import meaning
 from millrace.tensorflow.dispatch import op
 from millrace.tensorflow.dtypes import as_dtype

@@ -18,7 +18,7 @@ from typing import Any
 
 import jax
 
-from millrace._compat.jax import backends_are_initialized
+from millrace._compat.jax_processes import backends_are_initialized
 from millrace.errors import DeviceError, OptionError
 from millrace.ipu.config.categories import DeviceConnectionType
 from millrace.ipu.config.option import Option, options

@@ -12,9 +12,8 @@ Graph nodes and layers remember the stage in which they were made. In the `call`
 model nothing remembers; there the stage is the name scope `mr.S<i>` of whatever JAX traces.
 """
 
-import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from types import TracebackType
 from typing import Any
 
@@ -24,6 +23,7 @@ import numpy as np
 from millrace._compat.keras_graph import is_calling, record_stages
 from millrace.arguments import checked
 from millrace.errors import OptionError, PlanError
+from millrace.threads.scoped_value import ScopedValue
 
 
 class PipelineStage:
@@ -48,8 +48,11 @@ class PipelineStage:
         _check(self.stage)
         self._scope: Any = jax.named_scope(f"mr.S{self.stage}")
         self._scope.__enter__()
-        _here.stage = self.stage
-        _here.entered.add(self.stage)
+        self._binding = _stage.bound_to(self.stage)
+        self._binding.__enter__()
+        entered = _entered.get()
+        if entered is not None:
+            entered.add(self.stage)
         _ever_entered.add(self.stage)
         return self
 
@@ -59,7 +62,7 @@ class PipelineStage:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        _here.stage = None
+        self._binding.__exit__(kind, error, trace)
         self._scope.__exit__(kind, error, trace)
 
 
@@ -74,12 +77,13 @@ def _number(given: Any) -> int:
 
 
 def _check(stage: int) -> None:
-    if _here.stage is not None:
+    outer = _stage.get()
+    if outer is not None:
         raise PlanError(
-            f"PipelineStage({stage}) was entered inside PipelineStage({_here.stage}): a call "
+            f"PipelineStage({stage}) was entered inside PipelineStage({outer}): a call "
             "belongs to one stage. Leave the outer `with` before entering the next."
         )
-    if not _here.allowed and not is_calling():
+    if not _is_allowed.get() and not is_calling():
         raise PlanError(
             f"PipelineStage({stage}) was entered outside of a strategy's scope, where no model "
             "would use it. Move it into `with strategy.scope():`, or into the `call` of a model."
@@ -88,18 +92,13 @@ def _check(stage: int) -> None:
 
 def current_stage() -> int | None:
     """Returns the stage of this thread, or None outside of `PipelineStage`."""
-    return _here.stage
+    return _stage.get()
 
 
-@contextmanager
-def stages_allowed() -> Iterator[None]:
+def stages_allowed() -> AbstractContextManager[Any]:
     """Lets `PipelineStage` be entered in this thread. A strategy's scope is one of these."""
     record_stages(current_stage)
-    _here.allowed += 1
-    try:
-        yield
-    finally:
-        _here.allowed -= 1
+    return _is_allowed.bound_to(True)
 
 
 def stages_were_entered() -> bool:
@@ -110,19 +109,12 @@ def stages_were_entered() -> bool:
 @contextmanager
 def entered_stages() -> Iterator[set[int]]:
     """Yields a set that fills with the stages entered in this thread, those without calls too."""
-    before, _here.entered = _here.entered, set()
-    try:
-        yield _here.entered
-    finally:
-        _here.entered = before
+    entered: set[int] = set()
+    with _entered.bound_to(entered):
+        yield entered
 
 
-class _Here(threading.local):
-    def __init__(self) -> None:
-        self.stage: int | None = None
-        self.allowed = 0
-        self.entered: set[int] = set()
-
-
-_here = _Here()
+_stage = ScopedValue[int | None](None)
+_is_allowed = ScopedValue(False)
+_entered = ScopedValue[set[int] | None](None)
 _ever_entered: set[int] = set()

@@ -20,7 +20,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 
-import jax
 import jax.numpy as jnp
 
 from millrace._compat.jaxpr import as_function, spec_of
@@ -31,7 +30,7 @@ from millrace.pipelines.programs.stage_taps import bundle_of_update
 from millrace.pipelines.programs.stages import Stages, state_groups
 from millrace.plan import ROLES, Mode
 from millrace.steps.offload import at_rest
-from millrace.steps.program import Program
+from millrace.steps.program import FACTOR, Program
 from millrace.steps.step import final_logs
 
 
@@ -289,9 +288,6 @@ class OneReplicaBuilder:
             return final_logs(self.stages.model, (metrics,))
 
         return self.stages.program("logs", index, logs, (metrics,), ())
-
-
-FACTOR = jax.ShapeDtypeStruct((), jnp.float32)
 
 
 def replaced_by(update: SplitUpdate, part: UpdatePart) -> list[Slot]:

@@ -10,7 +10,7 @@ from typing import Any
 import jax
 import keras
 
-from millrace._compat.jax import looks_for_non_finite
+from millrace._compat.jax_arrays import looks_for_non_finite
 from millrace.compiled_loop.executables import say_if_boundaries_rest
 from millrace.compiling.executable import Executable, compile_program, compile_programs
 from millrace.compiling.log import CompileLog

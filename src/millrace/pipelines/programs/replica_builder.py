@@ -18,7 +18,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.sharding import PartitionSpec
 
-from millrace.devices import REPLICA
+from millrace.devices import PARTS, REPLICA, WHOLE
 from millrace.pipelines.programs.builder import OneReplicaBuilder, ReplicatedBuilder, replaced_by
 from millrace.pipelines.programs.replica_passes import forward_on_replicas, pass_on_replicas
 from millrace.pipelines.programs.split import Slot, Stage
@@ -42,7 +42,6 @@ from millrace.replicas.state_rules import MergeRule, Rule
 from millrace.steps.program import Program
 from millrace.steps.state import Values
 
-WHOLE, PARTS = PartitionSpec(), PartitionSpec(REPLICA)
 ROUNDS = PartitionSpec(None, REPLICA)  # of what is tapped, `[1, replicas, ...]`
 
 

@@ -8,7 +8,8 @@ import jax
 import keras
 
 from millrace._compat.jaxpr import trace
-from millrace._compat.keras import compute_forward, layer_of
+from millrace._compat.keras_layers import layer_of
+from millrace._compat.keras_steps import compute_forward
 from millrace.options import NO_TAPS, TapRequest
 from millrace.pipelines.assignment.calls import LayerCall, marked_calls
 from millrace.pipelines.programs.place import MODEL_SCOPE, Marks

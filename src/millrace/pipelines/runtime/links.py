@@ -26,8 +26,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
 
-from millrace._compat.jax import DeviceCopies
-from millrace._compat.transfer import Assembly, has_transfer_server, shards
+from millrace._compat.jax_arrays import DeviceCopies
+from millrace._compat.jax_transfer import Assembly, has_transfer_server, shards
 from millrace.pipelines.runtime.peers import peers
 
 Specs = Sequence[jax.ShapeDtypeStruct]

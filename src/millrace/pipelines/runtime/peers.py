@@ -16,8 +16,8 @@ from typing import Any
 
 import jax
 
-from millrace._compat.jax import key_value_store
-from millrace._compat.transfer import coordinator_address, start_transfer_server
+from millrace._compat.jax_processes import key_value_store
+from millrace._compat.jax_transfer import coordinator_address, start_transfer_server
 from millrace.errors import ProcessError
 
 _ADDRESS_SECONDS = 300  # in which all processes of an edge start their first pipeline

@@ -11,7 +11,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from millrace._compat.jax import uncommitted
+from millrace._compat.jax_arrays import uncommitted
 from millrace.devices import DeviceGroup, place
 from millrace.pipelines.programs.builder import StageBuilder
 from millrace.pipelines.programs.split import Slot

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from millrace._compat.jax import looks_for_non_finite
+from millrace._compat.jax_arrays import looks_for_non_finite
 from millrace.compiled_loop.protocol import ExecutionSteps
 from millrace.pipelines.runtime.compiled_stages import CompiledStages, StagePrograms
 from millrace.pipelines.runtime.micro_batches import Shape

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from millrace._compat.jax import uncommitted
+from millrace._compat.jax_arrays import uncommitted
 from millrace.devices import DeviceGroup, place
 from millrace.pipelines.programs.builder import StageBuilder
 from millrace.pipelines.programs.layouts import moves

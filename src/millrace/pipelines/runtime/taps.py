@@ -7,6 +7,7 @@ A value whose leaves come from several stages is whole again here. In a process 
 of a stage there is nothing of what that stage taps, and no value that has leaves from it.
 """
 
+from collections import OrderedDict
 from collections.abc import Hashable, Iterable, Sequence
 from typing import Any
 
@@ -28,7 +29,6 @@ from millrace.plan import Mode, Plan
 from millrace.records.tensors import COUNTS
 from millrace.steps.state import State
 from millrace.taps.entries import Taps
-from millrace.taps.structure import Ordered
 from millrace.taps.taps import Tapped
 from millrace.taps.tensors import Rows
 
@@ -190,7 +190,7 @@ def check_queues(builder: StageBuilder) -> None:
         for key, _ in bundle.leaves:
             tree = bundle.trees[key]
             value = jax.tree.unflatten(tree, range(tree.num_leaves))
-            names = value.keys if isinstance(value, Ordered) else None
+            names = tuple(value) if isinstance(value, OrderedDict) else None
             keys.setdefault(key, {})[index] = names
     for key, stages in keys.items():
         if key in builder.stages.split.taps.keys:
@@ -242,8 +242,7 @@ def _merged(parts: list[Any]) -> Any:
     """
     if len(parts) == 1:
         return parts[0]
-    keys = tuple(key for part in reversed(parts) for key in part.keys)
-    return Ordered(keys, tuple(value for part in reversed(parts) for value in part.values))
+    return OrderedDict(item for part in reversed(parts) for item in part.items())
 
 
 def _for_others(tapped: Tapped) -> Tapped:

@@ -6,7 +6,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from millrace._compat.jax import is_non_finite_error
+from millrace._compat.jax_arrays import is_non_finite_error
 from millrace.compiling.executable import Executable
 from millrace.devices import DeviceGroup
 from millrace.errors import MillraceError, NonFiniteError, TaskError

@@ -17,9 +17,9 @@ from typing import Any, NamedTuple
 import jax
 from jax.sharding import Sharding
 
-from millrace._compat.jax import DeviceCopies
+from millrace._compat.jax_arrays import DeviceCopies
 from millrace._compat.jax_memory import in_device_memory
-from millrace._compat.transfer import Assembly, shards
+from millrace._compat.jax_transfer import Assembly, shards
 from millrace.devices import DeviceGroup
 from millrace.pipelines.programs.builder import StageBuilder
 from millrace.pipelines.runtime.links import Specs, link

@@ -12,16 +12,19 @@ subclass       model.build((None, 3)) and model.build(keras.Input((3,))) run `ca
 """
 
 import functools
-import threading
 from collections.abc import Callable
 from typing import Any
 
 import keras
 
-from millrace._compat.keras_build import as_default_build, has_default_build, has_unbuilt_layers
+from millrace._compat.keras_build import as_default_build, has_default_build
 from millrace._compat.keras_graph import is_functional
+from millrace._compat.keras_layers import has_unbuilt_layers
 from millrace.errors import OptionError
 from millrace.fit.controller import Controller, controller_of
+from millrace.threads.scoped_value import ScopedValue
+
+_is_in_sequential = ScopedValue(False)
 
 
 def is_extended(model: Any) -> bool:
@@ -70,7 +73,7 @@ def build_checking_stages(
     @functools.wraps(build)
     def checked(*args: Any, **kwargs: Any) -> None:
         build(*args, **kwargs)
-        if not _local.is_in_sequential:
+        if not _is_in_sequential.get():
             controller.setup.stages.assignment()
 
     return checked
@@ -81,11 +84,8 @@ def build_without_checks(build: Callable[..., None]) -> Callable[..., None]:
 
     @functools.wraps(build)
     def spared(*args: Any, **kwargs: Any) -> None:
-        before, _local.is_in_sequential = _local.is_in_sequential, True
-        try:
+        with _is_in_sequential.bound_to(True):
             build(*args, **kwargs)
-        finally:
-            _local.is_in_sequential = before
 
     return spared
 
@@ -129,10 +129,3 @@ def _inputs(given: Any) -> Any:
 
 def _is_shape(given: Any) -> bool:
     return isinstance(given, list | tuple) and all(d is None or isinstance(d, int) for d in given)
-
-
-class _Local(threading.local):
-    is_in_sequential = False
-
-
-_local = _Local()

@@ -18,7 +18,7 @@ from millrace._compat.keras_graph import has_own_call
 from millrace.errors import ModelError, OptionError, PlanError
 from millrace.fit.checks import check_made_functions, check_pipelined_step
 from millrace.fit.setup import Setup
-from millrace.ipu.inert import is_new
+from millrace.ipu.inert import notes
 from millrace.ipu.keras.extensions.arguments import STEPS
 from millrace.ipu.keras.extensions.building import ModelExtension
 from millrace.ipu.keras.extensions.settings import Settings
@@ -177,7 +177,7 @@ def _note_inert(setup: Setup, settings: Settings) -> None:
     """Warns, once for a model, of what does nothing where no weights are updated."""
     given = [name for name in _OF_TRAINING if settings.of_either(name)]
     name = setup.model.name
-    if given and is_new(f"inference of {name}, {id(setup.model)}: {given}"):
+    if given and notes.is_new(f"inference of {name}, {id(setup.model)}: {given}"):
         logger.warning(
             "%s have no effect in evaluate and predict of the pipelined model %r: no weights "
             "are updated there.",

@@ -1,4 +1,4 @@
-from millrace._compat import jax as compat
+from millrace._compat import jax_processes as compat
 
 
 def test_a_run_of_one_process():

@@ -1,0 +1,98 @@
+"""Private Keras: one micro-batch, without the update. Checked on keras 3.13.0, 3.14.0 and 3.15.1.
+
+`compute_gradient_step`   loss, gradients and metrics, which `train_step` only has together with it.
+`compute_forward`         the same without the gradients, for all three loops.
+`metric_logs`             what the metrics say, once they have given values.
+"""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import keras
+
+
+def compute_gradient_step(
+    model: Any, state: Any, batch: Any, value_and_grad: Callable[[Any], Any] | None = None
+) -> tuple[Any, Any, Any, Any]:
+    """Runs one micro-batch forward and backward.
+
+    Args:
+        model: a compiled Keras model.
+        state: trainable, non-trainable, optimizer and metric values, in the model's order.
+        batch: what the data adapter yields: x, y and sample weights.
+        value_and_grad: differentiates a function of `(loss, auxiliary)`; None is JAX's own.
+
+    Returns:
+        Gradients in the order of the trainable variables (of the scaled loss, where the optimizer
+        scales it), new non-trainable values, new metric values, logs.
+    """
+    differentiate = value_and_grad or functools.partial(jax.value_and_grad, has_aux=True)
+    compute = differentiate(model.compute_loss_and_updates)
+    (_, gradients), (_, non_trainable, _, metrics), logs = _run_forward(
+        model, compute, state, batch, training=True
+    )
+    return gradients, non_trainable, metrics, logs
+
+
+def compute_forward(model: Any, loop: str, state: Any, batch: Any) -> tuple[Any, Any, Any]:
+    """Runs one micro-batch forward.
+
+    Args:
+        model: a Keras model, compiled where the loop is not `"predict"`.
+        loop: `"train"`, `"test"` or `"predict"`.
+        state: the values that this loop passes to a step.
+        batch: what the data adapter yields: x, y and sample weights.
+
+    Returns:
+        The loss to differentiate (scaled, where the optimizer scales it; None for other loops
+        than `"train"`), the new state, and the logs or the predictions.
+    """
+    if loop == "predict":
+        outputs, non_trainable = model.predict_step(state, batch)
+        return None, (state[0], non_trainable), outputs
+    training = loop == "train"
+    (loss, _), new, logs = _run_forward(
+        model, model.compute_loss_and_updates, state, batch, training
+    )
+    return (loss if training else None), new, logs
+
+
+def _run_forward(
+    model: Any, compute: Any, state: Any, batch: Any, training: bool
+) -> tuple[tuple[Any, Any], tuple[Any, ...], Any]:
+    """Runs one micro-batch by `compute_loss_and_updates`, or by its gradient.
+
+    Returns:
+        The loss and the gradients (None without), the new state, and the logs.
+    """
+    trainable, non_trainable, *optimizer, metrics = state
+    x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(batch)
+    result, rest = compute(
+        trainable,
+        non_trainable,
+        metrics,
+        x,
+        y,
+        sample_weight,
+        training=training,
+        optimizer_variables=optimizer[0] if training else None,
+    )
+    # `value_and_grad` returns (loss, rest), gradients; the function itself loss, rest.
+    (loss, rest), gradients = (
+        (result, rest) if isinstance(result, tuple) else ((result, rest), None)
+    )
+    unscaled_loss, y_pred, non_trainable, metrics = rest
+    logs, metrics = model._update_metrics_variables(
+        metrics, unscaled_loss, x, y, y_pred, sample_weight
+    )
+    return (loss, gradients), (trainable, non_trainable, *optimizer, metrics), logs
+
+
+def metric_logs(model: Any, metric_values: Any) -> dict[str, Any]:
+    """Returns what `compute_metrics` returns once the metrics have these values."""
+    with keras.StatelessScope(
+        state_mapping=list(zip(model.metrics_variables, metric_values, strict=True))
+    ):
+        return model.get_metrics_result()
