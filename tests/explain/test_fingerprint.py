@@ -17,7 +17,7 @@ import pytest
 from key_cases import batch, compiled, small_model
 
 import millrace
-from millrace.explain.fingerprint import describe_function, describe_model, describe_state
+from millrace.explain.fingerprint import describe, describe_model, describe_state
 from millrace.explain.key import key_of_call
 from millrace.plan import Mode
 from millrace.records.compilation import Aspect
@@ -39,7 +39,7 @@ def values(description):
 
 
 def of(function):
-    return values(describe_function(function, "function"))
+    return values(describe(function, "function"))
 
 
 def test_a_function_reads_like_the_drawing():
@@ -55,7 +55,7 @@ def test_a_function_reads_like_the_drawing():
         "`SCALE`, a global that loss() reads": "2.0",
         "`jnp`, a global that loss() reads": "module jax.numpy",
     }
-    where = {field.where for field in describe_function(make_loss(0.1), "f").fields if field.where}
+    where = {field.where for field in describe(make_loss(0.1), "f").fields if field.where}
     line = make_loss(0.1).__code__.co_firstlineno
     assert where == {f"test_fingerprint.py:{line}"}
 
@@ -181,12 +181,12 @@ def test_what_is_nested_too_deep_is_left_out():
     deep = []
     for _ in range(3000):
         deep = [deep]
-    assert describe_function(lambda: deep, "function").gaps == ("what is nested 50 deep",)
+    assert describe(lambda: deep, "function").gaps == ("what is nested 50 deep",)
 
 
 def test_neither_secrets_of_the_environment_nor_paths_are_in_a_field():
     environment, function = os.environ, jax.custom_jvp(jax.jit(helper))
-    description = describe_function(lambda x: (environment, function), "function")
+    description = describe(lambda x: (environment, function), "function")
     text = " ".join(field.value for field in description.fields)
     assert "PATH" not in text
     assert os.getcwd() not in text
@@ -196,13 +196,13 @@ def test_neither_secrets_of_the_environment_nor_paths_are_in_a_field():
 @pytest.mark.parametrize("hidden", [lambda: io.StringIO("a"), lambda: iter([]), lambda: object()])
 def test_says_what_it_cannot_see(hidden):
     value = hidden()
-    description = describe_function(lambda: value, "function")
+    description = describe(lambda: value, "function")
     assert not description.is_complete
     assert type(value).__name__ in description.gaps[0]
 
 
 def test_is_complete_otherwise():
-    assert describe_function(make_loss(0.1), "function").is_complete
+    assert describe(make_loss(0.1), "function").is_complete
     assert describe_model(small_model()).is_complete
 
 

@@ -12,12 +12,9 @@ whatever ran in between.
 import difflib
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import starmap, zip_longest
-from typing import cast
 
-from millrace.explain.remedies import remedy_of
-from millrace.explain.words import text_of_change
+from millrace.explain.words import Change, remedy_of, text_of_change
 from millrace.records.compilation import Aspect, Cause, KeyField, ProgramKey
 
 FIRST = "first compilation"
@@ -52,29 +49,6 @@ _NUMBER = re.compile(r"layer [\d.]+ \(")
 # Objects without which another program is a matter of course, with what they are called.
 _OBJECTS = {"strategy": "another Strategy", "model object": "another model object"}
 _FUNCTION = "function object"  # another one is a matter of course where its code is another
-
-
-@dataclass(frozen=True, slots=True)
-class Change:
-    """A field that differs between two keys; None where one key has no such field."""
-
-    old: KeyField | None
-    new: KeyField | None
-
-    @property
-    def field(self) -> KeyField:
-        """The newer one of both."""
-        return cast(KeyField, self.new or self.old)
-
-    @property
-    def aspect(self) -> Aspect:
-        """What the field is about."""
-        return self.field.aspect
-
-    @property
-    def is_exchange(self) -> bool:
-        """Whether both keys have the field, with different values."""
-        return self.old is not None and self.new is not None
 
 
 def explain(new: ProgramKey, known: Sequence[ProgramKey], where: str = "") -> Cause:
@@ -215,7 +189,7 @@ def _is_another_model(changes: list[Change], new: ProgramKey) -> bool:
 def _sentence(changes: list[Change], where: str) -> str:
     texts = []
     for change in changes[:SHOWN]:
-        text = text_of_change(change.old, change.new)
+        text = text_of_change(change)
         if where and change.aspect is Aspect.ARGUMENT:  # once
             text, where = f"{text}, {where}", ""
         texts.append(text)
