@@ -73,6 +73,8 @@ def write_function(walk: Walk, function: FunctionType, label: str) -> None:
         add(f"`{name}`, closed over by {label}", text)
     for names in facts.globals:
         _write_global(walk, function, names, label)
+    for module, *_ in facts.imports:
+        walk.uses(module)
     for what in _gaps(function, facts):
         walk.miss(f"{what}, which {label} reads")
     for name, value in vars(function).items():
@@ -216,6 +218,8 @@ def _gaps(function: FunctionType, facts: _Facts) -> Iterator[str]:
         elif names[0] in _BUILTINS:
             yield f"{names[0]}()"
     for names in facts.imports:
+        if names[1:] == () and not is_library_module(names[0]):  # its code is not described
+            yield f"module {names[0]}"
         if names[0] in sys.modules:
             yield from _gap_along(sys.modules[names[0]], names)
 

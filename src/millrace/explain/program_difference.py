@@ -14,7 +14,7 @@ import math
 import re
 from collections import Counter, deque
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -63,15 +63,6 @@ class _Operation:
 _Pairs = Iterator[tuple[_Operation | None, _Operation | None]]
 
 
-@dataclass(slots=True)
-class _Reshaped:
-    """The operations in which one shape became another."""
-
-    size: int  # elements
-    names: list[str] = field(default_factory=list)
-    location: str = ""  # of the first
-
-
 @checked
 def diff_programs(a: Any, b: Any, limit: int = 5) -> tuple[str, ...]:
     """Returns what differs between two programs before XLA compiles them, the largest part first.
@@ -114,7 +105,7 @@ def difference(old: str, new: str, limit: int = 5) -> tuple[str, ...]:
     """
     before, after = _operations(old), _operations(new)
     sizes: dict[str, int] = {}  # of each text, in elements
-    shapes: dict[tuple[str, str], _Reshaped] = {}
+    shapes: dict[tuple[str, str], list[_Operation]] = {}  # old and new: where
     counts: Counter[str] = Counter()
     for one, other in _pairs(before, after):
         if one is not None and other is not None:
@@ -124,8 +115,9 @@ def difference(old: str, new: str, limit: int = 5) -> tuple[str, ...]:
             counts[one.name] -= 1
         elif other is not None:
             counts[other.name] += 1
-    for (a, b), reshaped in shapes.items():
-        sizes[f"tensor<{a}> -> tensor<{b}>{_places(reshaped)}"] = reshaped.size
+    for (a, b), operations in shapes.items():
+        text = f"tensor<{a}> -> tensor<{b}>{_places(operations)}"
+        sizes[text] = max(_elements(a), _elements(b))
     texts = sorted(sizes, key=lambda text: -sizes[text])
     texts += [
         f"{abs(number)} x {name} {'added' if number > 0 else 'removed'}"
@@ -204,18 +196,15 @@ def _by_name(olds: Sequence[_Operation], news: Sequence[_Operation]) -> _Pairs:
 def _compare(
     one: _Operation,
     other: _Operation,
-    shapes: dict[tuple[str, str], _Reshaped],
+    shapes: dict[tuple[str, str], list[_Operation]],
     sizes: dict[str, int],
 ) -> None:
     """Adds what differs between two operations of one kind."""
     tensors = list(zip(_TENSOR.findall(one.text), _TENSOR.findall(other.text), strict=False))
     differing = [(a, b) for a, b in tensors if a != b]
     if differing:
-        for a, b in dict.fromkeys(differing):
-            size = max(_elements(a), _elements(b))
-            reshaped = shapes.setdefault((a, b), _Reshaped(size))
-            reshaped.names.append(other.name)
-            reshaped.location = reshaped.location or other.location
+        for pair in dict.fromkeys(differing):
+            shapes.setdefault(pair, []).append(other)
         return
     olds, news = _CONSTANT.findall(one.text), _CONSTANT.findall(other.text)
     if olds != news and tensors:
@@ -242,15 +231,16 @@ def _constant(text: str) -> str:
     return hashlib.blake2b(text.encode(), digest_size=4).hexdigest()
 
 
-def _places(reshaped: _Reshaped) -> str:
+def _places(operations: Sequence[_Operation]) -> str:
     """Returns the operations that have another shape; of a long list the most telling one."""
-    names = Counter(filter(None, reshaped.names))
+    names = Counter(operation.name for operation in operations if operation.name)
     if not names:
         return ""
     heavy = ("stablehlo.dot_general", "stablehlo.convolution")
     first = next((name for name in heavy if name in names), names.most_common(1)[0][0])
-    where, rest = f" in {first}{reshaped.location}", len(reshaped.names) - 1
+    location = next((o.location for o in operations if o.location), "")
+    rest = len(operations) - 1
     if not rest:
-        return where
-    comma = "," if reshaped.location else ""
-    return f"{where}{comma} and {rest} other operation{'s' if rest > 1 else ''}"
+        return f" in {first}{location}"
+    others = f"{rest} other operation{'s' if rest > 1 else ''}"
+    return f" in {first}{location}{',' if location else ''} and {others}"

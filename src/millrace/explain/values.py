@@ -105,6 +105,7 @@ def _special_text(walk: Walk, value: Any) -> str | None:
     if isinstance(value, _SILENT) or is_tool(value):
         return f"<{type(value).__name__}>"
     if isinstance(value, types.ModuleType):
+        walk.uses(value.__name__)
         return f"module {value.__name__}"
     if isinstance(value, np.dtype):
         return f"dtype {value.name}"
