@@ -19,7 +19,7 @@ from millrace.records.compilation import Aspect, Cause, KeyField, ProgramKey
 
 FIRST = "first compilation"
 ANOTHER_MODEL = "another model"
-SHOWN = 3  # changes that are named; the number of others is given
+SHOWN = 3  # changes that are named; others are counted
 
 # From what a user most likely changed by mistake to what follows from the rest.
 _ORDER = (

@@ -1,4 +1,4 @@
-"""What decides what a function or a model computes, field by field.
+"""Everything that decides the results of a function or a model, field by field.
 
     describe(loss, "loss")        CODE     instructions, constants, closures, globals, defaults
     describe_model(model)         MODEL    layers, connections, optimizer, loss, metrics
@@ -169,7 +169,7 @@ def _entries(walk: Walk, kind: type, attributes: dict[str, Any]) -> str:
 
 
 def _write_connections(walk: Walk, model: keras.Model, label: str) -> None:
-    """Adds what is called with what in a model's graph, without the names of its layers."""
+    """Adds the calls of a model's graph and their arguments, without the names of layers."""
     calls = connections(model)
     names = {id(operation): walk.label_of(operation) for operation, _, _ in calls}
     counter = itertools.count(1)

@@ -1,4 +1,4 @@
-"""What decides what a function or a class of the user's does.
+"""Everything that decides the results of a function or a class of the user's.
 
     SCALE = 2.0                        global:    `SCALE`, a global that loss() reads
     def make_loss(rate):
@@ -202,7 +202,7 @@ def _global_names(instructions: Sequence[dis.Instruction]) -> Iterator[Names]:
 def _imports(instructions: Sequence[dis.Instruction], used: Names) -> Iterator[Names]:
     """Yields the modules that a function itself imports, each with every name that it uses.
 
-    Which name is read of which module is not told apart: too much is found rather than too little.
+    Names are not matched to modules: this finds too many pairs rather than too few.
     """
     modules = [str(i.argval) for i in instructions if i.opname == "IMPORT_NAME"]
     for module in modules:
@@ -211,7 +211,7 @@ def _imports(instructions: Sequence[dis.Instruction], used: Names) -> Iterator[N
 
 
 def _gaps(function: FunctionType, facts: _Facts) -> Iterator[str]:
-    """Yields what a function reads that cannot be described, in words."""
+    """Yields, in words, the values that a function reads and that cannot be described."""
     for names in facts.globals:
         if names[0] in function.__globals__:
             yield from _gap_along(function.__globals__[names[0]], names)

@@ -1,4 +1,4 @@
-"""Programs that this process has compiled, to say what is different about the next one."""
+"""Programs that this process has compiled, for comparison with the next one."""
 
 import threading
 import zlib

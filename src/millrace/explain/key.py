@@ -2,7 +2,7 @@
 
     ARGUMENT   argument x: shape                  of batches, or of the arguments of a call
     STATE      variable kernel of layer 1 (...)   shape, dtype, role
-    OPTION     gradient_accumulation_steps_...    what was set on the model, by its public name
+    OPTION     gradient_accumulation_steps_...    options of the model, by their public names
     MODEL      layer 1 (Dense), optimizer, loss   `fingerprint.py`
     CODE       `rate`, closed over by loss()      `functions.py`
     JAX        jax_default_matmul_precision       what JAX itself tells traces apart by
@@ -34,7 +34,7 @@ from millrace.plan import BatchSpec, Plan
 from millrace.records.compilation import Aspect, KeyField, ProgramKey
 
 Pairs = Iterable[tuple[str, object]] | Mapping[str, object]
-Identity = Iterable[tuple[str, object]]  # names and values of what says which object something is
+Identity = Iterable[tuple[str, object]]  # which object each is: ("model object", "number 2")
 
 _BATCH = ("x", "y", "sample_weight")
 _NUMBERS = (bool, int, float, complex)
@@ -109,7 +109,7 @@ def key_of_call(
 
     Args:
         name: of the program.
-        function: plain, or what `jax.jit` made of it.
+        function: plain, or the result of `jax.jit`.
         args: of the call; arrays that were given away can still be described.
         kwargs: of the call.
         static: numbers and names of arguments that are constants of the program.
@@ -181,7 +181,7 @@ def _structure(tree: Any) -> str:
 
 
 def _plan_options(plan: Plan, unroll: int | None) -> Iterator[tuple[str, object]]:
-    """Yields what was set on a model, and what follows from it for the program."""
+    """Yields the options of a model, and the sizes that follow from them."""
     accumulation, replication, recompute = plan.accumulation, plan.replication, plan.recompute
     offload, at_a_time = plan.offload, plan.accumulation.at_a_time
     yield "mode", plan.mode.value
@@ -278,7 +278,7 @@ def _devices_of(arguments: Any) -> list[Any]:
 def _environment(
     devices: Iterable[jax.Device], compiler_options: Mapping[str, Any] | None
 ) -> Iterator[KeyField]:
-    """Yields what is the same for all programs of a process, most of the time."""
+    """Yields fields that mostly are the same for all programs of a process."""
     devices, config = list(devices), keras.config
     for name in ("floatx", "epsilon", "image_data_format", "is_flash_attention_enabled"):
         value = getattr(config, name)()

@@ -199,7 +199,7 @@ def _compare(
     shapes: dict[tuple[str, str], list[_Operation]],
     sizes: dict[str, int],
 ) -> None:
-    """Adds what differs between two operations of one kind."""
+    """Adds the difference between two operations of one kind."""
     tensors = list(zip(_TENSOR.findall(one.text), _TENSOR.findall(other.text), strict=False))
     differing = [(a, b) for a, b in tensors if a != b]
     if differing:

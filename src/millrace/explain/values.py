@@ -52,7 +52,7 @@ _ADDRESS = re.compile(r"( object)? at 0x[0-9a-fA-F]+")
 
 
 def text_of(walk: Walk, value: Any) -> str:
-    """Returns a value as text, and queues for the walk what else has to be described."""
+    """Returns a value as text, and queues what its labels stand for."""
     if type(value) in _PLAIN:
         return shortened(repr(value))
     if (label := walk.label_of(value)) is not None:
@@ -202,7 +202,7 @@ def _label_replaced_methods(walk: Walk, kind: type) -> None:
 
 
 def _function_text(walk: Walk, function: Any) -> str:
-    """Returns the name of a function or a class, with what it was made of if a call made it."""
+    """Returns the name of a function or a class; of one that a call made, its parts, too."""
     if isinstance(function, type):
         return class_name(walk, function)
     if isinstance(function, FunctionType):
@@ -228,7 +228,7 @@ def _plain_function(walk: Walk, function: FunctionType) -> str:
     name = f"{_public(function.__module__)}.{spoken(function.__qualname__)}"
     if not function.__closure__ or _is_found_by_name(function):
         return f"{name}()"
-    # Made by a call, of `jax.vmap` say: what it was made of is what matters.
+    # Made by a call, of `jax.vmap` say, from the function and options that it closes over.
     return f"{name}({', '.join(f'{k}={text}' for k, text in closure_of(walk, function))})"
 
 

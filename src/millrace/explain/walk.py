@@ -1,4 +1,4 @@
-"""The walk from a function or a model to everything that decides what it computes.
+"""The walk from a function or a model to everything that decides its results.
 
     text of a value   the value in one line; functions, classes and layers by a label
     queue             what has a label and is still to be described, in the order of discovery
@@ -36,7 +36,7 @@ _ALWAYS = frozenset({"jax", "jaxlib", "keras", "numpy", "millrace"})
 
 @dataclass(frozen=True, slots=True)
 class Description:
-    """What decides what a function or a model computes."""
+    """Everything that decides the results of a function or a model."""
 
     fields: tuple[KeyField, ...]
     is_complete: bool  # whether equal fields mean an equal computation

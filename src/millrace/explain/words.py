@@ -1,4 +1,4 @@
-"""One field that differs between two keys, in words, and what to do about it.
+"""One difference between two keys, in words, and its remedy.
 
 argument x: shape (32, 28, 28) -> (17, 28, 28)
 layer 'dense_1' (Dense): units 16 -> 32
@@ -167,7 +167,7 @@ def _one_constant(old: str, new: str) -> tuple[str, str]:
 
 
 _STAYS = "None is needed: what was compiled with other {0} stays in the cache."
-# Of each aspect, patterns of what differs (`_subject`) and what to do; the first match counts.
+# Of each aspect, patterns of subjects (`_subject`) and remedies; the first match counts.
 _REMEDIES: dict[Aspect, tuple[tuple[str, str], ...]] = {
     Aspect.ARGUMENT: (
         ("static argument ", "Each value of a static argument is a program of its own: pass it as "
@@ -235,7 +235,7 @@ _REMEDIES: dict[Aspect, tuple[tuple[str, str], ...]] = {
 
 
 def remedy_of(change: Change) -> str:
-    """Returns what to do about a field that differs, if that was not intended."""
+    """Returns advice on how to avoid a change that was not intended."""
     subject, old = _subject(change), change.old.value if change.old else ""
     text = next(text for start, text in _REMEDIES[change.aspect] if re.match(start, subject))
     if "{rows}" in text:
@@ -244,7 +244,7 @@ def remedy_of(change: Change) -> str:
 
 
 def _subject(change: Change) -> str:
-    """Returns the name of what differs, with the one fact or entry that a remedy depends on."""
+    """Returns the name of the field, with the one fact or entry that a remedy depends on."""
     name = change.field.name
     if change.aspect is Aspect.ARGUMENT and name.startswith("argument "):
         argument, _, fact = name.partition(": ")
