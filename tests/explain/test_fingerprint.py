@@ -293,6 +293,14 @@ def test_the_version_of_a_package_is_part_of_what_uses_it(monkeypatch):
     assert [version(each) for each in uses] == [([], False)] * 3
 
 
+def test_a_module_has_the_version_of_the_package_that_it_is_in(monkeypatch):
+    found = {"a_module_of_rich": ["rich"]}
+    monkeypatch.setattr(importlib.metadata, "packages_distributions", lambda: found)
+    version = importlib.metadata.version("rich")
+    assert walk_module.version_of("a_module_of_rich") == f"rich {version}"
+    assert walk_module.version_of("no_such_package") is None
+
+
 def test_the_value_of_a_variable_of_another_model_is_a_constant():
     def loss(variable):
         return lambda y, p: keras.ops.mean(y - p) * variable

@@ -169,9 +169,10 @@ def is_library_class(kind: type) -> bool:
 def version_of(package: str) -> str | None:
     """Returns the version of an installed package; None if it has none."""
     version = getattr(sys.modules.get(package), "__version__", None)
-    if version is None:
-        try:
-            version = importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:
-            return None
-    return str(version)
+    if version is not None:
+        return str(version)
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:  # bs4 is of beautifulsoup4
+        packages = sorted(set(importlib.metadata.packages_distributions().get(package, ())))
+        return ", ".join(f"{name} {importlib.metadata.version(name)}" for name in packages) or None
