@@ -55,7 +55,7 @@ from millrace import records as records
 from millrace.benchmark.throughput import dataset_benchmark as dataset_benchmark
 from millrace.benchmark.throughput import infeed_benchmark as infeed_benchmark
 from millrace.benchmark.verdict import feed_verdict as feed_verdict
-from millrace.explain.compare import diff_programs as diff_programs
+from millrace.explain.program_difference import diff_programs as diff_programs
 from millrace.feeds.infeed_queue import InfeedQueue as InfeedQueue
 from millrace.function_pipelines.pipeline import pipeline as pipeline
 from millrace.loops.function import compile as compile

@@ -1,5 +1,7 @@
+import datetime as dt
 import enum
 import functools
+import importlib.metadata
 import io
 import os
 import re
@@ -14,11 +16,15 @@ import keras
 import key_cases
 import numpy as np
 import pytest
+import rich
 from key_cases import batch, compiled, small_model
 
 import millrace
-from millrace.explain.fingerprint import describe_function, describe_model, describe_state
+from millrace.explain import values as values_module
+from millrace.explain import walk as walk_module
+from millrace.explain.fingerprint import describe, describe_model, describe_state
 from millrace.explain.key import key_of_call
+from millrace.options import Accumulation
 from millrace.plan import Mode
 from millrace.records.compilation import Aspect
 
@@ -39,7 +45,7 @@ def values(description):
 
 
 def of(function):
-    return values(describe_function(function, "function"))
+    return values(describe(function, "function"))
 
 
 def test_a_function_reads_like_the_drawing():
@@ -55,7 +61,7 @@ def test_a_function_reads_like_the_drawing():
         "`SCALE`, a global that loss() reads": "2.0",
         "`jnp`, a global that loss() reads": "module jax.numpy",
     }
-    where = {field.where for field in describe_function(make_loss(0.1), "f").fields if field.where}
+    where = {field.where for field in describe(make_loss(0.1), "f").fields if field.where}
     line = make_loss(0.1).__code__.co_firstlineno
     assert where == {f"test_fingerprint.py:{line}"}
 
@@ -181,12 +187,12 @@ def test_what_is_nested_too_deep_is_left_out():
     deep = []
     for _ in range(3000):
         deep = [deep]
-    assert describe_function(lambda: deep, "function").gaps == ("what is nested 50 deep",)
+    assert describe(lambda: deep, "function").gaps == ("what is nested 50 deep",)
 
 
 def test_neither_secrets_of_the_environment_nor_paths_are_in_a_field():
     environment, function = os.environ, jax.custom_jvp(jax.jit(helper))
-    description = describe_function(lambda x: (environment, function), "function")
+    description = describe(lambda x: (environment, function), "function")
     text = " ".join(field.value for field in description.fields)
     assert "PATH" not in text
     assert os.getcwd() not in text
@@ -196,14 +202,123 @@ def test_neither_secrets_of_the_environment_nor_paths_are_in_a_field():
 @pytest.mark.parametrize("hidden", [lambda: io.StringIO("a"), lambda: iter([]), lambda: object()])
 def test_says_what_it_cannot_see(hidden):
     value = hidden()
-    description = describe_function(lambda: value, "function")
+    description = describe(lambda: value, "function")
     assert not description.is_complete
     assert type(value).__name__ in description.gaps[0]
 
 
 def test_is_complete_otherwise():
-    assert describe_function(make_loss(0.1), "function").is_complete
+    assert describe(make_loss(0.1), "function").is_complete
     assert describe_model(small_model()).is_complete
+
+
+def given_away():
+    array = jnp.ones(3)
+    array.delete()
+    return lambda: array
+
+
+def traced():
+    seen = []
+    jax.jit(lambda x: seen.append(describe(lambda: x, "f")) or x)(1.0)
+    return seen[0]
+
+
+def imports_a_module_of_the_user():
+    def outer():
+        import key_cases
+
+        return key_cases.batch()
+
+    return outer
+
+
+def imports_in_an_inner_function():
+    def outer():
+        def inner():
+            import time
+
+            return time.time()
+
+        return inner()
+
+    return outer
+
+
+@pytest.mark.parametrize(
+    ("make", "gap"),
+    [
+        (given_away, "an array float32[3] that cannot be read"),
+        (traced, "a value float32[] of a program that is being traced"),
+        (imports_in_an_inner_function, "time, which outer() reads"),
+        (imports_a_module_of_the_user, "module key_cases, which outer() reads"),
+        (lambda: lambda: dt.datetime.now(), "dt.datetime.now, which lambda"),
+        (lambda: lambda: id(0), "id(), which lambda"),
+        (lambda: lambda: np.random.rand(), "np.random, which lambda"),
+        (lambda: lambda: key_cases, "module key_cases, which lambda"),
+        (lambda: lambda: np.arange(20), ""),
+    ],
+)
+def test_a_gap_says_where_it_is(make, gap):
+    found = make()
+    gaps = getattr(found, "gaps", None) or describe(found, "f").gaps
+    assert [text[: len(gap)] for text in gaps] == ([gap] if gap else [])
+
+
+@pytest.mark.parametrize(
+    ("module", "limit", "value"),
+    [(values_module, "MAX_BYTES", np.arange(20)), (walk_module, "MAX_VALUES", [[], []])],
+)
+def test_what_is_too_large_is_a_gap(monkeypatch, module, limit, value):
+    assert describe(lambda: value, "f").is_complete
+    monkeypatch.setattr(module, limit, 2)
+    assert not describe(lambda: value, "f").is_complete
+
+
+def test_the_version_of_a_package_is_part_of_what_uses_it(monkeypatch):
+    def inner():
+        import rich
+
+        return rich.print
+
+    def version(function):
+        description = describe(function, "f")
+        fields = [field for field in description.fields if field.aspect is Aspect.VERSION]
+        return [(field.name, field.value) for field in fields], description.is_complete
+
+    uses = (rich.print, lambda: rich.print, inner)
+    expected = [("rich", importlib.metadata.version("rich"))]
+    assert [version(each) for each in uses] == [(expected, True)] * 3
+    monkeypatch.setattr(walk_module, "version_of", lambda package: None)
+    assert [version(each) for each in uses] == [([], False)] * 3
+
+
+def test_a_module_has_the_version_of_the_package_that_it_is_in(monkeypatch):
+    found = {"a_module_of_rich": ["rich"]}
+    monkeypatch.setattr(importlib.metadata, "packages_distributions", lambda: found)
+    version = importlib.metadata.version("rich")
+    assert walk_module.version_of("a_module_of_rich") == f"rich {version}"
+    assert walk_module.version_of("no_such_package") is None
+
+
+def test_the_value_of_a_variable_of_another_model_is_a_constant():
+    def loss(variable):
+        return lambda y, p: keras.ops.mean(y - p) * variable
+
+    def description(value):
+        return values(describe_model(small_model(loss=loss(keras.Variable(value)))))
+
+    assert description(1.0) == description(1.0) != description(2.0)
+
+
+def test_functions_of_one_name_do_not_hide_each_other_in_a_key():
+    def static(*rates):
+        given = tuple(make_loss(rate) for rate in rates)
+        return key_of_call("f", lambda a, b: a, given, {}, static=(0, 1))
+
+    assert static(0.1, 0.2).digest != static(0.3, 0.2).digest
+    model = small_model(loss=make_loss(0.1))
+    assert not key_cases.key(model, accumulation=Accumulation(dtype=make_loss(0.2))).is_complete
 
 
 @keras.saving.register_keras_serializable()

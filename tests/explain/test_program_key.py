@@ -10,8 +10,7 @@ from key_cases import OBJECTS, batch, key, plan_for, small_model
 from millrace._compat.jax_tracing import jax_options
 from millrace.devices import DeviceGroup
 from millrace.explain.fingerprint import describe_model
-from millrace.explain.key import key_of, key_of_call
-from millrace.explain.surroundings import versions
+from millrace.explain.key import key_of, key_of_call, versions
 from millrace.options import Accumulation
 from millrace.plan import BatchSpec, Mode
 from millrace.records.compilation import Aspect

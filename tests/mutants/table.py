@@ -334,6 +334,26 @@ MUTANTS = (
         "more = len(changes) - SHOWN\n",
         "more = len(changes) - SHOWN - 1\n",
     ),
+    Mutant(
+        "keys",
+        "        walk.uses(value.__name__)\n",
+        "",
+    ),
+    Mutant(
+        "keys",
+        "if names[1:] == () and not is_library_module(names[0]):",
+        "if False:",
+    ),
+    Mutant(
+        "keys",
+        'walk.miss(f"an array {kind} that cannot be read")',
+        "pass",
+    ),
+    Mutant(
+        "keys",
+        "is_complete &= all(",
+        "is_complete &= any(",
+    ),
     # Executables on disk.
     Mutant(
         "cache",

@@ -20,7 +20,7 @@ from millrace.compiling.serialized import of_cache, remember
 from millrace.compiling.sharing import Made, copied, serves, share_key, sharing
 from millrace.explain.diagnose import ANOTHER_MODEL, explain, layers_of
 from millrace.explain.history import history
-from millrace.explain.text_difference import difference
+from millrace.explain.program_difference import difference
 from millrace.records.compilation import Aspect, Cause, Origin, ProgramKey
 from millrace.records.run import EntryLabels
 

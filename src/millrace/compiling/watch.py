@@ -31,8 +31,7 @@ from millrace.compiling.call_description import (
 from millrace.compiling.log import CompileLog
 from millrace.compiling.record import record_of
 from millrace.explain.history import history
-from millrace.explain.key import key_of_call
-from millrace.explain.surroundings import fields_from
+from millrace.explain.key import fields_from, key_of_call
 from millrace.records.compilation import Aspect, CompileRecord, Origin, ProgramKey
 from millrace.records.run import EntryLabels
 from millrace.threads.scoped_value import ScopedValue

@@ -1,9 +1,9 @@
 """Why a program is compiled: which fields of its key differ from one that was compiled before.
 
     key of the new program
-        -> the nearest known key           of the same model object, with the least that differs
-        -> what differs                    without what only follows from something else
-        -> a sentence, and what to do      the likeliest culprit first
+        -> the nearest known key           of the same model object, with the fewest differences
+        -> the differences                 without the consequences of others
+        -> a sentence and a remedy         the likeliest cause first
 
 The nearest is not the newest: a batch of 17 rows after many of 32 is compared with those of 32,
 whatever ran in between.
@@ -12,19 +12,16 @@ whatever ran in between.
 import difflib
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import starmap, zip_longest
-from typing import cast
 
-from millrace.explain.remedies import remedy_of
-from millrace.explain.words import text_of_change
+from millrace.explain.words import Change, remedy_of, text_of_change
 from millrace.records.compilation import Aspect, Cause, KeyField, ProgramKey
 
 FIRST = "first compilation"
 ANOTHER_MODEL = "another model"
-SHOWN = 3  # changes that are named; the number of others is given
+SHOWN = 3  # changes that are named; others are counted
 
-# From what a user most likely did not mean to change, to what follows from the rest.
+# From what a user most likely changed by mistake to what follows from the rest.
 _ORDER = (
     Aspect.ARGUMENT,
     Aspect.OPTION,
@@ -37,7 +34,7 @@ _ORDER = (
     Aspect.STATE,
     Aspect.IDENTITY,
 )
-# What a change weighs in the choice of the nearest key.
+# The weight of a change in the choice of the nearest key.
 _WEIGHT = {Aspect.STATE: 0.1, Aspect.IDENTITY: 0.5, Aspect.CODE: 0.5}
 # Options that follow from the data, from other options, or from how long a step takes.
 _DERIVED = (
@@ -49,32 +46,8 @@ _DERIVED = (
     "order of variables",
 )
 _NUMBER = re.compile(r"layer [\d.]+ \(")
-# Objects without which another program is a matter of course, with what they are called.
-_OBJECTS = {"strategy": "another Strategy", "model object": "another model object"}
-_FUNCTION = "function object"  # another one is a matter of course where its code is another
-
-
-@dataclass(frozen=True, slots=True)
-class Change:
-    """A field that differs between two keys; None where one key has no such field."""
-
-    old: KeyField | None
-    new: KeyField | None
-
-    @property
-    def field(self) -> KeyField:
-        """The newer one of both."""
-        return cast(KeyField, self.new or self.old)
-
-    @property
-    def aspect(self) -> Aspect:
-        """What the field is about."""
-        return self.field.aspect
-
-    @property
-    def is_exchange(self) -> bool:
-        """Whether both keys have the field, with different values."""
-        return self.old is not None and self.new is not None
+_OBJECTS = ("strategy", "model object")  # programs of another one are its own
+_FUNCTION = "function object"  # another one follows from other code
 
 
 def explain(new: ProgramKey, known: Sequence[ProgramKey], where: str = "") -> Cause:
@@ -86,19 +59,16 @@ def explain(new: ProgramKey, known: Sequence[ProgramKey], where: str = "") -> Ca
         where: what the program is compiled for, such as "batch 1,875 of epoch 1".
 
     Returns:
-        The cause in the user's words. Its aspects are those of the fields that differ: there are
-        none for a first compilation, and if no field tells.
+        The cause in the user's words. Its aspects are those of the fields that differ; there are
+        none for a first compilation, or if no field differs.
     """
     if not known:
         return Cause(FIRST)
     changes = _nearest(new, known)
     if not changes:
-        return Cause(
-            "no field of its key differs from that of a program compiled before",
-            ""
-            if new.is_complete
-            else "The key does not describe everything that the program uses.",
-        )
+        gap = "The key does not describe everything that the program uses."
+        text = "no field of its key differs from that of a program compiled before"
+        return Cause(text, "" if new.is_complete else gap)
     shown = _without_consequences(changes)
     aspects = tuple(dict.fromkeys(change.aspect for change in shown))
     if _is_another_model(changes, new):
@@ -107,12 +77,12 @@ def explain(new: ProgramKey, known: Sequence[ProgramKey], where: str = "") -> Ca
 
 
 def layers_of(key: ProgramKey) -> list[KeyField]:
-    """Returns what a key says of the layers of its model, in their order."""
+    """Returns the fields of a model's layers, in their order."""
     return [field for field in key.fields if _is_layer(field)]
 
 
 def _nearest(new: ProgramKey, known: Sequence[ProgramKey]) -> list[Change]:
-    """Returns what differs from the nearest key; of equally near ones from the newest."""
+    """Returns the differences from the nearest key; of equally near ones from the newest."""
     each = (_changes(new, key) for key in reversed(known))
     return min(each, key=_distance)
 
@@ -132,7 +102,7 @@ def _changes(new: ProgramKey, old: ProgramKey) -> list[Change]:
 
 
 def _changes_of_layers(new: ProgramKey, old: ProgramKey) -> list[Change]:
-    """Finds the layer that came or went, where all behind it have another number now."""
+    """Finds the layer that came or went, where all layers behind it have another number now."""
     before, after = layers_of(old), layers_of(new)
     texts = [[_NUMBER.sub("layer (", f.value) for f in fields] for fields in (before, after)]
     changes = []
@@ -143,13 +113,13 @@ def _changes_of_layers(new: ProgramKey, old: ProgramKey) -> list[Change]:
 
 
 def _distance(changes: list[Change]) -> tuple[int, float]:
-    objects = (*_OBJECTS, _FUNCTION)
-    others = sum(c.aspect is Aspect.IDENTITY and c.field.name in objects for c in changes)
+    names = [change.field.name for change in changes if change.aspect is Aspect.IDENTITY]
+    others = sum(name in (*_OBJECTS, _FUNCTION) for name in names)
     return others, sum(_WEIGHT.get(change.aspect, 1.0) for change in changes)
 
 
 def _without_consequences(changes: list[Change]) -> list[Change]:
-    """Returns what differs in order, without what follows from the rest."""
+    """Returns changes in order, without those that follow from the rest."""
     aspects = {change.aspect for change in changes}
     layers = {change.field.name for change in changes if _is_layer(change.field)}
     is_explained = any(not _is_derived(c) and c.aspect is not Aspect.IDENTITY for c in changes)
@@ -167,8 +137,7 @@ def _without_consequences(changes: list[Change]) -> list[Change]:
         )
         if not dropped:
             kept.append(change)
-    kept = kept or [change for change in changes if change.aspect is not Aspect.STATE] or changes
-    return sorted(_code_once(kept), key=_rank)
+    return sorted(kept or changes, key=_rank)
 
 
 def _is_derived(change: Change) -> bool:
@@ -187,21 +156,11 @@ def _follows_from_structure(change: Change, changes: list[Change]) -> bool:
     return any(other.field.name.endswith(": structure") for other in changes)
 
 
-def _code_once(changes: list[Change]) -> list[Change]:
-    """Leaves out a function's constants where its instructions differ, too."""
-    rewritten = {
-        change.field.name.removeprefix("instructions of ")
-        for change in changes
-        if change.field.name.startswith("instructions of ")
-    }
-    return [c for c in changes if c.field.name.removeprefix("constants of ") not in rewritten]
-
-
 def _rank(change: Change) -> tuple[int, int, int]:
     """Orders changes: other objects first, then by aspect; what came or went comes later."""
     name = change.field.name
     if change.aspect is Aspect.IDENTITY and name in _OBJECTS:
-        return -1, list(_OBJECTS).index(name), 0
+        return -1, _OBJECTS.index(name), 0
     return _ORDER.index(change.aspect), not change.is_exchange, name.endswith("sample_weight")
 
 
@@ -215,7 +174,7 @@ def _is_another_model(changes: list[Change], new: ProgramKey) -> bool:
 def _sentence(changes: list[Change], where: str) -> str:
     texts = []
     for change in changes[:SHOWN]:
-        text = text_of_change(change.old, change.new)
+        text = text_of_change(change)
         if where and change.aspect is Aspect.ARGUMENT:  # once
             text, where = f"{text}, {where}", ""
         texts.append(text)

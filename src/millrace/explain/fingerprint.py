@@ -1,23 +1,37 @@
-"""What decides what a function or a model computes, field by field.
+"""Everything that decides the results of a function or a model, field by field.
 
-    describe_function(loss, "loss")   CODE     instructions, constants, closures, globals, defaults
-    describe_model(model)             MODEL    layers, connections, optimizer, loss, metrics
-                                      CODE     of the user's classes and functions in them
-    describe_state(model, mode)       STATE    one field for each variable
+    describe(loss, "loss")        CODE     instructions, constants, closures, globals, defaults
+    describe_model(model)         MODEL    layers, connections, optimizer, loss, metrics
+                                  CODE     of the user's classes and functions in them
+    describe_state(model, mode)   STATE    one field for each variable
 
 Equal descriptions mean equal computations, in any process with the same versions, unless a
-description says that it is not complete. Nothing is traced, and no value of a variable is read.
+description says that it is not complete. Nothing is traced, and no value of a variable is read:
+while a loop runs there are none, and they are no part of a program.
+
+Layers are numbered as the model holds them: `layer 2.1 (Dense)` is the first one in its second.
+Names that Keras counts up are no part of any value, so that two builds of one model are equal; the
+`where` of a field has the name that the user knows.
 """
 
+import itertools
+import json
 import re
 from typing import Any
 
 import keras
 
-from millrace._compat.keras_layers import layers_inside
-from millrace.explain.code import write_class, write_function
-from millrace.explain.layers import label_layers, write_layer, write_model
-from millrace.explain.values import text_of
+from millrace._compat.keras_build import compile_arguments
+from millrace._compat.keras_layers import (
+    Origin,
+    bookkeeping,
+    connections,
+    layers_inside,
+    remat_mode,
+)
+from millrace.explain.attributes import attributes_of
+from millrace.explain.functions import write_class, write_function
+from millrace.explain.values import class_name, text_of
 from millrace.explain.walk import Description, Walk
 from millrace.plan import ROLES, Mode
 from millrace.records.compilation import Aspect, KeyField
@@ -25,45 +39,39 @@ from millrace.records.compilation import Aspect, KeyField
 _COUNTED = re.compile(r"^variable_\d+$")  # names that Keras gives to those without one
 
 
-def describe_function(function: Any, name: str) -> Description:
-    """Describes a function, a method, a partial, a callable object or a class.
+def describe(value: Any, name: str, aspect: Aspect = Aspect.CODE) -> Description:
+    """Describes a function, a class or any other value.
 
     Args:
-        function: whatever can be called.
-        name: of it in the field that says what it is: "function step", say.
+        value: whatever it is.
+        name: of the field that says what it is: "function step", say.
+        aspect: of that field.
     """
     walk = Walk()
-    walk.add(Aspect.CODE, name, text_of(walk, function))
-    _drain(walk)
-    return walk.description()
-
-
-def describe_value(value: Any, name: str, aspect: Aspect = Aspect.CODE) -> Description:
-    """Describes any value: of a static argument, say, or of an option."""
-    walk = Walk()
     walk.add(aspect, name, text_of(walk, value))
-    _drain(walk)
-    return walk.description()
+    return finished(walk)
 
 
 def describe_model(model: Any, mode: Mode = Mode.TRAIN) -> Description:
-    """Describes a model, with those things that it was compiled with that a mode uses."""
+    """Describes a model, and those arguments of its `compile()` that a mode uses."""
     optimizer = getattr(model, "optimizer", None)
     own = [*model.variables, *model.metrics_variables, *getattr(optimizer, "variables", ())]
     walk = Walk(frozenset(map(id, own)), mode)
     walk.label(model, "model", describe=False)
-    label_layers(walk, model)
-    _label_variables(walk, model)
-    write_model(walk, model, "model")
-    _drain(walk)
-    return walk.description()
+    _label_layers(walk, model)
+    names = _variable_names(model)
+    for variable in model.variables:  # attributes refer to them by name: two may be exchanged
+        if id(variable) in names:
+            walk.label(variable, names[id(variable)], describe=False)
+    _write_model(walk, model, "model")
+    return finished(walk)
 
 
 def describe_state(model: Any, mode: Mode) -> tuple[KeyField, ...]:
     """Describes the variables that a program of a mode is given: shape, dtype and role.
 
-    A layer's variable is called by the number of the layer, for names differ between two builds of
-    one model; its path is where the field is from.
+    The name of a layer's variable has the number of the layer, since the names of layers differ
+    between two builds of one model; `where` has its path.
     """
     names = _variable_names(model)
     variables = {
@@ -82,47 +90,113 @@ def describe_state(model: Any, mode: Mode) -> tuple[KeyField, ...]:
     return tuple(fields)
 
 
-def _label_variables(walk: Walk, model: Any) -> None:
-    """Lets attributes of the user's layers say which variable they are: two may be exchanged."""
-    names = _variable_names(model)
-    for variable in model.variables:
-        if id(variable) in names:
-            walk.label(variable, names[id(variable)], describe=False)
+def finished(walk: Walk) -> Description:
+    """Describes everything in a walk's queue until nothing new turns up, and returns all fields."""
+    while walk.queue:
+        thing, label = walk.queue.popleft()
+        if isinstance(thing, keras.Layer):
+            _label_layers(walk, thing, around=f" of {label}")  # of those that were met alone
+            is_whole = isinstance(thing, keras.Model) and label.startswith("model ")
+            (_write_model if is_whole else _write_layer)(walk, thing, label)
+        elif isinstance(thing, type):
+            write_class(walk, thing, label)
+        else:
+            write_function(walk, thing, label)
+    return walk.description()
+
+
+def _label_layers(walk: Walk, model: Any, path: str = "", around: str = "") -> None:
+    """Numbers the layers inside a model, before any value refers to one of them."""
+    for number, layer in enumerate(layers_inside(model), 1):
+        if walk.label_of(layer) is not None:  # shared, or inside itself
+            continue
+        place = f"{path}{number}"
+        walk.label(layer, f"layer {place} ({type(layer).__name__}){around}")
+        _label_layers(walk, layer, f"{place}.", around)
 
 
 def _variable_names(model: Any) -> dict[int, str]:
+    """Returns names of the variables of layers, by id; a number tells equal ones apart."""
     walk = Walk()
     walk.label(model, "the model")
-    label_layers(walk, model)
+    _label_layers(walk, model)
     names: dict[int, str] = {}
     for layer, label in walk.queue:
         inner = {id(v) for part in layers_inside(layer) for v in part.variables}
         for variable in layer.variables:
-            if id(variable) not in inner:
+            if id(variable) not in inner and id(variable) not in names:
                 name = _COUNTED.sub("variable", variable.name)
-                names.setdefault(id(variable), f"variable {name} of {label}")
-    return _distinct(names)
+                names[id(variable)] = walk.unique(f"variable {name} of {label}")
+    return names
 
 
-def _distinct(names: dict[int, str]) -> dict[int, str]:
-    """Returns names of which no two are equal: a layer's two seed generators are."""
-    count: dict[str, int] = {}
-    distinct = {}
-    for variable, name in names.items():
-        count[name] = count.get(name, 0) + 1
-        distinct[variable] = name if count[name] == 1 else f"{name} ({count[name]})"
-    return distinct
+def _write_model(walk: Walk, model: Any, label: str) -> None:
+    """Adds the fields of a model that is not inside another one, and of its `compile()`."""
+    _write_layer(walk, model, label)
+    if not getattr(model, "compiled", False):
+        return
+    suffix = "" if label == "model" else f" of {label}"
+    if model.optimizer is not None and walk.mode is Mode.TRAIN:
+        value = _entries(walk, type(model.optimizer), attributes_of(model.optimizer) or {})
+        walk.add(Aspect.MODEL, f"optimizer{suffix}", value)
+    arguments = compile_arguments(model)
+    if walk.mode is not Mode.PREDICT:
+        for name in ("loss", "loss_weights", "metrics", "weighted_metrics"):
+            walk.add(Aspect.MODEL, f"{name}{suffix}", text_of(walk, arguments.get(name)))
+    for name in ("jit_compile", "run_eagerly"):
+        walk.add(Aspect.OPTION, f"{name}{suffix}", text_of(walk, arguments.get(name)))
 
 
-def _drain(walk: Walk) -> None:
-    """Describes what has got a label, until nothing new turns up."""
-    while walk.queue:
-        found, label = walk.queue.popleft()
-        if isinstance(found, keras.Layer):
-            label_layers(walk, found, around=f" of {label}")  # of those that were met alone
-            is_whole = isinstance(found, keras.Model) and label.startswith("model ")
-            (write_model if is_whole else write_layer)(walk, found, label)
-        elif isinstance(found, type):
-            write_class(walk, found, label)
-        else:
-            write_function(walk, found, label)
+def _write_layer(walk: Walk, layer: Any, label: str) -> None:
+    """Adds the field of a layer, and one of the calls in it if it is a model with a graph."""
+    facts = {
+        "dtype": layer.dtype_policy,
+        "trainable": bool(layer.trainable),
+        "autocast": layer.autocast,
+        "activity_regularizer": layer.activity_regularizer,
+        "supports_masking": layer.supports_masking,
+        "remat": remat_mode(layer),
+    }
+    value = _entries(walk, type(layer), facts | (attributes_of(layer) or {}))
+    walk.add(Aspect.MODEL, label, value, layer.name)
+    if isinstance(layer, keras.Model):
+        _write_connections(walk, layer, label)
+
+
+def _entries(walk: Walk, kind: type, attributes: dict[str, Any]) -> str:
+    entries = {name: text_of(walk, value) for name, value in attributes.items()}
+    return json.dumps({"class": class_name(walk, kind)} | entries)
+
+
+def _write_connections(walk: Walk, model: keras.Model, label: str) -> None:
+    """Adds the calls of a model's graph and their arguments, without the names of layers."""
+    calls = connections(model)
+    names = {id(operation): walk.label_of(operation) for operation, _, _ in calls}
+    counter = itertools.count(1)
+    for operation, _, _ in calls:
+        if names[id(operation)] is None:
+            names[id(operation)] = f"operation {next(counter)} ({type(operation).__name__})"
+    inputs = itertools.count(1)
+
+    def origin(value: Any) -> Any:
+        if not isinstance(value, Origin):
+            return text_of(walk, value)
+        name = names.get(id(value.operation))
+        if name is None:
+            name = names[id(value.operation)] = f"input {next(inputs)}"
+        return f"{name}#{value.call}.{value.output}"
+
+    entries = {}
+    for number, (operation, args, kwargs) in enumerate(calls):
+        arguments = keras.tree.map_structure(origin, (args, kwargs))
+        made = "" if isinstance(operation, keras.Layer) else f" {_operation(walk, operation)}"
+        entries[f"call {number}"] = f"{names[id(operation)]}{made} {json.dumps(arguments)}"
+    if entries:
+        walk.add(Aspect.MODEL, f"connections in {label}", json.dumps(entries), model.name)
+
+
+def _operation(walk: Walk, operation: Any) -> str:
+    """Returns the arguments of an operation that is no layer: the axis of a sum."""
+    hidden = bookkeeping()
+    shown = {name: value for name, value in vars(operation).items() if name not in hidden}
+    return _entries(walk, type(operation), shown)

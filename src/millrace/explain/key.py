@@ -1,10 +1,10 @@
 """The key of a program: everything that decides what is compiled, field by field.
 
-    ARGUMENT   argument x: shape                  of batches, or of what a function is called with
+    ARGUMENT   argument x: shape                  of batches, or of the arguments of a call
     STATE      variable kernel of layer 1 (...)   shape, dtype, role
-    OPTION     gradient_accumulation_steps_...    what was set on the model, by its public name
+    OPTION     gradient_accumulation_steps_...    options of the model, by their public names
     MODEL      layer 1 (Dense), optimizer, loss   `fingerprint.py`
-    CODE       `rate`, closed over by loss()      `fingerprint.py`
+    CODE       `rate`, closed over by loss()      `functions.py`
     JAX        jax_default_matmul_precision       what JAX itself tells traces apart by
     DEVICE, FLAG, VERSION                         where, with which flags, by which versions
     IDENTITY   model object, strategy             no part of the digest
@@ -13,30 +13,31 @@ Nothing is traced for it. The key of a ResNet50 takes 25 ms on one core of a ser
 it takes 1 s.
 """
 
-from collections.abc import Collection, Iterable, Mapping
+import inspect
+import os
+import platform
+import sys
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import fields as fields_of
 from typing import Any
 
 import jax
 import keras
+import numpy as np
 
-from millrace.explain.call import argument_descriptions
-from millrace.explain.fingerprint import (
-    describe_function,
-    describe_model,
-    describe_state,
-    describe_value,
-)
-from millrace.explain.plan import batch_fields, plan_options
-from millrace.explain.surroundings import Pairs, fields_from, surroundings
-from millrace.explain.values import digest
-from millrace.explain.walk import Description
-from millrace.plan import Plan
+from millrace._compat.jax_tracing import jax_options
+from millrace.explain.fingerprint import describe, describe_model, describe_state, finished
+from millrace.explain.values import digest, text_of, without_address
+from millrace.explain.walk import Description, Walk, version_of
+from millrace.options import TapRequest
+from millrace.plan import BatchSpec, Plan
 from millrace.records.compilation import Aspect, KeyField, ProgramKey
 
-Identity = Iterable[tuple[str, object]]  # names and values of what says which object something is
+Pairs = Iterable[tuple[str, object]] | Mapping[str, object]
+Identity = Iterable[tuple[str, object]]  # which object each is: ("model object", "number 2")
 
-
-_DEFAULT = "jax_default_device"
+_BATCH = ("x", "y", "sample_weight")
+_NUMBERS = (bool, int, float, complex)
 
 
 def key_of(
@@ -62,26 +63,36 @@ def key_of(
         identity: which objects these are: `"model object"`, `"strategy"`, `"compile() calls"`.
         options: further options of millrace by their public names, which no plan has.
         description: of the model for the plan's mode, if it is known; it takes most of the time.
-        state: what `describe_state` says, if that is known.
+        state: the result of `describe_state`, if it is known.
     """
     description = description or describe_model(model, plan.mode)
-    accumulator = describe_value(plan.accumulation.dtype, "dtype", Aspect.OPTION)
+    accumulator = describe(plan.accumulation.dtype, "dtype", Aspect.OPTION)
     variables = tuple(describe_state(model, plan.mode) if state is None else state)
     order = digest("\n".join(f"{field.name}\n{field.value}" for field in variables).encode())
-    found = [
-        *batch_fields(plan.batch),
-        *fields_from(Aspect.OPTION, plan_options(plan, unroll)),
+    fields = [
+        *_batch_fields(plan.batch),
+        *fields_from(Aspect.OPTION, _plan_options(plan, unroll)),
         *fields_from(Aspect.OPTION, options),
         *accumulator.fields,
         *description.fields,
         *variables,
         KeyField(Aspect.OPTION, "order of variables", order),  # which a digest does not have
         # A plan says where its programs run, whatever the default is.
-        *(f for f in surroundings(plan.group.devices, compiler_options) if f.name != _DEFAULT),
+        *(
+            field
+            for field in _environment(plan.group.devices, compiler_options)
+            if field.name != "jax_default_device"
+        ),
         *fields_from(Aspect.IDENTITY, identity),
     ]
     is_complete = description.is_complete and accumulator.is_complete
-    return ProgramKey(model.name, program_name, _once(found), is_complete)
+    # Each has labels of its own: a function there must not hide another one of its name here.
+    known = {(field.aspect, field.name): field.value for field in description.fields}
+    is_complete &= all(
+        known.get((field.aspect, field.name), field.value) == field.value
+        for field in accumulator.fields
+    )
+    return ProgramKey(model.name, program_name, _once(fields), is_complete)
 
 
 def key_of_call(
@@ -98,22 +109,161 @@ def key_of_call(
 
     Args:
         name: of the program.
-        function: plain, or what `jax.jit` made of it.
-        args: it is called with; arrays that were given away can still be described.
-        kwargs: it is called with.
+        function: plain, or the result of `jax.jit`.
+        args: of the call; arrays that were given away can still be described.
+        kwargs: of the call.
         static: numbers and names of arguments that are constants of the program.
         identity: which object this is: `"function object"`.
         compiler_options: of XLA.
     """
-    inner = getattr(function, "__wrapped__", function)
-    parts = [
-        describe_function(inner, f"function {name}"),
-        *argument_descriptions(inner, args, kwargs, static),
+    walk, inner = Walk(), getattr(function, "__wrapped__", function)
+    walk.add(Aspect.CODE, f"function {name}", text_of(walk, inner))
+    _write_arguments(walk, inner, args, kwargs, static)
+    description = finished(walk)
+    fields = [
+        *description.fields,
+        *_environment(_devices_of((args, kwargs)), compiler_options),
+        *fields_from(Aspect.IDENTITY, identity),
     ]
-    found = [field for part in parts for field in part.fields]
-    found += surroundings(_devices_of((args, kwargs)), compiler_options)
-    found += fields_from(Aspect.IDENTITY, identity)
-    return ProgramKey("", name, _once(found), all(part.is_complete for part in parts))
+    return ProgramKey("", name, _once(fields), description.is_complete)
+
+
+def fields_from(aspect: Aspect, pairs: Pairs) -> Iterator[KeyField]:
+    """Makes fields of names and values."""
+    for name, value in dict(pairs).items():
+        yield KeyField(aspect, name, str(value))
+
+
+def versions() -> dict[str, str]:
+    """Returns the versions of everything that has a part in tracing and compiling."""
+    return {
+        "python": platform.python_version(),
+        "jax": jax.__version__,
+        "jaxlib": str(version_of("jaxlib")),
+        "keras": keras.__version__,
+        "numpy": np.__version__,
+        # Not imported: what imports everything is above everything.
+        "millrace": str(getattr(sys.modules["millrace"], "__version__", "unknown")),
+    }
+
+
+def _once(fields: Iterable[KeyField]) -> tuple[KeyField, ...]:
+    """Returns the fields, one of each name: a package's version may be there twice."""
+    return tuple({(field.aspect, field.name): field for field in fields}.values())
+
+
+def _batch_fields(batch: BatchSpec) -> Iterator[KeyField]:
+    """Yields structure, shapes and dtypes of a batch; nothing for a program that takes none."""
+    if batch.treedef is None:
+        return
+    tree = jax.tree.unflatten(batch.treedef, range(len(batch.shapes)))
+    is_tuple = isinstance(tree, tuple | list) and 1 <= len(tree) <= len(_BATCH)
+    # What Keras's data adapter yields; or only an x.
+    named = dict(zip(_BATCH, tree if is_tuple else (tree,), strict=False))
+    for name, part in named.items():
+        if part is not None:
+            yield KeyField(Aspect.ARGUMENT, f"argument {name}: structure", _structure(part))
+        for path, number in jax.tree_util.tree_flatten_with_path(part)[0]:
+            leaf = f"argument {name}{jax.tree_util.keystr(path)}"
+            shape, dtype = batch.shapes[number], batch.dtypes[number]
+            yield KeyField(Aspect.ARGUMENT, f"{leaf}: shape", str(tuple(shape)))
+            yield KeyField(Aspect.ARGUMENT, f"{leaf}: dtype", dtype.name)
+
+
+def _structure(tree: Any) -> str:
+    """Returns how a value is built: `{'image': *, 'age': *}`, where `*` is an array."""
+    if isinstance(tree, Mapping):
+        return f"{{{', '.join(f'{k!r}: {_structure(v)}' for k, v in tree.items())}}}"
+    if isinstance(tree, list | tuple):
+        text = ", ".join(map(_structure, tree))
+        return f"({text})" if isinstance(tree, tuple) else f"[{text}]"
+    return "None" if tree is None else "*"
+
+
+def _plan_options(plan: Plan, unroll: int | None) -> Iterator[tuple[str, object]]:
+    """Yields the options of a model, and the sizes that follow from them."""
+    accumulation, replication, recompute = plan.accumulation, plan.replication, plan.recompute
+    offload, at_a_time = plan.offload, plan.accumulation.at_a_time
+    yield "mode", plan.mode.value
+    yield "gradient_accumulation_steps_per_replica", accumulation.steps // at_a_time
+    yield "gradient_accumulation_reduction_method", accumulation.reduction.value
+    yield "batch_serialization_iterations", at_a_time
+    yield "replicated_metric_reduction_method", replication.metrics.value
+    yield "replicated_optimizer_state_sharding", replication.shard_optimizer_state
+    yield "replicated_weight_sharding", replication.shard_weights
+    yield "recomputation", "off" if recompute is None else "on"
+    yield "recomputation budget", None if recompute is None else recompute.budget
+    yield "recomputation choice", None if recompute is None else recompute.choice
+    yield "recomputation of whole stages", recompute is not None and recompute.whole_stages
+    yield "offload_weight_update_variables", offload.optimizer_state
+    yield "offload_activations", offload.activations
+    yield "offload_gradient_accumulation_buffers", offload.accumulators
+    yield "offload_weights", offload.weights
+    for field in fields_of(TapRequest):
+        yield f"tensor statistics: {field.name}", getattr(plan.taps, field.name)
+    yield "values are tapped", plan.tapped
+    yield "asynchronous_callbacks", plan.step_logs
+    yield "steps in a block", plan.capacity
+    yield "steps whose results a call returns", plan.records
+    yield "steps in unrolled code", "a loop" if unroll is None else unroll
+
+
+def _write_arguments(
+    walk: Walk, function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], static: Any
+) -> None:
+    """Adds arguments as JAX tells calls apart: arrays by kind and place, others by value."""
+    by_keyword = ", ".join(sorted(kwargs))
+    walk.add(Aspect.ARGUMENT, "arguments passed by keyword", by_keyword)
+    named = [*zip(_parameter_names(function, args), args, strict=True), *kwargs.items()]
+    for number, (name, value) in enumerate(named):
+        if name in static or (number < len(args) and number in static):
+            walk.add(Aspect.ARGUMENT, f"static argument {name}", text_of(walk, value))
+        else:
+            _write_tree(walk, f"argument {name}", value)
+
+
+def _parameter_names(function: Any, args: tuple[Any, ...]) -> list[str]:
+    """Returns the name of each positional argument; those that share a name are numbered."""
+    try:
+        parameters = list(inspect.signature(function).parameters.values())
+    except (TypeError, ValueError):
+        parameters = []
+    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    positional = [p.name for p in parameters if p.kind in kinds]
+    rest = next((p.name for p in parameters if p.kind is p.VAR_POSITIONAL), "args")
+    more = [f"{rest}[{number}]" for number in range(len(args) - len(positional))]
+    return [*positional, *more][: len(args)]
+
+
+def _write_tree(walk: Walk, name: str, value: Any) -> None:
+    leaves, tree = jax.tree_util.tree_flatten_with_path(value)
+    text = without_address(str(tree)).removeprefix("PyTreeDef")
+    walk.add(Aspect.ARGUMENT, f"{name}: structure", text)
+    for path, leaf in leaves:
+        place = f"{name}{jax.tree_util.keystr(path)}"
+        if not isinstance(leaf, (jax.Array, np.ndarray, np.generic, *_NUMBERS)):
+            walk.add(Aspect.ARGUMENT, place, text_of(walk, leaf))
+            continue
+        dtype = jax.dtypes.canonicalize_dtype(jax.dtypes.result_type(leaf))
+        is_number = isinstance(leaf, _NUMBERS) and not isinstance(leaf, bool | np.generic)
+        is_weak = is_number or getattr(leaf, "weak_type", False)
+        walk.add(Aspect.ARGUMENT, f"{place}: shape", str(np.shape(leaf)))
+        walk.add(Aspect.ARGUMENT, f"{place}: dtype", str(dtype))
+        walk.add(
+            Aspect.ARGUMENT, f"{place}: weak type", "yes, of a Python number" if is_weak else "no"
+        )
+        walk.add(Aspect.ARGUMENT, f"{place}: placement", _placement(leaf))
+
+
+def _placement(leaf: Any) -> str:
+    """Returns where an array has to stay; most are free to go where they are used."""
+    if not isinstance(leaf, jax.Array) or not getattr(leaf, "committed", False):
+        return "free"
+    sharding = leaf.sharding
+    if isinstance(sharding, jax.sharding.SingleDeviceSharding):
+        (device,) = sharding.device_set
+        return f"{device.platform}:{device.id}, memory {sharding.memory_kind}"
+    return without_address(repr(sharding))
 
 
 def _devices_of(arguments: Any) -> list[Any]:
@@ -125,6 +275,22 @@ def _devices_of(arguments: Any) -> list[Any]:
     return [default] if isinstance(default, jax.Device) else jax.devices()[:1]
 
 
-def _once(found: Iterable[KeyField]) -> tuple[KeyField, ...]:
-    """Returns the fields, one of each name: a package's version may have been found twice."""
-    return tuple({(field.aspect, field.name): field for field in found}.values())
+def _environment(
+    devices: Iterable[jax.Device], compiler_options: Mapping[str, Any] | None
+) -> Iterator[KeyField]:
+    """Yields fields that mostly are the same for all programs of a process."""
+    devices, config = list(devices), keras.config
+    for name in ("floatx", "epsilon", "image_data_format", "is_flash_attention_enabled"):
+        value = getattr(config, name)()
+        yield KeyField(Aspect.OPTION, f"keras.config.{name}()", str(value))
+    if devices:
+        yield KeyField(Aspect.DEVICE, "platform", devices[0].platform)
+        yield KeyField(Aspect.DEVICE, "kind of device", devices[0].device_kind)
+        yield KeyField(Aspect.DEVICE, "number of devices", str(len(devices)))
+        yield KeyField(Aspect.DEVICE, "devices", ", ".join(str(each.id) for each in devices))
+    yield from fields_from(Aspect.JAX, jax_options())
+    for name in ("XLA_FLAGS", "LIBTPU_INIT_ARGS"):
+        yield KeyField(Aspect.FLAG, name, " ".join(sorted(os.environ.get(name, "").split())))
+    options = sorted((compiler_options or {}).items())
+    yield KeyField(Aspect.FLAG, "compiler options", " ".join(f"{k}={v}" for k, v in options))
+    yield from fields_from(Aspect.VERSION, versions())

@@ -1,21 +1,27 @@
-"""Any value in one line of text that is equal for equal values, in any process.
+"""Any value in one line of text, equal for equal values in any process.
 
-Numbers, strings and containers are written as in Python, arrays by dtype, shape and contents,
-functions, classes and layers by their labels, and other objects as their class was called with
-their attributes: `Config(rate=0.1, depth=3)`.
+    1.5   [1, 'a']   {1, 3}          as in Python
+    float32[3] [1.0, 2.0, 3.0]       arrays by dtype, shape and contents
+    loss()   layer 3 (Dense)         functions, classes and layers by their labels
+    Config(rate=0.1, depth=3)        other objects by class and attributes
+
+What a label stands for is described later, from the walk's queue.
 """
 
 import enum
+import functools
 import hashlib
 import io
 import logging
 import os
 import random
 import re
+import sys
 import threading
 import types
 import weakref
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from types import FunctionType
 from typing import Any
 
 import jax
@@ -24,37 +30,29 @@ import keras
 import numpy as np
 
 from millrace._compat.jax_tracing import is_traced
-from millrace.explain.library import is_library_class
-from millrace.explain.names import class_name, function_text, is_code
-from millrace.explain.objects import attributes_of, is_small_keras_object, is_tool
-from millrace.explain.walk import Walk
+from millrace.explain.attributes import attributes_of, is_tool
+from millrace.explain.walk import Walk, is_library_class, is_library_file
 
 MAX_TEXT = 300  # characters of a text, and of an array's numbers, that are written out
-_PLAIN = (type(None), bool, int, float, complex, str, bytes)
 MAX_DEPTH = 50  # of containers and objects in one another
 MAX_BYTES = 256 * 2**20  # of an array that is read; hashing these takes half a second
+
+_PLAIN = (type(None), bool, int, float, complex, str, bytes)
+_BUILTIN = (types.BuiltinFunctionType, types.MethodWrapperType, types.MethodDescriptorType)
+_BUILTIN += (types.WrapperDescriptorType, types.ClassMethodDescriptorType)
+_CODE = (type, FunctionType, types.MethodType, functools.partial, *_BUILTIN)
+_WRAPPERS = ("PjitFunction", "_lru_cache_wrapper")  # compiled objects around a function
+_LOCKS = (type(threading.Lock()), type(threading.RLock()))
+# No computation depends on these.
+_SILENT = (logging.Logger, threading.Thread, threading.local, *_LOCKS)
+# These have more in them than their attributes say; and the environment may have secrets.
+_RUNNING = (types.GeneratorType, types.CoroutineType, types.FrameType)
+_OPAQUE = (io.IOBase, random.Random, type(os.environ), *_RUNNING)
 _ADDRESS = re.compile(r"( object)? at 0x[0-9a-fA-F]+")
-# What no computation depends on.
-_SILENT = (
-    logging.Logger,
-    threading.Thread,
-    threading.local,
-    type(threading.Lock()),
-    type(threading.RLock()),
-)
-# What has more in it than its attributes say; and the environment, which may have secrets.
-_OPAQUE = (
-    io.IOBase,
-    random.Random,
-    types.GeneratorType,
-    types.CoroutineType,
-    types.FrameType,
-    type(os.environ),
-)
 
 
 def text_of(walk: Walk, value: Any) -> str:
-    """Returns a value as text, and puts what has to be described besides into the walk's queue."""
+    """Returns a value as text, and queues what its labels stand for."""
     if type(value) in _PLAIN:
         return shortened(repr(value))
     if (label := walk.label_of(value)) is not None:
@@ -68,32 +66,32 @@ def text_of(walk: Walk, value: Any) -> str:
         return f"<{type(value).__name__} number {walk.open.index(id(value))} around this>"
     walk.open.append(id(value))
     try:
-        return _known(walk, value) or _object(walk, value)
+        return _special_text(walk, value) or _object(walk, value)
     finally:
         walk.open.pop()
 
 
 def shortened(text: str) -> str:
-    """Returns a text, or the beginning of a long one with what stands for the rest."""
+    """Returns a text; of a long one the beginning, and a hash of all of it."""
     if len(text) <= MAX_TEXT:
         return text
     return f"{text[:60]}... {len(text):,} characters {digest(text.encode())}"
 
 
 def digest(data: bytes | memoryview) -> str:
-    """Returns twelve hexadecimal digits that stand for data."""
+    """Returns a hash of data, as twelve hexadecimal digits."""
     return hashlib.sha1(data, usedforsecurity=False).hexdigest()[:12]
 
 
 def without_address(text: str) -> str:
-    """Returns what an object says of itself without where it lies in memory."""
+    """Returns an object's `repr` without its address in memory."""
     return _ADDRESS.sub("", text)
 
 
-def _known(walk: Walk, value: Any) -> str | None:
-    """Returns the text of what is no object with attributes; None otherwise."""
-    if is_code(value):
-        return function_text(walk, value, text_of)
+def _special_text(walk: Walk, value: Any) -> str | None:
+    """Returns the text of a value that has a form of text for its type; None for others."""
+    if isinstance(value, _CODE) or _is_wrapper(value):
+        return _function_text(walk, value)
     if isinstance(value, enum.Enum):
         return f"{class_name(walk, type(value))}.{value.name}"
     if isinstance(value, list | tuple | set | frozenset | Mapping) and not isinstance(
@@ -104,7 +102,23 @@ def _known(walk: Walk, value: Any) -> str | None:
         return _array(walk, value)
     if isinstance(value, keras.Variable):
         return _variable(walk, value)
-    return _plain(walk, value)
+    if isinstance(value, _SILENT) or is_tool(value):
+        return f"<{type(value).__name__}>"
+    if isinstance(value, types.ModuleType):
+        walk.uses(value.__name__)
+        return f"module {value.__name__}"
+    if isinstance(value, np.dtype):
+        return f"dtype {value.name}"
+    if isinstance(value, weakref.ref):
+        return f"reference to {text_of(walk, value())}"
+    if isinstance(value, keras.DTypePolicy):
+        return value.name
+    if isinstance(value, keras.KerasTensor):
+        return f"tensor {value.dtype}{list(value.shape)}"
+    if isinstance(value, keras.random.SeedGenerator):  # whose seed is a variable
+        return "SeedGenerator"
+    placements = jax.Device | jax.sharding.Sharding | jax.sharding.Mesh | jax.sharding.PartitionSpec
+    return without_address(repr(value)) if isinstance(value, placements) else None
 
 
 def _container(walk: Walk, value: Any) -> str:
@@ -158,26 +172,98 @@ def _variable(walk: Walk, value: Any) -> str:
         return text
 
 
-def _plain(walk: Walk, value: Any) -> str | None:
-    if isinstance(value, _SILENT) or is_tool(value):
-        return f"<{type(value).__name__}>"
-    if isinstance(value, types.ModuleType):
-        return f"module {value.__name__}"
-    if isinstance(value, np.dtype):
-        return f"dtype {value.name}"
-    if isinstance(value, weakref.ref):
-        return f"reference to {text_of(walk, value())}"
-    if isinstance(value, keras.DTypePolicy):
-        return value.name
-    if isinstance(value, keras.KerasTensor):
-        return f"tensor {value.dtype}{list(value.shape)}"
-    if isinstance(value, keras.random.SeedGenerator):  # whose seed is a variable
-        return "SeedGenerator"
-    if isinstance(value, range | slice | type(...) | type(NotImplemented) | jax.Device):
-        return repr(value)
-    if isinstance(value, jax.sharding.Sharding | jax.sharding.Mesh | jax.sharding.PartitionSpec):
-        return without_address(repr(value))
-    return None
+def _is_wrapper(value: Any) -> bool:
+    return type(value).__name__ in _WRAPPERS and callable(getattr(value, "__wrapped__", None))
+
+
+def class_name(walk: Walk, kind: type) -> str:
+    """Returns the name of a library's class, or the label of one of the user's."""
+    name = spoken(kind.__qualname__)
+    if is_library_class(kind):
+        walk.uses(kind.__module__)
+        _label_replaced_methods(walk, kind)
+        return name if kind.__module__ == "builtins" else f"{_public(kind.__module__)}.{name}"
+    return walk.label(kind, name)
+
+
+def _label_replaced_methods(walk: Walk, kind: type) -> None:
+    """Queues those methods of a library's class that the user has put into it."""
+    if kind in walk.searched:
+        return
+    walk.searched.add(kind)
+    for base in filter(is_library_class, kind.__mro__):
+        for name, member in vars(base).items():
+            method = getattr(member, "__func__", getattr(member, "fget", member))
+            if isinstance(method, FunctionType):
+                file = method.__code__.co_filename
+                # Code that was made from text, such as that of a dataclass, has no file.
+                if not is_library_file(file) and not file.startswith("<"):
+                    walk.label(method, f"{spoken(base.__qualname__)}.{name}()")
+
+
+def _function_text(walk: Walk, function: Any) -> str:
+    """Returns the name of a function or a class; of one that a call made, its parts, too."""
+    if isinstance(function, type):
+        return class_name(walk, function)
+    if isinstance(function, FunctionType):
+        return _plain_function(walk, function)
+    if isinstance(function, functools.partial):
+        texts = [text_of(walk, part) for part in (function.func, *function.args)]
+        texts += [f"{name}={text_of(walk, value)}" for name, value in function.keywords.items()]
+        return f"partial({', '.join(texts)})"
+    if isinstance(function, types.MethodType):
+        return f"{text_of(walk, function.__func__)} of {text_of(walk, function.__self__)}"
+    if _is_wrapper(function):
+        return f"{type(function).__name__}({text_of(walk, function.__wrapped__)})"
+    owner, name = getattr(function, "__self__", None), function.__qualname__
+    if owner is None or isinstance(owner, types.ModuleType):
+        return f"{_public(getattr(function, '__module__', None) or 'builtins')}.{name}()"
+    return f"{name}() of {text_of(walk, owner)}"
+
+
+def _plain_function(walk: Walk, function: FunctionType) -> str:
+    if not is_library_file(function.__code__.co_filename):
+        return walk.label(function, f"{spoken(function.__qualname__)}()")
+    walk.uses(function.__module__)
+    name = f"{_public(function.__module__)}.{spoken(function.__qualname__)}"
+    if not function.__closure__ or _is_found_by_name(function):
+        return f"{name}()"
+    # Made by a call, of `jax.vmap` say, from the function and options that it closes over.
+    return f"{name}({', '.join(f'{k}={text}' for k, text in closure_of(walk, function))})"
+
+
+def closure_of(walk: Walk, function: FunctionType) -> Iterator[tuple[str, str]]:
+    """Yields the variables that a function closes over: names, and values as text."""
+    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+        if name == "__class__":
+            continue
+        try:
+            value = cell.cell_contents
+        except ValueError:
+            yield name, "not assigned yet"
+        else:
+            yield name, text_of(walk, value)
+
+
+def _is_found_by_name(function: FunctionType) -> bool:
+    named: Any = sys.modules.get(function.__module__)
+    for name in function.__qualname__.split("."):
+        named = getattr(named, name, None)
+    return function in (named, getattr(named, "__wrapped__", None))
+
+
+def spoken(qualified_name: str) -> str:
+    """Returns the name of a function as a reader knows it: `loss`, `Scaled.call`, `a lambda`."""
+    *around, name = qualified_name.split(".<locals>.")
+    if name == "<lambda>":
+        return f"lambda in {spoken(around[-1])}" if around else "lambda"
+    return name.replace(".<lambda>", ".lambda")
+
+
+def _public(module: str) -> str:
+    """Returns `keras` for `keras.src.losses.losses`."""
+    top, _, rest = module.partition(".")
+    return top if rest.startswith(("src", "_src")) else module
 
 
 def _object(walk: Walk, value: Any) -> str:
@@ -186,19 +272,18 @@ def _object(walk: Walk, value: Any) -> str:
         what = "model" if isinstance(value, keras.Model) else "layer"
         return walk.label(value, f"{what} {kind.__name__}")
     name = class_name(walk, kind)
-    if is_small_keras_object(value):
+    if isinstance(value, keras.Initializer) and is_library_class(kind):  # it draws a seed
         return f"{name}({_arguments(walk, value.get_config().items())})"
     attributes = attributes_of(value)
     is_value = isinstance(value, _PLAIN)
     if isinstance(value, _OPAQUE) or (attributes is None and not is_value):
         return _opaque(walk, value, name)
     own = [("", value.__reduce_ex__(2)[1][-1])] if is_value and not attributes else []
-    items = [*own, *(attributes or {}).items()]
-    return f"{name}({_arguments(walk, items)})"
+    return f"{name}({_arguments(walk, [*own, *(attributes or {}).items()])})"
 
 
 def _opaque(walk: Walk, value: Any, name: str) -> str:
-    """The text of an object that hides its state, which may still say it: a date, a path."""
+    """Returns the text of an object that hides its state; a date or a path still shows it."""
     if is_library_class(type(value)) and not isinstance(value, _OPAQUE):
         text = repr(value)
         if not text.startswith("<") and " at 0x" not in text:

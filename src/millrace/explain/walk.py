@@ -1,31 +1,42 @@
-"""The walk from a function or a model to everything that decides what it computes.
+"""The walk from a function or a model to everything that decides its results.
 
-    text of a value   what the value is, in one line; functions, classes and layers by a label
-    queue             what has got a label and has to be described, in the order of discovery
-    fields            what is described
+    text of a value   the value in one line; functions, classes and layers by a label
+    queue             what has a label and is still to be described, in the order of discovery
+    fields            the description so far
 
 A label says what something is and where it was found: `loss()`, `layer 3 (Dense)`. Two things of
-the same name are told apart by a number in the order of discovery, which is the same in every
-process: no label and no text has an address, a hash of the process or a number of creation in it.
+one name are told apart by a number, in the order of discovery, which is the same in every process:
+no label and no text contains an address, a hash of the process or a creation number.
+
+The code of libraries is not read: the name and version of a package tell what it does.
 """
 
+import builtins
+import functools
+import importlib.metadata
 import os
+import sys
+import sysconfig
 from collections import deque
 from dataclasses import dataclass
 from types import CodeType
 from typing import Any
 
-from millrace.explain.library import foreign_package, version_of
+import jax
+import keras
+
 from millrace.plan import Mode
 from millrace.records.compilation import Aspect, KeyField
 
 # Values looked at in one walk. A closure over a whole application ends here, after 0.2 s.
 MAX_VALUES = 20_000
+# Packages whose versions are in every key.
+_ALWAYS = frozenset({"jax", "jaxlib", "keras", "numpy", "millrace"})
 
 
 @dataclass(frozen=True, slots=True)
 class Description:
-    """What decides what a function or a model computes."""
+    """Everything that decides the results of a function or a model."""
 
     fields: tuple[KeyField, ...]
     is_complete: bool  # whether equal fields mean an equal computation
@@ -33,21 +44,21 @@ class Description:
 
 
 class Walk:
-    """What a walk has found so far."""
+    """Everything that a walk has found so far."""
 
     def __init__(self, own_variables: frozenset[int] | None = None, mode: Mode = Mode.TRAIN):
-        """Begins at nothing.
+        """Begins an empty walk.
 
         Args:
-            own_variables: ids of variables that a program is given and gives back. Others are
-                constants of the program. None takes all variables for given.
+            own_variables: ids of variables that a program receives and returns. Others are
+                constants of the program. None means that all variables are received.
             mode: in which models are used.
         """
         self.mode = mode
         self.queue: deque[tuple[Any, str]] = deque()
         self.own_variables = own_variables
         self.open: list[int] = []  # ids of the objects whose text is being made
-        self.looked_through: set[type] = set()  # classes of libraries, for what is not theirs
+        self.searched: set[type] = set()  # library classes, for methods that the user replaced
         self._labels: dict[int, str] = {}
         self._alive: list[Any] = []  # so that an id means one object
         self._taken: dict[str, int] = {}
@@ -55,23 +66,23 @@ class Walk:
         self._gaps: dict[str, None] = {}
         self._values = 0
 
-    def label(self, found: Any, name: str, describe: bool = True) -> str:
-        """Returns the label of something, which is described later if it is new."""
-        known = self._labels.get(id(found))
+    def label(self, thing: Any, name: str, describe: bool = True) -> str:
+        """Returns the label of something, and queues it for description if it is new."""
+        known = self._labels.get(id(thing))
         if known is not None:
             return known
-        label = self._labels[id(found)] = self.unique(name)
-        self._alive.append(found)
+        label = self._labels[id(thing)] = self.unique(name)
+        self._alive.append(thing)
         if describe:
-            self.queue.append((found, label))
+            self.queue.append((thing, label))
         return label
 
-    def label_of(self, found: Any) -> str | None:
-        """Returns the label of something that has one."""
-        return self._labels.get(id(found))
+    def label_of(self, thing: Any) -> str | None:
+        """Returns the label of something; None if it has none."""
+        return self._labels.get(id(thing))
 
     def unique(self, name: str) -> str:
-        """Returns the name, or with a number if something else has it."""
+        """Returns the name, with a number if it is taken."""
         count = self._taken[name] = self._taken.get(name, 0) + 1
         return name if count == 1 else f"{name} ({count})"
 
@@ -80,7 +91,7 @@ class Walk:
         self._fields.setdefault((aspect, name), KeyField(aspect, name, value, where))
 
     def miss(self, what: str) -> None:
-        """Takes note of something that is not described completely."""
+        """Records that something is not described completely."""
         self._gaps[what] = None
 
     def count(self) -> bool:
@@ -92,18 +103,20 @@ class Walk:
         return True
 
     def uses(self, module: str | None) -> None:
-        """Takes note of an installed package that code is part of."""
-        package = foreign_package(module)
-        if package is None:
+        """Records the version of the package that a module belongs to."""
+        top = (module or builtins.__name__).partition(".")[0]
+        if top in _ALWAYS or top == "__main__" or top in sys.stdlib_module_names:
             return
-        version = version_of(package)
+        if not is_library_module(module):
+            return
+        version = version_of(top)
         if version is None:
-            self.miss(f"package {package}, which has no version")
+            self.miss(f"package {top}, which has no version")
         else:
-            self.add(Aspect.VERSION, package, version)
+            self.add(Aspect.VERSION, top, version)
 
     def description(self) -> Description:
-        """Returns what was found."""
+        """Returns all fields."""
         return Description(tuple(self._fields.values()), not self._gaps, tuple(self._gaps))
 
 
@@ -111,3 +124,55 @@ def place_of(code: CodeType) -> str:
     """Returns the file and the line of a function."""
     name = code.co_filename
     return f"{name if name.startswith('<') else os.path.basename(name)}:{code.co_firstlineno}"
+
+
+@functools.cache
+def _library_folders() -> tuple[str, ...]:
+    paths = sysconfig.get_paths()
+    folders = {paths[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")}
+    for module in (jax, keras, os):
+        folders.add(os.path.dirname(os.path.abspath(str(module.__file__))))
+    # An editable millrace lies in none of them.
+    folders.add(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+    return tuple(folder.rstrip(os.sep) + os.sep for folder in folders)
+
+
+@functools.lru_cache(maxsize=4096)
+def is_library_file(path: str) -> bool:
+    """Whether code in this file belongs to Python's library or to an installed package."""
+    if path.startswith("<frozen"):
+        return True
+    return path.startswith(_library_folders()) or "site-packages" in path or "dist-packages" in path
+
+
+@functools.lru_cache(maxsize=4096)
+def is_library_module(name: str | None) -> bool:
+    """Whether a module of that name belongs to a library. Unknown ones are the user's."""
+    if name is None or name == builtins.__name__ or name in sys.builtin_module_names:
+        return True
+    if name == "__main__":
+        return False
+    top = name.partition(".")[0]
+    if top in _ALWAYS:
+        return True
+    module: Any = sys.modules.get(name) or sys.modules.get(top)
+    file = getattr(module, "__file__", None)
+    return is_library_file(os.path.abspath(file)) if file else top in sys.stdlib_module_names
+
+
+def is_library_class(kind: type) -> bool:
+    """Whether a class belongs to a library."""
+    return is_library_module(getattr(kind, "__module__", None))
+
+
+@functools.lru_cache(maxsize=256)
+def version_of(package: str) -> str | None:
+    """Returns the version of an installed package; None if it has none."""
+    version = getattr(sys.modules.get(package), "__version__", None)
+    if version is not None:
+        return str(version)
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:  # bs4 is of beautifulsoup4
+        packages = sorted(set(importlib.metadata.packages_distributions().get(package, ())))
+        return ", ".join(f"{name} {importlib.metadata.version(name)}" for name in packages) or None

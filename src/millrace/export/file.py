@@ -24,7 +24,7 @@ import jax
 from millrace.cache.checked_file import DamagedEntryError, Format, fields_of
 from millrace.cache.files import environment as of_cache
 from millrace.cache.keys import pack_key, unpack_key
-from millrace.explain.surroundings import versions
+from millrace.explain.key import versions
 from millrace.records.compilation import ProgramKey
 
 

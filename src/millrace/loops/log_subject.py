@@ -22,7 +22,7 @@ import keras
 import numpy as np
 
 from millrace.compiling.call_description import name_of, number_of
-from millrace.explain.fingerprint import describe_function
+from millrace.explain.fingerprint import describe
 from millrace.explain.key import key_of_call
 from millrace.loops.body import arguments_of
 from millrace.loops.compiled import Subject
@@ -176,7 +176,7 @@ class MadeOf:
             )
             if self._condition is None:
                 return body
-            more = describe_function(self._condition, "condition")
+            more = describe(self._condition, "condition")
             # Body and condition may both be called <lambda>.
             fields = [
                 replace(field, name=f"{field.name} of the condition") for field in more.fields

@@ -3,9 +3,14 @@ import time
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
-from millrace.explain.text_difference import difference
+import millrace
+from millrace.errors import OptionError
+from millrace.explain.program_difference import difference
+
+X = np.ones((2, 3), np.float32)
 
 
 def text(factor=0.345, rows=32, more=False, width=5, places=False, table=None):
@@ -39,7 +44,7 @@ def test_places_in_the_source_are_shown_where_they_are_known():
     (found,) = difference(text(places=True), text(0.678, places=True))
     assert found.startswith("constant tensor<f32> 0.345 -> 0.678")  # JAX 0.10.0 has no place
     found = difference(text(places=True), text(rows=17, places=True))[0]
-    assert "stablehlo.dot_general at jit(step)/dot_general, test_text_difference.py:" in found
+    assert "stablehlo.dot_general at jit(step)/dot_general, test_program_difference.py:" in found
     assert found.endswith(", and 1 other operation")
     assert difference(text(places=True), text()) == ()
 
@@ -100,3 +105,30 @@ def test_aligning_ends_in_time_where_little_is_alike():
     begin = time.process_time()
     difference("\n".join(lines[:3_500]), "\n".join(lines[3_500:]))
     assert time.process_time() - begin < 2
+
+
+def lowered(factor, weights=None, compiler=millrace.compile):
+    weights = np.ones((3, 4), np.float32) if weights is None else weights
+    return compiler(lambda x: factor * (x @ weights)).lower(X)
+
+
+@pytest.mark.parametrize("compiler", [millrace.compile, jax.jit])
+def test_a_constant(compiler):
+    a, b = lowered(10.0, compiler=compiler), lowered(0.3, compiler=compiler)
+    assert millrace.diff_programs(a, b) == ("constant tensor<f32> 10 -> 0.3",)
+    assert millrace.diff_programs(a.as_text(), b.as_text()) == millrace.diff_programs(a, b)
+    assert millrace.diff_programs(a, a) == ()
+
+
+def test_frozen_weights_show_by_their_hashes():
+    random = np.random.default_rng(0)
+    weights = [random.random((3, 400), np.float32) for _ in range(2)]
+    (text,) = millrace.diff_programs(lowered(1.0, weights[0]), lowered(1.0, weights[1]))
+    before, after = text.removeprefix("constant tensor<3x400xf32> ").split(" -> ")
+    assert len(before) == len(after) == 8
+    assert before != after
+
+
+def test_what_is_no_program():
+    with pytest.raises(OptionError, match=r"Received: b=<function.*Set b=fn.lower\(\*args\)"):
+        millrace.diff_programs(lowered(1.0), lowered)
