@@ -8,8 +8,8 @@ import pytest
 from millrace.recomputation import pareto as recompute_fronts
 from millrace.recomputation.pareto import (
     Again,
+    ChainLink,
     Choice,
-    Link,
     Once,
     Way,
     extra_of,
@@ -20,12 +20,12 @@ from millrace.recomputation.pareto import (
 
 
 def keeps(input_bytes, forward, kept, working):
-    return Link(input_bytes, forward, (Way(kept, working, 0.0),))
+    return ChainLink(input_bytes, forward, (Way(kept, working, 0.0),))
 
 
 def random_chain(rng, size, most_ways=3, most=9):
     return [
-        Link(
+        ChainLink(
             rng.randint(0, most) if segment else 0,
             float(rng.randint(0, 9)),
             tuple(
@@ -149,12 +149,12 @@ def test_a_chain_of_two():
 
 def test_ways_come_before_groups_where_they_cost_less():
     ways = Way(8, 8, 0.0), Way(4, 8, 1.0), Way(3, 8, 2.0), Way(5, 8, 2.0)
-    links = [Link(0, 10.0, ways), keeps(2, 5, 4, 6)]
+    links = [ChainLink(0, 10.0, ways), keeps(2, 5, 4, 6)]
     assert points(pareto(links)) == [(16, 0), (12, 1), (11, 2), (8, 10)]
 
 
 def test_one_segment_gains_nothing_from_a_second_forward():
-    links = [Link(3, 5.0, (Way(0, 7, 2.0), Way(6, 9, 0.0), Way(0, 7, 3.0)))]
+    links = [ChainLink(3, 5.0, (Way(0, 7, 2.0), Way(6, 9, 0.0), Way(0, 7, 3.0)))]
     assert pareto(links) == [Choice(12, 0.0, (Once(0, 1),)), Choice(10, 2.0, (Once(0, 0),))]
 
 
@@ -171,7 +171,7 @@ def test_nothing_to_plan():
 
 
 def test_segments_without_bytes_run_in_their_cheapest_way():
-    links = [Link(0, 1.0, (Way(0, 0, 2.0), Way(0, 0, 1.0)))] * 3
+    links = [ChainLink(0, 1.0, (Way(0, 0, 2.0), Way(0, 0, 1.0)))] * 3
     assert pareto(links) == [Choice(0, 3.0, tuple(Once(segment, 1) for segment in range(3)))]
 
 
