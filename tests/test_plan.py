@@ -33,7 +33,7 @@ def plan(mode, replicas, accumulated):
     ("mode", "window"), [(Mode.TRAIN, 12), (Mode.TEST, 3), (Mode.PREDICT, 3)], ids=str
 )
 def test_only_training_accumulates(mode, window):
-    assert plan(mode, replicas=3, accumulated=4).window == window
+    assert plan(mode, replicas=3, accumulated=4).update_steps == window
 
 
 def test_a_batch_of_fewer_rows_is_the_same_otherwise():
