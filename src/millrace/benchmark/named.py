@@ -11,6 +11,7 @@ import types
 from collections.abc import Iterable
 from typing import Any
 
+from millrace.cli_types import line_and_cause
 from millrace.errors import OptionError
 
 
@@ -43,8 +44,7 @@ def load(text: str) -> Any:
 
 
 def _not_python(where: str, error: SyntaxError | ValueError) -> OptionError:
-    line = f", line {error.lineno}" if isinstance(error, SyntaxError) and error.lineno else ""
-    what = error.msg if isinstance(error, SyntaxError) else str(error)
+    line, what = line_and_cause(error)
     return OptionError(f"{where}{line} is not a Python program: {what}. Correct it first.")
 
 
