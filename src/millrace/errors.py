@@ -222,3 +222,10 @@ class VersionError(MillraceError, ImportError):
 
     Right: `python -m pip install millrace "keras>=3.13,<3.17"`
     """
+
+
+def line_and_cause(error: SyntaxError | ValueError) -> tuple[str, str]:
+    """Returns `, line 3`, or nothing where no line is known, and why Python refuses a file."""
+    if not isinstance(error, SyntaxError):
+        return "", str(error)
+    return f", line {error.lineno}" if error.lineno else "", error.msg

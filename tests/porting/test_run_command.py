@@ -1,8 +1,10 @@
 """`millrace run`: programs for TensorFlow and the IPU, unchanged."""
 
 import os
+import py_compile
 import subprocess
 import sys
+import zipfile
 
 import pytest
 from click.testing import CliRunner
@@ -110,6 +112,20 @@ def test_an_error_is_shown_as_python_shows_it(tmp_path):
     assert first == "Traceback (most recent call last):"
     assert second == f'  File "{script}", line 3, in <module>'
     assert last == "ValueError: 2.6.0"
+
+
+@pytest.mark.parametrize("kind", ["pyc", "pyz"])
+def test_what_python_runs_besides_source_runs(tmp_path, kind):
+    source = tmp_path / "__main__.py"
+    source.write_text("import tensorflow as tf\n\nprint('runs', tf.__version__)\n")
+    script = tmp_path / f"program.{kind}"
+    if kind == "pyc":
+        py_compile.compile(str(source), str(script))
+    else:
+        with zipfile.ZipFile(script, "w") as archive:
+            archive.write(source, "__main__.py")
+    result = CliRunner().invoke(main, ["run", str(script)])
+    assert (result.exit_code, result.stdout) == (0, "runs 2.6.0\n")
 
 
 def test_the_flags():

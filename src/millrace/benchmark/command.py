@@ -19,7 +19,7 @@ from rich.console import Console
 from millrace.benchmark.show import progress, supply_table
 from millrace.benchmark.throughput import measure_dataset, measure_infeed
 from millrace.benchmark.verdict import feed_verdict
-from millrace.errors import OptionError
+from millrace.errors import OptionError, line_and_cause
 from millrace.options import whole_number
 from millrace.records.feed_benchmark import FeedVerdict, Supply
 
@@ -53,8 +53,7 @@ def load(text: str) -> Any:
 
 
 def _not_python(where: str, error: SyntaxError | ValueError) -> OptionError:
-    line = f", line {error.lineno}" if isinstance(error, SyntaxError) and error.lineno else ""
-    what = error.msg if isinstance(error, SyntaxError) else str(error)
+    line, what = line_and_cause(error)
     return OptionError(f"{where}{line} is not a Python program: {what}. Correct it first.")
 
 

@@ -14,6 +14,8 @@ import click
 from millrace.cli.types import check_script
 from millrace.porting.serve import run_script
 
+_NOT_SOURCE = (".pyc", ".pyz", ".zip")  # which Python runs, too
+
 
 @click.command("run", context_settings={"allow_interspersed_args": False})
 @click.argument("script", type=click.Path(exists=True, dir_okay=False))
@@ -26,7 +28,8 @@ def run_command(context: click.Context, script: str, arguments: tuple[str, ...])
     `ipu_tensorflow_addons` give modules of millrace; nothing of them needs to be installed. The
     script's exit status is passed on, and its errors are shown as Python shows them.
     """
-    check_script(script)
+    if not script.endswith(_NOT_SOURCE):
+        check_script(script)
     try:
         run_script(script, arguments)
     except Exception as error:  # as Python would: with the script's own frames

@@ -26,8 +26,7 @@ def check_script(script: str) -> None:
     try:
         compile(pathlib.Path(script).read_bytes(), script, "exec", dont_inherit=True)
     except (SyntaxError, ValueError) as error:  # ValueError: null bytes, on Python 3.11.2
-        line = f", line {error.lineno}" if isinstance(error, SyntaxError) and error.lineno else ""
-        what = error.msg if isinstance(error, SyntaxError) else str(error)
+        line, what = line_and_cause(error)
         raise click.ClickException(
             f"{script}{line}: this is not a Python program: {what}. Give a file of Python source."
         ) from None
