@@ -33,7 +33,7 @@ LEVELS = [
     {"__init__"},
 ]
 LEVEL = {name: level for level, names in enumerate(LEVELS) for name in names}
-LEVEL["errors"] = LEVEL["threads"] = -1  # below everything
+LEVEL["errors"] = LEVEL["threads"] = LEVEL["pytrees"] = -1  # below everything
 WITHOUT_JAX = {"errors", "threads", "arguments", "interrupts", "options", "records", "schedules"}
 
 

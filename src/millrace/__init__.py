@@ -40,6 +40,7 @@
     _backend.py          makes JAX the backend of Keras
     threads/             values of one thread, and tables that threads share
     errors.py            everything raised on purpose
+    pytrees.py           types of trees of arrays
 
 Importing millrace before Keras makes JAX the backend.
 """

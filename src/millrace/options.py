@@ -88,7 +88,9 @@ class Accumulation:
     steps: int = 1
     reduction: Reduction = Reduction.MEAN
     dtype: AccumulatorDtype = None
-    at_a_time: int = 1  # of `steps`: each stage of a pipeline runs so many before the next stage
+    batch_serialization: int = (
+        1  # of `steps`: each stage of a pipeline runs so many before the next stage
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -165,7 +167,7 @@ class Pipelining:
             steps=self.steps * self.batch_serialization,
             reduction=self.reduction,
             dtype=self.dtype,
-            at_a_time=self.batch_serialization,
+            batch_serialization=self.batch_serialization,
         )
 
     def devices_of(self, num_stages: int) -> tuple[int, ...]:

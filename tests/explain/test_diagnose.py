@@ -403,7 +403,7 @@ def test_the_nearest_key_is_of_the_same_model():
 def test_long_lists_are_shortened():
     new = key(
         given=batch(17),
-        accumulation=Accumulation(steps=4, reduction=Reduction.SUM, at_a_time=2),
+        accumulation=Accumulation(steps=4, reduction=Reduction.SUM, batch_serialization=2),
     )
     text = explain(new, [key()]).text
     assert text.endswith("; and 2 more")

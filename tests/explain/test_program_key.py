@@ -58,7 +58,7 @@ def test_a_program_without_a_batch_has_no_arguments():
 
 
 def test_options_have_the_names_that_the_user_sets():
-    found = named(key(accumulation=Accumulation(steps=8, at_a_time=2)), Aspect.OPTION)
+    found = named(key(accumulation=Accumulation(steps=8, batch_serialization=2)), Aspect.OPTION)
     assert found["gradient_accumulation_steps_per_replica"] == "4"
     assert found["batch_serialization_iterations"] == "2"
     assert found["keras.config.floatx()"] == "float32"

@@ -54,7 +54,7 @@ def test_a_task_waits_for_all_stages_of_the_level_before():
 
 
 def test_stages_of_one_row_come_one_after_the_other():
-    schedule = make_schedule("sequential", 3, 2, (0, 0, 0), at_a_time=2, levels=LEVELS)
+    schedule = make_schedule("sequential", 3, 2, (0, 0, 0), batch_serialization=2, levels=LEVELS)
     (row,) = schedule
     assert " ".join(map(str, row)).startswith("0F0 0F1 1F0 2F0 1F1 2F1 3F0 3F1 3B0")
 

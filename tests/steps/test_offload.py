@@ -358,7 +358,7 @@ def test_small_values_stay_on_the_device():
 
     def rests(size, plan=plan, layout=whole, role="optimizer"):
         spec = jax.ShapeDtypeStruct((size,), np.float32)
-        return offload.rest_of(plan, role, spec, layout) is not None
+        return offload.host_layout(plan, role, spec, layout) is not None
 
     assert not rests(31)
     assert rests(32)

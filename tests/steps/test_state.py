@@ -3,7 +3,7 @@ import jax.numpy as jnp
 import pytest
 
 from millrace.errors import ModelError
-from millrace.steps.state import Values, as_lists, as_state, settle
+from millrace.steps.state import Values, as_lists, as_state, with_dtypes_of
 
 
 def state(*shapes):
@@ -29,12 +29,15 @@ def test_lists_become_a_state_and_back():
 def test_a_settled_state_has_the_dtypes_of_the_old_one():
     old = state((2,), (3,))
     new = as_state([[jnp.ones(2, jnp.bfloat16)], [jnp.ones(3, jnp.int32)]])
-    assert [v.dtype.name for part in settle(new, old) for v in part] == ["float32", "float32"]
+    assert [v.dtype.name for part in with_dtypes_of(new, old) for v in part] == [
+        "float32",
+        "float32",
+    ]
 
 
 def test_what_a_step_must_not_do_to_its_state():
     old = state((2,), (3,), (), ())
     with pytest.raises(ModelError, match=r"optimizer variable 0 from \(\) to \(5,\)"):
-        settle(state((2,), (3,), (5,), ()), old)
+        with_dtypes_of(state((2,), (3,), (5,), ()), old)
     with pytest.raises(ModelError, match=r"1 trainable .* 1 metric before, 3 lists after"):
-        settle(state((2,), (3,), ()), old)
+        with_dtypes_of(state((2,), (3,), ()), old)

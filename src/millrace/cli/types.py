@@ -7,6 +7,8 @@ from typing import Any
 
 import click
 
+from millrace.errors import line_and_cause
+
 
 class FiniteRange(click.FloatRange):
     """A number within bounds that is neither nan nor infinite, which click's own lets through."""

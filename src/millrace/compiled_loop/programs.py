@@ -28,13 +28,13 @@ from millrace.steps.accumulate import Accumulator, coefficient_of, make_accumula
 from millrace.steps.halting import can_wait, run_until_halted, unless
 from millrace.steps.loop import UpdateLoop, batch_at, repeat
 from millrace.steps.offload import (
-    at_rest,
     fetched,
     fetched_after,
-    rest_of,
-    rested,
-    resting_accumulator,
-    rests_of_state,
+    host_layout,
+    host_layouts_of_state,
+    offloaded,
+    offloaded_accumulator,
+    with_host_layouts,
 )
 from millrace.steps.program import FACTOR, INDEX, Program, batch_specs, merge_steps
 from millrace.steps.state import State
@@ -60,14 +60,14 @@ class ProgramBuilder:
         """
         self._model = model
         self._plan = plan
-        self._rests = rests_of_state(plan, state)
-        self._state = at_rest(state, self._rests)
+        self._host_layouts = host_layouts_of_state(plan, state)
+        self._state = with_host_layouts(state, self._host_layouts)
         self._batches = batch_specs(plan, (plan.capacity,))
         trains = plan.mode is Mode.TRAIN
-        # What rests in host memory is fetched between gradients and update, so these are apart;
+        # What is offloaded is fetched between gradients and update, so these are apart;
         # a `train_step` of the user's own has both, and begins with all of the state.
         is_own = type(model).train_step is not keras.Model.train_step  # type: ignore[attr-defined]
-        fetches = not is_own and bool(jax.tree.leaves(self._rests))
+        fetches = not is_own and bool(jax.tree.leaves(self._host_layouts))
         self._accumulates = trains and (
             plan.accumulation.steps > 1 or plan.tapped or plan.recompute is not None or fetches
         )
@@ -99,14 +99,14 @@ class ProgramBuilder:
     @cached_property
     def _accumulator(self) -> Accumulator:
         accumulator = make_accumulator(self._model.trainable_variables, self._plan.accumulation)
-        return resting_accumulator(accumulator, self._accumulated_rests)
+        return offloaded_accumulator(accumulator, self._accumulator_host_layouts)
 
     @cached_property
-    def _accumulated_rests(self) -> list[Any]:
+    def _accumulator_host_layouts(self) -> list[Any]:
         plan, group = self._plan, self._plan.group
         variables = self._model.trainable_variables
         zeros = jax.eval_shape(make_accumulator(variables, plan.accumulation).zeros)
-        return [rest_of(plan, "gradient", spec, group.whole) for spec in zeros]
+        return [host_layout(plan, "gradient", spec, group.whole) for spec in zeros]
 
     def _functions(self) -> tuple[Any, Any]:
         """Returns the step and the update; each with taps, which are none in a plain plan."""
@@ -189,12 +189,12 @@ class ProgramBuilder:
 
         def apply(state: State, accumulated: Any, scale: Any, steps: Any) -> tuple[State, Taps]:
             del steps
-            state = fetched(state, self._rests)
+            state = fetched(state, self._host_layouts)
             new, tapped, halted = self._update(
                 state, accumulator.finish(accumulated, scale), self._room().halted
             )
             entry = jax.tree.map(lambda leaf: leaf[None], tapped)
-            new = rested(unless(halted, new, state), self._rests)
+            new = offloaded(unless(halted, new, state), self._host_layouts)
             return new, Taps(updates=entry, halted=halted)
 
         specs = (self._state, self._accumulated(), FACTOR, INDEX)
@@ -205,9 +205,9 @@ class ProgramBuilder:
     ) -> LoopCarry:
         del form
         state, records, taps = carry
-        state = fetched(state, self._rests)
+        state = fetched(state, self._host_layouts)
         (state, result), tapped = self._step(state, batch_at(batches, start + index))
-        state = rested(state, self._rests)
+        state = offloaded(state, self._host_layouts)
         return state, self._record(records, index, result), taps.with_step(index, tapped)
 
     def _whole_update(
@@ -217,11 +217,11 @@ class ProgramBuilder:
         gradients, after, records, taps = self._update_loop.gradients(
             before, records, taps, batches, start, index, form
         )
-        before = fetched_after(before, self._rests, list(gradients))
+        before = fetched_after(before, self._host_layouts, list(gradients))
         new, tapped, halted = self._update(after.put_into(before), gradients, taps.halted)
         steps = self._plan.accumulation.steps
         taps = taps.with_update(index // steps, tapped)._replace(halted=halted)
-        return rested(unless(halted, new, before), self._rests), records, taps
+        return offloaded(unless(halted, new, before), self._host_layouts), records, taps
 
     def _until_halted(self, carry: LoopCarry, batches: Any, start: Any, count: Any) -> LoopCarry:
         loop, steps = LoopForm(unroll=None), self._plan.accumulation.steps
@@ -234,8 +234,8 @@ class ProgramBuilder:
 
         def apply(state: State, pending: Any) -> State:
             gradients, after = pending
-            state = after.put_into(fetched_after(state, self._rests, list(gradients)))
-            return rested(apply_gradients(self._model, state, gradients), self._rests)
+            state = after.put_into(fetched_after(state, self._host_layouts, list(gradients)))
+            return offloaded(apply_gradients(self._model, state, gradients), self._host_layouts)
 
         return run_until_halted(self._model, self._plan, count, compute, apply, carry)
 
@@ -267,11 +267,13 @@ class ProgramBuilder:
 
     @property
     def _accumulated_results(self) -> Any:
-        whole, rests = self._plan.group.whole, self._accumulated_rests
-        return [rest or whole for rest in rests] if any(rests) else None
+        whole, host_layouts = self._plan.group.whole, self._accumulator_host_layouts
+        return [rest or whole for rest in host_layouts] if any(host_layouts) else None
 
     def _accumulated(self) -> Any:
-        return at_rest(jax.eval_shape(self._accumulator.zeros), self._accumulated_rests)
+        return with_host_layouts(
+            jax.eval_shape(self._accumulator.zeros), self._accumulator_host_layouts
+        )
 
     def _program(
         self,
@@ -291,10 +293,12 @@ class ProgramBuilder:
         All are said, or none: JAX would give results the memory of arguments of another kind.
         """
         whole = self._plan.group.whole
-        rests = jax.tree.leaves(self._rests, is_leaf=_is_none)
-        if not any(rests) and not any(others):
+        host_layouts = jax.tree.leaves(self._host_layouts, is_leaf=_is_none)
+        if not any(host_layouts) and not any(others):
             return None
-        layouts = jax.tree.unflatten(jax.tree.structure(self._state), [k or whole for k in rests])
+        layouts = jax.tree.unflatten(
+            jax.tree.structure(self._state), [k or whole for k in host_layouts]
+        )
         return (layouts, *(each or whole for each in others))
 
 

@@ -183,11 +183,11 @@ def _structure(tree: Any) -> str:
 def _plan_options(plan: Plan, unroll: int | None) -> Iterator[tuple[str, object]]:
     """Yields the options of a model, and the sizes that follow from them."""
     accumulation, replication, recompute = plan.accumulation, plan.replication, plan.recompute
-    offload, at_a_time = plan.offload, plan.accumulation.at_a_time
+    offload, batch_serialization = plan.offload, plan.accumulation.batch_serialization
     yield "mode", plan.mode.value
-    yield "gradient_accumulation_steps_per_replica", accumulation.steps // at_a_time
+    yield "gradient_accumulation_steps_per_replica", accumulation.steps // batch_serialization
     yield "gradient_accumulation_reduction_method", accumulation.reduction.value
-    yield "batch_serialization_iterations", at_a_time
+    yield "batch_serialization_iterations", batch_serialization
     yield "replicated_metric_reduction_method", replication.metrics.value
     yield "replicated_optimizer_state_sharding", replication.shard_optimizer_state
     yield "replicated_weight_sharding", replication.shard_weights

@@ -33,7 +33,7 @@ class BlockShape:
     known: dict[BatchSpec, int]  # capacities that have executables; shared by all feeds of a mode
     together: int = STEPS_TOGETHER  # steps that a block of short executions holds
     replicas: int = 1  # a block holds whole rounds of them
-    settled: AbstractSet[BatchSpec] = frozenset()  # whose capacity grows for executions alone
+    fixed: AbstractSet[BatchSpec] = frozenset()  # whose capacity grows for executions alone
 
     def capacity(self, spec: BatchSpec, wanted: int) -> int:
         """Returns the capacity for `wanted` steps, at most what `max_bytes` allows.
@@ -49,7 +49,7 @@ class BlockShape:
         wanted = min(max(wanted, together), most)
         wanted = -(-wanted // self.replicas) * self.replicas
         known = self.known.get(spec, 0)
-        if spec in self.settled and known >= min(wanted, self.units[0]):
+        if spec in self.fixed and known >= min(wanted, self.units[0]):
             return known
         if known < wanted:
             self.known[spec] = wanted

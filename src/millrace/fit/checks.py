@@ -73,7 +73,7 @@ def check_steps(
 
 def factors(accumulation: Accumulation) -> tuple[str, str]:
     """Returns the options that an accumulation is the product of, and their values."""
-    name, each = "gradient_accumulation_steps_per_replica", accumulation.at_a_time
+    name, each = "gradient_accumulation_steps_per_replica", accumulation.batch_serialization
     if each == 1:
         return name, str(accumulation.steps)
     return f"{name} x batch_serialization_iterations", f"{accumulation.steps // each} x {each}"

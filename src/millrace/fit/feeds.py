@@ -19,7 +19,7 @@ class Feeds:
 
     def __init__(self) -> None:
         self._capacities: dict[tuple[Mode, bool], dict[BatchSpec, int]] = {}
-        self._settled: dict[tuple[Mode, bool], set[BatchSpec]] = {}
+        self._fixed: dict[tuple[Mode, bool], set[BatchSpec]] = {}
         self._iterators: list[Closable] = []  # that the running call has opened
         self.is_built_ahead = False  # of a fit that would have drawn a batch for it
 
@@ -40,12 +40,12 @@ class Feeds:
             known=self._capacities.setdefault((mode, on_batch), {}),
             together=1 if on_batch else STEPS_TOGETHER,
             replicas=setup.replicas,
-            settled=self._settled.get((mode, on_batch), frozenset()),
+            fixed=self._fixed.get((mode, on_batch), frozenset()),
         )
 
-    def settle(self, mode: Mode, spec: BatchSpec) -> None:
+    def fix_capacity(self, mode: Mode, spec: BatchSpec) -> None:
         """Keeps the capacity of blocks that executables are there for, however long the data is."""
-        self._settled.setdefault((mode, False), set()).add(spec)
+        self._fixed.setdefault((mode, False), set()).add(spec)
 
     def opened(self, iterator: Closable) -> None:
         """Takes note of an epoch iterator to close when the running call ends."""

@@ -106,12 +106,12 @@ def log_what_stays(
 
 def _chosen(offload: Offload, accumulation: Accumulation, is_pipelined: bool) -> dict[str, bool]:
     """Returns what is offloaded where there is host memory: None of an option is its default."""
-    serialized = is_pipelined and accumulation.at_a_time > 1
+    batch_serialized = is_pipelined and accumulation.batch_serialization > 1
     several = accumulation.steps > 1
     return {
         "optimizer_state": _or(offload.optimizer_state, several or is_pipelined),
-        "activations": _or(offload.activations, serialized) and is_pipelined,
-        "accumulators": _or(offload.accumulators, serialized) and several,
+        "activations": _or(offload.activations, batch_serialized) and is_pipelined,
+        "accumulators": _or(offload.accumulators, batch_serialized) and several,
         "weights": _or(offload.weights, False),
     }
 

@@ -26,7 +26,7 @@ from millrace.records.memory import LiveBuffer, largest
 from millrace.records.memory_report import DeviceMemory, StageMemory
 
 _HOST = ("pinned_host", "unpinned_host")  # memory where values rest between their uses
-_UPDATE = ("settle", "partial", "shared", "final")
+_UPDATE = ("reduce_replicas", "partial", "shared", "final")
 
 
 def pipeline_memory(model: keras.Model, programs: StagePrograms) -> tuple[DeviceMemory, ...]:

@@ -116,5 +116,5 @@ def _pipeline_flops(programs: StagePrograms) -> float:
     }
     of = {key: flops(compiled_of(each.executable)) for key, each in programs.programs.items()}
     tasks = sum(of.get((names[task.kind], task.stage), 0.0) for task in programs.order)
-    ends = ("settle", "partial", "shared", "final")
+    ends = ("reduce_replicas", "partial", "shared", "final")
     return tasks + sum(each for (name, _), each in of.items() if name in ends)

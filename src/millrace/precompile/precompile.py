@@ -66,7 +66,7 @@ def precompile(
 
     at_once(controller, [job(mode) for mode in batches])
     for mode in batches:
-        controller.feeds.settle(mode, batches[mode].spec)
+        controller.feeds.fix_capacity(mode, batches[mode].spec)
 
 
 def at_once(controller: Controller, jobs: Sequence[Callable[[], None]]) -> None:

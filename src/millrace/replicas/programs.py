@@ -30,7 +30,7 @@ from millrace.replicas.traced_step import TracedStep
 from millrace.steps.accumulate import make_accumulator, scale_of
 from millrace.steps.halting import can_wait, run_until_halted, unless
 from millrace.steps.loop import repeat
-from millrace.steps.offload import fetched, fetched_after, rested
+from millrace.steps.offload import fetched, fetched_after, offloaded
 from millrace.steps.program import FACTOR, INDEX, Program, batch_specs
 from millrace.steps.state import State, Values
 from millrace.steps.tapped_step import make_tapped_update
@@ -99,7 +99,7 @@ class ReplicaProgramBuilder:
             accumulated, new, records = self._rounds.some(
                 form,
                 self._with_weights(state),
-                fetched(accumulated, rests),
+                fetched(accumulated, host_layouts),
                 self._records.first(),
                 batches,
                 start,
@@ -108,12 +108,12 @@ class ReplicaProgramBuilder:
             )
             new = self._rounds.with_metric_sums((state[0], *new[1:]))
             result, tapped = self._records.result(new, records)
-            return new, rested(accumulated, rests), result, Taps(tapped)
+            return new, offloaded(accumulated, host_layouts), result, Taps(tapped)
 
         sums, group = self._accumulated(), self._plan.group
-        rests = [spec.sharding for spec in sums]
+        host_layouts = [spec.sharding for spec in sums]
         specs = (self._state, sums, self._batches, INDEX, INDEX, FACTOR)
-        results = (self._layouts, rests, group.whole, self._tap_layout)
+        results = (self._layouts, host_layouts, group.whole, self._tap_layout)
         return self._program("accumulate", accumulate, specs, (0, 1), results, form.unroll)
 
     def zeros(self) -> Program:
@@ -121,7 +121,7 @@ class ReplicaProgramBuilder:
         results = [spec.sharding for spec in self._accumulated()]
 
         def zeros(state: State) -> Any:
-            return rested(self._rounds.open(state), results)
+            return offloaded(self._rounds.open(state), results)
 
         return self._program("zeros", zeros, (self._state,), (), results)
 
@@ -129,7 +129,7 @@ class ReplicaProgramBuilder:
         """The update at the end of an update."""
 
         def apply(state: State, accumulated: Any, scale: Any, steps: Any) -> tuple[State, Taps]:
-            accumulated, state = fetched((accumulated, state), (rests, self._layouts))
+            accumulated, state = fetched((accumulated, state), (host_layouts, self._layouts))
             gradients, state = self._rounds.close(state, accumulated, steps)
             gradients = self._accumulator.finish(gradients, scale)
             new, tapped, halted = self._apply(state, gradients, self._room().halted)
@@ -137,7 +137,7 @@ class ReplicaProgramBuilder:
             new = self._laid_out(unless(halted, new, state))
             return new, Taps(updates=entry, halted=halted)
 
-        rests = [spec.sharding for spec in self._accumulated()]
+        host_layouts = [spec.sharding for spec in self._accumulated()]
         specs = (self._state, self._accumulated(), FACTOR, INDEX)
         return self._program("apply", apply, specs, (0,), (self._layouts, self._tap_layout))
 

@@ -25,7 +25,7 @@ from millrace.devices import REPLICA
 from millrace.plan import Plan
 from millrace.replicas.state import axis_of, split_spec
 from millrace.steps.accumulate import Gradients, make_accumulator
-from millrace.steps.offload import at_rest, rests_of
+from millrace.steps.offload import host_layouts, with_host_layouts
 
 
 def add_up(values: Sequence[jax.Array], plan: Plan) -> list[jax.Array]:
@@ -88,9 +88,9 @@ class GradientReduction:
         zeros = jax.eval_shape(make_accumulator(variables, plan.accumulation).zeros)
         sums = [split_spec(plan, spec) for spec in zeros]
         # How they rest in host memory between micro-batches; None for those that do not.
-        self.rests = rests_of(plan, "gradient", sums, plan.group.split(0))
+        self.host_layouts = host_layouts(plan, "gradient", sums, plan.group.split(0))
         # What replicas accumulate into.
-        self.sums = at_rest(sums, self.rests)
+        self.sums = with_host_layouts(sums, self.host_layouts)
 
     def zeros(self) -> Gradients:
         """Returns what the replicas accumulate into, `[replicas, ...]`."""

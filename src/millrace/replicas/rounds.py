@@ -24,7 +24,7 @@ from millrace.replicas.reduce import GradientReduction, add_up
 from millrace.replicas.traced_step import TracedStep
 from millrace.steps.accumulate import coefficient_of, make_accumulator
 from millrace.steps.loop import batch_at, repeat
-from millrace.steps.offload import fetched, fetched_after, rested
+from millrace.steps.offload import fetched, fetched_after, offloaded
 from millrace.steps.state import State, Values
 
 
@@ -45,7 +45,9 @@ class Rounds:
         self._accumulator = make_accumulator(variables, plan.accumulation)
         self._is_running = plan.accumulation.reduction.is_running
         # Those that rest in host memory between the turns of a loop.
-        self._rests = [None if layout is None else Space.Host for layout in reduction.rests]
+        self._host_layouts = [
+            None if layout is None else Space.Host for layout in reduction.host_layouts
+        ]
         # Values of the state that replicas do not have in common within an update.
         self.differing = [k for k, rule in enumerate(step.rules) if rule.differs]
 
@@ -208,15 +210,15 @@ class Rounds:
                 factor = jnp.where(active, factor, 0.0) if self._is_running else factor
                 gradients = [jnp.where(active, g, jnp.zeros_like(g)) for g in gradients]
                 new = [jnp.where(active, n, o) for n, o in zip(new, metrics, strict=True)]
-            sums = fetched_after(sums, self._rests, list(gradients))
-            sums = rested(self._accumulator.add(sums, gradients, factor), self._rests)
+            sums = fetched_after(sums, self._host_layouts, list(gradients))
+            sums = offloaded(self._accumulator.add(sums, gradients, factor), self._host_layouts)
             records = recorder.record(records, first_record + turn, new, result, tapped, active)
             return non_trainable, new, records, sums
 
-        sums = rested(sums, self._rests)
+        sums = offloaded(sums, self._host_layouts)
         carry = (non_trainable, [m[0] for m in metrics], records, sums)
         *rest, sums = repeat(body, carry, rounds, form)
-        return *rest, fetched(sums, self._rests)
+        return *rest, fetched(sums, self._host_layouts)
 
     def _had(self, start: Any, count: Any) -> tuple[Any, Any]:
         """Returns whether this replica had one of `count` steps from `start` on, and the last."""

@@ -14,7 +14,7 @@ from typing import Any
 import jax
 
 from millrace.plan import ROLES, Plan
-from millrace.steps.offload import rest_of
+from millrace.steps.offload import host_layout
 from millrace.steps.state import State, Values
 
 
@@ -64,7 +64,7 @@ def layout_of(plan: Plan, role: str, value: Any) -> jax.sharding.Sharding:
     """
     axis = axis_of(plan, role, tuple(value.shape))
     layout = plan.group.whole if axis is None else plan.group.split(axis)
-    return rest_of(plan, role, value, layout) or layout
+    return host_layout(plan, role, value, layout) or layout
 
 
 def layouts(plan: Plan, state: State) -> State:

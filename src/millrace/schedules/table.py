@@ -15,13 +15,13 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 
 from millrace.errors import ScheduleError, UnsupportedError
+from millrace.schedules.batch_serialization import batch_serialized
 from millrace.schedules.check import check
 from millrace.schedules.concurrent import concurrent
 from millrace.schedules.gpipe import gpipe
 from millrace.schedules.looped import looped
 from millrace.schedules.one_f_one_b import one_f_one_b
 from millrace.schedules.sequential import sequential
-from millrace.schedules.serialized import serialized
 from millrace.schedules.task import Schedule, Task, parse_task
 from millrace.schedules.text import parse
 from millrace.schedules.zero_bubble import zero_bubble
@@ -45,7 +45,7 @@ def make_schedule(
     num_stages: int,
     num_micro_batches: int,
     groups: tuple[int, ...],
-    at_a_time: int = 1,
+    batch_serialization: int = 1,
     levels: Sequence[int] | None = None,
 ) -> Schedule:
     """Makes the schedule of one weight update.
@@ -57,8 +57,8 @@ def make_schedule(
         num_micro_batches: micro-batches accumulated into the update, per replica.
         groups: the device group of each stage. Only "looped" reads it; its row r is then the
             group that comes r-th in `groups`. The other names have a row for each stage.
-        at_a_time: micro-batches that a stage runs before the next stage starts. More than one
-            makes "sequential" one row.
+        batch_serialization: micro-batches that a stage runs before the next stage starts. More
+            than one makes "sequential" one row.
         levels: of each stage, where several stages are one stage of the schedule and run at the
             same time; `num_stages` and `groups` are then those of the schedule.
 
@@ -69,9 +69,9 @@ def make_schedule(
         ScheduleError: if the choice is none of these, does not fit, or fails the check.
         UnsupportedError: if it does not go with several micro-batches at a time.
     """
-    check_at_a_time(choice, groups, at_a_time)
-    if at_a_time > 1:
-        schedule = serialized(num_stages, num_micro_batches, at_a_time)
+    check_at_a_time(choice, groups, batch_serialization)
+    if batch_serialization > 1:
+        schedule = batch_serialized(num_stages, num_micro_batches, batch_serialization)
     elif callable(choice):
         schedule = _of_function(choice, num_stages, num_micro_batches)
     elif name := _name(choice):
@@ -93,32 +93,33 @@ def check_choice(choice: object) -> None:
         parse(_text(choice))
 
 
-def check_at_a_time(choice: object, groups: Sequence[int], at_a_time: int) -> None:
+def check_at_a_time(choice: object, groups: Sequence[int], batch_serialization: int) -> None:
     """Refuses several micro-batches at a time where stages are not one after the other.
 
     Args:
         choice: of a schedule.
         groups: the device group of each stage; nothing if nobody chose them.
-        at_a_time: micro-batches that a stage runs before the next stage starts.
+        batch_serialization: micro-batches that a stage runs before the next stage starts.
 
     Raises:
         UnsupportedError: for another schedule than "sequential", and for several device groups.
     """
-    if at_a_time == 1:
+    if batch_serialization == 1:
         return
     if _name(choice) != "sequential":
         raise UnsupportedError(
-            f"batch_serialization_iterations={at_a_time} is a form of the schedule 'sequential'. "
-            f"Received: pipeline_schedule={choice!r}. Set pipeline_schedule='sequential'; or leave "
-            f"out batch_serialization_iterations, and set {at_a_time} times as many "
+            f"batch_serialization_iterations={batch_serialization} is a form of the schedule "
+            f"'sequential'. Received: pipeline_schedule={choice!r}. Set "
+            f"pipeline_schedule='sequential'; or leave out batch_serialization_iterations, and set "
+            f"{batch_serialization} times as many "
             "gradient_accumulation_steps_per_replica: the update is the same in every schedule."
         )
     if len(set(groups)) > 1:
         raise UnsupportedError(
-            f"batch_serialization_iterations={at_a_time} lets the stages of one device take turns, "
-            f"and device_mapping={list(groups)} has {len(set(groups))} devices. Set "
+            f"batch_serialization_iterations={batch_serialization} lets the stages of one device "
+            f"take turns, and device_mapping={list(groups)} has {len(set(groups))} devices. Set "
             f"device_mapping={[groups[0]] * len(groups)}; or leave out "
-            f"batch_serialization_iterations, and set {at_a_time} times as many "
+            f"batch_serialization_iterations, and set {batch_serialization} times as many "
             "gradient_accumulation_steps_per_replica."
         )
 

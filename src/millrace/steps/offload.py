@@ -40,7 +40,7 @@ SMALLEST = 128
 _OPTIONS = {"optimizer": "optimizer_state", "trainable": "weights", "gradient": "accumulators"}
 
 
-def rest_of(plan: Plan, role: str, value: Any, layout: Sharding) -> Sharding | None:
+def host_layout(plan: Plan, role: str, value: Any, layout: Sharding) -> Sharding | None:
     """Returns how a value rests in host memory between its uses; None if it stays on the device.
 
     Args:
@@ -60,21 +60,21 @@ def rest_of(plan: Plan, role: str, value: Any, layout: Sharding) -> Sharding | N
     return on_host(layout, plan.group.mesh)
 
 
-def rests_of(plan: Plan, role: str, values: Any, layout: Sharding) -> list[Sharding | None]:
-    """Returns `rest_of` each value."""
-    return [rest_of(plan, role, value, layout) for value in values]
+def host_layouts(plan: Plan, role: str, values: Any, layout: Sharding) -> list[Sharding | None]:
+    """Returns `host_layout` each value."""
+    return [host_layout(plan, role, value, layout) for value in values]
 
 
-def rests_of_state(plan: Plan, state: State) -> State:
+def host_layouts_of_state(plan: Plan, state: State) -> State:
     """Returns how each value of a state rests in host memory; None for those that do not."""
     whole = plan.group.whole
     return tuple(
-        Values(rest_of(plan, role, value, whole) for value in values)
+        Values(host_layout(plan, role, value, whole) for value in values)
         for role, values in zip(ROLES[plan.mode], state, strict=True)
     )
 
 
-def at_rest(specs: Any, layouts: Any) -> Any:
+def with_host_layouts(specs: Any, layouts: Any) -> Any:
     """Returns specs with the shardings of those that rest in host memory; None leaves one out."""
 
     def lay(spec: Any, layout: Any) -> Any:
@@ -109,23 +109,23 @@ def fetched_after(values: Any, layouts: Any, others: Any) -> Any:
     return fetched(jax.tree.unflatten(tree, leaves), layouts)
 
 
-def rested(values: Any, layouts: Any) -> Any:
+def offloaded(values: Any, layouts: Any) -> Any:
     """Moves values to where they rest in host memory; the counterpart of `fetched`."""
     return _each(values, layouts, jax.device_put)
 
 
-def resting_accumulator(accumulator: Accumulator, layouts: Sequence[Any]) -> Accumulator:
+def offloaded_accumulator(accumulator: Accumulator, layouts: Sequence[Any]) -> Accumulator:
     """Returns an accumulator whose values rest in host memory between its functions."""
     if not any(map(is_on_host, layouts)):
         return accumulator
     layouts = list(layouts)
 
     def zeros() -> Gradients:
-        return rested(accumulator.zeros(), layouts)
+        return offloaded(accumulator.zeros(), layouts)
 
     def add(accumulated: Gradients, gradients: Any, coefficient: Any) -> Gradients:
         accumulated = fetched_after(accumulated, layouts, list(gradients))
-        return rested(accumulator.add(accumulated, gradients, coefficient), layouts)
+        return offloaded(accumulator.add(accumulated, gradients, coefficient), layouts)
 
     def finish(accumulated: Gradients, scale: Any) -> Gradients:
         return accumulator.finish(fetched(accumulated, layouts), scale)
@@ -146,7 +146,7 @@ def with_moves(program: Any) -> Any:
     def run(*arguments: Any) -> Any:
         leaves, tree = jax.tree.flatten(arguments)
         made = function(*jax.tree.unflatten(tree, fetched(leaves, layouts)))
-        return rested(made, program.results)
+        return offloaded(made, program.results)
 
     return replace(program, function=run)
 

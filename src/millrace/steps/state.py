@@ -68,7 +68,7 @@ def as_lists(state: State) -> tuple[list[Any], ...]:
     return tuple(map(list, state))
 
 
-def settle(new: State, old: State) -> State:
+def with_dtypes_of(new: State, old: State) -> State:
     """Gives `new` the dtypes of `old`, so that it can go round a loop.
 
     Raises:
@@ -83,13 +83,14 @@ def settle(new: State, old: State) -> State:
         )
     return tuple(
         Values(
-            _settle_one(n, o, role, index) for index, (n, o) in enumerate(zip(ns, os, strict=True))
+            _with_dtype_of(n, o, role, index)
+            for index, (n, o) in enumerate(zip(ns, os, strict=True))
         )
         for ns, os, role in zip(new, old, _WORDS[len(old)], strict=True)
     )
 
 
-def _settle_one(new: Any, old: Any, role: str, index: int) -> jax.Array:
+def _with_dtype_of(new: Any, old: Any, role: str, index: int) -> jax.Array:
     new = jnp.asarray(new)
     if new.shape != old.shape:
         raise ModelError(

@@ -8,7 +8,7 @@ import keras
 from millrace._compat.keras_steps import compute_gradient_step, metric_logs
 from millrace.plan import Mode, Plan
 from millrace.recomputation.step import recomputing_value_and_grad
-from millrace.steps.state import State, as_lists, as_state, settle
+from millrace.steps.state import State, as_lists, as_state, with_dtypes_of
 from millrace.steps.update import prepared
 from millrace.taps.taps import is_open, value_and_grad
 from millrace.taps.tensors import loss_tapped
@@ -25,15 +25,15 @@ def make_step(model: keras.Model, mode: Mode) -> Step:
 
     def train(state: State, batch: Any) -> tuple[State, Any]:
         logs, new = model.train_step(as_lists(state), batch)
-        return settle(as_state(new), state), logs
+        return with_dtypes_of(as_state(new), state), logs
 
     def test(state: State, batch: Any) -> tuple[State, Any]:
         logs, new = model.test_step(as_lists(state), batch)
-        return settle(as_state(new), state), logs
+        return with_dtypes_of(as_state(new), state), logs
 
     def predict(state: State, batch: Any) -> tuple[State, Any]:
         outputs, non_trainable = model.predict_step(as_lists(state), batch)
-        return settle(as_state((state[0], non_trainable)), state), outputs
+        return with_dtypes_of(as_state((state[0], non_trainable)), state), outputs
 
     return {Mode.TRAIN: train, Mode.TEST: test, Mode.PREDICT: predict}[mode]
 
@@ -56,7 +56,7 @@ def make_gradient_step(
         )
         gradients = prepared(model.optimizer, gradients, model.trainable_variables)
         new = as_state((state[0], non_trainable, state[2], metrics))
-        return gradients, settle(new, state), logs
+        return gradients, with_dtypes_of(new, state), logs
 
     return gradient_step
 

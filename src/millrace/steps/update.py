@@ -13,7 +13,7 @@ from typing import Any
 import keras
 
 from millrace.steps.accumulate import Gradients
-from millrace.steps.state import State, as_lists, as_state, settle
+from millrace.steps.state import State, as_lists, as_state, with_dtypes_of
 from millrace.threads.scoped_value import ScopedValue
 
 _prepared = ScopedValue(False)
@@ -47,4 +47,4 @@ def apply_gradients(model: keras.Model, state: State, gradients: Gradients) -> S
     trainable, non_trainable, optimizer, metrics = as_lists(state)
     with applying_prepared():
         trainable, optimizer = model.optimizer.stateless_apply(optimizer, gradients, trainable)
-    return settle(as_state((trainable, non_trainable, optimizer, metrics)), state)
+    return with_dtypes_of(as_state((trainable, non_trainable, optimizer, metrics)), state)

@@ -30,6 +30,8 @@ def save_options(controller: Controller, directory: str) -> None:
     """Writes the options and the stages of a model."""
     options = controller.setup.options
     data = asdict(options)
+    # The file calls it as it did when it was first written.
+    data["accumulation"]["at_a_time"] = data["accumulation"].pop("batch_serialization")
     for name, part in (("accumulation", options.accumulation), ("pipelining", options.pipelining)):
         data[name]["reduction"] = part.reduction.value
     data["replication"]["metrics"] = options.replication.metrics.value
@@ -70,6 +72,8 @@ def load_options(controller: Controller, directory: str) -> None:
 def _options(data: dict[str, Any]) -> Options:
     def part(name: str) -> dict[str, Any]:
         values = dict(data.get(name, {}))
+        if "at_a_time" in values:
+            values["batch_serialization"] = values.pop("at_a_time")
         if "reduction" in values:
             values["reduction"] = Reduction(values["reduction"])
         if "metrics" in values:

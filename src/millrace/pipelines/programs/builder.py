@@ -29,7 +29,7 @@ from millrace.pipelines.programs.split_update import SplitUpdate, UpdatePart
 from millrace.pipelines.programs.stage_taps import bundle_of_update
 from millrace.pipelines.programs.stages import Stages, state_groups
 from millrace.plan import ROLES, Mode
-from millrace.steps.offload import at_rest
+from millrace.steps.offload import with_host_layouts
 from millrace.steps.program import FACTOR, Program
 from millrace.steps.step import final_logs
 
@@ -41,7 +41,7 @@ class ReplicatedBuilder(Protocol):
         """Returns which of the values that a stage's forward changes all replicas share."""
         ...
 
-    def settle(self, index: int) -> Program:
+    def reduce_replicas(self, index: int) -> Program:
         """Adds up over replicas what an update left."""
         ...
 
@@ -256,7 +256,7 @@ class OneReplicaBuilder:
         """Returns a part of the update, with how its values lie between updates."""
         others = [slot for slot in part.inputs if slot not in replaced]
         arguments = tuple(
-            at_rest(specs, [self.layouts.of(index, slot) for slot in slots])
+            with_host_layouts(specs, [self.layouts.of(index, slot) for slot in slots])
             for slots, specs in zip((replaced, others), program.arguments, strict=True)
         )
         tapped = bundle_of_update(self.stages.update.taps, part, index)

@@ -10,7 +10,7 @@ from millrace.pipelines.programs.stage_update import contributions
 from millrace.pipelines.programs.stages import Stages
 from millrace.plan import Plan
 from millrace.replicas.state import layout_of
-from millrace.steps.offload import at_rest, rests_of
+from millrace.steps.offload import host_layouts, with_host_layouts
 
 
 class Layouts(Protocol):
@@ -29,8 +29,8 @@ class Layouts(Protocol):
         """Returns the specs of what a stage accumulates into."""
         ...
 
-    def rests(self, index: int) -> list[Any]:
-        """Returns how what a stage accumulates into rests in host memory; None: it does not."""
+    def host_layouts(self, index: int) -> list[Any]:
+        """Returns the host layouts of what a stage accumulates into; None: not offloaded."""
         ...
 
     def of_taps(self, index: int) -> jax.sharding.Sharding:
@@ -52,7 +52,7 @@ class DeviceLayouts:
             return None
         if slot.role == "gradient":
             stage, weight = contributions(stages.split)[slot.index]
-            return self.rests(index)[stages.split.stages[stage].trainable.index(weight)]
+            return self.host_layouts(index)[stages.split.stages[stage].trainable.index(weight)]
         if slot.role in ("trainable", "optimizer"):
             return layout_of(self.plans[index], slot.role, stages.slot(slot))
         return None
@@ -60,16 +60,16 @@ class DeviceLayouts:
     def accumulated(self, stage: Stage) -> Any:
         """Returns the specs of what a stage accumulates into."""
         zeros = jax.eval_shape(self._stages.accumulator(stage).zeros)
-        return at_rest(zeros, self.rests(stage.index))
+        return with_host_layouts(zeros, self.host_layouts(stage.index))
 
-    def rests(self, index: int) -> list[Any]:
-        """Returns how what a stage accumulates into rests in host memory; None: it does not."""
+    def host_layouts(self, index: int) -> list[Any]:
+        """Returns the host layouts of what a stage accumulates into; None: not offloaded."""
         stages = self._stages
         zeros = jax.eval_shape(stages.accumulator(stages.split.stages[index]).zeros)
         if not stages.plan.offload.accumulators:
             return [None] * len(zeros)
         plan = self.plans[index]
-        return rests_of(plan, "gradient", zeros, plan.group.whole)
+        return host_layouts(plan, "gradient", zeros, plan.group.whole)
 
     def of_taps(self, index: int) -> jax.sharding.Sharding:
         """Returns how what a stage taps lies."""
@@ -77,7 +77,7 @@ class DeviceLayouts:
 
 
 def moves(plan: Plan) -> bool:
-    """Whether something of the state rests in host memory between its uses."""
+    """Whether something of the state is offloaded to host memory between its uses."""
     offload = plan.offload
     return bool(offload.optimizer_state or offload.accumulators or offload.weights)
 
@@ -97,7 +97,7 @@ def with_sums(layouts: Layouts, index: int, returns: bool = False, taps: bool = 
     if not plan.offload.accumulators:
         return None
     split = plan.group.split(0)
-    sums = [rest or split for rest in layouts.rests(index)]
+    sums = [rest or split for rest in layouts.host_layouts(index)]
     if not (returns or taps):
         return sums
     return (*(split,) * returns, sums, *(layouts.of_taps(index),) * taps)

@@ -2,7 +2,7 @@
 
     forward, backward, ...   as there, on every replica, with a last argument `steps`: the first
                              replica that has a batch, and how many have
-    settle                   sums, changing, steps -> gradients, changing, whole values
+    reduce_replicas                   sums, changing, steps -> gradients, changing, whole values
                              once per update, and at the end of evaluation
 
 What replicas have in common (weights, gradients added up, counters) is whole on each device of
@@ -67,9 +67,9 @@ class ReplicaLayouts:
         """Returns the specs of what a stage accumulates into."""
         return self.reduction(stage.index).sums
 
-    def rests(self, index: int) -> list[Any]:
-        """Returns how what a stage accumulates into rests in host memory; None: it does not."""
-        return self.reduction(index).rests
+    def host_layouts(self, index: int) -> list[Any]:
+        """Returns the host layouts of what a stage accumulates into; None: not offloaded."""
+        return self.reduction(index).host_layouts
 
     def reduction(self, index: int) -> GradientReduction:
         """Returns what adds up a stage's gradients over replicas."""
@@ -184,13 +184,13 @@ class ReplicaStageBuilder:
         program = self.stages.program("zeros", index, reduction.zeros, (), ())
         return replace(program, results=shardings)
 
-    def settle(self, index: int) -> Program:
+    def reduce_replicas(self, index: int) -> Program:
         """Adds up over replicas what an update left: gradients, moving statistics, metrics."""
         plan, rules = self._plans[index], self.rules(index)
         reduction = self.layouts.reduction(index)
         parts = [k for k, whole in enumerate(self.is_whole(index)) if not whole]
 
-        def settle(sums: Any, changing: Any, steps: Any) -> Any:
+        def reduce_replicas(sums: Any, changing: Any, steps: Any) -> Any:
             own = own_part(changing)
             known = [rules[place] for place in parts]
             metrics = [v for v, rule in zip(own, known, strict=True) if rule is None]
@@ -209,10 +209,12 @@ class ReplicaStageBuilder:
 
         slots = state_groups(self.stages.split.stages[index])[1]
         changing = [split_spec(plan, self.stages.slot(slots[place])) for place in parts]
-        program = self.stages.program("settle", index, settle, (), (1,))
+        program = self.stages.program("reduce_replicas", index, reduce_replicas, (), (1,))
         arguments = (reduction.sums, changing, _STEPS)
         specs = (reduction.specs, PARTS, WHOLE)
-        return self._under_mesh(index, program, settle, arguments, (PARTS, PARTS, WHOLE), specs)
+        return self._under_mesh(
+            index, program, reduce_replicas, arguments, (PARTS, PARTS, WHOLE), specs
+        )
 
     def part(self, name: str, index: int, part: UpdatePart) -> Program:
         """A part of the update, on values that lie as they do between updates."""

@@ -15,7 +15,7 @@ from millrace.pipelines.assignment.calls import LayerCall, marked_calls
 from millrace.pipelines.programs.place import MODEL_SCOPE, Marks
 from millrace.pipelines.programs.split import Slot, Split, split
 from millrace.plan import ROLES, Mode
-from millrace.steps.state import State, as_lists, as_state, settle
+from millrace.steps.state import State, as_lists, as_state, with_dtypes_of
 from millrace.steps.step import logs_follow_from_metrics
 from millrace.taps.taps import collecting
 from millrace.taps.tensors import activations_tapped
@@ -56,7 +56,7 @@ def split_step(
 
     def step(state: State, batch: Any) -> Any:
         loss, new, result = compute_forward(model, mode.value, as_lists(state), batch)
-        new = settle(as_state(new), state)
+        new = with_dtypes_of(as_state(new), state)
         if mode is not Mode.PREDICT and not wants_logs:
             result = None
         changed = {r: v for r, v in zip(roles, new, strict=True) if r in CHANGING}

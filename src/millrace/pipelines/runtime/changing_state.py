@@ -30,4 +30,4 @@ class ChangingState:
                 shared = replicated.is_whole(stage)
                 own = [k for k, is_shared in enumerate(shared) if not is_shared]
                 whole = [self._whole[slots[k]] for k in own]
-                self._state.settle(stage, [values[k] for k in own], whole)
+                self._state.reduce_replicas(stage, [values[k] for k in own], whole)

@@ -64,7 +64,7 @@ class ReplicaStageState(StageState):
         layout = self._builder.layouts.of(stage, slot)
         return value if layout is None else place(value, layout)
 
-    def settle(self, stage: int, parts: Sequence[Any], whole: Sequence[Any]) -> None:
+    def reduce_replicas(self, stage: int, parts: Sequence[Any], whole: Sequence[Any]) -> None:
         """Takes what replicas agreed on: the values that go on, and the same as Keras sees them."""
         left, agreed = iter(parts), iter(whole)
         for place_, (slot, shared) in enumerate(self._changing_of(stage)):

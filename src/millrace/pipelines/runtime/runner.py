@@ -85,7 +85,7 @@ class PipelineRunner:
             raise
         if self._values is not None:
             if self._plan.mode is not Mode.TRAIN:
-                self._settle(self._shapes.first()[1], [[]] * len(self._groups), steps)
+                self._reduce_replicas(self._shapes.first()[1], [[]] * len(self._groups), steps)
             if not parts and self._plan.mode is not Mode.PREDICT:
                 parts = [CallResult(self._logs(self._values), steps, 1)]
             state = self._values.state()
@@ -190,7 +190,7 @@ class PipelineRunner:
             max(peak, buffers.peaks.get(stage, 0)) for stage, peak in enumerate(self._in_flight)
         )
         steps = [each.steps for each in batches]
-        self._settle(first, sums, sum(steps))
+        self._reduce_replicas(first, sums, sum(steps))
         total = sum(weight * each for weight, each in zip(weights, steps, strict=True))
         scale = np.float32(scale_of(reduction, total, self._replicas))
         if first.update is not None:
@@ -214,11 +214,11 @@ class PipelineRunner:
         self._taps.add(batches, buffers)
         return self._parts(results, micro_batch, state)
 
-    def _settle(self, shape: Shape, sums: list[Any], steps: int) -> None:
+    def _reduce_replicas(self, shape: Shape, sums: list[Any], steps: int) -> None:
         """Adds up over replicas what they left after `steps` steps."""
         if self._replicas > 1:
             for stage in shape.stages:
-                stage.settle(
+                stage.reduce_replicas(
                     sums, cast(ReplicaStageState, self._values), np.array([0, steps], np.int32)
                 )
 

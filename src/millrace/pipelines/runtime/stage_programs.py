@@ -105,7 +105,7 @@ def update_programs(builder: StageBuilder, trains: bool) -> Iterator[ProgramMake
     replicated = builder.replicated
     if replicated is not None:
         for stage in stages:
-            yield "settle", stage, partial(replicated.settle, stage)
+            yield "reduce_replicas", stage, partial(replicated.reduce_replicas, stage)
     if trains:
         update = builder.stages.update
         for stage, part in update.partial.items():

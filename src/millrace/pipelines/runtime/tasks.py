@@ -206,16 +206,18 @@ class StageTasks:
         run = self._executables.get("zeros") or self._get("zeros", self._builder.zeros)
         return run()
 
-    def settle(self, sums: list[Any], state: ReplicaStageState, steps: np.ndarray) -> None:
+    def reduce_replicas(self, sums: list[Any], state: ReplicaStageState, steps: np.ndarray) -> None:
         """Adds up over replicas what an update left, in `sums[stage]` and in the state."""
         index = self._index
         if not self.is_here:
             return
         replicated = self._builder.replicated
         assert replicated is not None  # noqa: S101 - of several replicas
-        run = self._executables.get("settle") or self._get("settle", replicated.settle)
+        run = self._executables.get("reduce_replicas") or self._get(
+            "reduce_replicas", replicated.reduce_replicas
+        )
         sums[index], parts, whole = run(sums[index], state.unsettled(index), steps)
-        state.settle(index, parts, whole)
+        state.reduce_replicas(index, parts, whole)
 
     def _answer(self, micro_batch: int, returned: list[Any] | None, buffers: Buffers) -> None:
         for route in self._answers:

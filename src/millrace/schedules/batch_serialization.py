@@ -13,19 +13,19 @@ from collections.abc import Iterator
 from millrace.schedules.task import Pass, Schedule, Task, check_sizes
 
 
-def serialized(num_stages: int, num_micro_batches: int, at_a_time: int) -> Schedule:
+def batch_serialized(num_stages: int, num_micro_batches: int, batch_serialization: int) -> Schedule:
     """Lists the tasks of one weight update.
 
     Args:
         num_stages: stages in the pipeline, all on one device group.
         num_micro_batches: micro-batches accumulated into the update, per replica. A number that
-            is no multiple of `at_a_time` leaves fewer for the last turn.
-        at_a_time: micro-batches that a stage runs before the next stage starts. 1 is the order of
-            `sequential`.
+            is no multiple of `batch_serialization` leaves fewer for the last turn.
+        batch_serialization: micro-batches that a stage runs before the next stage starts. 1 is
+            the order of `sequential`.
 
     Returns:
-        One row, of `2 * num_stages * num_micro_batches` tasks. Each stage holds `at_a_time`
-        micro-batches at most.
+        One row, of `2 * num_stages * num_micro_batches` tasks. Each stage holds at most
+        `batch_serialization` micro-batches.
 
     Raises:
         ScheduleError: if one of the three is below 1.
@@ -34,14 +34,14 @@ def serialized(num_stages: int, num_micro_batches: int, at_a_time: int) -> Sched
         "Sequential",
         num_stages=num_stages,
         num_micro_batches=num_micro_batches,
-        at_a_time=at_a_time,
+        batch_serialization=batch_serialization,
     )
-    return (tuple(_tasks(num_stages, num_micro_batches, at_a_time)),)
+    return (tuple(_tasks(num_stages, num_micro_batches, batch_serialization)),)
 
 
-def _tasks(num_stages: int, num_micro_batches: int, at_a_time: int) -> Iterator[Task]:
-    for first in range(0, num_micro_batches, at_a_time):
-        turn = range(first, min(first + at_a_time, num_micro_batches))
+def _tasks(num_stages: int, num_micro_batches: int, batch_serialization: int) -> Iterator[Task]:
+    for first in range(0, num_micro_batches, batch_serialization):
+        turn = range(first, min(first + batch_serialization, num_micro_batches))
         for stage in range(num_stages):
             yield from (Task(stage, Pass.FORWARD, m) for m in turn)
         for stage in reversed(range(num_stages)):
