@@ -88,7 +88,7 @@ def faster(
     tried = " and ".join(map(str, KERAS_STEPS_PER_EXECUTION))
     console.print(
         f"Steps per second are medians of {rounds} alternating fits of {TIMED_EPOCHS} epochs, "
-        f"after compilation; plain Keras at its faster steps_per_execution of {tried} ({best.name})."
+        f"after compilation; plain Keras at its faster steps_per_execution {tried} ({best.name})."
     )
     return ours, best
 
