@@ -1,7 +1,7 @@
-"""What the pages say of each benchmark: its subject, and the reason of each bar that it misses.
+"""Text of the benchmark pages: the subject of each benchmark, and the reason for each missed bar.
 
-The figures and the bars are those of the result files; nothing here repeats one. `page.py` fails
-where a miss has no reason, and where a reason stands for something that is not missed.
+Figures and bars come from the result files and are not repeated here. `page.py` fails if a missed
+bar has no reason, or if a reason belongs to a bar that is met.
 """
 
 from dataclasses import dataclass, field
@@ -13,16 +13,16 @@ class Section:
 
     title: str
     text: str
-    page: str = ""  # of the capability, in docs/
-    misses: dict[str, str] = field(default_factory=dict)  # regex of names -> why the bar is missed
+    page: str = ""  # page of the feature in docs/
+    misses: dict[str, str] = field(default_factory=dict)  # regex of names -> reason for the miss
 
 
 @dataclass(frozen=True)
 class Capability:
     """One line of the table in README.
 
-    `figure` holds `{}` for each of `names`, in their order, and shows there the lowest and the
-    highest of the figures whose whole name matches.
+    `figure` has a `{}` for each of `names`, in order. Each shows the lowest and the highest figure
+    whose whole name matches.
     """
 
     name: str
@@ -39,17 +39,17 @@ _TIME = "{} the time"
 SECTIONS = {
     "steps_per_execution": Section(
         "The training loop",
-        "Time per step inside `fit`, everything compiled. Plain Keras runs at its own best "
-        "`steps_per_execution`. The handwritten JAX is the fastest of a scan and unrolled steps: "
-        "no Keras, no callbacks, and batches that were stacked beforehand, where `fit` shuffles. "
+        "Time per step inside `fit`, after compilation. Plain Keras runs at its own best "
+        "`steps_per_execution`. The handwritten JAX is the faster of a scan and unrolled steps: "
+        "no Keras, no callbacks, and batches stacked beforehand, whereas `fit` shuffles. "
         "Models: tiny has 2 dense layers of 8 and batches of 8; mlp has 3 dense layers of 128 and "
         "batches of 32; lstm has 16 units over 16 time steps and batches of 16; convnet has 2 "
         "convolutions on 16 x 16 and batches of 32. Rows of the *next* Keras, if there are any, "
-        "time Keras 3.16, which runs `steps_per_execution` as a scan of its own.",
+        "time Keras 3.16, which runs `steps_per_execution` as its own scan.",
         "steps_per_execution.md",
         {
             r"(tiny|mlp): millrace / jax": "`fit` shuffles the rows of every epoch, and the "
-            "handwritten loop does not. The row below it compares with one that does.",
+            "handwritten loop does not. The row below compares with a loop that does.",
             r"(mlp|convnet): keras / millrace": "Most of the step is computation, which is the "
             "same in Keras: handwritten JAX, which does not shuffle, gains 1.27x on the mlp and "
             "1.23x on the convnet, by the medians of the times.",
@@ -60,153 +60,154 @@ SECTIONS = {
     ),
     "pipeline_tax": Section(
         "Pipelines: the cost of cutting a model",
-        "All stages on one CPU core, against the same updates of the model in one piece: 8 dense "
-        "layers, 16 micro-batches of 64 rows in an update. Several devices share this work. Below: "
-        "the bytes that each schedule keeps in flight, and the time that the host spends on a "
-        "task.",
+        "All stages on one CPU core, compared with the same updates of the model in one piece: 8 "
+        "dense layers, 16 micro-batches of 64 rows per update. Several devices would share this "
+        "work. The last rows are the bytes that each schedule keeps in flight, and the host's time "
+        "per task.",
         "pipelines.md",
     ),
     "pipeline_processes": Section(
         "Pipelines over two processes",
         "Two stages in two processes, one CPU core each, connected by loopback. The ideal time is "
-        "that of a stage alone plus the idle time that the schedule must have. The peer is "
+        "that of a stage alone plus the unavoidable idle time of the schedule. The peer is "
         "`torch.distributed.pipelining` (Schedule1F1B over gloo) on the same stages.",
         "processes.md",
         {
-            r".*: (share of ideal|millrace / torch)": "Transfers over loopback, and the threads "
-            "that make them, take time from the core that computes; so does the work of each "
-            "`fit`, which these short runs divide by few updates. The run is older than a change "
-            "that finishes an update before the next one is dispatched, and was not repeated.",
+            r".*: (share of ideal|millrace / torch)": "Transfers over loopback, and their threads, "
+            "take time from the computing core; so does the fixed work of each `fit`, which these "
+            "short runs divide by few updates. The run predates a change that finishes an update "
+            "before it dispatches the next one, and was not repeated.",
         },
     ),
     "data_parallel": Section(
         "Replicas over two processes",
-        "Rows per second of two processes on one CPU core each, against one process on one core. "
-        "Gradients are summed over loopback once per update. Bars are set for the larger models, "
-        "whose updates take 4 batches of each replica.",
+        "Rows per second of two processes with one CPU core each, compared with one process on one "
+        "core. Gradients are summed over loopback once per update. Only the larger models, whose "
+        "updates take 4 batches per replica, have bars.",
         "replicas.md",
         {
-            r"mlp 1024: .*": "Four million weights are summed over loopback in each update, in the "
-            "time of the cores that compute. The convnet has fewer weights and more work for each.",
+            r"mlp 1024: .*": "Each update sums four million weights over loopback, which takes "
+            "time from the computing cores. The convnet has fewer weights, and more work for each.",
         },
     ),
     "recompute_lstm": Section(
         "Recomputation by boundaries",
-        "An LSTM of 256 units over 2048 steps with 7 or 15 boundaries in the sequence: temporary "
-        "memory and time, against the same model that keeps everything (0), and against JAX by "
-        "hand with the same cuts (`jax.checkpoint` of the inner of two scans).",
+        "An LSTM of 256 units over 2048 time steps with 7 or 15 boundaries in the sequence: "
+        "temporary memory and time, compared with the same model without recomputation (0), and "
+        "with handwritten JAX with the same cuts (`jax.checkpoint` of the inner of two scans).",
         "recomputation.md",
         {r"memory: millrace, 7 / jax, 7": "Not explained yet. With 15 boundaries the bar is met."},
     ),
     "recompute_budget": Section(
         "Recomputation by budget",
-        "Twenty budgets for each model, from the least that training can do with to the memory "
-        "that plain training takes. LSTM-2048: 256 units, batches of 64. ResNet50: 64 x 64 images, "
-        "batches of 8; most of its plain peak are weights and gradients. transformer-12: 12 blocks "
-        "of 128 over 128 positions, batches of 16.",
+        "Twenty budgets per model, from the smallest possible to the memory of plain training. "
+        "LSTM-2048: 256 units, batches of 64. ResNet50: 64 x 64 images, batches of 8; its plain "
+        "peak is mostly weights and gradients. transformer-12: 12 blocks of 128 over 128 "
+        "positions, batches of 16.",
         "recomputation.md#a-budget",
     ),
     "recompute_forms": Section(
-        "How recomputation is held back on CPU",
-        "Why recomputed segments stand in a conditional, or behind a barrier where they convolve: "
-        "memory and time of both forms against JAX's own `jax.checkpoint`.",
+        "Two forms of recomputation on CPU",
+        "The reason for recomputed segments in a conditional, or behind a barrier if they contain "
+        "convolutions: memory and time of both forms compared with JAX's own `jax.checkpoint`.",
         "recomputation.md",
     ),
     "start_up": Section(
-        "Starting again",
-        "Seconds from before a process starts until its first step of training is finished: with "
+        "Start-up",
+        "Seconds from the start of a process to the end of its first training step: with "
         "nothing on disk (cold), with a cache of executables, and with exported ones. ResNet50 for "
         "32 x 32 images with batches of 8, and 12 transformer blocks of 64 in 4 stages.",
         "compile_cache.md",
         {
-            r"resnet50: cached / cold.*": "Around its bar: some runs meet it and some do not. What "
-            "is left is importing, building the model, and tracing.",
-            r"pipeline: .*": "The cold start is fast already: equal stages are compiled once, and "
-            "different ones at the same time. Half of an exported start is importing.",
+            r"resnet50: cached / cold.*": "Close to its bar: some runs meet it and some do not. "
+            "The remaining time goes into imports, building the model, and tracing.",
+            r"pipeline: .*": "The cold start is already fast: equal stages are compiled once, and "
+            "different ones in parallel. Imports take half of an exported start.",
         },
     ),
     "stage_compilation": Section(
         "Compiling a pipeline",
-        "All programs of 12 transformer blocks of 128 in four stages, against one after another "
-        "with nothing shared, and against those of one stage.",
+        "All programs of 12 transformer blocks of 128 in four stages, compared with compiling them "
+        "one after another without sharing, and with the programs of a single stage.",
         "pipelines.md",
         {
-            r"all / one stage": "The first and the last stage have other programs than those "
-            "between them, and with two cores a single stage has both to itself."
+            r"all / one stage": "The first and the last stage have different programs from those "
+            "in between, and a single stage has both cores to itself."
         },
     ),
     "compile_watch": Section(
         "Watching for recompilations",
-        "What it costs to know the cause of every compilation, while nothing is compiled: a share "
+        "Cost of watching for the cause of every compilation, while nothing is compiled: a share "
         "of the shortest steps, with one step per execution.",
         "recompilation.md",
     ),
     "tensor_statistics": Section(
         "Statistics of tensors",
-        "Time per step inside `fit` with statistics of every activation and gradient of every "
-        "step, against training without. Dense layers: 8 of the width shown.",
+        "Time per step inside `fit` with statistics of all activations and gradients in every "
+        "step, compared with training without. Dense layers: 8 of the width shown.",
         "tensor_statistics.md",
         {
-            r"mlp .*: every tensor.*": "A step of a dense layer is short next to a pass over its "
-            "tensors, which statistics need. With `every=10` it costs far less: see the file."
+            r"mlp .*: every tensor.*": "A step of a dense layer is short compared with the pass "
+            "over its tensors. `every=10` costs far less: see the file."
         },
     ),
     "nan_watch": Section(
         "NaNWatch",
-        "Time per step inside `fit` with NaNWatch on all gradients, against training without.",
+        "Time per step inside `fit` with NaNWatch on all gradients, compared with training "
+        "without.",
         "nan_watch.md",
         {
-            r"mlp 128.*": "The steps are short next to a pass over all gradients, and the spread "
-            "of the rounds is wider than the bar."
+            r"mlp 128.*": "The steps are short compared with a pass over all gradients, and the "
+            "rounds vary more than the bar allows."
         },
     ),
     "outfeed_queue": Section(
         "Outfeed queues",
-        "A megabyte of every step through an `OutfeedQueue` while a thread reads it, against a "
-        "bare copy of a megabyte after each step. A call has two steps, whose values come "
+        "A megabyte per step through an `OutfeedQueue` that a thread reads meanwhile, compared "
+        "with a bare copy of a megabyte after each step. A call has two steps, whose values arrive "
         "together.",
         "outfeed.md",
     ),
     "custom_loop": Section(
         "Custom training loops",
-        "A training loop in plain Keras, compiled by `repeat`, against the same loop by hand in "
-        "JAX: with the data on the device, and with a data set in Python and every loss coming "
-        "out.",
+        "A training loop in plain Keras, compiled by `repeat`, compared with the same loop "
+        "handwritten in JAX: with the data on the device, and with a data set in Python and every "
+        "loss in an outfeed.",
         "custom_loops.md",
         {
-            r"mlp: repeat / jax fori_loop": "The rounds of this run spread from below the peer's "
-            "time to twice as much. The other models, in the same run, meet their bars."
+            r"mlp: repeat / jax fori_loop": "The rounds of this run vary from less than the peer's "
+            "time to twice that. The other models meet their bars in the same run."
         },
     ),
     "feed_benchmark": Section(
         "Measuring a data set",
-        "Elements per second that `dataset_benchmark` and `infeed_benchmark` report, against a "
-        "loop timed by hand. Preparing a batch waits, or works; below, what handing over costs "
-        "where nothing is prepared.",
+        "Elements per second reported by `dataset_benchmark` and `infeed_benchmark`, compared with "
+        "a loop timed by hand. The preparation of a batch waits, or computes; the last rows show "
+        "the cost of passing batches on without any preparation.",
         "feed_benchmarks.md",
     ),
     "gradient_accumulation": Section(
         "Gradient accumulation",
-        "A micro-batch with four accumulated per update, against a batch with an update each; and "
-        "against plain Keras, whose optimizers accumulate by themselves.",
+        "Time per micro-batch with four accumulated per update, compared with one update per "
+        "batch, and with plain Keras, whose optimizers can accumulate.",
         "gradient_accumulation.md",
     ),
     "infeed": Section(
         "Infeed",
-        "`fit` on a data set that is prepared more slowly, or faster, than the device computes, "
-        "against the slower of preparation and computation alone.",
+        "`fit` on a data set whose preparation is slower, or faster, than the device, "
+        "compared with the slower of preparation and computation alone.",
         "infeed.md",
     ),
     "compile_time": Section(
         "The first execution",
-        "What compiling costs by steps per execution, and how often it happens.",
+        "Cost and number of compilations, by steps per execution.",
         "steps_per_execution.md",
     ),
-    "import_time": Section("Importing", "What `import millrace` adds to `import keras`."),
+    "import_time": Section("Import", "Time that `import millrace` adds to `import keras`."),
     "optimizer_offload": Section(
         "Offloading the optimizer's state",
-        "Time and device memory with the optimizer's state in host memory between updates, against "
-        "training with it on the device. Needs an accelerator.",
+        "Time and device memory with the optimizer's state in host memory between updates, "
+        "compared with training with it on the device. Needs an accelerator.",
         "offload.md",
     ),
 }
@@ -255,7 +256,7 @@ CAPABILITIES = (
     Capability(
         "Replicas, also over processes; ZeRO sharding",
         "replicas.md",
-        "one process on one core, by two on two",
+        "two processes on two cores against one on one",
         "{} the rows per second",
         "data_parallel",
         (r".*: rows per second, two / one",),
@@ -263,7 +264,7 @@ CAPABILITIES = (
     Capability(
         "Recomputation by boundaries",
         "recomputation.md",
-        "the same LSTM that keeps everything",
+        "the same LSTM without recomputation",
         "{} the memory, {} the time",
         "recompute_lstm",
         (r"memory: .* / millrace, 0", r"time: .* / millrace, 0"),
@@ -311,7 +312,7 @@ CAPABILITIES = (
     Capability(
         "Queues that carry tensors out of a running program",
         "outfeed.md",
-        "a bare copy of as many bytes",
+        "a bare copy of the same bytes",
         _TIME,
         "outfeed_queue",
         (r"queue / bare copy",),
@@ -319,7 +320,7 @@ CAPABILITIES = (
     Capability(
         "Your own training loop, compiled",
         "custom_loops.md",
-        "the loop by hand in JAX",
+        "the same loop handwritten in JAX",
         _TIME,
         "custom_loop",
         (r".*: repeat / jax fori_loop",),

@@ -1,14 +1,14 @@
-"""What the first execution costs: compilation, by steps per execution.
+"""Cost of the first execution: compilation, by steps per execution.
 
 Claims, for mlp (a loop) and convnet (unrolled on CPU): with 1000 steps per execution a model
 compiles in at most 1.1x the time that it takes with 8, and its executables allocate at most 1.1x
 the temporary memory; an execution cut short by the end of the data, and a second `fit` with
 another data set, compile nothing. Peer: plain Keras, which compiles one step and dispatches it
-again and again.
+repeatedly.
 
-Every time is that of a new model, with JAX's caches empty and none on disk. `compiled` is what
-`Strategy.compile_log` says; `to first` is what the user sees: a first `fit` of one execution less a
-second one, so that the steps themselves do not count.
+Every time is that of a new model, with empty JAX caches and no cache on disk. `compiled` comes from
+`Strategy.compile_log`; `to first` is the delay that the user sees: the time of a first `fit` of one
+execution minus that of a second one, so the steps themselves do not count.
 """
 
 import os
@@ -28,13 +28,13 @@ import models
 from millrace.compiling.sharing import sharing
 
 STEPS = (8, 1000)
-UNEVEN = 100  # not a multiple of the longest unrolled program, 8: counted, too
+UNEVEN = 100  # also one that is not a multiple of the longest unrolled program, 8
 CASES = ("mlp", "convnet")
 CLAIM = 1.1
 
 
 class Rows(keras.utils.PyDataset):
-    """The first batches of a case: `fit` draws as many as there are."""
+    """The first batches of a case; `fit` draws all of them."""
 
     def __init__(self, case: models.Case, steps: int):
         super().__init__()
@@ -51,7 +51,7 @@ class Rows(keras.utils.PyDataset):
 
 @dataclass(frozen=True)
 class First:
-    """What a new model cost."""
+    """Costs of a new model."""
 
     to_first: float
     compiled: float = 0.0
@@ -76,7 +76,7 @@ def first_of_keras(case: models.Case, steps: int) -> First:
 
 
 def first_less_second(model: keras.Model, case: models.Case, steps: int) -> float:
-    """Returns how much longer the first `fit` takes than the second."""
+    """Returns the extra seconds of the first `fit` compared with the second."""
     jax.clear_caches()
     sharing.clear()
     dataset = Rows(case, steps)
@@ -87,7 +87,7 @@ def first_less_second(model: keras.Model, case: models.Case, steps: int) -> floa
 
 
 def compilations(case: models.Case, steps: int) -> dict[str, int]:
-    """Returns how many compilations each of several fits of one model took."""
+    """Returns the number of compilations of each of several fits of one model."""
     strategy = millrace.Strategy()
     model = strategy.attach(case.model(steps_per_execution=steps))
     part = steps // 2 + 1
@@ -111,7 +111,7 @@ def measure(case: models.Case, choices: tuple[int, int], rounds: int) -> list[st
     results: dict[tuple[str, int], list[First]] = {
         (name, steps): [] for steps in choices for name in kinds
     }
-    for turn in range(-1, rounds):  # the first round warms the process up
+    for turn in range(-1, rounds):  # the first round is a warm-up
         for name, steps in results if turn % 2 == 0 else reversed(results):
             result = kinds[name](case, steps)
             if turn >= 0:

@@ -1,10 +1,9 @@
-"""What it costs to know why something is compiled, while nothing is.
+"""Cost of watching for the causes of compilations, while nothing is compiled.
 
-Claim: at most 1 % of a warm step. An execution of ours asks JAX for the options that tracing
-depends on, and takes note of the function that runs and of its place in the data. These calls are
-timed by themselves, and are compared with a step of `fit` that makes them, at one step per
-execution, where they weigh the most: the noise of a whole `fit` hides them. The peer is plain
-Keras, which watches nothing.
+Claim: at most 1 % of a warm step. Each execution asks JAX for the options that affect tracing, and
+notes the running function and its position in the data. These calls are timed alone, because the
+noise of a whole `fit` hides them, and compared with a step of `fit` at one step per execution,
+where their share is largest. The peer is plain Keras, which watches nothing.
 """
 
 import timeit
@@ -22,7 +21,7 @@ CALLS = 10_000
 
 
 def watching(model) -> float:
-    """Returns the seconds of what one execution does to watch."""
+    """Returns the seconds that one execution spends on watching."""
     function = controller_of(model).functions.compiled[Mode.TRAIN]
     log, place, executables = function._log, function._place, function._executables
 

@@ -1,9 +1,9 @@
-"""A custom training loop, against the same loop written by hand in JAX without Keras.
+"""A custom training loop, compared with the same loop handwritten in JAX without Keras.
 
 Claims, per step on two CPU cores: with the data on the device, repeat() takes at most 1.1x the
 handwritten fori_loop (mlp, lstm), or 1.2x where a step takes 4 us (tiny). With a data set in Python
-and every loss out of the loop, it takes at most half of what a handwritten step takes that is
-called for each batch (tiny).
+and every loss in an outfeed, it takes at most half the time of a handwritten step that is called
+for each batch (tiny).
 """
 
 from dataclasses import replace
@@ -21,7 +21,7 @@ CLAIMS = {"tiny": 1.2, "mlp": 1.1, "lstm": 1.1}
 
 
 def keras_step(case):
-    """Returns a training step in plain Keras, and what it has to wait for."""
+    """Returns a training step in plain Keras, and the arrays to wait for."""
     model = case.model()
     loss_of, optimizer = model.loss, keras.optimizers.Adam(models.RATE)
     if loss_of == "mse":
@@ -40,7 +40,7 @@ def keras_step(case):
 
 
 def on_device(case):
-    """Returns an epoch of repeat() over batches that are on the device."""
+    """Returns an epoch of repeat() over batches on the device."""
     step, mean = keras_step(case)
     batches = models.stacked(case)
 
@@ -87,7 +87,7 @@ def through_queues(case, compiled):
 
 
 def by_hand(case):
-    """Returns an epoch as a fori_loop over batches that are on the device."""
+    """Returns an epoch as a fori_loop over batches on the device."""
     step, batches = models.handwritten_step(case), models.stacked(case)
     states = [models.handwritten_state(case)]
 

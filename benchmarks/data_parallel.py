@@ -1,13 +1,13 @@
-"""Data parallel over two processes: throughput against one process, each on one core.
+"""Data parallelism over two processes: throughput compared with one process, each on one core.
 
-Claim: two processes train at least 1.8x as many rows per second as one, with the same batch for
-each replica. The peer is the same model in one pinned process.
+Claim: two processes train at least 1.8x as many rows per second as one, with the same batch size
+per replica. The peer is the same model in one pinned process.
 
-    core 0   replica 0   batch 0, 2, 4, ...  ┐ gradients are summed once for each update
+    core 0   replica 0   batch 0, 2, 4, ...  ┐ gradients are summed once per update
     core 1   replica 1   batch 1, 3, 5, ...  ┘
 
-Two sizes of each model: that of `models.py`, which trains a batch in a fraction of a millisecond,
-and so shows what the sum costs; and a larger one with accumulation, for which the claim is made.
+Two sizes of each model: that of `models.py`, which trains a batch in a fraction of a millisecond
+and so shows the cost of the sum; and a larger one with accumulation, which the claim is about.
 """
 
 import functools

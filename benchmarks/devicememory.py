@@ -1,16 +1,16 @@
-"""What training takes of an accelerator's memory: the report against the allocator, and at a price.
+"""Memory of training on an accelerator: the report against the allocator, and ways to need less.
 
 Claims: the report is within 5 % of the allocator's peak; a budget is never passed; optimizer state
-in host memory leaves the device at least nine tenths of it; activations in host memory lower the
-peak. Peers: the same training with everything on the device, and without recomputation.
+in host memory frees at least nine tenths of its size on the device; activations in host memory
+lower the peak. Peers: the same training with everything on the device, and without recomputation.
 
     plain      models as they are
     offload    adam's state (F47), the activations of four stages on one device (F48)
     budget     a transformer within shares of its plain peak
 
-Each case is a process of its own, as the allocator's peak only grows, and runs twice: what is
-counted is the second, which reads what the first has compiled; the compiler tries out kernels on
-the device. CPUs keep no count, so there only what is predicted is shown.
+Each case is a separate process, because the allocator's peak only grows, and runs twice. Only the
+second run counts: it reads the executables of the first, whose compiler tries out kernels on the
+device. CPUs keep no count, so only the prediction is shown there.
 """
 
 import json
@@ -33,7 +33,7 @@ from keras import layers
 
 import harness
 
-CHILD = os.environ.get("DEVICE_MEMORY_CHILD")  # what a process that is measured has to do, as JSON
+CHILD = os.environ.get("DEVICE_MEMORY_CHILD")  # the task of a measured process, as JSON
 STEPS = 4  # of an execution, which is an epoch
 BUDGETS = (0.75, 0.5)
 CLAIM_REPORT, CLAIM_STATE = 0.05, 0.9
@@ -42,7 +42,7 @@ MIB = 2**20
 
 @dataclass(frozen=True)
 class Case:
-    """A model, the rows of a batch, and what is set on it."""
+    """A model, the rows of a batch, and the options of the model."""
 
     build: Callable[[bool], keras.Model]
     rows: int
@@ -76,7 +76,7 @@ def resnet(small: bool) -> keras.Model:
 
 
 def transformer(small: bool) -> keras.Model:
-    """Blocks of attention and a dense part."""
+    """Blocks of attention and dense layers."""
     blocks, length, width = (2, 16, 32) if small else (12, 256, 512)
     x = inputs = keras.Input((length, width))
     for _ in range(blocks):
@@ -88,14 +88,14 @@ def transformer(small: bool) -> keras.Model:
 
 
 def accumulate(offload: bool) -> Callable[[keras.Model], None]:
-    """Returns what lets adam's state rest here or there between updates."""
+    """Returns a function that sets the memory of adam's state between updates."""
     return lambda model: model.set_gradient_accumulation_options(
         gradient_accumulation_steps_per_replica=STEPS, offload_weight_update_variables=offload
     )
 
 
 def stages(offload: bool) -> Callable[[keras.Model], None]:
-    """Returns what cuts the MLP into four stages on one device."""
+    """Returns a function that cuts the MLP into four stages on one device."""
 
     def set_options(model: keras.Model) -> None:
         model.set_pipeline_stage_assignment([0, 0, 1, 1, 2, 2, 3, 3, 3])
@@ -110,7 +110,7 @@ def stages(offload: bool) -> Callable[[keras.Model], None]:
 
 
 def within(budget: float) -> Callable[[keras.Model], None]:
-    """Returns what sets a budget."""
+    """Returns a function that sets a budget."""
     return lambda model: model.set_recomputation_options(budget=budget)
 
 
@@ -135,7 +135,7 @@ GROUPS: dict[str, dict[str, Case]] = {
 
 
 def child(group: str, case: str, cache: str, small: bool, rounds: int) -> None:
-    """Trains one case in this process and prints what it took, as JSON."""
+    """Trains one case in this process and prints its costs as JSON."""
     chosen = GROUPS[group][case]
     keras.utils.set_random_seed(0)
     strategy = millrace.Strategy(devices=1, cache_dir=cache)
@@ -170,7 +170,7 @@ def child(group: str, case: str, cache: str, small: bool, rounds: int) -> None:
 
 
 def measure(group: str, case: str, small: bool, rounds: int) -> dict[str, Any]:
-    """Runs a case in two processes, and returns what the second has found."""
+    """Runs a case in two processes, and returns the results of the second."""
     with tempfile.TemporaryDirectory() as cache:
         task = {"group": group, "case": case, "cache": cache, "small": small, "rounds": rounds}
         for _ in range(1 if small else 2):

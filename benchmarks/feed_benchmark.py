@@ -1,4 +1,4 @@
-"""What `dataset_benchmark` and `infeed_benchmark` report, against loops timed by hand.
+"""Reports of `dataset_benchmark` and `infeed_benchmark`, compared with loops timed by hand.
 
 Claim: for batches that take a millisecond or more, both report the elements per second of a loop
 over the same data in one thread, within 3 %. Peers, in the same run:
@@ -6,8 +6,8 @@ over the same data in one thread, within 3 %. Peers, in the same run:
     dataset_benchmark   for batch in data: copy it
     infeed_benchmark    for batch in data: copy it into a block; put each full block on the device
 
-Preparation waits (as for a disk), or works (NumPy, without the interpreter's lock). Below these,
-what handing over costs where there is no preparation: batches that are slices of an array.
+Preparation waits (as for a disk), or computes (NumPy, without the interpreter's lock). The last
+rows are the cost of passing batches on without preparation: batches that are slices of an array.
 """
 
 import itertools
@@ -40,7 +40,7 @@ def waiting() -> Iterator[Batch]:
 
 
 def working() -> Iterator[Batch]:
-    """Batches, each after a fixed amount of NumPy work."""
+    """Batches, each after a fixed NumPy computation."""
     for batch in slices():
         for _ in range(TURNS):
             np.sort(NUMBERS)

@@ -4,7 +4,7 @@
     name                     value  low   high           bar
 
 A file holds one or more parts, each with a title, `# ...`, and a header. Only the standard library
-is needed, so that figures can be read where nothing is installed.
+is needed, so that figures can be read without installing anything.
 """
 
 import pathlib
@@ -38,22 +38,22 @@ _BROKEN = (
     "larger budgets that cost more FLOPs",
     "larger budgets that took less memory",
 )
-# Two values come together, at the end of a call of two steps: the first of them may then be as old
-# as the bar says where nothing new came for one step more.
+# Two values arrive together, at the end of a call of two steps. So the first of them may be as old
+# as the bar says when no new value arrived for one step more.
 _GAP = re.compile(r"  (longest time without a new value) ([\d.]+) steps .*no value later than (.+)")
 _BAR = re.compile(r"(?P<sign><=|>=|=|) ?(?P<low>[\d.]+)(?:-(?P<high>[\d.]+))?(?:x|%| \w+|)")
 
 
 @dataclass(frozen=True)
 class Figure:
-    """One measured value, with the spread of its rounds where it has several."""
+    """One measured value, with the spread of its rounds if it has several."""
 
     name: str
     value: str
     unit: str = ""
     low: str | None = None
     high: str | None = None
-    bar: str = ""  # as printed, such as `<= 1.25x`; empty where none was set
+    bar: str = ""  # as printed, such as `<= 1.25x`; empty without a bar
 
     @property
     def text(self) -> str:
@@ -65,7 +65,7 @@ class Figure:
     def met(self) -> bool | None:
         """Whether the median meets the bar; None without a bar.
 
-        A bar without a sign is a value: met where it lies within the spread.
+        A bar without a sign is a value: met if it lies within the spread.
         """
         if not self.bar:
             return None
@@ -82,7 +82,7 @@ class Figure:
 
 @dataclass(frozen=True)
 class Part:
-    """What one run of one script has printed."""
+    """The output of one run of one script."""
 
     title: str
     header: dict[str, str]  # machine, versions, date, note
@@ -95,7 +95,7 @@ class Result:
 
     path: pathlib.Path
     date: str
-    script: str  # "" where the file is of several scripts
+    script: str  # "" if the file belongs to several scripts
     device: str
     parts: tuple[Part, ...]
 
@@ -105,7 +105,7 @@ def results(folder: pathlib.Path = RESULTS, scripts: tuple[str, ...] | None = No
 
     Args:
         folder: of the files, `<date>-<script>-<device>.txt` or `<date>-<device>.txt`.
-        scripts: names that a file may begin with after its date; None is those beside this file.
+        scripts: names that may follow the date in a file's name; None is those beside this file.
     """
     scripts = scripts or tuple(path.stem for path in FOLDER.glob("*.py"))
     newest: dict[tuple[str, str], Result] = {}
@@ -138,7 +138,7 @@ def _parts(path: pathlib.Path) -> list[Part]:
 
 
 def parse(line: str) -> list[Figure]:
-    """Returns the figures of a line, none where it is a row of times or a heading.
+    """Returns the figures of a line; none for a row of times or a heading.
 
     Raises:
         ValueError: if a line has a bar and its figure or its bar cannot be read.

@@ -1,17 +1,19 @@
-"""Everything that needs a GPU, in order of worth, in at most 20 minutes: `make gpu`.
+"""Everything that needs a GPU, most important first, in at most 20 minutes: `make gpu`.
 
-    python3 benchmarks/gpu.py                    all that is not done yet
-    python3 benchmarks/gpu.py --dry-run          what would run, and how long it may take
+    python3 benchmarks/gpu.py                    all remaining steps
+    python3 benchmarks/gpu.py --dry-run          a list of the steps and their time limits
     python3 benchmarks/gpu.py --platform cpu --small      a rehearsal: do all steps run?
 
-It runs with the Python at hand, whose JAX has the GPU, and needs no package registry: what is
-missing there is installed from `--wheels DIR`, made elsewhere by `pip download` for that Python.
-Needed beside JAX, NumPy and SciPy: keras, optree, namex, absl-py, h5py, ml-dtypes, packaging, rich,
-click; pytest for the first step. `--next-wheels DIR` holds a newer Keras, which is then timed too.
+It uses the Python that runs it, whose JAX must support the GPU, and needs no package registry:
+missing packages are installed from `--wheels DIR`, made elsewhere by `pip download` for that
+Python. It needs, besides JAX, NumPy and SciPy: keras, optree, namex, absl-py, h5py, ml-dtypes,
+packaging, rich, click; and pytest for the first step. `--next-wheels DIR` holds a newer Keras,
+which is then timed too.
 
-Each step is a process with a time limit. In the output directory `<date>-<device>.json` notes how
-each one ended and what it printed, so that a second call goes on where the first one ended, and
-`<date>-<device>.txt` has all that ended well. A step that fails is noted, and the next one runs.
+Each step is a process with a time limit. In the output directory, `<date>-<device>.json` records
+the status and the output of each step, so that a second call continues where the first one ended,
+and `<date>-<device>.txt` has the output of all successful steps. After a failed step, the next one
+runs.
 """
 
 import argparse
@@ -50,7 +52,7 @@ class Step:
     seconds: int = 120  # at most
 
     def command(self, small: bool) -> list[str]:
-        """Returns what is run, in the root of the repository."""
+        """Returns the command line, for the root of the repository."""
         if self.script == "pytest":
             words = ["-m", "pytest", "-q", "-p", "no:cacheprovider", "-W", "default", "-m", "gpu"]
             return [sys.executable, *words, *gpu_tests()]
@@ -102,7 +104,7 @@ STEPS = (
 
 def gpu_tests() -> list[str]:
     """Returns the files that have tests marked gpu."""
-    # Their plain text: to collect all tests would import packages that may not be here.
+    # Found in their text: collecting all tests would import packages that may be missing.
     return [
         str(path.relative_to(ROOT))
         for path in sorted((ROOT / "tests").rglob("test_*.py"))
@@ -111,7 +113,7 @@ def gpu_tests() -> list[str]:
 
 
 class Session:
-    """The steps of one device, and the files that say which are done and what they printed."""
+    """The steps of one device, and the files with their status and output."""
 
     def __init__(self, output: pathlib.Path, device: str, environment: dict[str, str], small: bool):
         self.output = output
@@ -125,11 +127,11 @@ class Session:
             self.done = json.loads(self.file.read_text())
 
     def left(self, steps: Sequence[Step]) -> list[Step]:
-        """Returns the steps that have not ended well yet."""
+        """Returns the steps that have not succeeded yet."""
         return [s for s in steps if self.done.get(s.name, {}).get("status") != "ok"]
 
     def run(self, steps: Sequence[Step], minutes: float) -> None:
-        """Runs the steps that are left, until the minutes are over."""
+        """Runs the remaining steps, until the time is over."""
         end = time.monotonic() + 60 * minutes
         for step in self.left(steps):
             seconds = min(step.seconds, end - time.monotonic())
@@ -153,13 +155,13 @@ class Session:
         for path, text in texts.items():
             partial = path.with_name(path.name + ".partial")
             partial.write_text(text)
-            partial.replace(path)  # whole, also if this process is killed now
+            partial.replace(path)  # complete, even if this process is killed now
 
 
 def follow(
     command: list[str], environment: dict[str, str], seconds: float
 ) -> tuple[str, list[str]]:
-    """Runs a command, printing as it goes. Returns how it ended, and its lines."""
+    """Runs a command and prints its output at once. Returns its status and its lines."""
     over = threading.Event()
     with subprocess.Popen(
         command,
@@ -169,7 +171,7 @@ def follow(
         stderr=subprocess.STDOUT,
         text=True,
         errors="replace",
-        start_new_session=True,  # which is killed as a whole
+        start_new_session=True,  # a process group, which is killed as a whole
     ) as process:
 
         def stop() -> None:
@@ -185,7 +187,7 @@ def follow(
                 lines.append(line.rstrip("\n"))
                 print(f"   {lines[-1]}", flush=True)
             code = process.wait()
-        except BaseException:  # such as Ctrl-C: nothing is to hold the device after this
+        except BaseException:  # such as Ctrl-C: no process may hold the device after this
             stop()
             raise
         finally:
@@ -201,7 +203,7 @@ def slug(device: str) -> str:
 
 
 def install(wheels: str, name: str) -> str:
-    """Installs all wheels of a directory into one of ours, and returns its path."""
+    """Installs all wheels of a directory into a directory of ours, and returns its path."""
     found = sorted(map(str, pathlib.Path(wheels).glob("*.whl")))
     if not found:
         sys.exit(f"There are no wheels in {wheels}.")
@@ -212,7 +214,7 @@ def install(wheels: str, name: str) -> str:
 
 
 def set_up(options: argparse.Namespace) -> tuple[dict[str, str], list[Step]]:
-    """Installs wheels, and returns the environment of all steps and the steps."""
+    """Installs wheels, and returns the environment of the steps, and the steps."""
     paths = [str(ROOT / "src")]
     if options.wheels:
         paths.append(install(options.wheels, "site"))
@@ -229,7 +231,7 @@ def set_up(options: argparse.Namespace) -> tuple[dict[str, str], list[Step]]:
         **os.environ,
         "PYTHONPATH": os.pathsep.join([*paths, os.environ.get("PYTHONPATH", "")]).rstrip(":"),
         "KERAS_BACKEND": "jax",
-        # Several processes share the device, and what is counted is what is used.
+        # Several processes share the device, and memory counts only while it is in use.
         "XLA_PYTHON_CLIENT_PREALLOCATE": "false",
     }
     if options.platform == "cpu":
@@ -238,7 +240,7 @@ def set_up(options: argparse.Namespace) -> tuple[dict[str, str], list[Step]]:
 
 
 def probe(environment: dict[str, str], platform: str) -> str | None:
-    """Returns the name of the device, or None, having said why, if there is nothing to measure."""
+    """Returns the name of the device; without one, prints the reason and returns None."""
     words = [sys.executable, "-c", PROBE]
     done = subprocess.run(words, env=environment, capture_output=True, text=True, check=False)
     if done.returncode:
@@ -253,7 +255,7 @@ def probe(environment: dict[str, str], platform: str) -> str | None:
     done = subprocess.run(words, env=environment, capture_output=True, text=True, check=False)
     if done.returncode:
         print(done.stderr.strip().splitlines()[-1])
-        sys.exit("What is missing can come as wheels: --wheels DIR, or make gpu WHEELS=DIR.")
+        sys.exit("Missing packages can come as wheels: --wheels DIR, or make gpu WHEELS=DIR.")
     return found["kind"]
 
 
@@ -261,21 +263,25 @@ def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     """Reads the options."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--dry-run", action="store_true", help="print the steps only")
-    parser.add_argument("--small", action="store_true", help="few steps and rounds of each")
+    parser.add_argument("--small", action="store_true", help="few steps and rounds per benchmark")
     parser.add_argument("--platform", choices=("gpu", "cpu"), default="gpu")
-    parser.add_argument("--only", default="", help="steps whose name contains this")
-    parser.add_argument("--minutes", type=float, default=20, help="in which no step ends later")
-    parser.add_argument("--wheels", help="directory of the packages that are missing here")
-    parser.add_argument("--next-wheels", help="directory of a newer Keras, to time it too")
+    parser.add_argument("--only", default="", help="run only steps whose name contains this")
+    parser.add_argument(
+        "--minutes", type=float, default=20, help="minutes after which no step runs on"
+    )
+    parser.add_argument("--wheels", help="directory of wheels of missing packages")
+    parser.add_argument(
+        "--next-wheels", help="directory of wheels of a newer Keras, to time it too"
+    )
     parser.add_argument("--output", type=pathlib.Path, help="instead of benchmarks/results")
-    parser.add_argument("--again", action="store_true", help="also what is done already")
+    parser.add_argument("--again", action="store_true", help="also run completed steps")
     return parser.parse_args(words)
 
 
 def main() -> int:
-    """Runs what is left, and says what is done."""
+    """Runs the remaining steps, and prints a summary."""
     options = arguments()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # which ends the step, too
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # ends the current step, too
     if options.dry_run:
         for step in STEPS:
             if options.only in step.name:
@@ -291,7 +297,7 @@ def main() -> int:
     session = Session(options.output or output, device, environment, options.small)
     if options.again:
         session.done = {k: v for k, v in session.done.items() if options.only not in k}
-    print(f"{device}: {len(session.left(steps))} of {len(steps)} steps are left")
+    print(f"{device}: {len(session.left(steps))} of {len(steps)} steps remain")
     session.run(steps, options.minutes)
     print(f"\n{device}, in {session.file}:")
     for step in steps:

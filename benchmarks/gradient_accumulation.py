@@ -1,9 +1,9 @@
-"""One epoch that accumulates four micro-batches per update, against one update per batch.
+"""One epoch that accumulates four micro-batches per update, compared with one update per batch.
 
 Claim, for all four models, in executions of 32 steps and of the whole epoch: a micro-batch with
 accumulation takes at most 1.05x the time of a batch without. Second peer: plain Keras, whose
-optimizers accumulate by themselves (`gradient_accumulation_steps`). Limit, where a loop is the
-fastest form: a handwritten scan over windows of micro-batches in JAX without Keras.
+optimizers can accumulate (`gradient_accumulation_steps`). Limit, if a loop is the fastest form: a
+handwritten scan over updates of several micro-batches in JAX without Keras.
 
     without   | gradient, update | gradient, update | gradient, update | gradient, update |
     with      | gradient, add    | gradient, add    | gradient, add    | gradient, add, update |
@@ -86,7 +86,7 @@ def keras_model(case: models.Case, steps: int) -> keras.Model:
 
 
 def epoch_by_windows(case: models.Case):
-    """Returns an epoch of whole windows in one dispatch: a scan of updates over scans of gradients.
+    """Returns an epoch of whole updates in one dispatch: a scan of updates over scans of gradients.
 
     State and loss are those of `models.handwritten_step`.
     """

@@ -1,4 +1,4 @@
-"""What all benchmarks share: paired rounds, medians, the header and the last line."""
+"""Shared parts of all benchmarks: paired rounds, medians, the header and the last line."""
 
 import argparse
 import datetime as dt
@@ -11,7 +11,7 @@ from collections.abc import Callable
 import jax
 import keras
 
-# Before a strategy is made: what a benchmark compiles is compiled, unless it says otherwise.
+# Before any strategy exists: benchmarks compile without a cache, unless they set one.
 os.environ.setdefault("MILLRACE_CACHE_DIR", "off")
 
 
@@ -21,7 +21,7 @@ def arguments(description: str, rounds: int = 7, **more: str) -> argparse.Namesp
     Args:
         description: the benchmark's docstring.
         rounds: paired repeats unless the user says otherwise.
-        **more: options of one benchmark, which take a text, with their help.
+        **more: options of one benchmark, which take a string, with their help.
     """
     parser = argparse.ArgumentParser(description=description.splitlines()[0])
     parser.add_argument("--small", action="store_true", help="few steps and rounds, as in CI")
@@ -58,9 +58,9 @@ def seconds(function: Callable[[], object]) -> float:
 
 
 def paired(cases: dict[str, Callable[[], object]], rounds: int) -> dict[str, list[float]]:
-    """Times every case once per round, in turn, so that a drifting machine hits all alike.
+    """Times every case once per round, in alternation, so that a drifting machine affects all.
 
-    Each case is called once before, to compile.
+    Each case is called once beforehand, to compile.
     """
     for function in cases.values():
         function()

@@ -1,4 +1,4 @@
-"""What `import millrace` costs a program that uses Keras.
+"""Time that `import millrace` adds to a program that uses Keras.
 
 Claim: it adds at most 0.3 s to `import keras`. Every import is the first of a fresh process, with
 the JAX backend; start-up of the interpreter is not counted. Peer: `import keras` alone.
@@ -13,7 +13,7 @@ import statistics
 import subprocess
 import sys
 
-import millrace  # isort: skip  # noqa: F401 - makes JAX the backend that the header names
+import millrace  # isort: skip  # noqa: F401 - sets the JAX backend that the header names
 import harness
 
 CLAIM = 0.3
@@ -44,7 +44,7 @@ def main() -> None:
     options = harness.arguments(__doc__, rounds=11)
     harness.header("Import: seconds in a fresh process")
     for program in IMPORTS.values():
-        imported(program)  # files are read from disk, and compiled to bytecode, once
+        imported(program)  # reads the files from disk, and compiles them to bytecode, once
     times: dict[str, list[float]] = {name: [] for name in IMPORTS}
     for turn in range(options.rounds):
         for name in IMPORTS if turn % 2 == 0 else reversed(IMPORTS):

@@ -1,16 +1,16 @@
 """Preparing batches while the device computes.
 
-Claims, for executions of 1 and of 10 steps: where batches are prepared more slowly than the device
-uses them, `fit` takes at most 1.05x of the preparation alone; where faster, at most 1.05x of the
+Claims, for executions of 1 and of 10 steps: if preparation is slower than the computation, `fit`
+takes at most 1.05x the time of the preparation alone; if faster, at most 1.05x the time of the
 computation alone (`fit` on the same rows as arrays). Peer: plain Keras on the same data set.
 
     slower    prepare |#####|#####|#####|        faster    prepare |##|##|  |##|
               compute       |##|  |##|  |##|               compute    |#####|#####|#####|
 
-Preparation waits (as for a disk) or works (NumPy, without the interpreter's lock, on a core of its
-own: XLA's CPU device is held to one). Both take twice or half of a step of the computation.
+Preparation waits (as for a disk) or computes (NumPy, without the interpreter's lock, on a separate
+core: XLA's CPU device is limited to one). Both take twice or half the time of a step.
 
-Below these, the choices behind the defaults of `set_infeed_queue_options`.
+The last tables are the reasons for the defaults of `set_infeed_queue_options`.
 """
 
 import os
@@ -36,7 +36,7 @@ CLAIM = 1.05
 
 
 class Prepared(keras.utils.PyDataset):
-    """Rows of arrays, each batch after some work."""
+    """Rows of arrays, each batch after some preparation."""
 
     def __init__(self, x: np.ndarray, y: np.ndarray, batch: int, work: Callable[[], object]):
         super().__init__()
@@ -51,18 +51,18 @@ class Prepared(keras.utils.PyDataset):
         return self._x[rows], self._y[rows]
 
     def prepare_all(self) -> None:
-        """Prepares one epoch, for nobody."""
+        """Prepares one epoch and discards it."""
         for index in range(len(self)):
             self[index]
 
 
 def waiting(seconds: float) -> Callable[[], object]:
-    """Returns work that leaves the processor alone."""
+    """Returns a preparation that leaves the processor idle."""
     return lambda: time.sleep(seconds)
 
 
 def working(seconds: float) -> Callable[[], object]:
-    """Returns a fixed amount of NumPy work, which takes about `seconds` undisturbed."""
+    """Returns a fixed NumPy computation, which takes about `seconds` undisturbed."""
     numbers = np.random.default_rng(0).standard_normal(4096)
     np.sort(numbers)
     one = min(harness.seconds(lambda: np.sort(numbers)) for _ in range(200))
@@ -76,7 +76,7 @@ def working(seconds: float) -> Callable[[], object]:
 
 
 def build(steps_per_execution: int) -> keras.Model:
-    """Returns a model whose step takes some milliseconds on one core."""
+    """Returns a model whose step takes a few milliseconds on one core."""
     keras.utils.set_random_seed(0)
     layers = keras.layers
     model = keras.Sequential(
@@ -92,7 +92,7 @@ def build(steps_per_execution: int) -> keras.Model:
 
 
 class Fits:
-    """The cases of one table: calls of fit, by name, with the feed's own times where it is ours."""
+    """The cases of one table: calls of fit, by name, with the infeed's times for ours."""
 
     def __init__(self, steps: int):
         self.steps = steps
@@ -100,7 +100,7 @@ class Fits:
         self._strategies: dict[str, millrace.Strategy] = {}
 
     def add(self, name: str, model: keras.Model, *data, ours: bool = True, **feed) -> None:
-        """Adds fits of `model`; `feed` is what `set_infeed_queue_options` takes."""
+        """Adds fits of `model`; `feed` is the arguments of `set_infeed_queue_options`."""
         if ours:
             self._strategies[name] = millrace.Strategy()
             self._strategies[name].attach(model).set_infeed_queue_options(**feed)
@@ -164,7 +164,7 @@ def overlap(kind: str, work_of: Callable[[float], Callable], steps: int, rounds:
 
 
 def defaults(steps: int, rounds: int) -> None:
-    """Prints what other depths and sizes of blocks would do."""
+    """Prints the times with other depths and sizes of blocks."""
     x, y = data(steps)
     step = step_seconds(x, y)
     print(f"\nprefetch_depth: preparation that is waiting takes one step, {step * 1e3:.2f} ms")

@@ -1,4 +1,4 @@
-"""The benchmarks' models, each twice: stock Keras, and by hand in JAX with no Keras.
+"""The benchmarks' models, each twice: stock Keras, and handwritten in JAX without Keras.
 
 The handwritten ones compute the same: same layers, mean loss, Adam with Keras's defaults, and the
 running mean of the loss that Keras reports.
@@ -121,7 +121,7 @@ def epoch_by_scan(case: Case) -> Callable[[Any, Any], Any]:
 
 
 def epoch_by_unrolled(case: Case, size: int) -> Callable[[Any, Any], Any]:
-    """One dispatch per `size` steps, one after the other in the program."""
+    """One dispatch per `size` steps, which the program runs one after the other."""
     step = handwritten_step(case)
 
     def some(state: Any, batches: Any, start: Any) -> Any:

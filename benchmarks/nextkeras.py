@@ -1,11 +1,11 @@
-"""Plain Keras of another version, in a process of its own, which fits when it is told to.
+"""Plain Keras of another version, in a separate process that fits on command.
 
     parent      tiny 512 ->     8 ->            1 ->
     process     <- keras 3.16   <- done         <- done
 
-The parent writes a number of steps per execution and waits for the line that answers it, so the
-fits of both versions take turns in the same rounds. Run by another Python, this file is the
-process: it needs Keras and JAX there, and no millrace.
+The parent writes a number of steps per execution and waits for the answering line, so the fits of
+both versions alternate in the same rounds. This file, run by another Python, is the process: it
+needs Keras and JAX there, but not millrace.
 """
 
 import os
@@ -27,7 +27,7 @@ class NextKeras:
     """One model in the other process."""
 
     def __init__(self, python: str, case: str, rows: int):
-        # The other environment is not to find this one's packages.
+        # The other environment must not find this one's packages.
         clean = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
         try:
             self._process = subprocess.Popen(
@@ -43,7 +43,7 @@ class NextKeras:
         self.versions = self._answer()
 
     def fit(self, steps_per_execution: int) -> Callable[[], None]:
-        """Returns what trains one epoch there, and waits for it."""
+        """Returns a function that trains one epoch there, and waits for it."""
 
         def run() -> None:
             print(steps_per_execution, file=self._process.stdin, flush=True)

@@ -1,8 +1,8 @@
-"""Two choices that matter most on an accelerator: data that stays on it, and stages that share it.
+"""Two choices that matter most on an accelerator: data that stays there, and stages that share it.
 
-Claims: arrays that stay on the device make an epoch no slower than arrays that are sent, and
-faster than plain Keras; two stages on one device take at most 1.10x the time of the same updates
-in one piece. Peers: plain Keras on the same arrays; the same accumulation in one piece.
+Claims: an epoch with arrays that stay on the device is no slower than with arrays that are sent,
+and faster than in plain Keras; two stages on one device take at most 1.10x the time of the same
+updates in one piece. Peers: plain Keras on the same arrays; the same accumulation in one piece.
 """
 
 from collections.abc import Callable

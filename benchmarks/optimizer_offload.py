@@ -1,8 +1,8 @@
-"""One epoch whose optimizer state rests in host memory, against one with it on the device.
+"""One epoch with the optimizer state in host memory, compared with one with it on the device.
 
 Needs an accelerator: CPUs have one memory. Claim, for an MLP of eight layers that accumulates 32
-micro-batches per update: at most 1.25x the time, and less device memory by at least nine tenths of
-the state between updates. The peer is the same training without offload, in the same rounds.
+micro-batches per update: at most 1.25x the time, and between updates, device memory lower by at
+least nine tenths of the state. The peer is the same training without offload, in the same rounds.
 """
 
 import millrace  # isort: skip
@@ -30,7 +30,7 @@ def build(strategy: millrace.Strategy, units: int, window: int, offload: bool) -
 
 
 def in_use() -> int:
-    """Returns the bytes of the first device that are in use."""
+    """Returns the bytes in use on the first device."""
     return jax.devices()[0].memory_stats()["bytes_in_use"]
 
 

@@ -1,8 +1,8 @@
 """One megabyte of every step through an OutfeedQueue, while a thread reads it.
 
-Claim: at most 1.10x the time of the same training with a bare copy of as many bytes in every step,
-the least that getting a tensor out can cost; a value can be read before the second step after it
-has ended; and 10,000 elements that nobody reads slow nothing down.
+Claim: at most 1.10x the time of the same training with a bare copy of the same bytes in every step,
+the lowest cost of carrying a tensor out; a value can be read before the end of the second step
+after its own; and 10,000 unread elements do not slow down training.
 
     without    | step | step | step |
     copy       | step, copy | step, copy | step, copy |        one step in each execution
@@ -26,7 +26,7 @@ WIDTH, ROWS = 1024, 256  # an activation of 1 MiB
 
 
 def build(queue, width: int) -> keras.Model:
-    """Returns an MLP; its first activation is enqueued if there is a queue."""
+    """Returns an MLP, which enqueues its first activation if there is a queue."""
     keras.utils.set_random_seed(0)
     layers = [keras.Input((width,)), keras.layers.Dense(width, "relu")]
     if queue is not None:
@@ -60,7 +60,7 @@ class Copies(keras.callbacks.Callback):
 
 
 def reading(queue, steps: int, arrivals: list[float]):
-    """Reads `steps` elements as they come, and notes when."""
+    """Reads `steps` elements on arrival, and records the times."""
 
     def read():
         seen = 0
@@ -76,10 +76,10 @@ def reading(queue, steps: int, arrivals: list[float]):
 
 
 def lags(arrivals: list[float], end: float) -> tuple[float, float]:
-    """Returns the longest time without a new value, and when the last one came after fit's end.
+    """Returns the longest time without a new value, and the delay of the last one after fit's end.
 
-    In steps. A call has two of them and its values come together, so a value is there before the
-    second step after its own has ended, if no gap is much longer than two steps.
+    Both in steps. A call has two steps, whose values arrive together. So a value arrives before the
+    end of the second step after its own if no gap is much longer than two steps.
     """
     step = (arrivals[-1] - arrivals[0]) / (len(arrivals) - 2)
     gaps = [b - a for a, b in itertools.pairwise(arrivals)]

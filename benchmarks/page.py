@@ -3,7 +3,7 @@
     results/*.txt ── figures.py ──┐
     bars.py: words, reasons ──────┴──> docs/benchmarks.md; README between its markers
 
-`--check` writes nothing, and fails where a page is not what the results say.
+`--check` writes nothing, and fails if a page does not match the results.
 """
 
 import argparse
@@ -22,20 +22,20 @@ _MARKED = re.compile(r"(?<=<!-- capabilities -->\n).*?(?=<!-- end capabilities -
 
 _INTRODUCTION = (
     "# Benchmarks\n\n"
-    "Every figure below was printed by a script in [`benchmarks/`](../benchmarks) and comes from "
-    "its result file by `make benchmarks-page`; none is typed by hand. A ratio is the median over "
-    "rounds in which both sides ran in turn, with the smallest and the largest round in brackets. "
-    "The bar is what the script claims. Where a bar is missed, the reason stands below the table. "
-    "`make bench` measures everything again.\n"
+    "Every figure below was printed by a script in [`benchmarks/`](../benchmarks); "
+    "`make benchmarks-page` copies it from the result file, and none is typed by hand. A ratio is "
+    "the median over rounds in which both sides alternate, with the smallest and the largest round "
+    "in brackets. The bar is the claim of the script. The reason for a missed bar is below the "
+    "table. `make bench` measures everything again.\n"
 )
 
 _ON_GPUS = (
-    "`make gpu` takes at most 20 minutes, prints as it goes, and goes on where it ended when it is "
-    "called again; `make gpu GPU=--dry-run` lists its steps. It runs with the Python at hand "
-    "(`PY=...`), whose JAX has the GPU. What else is missing there may come as wheels from another "
-    "machine: `pip download --no-deps` of keras, optree and namex, often also of absl-py, h5py, "
-    "ml-dtypes, packaging, rich, click and pytest, for that Python, and then "
-    "`make gpu WHEELS=directory`. `NEXT_WHEELS=directory` with a newer Keras times that, too. "
+    "`make gpu` takes at most 20 minutes, prints each result at once, and continues where it "
+    "stopped when you call it again; `make gpu GPU=--dry-run` lists its steps. It uses the Python "
+    "that you name (`PY=...`), whose JAX must support the GPU. Other missing packages may come as "
+    "wheels from another machine: run `pip download --no-deps` for keras, optree and namex, often "
+    "also for absl-py, h5py, ml-dtypes, packaging, rich, click and pytest, for that Python, and "
+    "then `make gpu WHEELS=directory`. `NEXT_WHEELS=directory` with a newer Keras times that, too. "
     "`make gpu GPU='--platform cpu --small'` rehearses every step on a CPU.\n"
 )
 
@@ -44,8 +44,8 @@ def page(found: Iterable[Result]) -> str:
     """Returns docs/benchmarks.md.
 
     Raises:
-        ValueError: if a script has no section, a missed bar has no reason, or a reason stands for
-            nothing that is missed.
+        ValueError: if a script has no section, a missed bar has no reason, or a reason belongs to
+            no missed bar.
     """
     on_cpu = {result.script: result for result in found if result.device == "cpu"}
     elsewhere = [result for result in found if result.device != "cpu"]
@@ -87,7 +87,7 @@ def _section(section: Section, result: Result) -> str:
         raise ValueError(
             f"{result.path.name} misses {unexplained}. Say why in SECTIONS of benchmarks/bars.py."
         )
-    more = f" What it is: [{section.page}]({section.page})." if section.page else ""
+    more = f" Feature: [{section.page}]({section.page})." if section.page else ""
     return "\n".join([*lines, _source(result) + more + "\n"])
 
 
@@ -125,7 +125,7 @@ def _on_gpus(found: list[Result]) -> str:
 
 
 def table(found: Iterable[Result]) -> str:
-    """Returns the table in README, and where its figures are from."""
+    """Returns the table in README, and the origin of its figures."""
     on_cpu = {result.script: result for result in found if result.device == "cpu"}
     rows = ["| | compared with | measured |", "|---|---|--:|"]
     shown: list[Part] = []
@@ -144,8 +144,8 @@ def table(found: Iterable[Result]) -> str:
             *rows,
             "",
             f"Medians from {dates[0]} to {dates[-1]}, two CPU cores, {'; '.join(versions)}. "
-            "[All figures](docs/benchmarks.md), with their spread, the bars that were set, and why "
-            "some are missed.",
+            "[All figures](docs/benchmarks.md), with their spread, their bars, and the reasons for "
+            "missed bars.",
             "",
         ]
     )
@@ -165,7 +165,7 @@ def _figure(capability: Capability, result: Result) -> str:
 
 
 def main() -> None:
-    """Writes or checks both."""
+    """Writes or checks both pages."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--check", action="store_true")
     check = parser.parse_args().check

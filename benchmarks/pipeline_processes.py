@@ -1,4 +1,4 @@
-"""A pipeline over two processes: how much of the ideal time it reaches, and PyTorch's beside it.
+"""A pipeline over two processes, compared with the ideal time and with PyTorch's pipeline.
 
 Claims. With 16 micro-batches an update takes at most 1 / 0.95 of the ideal time, and at most 0.75x
 of `torch.distributed.pipelining` (Schedule1F1B over gloo) on the same stages.
@@ -7,11 +7,11 @@ of `torch.distributed.pipelining` (Schedule1F1B over gloo) on the same stages.
     core 1   stage 1     F0 B0 F1 B1 ...          m micro-batches, p = 2 stages
 
 The stage alone is one process on one core that trains the layers of a stage with the same
-accumulation, not pipelined. It computes the gradient of its input, as the last stage does. Two such
-processes run at the same time, so that they share the machine as the two stages do. Rounds of the
+accumulation, without a pipeline. It computes the gradient of its input, as the last stage does. Two
+such processes run at the same time, to share the machine as the two stages do. Rounds of the
 pipeline, the stage alone and the peer alternate.
 
-The peer needs a Python that has torch: `--torch-python PATH`.
+The peer needs a Python with torch: `--torch-python PATH`.
 """
 
 import functools
@@ -47,7 +47,7 @@ class Case:
 
     @property
     def name(self) -> str:
-        """What the tables call it."""
+        """Name in the tables."""
         return f"{self.kind} {self.width}, {self.window} micro-batches of {self.rows}"
 
     @property
@@ -71,7 +71,7 @@ SMALL = (Case("tanh", 64, 8, 4, 2), Case("transformer", 32, 1, 4, 1))
 
 
 class Shift(keras.layers.Layer):
-    """Adds a weight, so that what comes before the stage alone asks for a gradient."""
+    """Adds a weight in front of the stage alone, so that its input needs a gradient."""
 
     def build(self, shape: Any) -> None:
         """Makes the weight."""
@@ -109,7 +109,7 @@ def pipelined(case: Case) -> keras.Model:
 
 
 def alone(case: Case) -> keras.Model:
-    """Returns one stage as a model of its own."""
+    """Returns one stage as a separate model."""
     inputs = keras.Input(case.shape)
     model = keras.Model(inputs, stage_layers(case, Shift()(inputs)))
     model.set_gradient_accumulation_options(gradient_accumulation_steps_per_replica=case.window)
@@ -197,7 +197,7 @@ def _alternate(groups: dict[str, workers.Workers], rounds: int) -> dict[str, lis
 
 def _share(name: str, ideal: list[float], real: list[float]) -> str:
     shares = sorted(a / b for a, b in zip(ideal, real, strict=True))
-    best = min(ideal) / min(real)  # what others on the machine disturbed least
+    best = min(ideal) / min(real)  # least disturbed by others on the machine
     middle = statistics.median(shares)
     spread = f"{shares[0]:.3f}-{shares[-1]:.3f}, n={len(shares)}; of the best times {best:.3f}"
     return f"{name} = {middle:.3f} ({spread})"
@@ -214,7 +214,8 @@ def _torch_python(given: str | None) -> str | None:
 def main() -> None:
     """Runs all cases and prints the ratios last."""
     options = harness.arguments(
-        __doc__, torch_python="a Python that has torch, for the peer; this one if it has"
+        __doc__,
+        torch_python="a Python with torch, for the peer; by default this one, if it has torch",
     )
     harness.header("A pipeline of two stages in two processes, one core each")
     torch_python = None if options.small else _torch_python(options.torch_python)

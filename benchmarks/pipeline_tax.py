@@ -1,4 +1,4 @@
-"""What cutting a model into stages costs: time on one core, dispatch per task, memory in flight.
+"""Cost of cutting a model into stages: time on one core, dispatch per task, memory in flight.
 
 Claims. Tax: all stages on one device, one core, take at most 1.10x the time of the same updates in
 one piece. Dispatch: the host spends at most 60 us on a task (median, small stages). Memory: 1F1B
@@ -8,8 +8,8 @@ with the same accumulation, and a handwritten scan of gradients in JAX without K
     in one piece   | scan of 16 gradients                  | update |
     pipelined      | 0F0 1F0 1B0 0B0 ... one at a time     | update of each stage |
 
-With `device_mapping=[0, 0]` tasks run one after the other, so the wall clock of `fit` is the sum of
-the stages' times. It counts transfers within the device, dispatch and Keras's loop, too.
+With `device_mapping=[0, 0]` tasks run one after the other, so the wall-clock time of `fit` is the
+sum of the stages' times. It includes transfers within the device, dispatch and Keras's loop.
 """
 
 import argparse
@@ -43,7 +43,7 @@ TAX, DISPATCH = 1.10, 60  # the latter in microseconds
 
 
 def dense_case(width: int, batch: int, updates: int) -> models.Case:
-    """Returns a model of equal layers, with as many rows as the updates take."""
+    """Returns a model of equal layers, and the rows of its updates."""
 
     def build() -> keras.Model:
         hidden = [keras.layers.Dense(width, "tanh") for _ in range(LAYERS)]
@@ -101,14 +101,14 @@ def tax(strategy: millrace.Strategy, case: models.Case, rounds: int) -> list[str
     for stages in STAGES:
         own, name = times[f"{stages} stages"], f"{case.name}, {stages} stages"
         _, line = harness.ratio(f"{name}: pipelined / in one piece", own, times["in one piece"])
-        # Where layers are small, as with --small, dispatch is most of the time.
+        # With small layers, as with --small, dispatch takes most of the time.
         lines.append(line + (f"   claim <= {TAX:.2f}x" if case.inputs[0] in WIDTHS else ""))
         lines.append(harness.ratio(f"{name}: pipelined / jax scan", own, times["jax scan"])[1])
     return lines
 
 
 def updates_by_scan(case: models.Case) -> Any:
-    """Returns updates of whole windows in one dispatch, with the arithmetic of `models`."""
+    """Returns whole updates in one dispatch, with the arithmetic of `models`."""
 
     def loss_of(weights, batch):
         x, y = batch
@@ -136,7 +136,7 @@ def updates_by_scan(case: models.Case) -> Any:
 
 
 def small_case(window: int, updates: int) -> models.Case:
-    """Returns stages that compute next to nothing."""
+    """Returns stages that compute almost nothing."""
     case = dense_case(64, 8, 1)
     return replace(case, rows=case.batch * window * updates)
 
@@ -157,19 +157,19 @@ def dispatch(strategy: millrace.Strategy, rounds: int) -> str:
 
 
 class WatchedBuffers(Buffers):
-    """Counts the bytes that wait between tasks, each array once, as the host sees it."""
+    """Counts the bytes held between tasks, each array once, as seen by the host."""
 
     most = 0
 
     def hold(self, stage: int, micro_batch: int, arrays: Any) -> None:
-        """Holds, and looks how much waits now."""
+        """Holds an array, and updates the peak."""
         super().hold(stage, micro_batch, arrays)
         WatchedBuffers.most = max(WatchedBuffers.most, self.nbytes())
 
 
 @dataclass(frozen=True)
 class Held:
-    """What one schedule held at most."""
+    """Peak memory of one schedule."""
 
     sets: tuple[int, ...]  # activation sets of each stage
     nbytes: int  # of all stages together
@@ -188,7 +188,7 @@ def held(strategy: millrace.Strategy, schedule: str, window: int) -> Held:
 def memory(
     strategy: millrace.Strategy, schedules: Sequence[str], windows: Sequence[int]
 ) -> list[str]:
-    """Prints what each schedule holds, and returns how that grows."""
+    """Prints the memory of each schedule, and returns its growth."""
     case = small_case(1, 1)
     print(f"held in flight: {case.name}, micro-batches of {case.batch} rows, 4 stages")
     print("  schedule      micro-batches   activation sets of each stage      KiB")
@@ -209,7 +209,7 @@ def memory(
 
 
 def tax_and_memory(options: argparse.Namespace) -> list[str]:
-    """Runs what is to run on one core, and returns its ratios as lines."""
+    """Runs the parts for one core, and returns their ratios as lines."""
     strategy = millrace.Strategy(devices="cpu:4")
     lines = []
     for width, updates in {64: 1}.items() if options.small else WIDTHS.items():
@@ -223,7 +223,7 @@ def tax_and_memory(options: argparse.Namespace) -> list[str]:
 
 
 def on_one_core(function: Any, *arguments: Any) -> Any:
-    """Calls a function in a process of its own, which sees one core when it imports JAX."""
+    """Calls a function in a separate process, which sees one core when it imports JAX."""
     cores = os.sched_getaffinity(0)
     os.sched_setaffinity(0, {min(cores)})  # of this thread, from which the process inherits it
     try:

@@ -1,6 +1,6 @@
-"""Twenty budgets for three models: does each peak stay below, and at which price?
+"""Twenty budgets for three models: does each peak stay below, and at which cost?
 
-Claim: no peak is above its budget, and more budget never means a higher price or less memory; a
+Claim: no peak is above its budget, and a larger budget never means more FLOPs or a lower peak; a
 third of the activation memory costs at most 20 % more FLOPs. The peer is plain training.
 
     choices   0      1      2      3   ...   n      compiled once each
@@ -42,7 +42,7 @@ def resnet():
 
 
 def transformer(blocks: int = 12, width: int = 128):
-    """Blocks of attention and a dense part, with Dropout."""
+    """Blocks of attention and dense layers, with Dropout."""
     x = inputs = keras.Input((128, width))
     for _ in range(blocks):
         hidden = layers.LayerNormalization()(x)
@@ -59,7 +59,7 @@ def small_transformer():
 
 
 def main() -> None:
-    """Prints every choice of every model, and what the budgets come to."""
+    """Prints every choice of every model, and the results of the budgets."""
     options = harness.arguments(__doc__)
     harness.header(f"Budgets of recomputation, {BUDGETS} for each model")
     models = {"LSTM-2048": lstm, "ResNet50": resnet, "transformer-12": transformer}
@@ -85,7 +85,7 @@ def measure(name, build) -> list[str]:
     while chain is None or number < len(chain.choices):
         recompute = Recompute(choice=number) if number else None
         functions.recompute_of = lambda *given, recompute=recompute: recompute
-        model.set_recomputation_options()  # lets the next report make its programs anew
+        model.set_recomputation_options()  # makes the next report build its programs again
         begin = time.perf_counter()
         device = strategy.memory_report(model, batch).devices[0]
         seconds = time.perf_counter() - begin

@@ -1,7 +1,7 @@
-"""How what is run again is held back on CPU: in a conditional, or behind a barrier.
+"""Two forms of recomputed segments on CPU: in a conditional, or behind a barrier.
 
-Claim: none of ours. It shows why `recomputation/hold_back.py` takes the conditional for all but
-convolutions. The peer is JAX's own `jax.checkpoint`.
+No claim: it gives the reason why `recomputation/hold_back.py` uses the conditional for everything
+but convolutions. The peer is JAX's own `jax.checkpoint`.
 
     layers     convolutions                 LSTM
     keep all   fast, much memory            fast, much memory
@@ -78,7 +78,7 @@ def measure(name: str, segment: Segment, weights: Any, x: Any, rounds: int) -> l
 
 
 def wrapped(segment: Segment, form: Any) -> Segment:
-    """Returns a segment that backward runs again, held back by `form`."""
+    """Returns a segment that backward recomputes, held back by `form`."""
 
     def run(weights: Any, x: Any) -> Any:
         leaves, tree = jax.tree.flatten((weights, x))

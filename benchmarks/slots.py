@@ -1,15 +1,15 @@
-"""Slots of fixed time: what a pipeline would take on devices with stages of these times.
+"""Slots of fixed time: the time of a pipeline on devices whose stages take these times.
 
     tasks of a device     0F0 0F1 0B0     one after the other, each as long as its slot
 
-On a machine with fewer cores than devices the time of a pipeline says little about its schedule,
-and XLA's CPU devices run whatever is ready. With slots, stages take the time and the order of
-devices that have one task at a time, however many of them work at once.
+On a machine with fewer cores than devices, the time of a pipeline says little about its schedule,
+and XLA's CPU devices run any task that is ready. With slots, stages take the time and the order of
+devices that run one task at a time, even when many of them work at once.
 
-A task waits inside of XLA. JAX has a public way to register a C function (`jax.ffi`), and none to
-write one in Python: so the structs of XLA's C interface that such a function is called with are
-spelled out below, as far as they are read. Checked on jax 0.10.2. A host callback would not do:
-programs with one run while they are dispatched, and devices would wait one after the other.
+A task waits inside XLA. JAX has a public way to register a C function (`jax.ffi`), but none to
+write one in Python. So the parts of the structs of XLA's C interface that such a function reads
+are declared below. Checked on jax 0.10.2. A host callback does not work: programs with one run
+during their dispatch, so devices would wait one after the other.
 """
 
 import ctypes
@@ -27,10 +27,10 @@ from millrace.schedules.task import Pass, Task
 
 
 class SlotDevice:
-    """A device that runs the tasks of its row in their order, again and again.
+    """A device that runs the tasks of its row repeatedly, in their order.
 
-    JAX needs a thread for each task whose inputs are there: set `jax_num_cpu_devices` to at least
-    the number of micro-batches and stages together, before JAX is used.
+    JAX needs a thread for each task whose inputs are ready: set `jax_num_cpu_devices` to at least
+    the number of micro-batches plus stages, before JAX is used.
     """
 
     def __init__(self, row: Sequence[Task], forward: float, backward: float):
@@ -47,7 +47,7 @@ class SlotDevice:
         self._change = threading.Condition()
 
     def run(self, kind: Pass) -> None:
-        """Waits for the turn of a task of this kind, and lets its time pass."""
+        """Waits until a task of this kind is next in the row, then for the length of its slot."""
         with self._change:
             self._change.wait_for(lambda: self._next is kind)
             time.sleep(self._seconds[kind])
@@ -57,14 +57,14 @@ class SlotDevice:
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(1,))
 def slot(value: Any, device: SlotDevice) -> Any:
-    """Returns `value` unchanged, and lets the pass that it is in take a slot. On CPU only.
+    """Returns `value` unchanged, and makes the surrounding pass take a slot. On CPU only.
 
-    The pass should compute something besides, such as a product of 64 x 64 matrices: XLA runs what
-    is smaller while it is dispatched, one device after the other.
+    The pass should also compute something, such as a product of 64 x 64 matrices: XLA runs smaller
+    programs during their dispatch, one device after the other.
 
     Args:
-        value: an array that the rest of the pass follows from, or that follows from it.
-        device: that the pass is on.
+        value: an array that the rest of the pass depends on, or that depends on it.
+        device: the device of the pass.
     """
     return wait(value, functools.partial(device.run, Pass.FORWARD))
 
@@ -81,7 +81,7 @@ def _backward(device: SlotDevice, kept: None, cotangent: Any) -> tuple[Any]:
 slot.defvjp(_forward, _backward)
 
 
-_METADATA = 1  # kind of the question which version a function is written for
+_METADATA = 1  # kind of call that asks for the version of a function
 
 
 class _Extension(ctypes.Structure):
@@ -129,11 +129,11 @@ class _MetadataExtension(ctypes.Structure):
 
 
 def wait(value: Any, pause: Callable[[], None]) -> Any:
-    """Returns `value`, on CPU, once `pause` has returned, which is called when the value is there.
+    """Returns `value`, on CPU, after a call of `pause`, which starts when the value is ready.
 
     Args:
         value: an array.
-        pause: is called by a thread of XLA's, and must not raise.
+        pause: a function for a thread of XLA; it must not raise.
     """
     like = jax.ShapeDtypeStruct((), jnp.float32)
     nothing = jax.ffi.ffi_call(_target(pause), like, has_side_effect=True)(
@@ -156,7 +156,7 @@ def _target(pause: Callable[[], None]) -> str:
 
 
 _numbers = itertools.count()
-_alive: list[Any] = []  # what C code has a pointer to
+_alive: list[Any] = []  # objects that C code points to
 
 
 def _is_asked_for_version(frame: Any) -> bool:

@@ -1,15 +1,15 @@
-"""Compiling a pipeline of equal stages, against compiling one of them.
+"""Compilation of a pipeline of equal stages, compared with that of one stage.
 
 Claim: the programs of twelve transformer blocks in four stages take at most 1.3x the time of those
-of one stage, the second, on two cores with nothing cached. Equal programs are compiled once, and
-different ones at the same time. The peer is the same pipeline compiled one program after another
-with nothing shared.
+of one stage, the second, on two cores without a cache. Equal programs are compiled once, and
+different ones in parallel. The peer is the same pipeline compiled one program after another without
+sharing.
 
-    all, as they are      from the first program that is lowered until the last one is there
+    all, as they are      from the lowering of the first program to the end of the last
     one stage             the same of the programs of stage 1 only
     one after another     all, in one thread, without sharing
 
-Tracing the model and cutting it comes before, and is printed for itself.
+The time to trace and cut the model comes before, and is printed separately.
 """
 
 import os
@@ -43,7 +43,7 @@ def block(x, width):
 
 
 def pipeline(blocks: int, width: int):
-    """Four stages of as many blocks each; the last one has the loss."""
+    """Four stages with the same number of blocks; the last one has the loss."""
     with STRATEGY.scope():
         x = inputs = keras.Input((64, width))
         for stage in range(STAGES):
@@ -100,7 +100,7 @@ def main() -> None:
     forms = ("all", "one stage", "one after another")
     times: dict[str, list[float]] = {form: [] for form in forms}
     traced = []
-    for turn in range(-1, options.rounds):  # the first round warms the process up
+    for turn in range(-1, options.rounds):  # the first round is a warm-up
         for form in forms if turn % 2 == 0 else reversed(forms):
             tracing, compiling = measure(blocks, width, form)
             if turn >= 0:

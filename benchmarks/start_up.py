@@ -1,14 +1,14 @@
-"""Starting a process that has run before: seconds until the first step of training is finished.
+"""Start of a process that has run before: seconds to the end of the first training step.
 
-Claims, of a second process: it compiles nothing; it needs at most 0.35x the time of the first one
-where it reads executables from the cache, and at most 0.25x where they were exported, which also
-leaves out tracing and lowering. The peer is the first process, with an empty cache.
+Claims for a second process: it compiles nothing; it needs at most 0.35x the time of the first one
+with executables from the cache, and at most 0.25x with exported ones, which also avoid tracing and
+lowering. The peer is the first process, with an empty cache.
 
     cold        nothing on disk
-    cached      the cache that the cold process has left
-    exported    that cache, for what Keras compiles, and what the cold process has exported
+    cached      the cache of the cold process
+    exported    that cache, for Keras's own programs, and the export of the cold process
 
-Each is a fresh process, timed from before its start: importing, building the model, one step of
+Each is a fresh process, timed from before its start: imports, building the model, one step of
 `fit`. Cases: ResNet50 for images of 32 x 32, and twelve transformer blocks in four stages.
 """
 
@@ -31,7 +31,7 @@ from keras import layers
 import harness
 
 IMPORTED = time.time()
-CHILD = os.environ.get("START_UP_CHILD")  # what a process that is timed has to do, as JSON
+CHILD = os.environ.get("START_UP_CHILD")  # the task of a timed process, as JSON
 CACHED, EXPORTED = 0.35, 0.25  # claims
 FORMS = ("cold", "cached", "exported")
 CASES = ("resnet50", "pipeline")
@@ -40,9 +40,9 @@ BATCH = 8
 
 @dataclass(frozen=True)
 class Start:
-    """Seconds of one process, and what it compiled."""
+    """Seconds of one process, and its compilations."""
 
-    total: float  # from before the process began until the step was finished
+    total: float  # from before the start of the process to the end of the step
     importing: float
     building: float
     tracing: float
@@ -135,7 +135,7 @@ def child(case: str, form: str, root: str, began: float, small: bool) -> None:
 
 
 def start(case: str, form: str, root: str, small: bool) -> Start:
-    """Runs a process, and returns what it cost."""
+    """Runs a process, and returns its costs."""
     task = {"case": case, "form": form, "root": root, "began": time.time(), "small": small}
     done = subprocess.run(
         [sys.executable, str(pathlib.Path(__file__).resolve())],

@@ -1,11 +1,11 @@
-"""One epoch through `fit`, against plain Keras and against JAX without Keras.
+"""One epoch of `fit`, compared with plain Keras and with JAX without Keras.
 
 Claims, per step on two CPU cores: tiny >= 10x plain Keras, mlp >= 1.15x, lstm >= 1.3x,
-convnet >= 1.25x, each with the best steps_per_execution that plain Keras has; and within 1.25x
+convnet >= 1.25x, each at the best steps_per_execution of plain Keras; and within 1.25x
 (tiny) and 1.05x (the others) of the best handwritten form.
 
-From 3.16 on Keras runs the steps of an execution as a scan of its own. With `--next-python PATH`,
-the Python of an environment that has such a Keras, it is timed in the same rounds, as "next".
+From 3.16 on, Keras runs the steps of an execution as its own scan. With `--next-python PATH`, the
+Python of an environment with such a Keras, it is timed in the same rounds, as "next".
 """
 
 from dataclasses import replace
@@ -54,7 +54,7 @@ def measure(case: models.Case, rounds: int, next_python: str | None) -> list[str
 
         cases[f"jax, {name}"] = run
 
-    # `fit` shuffles every epoch; the forms above find their batches stacked.
+    # `fit` shuffles every epoch; the forms above use batches stacked beforehand.
     states = [models.handwritten_state(case)]
     scan = models.epoch_by_scan(case)
 

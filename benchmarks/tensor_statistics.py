@@ -1,9 +1,9 @@
-"""One epoch with statistics of every activation and gradient, of every step, against one without.
+"""One epoch with statistics of all activations and gradients of every step, and one without.
 
 Claim, for an MLP of eight layers and a small transformer: at most 1.05x the time of the same
-training without; and 1.00x where nobody watches, after somebody has: those are the same programs.
-Peer: what Keras offers without millrace, a callback that runs the model again to see activations,
-does not see the step's own, so there is none.
+training without; and 1.00x for training without statistics after training with them, since both run
+the same programs. No peer: Keras's own way, a callback that runs the model again for activations,
+does not see those of the step.
 """
 
 from collections.abc import Callable
@@ -45,7 +45,7 @@ class Size:
 
 
 def mlp(width: int) -> Callable[[], keras.Model]:
-    """Returns what makes an MLP of eight layers."""
+    """Returns a function that makes an MLP of eight layers."""
     hidden = [(width, "relu")] * 7
 
     def build() -> keras.Model:

@@ -28,7 +28,7 @@ class Block(nn.Module):
         )
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Returns what goes to the next block."""
+        """Returns the input of the next block."""
         y = self.norms[0](x)
         x = x + self.attention(y, y, y, need_weights=False)[0]
         return x + self.mlp(self.norms[1](x))

@@ -1,4 +1,4 @@
-"""Benchmarks of several processes: each pinned to one core, told what to run when.
+"""Benchmarks of several processes, each pinned to one core and run on command.
 
     parent    tell("pipeline") ──> worker 0, core 0 ──> seconds
                                └─> worker 1, core 1 ──> seconds
@@ -18,14 +18,14 @@ WAIT = 600.0  # seconds for a worker to build and compile
 
 
 def free_address() -> str:
-    """Returns an address of this machine that nobody listens on."""
+    """Returns a free address of this machine."""
     with socket.socket() as found:
         found.bind(("127.0.0.1", 0))
         return f"127.0.0.1:{found.getsockname()[1]}"
 
 
 def serve(cases: dict[str, Callable[[], object]], about: str = "") -> None:
-    """Runs cases by name, as the parent asks for them, until it hangs up."""
+    """Runs cases by name on the parent's command, until it hangs up."""
     print(f"ready {about}", flush=True)
     for line in sys.stdin:
         function = cases[line.strip()]
@@ -60,7 +60,7 @@ class Workers:
         return self
 
     def tell(self, case: str) -> list[float]:
-        """Has all run a case, and returns their seconds."""
+        """Runs a case in all processes, and returns their seconds."""
         for process in self._processes:
             assert process.stdin is not None  # noqa: S101 - for the type checker
             process.stdin.write(case + "\n")
@@ -78,13 +78,13 @@ class Workers:
         answers = []
         for process in self._processes:
             assert process.stdout is not None  # noqa: S101 - for the type checker
-            # Libraries print lines of their own.
+            # Libraries print lines, too.
             line = next((line for line in process.stdout if line.startswith(f"{word} ")), None)
             if line is None:
                 self.stop()
                 raise SystemExit(
                     f"A worker ended before its {word}: {' '.join(map(str, process.args))}\n"  # pyright: ignore
-                    "Set SHOW=1 to see what it says."
+                    "Set SHOW=1 to see its output."
                 )
             answers.append(line.partition(" ")[2].strip())
         return answers
@@ -92,7 +92,7 @@ class Workers:
 
 @contextlib.contextmanager
 def _pinned(core: int) -> Iterator[None]:
-    """Processes that are started within inherit the core; JAX looks at it when it starts."""
+    """Pins this thread: processes started within inherit the core, which JAX reads at its start."""
     cores = os.sched_getaffinity(0)
     os.sched_setaffinity(0, {core})
     try:

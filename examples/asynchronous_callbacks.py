@@ -1,4 +1,4 @@
-"""Callbacks for every step, although a whole epoch is one execution.
+"""Callbacks for every step, with a whole epoch as one execution.
 
 Keras calls `on_train_batch_end` once per execution. With `set_asynchronous_callbacks(True)` it is
 called for every step, from a worker thread, while later steps of the same execution still run.
@@ -17,7 +17,7 @@ WIDTH = 1_024  # slow enough to watch
 
 
 class PrintLoss(keras.callbacks.Callback):
-    """Prints when each loss of the second epoch arrives; the first one compiles."""
+    """Prints the arrival time of each loss in the second epoch; the first one compiles."""
 
     def on_epoch_begin(self, epoch, logs=None):
         """Starts the clock."""

@@ -1,11 +1,11 @@
-"""Stages that work at the same time on the same micro-batch make a pipeline shorter.
+"""A shorter pipeline through stages that work at the same time on the same micro-batch.
 
     serial        s0 -> s1a -> s1b -> s2      four devices
-    concurrent    s0 -> [s1a, s1b] -> s2      the same four devices, a step less to warm up
+    concurrent    s0 -> [s1a, s1b] -> s2      the same four devices, a shorter warm-up
 
-Each task takes a slot of fixed time here, in the order of its device's row: it waits for the clock
-besides computing. So what is measured is the order of tasks, on any machine; it is held against
-what `simulate` says.
+Each task takes a slot of fixed time here, in the order of its device's row: besides computing, it
+waits for the clock. So the measured time depends only on the order of tasks, on any machine, and
+is compared with the prediction of `simulate`.
 """
 
 import millrace  # isort: skip - first: it makes JAX the backend of Keras
@@ -38,7 +38,7 @@ layers = [keras.layers.Dense(SIZE, "tanh") for _ in range(4)]
 for layer in layers:
     layer.build((None, SIZE))
 start = [layer.get_weights() for layer in layers]
-devices = []  # of the stages, in slots
+devices = []  # slots of the stages' devices
 
 
 def first(x, y):
@@ -57,8 +57,8 @@ def last(a, b, y):
     return ops.mean((slot(layers[3](a * b), devices[3]) - y) ** 2)
 
 
-# The serial form: a stage also hands on what only later ones need. Without the barrier that would
-# go to them directly, and the two middle stages would not wait for each other here, either.
+# The serial form: a stage also passes on values that only later stages need. Without the barrier,
+# these would go there directly, and here, too, the middle stages would not wait for each other.
 def second(h, y):
     return *jax.lax.optimization_barrier((left(h, y), h)), y
 
@@ -102,8 +102,8 @@ expected = [simulate(schedule, slots).end for schedule in schedules]
 serial_losses, serial = train([first, second, third, last], [0, 1, 2, 3], schedules[0])
 losses, concurrent = train([first, [left, right], last], [0, [1, 2], 3], schedules[1])
 ratio, simulated = concurrent / serial, expected[1] / expected[0]
-print(f"serial      {serial:.3f} s an update, simulated {expected[0]:.3f} s")
-print(f"concurrent  {concurrent:.3f} s an update, simulated {expected[1]:.3f} s")
+print(f"serial      {serial:.3f} s per update, simulated {expected[0]:.3f} s")
+print(f"concurrent  {concurrent:.3f} s per update, simulated {expected[1]:.3f} s")
 print(f"concurrent / serial = {ratio:.3f}, simulated {simulated:.3f}: {ratio / simulated - 1:+.1%}")
 if not np.allclose(losses, serial_losses, rtol=1e-6):
     sys.exit("the losses should agree to 1e-6")

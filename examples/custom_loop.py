@@ -1,8 +1,8 @@
-"""A custom training loop: two networks against each other, as one compiled program.
+"""A custom training loop: two competing networks in one compiled program.
 
 A generator learns to turn noise into points on a circle, and a discriminator to tell them from real
-ones: two models, two optimizers and two gradients in one step, which `fit` has no place for. A
-thread prints how far the points are from the circle while the program is running.
+ones: two models, two optimizers and two gradients in one step, which does not fit into `fit`. A
+thread prints the distance of the points from the circle while the program runs.
 """
 
 import millrace  # isort: skip - first: it makes JAX the backend of Keras
@@ -48,7 +48,7 @@ watched = millrace.OutfeedQueue()
 
 
 def step(points, noise):
-    """One step of both."""
+    """Trains both networks for one step."""
     ones, zeros = keras.ops.ones((ROWS, 1)), keras.ops.zeros((ROWS, 1))
 
     def loss_of_discriminator():

@@ -1,7 +1,7 @@
-"""A model with a `train_step` of its own: pure, as Keras asks for on JAX, and otherwise stock.
+"""A stock model with a custom `train_step`: a pure function, as Keras requires on JAX.
 
-It is the step of keras.io/guides/custom_train_step_in_jax with one addition: the norm of the
-gradient is logged next to the loss. The strategy runs it in a compiled loop like any other.
+It is the step of keras.io/guides/custom_train_step_in_jax, and also logs the norm of the gradient
+next to the loss. The strategy runs it in a compiled loop like any other step.
 """
 
 import millrace  # isort: skip - first: it makes JAX the backend of Keras
@@ -20,7 +20,7 @@ class Watched(keras.Sequential):
     """Logs the norm of the last gradient."""
 
     def train_step(self, state, data):
-        """Returns logs and the new state, and changes nothing."""
+        """Returns logs and the new state, without side effects."""
         trainable, non_trainable, optimizer, metrics = state
         x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
         (_, aux), gradients = jax.value_and_grad(self.compute_loss_and_updates, has_aux=True)(

@@ -1,7 +1,7 @@
 """The same rows from arrays, from a PyDataset and from a generator, with equal results.
 
-Arrays that fit stay on the device, and batches are gathered there. Anything else is read by a
-thread that stacks the next batches into blocks while the device works on the last ones.
+Small arrays stay on the device, and batches are gathered there. For all other data, a thread stacks
+the next batches into blocks while the device works on earlier ones.
 """
 
 import millrace  # isort: skip - first: it makes JAX the backend of Keras
@@ -22,7 +22,7 @@ y = x.sum(axis=1, keepdims=True)
 
 
 class Rows(keras.utils.PyDataset):
-    """Batches by number, as one would read them from files."""
+    """Batches by index, as if read from files."""
 
     def __len__(self):
         return STEPS
@@ -33,7 +33,7 @@ class Rows(keras.utils.PyDataset):
 
 
 def generator():
-    while True:  # without end, so fit is told how many steps an epoch has
+    while True:  # endless, so fit needs the number of steps per epoch
         for begin in range(0, ROWS, BATCH):
             yield x[begin : begin + BATCH], y[begin : begin + BATCH]
 

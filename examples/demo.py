@@ -1,7 +1,7 @@
-"""What millrace does, in three steps: faster, cut in two, and in how much memory. `make demo`.
+"""millrace in three steps: faster, cut in two, and within a memory budget. `make demo`.
 
-The model and the data are those of `digits.py`. All that is said is measured or compared in this
-run, which fails where numbers are not what they should be.
+The model and the data are those of `digits.py`. Every number is measured or compared in this run,
+which fails if one is wrong.
 """
 
 import os
@@ -29,11 +29,11 @@ from millrace.schedules.simulate import UNIT_COST, simulate
 from millrace.schedules.table import make_schedule
 from millrace.schedules.text import grid
 
-KERAS_STEPS_PER_EXECUTION = (8, digits.STEPS)  # plain Keras is compared at its fastest of these
+KERAS_STEPS_PER_EXECUTION = (8, digits.STEPS)  # plain Keras runs at the faster of these
 TIMED_EPOCHS = 10
 PIPELINE_EPOCHS = 5
 SCHEDULES = ("1f1b", "gpipe")
-STAGES = [0, 0, 1, 1, 1]  # of each layer
+STAGES = [0, 0, 1, 1, 1]  # one per layer
 BUDGET = "3MB"  # for all images as one batch
 COLORS = {"F": "black on green", "B": "black on cyan"}
 
@@ -41,7 +41,7 @@ two_devices = millrace.Strategy(devices="cpu:2")  # before anything else uses JA
 
 
 class Bar(keras.callbacks.Callback):
-    """One bar for the whole demo, which moves with every epoch of any fit."""
+    """One progress bar for the whole demo, which advances with every epoch of any fit."""
 
     def __init__(self, progress: Progress):
         super().__init__()
@@ -51,16 +51,16 @@ class Bar(keras.callbacks.Callback):
         self._task = progress.add_task("", total=epochs)
 
     def on_epoch_end(self, epoch: int, logs: dict[str, float] | None = None) -> None:
-        """Keras calls this."""
+        """Advances the bar; Keras calls this."""
         self._progress.update(self._task, advance=1, refresh=True)
 
     def say(self, doing: str) -> None:
-        """Writes beside the bar what is going on."""
+        """Shows the current activity beside the bar."""
         self._progress.update(self._task, description=doing, refresh=True)
 
 
 def headline(console: Console, step: int, words: str) -> None:
-    """Prints the line that says what is seen."""
+    """Prints the headline of a step."""
     console.print(f"\n[bold]{step} of 3. {words}[/bold]\n")
 
 
@@ -72,7 +72,7 @@ def faster(
     ours, seconds = digits.train_with_millrace(data, 0, bar)
     bar.say("training with plain Keras")
     stock = [digits.train_with_keras(data, 0, n, bar) for n in KERAS_STEPS_PER_EXECUTION]
-    bar.say("both against the clock")
+    bar.say("timing both")
     fits = [lambda c=c: digits.fit(c.model, data, TIMED_EPOCHS) for c in (ours, *stock)]
     our_times, *stock_times = digits.in_turn(fits, rounds)
     best_times = min(stock_times, key=statistics.median)
@@ -81,20 +81,20 @@ def faster(
     headline(
         console,
         1,
-        f"The digits, {pace.ratio:.2f} times as fast as plain Keras; of the held-out part "
-        f"{ours.accuracy:.1%} and {best.accuracy:.1%} are right",
+        f"The digits, {pace.ratio:.2f} times as fast as plain Keras; accuracy on held-out digits "
+        f"{ours.accuracy:.1%} and {best.accuracy:.1%}",
     )
     console.print(digits.report(ours, best, seconds, pace))
     tried = " and ".join(map(str, KERAS_STEPS_PER_EXECUTION))
     console.print(
-        f"Steps per second are medians of {rounds} alternating fits of {TIMED_EPOCHS} epochs, once "
-        f"compiled; plain Keras at its faster of steps_per_execution {tried} ({best.name})."
+        f"Steps per second are medians of {rounds} alternating fits of {TIMED_EPOCHS} epochs, "
+        f"after compilation; plain Keras at its faster steps_per_execution {tried} ({best.name})."
     )
     return ours, best
 
 
 def train_pipeline(data: digits.Digits, schedule: str, bar: Bar) -> tuple[float, ...]:
-    """Returns the loss of each epoch of the model in two stages."""
+    """Trains the model in two stages, and returns the loss of each epoch."""
     keras.utils.set_random_seed(0)
     with two_devices.scope():
         model = digits.build()
@@ -114,7 +114,7 @@ def cut_in_two(
     others: tuple[digits.Contender, digits.Contender],
     picture: pathlib.Path | None,
 ) -> str | None:
-    """Trains the same model as a pipeline. Returns what is wrong, if anything is."""
+    """Trains the same model as a pipeline. Returns an error message, or None."""
     bar.say("training it in two stages")
     ours, stock = (contender.losses[:PIPELINE_EPOCHS] for contender in others)
     pipelines = [train_pipeline(data, schedule, bar) for schedule in SCHEDULES]
@@ -122,7 +122,7 @@ def cut_in_two(
     columns |= {f"2 stages, {s}": p for s, p in zip(SCHEDULES, pipelines, strict=True)}
     headline(console, 2, f"The same model in two stages, on two devices: {agreement(columns)}")
 
-    table = Table("epoch", *columns, title="loss, with all digits that a float32 has")
+    table = Table("epoch", *columns, title="loss, with all digits of a float32")
     for epoch, values in enumerate(zip(*columns.values(), strict=True), start=1):
         table.add_row(str(epoch), *(f"{value:.9g}" for value in values))
     console.print(table)
@@ -136,7 +136,7 @@ def cut_in_two(
     console.print(drawing)
     console.print(
         f"\nbubble {timeline.bubble:.1%}. Both devices share this processor, so this shows equal "
-        "numbers, and no speed."
+        "numbers, not speed."
     )
     if picture is not None:
         picture.parent.mkdir(parents=True, exist_ok=True)
@@ -150,16 +150,16 @@ def cut_in_two(
 
 
 def agreement(columns: dict[str, tuple[float, ...]]) -> str:
-    """Says how far the losses agree."""
+    """Describes the agreement of the losses."""
     first, *others = columns.values()
     if all(other == first for other in others):
         return "the same losses, to the last digit"
     furthest = max(np.max(np.abs(np.divide(other, first) - 1)) for other in others)
-    return f"the same losses, to {furthest:.0e} of their size"
+    return f"the same losses, to a relative {furthest:.0e}"
 
 
 def in_memory(console: Console, bar: Bar) -> str | None:
-    """Says what one batch of all images needs. Returns what is wrong, if anything is."""
+    """Reports the memory for one batch of all images. Returns an error message, or None."""
     bar.say("planning memory")
     strategy = millrace.Strategy(devices=1)
     with strategy.scope():
@@ -189,7 +189,7 @@ def main() -> int:
     console = Console(highlight=False)
     data = digits.load()
     columns = BarColumn(None), TextColumn("{task.description}")
-    # Drawn by nobody but the callback: a thread that draws would be timed, too.
+    # Only the callback draws: the time of a drawing thread would count, too.
     with Progress(*columns, console=console, transient=True, auto_refresh=False) as progress:
         bar = Bar(progress)
         ours, best = faster(console, bar, data, rounds=3 if arguments.small else 7)
@@ -198,7 +198,7 @@ def main() -> int:
             in_memory(console, bar),
         ]
     console.print(
-        "\nOpen next: README.md; docs/index.md, with a page and an example for each capability; "
+        "\nRead next: README.md; docs/index.md, with a page and an example for each feature; "
         f"{picture or 'examples/pipeline.py'}.",
         soft_wrap=True,
     )

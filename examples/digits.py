@@ -1,8 +1,8 @@
-"""Trains a classifier of handwritten digits, and says how well, how fast and where the time went.
+"""Trains a classifier of handwritten digits, and reports accuracy, speed and the use of time.
 
-The same model is trained twice in one run: through a millrace strategy, and by plain Keras. Both
-see the same micro-batches in the same order from the same initial weights, and both make one
-update of every four, so accuracy should agree and speed can be compared. `demo.py` goes on with it.
+The same model is trained twice in one run: with a millrace strategy and with plain Keras. Both
+start from the same weights, see the same micro-batches in the same order, and make one update of
+every four, so accuracy should agree and speed can be compared. `demo.py` builds on this example.
 """
 
 import millrace  # isort: skip - first: it makes JAX the backend of Keras
@@ -27,12 +27,12 @@ MICRO_BATCH = 16  # rows
 ACCUMULATION = 4  # micro-batches in one update
 STEPS = 88  # of one epoch
 EPOCHS = 40
-KERAS_STEPS_PER_EXECUTION = (1, 8, STEPS)  # plain Keras is compared at its fastest of these
+KERAS_STEPS_PER_EXECUTION = (1, 8, STEPS)  # plain Keras runs at the fastest of these
 
 
 @dataclass(frozen=True)
 class Digits:
-    """Images as rows of 64 grey values from 0 to 1, and the digit that each shows."""
+    """Images as rows of 64 grey values from 0 to 1, and their digits."""
 
     train: tuple[np.ndarray, np.ndarray]
     held_out: tuple[np.ndarray, np.ndarray]
@@ -40,7 +40,7 @@ class Digits:
 
 @dataclass(frozen=True)
 class Seconds:
-    """Where the time of one `fit` went."""
+    """The time of one `fit`, by purpose."""
 
     total: float  # wall clock
     compiling: float
@@ -48,7 +48,7 @@ class Seconds:
 
     @property
     def computing(self) -> float:
-        """What is left: steps on the device, and everything that Keras does around them."""
+        """The remaining time: steps on the device, and Keras's own work around them."""
         return self.total - self.compiling - self.waiting
 
 
@@ -68,13 +68,13 @@ class Pace:
 
     @property
     def ratio(self) -> float:
-        """How many times as fast millrace is: the median over the rounds."""
+        """Speed of millrace relative to Keras: the median over the rounds."""
         return statistics.median(k / m for k, m in zip(self.stock, self.ours, strict=True))
 
 
 @dataclass(frozen=True)
 class Contender:
-    """One trained model, with what is shown of it."""
+    """One trained model, with its results."""
 
     name: str
     model: keras.Model
@@ -119,7 +119,7 @@ def compile_model(model: keras.Model, steps_per_execution: int, **optimizer_opti
 
 
 def fit(model: keras.Model, digits: Digits, epochs: int, *callbacks: keras.callbacks.Callback):
-    """Returns the seconds it took."""
+    """Trains the model, and returns the seconds taken."""
     begin = time.perf_counter()
     model.fit(
         *digits.train, batch_size=MICRO_BATCH, epochs=epochs, verbose=0, callbacks=[*callbacks]
@@ -159,16 +159,16 @@ def train_with_keras(
 
 
 def in_turn(fits: list[Callable[[], float]], rounds: int) -> list[list[float]]:
-    """Times each once per round, in alternating order, so that a slow moment hits all alike."""
+    """Times each fit once per round, in alternating order, so that slow moments affect all."""
     times: list[list[float]] = [[] for _ in fits]
-    for turn in range(rounds):
-        for index in range(len(fits))[:: 1 if turn % 2 == 0 else -1]:
+    for number in range(rounds):
+        for index in range(len(fits))[:: 1 if number % 2 == 0 else -1]:
             times[index].append(fits[index]())
     return times
 
 
 def report(ours: Contender, best: Contender, seconds: Seconds, pace: Pace) -> Table:
-    """Makes the table."""
+    """Returns the table of results."""
     table = Table(title=f"{ours.model.name}: {EPOCHS} epochs of {STEPS} steps")
     for name in ("", "millrace", "plain Keras"):
         table.add_column(name, justify="right" if name else "left")
@@ -186,10 +186,10 @@ def explain(best: Contender, rounds: int, epochs: int) -> str:
     return (
         f"Both run micro-batches of {MICRO_BATCH} rows and make one update of every "
         f"{ACCUMULATION}; plain Keras accumulates in its optimizer, and is shown at its fastest "
-        f"({best.name}, of {tried}). Steps per second are those of whole fit() calls "
-        f"without progress bars, after everything is compiled: medians of {rounds} alternating "
-        f"fits of {epochs} epochs. The seconds are those of the first fit() through the strategy; "
-        "computing is what compiling and waiting leave of its wall clock, so it includes Keras's "
+        f"setting ({best.name}, of {tried}). Steps per second cover whole fit() calls "
+        f"without progress bars, after compilation: medians of {rounds} alternating "
+        f"fits of {epochs} epochs. The seconds are those of the first fit() with the strategy; "
+        "computing is its wall-clock time without compiling and waiting, so it includes Keras's "
         "own loop."
     )
 
@@ -197,14 +197,14 @@ def explain(best: Contender, rounds: int, epochs: int) -> str:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--small", action="store_true", help="fewer timed fits")
-    parser.add_argument("--seed", type=int, default=0, help="of weights, dropout and order")
+    parser.add_argument("--seed", type=int, default=0, help="seed of weights, dropout and order")
     arguments = parser.parse_args()
     rounds, epochs = (3, 2) if arguments.small else (11, 10)
 
     digits = load()
     print(f"training {EPOCHS} epochs ...")
     ours, seconds = train_with_millrace(digits, arguments.seed)
-    print("now the same with plain Keras, and both once more against the clock ...")
+    print("training the same with plain Keras, then timing both ...")
     stock = [train_with_keras(digits, arguments.seed, n) for n in KERAS_STEPS_PER_EXECUTION]
 
     fits = [lambda c=c: fit(c.model, digits, epochs) for c in (ours, *stock)]

@@ -1,6 +1,6 @@
-"""Does this data set keep up with this model? How fast is it alone, and behind the infeed?
+"""Does this data set keep up with this model? How fast is it alone, and through the infeed?
 
-The same questions on the command line, where the two functions are found by their names:
+On the command line, with the names of the two functions:
 
     millrace benchmark examples/feed_benchmark.py:photos --infeed
     millrace benchmark examples/feed_benchmark.py:photos --model examples/feed_benchmark.py:model
@@ -20,7 +20,7 @@ EPOCHS, STEPS = (2, 10) if "--small" in sys.argv else (3, 100)
 
 
 def photos(seconds=0.005):
-    """Batches that take 5 ms each to load, without end."""
+    """Endless batches that take 5 ms each to load."""
     random = np.random.default_rng(0)
     images = random.random((BATCH, SIDE, SIDE, 3), dtype="float32")
     labels = random.integers(0, 10, BATCH)

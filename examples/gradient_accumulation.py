@@ -1,7 +1,7 @@
 """Four micro-batches of 8 rows make the same update as one batch of 32.
 
-Both models start from the same weights and see the same rows in the same order. What differs is
-the memory that a step takes, and what layers such as BatchNormalization see of the data.
+Both models start from the same weights and see the same rows in the same order. They differ in the
+memory of a step, and in the batches that layers such as BatchNormalization see.
 """
 
 import millrace  # isort: skip - first: it makes JAX the backend of Keras
@@ -25,7 +25,7 @@ def train(batch_size, accumulation):
         model = keras.Sequential(
             [keras.Input((16,)), keras.layers.Dense(32, "tanh"), keras.layers.Dense(1)]
         )
-    # An update may not begin in one execution and end in another: 16 is a multiple of 4.
+    # An update must not start in one execution and end in another: 16 is a multiple of 4.
     model.compile(optimizer="adam", loss="mse", steps_per_execution=16)
     model.set_gradient_accumulation_options(
         gradient_accumulation_steps_per_replica=accumulation,

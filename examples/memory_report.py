@@ -1,4 +1,4 @@
-"""What training will need, where it goes and what would make it fit, before anything runs."""
+"""The memory of training, its use, and changes that would make it fit, before anything runs."""
 
 import millrace  # isort: skip - first: it makes JAX the backend of Keras
 
@@ -9,7 +9,7 @@ import numpy as np
 
 ROWS = 4_096
 DEPTH = 2 if "--small" in sys.argv else 4
-BUDGET = f"{6 * DEPTH}MB"  # needed on CPU, and where a device is not to be filled
+BUDGET = f"{6 * DEPTH}MB"  # required on CPU, and to leave memory free on other devices
 
 strategy = millrace.Strategy(devices=1)
 with strategy.scope():
@@ -30,7 +30,7 @@ print(report)
 if not report.changes:
     sys.exit("there should be a change that makes it fit")
 
-# The change of fewest FLOPs: batches of a quarter of the rows, four of which make an update.
+# The change with the fewest FLOPs: a quarter of the rows per batch, and four batches per update.
 model.set_gradient_accumulation_options(gradient_accumulation_steps_per_replica=4)
 model.compile("adam", "mse", steps_per_execution=8)
 report = strategy.memory_report(model, batch(ROWS // 4), budget=BUDGET)
@@ -38,7 +38,7 @@ print(f"\nafterwards\n{report.verdict}")
 if not report.fits:
     sys.exit("it should fit now")
 
-# The report has compiled what fit runs.
+# The report has compiled the programs of fit.
 compiled = len(strategy.compile_log)
 x = np.random.default_rng(0).standard_normal((2 * ROWS, 64), dtype="float32")
 model.fit(x, x[:, :1], batch_size=ROWS // 4, verbose=0)

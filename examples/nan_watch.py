@@ -1,4 +1,4 @@
-"""A batch that would ruin the weights: training stops before it, and says which tensor it was."""
+"""A batch that would ruin the weights: training stops before it and names the faulty tensor."""
 
 import pathlib
 import tempfile
@@ -32,7 +32,7 @@ with tempfile.TemporaryDirectory() as directory:
     print("found:", watch.found)
     print("weights finite:", all(np.isfinite(w).all() for w in model.get_weights()))
 
-    # What `millrace replay` does: the same update in a model loaded from the directory.
+    # The same as `millrace replay`: the same update in a model loaded from the directory.
     again = replay(pathlib.Path(watch.written))
     print("went wrong in the same way:", again.repeats)
     micro_batch, tensor, row = again.replay.first_non_finite()

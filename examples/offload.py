@@ -1,4 +1,4 @@
-"""Let the optimizer's values rest in host memory between updates, where the device has such.
+"""The optimizer's values in host memory between updates, if the device has such memory.
 
 devices with host memory     offload_weight_update_variables=True
 CPU                          an error that says so; None never fails
@@ -13,7 +13,7 @@ import numpy as np
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--small", action="store_true", help="a narrow model, to see that it runs")
+    parser.add_argument("--small", action="store_true", help="a narrow model, for a quick run")
     width = 32 if parser.parse_args().small else 1024
     random = np.random.default_rng(0)
     x = random.normal(size=(64, width)).astype("float32")
@@ -29,7 +29,7 @@ def main() -> None:
         model.set_gradient_accumulation_options(**options, offload_weight_update_variables=True)
     except millrace.errors.OptionError as error:
         print(error)
-        model.set_gradient_accumulation_options(**options)  # None: where there is such memory
+        model.set_gradient_accumulation_options(**options)  # None: if there is such memory
     history = model.fit(x, x, batch_size=16, epochs=2, verbose=0)
     print("loss:", *(f"{loss:.4f}" for loss in history.history["loss"]))
     nbytes: dict[str, int] = {}

@@ -1,8 +1,8 @@
-"""Gradients and activations of a pipeline, carried out of it and summed up after each epoch.
+"""Gradients and activations of a pipeline, carried out of it and summarized after each epoch.
 
 A classifier of digits in two stages. Its optimizer enqueues the accumulated gradients of one layer
 at every update, two layers of the second stage enqueue activations at every micro-batch, and a
-callback prints what each epoch left. The digits are random: what matters is what comes out.
+callback prints statistics of each epoch. The digits are random; only the outfeed matters here.
 """
 
 import millrace  # isort: skip - first: it makes JAX the backend of Keras

@@ -15,9 +15,9 @@ import numpy as np
 strategy = millrace.Strategy(devices="cpu:2")  # before anything else uses JAX
 
 EPOCHS = 2 if "--small" in sys.argv else 10
-ROWS, MICRO_BATCH, ACCUMULATION = 2_048, 16, 16  # 128 micro-batches: 8 updates an epoch
+ROWS, MICRO_BATCH, ACCUMULATION = 2_048, 16, 16  # 128 micro-batches: 8 updates per epoch
 
-# Images of 8 x 8 grey values: each digit is a picture of its own, under noise.
+# Images of 8 x 8 grey values: one picture for each digit, with noise.
 random = np.random.default_rng(0)
 digits = random.integers(0, 10, ROWS).astype("int32")
 pictures = random.random((10, 64), dtype="float32")

@@ -4,8 +4,8 @@
     stage 1                            |        dense -> topic (an output)
     stage 2                  the same embedding, add -> next word (an output)
 
-The embedding goes round stage 1, and its table is read again by stage 2: its gradients come from
-both stages, and it is updated on the first. Plain Keras trains the same model beside it.
+The embedding skips stage 1, and stage 2 reads its table again: its gradients come from both stages,
+and it is updated on the first. Plain Keras trains the same model for comparison.
 """
 
 import millrace  # isort: skip - first: it makes JAX the backend of Keras
@@ -24,21 +24,21 @@ WORDS, LENGTH, TOPICS = 20, 6, 4
 
 random = np.random.default_rng(0)
 first = random.integers(0, WORDS, (ROWS, 1))
-step = random.integers(1, TOPICS + 1, (ROWS, 1))  # a topic is how far apart words are
+step = random.integers(1, TOPICS + 1, (ROWS, 1))  # the topic is the distance between words
 text = ((first + step * np.arange(LENGTH + 1)) % WORDS).astype("int32")
 x = text[:, :-1]
 y = {"topic": step[:, 0] - 1, "next_word": text[:, 1:]}
 
 
 class Unembed(keras.layers.Layer):
-    """Scores for each word, by the table of an embedding."""
+    """Scores of all words, from the table of an embedding."""
 
     def __init__(self, embedding, **kwargs):
         super().__init__(**kwargs)
         self.embedding = embedding
 
     def call(self, inputs):
-        """From values to one score per word."""
+        """Maps values to one score per word."""
         return keras.ops.matmul(inputs, keras.ops.transpose(self.embedding.embeddings))
 
 

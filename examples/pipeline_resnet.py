@@ -1,7 +1,7 @@
 """ResNet50 from `keras.applications`, in two stages: cut by hand, then balanced.
 
-A stock model is built as ever, and its calls are then listed, in execution order. The first cut
-walks that list up to the block where one wants it; the second lets millrace share out the FLOPs.
+A stock model is built as usual, and its calls are then listed in execution order. The first cut
+walks that list up to a chosen block; the second lets millrace balance the FLOPs.
 """
 
 import millrace  # isort: skip - first: it makes JAX the backend of Keras
@@ -25,7 +25,7 @@ labels = random.integers(0, 10, ROWS).astype("int32")
 
 
 def print_costs(model):
-    """Prints the second table of the summary: the first has a line for each of 176 calls."""
+    """Prints the second table of the summary; the first has one line for each of 176 calls."""
     lines = []
     model.print_pipeline_stage_assignment_summary(print_fn=lines.append)
     print("\n".join(lines[-6:]))
@@ -66,10 +66,10 @@ print(f"activation sets held: {statistics.pipeline.last_in_flight}; loss {by_han
 
 model.set_pipeline_stage_assignment("auto", num_stages=2)
 first = next(call for call in model.get_pipeline_stage_assignment() if call.pipeline_stage)
-print(f"balanced: the second stage begins with {first.layer.name}")
+print(f"balanced: the second stage starts with {first.layer.name}")
 print_costs(model)
-if not SMALL:  # other stages are other programs
+if not SMALL:  # different stages have different programs
     balanced = train()
     print(f"loss {balanced:.6f}")
     if not np.isclose(balanced, by_hand, rtol=1e-5):
-        sys.exit("where the model is cut should not change the loss")
+        sys.exit("the position of the cut should not change the loss")

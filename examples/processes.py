@@ -4,8 +4,8 @@
     millrace launch --processes 2 examples/processes.py         one device of each process
     millrace launch --processes 2 --devices-per-process 2 ...   two pipelines side by side
 
-Every process runs all of it: builds the same model, reads the same data, makes the same calls. What
-it gets back is the same in all of them: losses, predictions and weights, those of plain Keras.
+Every process runs the whole script: it builds the same model, reads the same data, and makes the
+same calls. All of them receive the same losses, predictions and weights, equal to plain Keras's.
 """
 
 import millrace  # isort: skip - first: it makes JAX the backend of Keras
@@ -16,14 +16,14 @@ import jax
 import keras
 import numpy as np
 
-millrace.distributed.initialize()  # nobody started other processes? Then it does nothing.
-# The devices of all processes. Alone it makes two, before anything else uses JAX.
+millrace.distributed.initialize()  # without other processes it does nothing
+# The devices of all processes. A single process makes two, before anything else uses JAX.
 strategy = millrace.Strategy(devices=None if jax.distributed.is_initialized() else "cpu:2")
 
 EPOCHS, ROWS = (2, 512) if "--small" in sys.argv else (10, 2_048)
 MICRO_BATCH, UPDATE = 16, 16  # rows; micro-batches in an update, of all replicas
 
-# After `initialize`, which gives all processes one seed, set the one that you want in all.
+# `initialize` gives all processes one random seed; set your own after it, in all of them.
 random = np.random.default_rng(0)
 x = random.standard_normal((ROWS, 32), dtype="float32")
 y = np.sin(x.sum(axis=1, keepdims=True))
@@ -73,10 +73,10 @@ places = ", ".join(f"device {each.id} of process {each.process_index}" for each 
 print(f"process {jax.process_index()} of {jax.process_count()}: {replicas=} on {places}")
 for epoch, (loss, other) in enumerate(zip(losses, expected, strict=True)):
     print(f"epoch {epoch}: loss {loss:.7f}, plain Keras {other:.7f}")
-called = np.asarray(model(x[:256]))  # with the weights that came to this process
+called = np.asarray(model(x[:256]))  # with the weights that this process received
 print(f"predict and a call differ by at most {np.abs(predictions - called).max():.1e}")
 
 if not np.allclose(losses, expected, rtol=1e-6, atol=0):
     sys.exit("the losses should agree to 1e-6")
 if not np.allclose(predictions, called, rtol=1e-5, atol=1e-5):
-    sys.exit("the predictions should be those of the weights")
+    sys.exit("the predictions should match the weights")

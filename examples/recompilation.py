@@ -1,4 +1,4 @@
-"""Six ways to compile twice by accident. Each is shown, said by its cause, and then mended."""
+"""Six ways to compile twice by accident: each is shown, with its cause, and then cured."""
 
 import millrace  # isort: skip - first: it makes JAX the backend of Keras
 
@@ -8,7 +8,7 @@ from keras import layers
 
 from millrace.errors import PlanError, RecompilationError
 
-strategy = millrace.Strategy(devices=1, cache_dir=None)  # every compilation is to be seen
+strategy = millrace.Strategy(devices=1, cache_dir=None)  # shows every compilation
 random = np.random.default_rng(0)
 x, y = random.random((100, 8), np.float32), random.random((100, 1), np.float32)
 
@@ -22,14 +22,14 @@ def new_model(first=None):
 
 
 def compiled(what):
-    """Runs something, and returns the records of what it made."""
+    """Runs a function, and returns the records of its compilations."""
     before = len(strategy.compile_log)
     what()
     return [record for record in strategy.compile_log[before:] if record.is_executable]
 
 
 def show(title, records, expected):
-    """Prints what was compiled and why; an example that is wrong fails."""
+    """Prints compilations and their causes; fails if their number is wrong."""
     print(f"  {title}: {len(records)}")
     for record in records:
         print(f"    {record.program}: {record.cause}")
@@ -39,7 +39,7 @@ def show(title, records, expected):
         raise SystemExit(f"{expected} were expected")
 
 
-print("1. Scopes within scopes, and strategies without need")
+print("1. Scopes within scopes, and unnecessary strategies")
 try:
     with strategy.scope(), millrace.Strategy(devices=1).scope():
         pass
@@ -95,19 +95,19 @@ def change_weights():
 
 show("new weights, another learning rate", compiled(change_weights), 0)
 
-print("\n5. Programs that take turns")
+print("\n5. Programs that alternate")
 
 
-def take_turns():
+def alternate():
     for _ in range(3):
         model.train_on_batch(x[:32], y[:32])
         model.test_on_batch(x[:32], y[:32])
 
 
-take_turns()
+alternate()
 before = strategy.statistics().switches
-take_turns()
-print(f"  training and testing a batch in turn: {strategy.statistics().switches - before} switches")
+alternate()
+print(f"  training and testing alternately: {strategy.statistics().switches - before} switches")
 
 
 @millrace.compile
@@ -125,14 +125,14 @@ for _ in range(3):
     strategy.run(train_and_measure, [x[:32], y[:32]])
 print(f"  both in one function: {strategy.statistics().switches - before} switches")
 
-print("\n6. A difference that nothing tells but the program")
+print("\n6. A difference that only the program shows")
 
 
 class Noisy(layers.Layer):
-    """Adds a number that only this trace has."""
+    """Adds a number that differs in each trace."""
 
     def call(self, rows):
-        """Adds it to all rows."""
+        """Adds the number to all rows."""
         return rows + np.float32(random.random())
 
 
@@ -147,7 +147,7 @@ records = compiled(lambda: steady.fit(x[:96], y[:96], verbose=0))
 show("keras.random instead", records, 1)
 print(f"    ... which is {records[0].origin.value}: nothing was compiled")
 
-print("\nNothing is compiled where nothing may be, as within a benchmark")
+print("\nNo compilation where it is forbidden, as within a benchmark")
 model.fit(x[:96], y[:96], verbose=0)
 with strategy.no_recompile():
     model.fit(x[:96], y[:96], verbose=0)

@@ -38,7 +38,7 @@ def make_model(length: int, checkpoints: int) -> keras.Model:
 
 
 def draw(console: Console, title: str, curve: tuple[int, ...], top: int) -> None:
-    """Draws bytes alive over the operations of a program, one column for each of 72 spans."""
+    """Draws the live bytes over the operations of a program, in 72 columns."""
     columns = [max(part) for part in np.array_split(np.array(curve), 72) if len(part)]
     console.print(f"\n{title}: {max(curve) / 2**20:.0f} MiB at its peak", highlight=False)
     for level in range(8, 0, -1):
@@ -50,13 +50,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seq-len", type=int, default=2048, help="steps of a sequence")
     parser.add_argument("--checkpoints", type=int, default=7, help="boundaries within it")
-    parser.add_argument("--small", action="store_true", help="64 steps, to see that it runs")
+    parser.add_argument("--small", action="store_true", help="64 steps, for a quick run")
     options = parser.parse_args()
     length = 64 if options.small else options.seq_len
     if length % (options.checkpoints + 1):
         print(
             f"{length} steps can't be evenly divided into {options.checkpoints + 1} slices: code "
-            "of two lengths is compiled."
+            "for two lengths is compiled."
         )
     random = np.random.default_rng(0)
     x = random.normal(size=(2 * BATCH, length, FEATURES)).astype("float32")

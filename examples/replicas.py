@@ -1,7 +1,7 @@
 """Eight devices: a model in one piece as eight replicas, and a pipeline as four.
 
-An update takes 16 micro-batches everywhere: 2 of each of eight replicas, or 4 of each of four. All
-models start from the same weights, draw the same dropout and see the same rows, so their losses are
+Every update takes 16 micro-batches: 2 on each of eight replicas, or 4 on each of four. All models
+start from the same weights, draw the same dropout and see the same rows, so their losses equal
 those of plain Keras on one device. Virtual CPU devices share the processor's threads: this shows
 numbers and memory, not speed.
 """
@@ -18,7 +18,7 @@ strategy = millrace.Strategy(devices="cpu:8")  # before anything else uses JAX
 EPOCHS, ROWS = (2, 512) if "--small" in sys.argv else (10, 2_048)
 MICRO_BATCH, UPDATE = 16, 16  # rows; micro-batches in an update, of all replicas
 
-# Images of 8 x 8 grey values: each digit is a picture of its own, under noise.
+# Images of 8 x 8 grey values: one picture for each digit, with noise.
 random = np.random.default_rng(0)
 digits = random.integers(0, 10, ROWS).astype("int32")
 pictures = random.random((10, 64), dtype="float32")
@@ -42,7 +42,7 @@ def train(model, **optimizer):
     model.compile(
         optimizer=keras.optimizers.SGD(0.1, momentum=0.9, **optimizer),
         loss="sparse_categorical_crossentropy",
-        steps_per_execution=2 * UPDATE,  # of the data's steps, whichever replica takes them
+        steps_per_execution=2 * UPDATE,  # steps of the data, on any replica
     )
     keras.utils.set_random_seed(1)  # of the order of rows
     history = model.fit(images, digits, batch_size=MICRO_BATCH, epochs=EPOCHS, verbose=0)
@@ -58,11 +58,11 @@ def print_bytes(name, variables):
 
 
 with strategy.scope():
-    whole = build()  # a replica on each device
+    whole = build()  # one replica per device
 whole.set_gradient_accumulation_options(gradient_accumulation_steps_per_replica=UPDATE // 8)
 
 with strategy.scope():
-    pipeline = build()  # a replica on each two devices
+    pipeline = build()  # one replica per two devices
 pipeline.set_pipeline_stage_assignment([0, 0, 1, 1])  # of each layer
 pipeline.set_pipelining_options(gradient_accumulation_steps_per_replica=UPDATE // 4)
 pipeline.set_replication_options(replicated_optimizer_state_sharding=True)
@@ -76,7 +76,7 @@ for epoch, losses in enumerate(zip(*found, expected, strict=True)):
         )
     )
 print_bytes("optimizer state, whole on each device", whole.optimizer.variables)
-print_bytes("optimizer state of each stage, shared out", pipeline.optimizer.variables)
+print_bytes("optimizer state of each stage, sharded", pipeline.optimizer.variables)
 
 if not all(np.allclose(losses, expected, rtol=1e-6, atol=0) for losses in found):
     sys.exit("the losses should agree to 1e-6")

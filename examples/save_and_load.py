@@ -1,7 +1,7 @@
 """A `.keras` file saved from a strategy opens in plain Keras, and the other way round.
 
-Weights, optimizer state and compilation are saved as ever. The options set on the model travel in
-the same file; plain Keras skips them.
+Weights, optimizer state and compilation are saved as usual. The same file stores the options of the
+model; plain Keras skips them.
 """
 
 import millrace  # isort: skip - first: it makes JAX the backend of Keras
@@ -42,6 +42,6 @@ with tempfile.TemporaryDirectory() as directory:
 before = int(again.optimizer.iterations)
 again.fit(x, y, batch_size=32, epochs=1, verbose=0)
 updates = int(again.optimizer.iterations) - before
-print(f"an epoch of 40 steps more: {updates} updates, so the accumulation of 4 was loaded, too")
+print(f"another epoch of 40 steps: {updates} updates, so the accumulation of 4 was loaded, too")
 if updates != 10:
-    sys.exit("the options should travel with the model")
+    sys.exit("the options should be saved with the model")

@@ -1,7 +1,7 @@
-"""Which schedule of a pipeline idles least, and what it holds for that, without running a model.
+"""Idle time and memory of the schedules of a pipeline, without running a model.
 
-Four device groups, costs in units of one forward. The looped schedule has two stages on each
-group, of half the work and half the memory; its numbers are scaled to that.
+Four device groups; costs are multiples of one forward. The looped schedule has two stages on each
+group, each with half the work and half the memory; its numbers are scaled accordingly.
 """
 
 import sys
@@ -15,7 +15,7 @@ MICRO_BATCHES = 8 if "--small" in sys.argv else 32
 
 
 def in_pairs(num_stages, num_micro_batches):
-    """A custom schedule, as text: two forwards, then their two backwards."""
+    """A custom schedule as a string: two forwards, then their two backwards."""
     pairs = [range(m, min(m + 2, num_micro_batches)) for m in range(0, num_micro_batches, 2)]
     return [
         " ".join(f"{stage}{kind}{m}" for pair in pairs for kind in "FB" for m in pair)

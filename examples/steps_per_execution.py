@@ -1,7 +1,7 @@
 """`steps_per_execution` makes many steps one call of compiled code.
 
 Plain Keras takes the same option; with JAX it then runs its steps one by one from Python. A
-strategy compiles the loop. The number of executions and of calls behind them are counted.
+strategy compiles the loop. This example counts the executions, and the calls that they make.
 """
 
 import millrace  # isort: skip - first: it makes JAX the backend of Keras

@@ -1,7 +1,7 @@
-"""Where gradients vanish: statistics of every activation and gradient of a stock model.
+"""Vanishing gradients, found by statistics of every activation and gradient of a stock model.
 
-A deep model of sigmoids hands less and less gradient down to its first layers. Nothing in the model
-is written to find that out, and one execution still has a whole epoch of steps.
+In a deep model of sigmoids, gradients shrink towards the first layers. The model needs no change to
+show that, and one execution is still a whole epoch of steps.
 """
 
 import millrace  # isort: skip - first: it makes JAX the backend of Keras

@@ -1,4 +1,4 @@
-"""How fast the host can supply a data set, as the JSON of `dataset_benchmark`."""
+"""The speed at which the host supplies a data set, as the JSON of `dataset_benchmark`."""
 
 from millrace import ipu  # isort: skip - first: it makes JAX the backend of Keras
 

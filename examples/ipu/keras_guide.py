@@ -1,6 +1,6 @@
-"""Keras on IPUs, situation by situation, as the guide of IPU TensorFlow has them.
+"""Keras on IPUs: the situations of the guide to IPU TensorFlow.
 
-Each function is one situation, and prints what came of it.
+Each function is one situation, and prints its results.
 
     python examples/ipu/keras_guide.py                       all of them, on eight virtual devices
     python examples/ipu/keras_guide.py gradient_accumulation
@@ -58,7 +58,7 @@ def compile_and_fit(model, steps_per_execution=None, **arguments):
 
 
 def single_device():
-    """A model that is made in the scope runs on the device."""
+    """A model built in the scope runs on the device."""
     with configure(1).scope():
         model = tf.keras.Sequential(layers())
         losses = compile_and_fit(model)
@@ -67,14 +67,14 @@ def single_device():
 
 
 def steps_per_execution():
-    """Many batches for each call from Python."""
+    """Many batches per call from Python."""
     with configure(1).scope():
         losses = compile_and_fit(tf.keras.Sequential(layers()), BATCHES)
     return f"{BATCHES} batches in an execution, losses {losses}"
 
 
 def gradient_accumulation():
-    """Several batches for each weight update."""
+    """Several batches per weight update."""
     with configure(1).scope():
         model = tf.keras.Sequential(layers())
         model.set_gradient_accumulation_options(gradient_accumulation_steps_per_replica=8)
@@ -84,7 +84,7 @@ def gradient_accumulation():
 
 
 def sequential_stages():
-    """A pipeline of a Sequential: a stage for each layer."""
+    """A Sequential as a pipeline: one stage per layer."""
     with configure(2).scope():
         model = tf.keras.Sequential(layers())
         model.set_pipeline_stage_assignment([0, 0, 1, 1])
@@ -95,7 +95,7 @@ def sequential_stages():
 
 
 def functional_stages():
-    """A pipeline of a Functional: stages where its layers are called."""
+    """A Functional model as a pipeline: stages around the calls of its layers."""
     with configure(2).scope():
         x = inputs = tf.keras.layers.Input((SIZE, SIZE, 1))
         for number, layer in enumerate(layers()):
@@ -108,7 +108,7 @@ def functional_stages():
 
 
 def blocks():
-    """A model that somebody else has made; with --small a short one with such names."""
+    """A model from a library; with --small a short one with the same names."""
     if not SMALL:
         return tf.keras.applications.ResNet50(weights=None, input_shape=(32, 32, 3), classes=10)
     x = inputs = tf.keras.layers.Input((SIZE, SIZE, 1))
@@ -119,7 +119,7 @@ def blocks():
 
 
 def existing_model():
-    """A pipeline of a model that is there already: each of its calls gets a stage."""
+    """An existing model as a pipeline: each of its calls gets a stage."""
     with configure(2).scope():
         model = blocks()
         stage, assignments = 0, model.get_pipeline_stage_assignment()
@@ -138,7 +138,7 @@ def existing_model():
 
 
 def data_parallelism():
-    """As many replicas as there are devices for."""
+    """As many replicas as the devices allow."""
     with configure(8).scope():
         model = tf.keras.Sequential(layers())
         model.set_pipeline_stage_assignment([0, 0, 1, 1])
@@ -149,7 +149,7 @@ def data_parallelism():
 
 
 class Counter(tf.keras.callbacks.Callback):
-    """Counts batches that begin and end."""
+    """Counts the starts and ends of batches."""
 
     def __init__(self):
         super().__init__()
@@ -177,7 +177,7 @@ def asynchronous_callbacks():
 
 
 def queue_options():
-    """How far ahead data is read, and results may lie."""
+    """Depths of the queues of data and results."""
     with configure(1).scope():
         model = tf.keras.Sequential(layers())
         model.set_infeed_queue_options(prefetch_depth=2)
@@ -187,7 +187,7 @@ def queue_options():
 
 
 def ported():
-    """What was a PipelineSequential(..., gradient_accumulation_count=16) in TF 2.1."""
+    """The port of a PipelineSequential(..., gradient_accumulation_count=16) of TF 2.1."""
     with configure(2).scope():
         model = tf.keras.Sequential(layers())
         model.set_pipeline_stage_assignment([0, 0, 1, 1])
@@ -195,14 +195,14 @@ def ported():
         model.compile(
             loss=tf.keras.losses.SparseCategoricalCrossentropy(),
             optimizer=tf.keras.optimizers.RMSprop(),
-            steps_per_execution=256,  # truncated to the steps of the epoch
+            steps_per_execution=256,  # limited to the steps of the epoch
         )
         model.fit(create_dataset(256), epochs=2, steps_per_epoch=128, verbose=0)
     return f"{int(model.optimizer.iterations)} updates in two epochs of 128 steps"
 
 
 def saving():
-    """What was set travels with the model, if it is loaded in a scope."""
+    """A saved model keeps its options, if it is loaded in a scope."""
     strategy = configure(2)
     with strategy.scope(), tempfile.TemporaryDirectory() as directory:
         model = tf.keras.Sequential([tf.keras.layers.Input((SIZE, SIZE, 1)), *layers()])
@@ -231,7 +231,7 @@ SITUATIONS = (
 )
 
 if __name__ == "__main__":
-    configure(8)  # virtual devices must be there before anything else uses JAX
+    configure(8)  # virtual devices must be created before anything else uses JAX
     chosen = [argument for argument in sys.argv[1:] if argument != "--small"]
     for situation in SITUATIONS:
         if not chosen or situation.__name__ in chosen:

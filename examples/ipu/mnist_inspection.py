@@ -1,15 +1,15 @@
-"""Look at gradients and activations while a small classifier of digits trains.
+"""Inspect gradients and activations while a small classifier of digits trains.
 
-After each epoch callbacks print what has left the program: gradients of one layer at every weight
-update, activations at every batch. Choose among four models:
+After each epoch, callbacks print the values that left the program: gradients of one layer at every
+weight update, activations at every batch. Choose among four models:
 
     python examples/ipu/mnist_inspection.py                              Sequential, two stages
     python examples/ipu/mnist_inspection.py --model-type Model           Functional, two stages
     python examples/ipu/mnist_inspection.py --no-pipelining              Sequential, one device
     python examples/ipu/mnist_inspection.py --model-type Model --no-pipelining
 
-The second callback is that of the queue which the model does not use, and says so: activations are
-never read, and nothing waits for that. With --read-activations a third callback reads them.
+The second callback belongs to the queue that the model does not use, and says so. The activations
+stay unread, and the program does not wait. With --read-activations a third callback reads them.
 """
 
 from millrace import ipu  # isort: skip - first: it makes JAX the backend of Keras
@@ -32,7 +32,7 @@ if tf.__version__[0] != "2":
 
 
 def read_digits(path, rows):
-    """Images of 28 x 28 and their digits: of a local `mnist.npz`, or made up."""
+    """Images of 28 x 28 and their digits: from a local `mnist.npz`, or random."""
     if path:
         with np.load(path) as file:
             return file["x_train"], file["y_train"]
@@ -110,7 +110,7 @@ MODELS = {  # by type, and whether it is pipelined
 
 
 def process_filters(given):
-    """None, for everything, if there is one filter and it is the word none."""
+    """Returns None, that is no filter, if the only filter is the word none."""
     return None if len(given) == 1 and given[0].lower() == "none" else given
 
 
@@ -173,8 +173,10 @@ def main(arguments=None):
     parser.add_argument("--epochs", type=int, default=3)
     parser.add_argument("--gradients-filters", nargs="*", default=["Dense_128"])
     parser.add_argument("--activations-filters", nargs="*", default=["none"])
-    parser.add_argument("--mnist", metavar="PATH", help="a local mnist.npz; else made up digits")
-    parser.add_argument("--small", action="store_true", help="20 steps, to see that it runs")
+    parser.add_argument(
+        "--mnist", metavar="PATH", help="a local mnist.npz; otherwise random digits"
+    )
+    parser.add_argument("--small", action="store_true", help="20 steps, for a quick run")
     options = parser.parse_args(arguments)
     if options.small:
         options.steps_per_epoch = 20

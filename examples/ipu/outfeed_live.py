@@ -1,7 +1,7 @@
-"""Losses of a training function, seen by a thread while later steps still run.
+"""Losses of a training function, read by a thread while later steps still run.
 
-One compiled function takes all steps; each enqueues its loss. The thread goes through the queue
-until it has seen them all, in order, and none twice.
+One compiled function runs all steps, and each step enqueues its loss. The thread reads the queue
+until it has all losses, each once and in order.
 """
 
 from millrace import ipu  # isort: skip - first: it makes JAX the backend of Keras

@@ -1,13 +1,13 @@
-"""What makes a program compile again, and what does not.
+"""Changes that recompile a program, and changes that do not.
 
     mult * ((a + b) + (a + c))      a = [1, 1], b = [0, 1], c = [1, 5], mult = 10  ->  [[30, 80]]
 
-Each part says what it expects, and fails where another number of programs was compiled. Watch the
-lines of POPLAR_LOG_LEVEL=INFO: `Starting phase: graphConstruction` is a compilation, and
-`Loading executable` an executable that comes onto the device.
+Each part prints its expectation, and fails if a different number of programs was compiled. Watch
+the lines of POPLAR_LOG_LEVEL=INFO: `Starting phase: graphConstruction` is a compilation, and
+`Loading executable` is the placement of an executable on the device.
 
     python recompilation.py                    only the first program is compiled
-    python recompilation.py                    ... and that is in the cache now
+    python recompilation.py                    ... and this one is in the cache now
     python recompilation.py --no-placeholder   the multiplier is part of the program
     python recompilation.py --no-samebatch     another batch is another program
 """
@@ -21,7 +21,9 @@ yes_or_no = argparse.BooleanOptionalAction
 parser.add_argument("--caching", action=yes_or_no, default=True, help="keep executables on disk")
 parser.add_argument("--placeholder", action=yes_or_no, default=True, help="feed the multiplier")
 parser.add_argument("--samebatch", action=yes_or_no, default=True, help="keep the batch size")
-parser.add_argument("--directory", default="tmp_tutorial", help="of executables and XLA's texts")
+parser.add_argument(
+    "--directory", default="tmp_tutorial", help="directory for executables and XLA's dumps"
+)
 parser.add_argument("--small", action="store_true", help="leave no files")
 options = parser.parse_args()
 CACHING = options.caching and not options.small
@@ -29,7 +31,7 @@ PLACEHOLDER, SAMEBATCH = options.placeholder, options.samebatch
 
 # All of these are read when the packages below are imported.
 if "POPLAR_LOG_LEVEL" not in os.environ:
-    print("Setting POPLAR_LOG_LEVEL to INFO, to show what is compiled and loaded.")
+    print("Setting POPLAR_LOG_LEVEL to INFO, to show compilations and loads.")
     os.environ["POPLAR_LOG_LEVEL"] = "INFO"
 if CACHING and "TF_POPLAR_FLAGS" not in os.environ:
     print(f"Keeping executables in {options.directory}.")
@@ -38,7 +40,7 @@ elif not CACHING:
     os.environ["MILLRACE_CACHE_DIR"] = "off"
 if not options.small and "XLA_FLAGS" not in os.environ:
     dump = os.path.join(options.directory, f"xla_dump_{uuid.uuid4().hex[:8]}")
-    print(f"XLA writes its texts into {dump}: compare the largest of two runs.")
+    print(f"XLA writes its dumps to {dump}: compare the largest files of two runs.")
     os.environ["XLA_FLAGS"] = f"--xla_dump_to={dump} --xla_dump_hlo_as_text"
 
 import numpy as np  # noqa: E402
@@ -58,7 +60,7 @@ def graph(mult, a, b, c):
 
 
 def multiplier(value):
-    """As a tensor it is an argument of the program; as a number it is a part of it."""
+    """A tensor is an argument of the program; a number becomes part of the program."""
     return tf.constant(value, tf.float32) if PLACEHOLDER else value
 
 
@@ -69,7 +71,7 @@ def run(mult, batch):
 
 
 def part(title, expected, mult, batch, times):
-    """Runs the graph, and checks how many programs that has made."""
+    """Runs the graph, and checks the number of programs made."""
     print(f"\n{title}", flush=True)
     before = strategy.statistics()
     for _ in range(times):
@@ -79,14 +81,14 @@ def part(title, expected, mult, batch, times):
     loaded = made + after.cache_hits - before.cache_hits
     print(f"  compiled {made}, loaded {loaded}, expected to load: {expected}", flush=True)
     if loaded != expected:
-        raise SystemExit(f"{title}: {loaded} programs came onto the device, not {expected}.")
+        raise SystemExit(f"{title}: {loaded} programs were loaded onto the device, not {expected}.")
     return result
 
 
 with strategy.scope():
     first = part(
-        "Caching/warm up test: one program is loaded, by the first of five executions, and it is "
-        "compiled unless the cache has it.",
+        "Caching/warm up test: the first of five executions loads one program, and compiles it "
+        "unless the cache has it.",
         1,
         mult=10.0,
         batch=1,

@@ -1,10 +1,10 @@
-"""What makes a program of TensorFlow 1 compile again: placeholders, and two sessions.
+"""Changes that recompile a TensorFlow 1 program: placeholders, and two sessions.
 
     mult * ((a + b) + (a + c))      a = [1, 1], b = [0, 1], c = [1, 5], mult = 10  ->  [[30, 80]]
 
-The form with `tf.function` is recompilation.py; parts, switches and results are the same. On an
-IPU the second session would push the program of the first one off the device, and load its own:
-an executable switch. Here sessions share programs, so that nothing is loaded.
+recompilation.py does the same with `tf.function`; parts, options and results are the same. On an
+IPU, the second session would evict the program of the first one from the device and load its own:
+an executable switch. Here sessions share programs, so nothing is loaded.
 
     python recompilation_sessions.py
     python recompilation_sessions.py --no-placeholder   the multiplier is part of the program
@@ -28,7 +28,7 @@ PLACEHOLDER, SAMEBATCH = options.placeholder, options.samebatch
 
 # These are read when the packages below are imported.
 if "POPLAR_LOG_LEVEL" not in os.environ:
-    print("Setting POPLAR_LOG_LEVEL to INFO, to show what is compiled and loaded.")
+    print("Setting POPLAR_LOG_LEVEL to INFO, to show compilations and loads.")
     os.environ["POPLAR_LOG_LEVEL"] = "INFO"
 if CACHING and "TF_POPLAR_FLAGS" not in os.environ:
     print(f"Keeping executables in {options.directory}.")
@@ -48,7 +48,7 @@ config.configure_ipu_system()
 
 
 class Loads(logging.Handler):
-    """Counts executables that come onto the device."""
+    """Counts executables loaded onto the device."""
 
     number = 0
 
@@ -70,7 +70,7 @@ multiplier = tf.placeholder(tf.float32, [], name="mult")
 
 
 def build(mult):
-    """As a placeholder the multiplier is an argument of the program; else it is a part of it."""
+    """A placeholder is an argument of the program; otherwise the multiplier is part of it."""
     with ipu.scopes.ipu_scope("/device:IPU:0"):
         if PLACEHOLDER:
             return ipu.ipu_compiler.compile(graph, [multiplier, *rows])
@@ -86,7 +86,7 @@ def run(session, fetch, mult, batch):
 
 
 def part(title, expected, session, mult, batch, times):
-    """Runs the graph, and checks how many programs that has made."""
+    """Runs the graph, and checks the number of programs made."""
     print(f"\n{title}", flush=True)
     before = loads.number
     fetch = build(mult)
@@ -95,7 +95,7 @@ def part(title, expected, session, mult, batch, times):
     loaded = loads.number - before
     print(f"  loaded {loaded}, expected to load: {expected}", flush=True)
     if loaded != expected:
-        raise SystemExit(f"{title}: {loaded} programs came onto the device, not {expected}.")
+        raise SystemExit(f"{title}: {loaded} programs were loaded onto the device, not {expected}.")
     return result
 
 
@@ -105,8 +105,8 @@ def shown(result):
 
 with tf.Session() as session, tf.Session() as another_session:
     first = part(
-        "Caching/warm up test: one program is loaded, by the first of five executions, and it is "
-        "compiled unless the cache has it.",
+        "Caching/warm up test: the first of five executions loads one program, and compiles it "
+        "unless the cache has it.",
         1,
         session,
         mult=10.0,

@@ -1,6 +1,6 @@
-"""A long LSTM as several short ones, whose states alone are kept for backward.
+"""A long LSTM as several short ones that keep only their states for the backward pass.
 
-Stage 0 calls one LSTM for each slice of a sequence; between two calls its state passes a
+Stage 0 calls one LSTM per slice of a sequence; between two calls its state passes a
 `RecomputationCheckpoint`. Stage 1 is a dense layer. Both are on one device.
 
     python examples/ipu/recompute_lstm.py --seq-len 2048 --checkpoints 7
@@ -66,7 +66,7 @@ def compiled(model):
 
 def main(arguments=None):
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--checkpoints", type=int, default=7, help="states that are kept")
+    parser.add_argument("--checkpoints", type=int, default=7, help="number of states to keep")
     parser.add_argument("--seq-len", type=int, default=2048, help="steps of the sequence")
     parser.add_argument("--small", action="store_true", help="32 steps unless --seq-len is given")
     options = parser.parse_args(arguments)
@@ -76,14 +76,14 @@ def main(arguments=None):
     slices = options.checkpoints + 1
     if length % slices:
         print(
-            f"A sequence of {length} steps can't be evenly divided into {slices} slices: code of "
-            "two lengths is compiled, instead of one that all slices share."
+            f"A sequence of {length} steps can't be evenly divided into {slices} slices: code "
+            "for two lengths is compiled, instead of one shared by all slices."
         )
 
     configure()
     with ipu.ipu_strategy.IPUStrategy().scope():
         model = compiled(create_model(length, options.checkpoints))
-        # `loss: ...` is in the line that Keras prints.
+        # Keras prints the line with `loss: ...`.
         model.fit(create_dataset(length), verbose=2)
 
 

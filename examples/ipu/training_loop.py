@@ -1,6 +1,6 @@
-"""A loop of ten turns on the device: an infeed feeds it, an outfeed takes what it leaves.
+"""A loop of ten iterations on the device, with an infeed and an outfeed.
 
-turn k    x1, x2 of the infeed    ->    {"d1": x1 + x2, "d2": x1 - x2} to the outfeed, k + 1
+iteration k    x1, x2 of the infeed    ->    {"d1": x1 + x2, "d2": x1 - x2} to the outfeed, k + 1
 """
 
 from millrace import ipu  # isort: skip - first: it makes JAX the backend of Keras
