@@ -6,8 +6,6 @@ and every loss in an outfeed, it takes at most half the time of a handwritten st
 for each batch (tiny).
 """
 
-from dataclasses import replace
-
 import millrace  # isort: skip
 import jax
 import keras
@@ -164,11 +162,7 @@ def main() -> None:
     options = harness.arguments(__doc__)
     harness.header("Custom training loops: time per step")
     lines = []
-    for case in models.CASES:
-        if options.only not in case.name:
-            continue
-        if options.small:
-            case = replace(case, rows=case.batch * 64)
+    for case in models.chosen(options.only, options.small):
         lines += measure(case, options.rounds)
     print()
     print("\n".join(lines))

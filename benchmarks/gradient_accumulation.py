@@ -9,8 +9,6 @@ handwritten scan over updates of several micro-batches in JAX without Keras.
     with      | gradient, add    | gradient, add    | gradient, add    | gradient, add, update |
 """
 
-from dataclasses import replace
-
 import millrace  # isort: skip
 import jax
 import jax.numpy as jnp
@@ -129,11 +127,7 @@ def main() -> None:
     options = harness.arguments(__doc__)
     harness.header(f"Gradient accumulation: time per micro-batch inside fit, {WINDOW} per update")
     lines = []
-    for case in models.CASES:
-        if options.only not in case.name:
-            continue
-        if options.small:
-            case = replace(case, rows=case.batch * 64)
+    for case in models.chosen(options.only, options.small):
         lines += measure(case, options.rounds)
     print()
     print("\n".join(lines))

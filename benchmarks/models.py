@@ -6,7 +6,7 @@ running mean of the loss that Keras reports.
 
 import functools
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -222,3 +222,9 @@ CASES = (
     Case("lstm", 16_000, 16, (16, 8), (1,), _lstm, _lstm_forward),
     Case("convnet", 12_800, 32, (16, 16, 1), (10,), _convnet, _convnet_forward, "crossentropy"),
 )
+
+
+def chosen(name: str, small: bool) -> list[Case]:
+    """Returns the cases whose names contain `name`; if `small`, with 64 batches each."""
+    cases = [case for case in CASES if name in case.name]
+    return [replace(case, rows=case.batch * 64) for case in cases] if small else cases

@@ -8,8 +8,6 @@ From 3.16 on, Keras runs the steps of an execution as its own scan. With `--next
 Python of an environment with such a Keras, it is timed in the same rounds, as "next".
 """
 
-from dataclasses import replace
-
 import millrace  # isort: skip
 import jax
 import numpy as np
@@ -111,11 +109,7 @@ def main() -> None:
     )
     harness.header("Training loop: time per step inside fit")
     lines = []
-    for case in models.CASES:
-        if options.only not in case.name:
-            continue
-        if options.small:
-            case = replace(case, rows=case.batch * 64)
+    for case in models.chosen(options.only, options.small):
         lines += measure(case, options.rounds, options.next_python)
     print()
     print("\n".join(lines))
