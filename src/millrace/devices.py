@@ -123,7 +123,7 @@ def home(devices: Sequence[jax.Device]) -> jax.Device:
     )
 
 
-def place(value: Any, sharding: jax.sharding.Sharding) -> jax.Array:
+def put_on(value: Any, sharding: jax.sharding.Sharding) -> jax.Array:
     """Returns `value` where `sharding` says. Every process that takes part has the whole value."""
     if isinstance(value, jax.Array) and value.sharding == sharding:
         return value

@@ -25,7 +25,7 @@ StageFunction = Callable[..., Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Chain:
+class FunctionChain:
     """The functions of a pipeline, the stage of the schedule of each, and its device."""
 
     functions: tuple[StageFunction, ...]
@@ -57,7 +57,7 @@ class Chain:
         return len(set(self.levels)) < len(self.levels)
 
 
-def make_chain(stages: Any, device_mapping: Any, on_one_device: bool = False) -> Chain:
+def make_chain(stages: Any, device_mapping: Any, on_one_device: bool = False) -> FunctionChain:
     """Reads what a user gives for the stages of a pipeline and their devices.
 
     Args:
@@ -83,7 +83,9 @@ def make_chain(stages: Any, device_mapping: Any, on_one_device: bool = False) ->
     members = [_members(k, stage) for k, stage in enumerate(stages)]
     functions = tuple(function for each in members for function in each)
     levels = tuple(level for level, each in enumerate(members) for _ in each)
-    return Chain(functions, levels, _mapping(stages, members, device_mapping, on_one_device))
+    return FunctionChain(
+        functions, levels, _mapping(stages, members, device_mapping, on_one_device)
+    )
 
 
 def _members(number: int, stage: Any) -> list[StageFunction]:
@@ -159,7 +161,7 @@ def as_list(output: Any) -> list[Any]:
 
 
 def run_chain(
-    chain: Chain,
+    chain: FunctionChain,
     inputs: Sequence[Any],
     element: Any,
     around: Callable[[int], AbstractContextManager[Any]] = lambda stage: nullcontext(),

@@ -15,7 +15,7 @@ import keras
 
 from millrace.errors import LoopError, OptionError
 from millrace.function_pipelines.chain import (
-    Chain,
+    FunctionChain,
     as_list,
     call_checked,
     next_arguments,
@@ -72,7 +72,7 @@ class StagesModel(keras.Model):
 
     def __init__(
         self,
-        chain: Chain,
+        chain: FunctionChain,
         optimizer_function: OptimizerFunction | None,
         outlet: Outlet,
         variables: Sequence[keras.Variable],

@@ -16,8 +16,8 @@ import numpy as np
 
 from millrace.errors import OptionError, PlanError
 from millrace.feeds.infeed_queue import InfeedQueue
+from millrace.function_pipelines.build import Pipeline, make_pipeline
 from millrace.function_pipelines.chain import as_list, check_captures, make_chain
-from millrace.function_pipelines.making import Pipeline, make_pipeline
 from millrace.function_pipelines.model import Outlet
 from millrace.loops.host_driven import require_host
 from millrace.loops.log_subject import identity
@@ -29,7 +29,7 @@ from millrace.threads.made_once import MadeOnce
 DTypeChoice = Callable[[Any], Any]  # of a value: the dtype to add it up in
 
 
-class WindowSums(OutfeedQueue):
+class UpdateSums(OutfeedQueue):
     """Takes an element of every micro-batch, and gives their sums to another queue.
 
     They are added in the order of the micro-batches, in the chosen dtype, on the host.
@@ -196,7 +196,7 @@ def pipeline(
     def make() -> Pipeline:
         queue = outfeed
         if queue is not None and accumulate_outfeed:
-            queue = WindowSums(queue, window, _dtype_choice(accumulate_outfeed_dtype))
+            queue = UpdateSums(queue, window, _dtype_choice(accumulate_outfeed_dtype))
         outlet = Outlet(queue, outfeed_loss, outfeed_mask)
         return make_pipeline(
             chain, optimizer_function, casts_gradients, outlet, values, element, strategy, name,

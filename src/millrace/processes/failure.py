@@ -67,7 +67,7 @@ def end_together(line: ControlChannel, note: Callable[[str], None] = lambda text
         note: called with the first failure, in this process or another.
     """
     global _together
-    _together = Together(line, note)
+    _together = FailureMonitor(line, note)
     _together.install()
     line.start()
 
@@ -81,7 +81,7 @@ def describe(error: BaseException) -> str:
     return (text if len(text) <= _LONGEST else text[:_LONGEST] + "...") + where
 
 
-class Together:
+class FailureMonitor:
     """Watches over the end of this process and over that of the others."""
 
     def __init__(self, line: ControlChannel, note: Callable[[str], None]):
@@ -199,4 +199,4 @@ def _may_follow(error: BaseException | None) -> bool:
     return False
 
 
-_together: Together | None = None
+_together: FailureMonitor | None = None

@@ -13,10 +13,10 @@ from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from typing import Generic, TypeVar
 
-Value = TypeVar("Value")
+MadeValue = TypeVar("MadeValue")
 
 
-class MadeOnce(Generic[Value]):
+class MadeOnce(Generic[MadeValue]):
     """Values by key, of which those used last are kept."""
 
     def __init__(self, limit: int | None = None):
@@ -27,9 +27,9 @@ class MadeOnce(Generic[Value]):
         """
         self._limit = limit
         self._lock = threading.Lock()
-        self._entries: OrderedDict[Hashable, _Entry[Value]] = OrderedDict()
+        self._entries: OrderedDict[Hashable, _Entry[MadeValue]] = OrderedDict()
 
-    def get(self, key: Hashable, make: Callable[[], Value]) -> Value:
+    def get(self, key: Hashable, make: Callable[[], MadeValue]) -> MadeValue:
         """Returns the value of a key.
 
         Args:
@@ -50,22 +50,22 @@ class MadeOnce(Generic[Value]):
     def __len__(self) -> int:
         return len(self.values())
 
-    def values(self) -> list[Value]:
+    def values(self) -> list[MadeValue]:
         """Returns what has been made, in order of use."""
         with self._lock:
             return [value for entry in self._entries.values() for value in entry.made]
 
 
-class _Entry(Generic[Value]):
+class _Entry(Generic[MadeValue]):
     """Room for one value."""
 
     __slots__ = ("_lock", "made")
 
     def __init__(self) -> None:
-        self.made: tuple[Value] | tuple[()] = ()
+        self.made: tuple[MadeValue] | tuple[()] = ()
         self._lock = threading.RLock()  # what is made may ask for itself, and recurses then
 
-    def value(self, make: Callable[[], Value]) -> Value:
+    def value(self, make: Callable[[], MadeValue]) -> MadeValue:
         if not self.made:
             with self._lock:
                 if not self.made:

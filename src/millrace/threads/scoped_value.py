@@ -15,7 +15,7 @@ import threading
 from types import TracebackType
 from typing import Generic, TypeVar
 
-Value = TypeVar("Value")
+BoundValue = TypeVar("BoundValue")
 
 
 class _Slot(threading.local):
@@ -23,12 +23,12 @@ class _Slot(threading.local):
         self.value = default  # called in each thread that looks
 
 
-class ScopedValue(Generic[Value]):
+class ScopedValue(Generic[BoundValue]):
     """A value of which each thread has its own."""
 
     __slots__ = ("_slot",)
 
-    def __init__(self, default: Value):
+    def __init__(self, default: BoundValue):
         """Sets what threads find outside of all blocks.
 
         Args:
@@ -36,24 +36,24 @@ class ScopedValue(Generic[Value]):
         """
         self._slot = _Slot(default)
 
-    def get(self) -> Value:
+    def get(self) -> BoundValue:
         """Returns the value of the innermost block of this thread."""
         return self._slot.value  # type: ignore[return-value]
 
-    def bound_to(self, value: Value) -> "Binding[Value]":
+    def bound_to(self, value: BoundValue) -> "Binding[BoundValue]":
         """Returns a context manager inside which this thread has another value, and gives it."""
         return Binding(self._slot, value)
 
 
-class Binding(Generic[Value]):
+class Binding(Generic[BoundValue]):
     """A block with a value. It can be entered once at a time."""
 
     __slots__ = ("_before", "_slot", "_value")
 
-    def __init__(self, slot: _Slot, value: Value):
+    def __init__(self, slot: _Slot, value: BoundValue):
         self._slot, self._value = slot, value
 
-    def __enter__(self) -> Value:
+    def __enter__(self) -> BoundValue:
         self._before = self._slot.value
         self._slot.value = self._value
         return self._value

@@ -16,7 +16,7 @@ import numpy as np
 from millrace.errors import ModelError, OptionError
 from millrace.feeds.infeed_queue import InfeedQueue
 from millrace.fit.controller import controller_of
-from millrace.function_pipelines.chain import Chain, next_arguments, run_chain
+from millrace.function_pipelines.chain import FunctionChain, next_arguments, run_chain
 from millrace.function_pipelines.model import (
     OptimizerFunction,
     Outlet,
@@ -65,7 +65,7 @@ class _Found:
 
 
 def make_pipeline(
-    chain: Chain,
+    chain: FunctionChain,
     optimizer_function: OptimizerFunction | None,
     casts_gradients: bool,
     outlet: Outlet,
@@ -123,7 +123,7 @@ def make_pipeline(
 
 
 def _look(
-    chain: Chain,
+    chain: FunctionChain,
     optimizer_function: OptimizerFunction | None,
     outlet: Outlet,
     values: list[Any],
