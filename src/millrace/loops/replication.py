@@ -29,6 +29,7 @@ from millrace.threads.scoped_value import ScopedValue
 
 ReducedTree = TypeVar("ReducedTree")
 ReplicaResults = TypeVar("ReplicaResults")
+ReplicaIndex = int | np.integer | jax.Array
 Total = Callable[[jax.Array, int], jax.Array]  # adds a value over groups of replicas
 # Of `jax.vmap`: where values have an axis of replicas.
 Axes: TypeAlias = "int | Sequence[Axes] | None"
@@ -39,7 +40,7 @@ class _Replica:
     """The replica that is being traced."""
 
     count: int
-    index: int | np.integer | jax.Array | None = None  # None where shapes alone matter
+    index: ReplicaIndex | None = None  # None where shapes alone matter
     is_of_batch: bool = False
     total: Total | None = None
 
@@ -82,7 +83,7 @@ def current_launch() -> ReplicaLaunch | None:
 
 
 def in_replica(
-    index: int | np.integer | jax.Array | None, count: int, total: Total | None = None
+    index: ReplicaIndex | None, count: int, total: Total | None = None
 ) -> AbstractContextManager[Any]:
     """Sets the replica that is traced or run inside.
 
