@@ -75,7 +75,7 @@ def test_different_numbers_of_processes():
     address = free_address()
     for error in outcomes(Rendezvous(address, 0, 2), Rendezvous(address, 1, 3)):
         assert isinstance(error, ProcessError)
-        assert "was told num_processes=2" in str(error)
+        assert "has num_processes=2" in str(error)
         assert "num_processes=3. Set the same number in all" in str(error)
 
 

@@ -23,7 +23,7 @@ from millrace.options import whole_number
 from millrace.pytrees import ArrayTree, SpecTree
 
 StageFunction: TypeAlias = Callable[..., object]
-Stages: TypeAlias = Sequence[StageFunction | Sequence[StageFunction]]
+StageFunctions: TypeAlias = Sequence[StageFunction | Sequence[StageFunction]]
 DeviceMapping: TypeAlias = Sequence[int | Sequence[int]]
 
 
@@ -64,7 +64,7 @@ class FunctionChain:
 
 
 def make_chain(
-    stages: Stages, device_mapping: DeviceMapping | None, on_one_device: bool = False
+    stages: StageFunctions, device_mapping: DeviceMapping | None, on_one_device: bool = False
 ) -> FunctionChain:
     """Checks the user's stages and their devices, and makes a chain of them.
 
@@ -108,7 +108,7 @@ def _members(number: int, stage: StageFunction | Sequence[StageFunction]) -> lis
 
 
 def _mapping(
-    stages: Stages,
+    stages: StageFunctions,
     members: Sequence[Sequence[StageFunction]],
     device_mapping: DeviceMapping | None,
     on_one_device: bool,

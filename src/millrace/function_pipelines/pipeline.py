@@ -18,7 +18,7 @@ from millrace.function_pipelines.build import Pipeline, PipelineSettings, make_p
 from millrace.function_pipelines.chain import (
     DeviceMapping,
     FunctionChain,
-    Stages,
+    StageFunctions,
     as_list,
     check_captures,
     make_chain,
@@ -100,7 +100,7 @@ KEPT = 16  # pipelines, with their programs
 
 
 def pipeline(
-    stages: Stages,
+    stages: StageFunctions,
     micro_batches: int,
     *,
     updates: int = 1,
@@ -242,7 +242,7 @@ def _check_types(strategy: object, infeed: object, optimizer_function: object) -
     if infeed is not None and not isinstance(infeed, InfeedQueue):
         raise OptionError(
             f"infeed is a millrace.InfeedQueue. Received: {type(infeed).__name__}. Set "
-            "infeed=millrace.InfeedQueue(dataset), made once, outside of the pipeline."
+            "infeed=millrace.InfeedQueue(dataset), created once, outside of the pipeline."
         )
     if optimizer_function is not None and not callable(optimizer_function):
         raise OptionError(

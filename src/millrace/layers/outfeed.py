@@ -20,7 +20,7 @@ from millrace.taps.taps import is_open, is_tapped
 from millrace.threads.scoped_value import ScopedValue
 
 Queues = OutfeedQueue | Mapping[str, OutfeedQueue]
-CallResult = TypeVar("CallResult")
+LayerResult = TypeVar("LayerResult")
 Tensors = TypeVar("Tensors")  # one tensor, or a structure of several
 
 _queues = ScopedValue[Queues | None](None)  # for layers made from configs
@@ -62,8 +62,8 @@ class _OutfeedLayer(keras.Layer):
         self.built = True
 
     def rematerialized_call(
-        self, layer_call: Callable[..., CallResult], *args: object, **kwargs: object
-    ) -> Callable[..., CallResult]:
+        self, layer_call: Callable[..., LayerResult], *args: object, **kwargs: object
+    ) -> Callable[..., LayerResult]:
         """Returns the call unchanged, since there is nothing to recompute in it.
 
         `keras.RematScope` would run it in a separate trace, which values cannot leave.

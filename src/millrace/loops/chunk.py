@@ -25,15 +25,15 @@ MAX_OUT_BYTES = 2**20  # of the taps of one chunk
 MAX_ITERATIONS = 1024
 
 # The values that a loop carries, and the states of the variables that its body assigns.
-LoopCarry = tuple[list[ArrayTree], list[jax.Array]]
-# Iterations so far, whether the loop goes on, and what an iteration changes.
-_ChunkState = tuple[jax.Array, jax.Array, tuple[LoopCarry, Tapped]]
+IterationCarry = tuple[list[ArrayTree], list[jax.Array]]
+# Iterations so far, whether the loop goes on, and the values that an iteration changes.
+_ChunkState = tuple[jax.Array, jax.Array, tuple[IterationCarry, Tapped]]
 
 
 class ChunkResult(NamedTuple):
     """The results of a chunk."""
 
-    carry: LoopCarry
+    carry: IterationCarry
     outs: Tapped  # [capacity, ...]
     used: jax.Array  # number of iterations that ran
     more: jax.Array  # whether the loop goes on
@@ -57,9 +57,9 @@ def empty_outs(tapped: Tapped, capacity: int) -> Tapped:
 
 
 def run_chunk(
-    iteration: Callable[[LoopCarry, ArrayTree], tuple[LoopCarry, Tapped]],
-    goes_on: Callable[[LoopCarry], jax.Array] | None,
-    carry: LoopCarry,
+    iteration: Callable[[IterationCarry, ArrayTree], tuple[IterationCarry, Tapped]],
+    goes_on: Callable[[IterationCarry], jax.Array] | None,
+    carry: IterationCarry,
     block: ArrayTree,
     start: jax.Array,
     count: jax.Array,
@@ -77,7 +77,9 @@ def run_chunk(
         outs: zeros, to be filled with the taps.
     """
 
-    def step(index: jax.Array, state: tuple[LoopCarry, Tapped]) -> tuple[LoopCarry, Tapped]:
+    def step(
+        index: jax.Array, state: tuple[IterationCarry, Tapped]
+    ) -> tuple[IterationCarry, Tapped]:
         carry, outs = state
         element = None if block is None else batch_at(block, start + index)
         carry, tapped = iteration(carry, element)

@@ -25,8 +25,8 @@ from millrace.pytrees import Array, ArrayTree
 from millrace.records.compilation import ProgramKey
 from millrace.threads.made_once import MadeOnce
 
-Argument: TypeAlias = "ArrayTree | np.generic"  # a NumPy scalar counts as an array
-Arguments = tuple[Argument, ...]  # of a program, by position
+ProgramArgument: TypeAlias = "ArrayTree | np.generic"  # a NumPy scalar counts as an array
+ProgramArguments = tuple[ProgramArgument, ...]  # of a program, by position
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,15 +36,15 @@ class Subject:
     name: str  # "train", "repeat of step"
     number: int  # of the function or the loop
     objects: tuple[Hashable, ...]  # numbers of the models that it uses
-    key: Callable[[Arguments], ProgramKey]
-    user_arguments: Callable[[Arguments], object]  # those that the user has passed
+    key: Callable[[ProgramArguments], ProgramKey]
+    user_arguments: Callable[[ProgramArguments], object]  # those that the user has passed
     seconds: float = 0.0  # spent on finding the variables that it touches
 
     def after(self, seconds: float) -> "Subject":
         """Returns this subject with more seconds spent."""
         return replace(self, seconds=self.seconds + seconds)
 
-    def what(self, arguments: Arguments) -> str:
+    def what(self, arguments: ProgramArguments) -> str:
         """The program in words."""
         shapes = shapes_of(self.user_arguments(arguments))
         return f"{self.name} for {shapes}" if shapes else self.name
@@ -79,24 +79,24 @@ class Compiled:
         self._executables = MadeOnce[Executable]()
         self._last: _LastCall | None = None
 
-    def lower(self, *arguments: Argument) -> jax.stages.Lowered:
+    def lower(self, *arguments: ProgramArgument) -> jax.stages.Lowered:
         """Returns the program before XLA compiles it."""
         return self._jitted.lower(*arguments)
 
-    def prepare(self, *arguments: Argument) -> None:
+    def prepare(self, *arguments: ProgramArgument) -> None:
         """Traces and compiles the function, unless there is an executable for these arguments."""
         if _is_left_to_jax():
             self._jitted.lower(*arguments)
         else:
             self._executable(arguments)
 
-    def zeros(self, *arguments: Argument) -> Any:
+    def zeros(self, *arguments: ProgramArgument) -> Any:
         """Prepares the function, and returns zeros in the shapes of its results."""
         self.prepare(*arguments)
         specs = self._jitted.eval_shape(*arguments)
         return jax.tree.map(lambda spec: jnp.zeros(spec.shape, spec.dtype), specs)
 
-    def __call__(self, *arguments: Argument) -> Any:
+    def __call__(self, *arguments: ProgramArgument) -> Any:
         """Runs the program."""
         last = self._last
         if last is not None and last.options == trace_options():
@@ -119,12 +119,12 @@ class Compiled:
         self._last = _LastCall(trace_options(), executable)
         return results
 
-    def _executable(self, arguments: Arguments) -> Executable:
+    def _executable(self, arguments: ProgramArguments) -> Executable:
         leaves, tree = jax.tree.flatten(arguments)
         key = trace_options(), tree, tuple(map(_kind, leaves))
         return self._executables.get(key, lambda: self._compile(arguments))
 
-    def _compile(self, arguments: Arguments) -> Executable:
+    def _compile(self, arguments: ProgramArguments) -> Executable:
         log, subject = current_log(), self._subject
         what, devices = subject.what(arguments), _devices(arguments)
         log.begin(what)
@@ -166,7 +166,7 @@ def _kind(leaf: Array) -> tuple[Hashable, ...]:
     return leaf.shape, leaf.dtype, sharding
 
 
-def _devices(arguments: Arguments) -> tuple[jax.Device, ...]:
+def _devices(arguments: ProgramArguments) -> tuple[jax.Device, ...]:
     """Returns where JAX runs a function: on the devices of committed arguments, or the default."""
     for leaf in jax.tree.leaves(arguments):
         if isinstance(leaf, jax.Array) and leaf.committed:

@@ -22,7 +22,7 @@ _ATTRIBUTE = "millrace_copies"
 _SEED = "seed_generator_state"
 
 
-class _Copies(NamedTuple):
+class _ReplicaCopies(NamedTuple):
     stored: jax.Array  # the value of the variable at that time
     stacked: jax.Array  # [R, ...]
 
@@ -72,11 +72,11 @@ def put_copies(variables: Sequence[keras.Variable], stacked: Sequence[jax.Array]
     """Assigns the values of replica 0 to variables, and keeps those of all replicas."""
     put(variables, _first(list(stacked)))
     for variable, copies in zip(variables, stacked, strict=True):
-        setattr(variable, _ATTRIBUTE, _Copies(stored_value(variable), copies))
+        setattr(variable, _ATTRIBUTE, _ReplicaCopies(stored_value(variable), copies))
 
 
 def _valid_copies(variable: keras.Variable, count: int) -> jax.Array | None:
-    copies: _Copies | None = getattr(variable, _ATTRIBUTE, None)
+    copies: _ReplicaCopies | None = getattr(variable, _ATTRIBUTE, None)
     if copies is None or count == 1:
         return None
     is_valid = copies.stored is stored_value(variable) and len(copies.stacked) == count

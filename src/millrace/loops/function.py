@@ -21,7 +21,7 @@ from millrace.compiling.call_description import name_of, new_number
 from millrace.compiling.log import current_log
 from millrace.compiling.watch import unwatched
 from millrace.errors import ModelError, OptionError
-from millrace.loops.compiled import Arguments, Subject
+from millrace.loops.compiled import ProgramArguments, Subject
 from millrace.loops.host_driven import OnHost
 from millrace.loops.log_subject import is_array, key_of_function, models_of, objects_of
 from millrace.loops.program import LoopProgram
@@ -130,7 +130,9 @@ class CompiledFunction:
 
         def make() -> LoopProgram | None:
             current_log().begin(name_of(self._fn))
-            call = _Call(self._fn, self._number, _Template(treedef, are_arrays, static), launch)
+            call = _StaticCall(
+                self._fn, self._number, _Template(treedef, are_arrays, static), launch
+            )
             with unwatched():
                 return _traced(call, arrays, launch)
 
@@ -142,7 +144,9 @@ class CompiledFunction:
         return current_launch() if self._replicas is None else ReplicaLaunch(self._replicas)
 
 
-def _traced(call: "_Call", arrays: list[Array], launch: ReplicaLaunch | None) -> LoopProgram | None:
+def _traced(
+    call: "_StaticCall", arrays: list[Array], launch: ReplicaLaunch | None
+) -> LoopProgram | None:
     try:
         return LoopProgram(call, arrays, call.subject, launch)
     except OnHost:
@@ -170,7 +174,7 @@ class _Template:
         return self.filled([None] * len(self.are_arrays))
 
 
-class _Call:
+class _StaticCall:
     """The function with its static arguments, as a function of arrays."""
 
     def __init__(
@@ -193,7 +197,7 @@ class _Call:
         objects = objects_of(self._fn, *self._template.without_arrays())
         ids = [("function object", str(self._number)), *objects]
 
-        def key(arguments: Arguments) -> ProgramKey:
+        def key(arguments: ProgramArguments) -> ProgramKey:
             args, kwargs = self._template.filled(_arrays_of(arguments))
             key = key_of_function(name, self._fn, args, kwargs, touched, ids)
             count = 1 if self._launch is None else self._launch.replicas
@@ -205,7 +209,7 @@ class _Call:
         return Subject(name, self._number, models_of(objects), key, _arrays_of, seconds)
 
 
-def _arrays_of(arguments: Arguments) -> list[Array]:
+def _arrays_of(arguments: ProgramArguments) -> list[Array]:
     """Returns the user's arrays among the arguments of a program."""
     return arguments[-1]  # type: ignore[return-value]
 

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from millrace.feeds.infeed_queue import InfeedQueue
-from millrace.loops.chunk import ChunkResult, LoopCarry, empty_outs, run_chunk
+from millrace.loops.chunk import ChunkResult, IterationCarry, empty_outs, run_chunk
 from millrace.loops.compiled import Compiled, Subject
 from millrace.loops.exchange import Exchange
 from millrace.loops.iteration import Iteration
@@ -76,7 +76,9 @@ class HostLoop:
         self._chunk.prepare(carry, fixed, self._exchange.empty, np.int32(0), np.int32(0))
         self._is_traced = True
 
-    def _run_ahead(self, carry: LoopCarry, fixed: list[jax.Array], limit: int) -> LoopCarry:
+    def _run_ahead(
+        self, carry: IterationCarry, fixed: list[jax.Array], limit: int
+    ) -> IterationCarry:
         """Calls a chunk before the results of the previous one have arrived."""
         pending: tuple[ChunkResult, int] | None = None
         done = 0
@@ -97,7 +99,9 @@ class HostLoop:
         jax.block_until_ready(result.used)
         self._exchange.deliver(result.outs.values, count)
 
-    def _run_in_step(self, carry: LoopCarry, fixed: list[jax.Array], limit: int) -> LoopCarry:
+    def _run_in_step(
+        self, carry: IterationCarry, fixed: list[jax.Array], limit: int
+    ) -> IterationCarry:
         """Waits for each chunk, because its result decides whether another one follows."""
         exchange, done = self._exchange, 0
         result = self._call(carry, fixed, exchange.empty, 0, 0)
@@ -115,13 +119,18 @@ class HostLoop:
         return result.carry
 
     def _call(
-        self, carry: LoopCarry, fixed: list[jax.Array], block: ArrayTree, start: int, count: int
+        self,
+        carry: IterationCarry,
+        fixed: list[jax.Array],
+        block: ArrayTree,
+        start: int,
+        count: int,
     ) -> ChunkResult:
         return self._chunk(carry, fixed, block, np.int32(start), np.int32(count))
 
     def _traced(
         self,
-        carry: LoopCarry,
+        carry: IterationCarry,
         fixed: list[jax.Array],
         block: ArrayTree,
         start: jax.Array,

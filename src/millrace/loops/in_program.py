@@ -27,7 +27,7 @@ from millrace._compat.jax_tracing import is_traced
 from millrace._compat.keras_scope import current_scope
 from millrace.errors import ModelError
 from millrace.feeds.infeed_queue import InfeedQueue
-from millrace.loops.chunk import LoopCarry, empty_outs, run_chunk
+from millrace.loops.chunk import IterationCarry, empty_outs, run_chunk
 from millrace.loops.exchange import CALLBACK_SECONDS, Exchange
 from millrace.loops.iteration import Iteration
 from millrace.loops.replication import largest, replicas, replication_index
@@ -77,7 +77,7 @@ def run_in_program(
         if context is not None:
             limit = context.checked(limit, iteration.loop)
     states = [lax.convert_element_type(v.value, v.dtype) for v in changed]
-    carry: LoopCarry = (values, states)
+    carry: IterationCarry = (values, states)
     if infeed is None and not iteration.tapped:
         carry = _compiled_loop(iteration, carry, limit)
     else:
@@ -97,18 +97,18 @@ def run_in_program(
 
 
 def _compiled_loop(
-    iteration: Iteration, carry: LoopCarry, limit: int | jax.Array | None
-) -> LoopCarry:
+    iteration: Iteration, carry: IterationCarry, limit: int | jax.Array | None
+) -> IterationCarry:
     goes_on = iteration.goes_on
     if goes_on is None:
         return lax.fori_loop(0, limit, lambda _, carry: iteration(carry, None)[0], carry)
     if limit is None:
         return lax.while_loop(goes_on, lambda carry: iteration(carry, None)[0], carry)
 
-    def again(state: tuple[jax.Array, LoopCarry]) -> jax.Array:
+    def again(state: tuple[jax.Array, IterationCarry]) -> jax.Array:
         return (state[0] < limit) & goes_on(state[1])
 
-    def advance(state: tuple[jax.Array, LoopCarry]) -> tuple[jax.Array, LoopCarry]:
+    def advance(state: tuple[jax.Array, IterationCarry]) -> tuple[jax.Array, IterationCarry]:
         return state[0] + 1, iteration(state[1], None)[0]
 
     return lax.while_loop(again, advance, (jnp.int32(0), carry))[1]
@@ -116,11 +116,11 @@ def _compiled_loop(
 
 def _loop_with_exchanges(
     iteration: Iteration,
-    carry: LoopCarry,
+    carry: IterationCarry,
     limit: int | jax.Array | None,
     exchange: Exchange,
     raises: bool,
-) -> LoopCarry:
+) -> IterationCarry:
     end = jnp.int32(MANY if limit is None else limit)
     empty = empty_outs(iteration.tapped, exchange.capacity)
     call_host = _host_call(exchange, raises)
@@ -145,7 +145,7 @@ class _ExchangingLoop(NamedTuple):
     """The state of a loop between two chunks."""
 
     done: jax.Array  # iterations so far
-    carry: LoopCarry
+    carry: IterationCarry
     outs: Tapped  # of the last chunk, [capacity, ...]
     used: jax.Array  # iterations of the last chunk
     more: jax.Array  # whether the condition holds

@@ -10,7 +10,7 @@ from typing import Any
 import jax
 
 from millrace.loops.body import Body, Carried, next_values, truth_of
-from millrace.loops.chunk import LoopCarry
+from millrace.loops.chunk import IterationCarry
 from millrace.loops.replication import holds_anywhere
 from millrace.loops.scope import EnclosingLoop, Touched, VariableScope, in_body_of, look_at
 from millrace.pytrees import ArrayTree, SpecTree
@@ -52,11 +52,11 @@ class Iteration:
         return self.touched.tapped
 
     @property
-    def goes_on(self) -> Callable[[LoopCarry], jax.Array] | None:
+    def goes_on(self) -> Callable[[IterationCarry], jax.Array] | None:
         """The condition as a function of the carry; None never ends the loop."""
         return None if self._condition is None else self._goes_on
 
-    def __call__(self, carry: LoopCarry, element: ArrayTree) -> tuple[LoopCarry, Tapped]:
+    def __call__(self, carry: IterationCarry, element: ArrayTree) -> tuple[IterationCarry, Tapped]:
         """Runs the body once."""
         values, states = carry
         changed = self.touched.changed
@@ -66,7 +66,7 @@ class Iteration:
         scope.refuse_others(changed)
         return (new, new_states), tapped
 
-    def _goes_on(self, carry: LoopCarry) -> jax.Array:
+    def _goes_on(self, carry: IterationCarry) -> jax.Array:
         values, states = carry
         with VariableScope(zip(self.touched.changed, states, strict=True)) as scope:
             result = truth_of(self._condition(values))  # type: ignore[misc]

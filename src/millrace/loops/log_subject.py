@@ -26,7 +26,7 @@ from millrace.explain.fingerprint import describe
 from millrace.explain.key import key_of_call
 from millrace.feeds.infeed_queue import InfeedQueue
 from millrace.loops.body import arguments_of
-from millrace.loops.compiled import Arguments, Subject
+from millrace.loops.compiled import ProgramArguments, Subject
 from millrace.loops.scope import Touched
 from millrace.pytrees import ArrayTree, SpecTree
 from millrace.records.compilation import Aspect, KeyField, ProgramKey
@@ -172,7 +172,7 @@ class LoopSubject:
         self._object_ids = [("function object", str(number)), *objects, *infeeds]
 
     def subject(
-        self, touched: Touched, carried_in: Callable[[Arguments], Sequence[ArrayTree]]
+        self, touched: Touched, carried_in: Callable[[ProgramArguments], Sequence[ArrayTree]]
     ) -> Subject:
         """Returns a description of the loop for the compile log.
 
@@ -181,7 +181,7 @@ class LoopSubject:
             carried_in: returns the carried values among the arguments of the program.
         """
 
-        def key(arguments: Arguments) -> ProgramKey:
+        def key(arguments: ProgramArguments) -> ProgramKey:
             args, kwargs = arguments_of(carried_in(arguments), self._element)
             body = key_of_function(self.name, self._body, args, kwargs, touched, self._object_ids)
             if self._condition is None:
@@ -194,7 +194,7 @@ class LoopSubject:
             is_complete = body.is_complete and more.is_complete
             return replace(body, fields=(*body.fields, *fields), is_complete=is_complete)
 
-        def user_arguments(arguments: Arguments) -> object:
+        def user_arguments(arguments: ProgramArguments) -> object:
             return carried_in(arguments), self._element
 
         models = models_of(self._object_ids)

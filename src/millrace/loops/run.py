@@ -21,8 +21,8 @@ from millrace.compiling.watch import unwatched
 from millrace.errors import OptionError
 from millrace.feeds.infeed_queue import InfeedQueue
 from millrace.loops.body import Carried, result_of_loop
-from millrace.loops.chunk import LoopCarry
-from millrace.loops.compiled import Arguments, Subject
+from millrace.loops.chunk import IterationCarry
+from millrace.loops.compiled import ProgramArguments, Subject
 from millrace.loops.host_driven import LoopByHost, OnHost
 from millrace.loops.host_loop import HostLoop
 from millrace.loops.in_program import MANY, run_in_program
@@ -48,7 +48,7 @@ def run_loop(
     if infeed is not None and not isinstance(infeed, InfeedQueue):
         raise OptionError(
             f"infeed is a millrace.InfeedQueue. Received: {type(infeed).__name__}. Set "
-            "infeed=millrace.InfeedQueue(dataset), made once, outside of the loop."
+            "infeed=millrace.InfeedQueue(dataset), created once, outside of the loop."
         )
     carried = Carried(inputs)
     element = None if infeed is None else specs_of(infeed.block().batches)
@@ -75,7 +75,7 @@ class _WholeLoop:
         self._iteration, self._infeed = iteration, infeed
         self._treedef = treedef = jax.tree.structure(carried.values)
 
-        def carried_in(arguments: Arguments) -> list[ArrayTree]:
+        def carried_in(arguments: ProgramArguments) -> list[ArrayTree]:
             *leaves, _ = cast(Sequence[Array], arguments[-1])  # the last one is the limit
             return jax.tree.unflatten(treedef, leaves)
 
@@ -111,9 +111,9 @@ class _ChunkedLoop:
         return self._loop.run(values, MANY if limit is None else limit)
 
 
-def _carried_in(arguments: Arguments) -> Sequence[ArrayTree]:
+def _carried_in(arguments: ProgramArguments) -> Sequence[ArrayTree]:
     """Returns the carried values among the arguments of a chunk."""
-    values, _ = cast(LoopCarry, arguments[0])
+    values, _ = cast(IterationCarry, arguments[0])
     return values
 
 
@@ -121,7 +121,7 @@ class _Loops:
     """The loops that have run on their own most recently."""
 
     def __init__(self) -> None:
-        # Each with the objects whose addresses are in its key, which others could get otherwise.
+        # Each with the objects whose addresses are in its key, so that no other object gets one.
         self._loops = MadeOnce[tuple[_WholeLoop | _ChunkedLoop | LoopByHost, object]](KEPT)
         self._numbers = MadeOnce[tuple[int, object]](KEPT)  # by body and condition
 

@@ -80,7 +80,7 @@ def enclosing_loop() -> EnclosingLoop | None:
 
 
 def in_body_of(loop: EnclosingLoop | None) -> AbstractContextManager[Any]:
-    """Makes `loop` the enclosing loop of what is traced inside."""
+    """Makes `loop` the enclosing loop of the trace inside."""
     return _enclosing_loop.bound_to(loop)
 
 
@@ -138,7 +138,7 @@ class Context:
         for queue in tapped.keys:
             if any(queue is other for other in self._queues):
                 raise TapError(
-                    f"{queue!r} takes values from one place of each program, and got a second "
+                    f"{queue!r} takes values from one place in each program, and got a second "
                     "one. Use a separate queue for each loop."
                 )
             self._queues.append(queue)

@@ -145,7 +145,7 @@ def _next(server: socket.socket, deadline: float) -> tuple[Connection, Member, i
 def _check(rendezvous: Rendezvous, members: dict[int, Member], member: Member, count: int) -> None:
     if count != rendezvous.count:
         raise ProcessError(
-            f"{members[0]} was told num_processes={rendezvous.count}, and {member} "
+            f"{members[0]} has num_processes={rendezvous.count}, and {member} has "
             f"num_processes={count}. Set the same number in all."
         )
     if member.index in members:

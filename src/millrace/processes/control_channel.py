@@ -54,7 +54,7 @@ class Welcome(TypedDict):
     seed: int
 
 
-class Refusal(TypedDict):
+class StartFailure(TypedDict):
     """Process 0 gives up."""
 
     kind: Literal["error"]
@@ -75,7 +75,7 @@ class Farewell(TypedDict):
     kind: Literal["bye"]
 
 
-Message = Hello | Welcome | Refusal | FailureReport | Farewell
+ProcessMessage = Hello | Welcome | StartFailure | FailureReport | Farewell
 
 
 class Connection:
@@ -84,13 +84,13 @@ class Connection:
     def __init__(self, connected: socket.socket):
         self.socket = connected
         self._lock = threading.Lock()
-        self._early: list[Message] = []
+        self._early: list[ProcessMessage] = []
         self._unread = b""
         connected.settimeout(_SEND_SECONDS)
         connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
     def send(self, **message: object) -> bool:
-        """Sends a `Message`, and returns False if the other side has gone."""
+        """Sends a `ProcessMessage`, and returns False if the other side has gone."""
         with self._lock:
             try:
                 self.socket.sendall(json.dumps(message).encode() + b"\n")
@@ -98,7 +98,7 @@ class Connection:
                 return False
         return True
 
-    def first(self, timeout: float) -> Message | None:
+    def first(self, timeout: float) -> ProcessMessage | None:
         """Waits for the first message, and returns None if the connection ends.
 
         Raises:
@@ -116,19 +116,19 @@ class Connection:
             self.socket.settimeout(_SEND_SECONDS)
         return self._early.pop(0)
 
-    def messages(self) -> list[Message] | None:
+    def messages(self) -> list[ProcessMessage] | None:
         """Returns the complete messages that have arrived; None if the connection has ended."""
         try:
             return self._receive()
         except (TimeoutError, ValueError):
             return []
 
-    def early(self) -> list[Message]:
+    def early(self) -> list[ProcessMessage]:
         """Returns the messages that arrived together with the first one."""
         early, self._early = self._early, []
         return early
 
-    def _receive(self) -> list[Message] | None:
+    def _receive(self) -> list[ProcessMessage] | None:
         try:
             received = self.socket.recv(65536)
         except TimeoutError as error:
@@ -226,7 +226,7 @@ class ControlChannel:
                             self._record(Failure(self.members[index], DIED))
         self.alone.set()
 
-    def _handle(self, sender: int, messages: list[Message]) -> None:
+    def _handle(self, sender: int, messages: list[ProcessMessage]) -> None:
         for message in messages:
             if message["kind"] == "bye":
                 self._left.add(sender)

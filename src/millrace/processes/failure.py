@@ -184,7 +184,7 @@ def _flush() -> None:
 
 
 def _may_follow(error: BaseException | None) -> bool:
-    """Whether an error, or what caused it, may come from the end of another process."""
+    """Whether an error or its cause may come from the end of another process."""
     while error is not None:
         if isinstance(error, ProcessError | jax.errors.JaxRuntimeError) or _STATUS.match(
             str(error)

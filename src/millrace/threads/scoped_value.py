@@ -18,7 +18,7 @@ from typing import Generic, TypeVar
 BoundValue = TypeVar("BoundValue")
 
 
-class _Slot(threading.local):
+class _ThreadSlot(threading.local):
     def __init__(self, default: object):
         self.value = default  # runs once in each thread that uses the value
 
@@ -34,7 +34,7 @@ class ScopedValue(Generic[BoundValue]):
         Args:
             default: the same object for all threads.
         """
-        self._slot = _Slot(default)
+        self._slot = _ThreadSlot(default)
 
     def get(self) -> BoundValue:
         """Returns the value of the innermost block of this thread."""
@@ -50,7 +50,7 @@ class Binding(Generic[BoundValue]):
 
     __slots__ = ("_before", "_slot", "_value")
 
-    def __init__(self, slot: _Slot, value: BoundValue):
+    def __init__(self, slot: _ThreadSlot, value: BoundValue):
         self._slot, self._value = slot, value
 
     def __enter__(self) -> BoundValue:
