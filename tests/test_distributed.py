@@ -194,7 +194,7 @@ def test_a_worker_of_multiprocessing_is_no_process_of_the_run(monkeypatch, caplo
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("node1:1234",), "num_processes and process_id must be known, too"),
+        (("node1:1234",), "To connect processes, set num_processes and process_id, too"),
         ((None, 2, 0), r"Received: .*'num_processes': 2.* Set coordinator_address, or start the"),
         (("node1:1234", 2, 2), r"from 0 to num_processes - 1 = 1\. Received: 2\."),
         (("node1", 2, 0), r"such as 'node1:1234'\. Received: 'node1'\."),

@@ -1,4 +1,4 @@
-"""Which devices a strategy runs on, and how they are shared out.
+"""The devices of a strategy, their division into groups, and layouts of arrays on them.
 
 devices of the strategy     0  1  2  3  4  5  6  7        a pipeline of two stages
 replica                     0     1     2     3           consecutive devices
@@ -11,7 +11,6 @@ import functools
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import jax
 import numpy as np
@@ -19,26 +18,27 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceShardin
 
 from millrace._compat.jax_processes import backends_are_initialized
 from millrace.errors import DeviceError, OptionError, PlanError
+from millrace.pytrees import Array
 
 REPLICA = "replica"  # the axis of every mesh
-# Of a value on a mesh: the same on all replicas, or a part of its first axis on each.
+# Specs of a value on a mesh: the same on all replicas, or split over them along its first axis.
 WHOLE, PARTS = PartitionSpec(), PartitionSpec(REPLICA)
 
 
 @dataclass(frozen=True)
 class DeviceGroup:
-    """The devices that run one stage: one for each replica. A model in one piece has one group."""
+    """The devices that run one stage, one for each replica. A model in one piece has one group."""
 
     devices: tuple[jax.Device, ...]
 
     @property
     def replicas(self) -> int:
-        """How many copies of the model there are."""
+        """Number of replicas."""
         return len(self.devices)
 
     @property
     def platform(self) -> str:
-        """Of the devices, as JAX names it."""
+        """Platform of the devices, as JAX names it."""
         return self.devices[0].platform
 
     @functools.cached_property
@@ -59,20 +59,20 @@ class DeviceGroup:
 
     @functools.cached_property
     def whole(self) -> jax.sharding.Sharding:
-        """How a value lies that every replica has."""
+        """Layout of a value that is the same on every replica."""
         if self.replicas == 1:
             return SingleDeviceSharding(self.devices[0])
         return NamedSharding(self.mesh, PartitionSpec())
 
     def split(self, axis: int) -> jax.sharding.Sharding:
-        """How a value lies whose `axis` the replicas share out, equal parts for each."""
+        """Returns the layout of a value that is split evenly over the replicas along `axis`."""
         if self.replicas == 1:
             return SingleDeviceSharding(self.devices[0])
         return NamedSharding(self.mesh, PartitionSpec(*[None] * axis, REPLICA))
 
 
 def share_out(devices: Sequence[jax.Device], size: int) -> tuple[DeviceGroup, ...]:
-    """Returns the groups of as many replicas, of `size` groups each, as there are devices for.
+    """Returns `size` device groups, with as many replicas as the devices suffice for.
 
     Raises:
         PlanError: if the devices are not a multiple of `size`.
@@ -88,27 +88,27 @@ def share_out(devices: Sequence[jax.Device], size: int) -> tuple[DeviceGroup, ..
     return tuple(DeviceGroup(tuple(devices[group::size])) for group in range(size))
 
 
-def put_parts(part: Any, group: DeviceGroup, axis: int) -> jax.Array:
-    """Puts the parts of this process's replicas where they belong.
+def put_parts(local: np.ndarray, group: DeviceGroup, axis: int) -> jax.Array:
+    """Moves the entries of this process's replicas to their devices.
 
     Args:
-        part: a host array with one entry along `axis` for each of `group.local`; without that
-            axis where the group has one device.
-        group: whose devices get the parts.
-        axis: along which the replicas lie.
+        local: a host array with one entry along `axis` for each of `group.local`; without that
+            axis if the group has one device.
+        group: devices of the replicas.
+        axis: of the replicas.
     """
     sharding = group.split(axis)
     if group.is_local:
-        return jax.device_put(part, sharding)
-    shape = (*part.shape[:axis], group.replicas, *part.shape[axis + 1 :])
-    return jax.make_array_from_process_local_data(sharding, part, shape)
+        return jax.device_put(local, sharding)
+    shape = (*local.shape[:axis], group.replicas, *local.shape[axis + 1 :])
+    return jax.make_array_from_process_local_data(sharding, local, shape)
 
 
 def home(devices: Sequence[jax.Device]) -> jax.Device:
     """Returns the first device of this process.
 
     Raises:
-        DeviceError: if all are devices of other processes.
+        DeviceError: if all devices belong to other processes.
     """
     here = jax.process_index()
     for device in devices:
@@ -117,14 +117,14 @@ def home(devices: Sequence[jax.Device]) -> jax.Device:
     owners = sorted({device.process_index for device in devices})
     raise DeviceError(
         f"None of the strategy's devices {list(devices)} belongs to this process, number {here}: "
-        f"they are those of {owners}. Every process takes part in a strategy: set devices=None for "
-        "the devices of all processes, or to jax.local_devices() for a strategy of each process's "
-        "own."
+        f"they belong to {owners}. Every process takes part in a strategy: set devices=None for "
+        "the devices of all processes, or devices=jax.local_devices() for a separate strategy in "
+        "each process."
     )
 
 
-def place(value: Any, sharding: jax.sharding.Sharding) -> jax.Array:
-    """Returns `value` where `sharding` says. Every process that takes part has the whole value."""
+def put_on(value: Array, sharding: jax.sharding.Sharding) -> jax.Array:
+    """Moves `value` to the devices of `sharding`. Every process that takes part has all of it."""
     if isinstance(value, jax.Array) and value.sharding == sharding:
         return value
     if sharding.is_fully_addressable and getattr(value, "is_fully_addressable", True):
@@ -134,16 +134,16 @@ def place(value: Any, sharding: jax.sharding.Sharding) -> jax.Array:
 
 
 def find_devices(devices: object) -> tuple[jax.Device, ...]:
-    """Turns what the user wrote into JAX devices.
+    """Returns the JAX devices for the argument `devices` of a strategy.
 
     Args:
-        devices: None for all of the default platform, a number for its first ones, a platform and
-            a number such as `"cpu:8"` or `"gpu:2"`, or a sequence of JAX devices. Virtual CPU
-            devices are made on the way, which needs a JAX that has not started yet.
+        devices: None for all devices of the default platform, the number of devices to use, a
+            platform and a number such as `"cpu:8"` or `"gpu:2"`, or a sequence of JAX devices.
+            Virtual CPU devices are created if JAX has not started yet.
 
     Raises:
-        OptionError: if `devices` is none of these.
-        DeviceError: if there are fewer devices, or JAX started before they could be made.
+        OptionError: if `devices` is anything else.
+        DeviceError: if there are fewer devices, or JAX started before they could be created.
     """
     if devices is None:
         return tuple(jax.devices())
@@ -181,7 +181,7 @@ def _devices_of(platform: str | None) -> Sequence[jax.Device]:
         present = sorted({device.platform for device in jax.devices()})
         raise DeviceError(
             f"There is no {platform} here: JAX has {', '.join(present)}. Set devices to one of "
-            "these, or install the JAX plugin for the other."
+            f"these, or install the JAX plugin for {platform}."
         ) from error
 
 
@@ -205,9 +205,9 @@ def _first(number: int, platform: str | None) -> tuple[jax.Device, ...]:
 
 def _make_virtual(number: int) -> None:
     if not backends_are_initialized():
-        # XLA_FLAGS may have set a number already; below we see whether it is enough.
+        # XLA_FLAGS may have set a number already; the check below tells whether it suffices.
         with contextlib.suppress(RuntimeError, ValueError):
-            # Whoever asked for more before, another strategy say, gets them.
+            # Another strategy may have asked for more devices before.
             asked = getattr(jax.config, "jax_num_cpu_devices", 0)
             jax.config.update("jax_num_cpu_devices", max(number, asked, 1))
     present = len(_devices_of("cpu"))

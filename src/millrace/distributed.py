@@ -1,7 +1,7 @@
 """Runs on several processes or machines: `millrace.distributed.initialize()`.
 
-A thin call of `jax.distributed.initialize`, after the processes have met
-(`processes/bootstrap.py`), with one seed for all and a common end (`processes/failure.py`).
+It calls `jax.distributed.initialize` after the rendezvous of the processes
+(`processes/bootstrap.py`), with a common seed and a common end (`processes/failure.py`).
 """
 
 import contextlib
@@ -10,7 +10,6 @@ import multiprocessing
 import os
 import random
 from collections.abc import Sequence
-from typing import Any
 
 import jax
 import keras
@@ -24,9 +23,9 @@ from millrace.processes.facts import Launched, process_count, process_index
 from millrace.processes.failure import end_together
 
 _LOGGER = logging.getLogger("millrace")
-# A process that is done waits for the others, which may save or evaluate for long. Those that die
-# meanwhile are noticed by other means.
 _THREADS_PER_DEVICE = 4
+# A process that is done waits for the others, which may save or evaluate for long. If one of them
+# dies meanwhile, the control channel reports it.
 _SHUTDOWN_SECONDS = 24 * 3600
 
 
@@ -42,28 +41,29 @@ def initialize(
 ) -> None:
     """Connects this process with the others of its run. Call it before anything uses JAX.
 
-    Without arguments it asks `millrace launch`, and then JAX, which recognises Slurm, Open MPI,
-    Kubernetes and TPU pods. Where none of them started this process it does nothing, so that the
-    same script runs alone.
+    Without arguments it takes them from `millrace launch`, or from JAX, which recognises Slurm,
+    Open MPI, Kubernetes and TPU pods. If none of them started this process it does nothing, so
+    that the same script also runs alone.
 
-    All processes get the seed of process 0 for `random`, NumPy and Keras, because each of them
-    builds the same weights; call `keras.utils.set_random_seed` afterwards for one of your own.
+    All processes get the seed of process 0 for `random`, NumPy and Keras, because all of them
+    build the same weights. To set another seed, call `keras.utils.set_random_seed` afterwards.
 
     Args:
         coordinator_address: host and port of process 0, such as "node1:1234". The port must be
-            free there, and reachable from all others.
-        num_processes: how many processes the run has.
-        process_id: the number of this one, from 0.
-        local_device_ids: which accelerators of this machine it uses. None: all, or the one that
-            the cluster gives it.
-        initialization_timeout: seconds to wait for all processes to come.
-        heartbeat_timeout: seconds after which a machine that does not answer is given up. A
-            process that dies is noticed at once.
+            free there, and reachable from all other processes.
+        num_processes: number of processes in the run.
+        process_id: number of this process, from 0.
+        local_device_ids: numbers of the accelerators of this machine to use. None uses all, or
+            the one that the cluster assigns.
+        initialization_timeout: seconds to wait for all processes to connect.
+        heartbeat_timeout: seconds after which a machine that does not answer counts as failed.
+            The death of a process is noticed at once.
 
     Raises:
         DeviceError: if JAX has started already.
-        OptionError: if only some of the first three are given and nothing says the others.
-        ProcessError: if it is called twice, the port is in use, or not all processes come.
+        OptionError: if some of the first three arguments are missing, and no launcher or cluster
+            supplies them.
+        ProcessError: if it is called twice, the port is in use, or not all processes connect.
     """
     if multiprocessing.parent_process() is not None:
         _LOGGER.info("distributed.initialize() does nothing in a worker of multiprocessing.")
@@ -77,8 +77,8 @@ def initialize(
         )
     if backends_are_initialized():
         raise DeviceError(
-            "JAX has already started, alone, and cannot be connected with other processes any "
-            "more. Move the line\n    millrace.distributed.initialize()\n"
+            "JAX has already started without other processes, and can no longer connect with "
+            "them. Move the line\n    millrace.distributed.initialize()\n"
             "above everything that builds a model or an array."
         )
     launched = Launched.take()
@@ -93,16 +93,16 @@ def initialize(
         coordinator_address, num_processes, process_id, local_device_ids = recognise_cluster(
             coordinator_address, num_processes, process_id, local_device_ids, initialization_timeout
         )
-    place = _place(coordinator_address, num_processes, process_id)
-    if place is None:
+    rendezvous = _rendezvous(coordinator_address, num_processes, process_id)
+    if rendezvous is None:
         _LOGGER.info("No cluster and no launcher started this process: it runs alone.")
         return
-    # Drawn by the system, so that a seed that the script has set for itself is not used up.
+    # Drawn from the system, so that the state of the script's own generators stays as it is.
     seed = random.SystemRandom().randrange(2**31)
-    line, seed = meet(place, seed, initialization_timeout, heartbeat_timeout)
+    channel, seed = meet(rendezvous, seed, initialization_timeout, heartbeat_timeout)
     note = (lambda text: None) if launched is None else (lambda t: launched.note("failed", t))
-    end_together(line, note)
-    _connect(place, local_device_ids, initialization_timeout, heartbeat_timeout)
+    end_together(channel, note)
+    _connect(rendezvous, local_device_ids, initialization_timeout, heartbeat_timeout)
     keras.utils.set_random_seed(seed)
 
 
@@ -114,16 +114,15 @@ def _check_seconds(name: str, value: object) -> None:
         )
 
 
-def _place(address: str | None, count: int | None, index: int | None) -> Rendezvous | None:
-    given = {"coordinator_address": address, "num_processes": count, "process_id": index}
-    if all(value is None for value in given.values()) or count == 1:
+def _rendezvous(address: str | None, count: int | None, index: int | None) -> Rendezvous | None:
+    arguments = {"coordinator_address": address, "num_processes": count, "process_id": index}
+    if all(value is None for value in arguments.values()) or count == 1:
         return None
     if address is None or count is None or index is None:
-        missing = " and ".join(name for name, value in given.items() if value is None)
+        missing = " and ".join(name for name, value in arguments.items() if value is None)
         raise OptionError(
-            f"To connect processes, {missing} must be known, too, and no cluster that JAX "
-            f"recognises says it. Received: {given}. Set {missing}, or start the script with "
-            "`millrace launch`."
+            f"To connect processes, set {missing}, too: no cluster that JAX recognises supplies "
+            f"it. Received: {arguments}. Set {missing}, or start the script with `millrace launch`."
         )
     whole_number("num_processes", count, 1)
     whole_number("process_id", index, 0)
@@ -143,9 +142,9 @@ def _place(address: str | None, count: int | None, index: int | None) -> Rendezv
 def _enough_threads() -> None:
     """Gives XLA's CPU client more threads than this process has virtual devices.
 
-    A device that waits for others in a collective holds a thread of the pool. With as many threads
-    as devices, and stages in other processes, all of them waited and none was left for the program
-    that they waited for.
+    A device that waits in a collective operation holds a thread of the pool. With only as many
+    threads as devices, and stages in other processes, all threads waited and none was left for
+    the program that they waited for.
     """
     devices = getattr(jax.config, "jax_num_cpu_devices", 1)
     if devices > 1:
@@ -155,19 +154,22 @@ def _enough_threads() -> None:
 
 
 def _connect(
-    place: Rendezvous, local_device_ids: Any, timeout: int, heartbeat_timeout: int
+    rendezvous: Rendezvous,
+    local_device_ids: int | Sequence[int] | None,
+    timeout: int,
+    heartbeat_timeout: int,
 ) -> None:
     _enough_threads()
     _set("jax_cpu_collectives_implementation", "gloo")  # the default of newer versions only
-    # It would take SIGTERM, so that a process could no longer be ended by it.
+    # The service handles SIGTERM, which could no longer end a process.
     _set("jax_enable_preemption_service", False)
     jax.distributed.initialize(
-        place.address,
-        place.count,
-        place.index,
+        rendezvous.address,
+        rendezvous.count,
+        rendezvous.index,
         local_device_ids,
-        # All machines may knock at JAX's coordinator otherwise.
-        coordinator_bind_address=place.address if place.is_local else None,
+        # Otherwise all machines could connect to JAX's coordinator.
+        coordinator_bind_address=rendezvous.address if rendezvous.is_local else None,
         initialization_timeout=timeout,
         heartbeat_timeout_seconds=heartbeat_timeout,
         shutdown_timeout_seconds=_SHUTDOWN_SECONDS,
@@ -175,6 +177,6 @@ def _connect(
     )
 
 
-def _set(name: str, value: Any) -> None:
+def _set(name: str, value: object) -> None:
     with contextlib.suppress(AttributeError):  # an option that this version does not have
         jax.config.update(name, value)

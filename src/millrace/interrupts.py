@@ -1,11 +1,11 @@
-"""Ctrl-C while a loop runs: it waits for a place where the model is whole.
+"""Ctrl-C during a loop, delayed until the model is in a consistent state.
 
-    with held_back():              fit, evaluate, predict and their kind
-        raise_if_interrupted()     between executions and while waiting for data: Ctrl-C comes here
-        with at_once():            the user's own data set: Ctrl-C comes wherever this is
+    with held_back():              fit, evaluate, predict and other loops
+        raise_if_interrupted()     between executions and while waiting for data: raises it
+        with at_once():            the user's data set: raises it anywhere inside
 
-Anywhere else it might come between a call that takes the memory of the variables' values and the
-line that keeps the new ones, or between two lines of Keras that build one thing.
+Anywhere else Ctrl-C could come between a call that reuses the memory of the variables' values and
+the line that stores the new ones, or in the middle of Keras's building of a model.
 """
 
 import signal
@@ -17,18 +17,18 @@ from contextlib import contextmanager
 from millrace._compat.patch_table import INTERRUPTS
 from millrace._compat.patches import put_in, take_out
 
-PATIENCE_SECONDS = 1.0  # a second Ctrl-C after these does not wait
+PATIENCE_SECONDS = 1.0  # a second Ctrl-C after this time is raised at once
 
 
 class _Held:
-    """What is known of one loop that holds Ctrl-C back."""
+    """The state of a loop that holds Ctrl-C back."""
 
     def __init__(self) -> None:
-        self.since: float | None = None  # the first Ctrl-C that nothing has been raised for
+        self.since: float | None = None  # time of the first Ctrl-C that has not been raised
         self.raises_at_once = 0  # nesting of `at_once`
 
     def handle(self, number: int, frame: object) -> None:
-        """Takes note of Ctrl-C, or raises it: in a data set, and where it has waited for long."""
+        """Records Ctrl-C, or raises it: in a data set, or if an earlier one has waited long."""
         now = time.monotonic()
         if self.raises_at_once or (self.since is not None and now - self.since > PATIENCE_SECONDS):
             self.since = None
@@ -51,10 +51,10 @@ def _is_main_thread() -> bool:
 
 @contextmanager
 def held_back() -> Iterator[None]:
-    """Surrounds a loop. Where Ctrl-C has a handler of the user's, that one is left in force.
+    """Surrounds a loop. A handler that the user has installed for Ctrl-C stays in force.
 
     Raises:
-        KeyboardInterrupt: at the end, for a Ctrl-C that came after the last place to raise it.
+        KeyboardInterrupt: at the end, for a Ctrl-C that has not been raised inside.
     """
     global _held
     if (
@@ -65,7 +65,7 @@ def held_back() -> Iterator[None]:
         yield
         return
     held = _held = _Held()
-    handle = held.handle  # one object, to be found again
+    handle = held.handle  # one bound method, to compare with
 
     def undo() -> None:
         if signal.getsignal(signal.SIGINT) is handle:
@@ -82,10 +82,10 @@ def held_back() -> Iterator[None]:
 
 
 def raise_if_interrupted() -> None:
-    """Raises a Ctrl-C that was held back.
+    """Raises a Ctrl-C that has been held back.
 
     Raises:
-        KeyboardInterrupt: if there was one.
+        KeyboardInterrupt: if there has been one.
     """
     if _held is not None and _is_main_thread():
         _held.check()
@@ -98,10 +98,10 @@ def is_held_back() -> bool:
 
 @contextmanager
 def at_once() -> Iterator[None]:
-    """Surrounds what may be interrupted anywhere: it has nothing of the model in its hands.
+    """Surrounds code that may be interrupted anywhere, since it does not touch the model.
 
     Raises:
-        KeyboardInterrupt: for a Ctrl-C that was held back, and for those to come.
+        KeyboardInterrupt: for a Ctrl-C that has been held back, and for those inside.
     """
     held = _held if _is_main_thread() else None
     if held is None:

@@ -165,7 +165,7 @@ def test_what_does_not_fit_is_refused(two):
         millrace.pipeline([halves.first, halves.last], 4)
     with pytest.raises(OptionError, match=r"Stage 1 of a pipeline is a function.*Received: 3"):
         halves.run(two, [halves.first, 3])
-    with pytest.raises(PlanError, match=r"needs device_mapping.*such as \[0, \[1, 2\]\]"):
+    with pytest.raises(PlanError, match=r"needs device_mapping.*device_mapping=\[0, \[1, 2\]\]"):
         halves.run(two, [halves.first, [halves.last, halves.last]])
     with pytest.raises(LoopError, match=r"returns \(optimizer, loss\).*Received"):
         halves.run(two, optimizer_function=lambda loss: loss)

@@ -41,7 +41,7 @@ def test_f31_wrong_arity_is_told_with_counts():
 
 
 def test_f31_operations_come_after_values():
-    with pytest.raises(ValueError, match="number 0 is no value and comes before one"):
+    with pytest.raises(ValueError, match="number 0 is None and comes before a value"):
         ipu.loops.repeat(3, lambda x: (None, x), inputs=0)
 
 

@@ -66,7 +66,7 @@ def test_f58_the_inputs_of_500_steps(system):
 def test_f58_a_layer_without_its_queue(system):
     system(1)
     layer = Outfeed(IPUOutfeedQueue(), name="acts")
-    with pytest.raises(ValueError, match="'acts' needs its queue again"):
+    with pytest.raises(ValueError, match="'acts' needs a queue, which a config or a file"):
         Outfeed.from_config(layer.get_config())
     with pytest.raises(ValueError, match=r"enqueues into a .*OutfeedQueue.*Received: None"):
         Outfeed(None)

@@ -289,7 +289,8 @@ def test_a_saved_model_gets_its_queues_again(strategy, tmp_path):
     fit(model)
     model.save(tmp_path / "model.keras")
     with pytest.raises(
-        OptionError, match=r"Outfeed 'acts' needs its queue again(.|\n)*outfeed_queues\({'acts': q"
+        OptionError,
+        match=r"'acts' needs a queue, which a config or a file(.|\n)*outfeed_queues\({'acts': q",
     ):
         keras.models.load_model(tmp_path / "model.keras")
     again, others = OutfeedQueue(), MaybeOutfeedQueue()

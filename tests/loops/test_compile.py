@@ -134,7 +134,7 @@ def test_a_variable_made_anew_in_each_call():
     def function():
         return keras.layers.Dense(1)(np.ones((1, 2), np.float32))
 
-    with pytest.raises(ModelError, match="makes new variables whenever it is called"):
+    with pytest.raises(ModelError, match="creates new variables whenever it is called"):
         function()
 
 

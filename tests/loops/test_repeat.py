@@ -218,7 +218,9 @@ def test_a_queue_takes_one_value_in_a_program():
 
     with pytest.raises(TapError, match="takes one value in each program"):
         repeat(3, twice)
-    with pytest.raises(TapError, match=r"one place of each program.*a queue for each loop"):
+    with pytest.raises(
+        TapError, match=r"one place in each program.*a separate queue for each loop"
+    ):
         compile_function(two_loops)()
     two_loops()  # two programs
     np.testing.assert_array_equal(queue.dequeue(), [1, 1, 2, 2])

@@ -101,7 +101,7 @@ def test_who_does_not_come_is_named(processes):
     for error in (errors[0], errors[2]):
         assert isinstance(error, ProcessError)
         assert "In 0.2 seconds, these did not come to comparison 1: 1." in str(error)
-        assert "must be made by all of them" in str(error)
+        assert "All of them must make each call of fit" in str(error)
 
 
 def test_an_error_of_the_store_comes_through(processes, monkeypatch):

@@ -5,7 +5,7 @@ from millrace.errors import ProcessError, TaskError
 from millrace.processes import failure
 from millrace.processes.control_channel import ControlChannel
 from millrace.processes.facts import Member
-from millrace.processes.failure import Together, announce_failure, describe, failure_of_others
+from millrace.processes.failure import FailureMonitor, describe, failure_of_others
 
 MEMBERS = [Member(0, "node1", 10), Member(1, "node2", 11)]
 
@@ -18,22 +18,22 @@ def raised(error):
 
 
 def test_nothing_without_other_processes():
-    announce_failure(ValueError("no"))
     assert failure_of_others(0) is None
 
 
 def test_says_who_failed_first(monkeypatch):
     line = ControlChannel(0, MEMBERS, {})
-    monkeypatch.setattr(failure, "_together", Together(line, print))
+    monkeypatch.setattr(failure, "_monitor", FailureMonitor(line, print))
     assert failure_of_others(0) is None
     line._record(failure.Failure(MEMBERS[1], "ValueError: no"))
-    announce_failure(ValueError("later"))
+    line.announce("ValueError: later")
     assert failure_of_others(0) == "process 1 (host node2, pid 11) failed first: ValueError: no"
 
 
 def test_the_failure_of_this_process_is_none_of_others(monkeypatch):
-    monkeypatch.setattr(failure, "_together", Together(ControlChannel(0, MEMBERS, {}), print))
-    announce_failure(ValueError("no"))
+    channel = ControlChannel(0, MEMBERS, {})
+    monkeypatch.setattr(failure, "_monitor", FailureMonitor(channel, print))
+    channel.announce("ValueError: no")
     assert failure_of_others(0) is None
 
 

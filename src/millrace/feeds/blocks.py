@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from millrace.devices import place
+from millrace.devices import put_on
 from millrace.feeds.block import (
     Block,
     Destination,
@@ -230,7 +230,7 @@ class ResidentArrays:
         # than XLA's CPU gather does.
         self._on_host = destination.is_host_memory
         whole = destination.group.whole
-        self._leaves: Any = leaves if self._on_host else [place(leaf, whole) for leaf in leaves]
+        self._leaves: Any = leaves if self._on_host else [put_on(leaf, whole) for leaf in leaves]
 
     def blocks(self, order: np.ndarray, batch_size: int, shape: BlockShape) -> Iterator[Block]:
         """Yields blocks of full batches in `order`, and one of the smaller last batch.

@@ -1,11 +1,11 @@
-"""Functions in the order of their stages: what each is called with, and what it hands on.
+"""The functions of a pipeline in the order of their stages, with arguments and results.
 
     inputs, element ──> s0 ──> s1a ──> s2 ──> outputs
                           └──> s1b ──┘          a list of functions: they run at the same time
 
-The first one takes the inputs and then what an element of the infeed has: the items of a tuple,
-those of a dict by name. Each later one takes exactly what the one before returned. The members of
-a list all take the same, and what they return is handed on one after the other.
+The first function takes the inputs, followed by one element of the infeed: the items of a tuple by
+position, those of a dict by name. Each later one takes the results of the one before. The members
+of a list all take the same arguments, and their results are passed on in the order of the list.
 """
 
 import inspect
@@ -13,20 +13,26 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from types import FunctionType
-from typing import Any
+from typing import Any, TypeAlias
 
 import jax
 import keras
 
 from millrace.errors import DTypeError, LoopError, OptionError, PlanError
 from millrace.options import whole_number
+from millrace.pytrees import ArrayTree, SpecTree
 
-StageFunction = Callable[..., Any]
+StageFunction: TypeAlias = Callable[..., object]
+StageFunctions: TypeAlias = Sequence[StageFunction | Sequence[StageFunction]]
+DeviceMapping: TypeAlias = Sequence[int | Sequence[int]]
 
 
 @dataclass(frozen=True, slots=True)
-class Chain:
-    """The functions of a pipeline, the stage of the schedule of each, and its device."""
+class FunctionChain:
+    """The functions of a pipeline, and for each its level, from 0, and its device.
+
+    Functions of the same level run at the same time.
+    """
 
     functions: tuple[StageFunction, ...]
     levels: tuple[int, ...]
@@ -34,10 +40,10 @@ class Chain:
 
     @property
     def stages(self) -> tuple[int, ...]:
-        """The stage of the schedule of each stage.
+        """The level of each stage.
 
-        What follows the functions needs the outputs of all: where several come last, it is one
-        more stage.
+        Loss and outfeed need the outputs of all functions of the last level: if there are several,
+        they are one more stage.
         """
         last = self.levels[-1]
         return (*self.levels, last + 1) if self.levels.count(last) > 1 else self.levels
@@ -48,7 +54,7 @@ class Chain:
         return (*self.mapping, self.mapping[-1])[: len(self.stages)]
 
     def on(self, level: int) -> list[StageFunction]:
-        """Returns the functions that are one stage of the schedule."""
+        """Returns the functions of a level."""
         return [f for f, own in zip(self.functions, self.levels, strict=True) if own == level]
 
     @property
@@ -57,18 +63,21 @@ class Chain:
         return len(set(self.levels)) < len(self.levels)
 
 
-def make_chain(stages: Any, device_mapping: Any, on_one_device: bool = False) -> Chain:
-    """Reads what a user gives for the stages of a pipeline and their devices.
+def make_chain(
+    stages: StageFunctions, device_mapping: DeviceMapping | None, on_one_device: bool = False
+) -> FunctionChain:
+    """Checks the user's stages and their devices, and makes a chain of them.
 
     Args:
         stages: functions, or lists of functions that run at the same time.
-        device_mapping: the device of each, in the same structure; None is one each.
-        on_one_device: whether None is device 0 for all.
+        device_mapping: index of the device of each function, in the structure of `stages`. None
+            gives each function a device.
+        on_one_device: whether None means device 0 for all.
 
     Raises:
-        DTypeError: if one of the two is no list.
-        OptionError: for fewer than two stages, or what is no function.
-        PlanError: if the two do not fit together.
+        DTypeError: if `stages` or `device_mapping` is not a list.
+        OptionError: for fewer than two stages, or a stage that is not a function.
+        PlanError: if stages run at the same time and there is no `device_mapping`.
     """
     if not isinstance(stages, list | tuple):
         raise DTypeError(
@@ -83,11 +92,13 @@ def make_chain(stages: Any, device_mapping: Any, on_one_device: bool = False) ->
     members = [_members(k, stage) for k, stage in enumerate(stages)]
     functions = tuple(function for each in members for function in each)
     levels = tuple(level for level, each in enumerate(members) for _ in each)
-    return Chain(functions, levels, _mapping(stages, members, device_mapping, on_one_device))
+    return FunctionChain(
+        functions, levels, _mapping(stages, members, device_mapping, on_one_device)
+    )
 
 
-def _members(number: int, stage: Any) -> list[StageFunction]:
-    members = list(stage) if isinstance(stage, list | tuple) else [stage]
+def _members(number: int, stage: StageFunction | Sequence[StageFunction]) -> list[StageFunction]:
+    members: list[Any] = list(stage) if isinstance(stage, list | tuple) else [stage]
     if not members or not all(callable(function) for function in members):
         raise OptionError(
             f"Stage {number} of a pipeline is a function, or a list of functions that run at the "
@@ -97,46 +108,53 @@ def _members(number: int, stage: Any) -> list[StageFunction]:
 
 
 def _mapping(
-    stages: Sequence[Any], members: Sequence[Sequence[Any]], given: Any, on_one_device: bool
+    stages: StageFunctions,
+    members: Sequence[Sequence[StageFunction]],
+    device_mapping: DeviceMapping | None,
+    on_one_device: bool,
 ) -> tuple[int, ...]:
-    if given is None:
+    if device_mapping is None:
         if any(isinstance(stage, list | tuple) for stage in stages):
             raise PlanError(
                 "A pipeline with stages that run at the same time needs device_mapping, with a "
-                f"list for each of them. Set one such as {_example(members)}."
+                f"list for each of them. Set device_mapping={_example(members)}, for example."
             )
         return (0,) * len(stages) if on_one_device else tuple(range(len(stages)))
-    if not isinstance(given, list | tuple):
+    if not isinstance(device_mapping, list | tuple):
         raise DTypeError(
             "device_mapping is a list with the device of each stage. Received: "
-            f"{given!r} of type {type(given).__name__}. Set one such as {_example(members)}."
+            f"{device_mapping!r} of type {type(device_mapping).__name__}. Set "
+            f"device_mapping={_example(members)}, for example."
         )
-    if len(given) != len(stages):
+    if len(device_mapping) != len(stages):
         raise OptionError(
-            f"device_mapping={list(given)} has {len(given)} entries, and the pipeline has "
-            f"{len(stages)} stages. Set one such as {_example(members)}."
+            f"device_mapping={list(device_mapping)} has {len(device_mapping)} entries, and the "
+            f"pipeline has {len(stages)} stages. Set device_mapping={_example(members)}, for "
+            "example."
         )
     mapping: list[int] = []
-    for number, (stage, entry) in enumerate(zip(stages, given, strict=True)):
-        several = isinstance(stage, list | tuple)
-        if several != isinstance(entry, list | tuple) or (several and len(entry) != len(stage)):
+    for number, (stage, entry) in enumerate(zip(stages, device_mapping, strict=True)):
+        expected = len(stage) if isinstance(stage, list | tuple) else None
+        if expected != (len(entry) if isinstance(entry, list | tuple) else None):
+            kind = "one function" if expected is None else f"a list of {expected} functions"
             raise OptionError(
-                f"device_mapping[{number}]={entry!r} does not fit stage {number}, which is "
-                f"{f'a list of {len(stage)} functions' if several else 'one function'}. Set one "
-                f"such as {_example(members)}."
+                f"device_mapping[{number}]={entry!r} does not fit stage {number}, which is {kind}. "
+                f"Set device_mapping={_example(members)}, for example."
             )
-        for device in entry if several else [entry]:
+        for device in entry if isinstance(entry, list | tuple) else [entry]:
             mapping.append(whole_number(f"device_mapping[{number}]", device, 0))
     return tuple(mapping)
 
 
-def _example(members: Sequence[Sequence[Any]]) -> list[Any]:
+def _example(members: Sequence[Sequence[StageFunction]]) -> list[int | list[int]]:
     devices = iter(range(sum(map(len, members))))
     return [[next(devices) for _ in each] if len(each) > 1 else next(devices) for each in members]
 
 
-def first_arguments(inputs: Sequence[Any], element: Any) -> tuple[list[Any], dict[str, Any]]:
-    """Returns what the first stage is called with, by position and by name."""
+def first_arguments(
+    inputs: Sequence[ArrayTree], element: "ArrayTree | SpecTree"
+) -> tuple[list[Any], dict[str, Any]]:
+    """Returns the arguments of the first stage, by position and by name."""
     if isinstance(element, dict):
         return list(inputs), dict(element)
     if isinstance(element, tuple | list):
@@ -144,24 +162,24 @@ def first_arguments(inputs: Sequence[Any], element: Any) -> tuple[list[Any], dic
     return [*inputs, *([] if element is None else [element])], {}
 
 
-def next_arguments(outputs: Sequence[Any]) -> tuple[list[Any], dict[str, Any]]:
-    """Returns what the stage after functions with these results is called with."""
+def next_arguments(outputs: Sequence[object]) -> tuple[list[Any], dict[str, Any]]:
+    """Returns the arguments of the next stage, given the results of the functions before it."""
     if len(outputs) == 1 and isinstance(outputs[0], dict):
         return [], dict(outputs[0])
     return [value for output in outputs for value in as_list(output)], {}
 
 
-def as_list(output: Any) -> list[Any]:
-    """Returns what a stage returned as a list; nothing for None."""
+def as_list(output: object) -> list[Any]:
+    """Returns the result of a stage as a list, empty for None."""
     if isinstance(output, tuple | list):
         return list(output)
     return [] if output is None else [output]
 
 
 def run_chain(
-    chain: Chain,
-    inputs: Sequence[Any],
-    element: Any,
+    chain: FunctionChain,
+    inputs: Sequence[ArrayTree],
+    element: "ArrayTree | SpecTree",
     around: Callable[[int], AbstractContextManager[Any]] = lambda stage: nullcontext(),
 ) -> list[Any]:
     """Calls the functions of a chain, one after the other.
@@ -170,13 +188,13 @@ def run_chain(
         chain: the functions.
         inputs: of the run.
         element: of the infeed; None without one.
-        around: surrounds the call of each stage.
+        around: makes the context manager for the call of a stage.
 
     Returns:
-        What the functions of the last level returned.
+        The results of the functions of the last level.
 
     Raises:
-        LoopError: if a function does not take what it is given.
+        LoopError: if a function does not fit its arguments.
     """
     args, kwargs = first_arguments(inputs, element)
     stage, outputs = 0, []
@@ -194,7 +212,11 @@ def run_chain(
 
 
 def call_checked(
-    function: StageFunction, args: Sequence[Any], kwargs: dict[str, Any], role: str, source: str
+    function: StageFunction,
+    args: Sequence[object],
+    kwargs: dict[str, Any],
+    role: str,
+    source: str,
 ) -> Any:
     """Calls a function of a pipeline.
 
@@ -202,35 +224,35 @@ def call_checked(
         function: of the user.
         args: by position.
         kwargs: by name.
-        role: what it is, for messages.
-        source: where its arguments are from.
+        role: of the function, for messages, such as "Stage 1 of a pipeline".
+        source: of its arguments, for messages, such as "the stage before it".
 
     Raises:
-        LoopError: if it does not take them.
+        LoopError: if the function cannot be called with these arguments.
     """
     try:
         signature = inspect.signature(function)
-    except (TypeError, ValueError):  # some builtin functions do not tell
+    except (TypeError, ValueError):  # some builtin functions have none
         return function(*args, **kwargs)
     try:
         signature.bind(*args, **kwargs)
     except TypeError as error:
         names = f", and {sorted(kwargs)} by name" if kwargs else ""
         raise LoopError(
-            f"{role}, {name_of(function)}{signature}, does not take what it gets from {source}: "
+            f"{role}, {name_of(function)}{signature}, does not take the values from {source}: "
             f"{len(args)} values by position{names} ({error}). A value that a later stage needs "
-            "goes through all stages before it: return it from each."
+            "passes through all stages before it: return it from each."
         ) from None
     return function(*args, **kwargs)
 
 
-def check_captures(chain: Sequence[StageFunction]) -> None:
+def check_captures(functions: Sequence[StageFunction]) -> None:
     """Refuses functions that close over arrays, which would be constants of their programs.
 
     Raises:
         OptionError: naming the array.
     """
-    for number, function in enumerate(chain):
+    for number, function in enumerate(functions):
         if not isinstance(function, FunctionType):
             continue
         captured = inspect.getclosurevars(function)
@@ -238,12 +260,12 @@ def check_captures(chain: Sequence[StageFunction]) -> None:
             if isinstance(value, jax.Array) and not isinstance(value, keras.Variable):
                 raise OptionError(
                     f"Stage {number} of a pipeline, {name_of(function)}, uses the array {name!r} "
-                    f"of shape {list(value.shape)} from outside, and each stage gets its values "
-                    "from the one before. Pass it in inputs, give it to every element of the "
+                    f"of shape {list(value.shape)} from outside, but each stage gets its values "
+                    "from the one before. Pass it in inputs, put it into every element of the "
                     "infeed, or make it a keras.Variable."
                 )
 
 
-def name_of(function: Any) -> str:
-    """Returns what a function is called."""
+def name_of(function: StageFunction) -> str:
+    """Returns the name of a function, or that of its type."""
     return getattr(function, "__name__", type(function).__name__)

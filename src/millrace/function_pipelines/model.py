@@ -1,13 +1,14 @@
-"""The functions of a pipeline as a Keras model, so that they run as the stages of one.
+"""A Keras model whose stages are the functions of a pipeline.
 
 call            each function within its PipelineStage
 compute_loss    the optimizer function, on the last stage
-elements        `[1, ...]`: a row for each; and the replica that an element is for
+elements        `[1, ...]`: one row each, with the index of the element's replica
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, TypedDict, cast
 
 import jax
 import jax.numpy as jnp
@@ -15,36 +16,37 @@ import keras
 
 from millrace.errors import LoopError, OptionError
 from millrace.function_pipelines.chain import (
-    Chain,
+    FunctionChain,
     as_list,
     call_checked,
     next_arguments,
     run_chain,
 )
+from millrace.loops.replication import ReplicaIndex
 from millrace.pipelines.assignment.marks import PipelineStage
+from millrace.pytrees import Array, ArrayTree
 from millrace.taps.outfeed import OutfeedQueue
 
-OptimizerFunction = Callable[..., Any]
-InReplica = Callable[[Any, int], AbstractContextManager[Any]]
+OptimizerFunction = Callable[..., object]
 
 
 class Outlet:
-    """What of a pipeline's results goes into its queue."""
+    """Selects results of a pipeline, and enqueues them."""
 
     def __init__(
         self, queue: OutfeedQueue | None, loss: bool = False, mask: Sequence[bool] | None = None
     ):
-        """Chooses.
+        """Sets the selection.
 
         Args:
-            queue: None takes nothing.
-            loss: whether the loss is taken, and not the outputs.
-            mask: True for each output that is left out.
+            queue: for the results; None enqueues nothing.
+            loss: whether to enqueue the loss in place of the outputs.
+            mask: True for each output to leave out.
         """
         self.queue, self.loss, self.mask = queue, loss, None if mask is None else tuple(mask)
 
-    def take(self, outputs: Any, loss: Any, trains: bool) -> None:
-        """Enqueues what is chosen, in the trace of the last stage."""
+    def take(self, outputs: object, loss: jax.Array | None, trains: bool) -> None:
+        """Enqueues the selected results, in the trace of the last stage."""
         if self.queue is None:
             return
         if self.loss:
@@ -55,7 +57,8 @@ class Outlet:
             if len(self.mask) != len(values):
                 raise OptionError(
                     f"outfeed_mask={list(self.mask)} has {len(self.mask)} entries, and the last "
-                    f"stage has {len(values)} outputs. Give one for each; True hides an output."
+                    f"stage has {len(values)} outputs. Set one entry for each; True hides an "
+                    "output."
                 )
             values = [value for value, hides in zip(values, self.mask, strict=True) if not hides]
         if trains or isinstance(outputs, tuple | list):
@@ -65,109 +68,131 @@ class Outlet:
             self.queue.enqueue(outputs)
 
 
+@dataclass(frozen=True, slots=True)
+class PipelineFunctions:
+    """The user's functions in a pipeline, and the outlet of their results."""
+
+    chain: FunctionChain
+    optimizer_function: OptimizerFunction | None  # takes the last outputs; None does not train
+    outlet: Outlet
+
+
+@dataclass(frozen=True, slots=True)
+class PipelineVariables:
+    """The variables that the functions of a pipeline use, and the optimizer."""
+
+    variables: list[keras.Variable]  # without the optimizer's
+    trainable: list[keras.Variable]
+    optimizer: keras.optimizers.Optimizer | None
+
+
+class ElementRow(TypedDict):
+    """One element of the infeed as a row of data for the model."""
+
+    element: ArrayTree  # [1, ...]; None without an infeed
+    replica: Array  # its index, [1]
+
+
 class StagesModel(keras.Model):
     """Runs functions as the stages of a pipeline."""
 
-    attaches_itself = True  # also where it is made in the scope of a strategy
+    attaches_itself = True  # to a strategy, also if it is created in the scope of one
 
     def __init__(
         self,
-        chain: Chain,
-        optimizer_function: OptimizerFunction | None,
-        outlet: Outlet,
-        variables: Sequence[keras.Variable],
-        trainable: Sequence[keras.Variable],
+        functions: PipelineFunctions,
+        variables: PipelineVariables,
         inputs: Sequence[keras.Variable],
-        in_replica: Callable[[Any], AbstractContextManager[Any]],
+        in_replica: Callable[[ReplicaIndex], AbstractContextManager[object]],
         name: str,
     ):
-        """Makes a model that owns no layer.
+        """Makes a model without layers.
 
         Args:
-            chain: the functions.
-            optimizer_function: of the last outputs; None where nothing is trained.
-            outlet: where results go.
+            functions: of the pipeline.
             variables: that the functions use.
-            trainable: those of them that are trained.
-            inputs: hold the values of the run.
-            in_replica: lets functions know the replica, by a number that may be traced.
+            inputs: variables that hold the inputs of a run.
+            in_replica: sets the current replica, given its index, which may be traced.
             name: of the model.
         """
-        # Elements are what the functions make of them: no cast to the dtype of a model.
+        # The functions decide on dtypes: elements are not cast to that of the model.
         super().__init__(name=name, autocast=False)
         self._convert_input_args = False
-        chosen = {id(variable) for variable in trainable}
-        # Past Keras, which would take the variables for the model's own.
-        parts = {
-            "_chain": chain,
-            "_optimizer_function": optimizer_function,
-            "_outlet": outlet,
+        trained = {id(variable) for variable in variables.trainable}
+        others = [v for v in variables.variables if id(v) not in trained]
+        # Not by assignment, after which Keras would track the variables as the model's own.
+        attributes: dict[str, object] = {
+            "_functions": functions,
             "_inputs_of_run": list(inputs),
-            "_trained": list(trainable),
-            "_others": [*(v for v in variables if id(v) not in chosen), *inputs],
+            "_trained": list(variables.trainable),
+            "_others": [*others, *inputs],
             "_in_replica": in_replica,
         }
-        for key, value in parts.items():
+        for key, value in attributes.items():
             object.__setattr__(self, key, value)
         self.built = True
 
     @property
-    def trainable_variables(self) -> list[Any]:
+    def trainable_variables(self) -> list[keras.Variable]:
         """The variables that are trained."""
         return list(self._trained)
 
     @property
-    def non_trainable_variables(self) -> list[Any]:
-        """Other variables of the functions, and the inputs of the run."""
+    def non_trainable_variables(self) -> list[keras.Variable]:
+        """The other variables of the functions, and the inputs of the run."""
         return list(self._others)
 
     @property
-    def variables(self) -> list[Any]:
-        """All of both."""
+    def variables(self) -> list[keras.Variable]:
+        """Trainable and other variables, in this order."""
         return [*self._trained, *self._others]
 
-    def build(self, input_shape: Any = None) -> None:
-        """Does nothing: the functions are looked at before."""
+    def build(self, input_shape: object = None) -> None:
+        """Does nothing: the variables of the functions exist already."""
 
-    def call(self, data: Any) -> Any:
+    def call(self, data: ElementRow) -> Any:
         """Runs the stages, and returns the outputs of the last one."""
         element = jax.tree.map(lambda leaf: leaf[0], data["element"])
         with self._in_replica(data["replica"][0]):
             inputs = [variable.value for variable in self._inputs_of_run]
-            outputs = run_chain(self._chain, inputs, element, PipelineStage)
+            chain = self._functions.chain
+            outputs = run_chain(chain, inputs, element, PipelineStage)
             result = outputs[0] if len(outputs) == 1 else next_arguments(outputs)[0]
-            if self._optimizer_function is None:
-                with PipelineStage(len(self._chain.stages) - 1):
-                    self._outlet.take(result, None, trains=False)
-                    # Results go through the queue; a loop of Keras wants some of its own.
+            if self._functions.optimizer_function is None:
+                with PipelineStage(len(chain.stages) - 1):
+                    self._functions.outlet.take(result, None, trains=False)
+                    # Results go through the queue, but Keras's predict needs a result, too.
                     return jnp.zeros((1,))
         return result
 
     def compute_loss(
         self,
-        x: Any = None,
-        y: Any = None,
-        y_pred: Any = None,
-        sample_weight: Any = None,
+        x: ElementRow,  # type: ignore[override] - Keras passes it always
+        y: object = None,
+        y_pred: object = None,
+        sample_weight: object = None,
         training: bool = True,
-    ) -> Any:
+    ) -> jax.Array:
         """Calls the optimizer function, and returns the loss."""
         del y, sample_weight, training
         args, kwargs = next_arguments([y_pred])
         with self._in_replica(x["replica"][0]):
-            _, loss, *_ = call_optimizer_function(self._optimizer_function, args, kwargs)
-        self._outlet.take(y_pred, loss, trains=True)
+            function = cast(OptimizerFunction, self._functions.optimizer_function)
+            _, loss, *_ = call_optimizer_function(function, args, kwargs)
+        self._functions.outlet.take(y_pred, loss, trains=True)
         return jnp.sum(loss)  # of a vector, TensorFlow differentiates the sum, too
 
 
-def call_optimizer_function(function: Any, args: Sequence[Any], kwargs: Any) -> tuple[Any, ...]:
-    """Calls an optimizer function, and checks what it returns.
+def call_optimizer_function(
+    function: OptimizerFunction, args: Sequence[object], kwargs: Mapping[str, object]
+) -> tuple[Any, ...]:
+    """Calls an optimizer function, and checks its result.
 
     Raises:
-        LoopError: if it is not an optimizer and a loss.
+        LoopError: if the result is not `(optimizer, loss)` or `(optimizer, loss, variables)`.
     """
     result = call_checked(
-        function, args, kwargs, "The optimizer function of a pipeline", "the last stage"
+        function, args, dict(kwargs), "The optimizer function of a pipeline", "the last stage"
     )
     if (
         not isinstance(result, tuple)

@@ -1,72 +1,84 @@
-"""`millrace.pipeline`: functions as the stages of a pipeline, run where it is called.
+"""`millrace.pipeline`: runs functions as the stages of a pipeline.
 
-micro-batches   3 1 2 2 | 5 0 1 1        two updates of four
-queue                 8         7
-
-functions, options, shapes -> the pipeline that is there, or a new one    making.py
+functions, options, shapes -> an existing pipeline, or a new one    build.py
 elements of the infeed, in order -> fit | predict of its model -> outfeed
 """
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any, TypeAlias
 
 import jax
 import keras
 import numpy as np
+from jax.typing import DTypeLike
 
 from millrace.errors import OptionError, PlanError
 from millrace.feeds.infeed_queue import InfeedQueue
-from millrace.function_pipelines.chain import as_list, check_captures, make_chain
-from millrace.function_pipelines.making import Pipeline, make_pipeline
-from millrace.function_pipelines.model import Outlet
+from millrace.function_pipelines.build import Pipeline, PipelineSettings, make_pipeline
+from millrace.function_pipelines.chain import (
+    DeviceMapping,
+    FunctionChain,
+    StageFunctions,
+    as_list,
+    check_captures,
+    make_chain,
+)
+from millrace.function_pipelines.model import OptimizerFunction, Outlet, PipelineFunctions
 from millrace.loops.host_driven import require_host
+from millrace.loops.iteration import specs_of
 from millrace.loops.log_subject import identity
 from millrace.options import QueueMode, truth, whole_number
+from millrace.pytrees import ArrayTree
 from millrace.strategy.strategy import Strategy, strategy_in_scope
 from millrace.taps.outfeed import OutfeedQueue
 from millrace.threads.made_once import MadeOnce
 
-DTypeChoice = Callable[[Any], Any]  # of a value: the dtype to add it up in
+# The dtype to add values up in: one for all, or a function of the value.
+DTypeChoice: TypeAlias = DTypeLike | Callable[[np.ndarray], DTypeLike]
+DTypeOf: TypeAlias = Callable[[np.ndarray], DTypeLike]
 
 
-class WindowSums(OutfeedQueue):
-    """Takes an element of every micro-batch, and gives their sums to another queue.
+class UpdateSums(OutfeedQueue):
+    """Adds up the elements of an update's micro-batches, and gives the sums to another queue.
+
+        micro-batches   3 1 2 2 | 5 0 1 1        two updates of four
+        queue                 8         7
 
     They are added in the order of the micro-batches, in the chosen dtype, on the host.
     """
 
-    def __init__(self, queue: OutfeedQueue, window: int, dtype_of: DTypeChoice):
-        """Makes one for one queue.
+    def __init__(self, queue: OutfeedQueue, micro_batches: int, dtype_of: DTypeOf):
+        """Begins with an empty sum.
 
         Args:
             queue: gets an element for each update.
-            window: elements of an update.
-            dtype_of: of each value.
+            micro_batches: elements in an update.
+            dtype_of: dtype of the sum of a value.
         """
         super().__init__("all")
-        self._queue, self._window, self._dtype_of = queue, window, dtype_of
-        self._sums: list[Any] | None = None
+        self._queue, self._micro_batches, self._dtype_of = queue, micro_batches, dtype_of
+        self._sums: list[np.ndarray] | None = None
         self._count = 0
 
-    def enqueue(self, value: Any) -> None:
-        """Carries `value` out of the program, and takes note that the other queue is used."""
+    def enqueue(self, value: ArrayTree) -> None:
+        """Carries `value` out of the program, and marks the other queue as used."""
         super().enqueue(value)
         self._queue.mark_enqueued()
 
     def expect(self) -> None:
-        """Takes note that a part is on its way."""
+        """Announces elements that are on their way."""
         self._queue.expect()
 
     def fail(self, error: BaseException) -> None:
-        """Takes note that a part will not come."""
+        """Announces that elements will not arrive, because of an error."""
         self._sums, self._count = None, 0
         self._queue.fail(error)
 
-    def receive(self, value: Any, elements: int) -> None:
-        """Takes a part in, and passes on the sums of the updates that are complete."""
+    def receive(self, value: ArrayTree, elements: int) -> None:
+        """Adds elements up, and passes on the sums of complete updates."""
         leaves, tree = jax.tree.flatten(value)
         dtypes = [np.dtype(self._dtype_of(leaf)) for leaf in leaves]
-        done: list[list[Any]] = []
+        done: list[list[np.ndarray]] = []
         for k in range(elements):
             one = [np.asarray(leaf[k], dtype) for leaf, dtype in zip(leaves, dtypes, strict=True)]
             if self._sums is None:
@@ -77,7 +89,7 @@ class WindowSums(OutfeedQueue):
                         np.asarray(a + b, a.dtype) for a, b in zip(self._sums, one, strict=True)
                     ]
             self._count += 1
-            if self._count == self._window:
+            if self._count == self._micro_batches:
                 done.append(self._sums)
                 self._sums, self._count = None, 0
         stacked = [np.stack(column) for column in zip(*done, strict=True)]
@@ -88,19 +100,19 @@ KEPT = 16  # pipelines, with their programs
 
 
 def pipeline(
-    stages: Sequence[Any],
+    stages: StageFunctions,
     micro_batches: int,
     *,
     updates: int = 1,
-    inputs: Any = None,
+    inputs: object = None,
     infeed: InfeedQueue | None = None,
     outfeed: OutfeedQueue | None = None,
-    optimizer_function: Callable[..., Any] | None = None,
-    device_mapping: Sequence[Any] | None = None,
+    optimizer_function: OptimizerFunction | None = None,
+    device_mapping: DeviceMapping | None = None,
     outfeed_loss: bool = False,
     outfeed_mask: Sequence[bool] | None = None,
     accumulate_outfeed: bool = False,
-    accumulate_outfeed_dtype: Any = None,
+    accumulate_outfeed_dtype: DTypeChoice | None = None,
     casts_gradients: bool = True,
     strategy: Strategy | None = None,
     name: str = "pipeline",
@@ -116,43 +128,45 @@ def pipeline(
                 optimizer_function=lambda loss: (optimizer, loss),
             )
 
-    Keras layers and variables are used in the functions as they are. Every result goes through the
-    outfeed. With more devices than the pipeline takes it runs as replicas; element j of the infeed
+    The functions use stock Keras layers and variables. All results go through the outfeed. If the
+    strategy has more devices than the pipeline needs, it runs as replicas; element j of the infeed
     goes to replica `j % replicas`.
 
     Args:
-        stages: functions. The first is called with `inputs` and then with what an element of the
-            infeed has, by position, or by name if that is a dict; each later one with what the
-            one before returned. A list of functions is one stage whose members run at the same
-            time, each called with the same; their results are handed on in the order of the list.
+        stages: functions. The first is called with `inputs`, followed by one element of the
+            infeed: the items of a tuple by position, those of a dict by name. Each later one is
+            called with the results of the one before. A list of functions is one stage whose
+            members run at the same time with the same arguments; their results are passed on in
+            the order of the list.
         micro_batches: elements in one update of each replica, or without an optimizer function
             in one run.
         updates: number of weight updates to run.
-        inputs: values of this run, such as a learning rate: one or a list.
-        infeed: gives every micro-batch an element.
-        outfeed: takes what the last stage returns, once for each micro-batch.
-        optimizer_function: called with what the last stage returns; gives `(optimizer, loss)`,
-            or `(optimizer, loss, variables)` to train these only. None trains nothing.
-        device_mapping: the place of each stage's device in `strategy.devices`, in the structure
-            of `stages`. None is one each, in their order.
-        outfeed_loss: True lets the outfeed take the loss and not the outputs.
-        outfeed_mask: for each output True if the outfeed is not to take it.
-        accumulate_outfeed: True lets the outfeed take one element for each update: the sum over
-            its micro-batches.
-        accumulate_outfeed_dtype: in which they are added: None is their own, a name, or a
+        inputs: values for this run, such as a learning rate: one or a list.
+        infeed: supplies one element for each micro-batch.
+        outfeed: gets the results of the last stage, once for each micro-batch.
+        optimizer_function: called with the results of the last stage; returns
+            `(optimizer, loss)`, or `(optimizer, loss, variables)` to train only these variables.
+            None trains nothing.
+        device_mapping: index in `strategy.devices` of each function's device, in the structure
+            of `stages`. None gives each stage a device, in order.
+        outfeed_loss: True enqueues the loss in place of the outputs.
+        outfeed_mask: for each output, True to leave it out of the outfeed.
+        accumulate_outfeed: True enqueues one element for each update: the sum over its
+            micro-batches.
+        accumulate_outfeed_dtype: dtype of these sums: None for that of the value, a dtype, or a
             function of the value.
-        casts_gradients: False calls the optimizer's own `apply_gradients` with gradients in the
-            dtype of their accumulators, which it then has to cast to that of the variables.
-        strategy: whose devices to use; None is that of the scope.
+        casts_gradients: False calls `apply_gradients` of the optimizer with gradients in the
+            dtype of their accumulators, which it must cast to the dtype of the variables.
+        strategy: whose devices to use; None for the strategy of the scope.
         name: of the pipeline, for the compile log.
         **options: of `model.set_pipelining_options`, such as `pipeline_schedule`,
             `gradient_accumulation_reduction_method` and `recomputation_mode`.
 
     Raises:
         OptionError: for stages, devices or options that do not fit together.
-        LoopError: if a stage does not take what the one before returns.
+        LoopError: if a stage does not take the results of the one before.
         PlanError: without a strategy.
-        DataError: if the data ends too early. Whole updates before that have been made.
+        DataError: if the data ends too early. Complete updates before that have been applied.
     """
     require_host()
     strategy = strategy or strategy_in_scope()
@@ -161,27 +175,24 @@ def pipeline(
             "pipeline() runs on the devices of a strategy, and there is none. Call it within "
             "`with strategy.scope():`, or set strategy=millrace.Strategy()."
         )
-    _check_parts(strategy, infeed, optimizer_function)
+    _check_types(strategy, infeed, optimizer_function)
     serialization = whole_number(
         "batch_serialization_iterations", options.get("batch_serialization_iterations", 1), 1
     )
     chain = make_chain(stages, device_mapping, on_one_device=serialization > 1)
     check_captures(chain.functions)
     trains = optimizer_function is not None
-    window = whole_number("micro_batches", micro_batches, 1) * serialization
+    update_steps = whole_number("micro_batches", micro_batches, 1) * serialization
     whole_number("updates", updates, 0)
     _check_outfeed(outfeed, trains, outfeed_loss, outfeed_mask, accumulate_outfeed)
     values = [np.asarray(value) for value in as_list(inputs)]
-    element = None if infeed is None else _specs(infeed.block().batches)
-    parts = [
-        identity(getattr(function, "__wrapped__", function))
-        for function in (*chain.functions, optimizer_function)
-    ]
+    element = None if infeed is None else specs_of(infeed.block().batches)
+    functions, alive = _identities(chain, optimizer_function)
     key = (
-        tuple(part for part, _ in parts),
+        functions,
         chain.levels,
         chain.mapping,
-        window,
+        update_steps,
         repr(element),
         repr([(value.shape, value.dtype) for value in values]),
         id(strategy),
@@ -191,26 +202,38 @@ def pipeline(
         truth("casts_gradients", casts_gradients),
         name,
     )
-    alive = [parts, strategy, outfeed, accumulate_outfeed_dtype, options]
+    alive += [strategy, outfeed, accumulate_outfeed_dtype, options]
 
     def make() -> Pipeline:
         queue = outfeed
         if queue is not None and accumulate_outfeed:
-            queue = WindowSums(queue, window, _dtype_choice(accumulate_outfeed_dtype))
+            queue = UpdateSums(queue, update_steps, _dtype_of(accumulate_outfeed_dtype))
         outlet = Outlet(queue, outfeed_loss, outfeed_mask)
+        all_options = {"gradient_accumulation_steps_per_replica": micro_batches, **options}
         return make_pipeline(
-            chain, optimizer_function, casts_gradients, outlet, values, element, strategy, name,
-            {"gradient_accumulation_steps_per_replica": micro_batches, **options},
-        )  # fmt: skip
+            PipelineFunctions(chain, optimizer_function, outlet),
+            PipelineSettings(strategy, name, casts_gradients, all_options),
+            values,
+            element,
+        )
 
-    made, _ = _pipelines.get(key, lambda: (make(), alive))
-    made.run(values, infeed, window, updates)
+    built, _ = _pipelines.get(key, lambda: (make(), alive))
+    built.run(values, infeed, update_steps, updates)
 
 
-_pipelines = MadeOnce[tuple[Pipeline, Any]](KEPT)  # with what their keys identify by address
+_pipelines = MadeOnce[tuple[Pipeline, object]](KEPT)  # with objects whose addresses are in the key
 
 
-def _check_parts(strategy: Any, infeed: Any, optimizer_function: Any) -> None:
+def _identities(
+    chain: FunctionChain, optimizer_function: OptimizerFunction | None
+) -> tuple[Hashable, list[object]]:
+    """Returns a key of the functions, and the objects that must outlive it."""
+    functions = (*chain.functions, optimizer_function)
+    pairs = [identity(getattr(function, "__wrapped__", function)) for function in functions]
+    return tuple(key for key, _ in pairs), [objects for _, objects in pairs]
+
+
+def _check_types(strategy: object, infeed: object, optimizer_function: object) -> None:
     if not isinstance(strategy, Strategy):
         raise OptionError(
             f"strategy must be a millrace.Strategy. Received: {strategy!r}. Set "
@@ -219,16 +242,18 @@ def _check_parts(strategy: Any, infeed: Any, optimizer_function: Any) -> None:
     if infeed is not None and not isinstance(infeed, InfeedQueue):
         raise OptionError(
             f"infeed is a millrace.InfeedQueue. Received: {type(infeed).__name__}. Set "
-            "infeed=millrace.InfeedQueue(dataset), made once, outside of the pipeline."
+            "infeed=millrace.InfeedQueue(dataset), created once, outside of the pipeline."
         )
     if optimizer_function is not None and not callable(optimizer_function):
         raise OptionError(
-            "optimizer_function must be a function of what the last stage returns. Received: "
+            "optimizer_function must be a function of the results of the last stage. Received: "
             f"{optimizer_function!r}. Set optimizer_function=lambda loss: (optimizer, loss)."
         )
 
 
-def _check_outfeed(outfeed: Any, trains: bool, loss: Any, mask: Any, accumulate: Any) -> None:
+def _check_outfeed(
+    outfeed: object, trains: bool, loss: object, mask: object, accumulate: object
+) -> None:
     truth("outfeed_loss", loss)
     truth("accumulate_outfeed", accumulate)
     if outfeed is not None and not isinstance(outfeed, OutfeedQueue):
@@ -245,25 +270,21 @@ def _check_outfeed(outfeed: Any, trains: bool, loss: Any, mask: Any, accumulate:
                 f"or leave out {option}."
             )
     if accumulate and (outfeed is None or outfeed.mode is QueueMode.LAST):
-        what = "there is no outfeed" if outfeed is None else "the outfeed keeps the last one only"
+        why = "there is no outfeed" if outfeed is None else "the outfeed keeps only the last one"
         raise OptionError(
-            f"accumulate_outfeed=True delivers an element for each update, and {what}. Set "
+            f"accumulate_outfeed=True enqueues an element for each update, but {why}. Set "
             "outfeed to an OutfeedQueue of mode 'all'."
         )
 
 
-def _dtype_choice(given: Any) -> DTypeChoice:
-    if given is None:
+def _dtype_of(choice: DTypeChoice | None) -> DTypeOf:
+    if choice is None:
         return lambda value: value.dtype
-    if isinstance(given, str) or hasattr(given, "name") or isinstance(given, type):
-        dtype = np.dtype(keras.backend.standardize_dtype(given))
+    if isinstance(choice, str) or hasattr(choice, "name") or isinstance(choice, type):
+        dtype = np.dtype(keras.backend.standardize_dtype(choice))
         return lambda value: dtype
-    if callable(given):
-        return lambda value: keras.backend.standardize_dtype(given(value))
+    if callable(choice):
+        return lambda value: keras.backend.standardize_dtype(choice(value))
     raise OptionError(
-        f"accumulate_outfeed_dtype is a dtype or a function of a value. Received: {given!r}."
+        f"accumulate_outfeed_dtype is a dtype or a function of a value. Received: {choice!r}."
     )
-
-
-def _specs(batches: Any) -> Any:
-    return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), batches)

@@ -1,15 +1,15 @@
-"""Layers that hand on what they are given, and carry it out of the program.
+"""Layers that return their inputs unchanged, and carry them out of the program.
 
     x = keras.layers.Dense(128, name="hidden")(x)
     x = millrace.layers.Outfeed(queue, name="hidden_acts")(x)       queue: {"hidden_acts": [E, ...]}
 
-Where no program of a strategy is being traced they only hand on: in a model without a strategy, in
-an eager call, while a model is built.
+Outside of a strategy's program they only return their inputs: in a model without a strategy, in an
+eager call, while a model is built.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 import keras
 
@@ -20,16 +20,18 @@ from millrace.taps.taps import is_open, is_tapped
 from millrace.threads.scoped_value import ScopedValue
 
 Queues = OutfeedQueue | Mapping[str, OutfeedQueue]
+LayerResult = TypeVar("LayerResult")
+Tensors = TypeVar("Tensors")  # one tensor, or a structure of several
 
-
-_queues = ScopedValue[Queues | None](None)  # for layers made of their configs
+_queues = ScopedValue[Queues | None](None)  # for layers made from configs
 
 
 @contextmanager
 def outfeed_queues(queues: Queues) -> Iterator[None]:
-    """Gives queues to the outfeed layers that are made of their configs inside.
+    """Supplies queues for outfeed layers that are made from their configs inside the block.
 
-    A file has no queues, so whoever loads or clones a model with such layers passes them again:
+    A file has no queues, so they are passed again when a model with such layers is loaded or
+    cloned:
 
         with millrace.layers.outfeed_queues({"hidden_acts": queue}):
             model = keras.models.load_model("model.keras")
@@ -41,53 +43,55 @@ def outfeed_queues(queues: Queues) -> Iterator[None]:
         yield
 
 
-class _Identity(keras.Layer):
-    """Hands on what it is given, and has a queue that its config does not know."""
+class _OutfeedLayer(keras.Layer):
+    """Returns its inputs, and has a queue that is not part of its config."""
 
     queue_kind: type[OutfeedQueue] = OutfeedQueue
 
-    def __init__(self, queue: OutfeedQueue, **kwargs: Any):
-        # Values pass as they are: without this, a model of mixed precision would cast them.
-        super().__init__(**{"autocast": False, **kwargs})
+    def __init__(self, queue: OutfeedQueue, **kwargs: object):
+        # In a model of mixed precision the layer would otherwise cast its inputs.
+        super().__init__(**{"autocast": False, **kwargs})  # type: ignore[arg-type]
         if not isinstance(queue, self.queue_kind):
             kind = f"millrace.{self.queue_kind.__name__}"
             raise OptionError(
                 f"{type(self).__name__} {self.name!r} enqueues into a {kind}. Received: "
-                f"{queue!r}. Make the queue first: queue = {kind}()."
+                f"{queue!r}. Create the queue first: queue = {kind}()."
             )
         self._queue: Any = queue
         self.supports_masking = True
         self.built = True
 
-    def rematerialized_call(self, layer_call: Any, *args: Any, **kwargs: Any) -> Any:
-        """Calls the layer as it is: there is nothing to recompute in it.
+    def rematerialized_call(
+        self, layer_call: Callable[..., LayerResult], *args: object, **kwargs: object
+    ) -> Callable[..., LayerResult]:
+        """Returns the call unchanged, since there is nothing to recompute in it.
 
-        `keras.RematScope` would run it in a trace of its own, which values cannot leave.
+        `keras.RematScope` would run it in a separate trace, which values cannot leave.
         """
         del args, kwargs
         return layer_call
 
-    def compute_output_shape(self, input_shape: Any) -> Any:
-        """Returns the shape it is given."""
+    def compute_output_shape(self, input_shape: Tensors) -> Tensors:
+        """Returns `input_shape`."""
         return input_shape
 
     def get_config(self) -> dict[str, Any]:
-        """Returns all but the queue."""
-        return super().get_config()  # which would refuse a layer that does not define it
+        """Returns the config of the layer, without the queue."""
+        return super().get_config()  # Keras raises for a layer that does not define this method
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> Self:
         """Makes the layer with a queue of the surrounding `outfeed_queues`.
 
         Raises:
-            OptionError: if there is none for it.
+            OptionError: if there is no queue for it.
         """
         queues, name = _queues.get(), config["name"]
         queue = queues.get(name) if isinstance(queues, Mapping) else queues
         if queue is None:
             raise OptionError(
-                f"{cls.__name__} {name!r} needs its queue again: a config or a file has none. Load "
-                "the model inside of\n"
+                f"{cls.__name__} {name!r} needs a queue, which a config or a file does not have. "
+                "Load the model inside of\n"
                 f"    queue = millrace.{cls.queue_kind.__name__}()\n"
                 f"    with millrace.layers.outfeed_queues({{{name!r}: queue}}):"
             )
@@ -95,25 +99,25 @@ class _Identity(keras.Layer):
 
 
 @keras.saving.register_keras_serializable(package="millrace")
-class Outfeed(_Identity):
-    """Enqueues what it is given, as `{name of the layer: inputs}`.
+class Outfeed(_OutfeedLayer):
+    """Enqueues its inputs, as `{name of the layer: inputs}`, and returns them.
 
-    The inputs of every step come out, `[steps, rows, ...]`, in training and elsewhere. Gradients
-    pass through. A queue takes one value in each program, so each layer has one of its own; where
-    the program has enqueued into it already, the layer only hands on.
+    The queue gets the inputs of every step, `[steps, rows, ...]`, in training and elsewhere.
+    Gradients pass through. A queue takes one value in each program, so each layer needs a separate
+    queue; if the program has enqueued into it already, the layer only returns its inputs.
 
     Args:
-        outfeed_queue: where inputs go.
+        outfeed_queue: queue for the inputs.
         **kwargs: of a `keras.Layer`, such as `name`.
 
     Raises:
-        OptionError: if `outfeed_queue` is none.
+        OptionError: if `outfeed_queue` is not an `OutfeedQueue`.
     """
 
-    def __init__(self, outfeed_queue: OutfeedQueue, **kwargs: Any):
+    def __init__(self, outfeed_queue: OutfeedQueue, **kwargs: object):
         super().__init__(outfeed_queue, **kwargs)
 
-    def call(self, inputs: Any) -> Any:
+    def call(self, inputs: Tensors) -> Tensors:
         """Enqueues `inputs` and returns them."""
         if is_open() and not is_tapped(self._queue):
             self._queue.enqueue({self.name: inputs})
@@ -121,31 +125,31 @@ class Outfeed(_Identity):
 
 
 @keras.saving.register_keras_serializable(package="millrace")
-class MaybeOutfeed(_Identity):
-    """Offers what it is given to a queue that several layers share.
+class MaybeOutfeed(_OutfeedLayer):
+    """Offers its inputs to a queue that several layers share, and returns them.
 
-    A value is kept if a filter of the queue takes the layer's name, and the final layer enqueues
-    all that were kept, as one dict. What runs after the final layer is not in it.
+    Inputs are kept if a filter of the queue matches the layer's name. The final layer enqueues all
+    kept values as one dict, so inputs of layers that run after it are not included.
 
     Args:
-        maybe_outfeed_queue: takes or leaves the inputs.
+        maybe_outfeed_queue: queue whose filters accept or ignore the inputs.
         final_outfeed: whether to enqueue. Set False in all layers of a queue but the last; if all
             have False nothing ever arrives.
-        **kwargs: of a `keras.Layer`. Filters go by `name`.
+        **kwargs: of a `keras.Layer`. Filters match its `name`.
 
     Raises:
-        OptionError: if `maybe_outfeed_queue` is none.
+        OptionError: if `maybe_outfeed_queue` is not a `MaybeOutfeedQueue`.
     """
 
     queue_kind = MaybeOutfeedQueue
 
     def __init__(
-        self, maybe_outfeed_queue: MaybeOutfeedQueue, final_outfeed: bool = True, **kwargs: Any
+        self, maybe_outfeed_queue: MaybeOutfeedQueue, final_outfeed: bool = True, **kwargs: object
     ):
         super().__init__(maybe_outfeed_queue, **kwargs)
         self.final_outfeed = final_outfeed
 
-    def call(self, inputs: Any) -> Any:
+    def call(self, inputs: Tensors) -> Tensors:
         """Offers `inputs`, enqueues if it is the final layer, and returns them."""
         if is_open():
             self._queue.maybe_outfeed(self.name, inputs)
@@ -154,5 +158,5 @@ class MaybeOutfeed(_Identity):
         return inputs
 
     def get_config(self) -> dict[str, Any]:
-        """Returns all but the queue."""
+        """Returns the config of the layer, without the queue."""
         return {**super().get_config(), "final_outfeed": self.final_outfeed}

@@ -1,4 +1,4 @@
-"""`RecomputationCheckpoint`: what passes it is kept for backward, what lies between is not.
+"""`RecomputationCheckpoint`: marks values to keep for backward; others are computed again.
 
     x = keras.layers.Dense(64)(inputs)
     x = millrace.layers.RecomputationCheckpoint()(x)
@@ -8,35 +8,37 @@
 The function `recomputation_checkpoint` does the same in the `call` of a layer or a model.
 """
 
-from typing import Any
+from typing import TypeVar
 
 import keras
 
 from millrace.recomputation.segments import mark_boundary
 
+MarkedTensors = TypeVar("MarkedTensors")
+
 
 @keras.saving.register_keras_serializable(package="millrace")
 class RecomputationCheckpoint(keras.layers.Layer):
-    """Marks values that backward keeps; between two marks it runs forward again.
+    """Marks values to keep for backward, which runs forward again between two marks.
 
-    It acts once `set_recomputation_options()` has turned recomputation on, in training. Otherwise,
-    and in all that is computed, it is not there. It takes one tensor or any structure of tensors,
-    returns the same, and has no weights. The idea is that of Chen et al. 2016, arXiv 1604.06174.
+    It has an effect in training, after `set_recomputation_options()` has turned recomputation on,
+    and never on results. It takes one tensor or any structure of tensors, returns the same, and
+    has no weights. The idea is from Chen et al. 2016, arXiv 1604.06174.
     """
 
-    def __init__(self, **kwargs: Any):
-        # Values pass as they are: without this, a model of mixed precision would cast them.
-        super().__init__(**{"autocast": False, **kwargs})
+    def __init__(self, **kwargs: object):
+        # In a model of mixed precision the layer would otherwise cast its inputs.
+        super().__init__(**{"autocast": False, **kwargs})  # type: ignore[arg-type]
         self.supports_masking = True
         self.built = True
 
-    def call(self, inputs: Any) -> Any:
+    def call(self, inputs: MarkedTensors) -> MarkedTensors:
         """Returns `inputs`."""
         return recomputation_checkpoint(inputs)
 
 
-def recomputation_checkpoint(tensors: Any) -> Any:
-    """Returns `tensors` unchanged; `RecomputationCheckpoint` is the layer of this function.
+def recomputation_checkpoint(tensors: MarkedTensors) -> MarkedTensors:
+    """Marks `tensors` as the layer `RecomputationCheckpoint` does, and returns them unchanged.
 
     Args:
         tensors: an array or any structure of arrays, in the `call` of a layer or a model.

@@ -1,1 +1,1 @@
-"""Training loops of the user's own: a body in plain Keras, compiled as one program."""
+"""Custom training loops: a body in plain Keras, compiled as one program."""

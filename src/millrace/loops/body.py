@@ -1,4 +1,4 @@
-"""What the user writes for a loop: called with what it carries and an element, and checked.
+"""The user's body and condition of a loop: how they are called, and checks of their results.
 
 inputs [a, b]   element (x, y)        body(a, b, x, y)         -> a, b
 inputs c        element {"x": x}      body(c, x=x)             -> c
@@ -6,36 +6,46 @@ no inputs       element x             body(x)                  -> nothing
 """
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import keras
 import numpy as np
+from jax.typing import ArrayLike
 
 from millrace.errors import DTypeError, LoopError, OptionError
+from millrace.pytrees import Array, ArrayTree, Spec, SpecTree
 
 
 class Carried:
-    """The values that go round a loop, as the user gave them: none, one or several."""
+    """The values that a loop carries from one iteration to the next: none, one or several."""
 
-    def __init__(self, inputs: Any):
-        self.is_single = inputs is not None and not isinstance(inputs, list | tuple)
-        given = [] if inputs is None else [inputs] if self.is_single else list(inputs)
-        self.values = [jax.tree.map(as_array, value) for value in given]
-        self.specs = [jax.tree.map(_spec, value) for value in self.values]
+    def __init__(self, inputs: object):
+        """Makes arrays of the user's values.
 
-    def bare(self, values: list[Any]) -> Any:
-        """Returns values as the loop returns them: bare if it is one, a list if several."""
-        return None if not values else values[0] if len(values) == 1 else values
+        Args:
+            inputs: None, one value, or a list or tuple of several.
+        """
+        if inputs is None:
+            inputs = []
+        elif not isinstance(inputs, list | tuple):
+            inputs = [inputs]
+        self.values: list[ArrayTree] = [jax.tree.map(as_array, value) for value in inputs]
+        self.specs: list[SpecTree] = [jax.tree.map(_spec, value) for value in self.values]
 
 
-def as_array(value: Any) -> Any:
+def result_of_loop(values: Sequence[ArrayTree]) -> ArrayTree:
+    """Returns the last values of a loop to the user: one as it is, several as a list."""
+    return None if not values else values[0] if len(values) == 1 else values
+
+
+def as_array(value: ArrayLike | keras.Variable) -> jax.Array:
     """Returns a value as a device holds it; Python numbers become arrays of 32 bits.
 
     Raises:
-        DTypeError: for what is no number.
+        DTypeError: for anything but arrays, variables and numbers.
     """
     if isinstance(value, keras.Variable):
         value = value.value
@@ -48,14 +58,14 @@ def as_array(value: Any) -> Any:
             f"{type(value).__name__}. Objects such as models are used in the body as they are: "
             "leave them out of inputs."
         ) from error
-    # Not of weak type: what goes round must have one type.
+    # Not of weak type: a carried value must have one type.
     return jax.lax.convert_element_type(array, array.dtype)
 
 
 class Body:
     """A body or a condition, as a function of the carried values and an element."""
 
-    def __init__(self, function: Callable[..., Any], role: str = "body"):
+    def __init__(self, function: Callable[..., object], role: str = "body"):
         if not callable(function):
             raise LoopError(
                 f"The {role} of a loop is a function. Received: {function!r} of type "
@@ -64,11 +74,13 @@ class Body:
         self.function = function
         self._role = role
 
-    def check_arity(self, values: list[Any], element: Any = None) -> None:
-        """Raises LoopError if the function does not take what the loop gives it."""
+    def check_arity(
+        self, values: Sequence[ArrayTree], element: "ArrayTree | SpecTree" = None
+    ) -> None:
+        """Raises LoopError if the function cannot be called with these arguments."""
         try:
             signature = inspect.signature(self.function)
-        except (TypeError, ValueError):  # some builtin functions do not tell
+        except (TypeError, ValueError):  # some builtin functions have none
             return
         args, kwargs = arguments_of(values, element)
         try:
@@ -80,19 +92,21 @@ class Body:
             )
             raise LoopError(
                 f"The {self._role} of a loop, {_name(self.function)}{signature}, does not take "
-                f"what the loop gives it: {len(values)} from inputs and {source} from the infeed "
-                f"({error}). It takes {_wanted(signature)}: inputs come first, in their order, "
-                "then what one element of the infeed has."
+                f"the arguments of the loop: {len(values)} from inputs and {source} from the "
+                f"infeed ({error}). It takes {_wanted(signature)}: inputs come first, in their "
+                "order, then the items of one element of the infeed."
             ) from None
 
-    def __call__(self, values: list[Any], element: Any = None) -> Any:
+    def __call__(self, values: Sequence[ArrayTree], element: ArrayTree = None) -> Any:
         """Calls the function with the carried values and, after them, the element."""
         args, kwargs = arguments_of(values, element)
         return self.function(*args, **kwargs)
 
 
-def arguments_of(values: list[Any], element: Any) -> tuple[list[Any], dict[str, Any]]:
-    """Returns what a body is called with: by position, and by name."""
+def arguments_of(
+    values: Sequence[ArrayTree], element: "ArrayTree | SpecTree"
+) -> tuple[list[Any], dict[str, Any]]:
+    """Returns the arguments of a body: by position, and by name."""
     if isinstance(element, dict):
         return list(values), element
     if isinstance(element, tuple | list):
@@ -100,25 +114,25 @@ def arguments_of(values: list[Any], element: Any) -> tuple[list[Any], dict[str, 
     return (list(values) if element is None else [*values, element]), {}
 
 
-def next_values(result: Any, specs: list[Any]) -> list[Any]:
-    """Returns what a body returned as the values of the next turn.
+def next_values(result: object, specs: Sequence[SpecTree]) -> list[Any]:
+    """Returns the result of a body as the carried values of the next iteration.
 
     Raises:
-        LoopError: if they are not as many as the inputs, or of other shapes or dtypes.
-        OptionError: if something that is no value comes before one.
+        LoopError: if their number, shapes or dtypes are not those of the inputs.
+        OptionError: if None comes before a value.
     """
-    several = isinstance(result, list | tuple) and not (
-        len(specs) == 1 and jax.tree.structure(result) == jax.tree.structure(specs[0])
+    is_one = len(specs) == 1 and jax.tree.structure(result) == jax.tree.structure(specs[0])
+    values: list[Any] = (
+        list(result) if isinstance(result, list | tuple) and not is_one else [result]
     )
-    values = list(result) if several else [result]
     while len(values) > len(specs) and values[-1] is None:
-        values.pop()  # what enqueue() returned, say
+        values.pop()  # the result of enqueue(), say
     if len(values) > len(specs) and any(value is None for value in values):
         raise OptionError(
             f"The body of a loop returned {len(values)} results, of which number "
-            f"{next(k for k, value in enumerate(values) if value is None)} is no value and comes "
-            "before one. Return the values first, in the order of inputs, and operations such as "
-            "enqueue() after them."
+            f"{next(k for k, value in enumerate(values) if value is None)} is None and comes "
+            "before a value. Return the values first, in the order of inputs, and operations such "
+            "as enqueue() after them."
         )
     if len(values) != len(specs):
         raise LoopError(
@@ -127,21 +141,21 @@ def next_values(result: Any, specs: list[Any]) -> list[Any]:
             "loop through millrace.OutfeedQueue."
         )
     values = [jax.tree.map(as_array, value) for value in values]
-    found = [jax.tree.map(_spec, value) for value in values]
-    if found != specs:
+    new_specs = [jax.tree.map(_spec, value) for value in values]
+    if new_specs != specs:
         raise LoopError(
-            f"The body of a loop returned {_list(found)}, and inputs are {_list(specs)}. What "
-            "goes round a loop has fixed types: cast it in the body "
+            f"The body of a loop returned {_list(new_specs)}, and inputs are {_list(specs)}. The "
+            "carried values of a loop have fixed types: cast them in the body "
             "(keras.ops.cast(value, dtype)), or give inputs of the type that the body returns."
         )
     return values
 
 
-def truth_of(value: Any) -> Any:
-    """Returns what a condition returned as one truth value.
+def truth_of(value: ArrayLike) -> jax.Array:
+    """Returns the result of a condition as one truth value.
 
     Raises:
-        LoopError: if it is none.
+        LoopError: if it is an array or of another dtype than bool.
     """
     array = jnp.asarray(value)
     if array.shape != () or array.dtype != jnp.bool_:
@@ -152,29 +166,29 @@ def truth_of(value: Any) -> Any:
     return array
 
 
-def _spec(leaf: Any) -> Any:
+def _spec(leaf: Array) -> Spec:
     return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype)
 
 
-def _text(leaf: Any) -> str:
+def _text(leaf: Array | Spec) -> str:
     return f"{leaf.dtype}[{','.join(map(str, leaf.shape))}]"
 
 
-def _list(specs: list[Any]) -> str:
-    return "[" + ", ".join(str(jax.tree.map(_Written, spec)) for spec in specs) + "]"
+def _list(specs: Sequence[SpecTree]) -> str:
+    return "[" + ", ".join(str(jax.tree.map(_SpecText, spec)) for spec in specs) + "]"
 
 
-class _Written:
-    """Shows a spec as JAX does."""
+class _SpecText:
+    """Prints a spec as JAX does: float32[2,3]."""
 
-    def __init__(self, spec: Any):
+    def __init__(self, spec: Spec):
         self._spec = spec
 
     def __repr__(self) -> str:
         return _text(self._spec)
 
 
-def _name(function: Any) -> str:
+def _name(function: Callable[..., object]) -> str:
     return getattr(function, "__name__", type(function).__name__)
 
 

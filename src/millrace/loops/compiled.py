@@ -1,18 +1,19 @@
-"""A traced function that compiles itself for what it is called with, and logs it.
+"""A traced function that compiles itself for its arguments, and logs that.
 
-call -> as last time                       its executable: JAX looks whether it takes the arguments
-     -> other options of JAX, or on        the executable for these, compiled if it is new
+call -> as the last one                    its executable: JAX checks whether it takes the arguments
+     -> other options of JAX, or           the executable for these, compiled if it is new
         another device
-     -> within a trace, or without jit     JAX itself: it becomes part of what is being traced
+     -> within a trace, or without jit     JAX itself: it becomes part of the surrounding trace
 """
 
 import time
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from millrace._compat.jax_tracing import is_tracing, trace_options
 from millrace.compiling.call_description import Reason, shapes_of
@@ -20,33 +21,37 @@ from millrace.compiling.executable import Executable, finish
 from millrace.compiling.log import current_log
 from millrace.compiling.lowering import Lowering, progress, tracing
 from millrace.compiling.watch import call_watched, unwatched
+from millrace.pytrees import Array, ArrayTree
 from millrace.records.compilation import ProgramKey
 from millrace.threads.made_once import MadeOnce
+
+ProgramArgument: TypeAlias = "ArrayTree | np.generic"  # a NumPy scalar counts as an array
+ProgramArguments = tuple[ProgramArgument, ...]  # of a program, by position
 
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """What the user wrote that a program is made of, for the compile log."""
+    """The user's function or loop behind a program, for the compile log."""
 
     name: str  # "train", "repeat of step"
     number: int  # of the function or the loop
-    objects: tuple[Hashable, ...]  # which models it was given
-    key: Callable[[tuple[Any, ...]], ProgramKey]  # by the arguments of the program
-    given: Callable[[tuple[Any, ...]], Any]  # those of them that the user has given
-    seconds: float = 0.0  # that a first look at it has taken
+    objects: tuple[Hashable, ...]  # numbers of the models that it uses
+    key: Callable[[ProgramArguments], ProgramKey]
+    user_arguments: Callable[[ProgramArguments], object]  # those that the user has passed
+    seconds: float = 0.0  # spent on finding the variables that it touches
 
     def after(self, seconds: float) -> "Subject":
-        """Returns the same after another look."""
+        """Returns this subject with more seconds spent."""
         return replace(self, seconds=self.seconds + seconds)
 
-    def what(self, arguments: tuple[Any, ...]) -> str:
+    def what(self, arguments: ProgramArguments) -> str:
         """The program in words."""
-        shapes = shapes_of(self.given(arguments))
+        shapes = shapes_of(self.user_arguments(arguments))
         return f"{self.name} for {shapes}" if shapes else self.name
 
 
-class _Known(NamedTuple):
-    options: tuple[Any, ...]  # of JAX
+class _LastCall(NamedTuple):
+    options: tuple[Hashable, ...]  # of JAX
     executable: Executable
 
 
@@ -55,43 +60,43 @@ class Compiled:
 
     def __init__(
         self,
-        function: Callable[..., Any],
+        function: Callable[..., object],
         subject: Subject,
         shares: Callable[[], bool],
         donated: tuple[int, ...] = (),
     ):
-        """Compiles nothing yet.
+        """Prepares the function; compiles nothing yet.
 
         Args:
             function: to be traced.
-            subject: what it is made of.
-            shares: whether its executable may serve equal programs; asked once it is traced.
-            donated: numbers of arguments that are given away.
+            subject: for the compile log.
+            shares: whether the executable may serve equal programs; called after the trace.
+            donated: indices of arguments whose memory the program may reuse.
         """
         self._jitted = jax.jit(function, donate_argnums=donated)
         self._subject = subject
         self._shares = shares
         self._executables = MadeOnce[Executable]()
-        self._last: _Known | None = None
+        self._last: _LastCall | None = None
 
-    def lower(self, *arguments: Any) -> jax.stages.Lowered:
+    def lower(self, *arguments: ProgramArgument) -> jax.stages.Lowered:
         """Returns the program before XLA compiles it."""
         return self._jitted.lower(*arguments)
 
-    def prepare(self, *arguments: Any) -> None:
-        """Traces the function and compiles it, if that is new."""
+    def prepare(self, *arguments: ProgramArgument) -> None:
+        """Traces and compiles the function, unless there is an executable for these arguments."""
         if _is_left_to_jax():
             self._jitted.lower(*arguments)
         else:
             self._executable(arguments)
 
-    def zeros(self, *arguments: Any) -> Any:
-        """Compiles the function, if that is new, and returns zeros like its results."""
+    def zeros(self, *arguments: ProgramArgument) -> Any:
+        """Prepares the function, and returns zeros in the shapes of its results."""
         self.prepare(*arguments)
         specs = self._jitted.eval_shape(*arguments)
         return jax.tree.map(lambda spec: jnp.zeros(spec.shape, spec.dtype), specs)
 
-    def __call__(self, *arguments: Any) -> Any:
+    def __call__(self, *arguments: ProgramArgument) -> Any:
         """Runs the program."""
         last = self._last
         if last is not None and last.options == trace_options():
@@ -109,17 +114,17 @@ class Compiled:
         log.runs(self._subject.name)
         try:
             results = executable(*arguments)
-        except (TypeError, ValueError):  # JAX knows how to bring them there, or what is wrong
+        except (TypeError, ValueError):  # JAX moves the arguments there, or names the error
             return call_watched(self._jitted, arguments, {}, log)
-        self._last = _Known(trace_options(), executable)
+        self._last = _LastCall(trace_options(), executable)
         return results
 
-    def _executable(self, arguments: tuple[Any, ...]) -> Executable:
+    def _executable(self, arguments: ProgramArguments) -> Executable:
         leaves, tree = jax.tree.flatten(arguments)
         key = trace_options(), tree, tuple(map(_kind, leaves))
         return self._executables.get(key, lambda: self._compile(arguments))
 
-    def _compile(self, arguments: tuple[Any, ...]) -> Executable:
+    def _compile(self, arguments: ProgramArguments) -> Executable:
         log, subject = current_log(), self._subject
         what, devices = subject.what(arguments), _devices(arguments)
         log.begin(what)
@@ -141,8 +146,8 @@ class Compiled:
             again=reason.is_again,
             trace_seconds=between - begin + (subject.seconds if first else 0.0),
             lower_seconds=end - between,
-            batch=shapes_of(subject.given(arguments)),
-            # What has effects calls the host, through this very program.
+            batch=shapes_of(subject.user_arguments(arguments)),
+            # A program with effects calls the host through objects of its own.
             shares=len(devices) == 1 and not traced.jaxpr.effects and self._shares(),
         )
         with unwatched():
@@ -155,14 +160,14 @@ def _is_left_to_jax() -> bool:
     return is_tracing() or bool(jax.config.jax_disable_jit)  # type: ignore[attr-defined]
 
 
-def _kind(leaf: Any) -> tuple[Any, ...]:
-    """Returns what JAX compiles arguments anew for: also where they have to stay."""
-    is_bound = isinstance(leaf, jax.Array) and leaf.committed
-    return leaf.shape, leaf.dtype, leaf.sharding if is_bound else None
+def _kind(leaf: Array) -> tuple[Hashable, ...]:
+    """Returns the properties of an argument that JAX compiles for, its device among them."""
+    sharding = leaf.sharding if isinstance(leaf, jax.Array) and leaf.committed else None
+    return leaf.shape, leaf.dtype, sharding
 
 
-def _devices(arguments: tuple[Any, ...]) -> tuple[jax.Device, ...]:
-    """Returns where JAX runs a function: where its arguments have to stay, or the default."""
+def _devices(arguments: ProgramArguments) -> tuple[jax.Device, ...]:
+    """Returns where JAX runs a function: on the devices of committed arguments, or the default."""
     for leaf in jax.tree.leaves(arguments):
         if isinstance(leaf, jax.Array) and leaf.committed:
             return tuple(sorted(leaf.sharding.device_set, key=lambda device: device.id))

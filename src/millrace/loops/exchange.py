@@ -1,18 +1,18 @@
-"""What a loop and the host give each other between two chunks of iterations.
+"""Exchange of data between a loop and the host, before and after each chunk of iterations.
 
     host    infeed.take ->  block, start, count
-    loop                                           turn turn turn
-    host                                                          -> outs, used -> queue.receive
+    loop                                           iterations
+    host                                                       -> outs, used -> queue.receive
 
-Replicas make their turns together: a block has an element for each of them, `[turns, R, ...]`, in
-the order of the data set, and so has what they tap.
+Replicas run their iterations together: a block has an element for each of them,
+`[iterations, R, ...]` in the order of the data set, and so have their taps.
 
-An exception on the host is kept and ends the loop early, so what has been computed by then is not
-lost, and the caller sees the exception itself and not what JAX makes of it.
+An exception on the host is kept and ends the loop early: the iterations before it count, and the
+caller gets the exception itself, not JAX's error about it.
 """
 
 import time
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import numpy as np
@@ -21,46 +21,48 @@ from millrace.errors import DataError
 from millrace.feeds.block import BlockSlice
 from millrace.feeds.infeed_queue import InfeedQueue
 from millrace.loops.chunk import chunk_capacity
+from millrace.pytrees import Array, ArrayTree
+from millrace.taps.outfeed import OutfeedQueue
 from millrace.taps.taps import Tapped
 
-HOST_SECONDS = 2e-3  # of a chunk that the host calls: beside 0.1 ms, most of it overlapped
-CALLBACK_SECONDS = 8e-3  # between two callbacks: beside 0.5 ms, in which the device waits
-GROWTH = 4  # from one chunk to the next, at most
+HOST_SECONDS = 2e-3  # of a chunk that the host calls: the call takes 0.1 ms, mostly overlapped
+CALLBACK_SECONDS = 8e-3  # between two callbacks: each takes 0.5 ms, in which the device waits
+GROWTH = 4  # largest factor from one chunk to the next
 
 
-class Pace:
-    """Chooses the turns of the next chunk from the time that the last ones took."""
+class ChunkLength:
+    """Chooses the length of the next chunk from the time of the last one."""
 
     def __init__(self, capacity: int, seconds: float):
         self._capacity, self._seconds = capacity, seconds
-        self._turns = 1
+        self._iterations = 1
         self._begin: float | None = None
 
     @property
-    def turns(self) -> int:
-        """Turns that the next chunk should have at most."""
-        return self._turns
+    def iterations(self) -> int:
+        """The largest number of iterations for the next chunk."""
+        return self._iterations
 
     def begin(self) -> None:
         """Starts the clock of a chunk."""
         self._begin = time.perf_counter()
 
-    def end(self, turns: int) -> None:
-        """Stops it."""
-        if self._begin is None or not turns:
+    def end(self, iterations: int) -> None:
+        """Stops the clock, and adapts the length to the time of these iterations."""
+        if self._begin is None or not iterations:
             return
-        per_turn = max((time.perf_counter() - self._begin) / turns, 1e-9)
+        seconds = max((time.perf_counter() - self._begin) / iterations, 1e-9)
         self._begin = None
-        wanted = min(int(self._seconds / per_turn), GROWTH * self._turns, self._capacity)
-        self._turns = max(1, wanted)
+        fitting = min(int(self._seconds / seconds), GROWTH * self._iterations, self._capacity)
+        self._iterations = max(1, fitting)
 
 
 class Portion(NamedTuple):
-    """What the host gives a loop for its next chunk."""
+    """The elements of the next chunk."""
 
-    block: Any  # leaves [capacity, ...]; None without an infeed
+    block: ArrayTree  # leaves [capacity, ...]; None without an infeed
     start: int
-    turns: int  # 0 ends the loop
+    iterations: int  # 0 ends the loop
 
 
 class Exchange:
@@ -74,25 +76,25 @@ class Exchange:
         replicas: int = 1,
         may_end_early: bool = False,
     ):
-        """Waits for the infeed's first element, which tells its shape.
+        """Waits for the infeed's first element, for its shape.
 
         Args:
-            infeed: None if the loop has none.
-            tapped: queues, and specs of what one turn of one replica gives them.
-            seconds: that a chunk is to take.
-            replicas: that make each turn together.
-            may_end_early: whether a loop may not use all turns of a portion.
+            infeed: of the loop; None without one.
+            tapped: queues, and specs of their elements from one iteration of one replica.
+            seconds: intended duration of a chunk.
+            replicas: number of replicas that run each iteration together.
+            may_end_early: whether the loop may end before it has used all of a portion.
         """
         self.infeed = infeed
-        self.keys: tuple[Any, ...] = tapped.keys
+        self.queues: tuple[OutfeedQueue, ...] = tapped.keys  # type: ignore[assignment]
         capacity = None
-        self.empty: Any = None  # a block of zeros
+        self.empty: ArrayTree = None  # a block of zeros
         if infeed is not None:
             block = infeed.block()
             capacity, self._spec = block.capacity, block.spec
             self.empty = jax.tree.map(np.zeros_like, block.batches)
             if replicas > 1:
-                # What a loop of replicas takes it uses: they have no way to put elements back.
+                # Replicas must use all elements that they take: they cannot put any back.
                 capacity = 1 if may_end_early else max(1, capacity // replicas)
                 self.empty = jax.tree.map(
                     lambda leaf: np.zeros((capacity, replicas, *leaf.shape[1:]), leaf.dtype),
@@ -101,27 +103,27 @@ class Exchange:
         self.replicas = replicas
         self.capacity = chunk_capacity(tapped, capacity)
         self.error: BaseException | None = None
-        self._pace = Pace(self.capacity, seconds)
-        self._given = 0
+        self._length = ChunkLength(self.capacity, seconds)
+        self._taken = 0  # elements in the last portion
 
     def open(self) -> None:
         """Begins a run of the program."""
         self.error = None
-        self._given = 0
-        for queue in self.keys:
+        self._taken = 0
+        for queue in self.queues:
             queue.expect()
 
     def close(self, failure: BaseException | None = None) -> BaseException | None:
-        """Ends a run: nothing more will arrive.
+        """Ends a run of the program, and tells the queues.
 
         Args:
-            failure: what has ended the program; None if it came to its end.
+            failure: exception that ended the program; None if it finished.
 
         Returns:
-            What failed on the host, or the failure; None if nothing did.
+            The exception on the host if there was one, else `failure`.
         """
         error, self.error = self.error or failure, None
-        for queue in self.keys:
+        for queue in self.queues:
             if error is not None:
                 queue.fail(error)
             else:
@@ -129,55 +131,56 @@ class Exchange:
         return error
 
     def portion(self, remaining: int) -> Portion:
-        """Returns what the next chunk is to run on."""
+        """Returns the elements of the next chunk, of `remaining` iterations or fewer."""
         try:
-            portion = self._portion(min(remaining, self._pace.turns))
+            portion = self._portion(min(remaining, self._length.iterations))
         except BaseException as error:  # raised by `close`, in the caller
             self.error = error
             portion = Portion(self.empty, 0, 0)
-        self._given = portion.turns
-        self._pace.begin()
+        self._taken = portion.iterations
+        self._length.begin()
         return portion
 
-    def _portion(self, wanted: int) -> Portion:
-        if self.error is not None or wanted < 1:
+    def _portion(self, at_most: int) -> Portion:
+        if self.error is not None or at_most < 1:
             return Portion(self.empty, 0, 0)
         if self.infeed is None:
-            return Portion(None, 0, wanted)
+            return Portion(None, 0, at_most)
         if (spec := self.infeed.block().spec) != self._spec:
             raise DataError(
                 f"The elements of {self.infeed!r} are {spec} now, and the loop was compiled for "
                 f"{self._spec}. Use a queue for each kind of element."
             )
         if self.replicas > 1:
-            return self._portion_of_replicas(wanted)
-        segment = self.infeed.take(wanted)
-        return Portion(segment.block.batches, segment.start, segment.count)
+            return self._portion_of_replicas(self.infeed, at_most)
+        elements = self.infeed.take(at_most)
+        return Portion(elements.block.batches, elements.start, elements.count)
 
-    def _portion_of_replicas(self, wanted: int) -> Portion:
-        """Copies elements together: what is ready, and what is missing to a whole turn."""
+    def _portion_of_replicas(self, infeed: InfeedQueue, at_most: int) -> Portion:
+        """Copies the elements that are ready, and those that complete an iteration of all."""
         block = jax.tree.map(np.zeros_like, self.empty)
-        flat = jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), block)  # the same
-        taken, missing = 0, wanted * self.replicas
+        # Views of the same memory.
+        flat = jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), block)
+        taken, missing = 0, at_most * self.replicas
         while missing:
             try:
-                segment = self.infeed.take(missing)  # type: ignore[union-attr]
+                elements = infeed.take(missing)
             except Exception:
                 if taken < self.replicas:
                     raise
-                break  # the queue raises it again, after the turns that there are elements for
-            _copy_rows(flat, taken, segment)
-            taken += segment.count
+                break  # the queue raises it again, after the iterations that have elements
+            _copy_rows(flat, taken, elements)
+            taken += elements.count
             missing = -taken % self.replicas
         return Portion(block, 0, taken // self.replicas)
 
-    def deliver(self, values: Any, used: int) -> None:
-        """Takes what a chunk has tapped: for each queue a tree of `[capacity, ...]`."""
+    def deliver(self, values: tuple[ArrayTree, ...], used: int) -> None:
+        """Gives the taps of a chunk to the queues: for each a tree of `[capacity, ...]`."""
         try:
-            # Copied: the memory is the program's, or has more room than is in use.
+            # Copied: the program reuses the memory, and it has `capacity` entries.
             entries = jax.tree.map(lambda leaf: np.array(np.asarray(leaf)[:used]), values)
-            self._pace.end(used)
-            for queue, entry in zip(self.keys, entries, strict=True):
+            self._length.end(used)
+            for queue, entry in zip(self.queues, entries, strict=True):
                 if used:
                     queue.expect()
                     queue.receive(entry, used)
@@ -185,15 +188,15 @@ class Exchange:
             self.error = self.error or error
 
     def give_back(self, used: int) -> None:
-        """Puts elements back that the last portion had and the loop did not use."""
-        if self.infeed is not None and used < self._given:
-            self.infeed.give_back(self._given - used)
-        self._given = used
+        """Puts elements of the last portion back that the loop did not use."""
+        if self.infeed is not None and used < self._taken:
+            self.infeed.give_back(self._taken - used)
+        self._taken = used
 
 
-def _copy_rows(to: Any, at: int, segment: BlockSlice) -> None:
-    rows = slice(segment.start, segment.start + segment.count)
-    for target, leaf in zip(
-        jax.tree.leaves(to), jax.tree.leaves(segment.block.batches), strict=True
-    ):
-        target[at : at + segment.count] = leaf[rows]
+def _copy_rows(to: ArrayTree, at: int, elements: BlockSlice) -> None:
+    rows = slice(elements.start, elements.start + elements.count)
+    targets: list[np.ndarray] = jax.tree.leaves(to)
+    sources: list[Array] = jax.tree.leaves(elements.block.batches)
+    for target, source in zip(targets, sources, strict=True):
+        target[at : at + elements.count] = source[rows]

@@ -1,17 +1,18 @@
-"""A function of the user's, compiled with the Keras variables that it touches.
+"""A user's function, compiled together with the Keras variables that it uses.
 
 train(steps, model)      steps, an array -> argument        model, an object -> part of the program
   a program for these shapes and objects?    no -> Program(...)
   -> its results
 """
 
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
 import keras
 import numpy as np
+from jax.typing import ArrayLike
 
 from millrace._compat.jax_tracing import is_tracing
 from millrace._compat.keras_scope import current_scope
@@ -20,20 +21,21 @@ from millrace.compiling.call_description import name_of, new_number
 from millrace.compiling.log import current_log
 from millrace.compiling.watch import unwatched
 from millrace.errors import ModelError, OptionError
-from millrace.loops.compiled import Subject
+from millrace.loops.compiled import ProgramArguments, Subject
 from millrace.loops.host_driven import OnHost
 from millrace.loops.log_subject import is_array, key_of_function, models_of, objects_of
-from millrace.loops.program import Program
-from millrace.loops.replication import Launch, current_launch
+from millrace.loops.program import LoopProgram
+from millrace.loops.replication import ReplicaLaunch, current_launch
 from millrace.loops.scope import Touched
 from millrace.options import whole_number
-from millrace.records.compilation import Aspect, KeyField
+from millrace.pytrees import Array
+from millrace.records.compilation import Aspect, KeyField, ProgramKey
 from millrace.threads.made_once import MadeOnce
 
 
 @checked
-def compile(fn: Callable[..., Any], *, replicas: int | None = None) -> "CompiledFunction":
-    """Compiles a function that uses Keras layers, losses, metrics and optimizers as they are.
+def compile(fn: Callable[..., object], *, replicas: int | None = None) -> "CompiledFunction":
+    """Compiles a function that uses stock Keras layers, losses, metrics and optimizers.
 
         @millrace.compile
         def train(steps):
@@ -43,20 +45,21 @@ def compile(fn: Callable[..., Any], *, replicas: int | None = None) -> "Compiled
         strategy.run(train, [1000])
 
     Numbers and arrays are arguments of the program: it is compiled once for all of their values.
-    Everything else is part of it: another model or another text is another program.
+    Everything else is part of the program: another model or another string makes another program.
 
-    As several replicas the function runs side by side, each replica with copies of the variables
-    of its own, which are equal as long as the function sees to it: by CrossReplicaOptimizer, say.
-    Element j of an infeed goes to replica j % replicas, elements of outfeeds have an axis
-    `[replicas]`, and variables and results are those of replica 0. All replicas run on one device.
+    With several replicas the function runs side by side on different data. Each replica has its
+    own copies of the variables. Keeping them equal is up to the function, for example with
+    CrossReplicaOptimizer. Element j of an infeed goes to replica `j % replicas`, elements of
+    outfeeds have an axis `[replicas]`, and the variables and results are those of replica 0. All
+    replicas run on one device.
 
-    A function that only the host can drive, since there is a pipeline over several devices in it,
-    is called as it is, each time.
+    A function with a pipeline over several devices cannot be compiled as one program. It is called
+    without compilation, and the host drives the pipeline.
 
     Args:
-        fn: what is compiled, as a whole and when it is first called.
-        replicas: how many times the program runs on data of its own. None is once, or as often as
-            who runs the function says.
+        fn: compiled as a whole when it is first called.
+        replicas: number of replicas. None uses one, or the number that the caller of the function
+            has chosen, such as an IPU strategy.
 
     Raises:
         OptionError: if `fn` is not a function, or `replicas` not a number of at least 1.
@@ -71,11 +74,11 @@ def compile(fn: Callable[..., Any], *, replicas: int | None = None) -> "Compiled
 
 
 class CompiledFunction:
-    """What `millrace.compile` returns. Call it, or give it to `strategy.run`."""
+    """A function compiled by `millrace.compile`. Call it, or pass it to `strategy.run`."""
 
-    def __init__(self, fn: Callable[..., Any], replicas: int | None = None):
+    def __init__(self, fn: Callable[..., object], replicas: int | None = None):
         self._fn, self._replicas = fn, replicas
-        self._programs = MadeOnce[Program | None]()  # None where the host drives
+        self._programs = MadeOnce[LoopProgram | None]()  # None where the host drives
         self._number = new_number()
         self.__name__ = getattr(fn, "__name__", type(fn).__name__)
         self.__doc__ = getattr(fn, "__doc__", None)
@@ -83,120 +86,141 @@ class CompiledFunction:
 
     @property
     def compilations(self) -> int:
-        """How many programs have been made so far: one for each set of shapes and objects."""
+        """Number of programs so far: one for each combination of shapes and objects."""
         return sum(program is not None for program in self._programs.values())
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Runs the program, and gives the variables that it assigns their new values."""
+    def __call__(self, *args: object, **kwargs: object) -> Any:
+        """Runs the program, and updates the variables that the function assigns."""
         program, arrays = self._program(args, kwargs)
         return self._fn(*args, **kwargs) if program is None else program.run(arrays)
 
-    def lower(self, *args: Any, **kwargs: Any) -> jax.stages.Lowered:
+    def lower(self, *args: object, **kwargs: object) -> jax.stages.Lowered:
         """Returns the program for these arguments before XLA compiles it.
 
         Raises:
-            ModelError: if there is none, since the host drives the function.
+            ModelError: if the function has a pipeline in it, which the host drives.
         """
         program, arrays = self._program(args, kwargs)
         if program is None:
             raise ModelError(
-                f"{self!r} has a pipeline over several devices in it, which is no one program. "
-                "Call it."
+                f"{self!r} contains a pipeline over several devices, which is not a single "
+                "program. Call the function."
             )
         return program.lower(arrays)
 
     def __repr__(self) -> str:
         return f"<millrace.compile of {self.__name__}>"
 
-    def _program(self, args: Any, kwargs: Any) -> tuple[Program | None, list[Any]]:
+    def _program(
+        self, args: tuple[object, ...], kwargs: dict[str, object]
+    ) -> tuple[LoopProgram | None, list[Array]]:
         leaves, treedef = jax.tree.flatten((args, kwargs))
-        kinds = [is_array(leaf) for leaf in leaves]
-        arrays = [_as_argument(x) for x, array in zip(leaves, kinds, strict=True) if array]
-        rest = [x for x, array in zip(leaves, kinds, strict=True) if not array]
+        are_arrays = [is_array(leaf) for leaf in leaves]
+        arrays = [_as_argument(x) for x, array in zip(leaves, are_arrays, strict=True) if array]
+        static = [x for x, array in zip(leaves, are_arrays, strict=True) if not array]
         launch = self._launch()
         key = (
             launch and launch.devices,
             treedef,
-            tuple(kinds),
+            tuple(are_arrays),
             tuple(map(_type, arrays)),
-            tuple(x if isinstance(x, str | bool) else id(x) for x in rest),
+            tuple(x if isinstance(x, str | bool) else id(x) for x in static),
             jax.config.jax_default_device,  # type: ignore[attr-defined]
         )
 
-        def make() -> Program | None:
+        def make() -> LoopProgram | None:
             current_log().begin(name_of(self._fn))
-            call = _Call(self._fn, self._number, treedef, kinds, rest, launch)
+            call = _StaticCall(
+                self._fn, self._number, _Template(treedef, are_arrays, static), launch
+            )
             with unwatched():
                 return _traced(call, arrays, launch)
 
         return self._programs.get(key, make), arrays
 
-    def _launch(self) -> Launch | None:
-        if _is_within_a_trace():  # whose replicas this function's are
+    def _launch(self) -> ReplicaLaunch | None:
+        if _is_within_a_trace():  # this function belongs to the replicas of that trace
             return None
-        return current_launch() if self._replicas is None else Launch(self._replicas)
+        return current_launch() if self._replicas is None else ReplicaLaunch(self._replicas)
 
 
-def _traced(call: "_Call", arrays: list[Any], launch: Launch | None) -> Program | None:
+def _traced(
+    call: "_StaticCall", arrays: list[Array], launch: ReplicaLaunch | None
+) -> LoopProgram | None:
     try:
-        return Program(call, arrays, call.subject, launch)
+        return LoopProgram(call, arrays, call.subject, launch)
     except OnHost:
         if _is_within_a_trace():
             raise
         return None
 
 
-class _Call:
-    """The function with all arguments in place that are no arrays; it keeps them alive."""
+@dataclass(frozen=True, slots=True)
+class _Template:
+    """The arguments of a call, with gaps where arrays are."""
+
+    treedef: jax.tree_util.PyTreeDef
+    are_arrays: list[bool]  # of all leaves
+    static: list[object]  # the other leaves
+
+    def filled(self, arrays: Iterable[Array | None]) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
+        """Returns the arguments by position and by name."""
+        arrays, static = iter(arrays), iter(self.static)
+        leaves = [next(arrays) if is_array else next(static) for is_array in self.are_arrays]
+        return jax.tree.unflatten(self.treedef, leaves)
+
+    def without_arrays(self) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
+        """Returns the arguments with None for each array."""
+        return self.filled([None] * len(self.are_arrays))
+
+
+class _StaticCall:
+    """The function with its static arguments, as a function of arrays."""
 
     def __init__(
         self,
-        fn: Any,
+        fn: Callable[..., object],
         number: int,
-        treedef: Any,
-        is_array: list[bool],
-        rest: list[Any],
-        launch: Launch | None,
+        template: _Template,
+        launch: ReplicaLaunch | None,
     ):
-        self._fn, self._number, self._launch = fn, number, launch
-        self._treedef, self._is_array, self._rest = treedef, is_array, rest
+        self._fn, self._number, self._template = fn, number, template
+        self._launch = launch
 
-    def __call__(self, arrays: list[Any]) -> Any:
-        args, kwargs = self._arguments(arrays)
-        return jax.tree.map(_bare, self._fn(*args, **kwargs))
+    def __call__(self, arrays: Sequence[Array]) -> Any:
+        args, kwargs = self._template.filled(arrays)
+        return jax.tree.map(_value_of, self._fn(*args, **kwargs))
 
     def subject(self, touched: Touched, seconds: float) -> Subject:
-        """Returns what the compile log is told: with the arguments as the user passes them."""
+        """Returns a description for the compile log, with the arguments as the user passes them."""
         name = name_of(self._fn)
-        args, kwargs = self._arguments([None] * len(self._is_array))
-        objects = objects_of(self._fn, args, kwargs)
-        identity = [("function object", str(self._number)), *objects]
+        objects = objects_of(self._fn, *self._template.without_arrays())
+        ids = [("function object", str(self._number)), *objects]
 
-        def key(arguments: tuple[Any, ...]) -> Any:
-            args, kwargs = self._arguments(arguments[-1])
-            made = key_of_function(name, self._fn, args, kwargs, touched, identity)
+        def key(arguments: ProgramArguments) -> ProgramKey:
+            args, kwargs = self._template.filled(_arrays_of(arguments))
+            key = key_of_function(name, self._fn, args, kwargs, touched, ids)
             count = 1 if self._launch is None else self._launch.replicas
             if count == 1:
-                return made
+                return key
             replicas = KeyField(Aspect.OPTION, "replicas", str(count))
-            return replace(made, fields=(*made.fields, replicas))
+            return replace(key, fields=(*key.fields, replicas))
 
-        models = models_of(objects)
-        return Subject(name, self._number, models, key, lambda given: given[-1], seconds)
-
-    def _arguments(self, arrays: list[Any]) -> Any:
-        given, rest = iter(arrays), iter(self._rest)
-        leaves = [next(given) if array else next(rest) for array in self._is_array]
-        return jax.tree.unflatten(self._treedef, leaves)
+        return Subject(name, self._number, models_of(objects), key, _arrays_of, seconds)
 
 
-def _type(array: Any) -> tuple[Any, ...]:
+def _arrays_of(arguments: ProgramArguments) -> list[Array]:
+    """Returns the user's arrays among the arguments of a program."""
+    return arguments[-1]  # type: ignore[return-value]
+
+
+def _type(array: Array) -> tuple[Hashable, ...]:
     if isinstance(array, jax.Array):
         return array.shape, array.dtype, array.weak_type
     return array.shape, jax.dtypes.canonicalize_dtype(array.dtype), False
 
 
-def _as_argument(leaf: Any) -> Any:
+def _as_argument(leaf: ArrayLike) -> Any:
     if not isinstance(leaf, int | float | complex):
         return leaf
     # A number that 32 bits do not hold is an OverflowError here.
@@ -207,5 +231,5 @@ def _is_within_a_trace() -> bool:
     return current_scope() is not None or is_tracing()
 
 
-def _bare(leaf: Any) -> Any:
+def _value_of(leaf: object) -> object:
     return leaf.value if isinstance(leaf, keras.Variable) else leaf

@@ -1,11 +1,11 @@
-"""Gradients of a function that uses Keras variables as they are.
+"""Gradients of a function with respect to the Keras variables that it uses.
 
 fn reads variables -> a scope gives it traced values in their place -> jax.value_and_grad
 fn assigns others (seeds, running statistics) -> returned next to the loss, assigned outside
 """
 
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import keras
@@ -14,11 +14,16 @@ from millrace.errors import LoopError, OptionError
 from millrace.loops.scope import VariableScope
 from millrace.taps.taps import collecting, tap_again
 
+FunctionResult = TypeVar("FunctionResult")
+
 
 def value_and_grad(
-    fn: Callable[..., Any], variables: Iterable[Any], *args: Any, **kwargs: Any
-) -> tuple[Any, list[Any]]:
-    """Calls `fn` and differentiates what it returns by variables.
+    fn: Callable[..., FunctionResult],
+    variables: Iterable[keras.Variable],
+    *args: object,
+    **kwargs: object,
+) -> tuple[FunctionResult, list[jax.Array]]:
+    """Calls `fn` and differentiates its loss with respect to variables.
 
         weights = model.trainable_variables
         loss, grads = millrace.value_and_grad(lambda: loss_fn(y, model(x)), weights)
@@ -27,14 +32,14 @@ def value_and_grad(
     Args:
         fn: returns the loss, a scalar, or a tuple that begins with it.
         variables: Keras variables that `fn` uses.
-        *args: what `fn` is called with.
-        **kwargs: the same, by name.
+        *args: arguments for `fn`.
+        **kwargs: keyword arguments for `fn`.
 
     Returns:
-        What `fn` returned, and a list of gradients in the order of `variables`.
+        The result of `fn`, and a list of gradients in the order of `variables`.
 
     Raises:
-        LoopError: if `fn` is no function, or the loss no scalar of a floating type.
+        LoopError: if `fn` is not a function, or the loss not a scalar of a floating type.
         OptionError: if `variables` cannot be iterated.
     """
     if not callable(fn):
@@ -50,9 +55,9 @@ def value_and_grad(
             f"{variables!r} of type {type(variables).__name__}. Set variables={advice}."
         )
     variables = list(variables)
-    assigned: list[Any] = []
+    assigned: list[keras.Variable] = []
 
-    def differentiated(values: list[Any]) -> Any:
+    def differentiated(values: list[jax.Array]) -> Any:
         with VariableScope(zip(variables, values, strict=True)) as scope:
             result, tapped = collecting(fn)(*args, **kwargs)
             assigned[:] = scope.assigned.values()
@@ -68,7 +73,7 @@ def value_and_grad(
     return result, gradients
 
 
-def _loss_of(result: Any) -> jax.Array:
+def _loss_of(result: object) -> jax.Array:
     loss = jax.numpy.asarray(result[0] if isinstance(result, tuple) else result)
     if loss.shape != () or not jax.numpy.issubdtype(loss.dtype, jax.numpy.floating):
         raise LoopError(

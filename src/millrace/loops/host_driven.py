@@ -1,8 +1,8 @@
-"""Loops whose body the host drives, such as one with a pipeline in it.
+"""Loops that the host drives because of their bodies, which have pipelines in them.
 
-trace of a function -> require_host() raises OnHost -> the function is called as it is, untraced
+trace of a function -> require_host() raises OnHost -> the function is called without a trace
 
-values, element -> body, untraced -> values        what it enqueues arrives after each turn
+values, element -> body, untraced -> values        taps arrive after each iteration
 """
 
 import itertools
@@ -16,47 +16,48 @@ from millrace._compat.jax_tracing import is_tracing
 from millrace._compat.keras_scope import current_scope
 from millrace.feeds.infeed_queue import InfeedQueue
 from millrace.loops.body import Body, Carried, next_values, truth_of
+from millrace.pytrees import ArrayTree
 from millrace.taps.taps import collecting
 
 
 class OnHost(BaseException):
-    """Ends the trace of a function that the host has to drive."""
+    """Ends the trace of a function that the host must drive."""
 
 
 def require_host() -> None:
-    """Ends the trace that is going on, if any.
+    """Ends the current trace, if there is one.
 
     Raises:
-        OnHost: caught by what had begun the trace of a function of the user's.
+        OnHost: caught where millrace has begun to trace the user's function.
     """
     if is_tracing() or current_scope() is not None:
         raise OnHost
 
 
 class LoopByHost:
-    """A loop of Python."""
+    """A loop of Python, which calls the body without compiling it."""
 
     def __init__(
         self,
-        body: Callable[..., Any],
-        condition: Callable[..., Any] | None,
+        body: Callable[..., object],
+        condition: Callable[..., object] | None,
         carried: Carried,
         infeed: InfeedQueue | None,
     ):
         self._body, self._specs, self._infeed = Body(body), carried.specs, infeed
         self._condition = None if condition is None else Body(condition, "condition")
 
-    def run(self, values: list[Any], limit: int | None) -> list[Any]:
-        """Runs the loop; returns what the last turn has.
+    def run(self, values: list[ArrayTree], limit: int | None) -> list[ArrayTree]:
+        """Runs the loop, and returns the values after the last iteration.
 
         Args:
-            values: what goes in.
-            limit: turns, at most; None is no limit.
+            values: carried into the first iteration.
+            limit: the largest number of iterations; None for no limit.
         """
         for _ in itertools.count() if limit is None else range(limit):
             if self._condition is not None and not truth_of(self._condition(values)):
                 break
-            values, tapped = collecting(self._turn)(values, self._element())
+            values, tapped = collecting(self._iteration)(values, self._element())
             for queue, value in tapped.items():
                 queue.expect()
                 queue.receive(jax.tree.map(lambda leaf: np.array(leaf)[None], value), 1)
@@ -65,8 +66,8 @@ class LoopByHost:
     def _element(self) -> Any:
         if self._infeed is None:
             return None
-        segment = self._infeed.take(1)
-        return jax.tree.map(lambda leaf: leaf[segment.start], segment.block.batches)
+        elements = self._infeed.take(1)
+        return jax.tree.map(lambda leaf: leaf[elements.start], elements.block.batches)
 
-    def _turn(self, values: list[Any], element: Any) -> list[Any]:
+    def _iteration(self, values: list[ArrayTree], element: ArrayTree) -> list[ArrayTree]:
         return next_values(self._body(values, element), self._specs)

@@ -1,73 +1,85 @@
-"""A loop that the host drives: chunks of turns, one call of compiled code for each.
+"""A loop in chunks of iterations, each of them one call of compiled code by the host.
 
     host      take 1 | call 1 | take 2 | call 2 | outs of 1 | take 3 | call 3 | outs of 2
     device                    |---------- 1 ----------|---------- 2 ----------|------- 3 --
 
-Results of a chunk are delivered while the next one runs, without a callback in the program. What
-is carried is given from one call to the next; the variables get it back at the end.
+Results of a chunk are delivered while the next one runs, without a callback in the program. The
+carry goes from one call to the next; the variables get their values back at the end.
 """
 
 import threading
-from typing import Any
+from typing import TypeVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from millrace.loops.chunk import ChunkResult, room, run_chunk
+from millrace.feeds.infeed_queue import InfeedQueue
+from millrace.loops.chunk import ChunkResult, IterationCarry, empty_outs, run_chunk
 from millrace.loops.compiled import Compiled, Subject
 from millrace.loops.exchange import Exchange
-from millrace.loops.iteration import Carry, Turn
+from millrace.loops.iteration import Iteration
 from millrace.loops.program import exchanging
 from millrace.loops.scope import Context, VariableScope, put, value_of
+from millrace.pytrees import ArrayTree
+
+CarryTree = TypeVar("CarryTree")
 
 
 class HostLoop:
-    """A loop with queues, compiled once for all numbers of turns."""
+    """A loop with queues, compiled once for all numbers of iterations."""
 
-    def __init__(self, turn: Turn, infeed: Any, subject: Subject):
-        self._turn = turn
-        self._exchange = Exchange(infeed, turn.tapped)
-        self._inner: list[Any] | None = None  # exchanges of loops in the body, once traced
-        # What is carried is given away: it is a copy that nobody else holds.
+    def __init__(self, iteration: Iteration, infeed: InfeedQueue | None, subject: Subject):
+        self._iteration = iteration
+        self._exchange = Exchange(infeed, iteration.tapped)
+        self._inner: list[Exchange] = []  # of loops in the body, once it has been traced
+        self._is_traced = False
+        # The carry is donated: it is a copy, to which there are no other references.
         self._chunk = Compiled(
             self._traced,
             subject,
-            shares=lambda: not turn.tapped and not self._inner,  # those belong to queues
+            shares=lambda: not iteration.tapped and not self._inner,  # those belong to queues
             donated=(0,),
         )
+        # Variables and queues belong to one run at a time. The body is traced without the lock.
         self._lock = threading.Lock()
 
-    def run(self, values: list[Any], limit: int) -> list[Any]:
-        """Runs the loop, and gives the variables their new values.
+    def run(self, values: list[ArrayTree], limit: int) -> list[ArrayTree]:
+        """Runs the loop, and assigns the variables their new values.
 
         Args:
-            values: what goes in.
-            limit: turns, at most.
+            values: carried into the first iteration.
+            limit: the largest number of iterations.
 
         Raises:
-            Exception: what the data set has raised. The turns before have then been run.
+            Exception: of the data set. The iterations before it have been run.
         """
-        touched = self._turn.touched
+        if not self._is_traced:
+            self._trace(values)
+        touched = self._iteration.touched
         with self._lock:
             states = list(map(value_of, touched.changed))
             fixed = list(map(value_of, touched.fixed))
             carry = _copies((values, states))
-            if self._inner is None:
-                # The trace tells whether there are loops in the body that exchange values with
-                # the host, too.
-                nothing = np.int32(0), np.int32(0)
-                self._chunk.prepare(carry, fixed, self._exchange.empty, *nothing)
-            inner = self._inner or []
-            waits = self._turn.goes_on is not None or inner
+            waits = self._iteration.goes_on is not None or self._inner
             run = self._run_in_step if waits else self._run_ahead
-            with exchanging([self._exchange, *inner]):
+            with exchanging([self._exchange, *self._inner]):
                 values, states = run(carry, fixed, limit)
                 put(touched.changed, states)
         return values
 
-    def _run_ahead(self, carry: Carry, fixed: list[Any], limit: int) -> Carry:
-        """Calls a chunk before the results of the one before are there."""
+    def _trace(self, values: list[ArrayTree]) -> None:
+        """Compiles a chunk, which finds the loops in the body that exchange values, too."""
+        touched = self._iteration.touched
+        carry = _copies((values, list(map(value_of, touched.changed))))
+        fixed = list(map(value_of, touched.fixed))
+        self._chunk.prepare(carry, fixed, self._exchange.empty, np.int32(0), np.int32(0))
+        self._is_traced = True
+
+    def _run_ahead(
+        self, carry: IterationCarry, fixed: list[jax.Array], limit: int
+    ) -> IterationCarry:
+        """Calls a chunk before the results of the previous one have arrived."""
         pending: tuple[ChunkResult, int] | None = None
         done = 0
         while done < limit:
@@ -79,7 +91,7 @@ class HostLoop:
             if pending is not None:
                 self._deliver(*pending)
             pending = (result, count)
-        if pending is not None and (self._exchange.keys or self._exchange.error):
+        if pending is not None and (self._exchange.queues or self._exchange.error):
             self._deliver(*pending)
         return carry
 
@@ -87,8 +99,10 @@ class HostLoop:
         jax.block_until_ready(result.used)
         self._exchange.deliver(result.outs.values, count)
 
-    def _run_in_step(self, carry: Carry, fixed: list[Any], limit: int) -> Carry:
-        """Waits for each chunk, where only its result tells whether there is another."""
+    def _run_in_step(
+        self, carry: IterationCarry, fixed: list[jax.Array], limit: int
+    ) -> IterationCarry:
+        """Waits for each chunk, because its result decides whether another one follows."""
         exchange, done = self._exchange, 0
         result = self._call(carry, fixed, exchange.empty, 0, 0)
         while result.more and done < limit:
@@ -100,22 +114,35 @@ class HostLoop:
             exchange.give_back(used)
             exchange.deliver(result.outs.values, used)
             done += used
-            if any(inner.error for inner in self._inner or ()):
+            if any(inner.error for inner in self._inner):
                 break
         return result.carry
 
-    def _call(self, carry: Carry, fixed: list[Any], block: Any, start: int, count: int) -> Any:
+    def _call(
+        self,
+        carry: IterationCarry,
+        fixed: list[jax.Array],
+        block: ArrayTree,
+        start: int,
+        count: int,
+    ) -> ChunkResult:
         return self._chunk(carry, fixed, block, np.int32(start), np.int32(count))
 
-    def _traced(self, carry: Carry, fixed: list[Any], block: Any, start: Any, count: Any) -> Any:
-        exchanges = self._inner = self._inner or []
-        context, turn = Context(exchanges=exchanges), self._turn
-        with VariableScope(zip(turn.touched.fixed, fixed, strict=True), context):
-            context.claim(turn.tapped)
-            empty = room(turn.tapped, self._exchange.capacity)
-            return run_chunk(turn, turn.goes_on, carry, block, start, count, empty)
+    def _traced(
+        self,
+        carry: IterationCarry,
+        fixed: list[jax.Array],
+        block: ArrayTree,
+        start: jax.Array,
+        count: jax.Array,
+    ) -> ChunkResult:
+        context, iteration = Context(exchanges=self._inner), self._iteration
+        with VariableScope(zip(iteration.touched.fixed, fixed, strict=True), context):
+            context.claim(iteration.tapped)
+            empty = empty_outs(iteration.tapped, self._exchange.capacity)
+            return run_chunk(iteration, iteration.goes_on, carry, block, start, count, empty)
 
 
 @jax.jit
-def _copies(tree: Any) -> Any:
+def _copies(tree: CarryTree) -> CarryTree:
     return jax.tree.map(jnp.copy, tree)

@@ -1,7 +1,7 @@
-"""One turn of a loop as a pure function: carried values and variables in, and out again.
+"""One iteration of a loop as a pure function of carried values and variables.
 
-carry = (values, states)        turn(carry, element) -> carry, Tapped
-                                goes_on(carry)       -> truth value
+carry = (values, states)        iteration(carry, element) -> carry, Tapped
+                                goes_on(carry)            -> truth value
 """
 
 from collections.abc import Callable
@@ -10,53 +10,53 @@ from typing import Any
 import jax
 
 from millrace.loops.body import Body, Carried, next_values, truth_of
+from millrace.loops.chunk import IterationCarry
 from millrace.loops.replication import holds_anywhere
-from millrace.loops.scope import LoopAround, Touched, VariableScope, inside, look_at
+from millrace.loops.scope import EnclosingLoop, Touched, VariableScope, in_body_of, look_at
+from millrace.pytrees import ArrayTree, SpecTree
 from millrace.taps.taps import Tapped, collecting
 
-Carry = tuple[list[Any], list[Any]]
 
-
-class Turn:
-    """A body and, where the loop has one, its condition, with the variables that they touch."""
+class Iteration:
+    """The body and the condition of a loop, with the variables that they touch."""
 
     def __init__(
         self,
-        body: Callable[..., Any],
+        body: Callable[..., object],
         carried: Carried,
-        condition: Callable[..., Any] | None = None,
-        element: Any = None,
+        condition: Callable[..., object] | None = None,
+        element: SpecTree = None,
     ):
-        """Looks at both once.
+        """Traces both once, to find the variables.
 
         Args:
             body: of the user.
-            carried: what goes round.
-            condition: of the user; None goes on for ever.
-            element: specs of one element of the infeed; None if there is none.
+            carried: values that the loop carries.
+            condition: of the user; None never ends the loop.
+            element: specs of one element of the infeed; None without an infeed.
 
         Raises:
-            LoopError: if they do not fit what is carried.
+            LoopError: if body or condition do not fit the carried values and the element.
         """
         self._body, self._specs = Body(body), carried.specs
         self._condition = None if condition is None else Body(condition, "condition")
         self._body.check_arity(carried.values, element)
         if self._condition is not None:
             self._condition.check_arity(carried.values)
-        self.around = LoopAround(is_counted=condition is None)
+        self.loop = EnclosingLoop(is_counted=condition is None)
         self.touched: Touched = look_at(self._both, carried.specs, element)
 
     @property
     def tapped(self) -> Tapped:
-        """What one turn carries out: queues, and specs of what they take."""
+        """Queues, and specs of their elements from one iteration."""
         return self.touched.tapped
 
     @property
-    def goes_on(self) -> Callable[[Carry], Any] | None:
-        """The condition as a function of what is carried; None goes on for ever."""
+    def goes_on(self) -> Callable[[IterationCarry], jax.Array] | None:
+        """The condition as a function of the carry; None never ends the loop."""
         return None if self._condition is None else self._goes_on
 
-    def __call__(self, carry: Carry, element: Any) -> tuple[Carry, Tapped]:
+    def __call__(self, carry: IterationCarry, element: ArrayTree) -> tuple[IterationCarry, Tapped]:
         """Runs the body once."""
         values, states = carry
         changed = self.touched.changed
@@ -66,23 +66,23 @@ class Turn:
         scope.refuse_others(changed)
         return (new, new_states), tapped
 
-    def _goes_on(self, carry: Carry) -> Any:
+    def _goes_on(self, carry: IterationCarry) -> jax.Array:
         values, states = carry
         with VariableScope(zip(self.touched.changed, states, strict=True)) as scope:
             result = truth_of(self._condition(values))  # type: ignore[misc]
         scope.refuse_others(())
-        # All replicas make the same turns: what they give each other in one comes from all.
+        # All replicas run the same iterations: each takes part in what the others exchange.
         return holds_anywhere(result)
 
-    def _next(self, values: list[Any], element: Any) -> list[Any]:
-        with inside(self.around):
+    def _next(self, values: list[ArrayTree], element: ArrayTree) -> list[ArrayTree]:
+        with in_body_of(self.loop):
             return next_values(self._body(values, element), self._specs)
 
-    def _both(self, values: list[Any], element: Any) -> Any:
+    def _both(self, values: list[ArrayTree], element: ArrayTree) -> Any:
         result = self._next(values, element)
         return result, None if self._condition is None else truth_of(self._condition(values))
 
 
-def specs_of(batch: Any) -> Any:
-    """Returns specs of the elements that a block has stacked."""
-    return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), batch)
+def specs_of(batches: ArrayTree) -> Any:
+    """Returns the specs of one element of a block, whose leaves are `[capacity, ...]`."""
+    return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), batches)

@@ -1,18 +1,18 @@
-"""What identifies the programs of functions and loops, for the compile log.
+"""Identity of the programs of functions and loops, for finding them and for the compile log.
 
     for epoch in range(10):
         millrace.repeat(100, lambda x: step(model, x), infeed=infeed)
 
-These ten functions have the same code and refer to the same objects, so they run one program. Had
-`model` or `step` been made in the loop, they would be ten: what a body refers to is a constant of
-its program.
+These ten lambdas have the same code and refer to the same objects, so they run one program. If
+`model` or `step` were created in the Python loop there would be ten programs, because objects that
+a body refers to are constants of its program.
 
 train(x, model, how="warm")     argument x: shape, dtype      model: which object, its layers
-                                static argument how: 'warm'   variables that are touched
+                                static argument how: 'warm'   variables that it touches
 """
 
 import inspect
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from types import CodeType, FunctionType, MethodType
 from typing import Any
@@ -24,38 +24,41 @@ import numpy as np
 from millrace.compiling.call_description import name_of, number_of
 from millrace.explain.fingerprint import describe
 from millrace.explain.key import key_of_call
+from millrace.feeds.infeed_queue import InfeedQueue
 from millrace.loops.body import arguments_of
-from millrace.loops.compiled import Subject
+from millrace.loops.compiled import ProgramArguments, Subject
 from millrace.loops.scope import Touched
+from millrace.pytrees import ArrayTree, SpecTree
 from millrace.records.compilation import Aspect, KeyField, ProgramKey
 
 
-def identity(function: Any) -> tuple[Any, Any]:
-    """Returns what is equal for functions that do the same, and what must live as long as it.
+def identity(function: object) -> tuple[Hashable, list[object]]:
+    """Returns a key that is equal for equal functions, and the objects that must outlive the key.
 
-    Looked at are the names that the function refers to, and those that functions of its own module
-    refer to which it calls; not the attributes of objects. That is as far as JAX goes, and further.
+    Functions are equal if their code and the objects that they refer to are, directly or through
+    functions of the same module. Attributes of objects do not count. JAX compares less than that.
+    The key has addresses of objects in it, so they must live as long as the key is in use.
     """
-    alive: list[Any] = []
+    alive: list[object] = []
     return _identity(function, alive, set()), alive
 
 
-def _identity(function: Any, alive: list[Any], seen: set[int]) -> Any:
+def _identity(function: object, alive: list[object], seen: set[int]) -> Hashable:
     alive.append(function)
     if isinstance(function, MethodType):
         return _identity(function.__func__, alive, seen), _key(function.__self__, alive)
     if not isinstance(function, FunctionType) or id(function) in seen:
         return id(function)
     seen.add(id(function))
-    parts = []
-    for value in referred(function):
+    keys = []
+    for value in references_of(function):
         own = isinstance(value, FunctionType) and value.__globals__ is function.__globals__
-        parts.append(_identity(value, alive, seen) if own else _key(value, alive))
-    return function.__code__, tuple(parts)
+        keys.append(_identity(value, alive, seen) if own else _key(value, alive))
+    return function.__code__, tuple(keys)
 
 
-def referred(function: FunctionType) -> list[Any]:
-    """Returns defaults, what is closed over, and globals of a function; None for what is none."""
+def references_of(function: FunctionType) -> list[Any]:
+    """Returns the defaults, closed-over values and globals of a function; None where unset."""
     values = [*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]
     for cell in function.__closure__ or ():
         try:
@@ -66,7 +69,7 @@ def referred(function: FunctionType) -> list[Any]:
 
 
 def _names(code: CodeType) -> list[str]:
-    """Returns the global names, and others, of a function and of those that it defines."""
+    """Returns the global and other names in a function and in those that it defines."""
     names = list(code.co_names)
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
@@ -74,106 +77,113 @@ def _names(code: CodeType) -> list[str]:
     return names
 
 
-def _key(value: Any, alive: list[Any]) -> Any:
+def _key(value: object, alive: list[object]) -> Hashable:
     alive.append(value)
     is_plain = isinstance(value, int | float | str | bytes | bool | None)
     return (type(value), value) if is_plain else id(value)
 
 
-Identity = list[tuple[str, str]]
+ObjectIds = list[tuple[str, str]]  # name of an object, and its number: ("model object", "2")
 
 
 def key_of_function(
     name: str,
-    function: Callable[..., Any],
-    args: tuple[Any, ...],
-    kwargs: Mapping[str, Any],
+    function: Callable[..., object],
+    args: Sequence[object],
+    kwargs: Mapping[str, object],
     touched: Touched,
-    identity: Identity,
+    object_ids: ObjectIds,
 ) -> ProgramKey:
-    """Returns the key of a program that a function of the user's is.
+    """Returns the key of the program of a user's function.
 
     Args:
         name: of the program.
         function: of the user.
-        args: by position: arrays, and what is part of the program.
+        args: by position: arrays, and static arguments.
         kwargs: by name.
-        touched: variables that the program is given.
-        identity: which objects it is made of.
+        touched: variables of the program.
+        object_ids: objects that the program uses.
     """
     static = [k for k, value in enumerate(args) if _is_static(value)]
     named = [k for k, value in kwargs.items() if _is_static(value)]
     key = key_of_call(
         name,
         function,
-        tuple(map(_spoken, args)),
-        {k: _spoken(value) for k, value in kwargs.items()},
+        tuple(map(_with_bools_as_text, args)),
+        {k: _with_bools_as_text(value) for k, value in kwargs.items()},
         static=(*static, *named),
-        identity=identity,
+        identity=object_ids,
     )
     compiled_by = KeyField(Aspect.OPTION, "compiled by", "millrace")
     return replace(key, fields=(*key.fields, compiled_by, *_state(touched)))
 
 
 def objects_of(
-    function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]
-) -> Identity:
-    """Returns which objects a function is given and refers to, by what they are called."""
-    found: Identity = []
+    function: Callable[..., object], args: Sequence[object], kwargs: Mapping[str, object]
+) -> ObjectIds:
+    """Returns names and numbers of the objects among a function's arguments and references."""
+    object_ids: ObjectIds = []
     models = [x for x in _objects((args, kwargs)) if isinstance(x, keras.Model)]
     if isinstance(function, FunctionType):
-        models += [x for x in referred(function) if isinstance(x, keras.Model)]
+        models += [x for x in references_of(function) if isinstance(x, keras.Model)]
     if models:
-        found.append(("model object", str(number_of(models[0]))))
+        object_ids.append(("model object", str(number_of(models[0]))))
     for name, value in _named(function, args, kwargs):
         numbers = [number_of(x) for x in _objects(value) if x is not next(iter(models), None)]
         if numbers:
-            found.append((f"object passed as {name}", ", ".join(map(str, numbers))))
-    return found
+            object_ids.append((f"object passed as {name}", ", ".join(map(str, numbers))))
+    return object_ids
 
 
-def models_of(identity: Identity) -> tuple[str, ...]:
-    """Returns numbers of models: programs of other ones are no recompilations."""
-    return tuple(number for name, number in identity if name == "model object")
+def models_of(object_ids: ObjectIds) -> tuple[str, ...]:
+    """Returns numbers of models: a program of another model is not a recompilation."""
+    return tuple(number for name, number in object_ids if name == "model object")
 
 
-class MadeOf:
-    """What a loop that is called on its own is made of."""
+class LoopSubject:
+    """Names, numbers and keys of a loop that runs on its own."""
 
-    def __init__(self, body: Any, condition: Any, element: Any, infeed: Any, number: int):
-        """Takes note of the parts of a loop.
+    def __init__(
+        self,
+        body: Callable[..., object],
+        condition: Callable[..., object] | None,
+        element: SpecTree,
+        infeed: InfeedQueue | None,
+        number: int,
+    ):
+        """Names the loop.
 
         Args:
             body: of the user.
-            condition: of the user, None without.
-            element: specs of an element of the infeed; None without.
-            infeed: or None.
-            number: equal for bodies and conditions that are the same.
+            condition: of the user; None without one.
+            element: specs of an element of the infeed; None without one.
+            infeed: of the loop; None without one.
+            number: the same for equal bodies and conditions.
         """
         self.name = f"{'repeat' if condition is None else 'while_loop'} of {name_of(body)}"
         self.number = number
         self._body, self._condition = body, condition
-        # Of no memory: only their shapes and dtypes are looked at.
+        # Views of one number, without memory: only their shapes and dtypes count.
         self._element = jax.tree.map(
             lambda spec: np.broadcast_to(np.zeros((), spec.dtype), spec.shape), element
         )
         infeeds = [] if infeed is None else [("object passed as infeed", str(number_of(infeed)))]
         objects = objects_of(body, (), {})
-        self._identity = [("function object", str(number)), *objects, *infeeds]
+        self._object_ids = [("function object", str(number)), *objects, *infeeds]
 
-    def subject(self, touched: Touched, given: Callable[[tuple[Any, ...]], Any]) -> Subject:
-        """Returns what the compile log is told.
+    def subject(
+        self, touched: Touched, carried_in: Callable[[ProgramArguments], Sequence[ArrayTree]]
+    ) -> Subject:
+        """Returns a description of the loop for the compile log.
 
         Args:
             touched: variables of the loop.
-            given: returns the values that go round, of the arguments of the program.
+            carried_in: returns the carried values among the arguments of the program.
         """
 
-        def key(arguments: tuple[Any, ...]) -> ProgramKey:
-            args, kwargs = arguments_of(list(given(arguments)), self._element)
-            body = key_of_function(
-                self.name, self._body, tuple(args), kwargs, touched, self._identity
-            )
+        def key(arguments: ProgramArguments) -> ProgramKey:
+            args, kwargs = arguments_of(carried_in(arguments), self._element)
+            body = key_of_function(self.name, self._body, args, kwargs, touched, self._object_ids)
             if self._condition is None:
                 return body
             more = describe(self._condition, "condition")
@@ -184,10 +194,11 @@ class MadeOf:
             is_complete = body.is_complete and more.is_complete
             return replace(body, fields=(*body.fields, *fields), is_complete=is_complete)
 
-        def shown(arguments: tuple[Any, ...]) -> Any:
-            return given(arguments), self._element
+        def user_arguments(arguments: ProgramArguments) -> object:
+            return carried_in(arguments), self._element
 
-        return Subject(self.name, self.number, models_of(self._identity), key, shown)
+        models = models_of(self._object_ids)
+        return Subject(self.name, self.number, models, key, user_arguments)
 
 
 def _state(touched: Touched) -> Iterator[KeyField]:
@@ -199,37 +210,37 @@ def _state(touched: Touched) -> Iterator[KeyField]:
             yield KeyField(Aspect.STATE, name, f"{variable.dtype}[{shape}]", variable.path)
 
 
-def _is_static(value: Any) -> bool:
-    """Whether an argument is part of the program as a whole."""
+def _is_static(value: object) -> bool:
+    """Whether all of an argument is part of the program."""
     leaves = jax.tree.leaves(value)
     return bool(leaves) and not any(map(is_array, leaves))
 
 
-def _spoken(value: Any) -> Any:
-    """Returns an argument with truth values among its arrays as text: they are not arrays here."""
+def _with_bools_as_text(value: object) -> object:
+    """Returns an argument with text for truth values, which are static arguments."""
     if _is_static(value):
         return value
     return jax.tree.map(lambda leaf: repr(leaf) if isinstance(leaf, bool) else leaf, value)
 
 
-def _objects(value: Any) -> list[Any]:
-    leaves: Iterable[Any] = jax.tree.leaves(value)
+def _objects(value: object) -> list[Any]:
+    leaves: list[object] = jax.tree.leaves(value)
     return [leaf for leaf in leaves if not is_array(leaf) and not isinstance(leaf, str | bool)]
 
 
 def _named(
-    function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]
-) -> Iterator[tuple[str, Any]]:
+    function: Callable[..., object], args: Sequence[object], kwargs: Mapping[str, object]
+) -> Iterator[tuple[str, object]]:
     try:
         bound = inspect.signature(function).bind(*args, **kwargs)
-    except (TypeError, ValueError):  # a builtin function, or arguments that it does not take
+    except (TypeError, ValueError):  # a builtin function, or wrong arguments
         yield from kwargs.items()
         return
     yield from bound.arguments.items()
 
 
-def is_array(leaf: Any) -> bool:
-    """Whether a value is an argument of programs; others are part of them."""
+def is_array(leaf: object) -> bool:
+    """Whether a value is an argument of a program; other values are part of the program."""
     return not isinstance(leaf, bool) and isinstance(
         leaf, int | float | complex | np.ndarray | np.generic | jax.Array
     )

@@ -1,42 +1,47 @@
-"""A function with the Keras variables that it touches, as one program.
+"""One program of a function and the Keras variables that it touches.
 
-look at the function -> variables that it assigns, and those that it only reads
-values of both, arrays -> the program -> results, what is tapped, new values -> the variables
+a first trace of the function -> variables that it assigns, and those that it only reads
+values of both, arrays -> the program -> results, taps, new values -> the variables
 """
 
 import threading
 import time
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from types import TracebackType
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
 from millrace.loops.compiled import Compiled, Subject
-from millrace.loops.copies import axes_of, copies_of, put_copies, read_by
-from millrace.loops.replication import Launch, as_replicas, in_replica
-from millrace.loops.scope import Context, LoopAround, Touched, VariableScope, look_at, put
+from millrace.loops.copies import copies_of, put_copies, replica_axes, values_to_read
+from millrace.loops.exchange import Exchange
+from millrace.loops.replication import ReplicaLaunch, as_replicas, in_replica
+from millrace.loops.scope import Context, EnclosingLoop, Touched, VariableScope, look_at, put
 from millrace.precompile import compile_only
+from millrace.pytrees import Array
+from millrace.taps.outfeed import OutfeedQueue
 from millrace.taps.taps import Tapped, collecting
 
 
-class Program:
-    """A function of arrays, traced once; the variables' values are arguments of the program."""
+class LoopProgram:
+    """A function of arrays; the values of its variables are further arguments of the program."""
 
     def __init__(
         self,
-        function: Callable[[list[Any]], Any],
-        arrays: list[Any],
+        function: Callable[[list[Array]], object],
+        arrays: Sequence[Array],
         subject: Callable[[Touched, float], Subject],
-        launch: Launch | None = None,
+        launch: ReplicaLaunch | None = None,
     ):
-        """Looks at the function.
+        """Traces the function once, to find the variables that it touches.
 
         Args:
             function: takes a list of arrays, and may touch any variables.
-            arrays: of the shapes and dtypes that the program is for.
-            subject: says what it is, by what it touches and the seconds that the look has taken.
-            launch: how many replicas there are, once the function has been looked at; None is one.
+            arrays: examples of the arguments, of the same shapes and dtypes.
+            subject: returns a description for the compile log, given the variables and the
+                seconds that this trace has taken.
+            launch: number of replicas, which the trace may change; None for one.
         """
         begin = time.perf_counter()
         specs = [
@@ -49,43 +54,43 @@ class Program:
             self._touched = look_at(function, specs)
         else:
             self._replicas = 0
-            while self._replicas != launch.replicas:  # fewer, once the function has used shards
+            while self._replicas != launch.replicas:  # fewer if the function has used shards
                 self._replicas = launch.replicas
                 with in_replica(None, self._replicas):
                     self._touched = look_at(function, specs)
-        self._exchanges: list[Any] | None = None  # of the loops in it; None before it is traced
+        self._exchanges: list[Exchange] | None = None  # of its loops; None before the trace
         self._compiled = Compiled(
             self._traced,
             subject(self._touched, time.perf_counter() - begin),
             shares=lambda: not self._touched.tapped and not self._exchanges,
         )
-        self._loops: list[LoopAround] = []  # whose numbers of turns the program returns
+        self._loops: list[EnclosingLoop] = []  # whose numbers of iterations the program returns
         self._lock = threading.Lock()
 
-    def lower(self, arrays: list[Any]) -> jax.stages.Lowered:
+    def lower(self, arrays: Sequence[Array]) -> jax.stages.Lowered:
         """Returns the program before XLA compiles it."""
         return self._compiled.lower(*self._states(), arrays)
 
-    def run(self, arrays: list[Any]) -> Any:
-        """Runs the program and gives the variables their new values.
+    def run(self, arrays: Sequence[Array]) -> Any:
+        """Runs the program and assigns the variables their new values.
 
         Raises:
-            Exception: what a data set or a queue of a loop in the program has raised.
+            Exception: of a data set or a queue of a loop in the program.
         """
         if self._exchanges is None:
-            self._compiled.prepare(*self._states(), arrays)  # tells which loops exchange
+            self._compiled.prepare(*self._states(), arrays)  # finds the loops with exchanges
         if compile_only.is_on_for_functions():
             compile_only.check_cache()
             return self._compiled.zeros(*self._states(), arrays)[0]
         exchanges = bool(self._touched.tapped or self._exchanges)
         if not exchanges and not self._touched.changed:
             return self._run(arrays)[0]
-        # Variables that it changes, and what it exchanges with the host, are one run's at a time.
+        # Variables and queues belong to one run at a time. The function was traced before.
         with self._lock:
             return self._run_with_exchanges(arrays) if exchanges else self._run(arrays)[0]
 
-    def _run_with_exchanges(self, arrays: list[Any]) -> Any:
-        queues: tuple[Any, ...] = self._touched.tapped.keys
+    def _run_with_exchanges(self, arrays: Sequence[Array]) -> Any:
+        queues: tuple[OutfeedQueue, ...] = self._touched.tapped.keys  # type: ignore[assignment]
         for queue in queues:
             queue.expect()
         with exchanging(self._exchanges or []):
@@ -100,29 +105,34 @@ class Program:
                 queue.receive(jax.tree.map(lambda leaf: np.array(leaf)[None], value), 1)
         return result
 
-    def _states(self) -> tuple[list[Any], list[Any]]:
+    def _states(self) -> tuple[list[jax.Array], list[jax.Array]]:
         touched = self._touched
         count = self._replicas
-        return copies_of(touched.changed, count), read_by(touched.fixed, count)
+        return copies_of(touched.changed, count), values_to_read(touched.fixed, count)
 
-    def _run(self, arrays: list[Any]) -> tuple[Any, Tapped]:
-        result, tapped, new, turns = self._compiled(*self._states(), arrays)
-        (put if self._replicas == 1 else put_copies)(self._touched.changed, new)
-        for number, loop in zip(turns, self._loops, strict=True):
-            loop.check(int(number))
-        return result, tapped
+    def _run(self, arrays: Sequence[Array]) -> tuple[Any, Tapped]:
+        results: _Results = self._compiled(*self._states(), arrays)
+        (put if self._replicas == 1 else put_copies)(self._touched.changed, results.new)
+        for iterations, loop in zip(results.iterations, self._loops, strict=True):
+            loop.check(int(iterations))
+        return results.result, results.tapped
 
-    def _traced(self, changed: list[Any], fixed: list[Any], arrays: list[Any]) -> Any:
+    def _traced(
+        self, changed: list[jax.Array], fixed: list[jax.Array], arrays: list[Array]
+    ) -> "_Results":
         count = self._replicas
-        axes = 0, axes_of(self._touched.fixed, fixed), None
+        axes = 0, replica_axes(self._touched.fixed, fixed), None
         results = as_replicas(self._of_one, count, axes)(changed, fixed, arrays)
         if count == 1:
             return results
-        result, tapped, new, turns = results
-        result, turns = jax.tree.map(lambda leaf: leaf[0], (result, turns))
-        return result, tapped, new, turns
+        result, iterations = jax.tree.map(
+            lambda leaf: leaf[0], (results.result, results.iterations)
+        )
+        return results._replace(result=result, iterations=iterations)
 
-    def _of_one(self, changed: list[Any], fixed: list[Any], arrays: list[Any]) -> Any:
+    def _of_one(
+        self, changed: list[jax.Array], fixed: list[jax.Array], arrays: list[Array]
+    ) -> "_Results":
         touched = self._touched
         values = zip([*touched.changed, *touched.fixed], [*changed, *fixed], strict=True)
         exchanges = self._exchanges = self._exchanges or []
@@ -132,21 +142,35 @@ class Program:
             context.claim(tapped)
             new = scope.values(touched.changed)
         scope.refuse_others(touched.changed)
-        self._loops = [loop for _, loop in context.turns]
-        return result, tapped, new, [turns for turns, _ in context.turns]
+        self._loops = [loop for _, loop in context.to_check]
+        return _Results(result, tapped, new, [iterations for iterations, _ in context.to_check])
+
+
+class _Results(NamedTuple):
+    """The results of a program."""
+
+    result: Any  # of the function
+    tapped: Tapped
+    new: list[jax.Array]  # values of the variables that it assigns
+    iterations: list[jax.Array]  # of loops whose numbers the caller checks
 
 
 class exchanging:  # noqa: N801 - used as a function
     """Surrounds a run of a program whose loops exchange values with the host."""
 
-    def __init__(self, exchanges: list[Any]):
+    def __init__(self, exchanges: Sequence[Exchange]):
         self._exchanges = exchanges
 
     def __enter__(self) -> None:
         for exchange in self._exchanges:
             exchange.open()
 
-    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         errors = [exchange.close(error) for exchange in self._exchanges]
         own = next((e for e in errors if e is not None and e is not error), None)
         if own is not None:

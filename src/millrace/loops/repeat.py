@@ -1,4 +1,4 @@
-"""Loops of a given number of iterations, and loops that go on while a condition holds.
+"""Loops of a fixed number of iterations, and loops that run while a condition holds.
 
 inputs -> body -> body -> ... n times ... -> body -> values
            ^       ^                          ^
@@ -8,7 +8,7 @@ inputs -> condition? -> body -> condition? -> body -> ... -> condition? -> value
 """
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeAlias
 
 import jax
 import numpy as np
@@ -21,39 +21,45 @@ from millrace.loops.body import Body
 from millrace.loops.run import run_loop
 from millrace.options import whole_number
 
+Number: TypeAlias = int | np.generic | np.ndarray | jax.Array  # a scalar
+
 
 @checked
 def repeat(
-    n: Any, body: Callable[..., Any], inputs: Any = None, infeed: InfeedQueue | None = None
+    n: Number, body: Callable[..., object], inputs: object = None, infeed: InfeedQueue | None = None
 ) -> Any:
     """Calls `body` n times, as one compiled loop.
 
         millrace.repeat(1000, train_step, infeed=millrace.InfeedQueue(dataset))
 
-    Keras layers, metrics and optimizers are used in the body as they are; their variables have
-    their new values when the loop is over.
+    The body uses stock Keras layers, metrics and optimizers; their variables have their new values
+    when the loop is over.
 
     Args:
-        n: turns: a number, or inside of a compiled function also an array.
-        body: called with the values that go round, and then with what one element of the infeed
-            has: the items of a tuple, those of a dict by name. Returns the former for the next
-            turn.
-        inputs: values of the first turn: one, a list, or None if nothing goes round.
-        infeed: gives every turn an element.
+        n: number of iterations; within a compiled function it may be a traced scalar.
+        body: called with the carried values, followed by one element of the infeed: the items of
+            a tuple by position, those of a dict by name. Returns the carried values for the next
+            iteration.
+        inputs: carried values for the first iteration: one, a list of several, or None.
+        infeed: supplies one element for each iteration.
 
     Returns:
-        The values after the last turn: one, a list of several, None for none.
+        The carried values after the last iteration: one, a list of several, or None.
 
     Raises:
-        LoopError: if the body does not take what it is given, or returns values of other types.
-        DataError: if the data ends before the loop does. The turns before have been run.
+        LoopError: if the body does not fit its arguments, or returns values of other types.
+        DataError: if the data ends before the loop does. The iterations before have been run.
     """
-    return run_loop(body, None, inputs, infeed, turns("n", n))
+    return run_loop(body, None, inputs, infeed, iterations("n", n))
 
 
-def turns(name: str, value: Any) -> Any:
-    """Returns a number of turns, or says that it is none."""
-    if is_traced(value) and value.shape == ():
+def iterations(name: str, value: Number) -> int | jax.Array:
+    """Returns a number of iterations: an int, or a traced int32.
+
+    Raises:
+        OptionError: if it is not a whole number from 0 to 2**31 - 2.
+    """
+    if isinstance(value, jax.Array) and is_traced(value) and value.shape == ():
         if np.issubdtype(value.dtype, np.integer):
             return value.astype(np.int32)
     elif isinstance(value, np.generic | np.ndarray | jax.Array) and value.shape == ():
@@ -66,30 +72,32 @@ def turns(name: str, value: Any) -> Any:
 
 @checked
 def while_loop(
-    condition: Callable[..., Any],
-    body: Callable[..., Any],
-    inputs: Any = None,
+    condition: Callable[..., object],
+    body: Callable[..., object],
+    inputs: object = None,
     infeed: InfeedQueue | None = None,
-    maximum_iterations: Any = None,
+    maximum_iterations: Number | None = None,
 ) -> Any:
-    """Calls `body` as long as `condition` returns true, as one compiled loop.
+    """Calls `body` while `condition` returns true, as one compiled loop.
 
         millrace.while_loop(lambda loss: loss > 0.1, train_step, inputs=1.0, infeed=infeed)
 
     Args:
-        condition: called with the values that go round before each turn. It may read variables.
+        condition: called with the carried values before each iteration. It may read variables.
         body: as for `repeat`.
         inputs: as for `repeat`.
-        infeed: as for `repeat`. Elements that were prepared and not used stay in it.
-        maximum_iterations: turns, at most; None is no limit.
+        infeed: as for `repeat`. Elements that the loop does not use stay in the queue.
+        maximum_iterations: the largest number of iterations; None for no limit.
 
     Returns:
-        The values after the last turn: one, a list of several, None for none.
+        The carried values after the last iteration: one, a list of several, or None.
 
     Raises:
-        LoopError: if body or condition do not fit what the loop gives them.
-        DataError: if the data ends before the loop does. The turns before have been run.
+        LoopError: if body or condition do not fit their arguments.
+        DataError: if the data ends before the loop does. The iterations before have been run.
     """
-    Body(condition, "condition")  # None would be a loop of repeat()
-    limit = None if maximum_iterations is None else turns("maximum_iterations", maximum_iterations)
+    Body(condition, "condition")  # raises for None, which run_loop takes as a loop of repeat()
+    limit = maximum_iterations
+    if limit is not None:
+        limit = iterations("maximum_iterations", limit)
     return run_loop(body, condition, inputs, infeed, limit)

@@ -1,26 +1,25 @@
-"""Replicas of a function: which one it is, how many there are, and the sums over them.
+"""Replicas of a function: the index of the current one, their number, and sums over them.
 
-    launching(devices)            functions compiled inside run once on each device, or each shards
+    launching(devices)            functions compiled inside run as a replica on each device
     as_replicas(function, R)      replica 0 | replica 1 | ... | replica R - 1      one program
-    replication_index()           which of them this is
+    replication_index()           index of the current replica, 0 .. replicas() - 1
+    in_replica(index, count)      sets it, for replicas that are run in another way
     cross_replica_sum(x, 2)       groups of neighbours: 0 + 1 | 2 + 3 | ...
 
 All replicas of one program run on the device of the program, side by side as one batch: `jax.vmap`
-makes the collective operations out of it. The results are those of replicas on devices of their
-own, the speed is not.
-
-replication_index()                 0 .. replicas() - 1
-in_replica(index, count)            says so, for whoever runs replicas in another way
+turns collective operations into reductions of an axis. The results are those of replicas on
+separate devices, the speed is not.
 """
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias, TypeVar
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from millrace.devices import REPLICA
@@ -28,27 +27,34 @@ from millrace.errors import OptionError, PlanError, UnsupportedError
 from millrace.options import whole_number
 from millrace.threads.scoped_value import ScopedValue
 
+ReducedTree = TypeVar("ReducedTree")
+ReplicaResults = TypeVar("ReplicaResults")
+ReplicaIndex = int | np.integer | jax.Array
+Total = Callable[[jax.Array, int], jax.Array]  # adds a value over groups of replicas
+# Of `jax.vmap`: where values have an axis of replicas.
+Axes: TypeAlias = "int | Sequence[Axes] | None"
+
 
 @dataclass(frozen=True, slots=True)
 class _Replica:
     """The replica that is being traced."""
 
     count: int
-    index: Any = None  # None where a function is only looked at
+    index: ReplicaIndex | None = None  # None where shapes alone matter
     is_of_batch: bool = False
-    total: Callable[[Any, int], Any] | None = None
+    total: Total | None = None
 
 
 @dataclass(slots=True)
-class Launch:
-    """Who runs a function: on how many devices, of which one replica takes `shards`."""
+class ReplicaLaunch:
+    """The devices for the replicas of a function, each of which takes `shards` of them."""
 
     devices: int
-    shards: int = 1  # as many as the function turns out to use
+    shards: int = 1  # grows with the shards that the function uses in its first trace
 
     @property
     def replicas(self) -> int:
-        """Replicas that there are devices for.
+        """Number of replicas that the devices suffice for.
 
         Raises:
             PlanError: if devices would be left over.
@@ -56,54 +62,55 @@ class Launch:
         if self.devices % self.shards:
             raise PlanError(
                 f"The program uses {self.shards} shards, and the system has {self.devices} "
-                f"devices, which is no multiple of that. Configure {self.shards} devices, or a "
-                "multiple for as many replicas."
+                f"devices, which is not a multiple of that. Configure {self.shards} devices, or a "
+                "multiple of it for several replicas."
             )
         return self.devices // self.shards
 
 
 _replica = ScopedValue(_Replica(1))
-_launch = ScopedValue[Launch | None](None)
+_launch = ScopedValue[ReplicaLaunch | None](None)
 
 
-def launching(devices: int) -> AbstractContextManager[Launch | None]:
-    """Lets functions that are compiled inside run as replicas on so many devices."""
-    return _launch.bound_to(Launch(devices))
+def launching(devices: int) -> AbstractContextManager[ReplicaLaunch | None]:
+    """Runs the functions that are compiled inside as replicas on this number of devices."""
+    return _launch.bound_to(ReplicaLaunch(devices))
 
 
-def current_launch() -> Launch | None:
-    """Returns who runs functions here; None if nobody has said."""
+def current_launch() -> ReplicaLaunch | None:
+    """Returns the devices for replicas of functions; None outside of `launching`."""
     return _launch.get()
 
 
 def in_replica(
-    index: Any, count: int, total: Callable[[Any, int], Any] | None = None
+    index: ReplicaIndex | None, count: int, total: Total | None = None
 ) -> AbstractContextManager[Any]:
-    """Says which replica is being traced or run inside.
+    """Sets the replica that is traced or run inside.
 
     Args:
-        index: of the replica, a number or a traced one; None if the shapes alone matter.
-        count: replicas that there are.
-        total: adds a value over groups of so many replicas, where they are no batch of one trace.
+        index: of the replica, possibly traced; None if the shapes alone matter.
+        count: number of replicas.
+        total: adds a value over groups of neighbouring replicas, given the size of a group, for
+            replicas that are not one batch of a trace.
     """
     return _replica.bound_to(_Replica(count, index, total=total))
 
 
 def as_replicas(
-    function: Callable[..., Any], count: int, in_axes: Any = 0, out_axes: Any = 0
-) -> Callable[..., Any]:
-    """Makes a function of one replica's values one of all replicas' values.
+    function: Callable[..., ReplicaResults], count: int, in_axes: Axes = 0, out_axes: Axes = 0
+) -> Callable[..., ReplicaResults]:
+    """Makes a function of the values of all replicas out of a function of one replica's values.
 
     Args:
         function: of one replica.
-        count: replicas; for 1 the function stays as it is.
-        in_axes: where arguments have an axis of replicas, as for `jax.vmap`.
-        out_axes: where results get theirs.
+        count: number of replicas; for 1 the function is returned unchanged.
+        in_axes: axes of replicas in the arguments, as for `jax.vmap`.
+        out_axes: axes of replicas in the results.
     """
     if count == 1:
         return function
 
-    def one(index: Any, args: tuple[Any, ...]) -> Any:
+    def one(index: jax.Array, args: tuple[object, ...]) -> ReplicaResults:
         with _replica.bound_to(_Replica(count, index, is_of_batch=True)):
             return function(*args)
 
@@ -112,45 +119,45 @@ def as_replicas(
 
 
 def replicas() -> int:
-    """Returns how many replicas the program that is being traced has."""
+    """Returns the number of replicas of the program that is being traced."""
     return _replica.get().count
 
 
 def replication_index() -> Any:
-    """Returns the number of this replica, from 0."""
+    """Returns the index of the current replica, from 0."""
     index = _replica.get().index
     return jnp.int32(0 if index is None else index)
 
 
-def cross_replica_sum(value: Any, replica_group_size: int | None = None) -> Any:
+def cross_replica_sum(value: ReducedTree, replica_group_size: int | None = None) -> ReducedTree:
     """Returns the sum over replicas; its gradient is the sum of the replicas' gradients.
 
     Args:
         value: an array, or a tree of them.
-        replica_group_size: replicas that are added, neighbours of each other; None is all.
+        replica_group_size: number of neighbouring replicas that are added; None for all.
 
     Raises:
-        OptionError: if the replicas are no whole number of such groups.
+        OptionError: if it does not divide the number of replicas.
     """
     size = _group_size(replica_group_size)
     return jax.tree.map(lambda leaf: _sum(jnp.asarray(leaf), size), value)
 
 
-def cross_replica_mean(value: Any, replica_group_size: int | None = None) -> Any:
-    """Returns the mean over replicas; otherwise as `cross_replica_sum`."""
+def cross_replica_mean(value: ReducedTree, replica_group_size: int | None = None) -> ReducedTree:
+    """Returns the mean over replicas; otherwise like `cross_replica_sum`."""
     size = _group_size(replica_group_size)
     return jax.tree.map(lambda leaf: leaf / size, cross_replica_sum(value, size))
 
 
-def holds_anywhere(truth: Any) -> Any:
-    """Returns whether a truth value holds on any replica: one that all of them branch by."""
+def holds_anywhere(truth: jax.Array) -> jax.Array:
+    """Returns whether a truth value holds on any replica, so that all take the same branch."""
     if not _replica.get().is_of_batch:
         return truth
     return lax.pmax(jnp.asarray(truth).astype(jnp.int32), REPLICA) > 0
 
 
-def largest(number: Any) -> Any:
-    """Returns the largest of the replicas' numbers, such as turns that all of them make."""
+def largest(number: jax.Array) -> jax.Array:
+    """Returns the largest of the replicas' numbers, such as numbers of iterations."""
     return lax.pmax(number, REPLICA) if _replica.get().is_of_batch else number
 
 
@@ -168,22 +175,22 @@ def _group_size(size: int | None) -> int:
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(1,))
-def _sum(value: Any, size: int) -> Any:
+def _sum(value: jax.Array, size: int) -> jax.Array:
     return _total(value, size)
 
 
-def _sum_forward(value: Any, size: int) -> tuple[Any, None]:
+def _sum_forward(value: jax.Array, size: int) -> tuple[jax.Array, None]:
     return _total(value, size), None
 
 
-def _sum_backward(size: int, _: None, cotangent: Any) -> tuple[Any]:
+def _sum_backward(size: int, _: None, cotangent: jax.Array) -> tuple[jax.Array]:
     return (_sum(cotangent, size),)
 
 
 _sum.defvjp(_sum_forward, _sum_backward)
 
 
-def _total(value: Any, size: int) -> Any:
+def _total(value: jax.Array, size: int) -> jax.Array:
     replica = _replica.get()
     if size == 1 or replica.count == 1:
         return value
@@ -193,8 +200,8 @@ def _total(value: Any, size: int) -> Any:
         return value
     if not replica.is_of_batch:
         raise UnsupportedError(
-            "A stage of a pipeline exchanges nothing with the stages of other replicas. Average "
-            "the gradients: wrap the optimizer in CrossReplicaOptimizer."
+            "A stage of a pipeline cannot exchange values with the stages of other replicas. "
+            "Average the gradients: wrap the optimizer in CrossReplicaOptimizer."
         )
     if size == replica.count:
         return lax.psum(value, REPLICA)

@@ -1,14 +1,14 @@
-"""Runs a loop where it is called: as part of the program that is being traced, or on its own.
+"""Runs of loops, as part of a program that is being traced or on their own.
 
-being traced                    part of that program                     in_program.py
-replicas                        a program of its own                     program.py
-on its own, no queues           a program of its own                     program.py
+called in a trace               part of the traced program               in_program.py
+replicas                        one program                              program.py
+on its own, no queues           one program                              program.py
 on its own, infeed or outfeed   a program that the host calls in chunks  host_loop.py
-its body is one for the host    turn by turn, not compiled               by_host.py
+pipeline in the body            not compiled: the host calls the body    host_driven.py
 """
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, cast
 
 import jax
 import numpy as np
@@ -20,105 +20,126 @@ from millrace.compiling.log import current_log
 from millrace.compiling.watch import unwatched
 from millrace.errors import OptionError
 from millrace.feeds.infeed_queue import InfeedQueue
-from millrace.loops.body import Carried
+from millrace.loops.body import Carried, result_of_loop
+from millrace.loops.chunk import IterationCarry
+from millrace.loops.compiled import ProgramArguments, Subject
 from millrace.loops.host_driven import LoopByHost, OnHost
 from millrace.loops.host_loop import HostLoop
 from millrace.loops.in_program import MANY, run_in_program
-from millrace.loops.iteration import Turn, specs_of
-from millrace.loops.log_subject import MadeOf, identity
-from millrace.loops.program import Program
+from millrace.loops.iteration import Iteration, specs_of
+from millrace.loops.log_subject import LoopSubject, identity
+from millrace.loops.program import LoopProgram
 from millrace.loops.replication import current_launch
+from millrace.loops.scope import Touched
+from millrace.pytrees import Array, ArrayTree, SpecTree
 from millrace.threads.made_once import MadeOnce
 
-KEPT = 32  # programs of loops that were called on their own
+KEPT = 32  # programs of loops that ran on their own
 
 
 def run_loop(
-    body: Callable[..., Any],
-    condition: Callable[..., Any] | None,
-    inputs: Any,
+    body: Callable[..., object],
+    condition: Callable[..., object] | None,
+    inputs: object,
     infeed: InfeedQueue | None,
-    limit: Any,
+    limit: int | jax.Array | None,
 ) -> Any:
     """Runs a loop; the arguments are those of `repeat` and `while_loop`."""
     if infeed is not None and not isinstance(infeed, InfeedQueue):
         raise OptionError(
             f"infeed is a millrace.InfeedQueue. Received: {type(infeed).__name__}. Set "
-            "infeed=millrace.InfeedQueue(dataset), made once, outside of the loop."
+            "infeed=millrace.InfeedQueue(dataset), created once, outside of the loop."
         )
     carried = Carried(inputs)
     element = None if infeed is None else specs_of(infeed.block().batches)
     if current_scope() is not None or is_tracing():
-        turn = Turn(body, carried, condition, element)
+        iteration = Iteration(body, carried, condition, element)
         if isinstance(limit, int):
-            turn.around.check(limit)
-        return carried.bare(run_in_program(turn, carried.values, limit, infeed))
+            iteration.loop.check(limit)
+        return result_of_loop(run_in_program(iteration, carried.values, limit, infeed))
     loop = _loops.find(body, condition, carried, element, infeed)
-    return carried.bare(loop.run(carried.values, limit))
+    # Only a trace has numbers that are arrays.
+    return result_of_loop(loop.run(carried.values, cast(int | None, limit)))
 
 
-class _Alone:
-    """A loop that is called on its own, as one program: without queues, or as replicas."""
+class _WholeLoop:
+    """A loop on its own that is one program: without queues, or as replicas."""
 
-    def __init__(self, turn: Turn, carried: Carried, infeed: InfeedQueue | None, made: MadeOf):
-        self._turn, self._infeed = turn, infeed
+    def __init__(
+        self,
+        iteration: Iteration,
+        carried: Carried,
+        infeed: InfeedQueue | None,
+        subject: LoopSubject,
+    ):
+        self._iteration, self._infeed = iteration, infeed
         self._treedef = treedef = jax.tree.structure(carried.values)
 
-        def given(arguments: tuple[Any, ...]) -> Any:
-            return jax.tree.unflatten(treedef, arguments[-1][:-1])  # the last one is the limit
+        def carried_in(arguments: ProgramArguments) -> list[ArrayTree]:
+            *leaves, _ = cast(Sequence[Array], arguments[-1])  # the last one is the limit
+            return jax.tree.unflatten(treedef, leaves)
 
-        self._subject = made.subject(turn.touched, given)
-        self._programs = MadeOnce[Program]()  # one, once it is called
+        self._subject = subject.subject(iteration.touched, carried_in)
+        self._programs = MadeOnce[LoopProgram]()  # one, after the first run
 
-    def run(self, values: list[Any], limit: int | None) -> list[Any]:
-        self._turn.around.check(limit or 0)
+    def run(self, values: list[ArrayTree], limit: int | None) -> list[ArrayTree]:
+        self._iteration.loop.check(limit or 0)
         arrays = [*jax.tree.leaves(values), np.int32(MANY if limit is None else limit)]
         return self._programs.get(None, lambda: self._make(arrays)).run(arrays)
 
-    def _make(self, arrays: list[Any]) -> Program:
-        subject = self._subject
-        return Program(
-            self._loop, arrays, lambda _, seconds: subject.after(seconds), current_launch()
-        )
+    def _make(self, arrays: list[Array]) -> LoopProgram:
+        def subject(_: Touched, seconds: float) -> Subject:
+            return self._subject.after(seconds)
 
-    def _loop(self, arrays: list[Any]) -> list[Any]:
+        return LoopProgram(self._loop, arrays, subject, current_launch())
+
+    def _loop(self, arrays: list[Array]) -> list[ArrayTree]:
         *leaves, limit = arrays
-        return run_in_program(
-            self._turn, jax.tree.unflatten(self._treedef, leaves), limit, self._infeed
-        )
+        values = jax.tree.unflatten(self._treedef, leaves)
+        return run_in_program(self._iteration, values, cast(jax.Array, limit), self._infeed)
 
 
-class _Driven:
-    """A loop with queues that is called on its own."""
+class _ChunkedLoop:
+    """A loop on its own that has queues."""
 
-    def __init__(self, turn: Turn, infeed: InfeedQueue | None, made: MadeOf):
-        self._around = turn.around
-        subject = made.subject(turn.touched, lambda arguments: arguments[0][0])
-        self._loop = HostLoop(turn, infeed, subject)
+    def __init__(self, iteration: Iteration, infeed: InfeedQueue | None, subject: LoopSubject):
+        self._checks = iteration.loop
+        self._loop = HostLoop(iteration, infeed, subject.subject(iteration.touched, _carried_in))
 
-    def run(self, values: list[Any], limit: int | None) -> list[Any]:
-        self._around.check(limit or 0)
+    def run(self, values: list[ArrayTree], limit: int | None) -> list[ArrayTree]:
+        self._checks.check(limit or 0)
         return self._loop.run(values, MANY if limit is None else limit)
 
 
+def _carried_in(arguments: ProgramArguments) -> Sequence[ArrayTree]:
+    """Returns the carried values among the arguments of a chunk."""
+    values, _ = cast(IterationCarry, arguments[0])
+    return values
+
+
 class _Loops:
-    """The programs that were used last, by what they were made of."""
+    """The loops that have run on their own most recently."""
 
     def __init__(self) -> None:
-        # All with what their keys identify by address, which would else be given to others.
-        self._loops = MadeOnce[tuple[_Alone | _Driven | LoopByHost, Any]](KEPT)
-        self._numbers = MadeOnce[tuple[int, Any]](KEPT)  # by body and condition
+        # Each with the objects whose addresses are in its key, so that no other object gets one.
+        self._loops = MadeOnce[tuple[_WholeLoop | _ChunkedLoop | LoopByHost, object]](KEPT)
+        self._numbers = MadeOnce[tuple[int, object]](KEPT)  # by body and condition
 
     def find(
-        self, body: Any, condition: Any, carried: Carried, element: Any, infeed: Any
-    ) -> "_Alone | _Driven | LoopByHost":
+        self,
+        body: Callable[..., object],
+        condition: Callable[..., object] | None,
+        carried: Carried,
+        element: SpecTree,
+        infeed: InfeedQueue | None,
+    ) -> "_WholeLoop | _ChunkedLoop | LoopByHost":
         launch = current_launch()
         leaves, treedef = jax.tree.flatten((carried.specs, element))
-        parts, alive = identity(body)
-        more, alive_too = identity(condition)
+        body_key, alive = identity(body)
+        condition_key, alive_too = identity(condition)
         key = (
-            parts,
-            more,
+            body_key,
+            condition_key,
             treedef,
             tuple((leaf.shape, leaf.dtype) for leaf in leaves),
             id(infeed),
@@ -126,20 +147,20 @@ class _Loops:
             launch and launch.devices,
         )
         both = alive, alive_too
-        number, _ = self._numbers.get((parts, more), lambda: (new_number(), both))
+        number, _ = self._numbers.get((body_key, condition_key), lambda: (new_number(), both))
 
-        def make() -> tuple[_Alone | _Driven | LoopByHost, Any]:
-            made = MadeOf(body, condition, element, infeed, number)
-            current_log().begin(made.name)
+        def make() -> tuple[_WholeLoop | _ChunkedLoop | LoopByHost, object]:
+            subject = LoopSubject(body, condition, element, infeed, number)
+            current_log().begin(subject.name)
             try:
                 with unwatched():
-                    turn = Turn(body, carried, condition, element)
+                    iteration = Iteration(body, carried, condition, element)
             except OnHost:
                 return LoopByHost(body, condition, carried, infeed), (both, infeed)
-            is_driven = infeed is not None or turn.tapped
-            if is_driven and (launch is None or launch.devices == 1):
-                return _Driven(turn, infeed, made), (both, infeed)
-            return _Alone(turn, carried, infeed, made), (both, infeed)
+            has_queues = infeed is not None or iteration.tapped
+            if has_queues and (launch is None or launch.devices == 1):
+                return _ChunkedLoop(iteration, infeed, subject), (both, infeed)
+            return _WholeLoop(iteration, carried, infeed, subject), (both, infeed)
 
         return self._loops.get(key, make)[0]
 

@@ -1,18 +1,19 @@
-"""Where Keras variables read and write while a function of the user's is traced.
+"""Scopes that hold the values of Keras variables while a user's function is traced.
 
-repeat(n, body)   body -> optimizer.apply -> needs_multiple_of(4)      n % 4 is an error
+    compiled function     scope: every variable that it touches, as arguments of the program
+      └─ body of a loop     scope: those that the body assigns, as part of the carry
+           └─ value_and_grad  scope: those that it differentiates by
 
-    compiled function     scope: every variable that is touched, as arguments of the program
-      └─ body of a loop     scope: those that the body assigns, as what the loop carries
-           └─ value_and_grad  scope: those to differentiate by
+A scope asks the surrounding one for the values that it does not hold. So a variable that is only
+read has the same value in all iterations of a loop, and one that is assigned is carried.
 
-What a scope does not hold it asks the scope around it for. So a variable that is only read is the
-same value for all turns of a loop, and one that is assigned goes round.
+repeat(n, body)   body -> optimizer.apply -> needs_multiple_of(4)   n=10 is an error
 """
 
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
-from typing import Any
+from types import TracebackType
+from typing import Any, TypeVar
 
 import jax
 import keras
@@ -23,160 +24,173 @@ from millrace._compat.keras_optimizers import let_optimizers_be_made
 from millrace._compat.keras_scope import current_scope, let_scopes_branch, stored_value
 from millrace._compat.patches import hold, release
 from millrace.errors import ModelError, PlanError, TapError
+from millrace.loops.exchange import Exchange
+from millrace.pytrees import ArrayTree, SpecTree
 from millrace.taps.taps import Tapped, collecting
 from millrace.threads.scoped_value import ScopedValue
 
+BranchResult = TypeVar("BranchResult")
 
-class LoopAround:
-    """What the body of a loop has asked of it."""
+
+class EnclosingLoop:
+    """The loop whose body is being traced, and requirements of the body on it."""
 
     def __init__(self, is_counted: bool):
-        """Begins with nothing.
+        """Begins without requirements.
 
         Args:
-            is_counted: whether the number of turns is known before the first one.
+            is_counted: whether the number of iterations is known before the first one.
         """
         self.is_counted = is_counted
-        self._windows: list[int] = []
+        self._divisors: list[int] = []
 
-    def needs_multiple_of(self, turns: int) -> None:
-        """Takes note that the number of turns must be a multiple."""
-        if turns not in self._windows:
-            self._windows.append(turns)
+    def needs_multiple_of(self, iterations: int) -> None:
+        """Requires that the number of iterations be a multiple of this one."""
+        if iterations not in self._divisors:
+            self._divisors.append(iterations)
 
     @property
-    def windows(self) -> tuple[int, ...]:
-        """What the number of turns must be a multiple of."""
-        return tuple(self._windows)
+    def divisors(self) -> tuple[int, ...]:
+        """Numbers that must divide the number of iterations."""
+        return tuple(self._divisors)
 
-    def check(self, turns: int) -> None:
-        """Checks a number of turns.
+    def check(self, iterations: int) -> None:
+        """Checks a number of iterations.
 
         Raises:
-            PlanError: if it is no multiple of what the body needs.
+            PlanError: if one of the divisors does not divide it.
         """
-        for window in self._windows:
-            if turns % window:
-                fitting = max(turns // window, 1) * window
+        for steps in self._divisors:
+            if iterations % steps:
+                fitting = max(iterations // steps, 1) * steps
                 raise PlanError(
-                    f"A loop of {turns} turns accumulates the gradients of {window} turns for "
-                    f"each update, and {turns} is no multiple of {window}. Set n={fitting} in "
-                    "repeat(), or another number of mini-batches in the optimizer."
+                    f"A loop of {iterations} iterations accumulates the gradients of {steps} "
+                    f"iterations for each update, and {iterations} is not a multiple of {steps}. "
+                    f"Set n={fitting} in repeat(), or accumulate over another number of iterations "
+                    "in the optimizer."
                 )
 
 
-_around = ScopedValue[LoopAround | None](None)
+_enclosing_loop = ScopedValue[EnclosingLoop | None](None)
 
 
-def loop_around() -> LoopAround | None:
-    """Returns the innermost loop of the user's whose body is being traced."""
-    return _around.get()
+def enclosing_loop() -> EnclosingLoop | None:
+    """Returns the innermost loop whose body is being traced."""
+    return _enclosing_loop.get()
 
 
-def inside(loop: LoopAround | None) -> AbstractContextManager[Any]:
-    """Says that the body of a loop is traced inside."""
-    return _around.bound_to(loop)
+def in_body_of(loop: EnclosingLoop | None) -> AbstractContextManager[Any]:
+    """Makes `loop` the enclosing loop of the trace inside."""
+    return _enclosing_loop.bound_to(loop)
 
 
 class Context:
-    """What one trace of a whole program knows, whatever scopes there are in it."""
+    """Facts about the trace of a whole program, for all scopes in it."""
 
     def __init__(
         self,
         outer: "Context | None" = None,
         looks_only: bool = False,
-        exchanges: list[Any] | None = None,
+        exchanges: list[Exchange] | None = None,
     ):
         """Begins a trace.
 
         Args:
-            outer: that of the trace around.
-            looks_only: to find variables: what is traced will not run.
-            exchanges: with the host, of the loops in the program. JAX may trace a program again,
-                for another device say, and its loops must then find those that they had.
+            outer: context of the surrounding trace.
+            looks_only: whether the trace only finds variables, and will not run.
+            exchanges: of the loops in the program. JAX may trace a program again, for another
+                device for example, and its loops must then find the exchanges that they had.
         """
         self.looks_only = looks_only
         self._exchanges = [] if exchanges is None else exchanges
-        self._met = 0
-        self._queues: list[Any] = list(outer._queues) if outer is not None else []
+        self._loops = 0  # loops with exchanges so far
+        self._queues: list[object] = list(outer._queues) if outer is not None else []
         self._trace = trace_state()
-        self.turns: list[tuple[Any, LoopAround]] = []  # numbers to be checked after the run
+        # Numbers of iterations that are checked after the run.
+        self.to_check: list[tuple[jax.Array, EnclosingLoop]] = []
 
-    def exchange(self, make: Callable[[], Any]) -> Any:
+    def exchange(self, make: Callable[[], Exchange]) -> Exchange:
         """Returns the exchange of the loop that is being traced."""
-        if self._met == len(self._exchanges):
+        if self._loops == len(self._exchanges):
             self._exchanges.append(make())
-        self._met += 1
-        return self._exchanges[self._met - 1]
+        self._loops += 1
+        return self._exchanges[self._loops - 1]
 
-    def checked(self, turns: Any, loop: LoopAround) -> Any:
-        """Returns a number of turns that the program computes: 0 if the loop must not make these.
+    def checked(self, iterations: jax.Array, loop: EnclosingLoop) -> jax.Array:
+        """Returns the number of iterations that the program computes, or 0 if it is not allowed.
 
         The program returns the number, too, and its caller raises. A loop within a loop cannot
-        return one, and makes the turns that it is told to.
+        return its number, and runs the iterations unchecked.
         """
-        if self._trace != trace_state() or not loop.windows:
-            return turns
-        self.turns.append((turns, loop))
-        for window in loop.windows:
-            turns = jax.numpy.where(turns % window, 0, turns)
-        return turns
+        if self._trace != trace_state() or not loop.divisors:
+            return iterations
+        self.to_check.append((iterations, loop))
+        for divisor in loop.divisors:
+            iterations = jax.numpy.where(iterations % divisor, 0, iterations)
+        return iterations
 
     def claim(self, tapped: Tapped) -> None:
-        """Takes note of the queues that one loop enqueues.
+        """Reserves the queues that one loop enqueues into.
 
         Raises:
-            TapError: if another loop of the program enqueues one of them, too.
+            TapError: if another loop of the program enqueues into one of them, too.
         """
         for queue in tapped.keys:
             if any(queue is other for other in self._queues):
                 raise TapError(
-                    f"{queue!r} takes values from one place of each program, and got a second "
-                    "one. Use a queue for each loop."
+                    f"{queue!r} takes values from one place in each program, and got a second "
+                    "one. Use a separate queue for each loop."
                 )
             self._queues.append(queue)
 
 
 class VariableScope(keras.StatelessScope):
-    """Gives variables the values of a trace, and takes note of those that are touched."""
+    """Gives variables the values of a trace, and records which of them are read and assigned."""
 
     def __init__(
-        self, values: Iterable[tuple[Any, Any]] = (), context: Context | None = None
+        self,
+        values: Iterable[tuple[keras.Variable, ArrayTree]] = (),
+        context: Context | None = None,
     ) -> None:
         # Losses that layers add are collected, so that `model.losses` has them in the body.
         builds = context is not None and context.looks_only
         super().__init__(collect_losses=True, initialize_variables=builds)
         self._held = {id(variable): value for variable, value in values}
         self._own_context = context
-        self._around: Any = None
-        self.read: dict[int, Any] = {}  # variables whose value was asked for outside
-        self.assigned: dict[int, Any] = {}
+        self._outer: keras.StatelessScope | None = None
+        self.read: dict[int, keras.Variable] = {}  # whose values are not held here
+        self.assigned: dict[int, keras.Variable] = {}
         self.meets_new = False  # a variable that has no value before the trace is over
 
     def __enter__(self) -> "VariableScope":
-        self._around = current_scope()
+        self._outer = current_scope()
         hold(self)
         let_scopes_branch()
         let_optimizers_be_made()
         return super().__enter__()
 
-    def __exit__(self, *failure: Any) -> None:
-        super().__exit__(*failure)
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        super().__exit__(kind, error, trace)
         release(self)
 
     @property
     def context(self) -> Context | None:
-        """That of the program; None inside of a trace that is not ours."""
-        return self._own_context or context_of(self._around)
+        """The context of the program; None inside of a trace that is not millrace's."""
+        return self._own_context or context_of(self._outer)
 
-    def get_current_value(self, variable: Any) -> Any:
-        """Returns the value that `variable` has now, here or in the scope around."""
+    def get_current_value(self, variable: keras.Variable) -> Any:
+        """Returns the current value of `variable`, held here or in the surrounding scope."""
         key = id(variable)
         if key in self._held:
             return self._held[key]
         self.read[key] = variable
-        if self._around is not None:
-            value = self._around.get_current_value(variable)
+        if self._outer is not None:
+            value = self._outer.get_current_value(variable)
             if value is not None:
                 return value
         value = stored_value(variable)
@@ -184,35 +198,37 @@ class VariableScope(keras.StatelessScope):
             self.meets_new = True
         return value
 
-    def add_update(self, update: tuple[Any, Any]) -> None:
-        """Gives a variable a new value."""
+    def add_update(self, update: tuple[keras.Variable, ArrayTree]) -> None:
+        """Assigns a variable a new value, given the pair."""
         variable, value = update
         self.assigned[id(variable)] = variable
         self._held[id(variable)] = value
 
-    def values(self, variables: Iterable[Any]) -> list[Any]:
-        """Returns the values of variables now, each of its variable's dtype."""
-        found = []
+    def values(self, variables: Iterable[keras.Variable]) -> list[Any]:
+        """Returns the current values of variables, each of its variable's dtype."""
+        values = []
         for variable in variables:
             value = self.get_current_value(variable)
-            if value is None:  # just created: Keras has a placeholder, while we are only looking
+            if value is None:  # just created: Keras has a placeholder in the first trace
                 value = variable.value
-            found.append(jax.lax.convert_element_type(value, variable.dtype))
-        return found
+            values.append(jax.lax.convert_element_type(value, variable.dtype))
+        return values
 
     def branch(
         self,
         cond: Callable[..., Any],
-        pred: Any,
-        true_fn: Callable[[], Any],
-        false_fn: Callable[[], Any],
-    ) -> Any:
-        """Runs a conditional of Keras's; what its branches assign are results of both."""
+        pred: jax.Array,
+        true_fn: Callable[[], BranchResult],
+        false_fn: Callable[[], BranchResult],
+    ) -> BranchResult:
+        """Runs `keras.ops.cond`; both branches return the variables that either assigns."""
         looks = look_at(true_fn), look_at(false_fn)
         changed = list({id(v): v for look in looks for v in look.changed}.values())
 
-        def with_states(function: Callable[[], Any]) -> Callable[[], Any]:
-            def run() -> Any:
+        def with_states(
+            function: Callable[[], BranchResult],
+        ) -> Callable[[], tuple[BranchResult, list[Any]]]:
+            def run() -> tuple[BranchResult, list[Any]]:
                 with VariableScope() as scope:
                     return function(), scope.values(changed)
 
@@ -223,61 +239,66 @@ class VariableScope(keras.StatelessScope):
             variable.assign(state)
         return result
 
-    def refuse_others(self, known: Iterable[Any]) -> None:
-        """Refuses variables that the first look at a function has not met.
+    def refuse_others(self, expected: Iterable[keras.Variable]) -> None:
+        """Refuses assignments to other variables than in the first trace of a function.
 
         Raises:
             ModelError: if the function has assigned one.
         """
-        found = {id(variable) for variable in known}
-        others = [v.path for key, v in self.assigned.items() if key not in found]
+        expected_ids = {id(variable) for variable in expected}
+        others = [v.path for key, v in self.assigned.items() if key not in expected_ids]
         if others:
             raise ModelError(
-                f"Variables {others} were assigned when the function was traced, and not when it "
-                "was looked at before. What a compiled function assigns must not depend on "
-                "Python values that change: create layers, metrics and optimizers outside of it."
+                f"The function assigns the variables {others}, which it did not assign when it "
+                "was traced first. The variables that a compiled function assigns must not depend "
+                "on Python values that change: create layers, metrics and optimizers outside of "
+                "it."
             )
 
 
-def value_of(variable: Any) -> Any:
-    """Returns a variable's value as it is after an assignment, for which nothing is traced anew.
+def value_of(variable: keras.Variable) -> Any:
+    """Returns a variable's value in the type that it has after an assignment.
 
-    The first value of a variable may be of a weak type, as Python numbers are.
+    The first value of a variable may be of a weak type, as Python numbers are, for which JAX would
+    trace a function once more.
     """
     value = variable.value
     weak = getattr(value, "weak_type", False)
     return jax.lax.convert_element_type(value, variable.dtype) if weak else value
 
 
-def put(variables: Iterable[Any], values: Iterable[Any]) -> None:
-    """Gives variables the values that a program has returned for them."""
+def put(variables: Iterable[keras.Variable], values: Iterable[jax.Array]) -> None:
+    """Assigns variables the values that a program has returned for them."""
     for variable, value in zip(variables, values, strict=True):
         variable.assign(uncommitted(value))
 
 
-def context_of(scope: Any) -> Context | None:
-    """Returns the context of a scope; None for one of Keras's own, and for none."""
+def context_of(scope: keras.StatelessScope | None) -> Context | None:
+    """Returns the context of a scope; None for Keras's own scopes and outside of all scopes."""
     return scope.context if isinstance(scope, VariableScope) else None
 
 
 class Touched:
-    """What a first look at a function finds: its results, its variables and what it taps."""
+    """Results, taps and variables of a function, as its first trace finds them."""
 
-    def __init__(self, result: Any, tapped: Tapped, scope: VariableScope):
-        self.result = result  # specs
+    def __init__(self, result: SpecTree, tapped: Tapped, scope: VariableScope):
+        self.result: Any = result
         self.tapped = tapped  # of specs
         self.changed = list(scope.assigned.values())
         changed = set(scope.assigned)
         self.fixed = [v for key, v in scope.read.items() if key not in changed]
 
 
-def look_at(function: Callable[..., Any], *specs: Any) -> Touched:
-    """Traces a function without keeping the program, to find out which variables it touches.
+def look_at(function: Callable[..., object], *specs: SpecTree) -> Touched:
+    """Traces a function without keeping the program, to find the variables that it touches.
 
-    Layers and optimizers that are not built build themselves here. Variables that they make have
-    values only afterwards, so the function is then looked at again.
+    Layers and optimizers that are not built build themselves here. Variables that they create have
+    values only afterwards, so the function is then traced again.
+
+    Raises:
+        ModelError: if every trace creates new variables.
     """
-    for _ in range(5):  # a model, then its optimizer, then what is made of their variables
+    for _ in range(5):  # a model, then its optimizer, then wrappers with variables like theirs
         context = Context(context_of(current_scope()), looks_only=True)
         scope = VariableScope(context=context)
         with scope:
@@ -285,19 +306,19 @@ def look_at(function: Callable[..., Any], *specs: Any) -> Touched:
         if not scope.meets_new or current_scope() is not None:
             return Touched(result, tapped, scope)
     raise ModelError(
-        "The function makes new variables whenever it is called. Create layers, metrics and "
+        "The function creates new variables whenever it is called. Create layers, metrics and "
         "optimizers outside of it."
     )
 
 
-def _shapes(function: Callable[..., Any], specs: tuple[Any, ...]) -> Any:
+def _shapes(function: Callable[..., object], specs: tuple[SpecTree, ...]) -> Any:
     try:
         return jax.eval_shape(function, *specs)
     except ValueError as error:
         if "while in a stateless scope" not in str(error):
             raise
         raise ModelError(
-            "A variable with a value of its own was made while a function was traced, which "
-            "Keras cannot do. Build what makes it before: "
-            "optimizer.build(model.trainable_variables), or model.build(input_shape)."
+            "A variable with an initial value was created while a function was traced, which "
+            "Keras does not support. Build the model or the optimizer before: "
+            "model.build(input_shape), or optimizer.build(model.trainable_variables)."
         ) from error

@@ -1,49 +1,51 @@
-"""An optimizer that adds up gradients, and applies them once in a number of turns of a loop.
+"""An optimizer that adds up gradients, and applies them once in several iterations of a loop.
 
-    turn          0    1    2    3    4    5    6    7
+    iteration     0    1    2    3    4    5    6    7
     accumulator   g0  +g1  +g2  +g3   g4  +g5  +g6  +g7
     update                       *                   *
 
-Models that a strategy runs accumulate by `set_gradient_accumulation_options`, which computes no
-update that is not applied. This one is for loops of the user's own.
+It is for custom training loops. Models that a strategy runs accumulate with
+`set_gradient_accumulation_options`, which computes no update in vain.
 """
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NoReturn, cast
 
+import jax
 import jax.numpy as jnp
 import keras
+from jax.typing import DTypeLike
 from keras import ops
 
 from millrace.errors import OptionError, PlanError
 from millrace.loops.replication import holds_anywhere
-from millrace.loops.scope import loop_around
-from millrace.optimizers.as_accumulated import chain_of, refusing_other_dtypes
-from millrace.optimizers.wrapping import WrappingOptimizer
+from millrace.loops.scope import enclosing_loop
+from millrace.optimizers.as_accumulated import refusing_other_dtypes, wrapped_chain
+from millrace.optimizers.wrapping import Gradient, WrappingOptimizer
 from millrace.options import whole_number
 from millrace.steps.accumulate import accumulator_dtype
 
 
 @keras.saving.register_keras_serializable(package="millrace")
 class AccumulatingOptimizer(WrappingOptimizer):
-    """Accumulates the gradients of `steps` turns of `millrace.repeat`, and applies their sum.
+    """Accumulates the gradients of `steps` iterations of `millrace.repeat`, and applies their sum.
 
-    Variables change, and `iterations` counts, once in so many turns; the loop must make a multiple
-    of them. This is the outermost of wrapped optimizers.
+    The variables and the optimizer's count `iterations` change once in `steps` iterations of the
+    loop, whose number must be a multiple of `steps`. Other wrappers go inside of this one.
 
     Args:
         wrapped_optimizer: a Keras optimizer.
-        steps: turns for each update.
-        reduction: `"sum"`, or `"mean"` over the turns.
-        dtype: of the accumulators: None for that of each variable, a dtype for all, or a function
-            that returns one for a variable.
-        keeps_dtype: whether the wrapped optimizer is given what was accumulated in that dtype. It
-            must then cast it, in an `apply_gradients` of its own. False gives it the variable's.
-        name: of the optimizer.
+        steps: iterations of the loop for each update.
+        reduction: `"sum"`, or `"mean"` over the iterations.
+        dtype: of the accumulators: None for the dtype of each variable, one dtype for all, or a
+            function that returns a dtype for a variable.
+        keeps_dtype: whether the wrapped optimizer gets gradients in the dtype of the accumulators,
+            which its own `apply_gradients` must cast. False casts them to the variable's dtype.
+        name: of this optimizer.
 
     Raises:
-        OptionError: for other values.
-        PlanError: if an accumulating optimizer is wrapped.
+        OptionError: for an invalid value.
+        PlanError: if `wrapped_optimizer` accumulates, too.
     """
 
     is_outermost = True
@@ -54,7 +56,7 @@ class AccumulatingOptimizer(WrappingOptimizer):
         steps: int,
         *,
         reduction: str = "sum",
-        dtype: Any = None,
+        dtype: DTypeLike | Callable[[keras.Variable], DTypeLike] | None = None,
         keeps_dtype: bool = False,
         name: str = "AccumulatingOptimizer",
     ):
@@ -62,17 +64,17 @@ class AccumulatingOptimizer(WrappingOptimizer):
         if reduction not in ("sum", "mean"):
             raise OptionError(f"reduction is 'sum' or 'mean'. Received: {reduction!r}.")
         super().__init__(wrapped_optimizer, name)
-        for inner in chain_of(wrapped_optimizer):
+        for inner in wrapped_chain(wrapped_optimizer):
             if isinstance(inner, WrappingOptimizer):
                 inner.is_accumulated = True
         self.steps = steps
         self._reduction, self._dtype, self._keeps_dtype = reduction, dtype, keeps_dtype
 
-    def build(self, variables: Any) -> None:
-        """Makes accumulators, and builds the wrapped optimizer."""
+    def build(self, variables: Sequence[keras.Variable]) -> None:
+        """Creates accumulators, and builds the wrapped optimizer."""
         super().build(variables)
         self._applied_to = list(variables)
-        self._turn = self.add_variable((), "zeros", "int32", name="turn")
+        self._step = self.add_variable((), "zeros", "int32", name="turn")
         self._accumulators = [
             self.add_variable(
                 variable.shape,
@@ -83,8 +85,12 @@ class AccumulatingOptimizer(WrappingOptimizer):
             for variable in variables
         ]
 
-    def apply(self, grads: Any, trainable_variables: Any = None) -> None:
-        """Adds gradients up, and lets the wrapped optimizer apply them at the end of an update.
+    def apply(
+        self,
+        grads: Iterable[Gradient],
+        trainable_variables: Iterable[keras.Variable] | None = None,
+    ) -> None:
+        """Adds gradients up; the wrapped optimizer applies the sum in the last step of an update.
 
         Raises:
             PlanError: outside of a loop of `repeat`.
@@ -92,8 +98,8 @@ class AccumulatingOptimizer(WrappingOptimizer):
         self._check_loop()
         grads, variables = self._built_for(grads, trainable_variables)
         variables = self._applied_to if variables is None else variables
-        places = {id(variable): place for place, variable in enumerate(self._applied_to)}
-        accumulators = [self._accumulators[places[id(variable)]] for variable in variables]
+        indices = {id(variable): index for index, variable in enumerate(self._applied_to)}
+        accumulators = [self._accumulators[indices[id(variable)]] for variable in variables]
         pairs = [
             (accumulator, gradient, variable)
             for accumulator, gradient, variable in zip(
@@ -110,28 +116,33 @@ class AccumulatingOptimizer(WrappingOptimizer):
         if self.steps == 1:
             update()
             return
-        turn = self._turn + 1
-        is_last = holds_anywhere(ops.equal(turn, self.steps))
-        self._turn.assign(ops.where(is_last, 0, turn))
+        step = self._step + 1
+        is_last = holds_anywhere(cast(jax.Array, ops.equal(step, self.steps)))
+        self._step.assign(ops.where(is_last, 0, step))
         ops.cond(is_last, update, lambda: None)
 
-    def apply_gradients(self, grads_and_vars: Any) -> Any:
+    def apply_gradients(self, grads_and_vars: Iterable[tuple[Gradient, keras.Variable]]) -> Any:
         """Accumulates `(gradient, variable)` pairs, and returns the number of updates."""
         grads, variables = zip(*grads_and_vars, strict=True)
         self.apply(grads, variables)
         return self.iterations
 
     def stateless_apply(
-        self, optimizer_variables: Any, grads: Any, trainable_variables: Any
-    ) -> Any:
-        """Is not for models that a strategy runs.
+        self,
+        optimizer_variables: Sequence[jax.Array],
+        grads: Sequence[Gradient],
+        trainable_variables: Sequence[jax.Array],
+    ) -> NoReturn:
+        """Refuses models that a strategy runs.
 
         Raises:
             PlanError: always.
         """
         raise _outside(self.name)
 
-    def _update(self, accumulators: Sequence[Any], variables: Sequence[Any]) -> None:
+    def _update(
+        self, accumulators: Sequence[keras.Variable], variables: Sequence[keras.Variable]
+    ) -> None:
         gradients = [accumulator.value for accumulator in accumulators]
         if self._reduction == "mean":
             gradients = [gradient / self.steps for gradient in gradients]
@@ -146,7 +157,7 @@ class AccumulatingOptimizer(WrappingOptimizer):
             accumulator.assign(jnp.zeros(accumulator.shape, accumulator.dtype))
 
     def _check_loop(self) -> None:
-        loop = loop_around()
+        loop = enclosing_loop()
         if loop is None or not loop.is_counted:
             raise _outside(self.name)
         loop.needs_multiple_of(self.steps)
@@ -154,7 +165,7 @@ class AccumulatingOptimizer(WrappingOptimizer):
 
 def _outside(name: str) -> PlanError:
     return PlanError(
-        f"{name} accumulates over the turns of a loop, and was called outside of a loop of "
-        "repeat(). Apply it in the body of repeat(); a model that is fitted accumulates by "
-        "model.set_gradient_accumulation_options()."
+        f"{name} accumulates over the iterations of a loop, and was called outside of a loop of "
+        "repeat(). Apply it in the body of repeat(). A model that is trained by fit() accumulates "
+        "with model.set_gradient_accumulation_options()."
     )

@@ -3,30 +3,29 @@
     replica 0   gradient 1.0  ┐
     replica 1   gradient 3.0  ┴ mean 2.0 -> the wrapped optimizer, on each of them
 
-Replicas that begin with equal variables so keep them equal.
+So variables that are equal on all replicas at the start stay equal.
 """
 
 from collections.abc import Sequence
-from typing import Any
 
 import keras
 
 from millrace.loops.replication import cross_replica_mean
-from millrace.optimizers.wrapping import WrappingOptimizer
+from millrace.optimizers.wrapping import Gradient, WrappingOptimizer
 
 
 @keras.saving.register_keras_serializable(package="millrace")
 class CrossReplicaOptimizer(WrappingOptimizer):
     """Averages gradients over the replicas of a compiled function, and applies them.
 
-    Models that a strategy runs as replicas need none: their gradients are exchanged anyway.
+    Models that a strategy runs as replicas do not need it: their gradients are reduced anyway.
 
     Args:
         wrapped_optimizer: a Keras optimizer.
-        name: of the optimizer.
+        name: of this optimizer.
 
     Raises:
-        OptionError: if it is something else.
+        OptionError: if `wrapped_optimizer` is not an optimizer.
     """
 
     def __init__(
@@ -34,6 +33,8 @@ class CrossReplicaOptimizer(WrappingOptimizer):
     ):
         super().__init__(wrapped_optimizer, name)
 
-    def see(self, gradients: Sequence[Any], variables: Sequence[Any] | None) -> list[Any]:
-        """Averages gradients that are about to be applied."""
+    def gradients_to_apply(
+        self, gradients: Sequence[Gradient], variables: Sequence[keras.Variable] | None
+    ) -> list[Gradient]:
+        """Returns the mean of the replicas' gradients."""
         return [None if g is None else cross_replica_mean(g) for g in gradients]

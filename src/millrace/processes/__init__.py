@@ -1,1 +1,1 @@
-"""The processes of one run: who they are, what they must agree on, how they fail together."""
+"""The processes of one run: their numbers, their agreement on a program, and common failure."""

@@ -1,11 +1,11 @@
-"""What all processes must have in common, compared before they compute together.
+"""Comparison of facts on which all processes must agree, and local copies of common arrays.
 
-the same on all devices    this process's copy
-shared out over devices    gathered to each of them first, by all processes together
+an array that is the same on all devices    own_copy: this process's copy
+an array that is split over devices         gathered: by all processes together, then the copy
 
-Processes that differ in it do not fail: they wait for each other for ever, or train on numbers
-that mean nothing. So each puts short texts into the store of `jax.distributed`, and reads those
-of the others. The store is served by process 0, and no device takes part.
+Processes that disagree do not fail: they wait for each other for ever, or train on meaningless
+numbers. So each puts short texts into the store of `jax.distributed` and reads those of the
+others. Process 0 serves the store, and no device takes part.
 """
 
 import itertools
@@ -23,15 +23,15 @@ from millrace._compat.jax_memory import in_device_memory
 from millrace.errors import PlanError, ProcessError
 
 
-def own_copy(value: Any) -> Any:
-    """Returns what this process has of a value that is the same on all devices of all processes."""
+def own_copy(value: object) -> Any:
+    """Returns this process's copy of an array that is the same on all devices, or `value`."""
     if not isinstance(value, jax.Array) or value.is_fully_addressable:
         return value
     return uncommitted(value.addressable_data(0))
 
 
-def gathered(value: Any) -> Any:
-    """Returns a value of which every process that has a part calls this, whole and in this one."""
+def gathered(value: object) -> Any:
+    """Returns an array that is split over processes as a whole. All of these processes call it."""
     if not isinstance(value, jax.Array) or value.is_fully_addressable:
         return value
     if not value.is_fully_replicated:
@@ -41,8 +41,8 @@ def gathered(value: Any) -> Any:
     return own_copy(value)
 
 
-def on_one_device(value: Any) -> Any:
-    """Returns an array that several devices share out as one on the first of them, uncommitted."""
+def on_one_device(value: jax.Array) -> Any:
+    """Returns an array that is split over devices as one on the first of them, uncommitted."""
     value = in_device_memory(value)
     sharding = getattr(value, "sharding", None)
     if sharding is None or len(sharding.device_set) == 1 or sharding.is_fully_replicated:
@@ -50,7 +50,7 @@ def on_one_device(value: Any) -> Any:
     return uncommitted(jax.device_put(value, sharding.mesh.devices.flat[0]))
 
 
-def _same(value: Any) -> Any:
+def _same(value: jax.Array) -> jax.Array:
     return value
 
 
@@ -64,56 +64,55 @@ _SCRIPT = "Run the same script with the same arguments in every process."
 REMEDIES = {"weights": _SEEDS, "data order": _SEEDS, "seed": _SEEDS, "data": _SEEDS}
 
 
-def check_same(parts: Mapping[str, str], timeout: float = 60.0) -> None:
-    """Compares what the processes have; every process calls this at the same point.
+def check_same(facts: Mapping[str, str], timeout: float = 60.0) -> None:
+    """Compares facts between processes; every process calls this at the same point.
 
     Args:
-        parts: names of what is compared, such as "options" or "weights", each with a short text
-            or a hash.
+        facts: short texts or hashes, by name, such as "options" or "weights".
         timeout: seconds to wait for the others.
 
     Raises:
-        PlanError: in every process, if a part is not the same in all.
-        ProcessError: if not all processes came here in time.
+        PlanError: in every process, if a fact is not the same in all.
+        ProcessError: if not all processes call this in time.
     """
     if compat.process_count() == 1:
         return
-    for name, values in _differences(_exchange(json.dumps(dict(parts)), timeout)).items():
+    for name, values in _differences(_exchange(json.dumps(dict(facts)), timeout)).items():
         raise PlanError(_message(name, values))
 
 
 def _exchange(text: str, timeout: float) -> list[dict[str, str]]:
-    """Gives this process's text to all; returns what each of them gave, in order."""
+    """Sends this process's text to all, and returns the texts of all, in order, as dicts."""
     store, index, count = compat.key_value_store(), compat.process_index(), compat.process_count()
     number = next(_COUNTER)
-    place = f"millrace/same/{number}"
+    prefix = f"millrace/same/{number}"
     if number >= 2:
-        # All have come to the comparison before this one, so all have read the one before that.
+        # All processes have begun the previous comparison, so all have read the one before it.
         store.key_value_delete(f"millrace/same/{number - 2}/{index}")
-    store.key_value_set(f"{place}/{index}", text)
+    store.key_value_set(f"{prefix}/{index}", text)
     deadline = time.monotonic() + timeout
     texts = []
     for other in range(count):
         left = max(int(1000 * (deadline - time.monotonic())), 1)
         try:
-            texts.append(store.blocking_key_value_get(f"{place}/{other}", left))
+            texts.append(store.blocking_key_value_get(f"{prefix}/{other}", left))
         except Exception as error:  # the public base of JAX's errors; a timeout has no class
             if "DEADLINE_EXCEEDED" not in str(error):
                 raise
-            here = {key.rpartition("/")[2] for key, _ in store.key_value_dir_get(f"{place}/")}
+            here = {key.rpartition("/")[2] for key, _ in store.key_value_dir_get(f"{prefix}/")}
             missing = ", ".join(str(i) for i in range(count) if str(i) not in here)
             raise ProcessError(
-                f"Processes compare what they run before they start. In {timeout:g} seconds, "
-                f"these did not come to comparison {number + 1}: {missing}. {_SCRIPT} Each call "
-                "of fit, evaluate and predict must be made by all of them."
+                f"Processes compare their programs before they run. In {timeout:g} seconds, "
+                f"these did not come to comparison {number + 1}: {missing}. {_SCRIPT} All of them "
+                "must make each call of fit, evaluate and predict."
             ) from error
     return [json.loads(text) for text in texts]
 
 
-def _differences(given: list[dict[str, str]]) -> dict[str, list[str]]:
-    """For each part that is not the same in all, what every process has."""
-    names = dict.fromkeys(name for parts in given for name in parts)
-    values = {name: [parts.get(name, "nothing") for parts in given] for name in names}
+def _differences(facts: list[dict[str, str]]) -> dict[str, list[str]]:
+    """Returns the texts of all processes for each fact that differs between them."""
+    names = dict.fromkeys(name for own in facts for name in own)
+    values = {name: [own.get(name, "nothing") for own in facts] for name in names}
     return {name: texts for name, texts in values.items() if len(set(texts)) > 1}
 
 
@@ -134,7 +133,7 @@ def _message(name: str, values: list[str]) -> str:
 
 def _first_difference(texts: list[str]) -> int:
     columns = itertools.zip_longest(*texts)
-    return next(place for place, column in enumerate(columns) if len(set(column)) > 1)
+    return next(index for index, column in enumerate(columns) if len(set(column)) > 1)
 
 
 def _shorten(text: str, difference: int) -> str:

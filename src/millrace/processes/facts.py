@@ -1,4 +1,4 @@
-"""Which process of the run this is, out of how many."""
+"""Number, host and launcher of this process."""
 
 import ctypes
 import dataclasses
@@ -16,18 +16,18 @@ _PR_SET_PDEATHSIG = 1  # of <sys/prctl.h>
 
 
 def process_index() -> int:
-    """The number of this process, from 0. Does not start JAX."""
+    """Returns the number of this process, from 0, without starting JAX."""
     return compat.process_index()
 
 
 def process_count() -> int:
-    """How many processes the run has; 1 without `millrace.distributed`. Does not start JAX."""
+    """Returns the number of processes of the run, without starting JAX; 1 if it is alone."""
     return compat.process_count()
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Member:
-    """One process of the run, in words that help to find it."""
+    """One process of the run: its number, and where to find it."""
 
     index: int
     host: str
@@ -35,7 +35,7 @@ class Member:
 
     @classmethod
     def this(cls, index: int) -> Self:
-        """Describes the process that calls."""
+        """Returns the description of the calling process."""
         return cls(index, socket.gethostname(), os.getpid())
 
     def __str__(self) -> str:
@@ -44,7 +44,7 @@ class Member:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Launched:
-    """What `millrace launch` tells each process, in one variable of its environment."""
+    """Facts from `millrace launch` for one process, in a variable of its environment."""
 
     coordinator_address: str
     num_processes: int
@@ -54,30 +54,30 @@ class Launched:
     launcher: int  # its pid
 
     def to_environment(self) -> dict[str, str]:
-        """The variable to start the process with."""
+        """Returns the variable to start the process with."""
         return {_VARIABLE: json.dumps(dataclasses.asdict(self))}
 
     @classmethod
     def take(cls) -> Self | None:
-        """Takes the variable out of the environment; None where nobody launched this process.
+        """Reads the variable and removes it; returns None if `millrace launch` did not set it.
 
-        It is taken out because a process that the script starts, a loader of data say, inherits
-        the environment and is not this process.
+        It is removed because processes that the script starts, such as data loaders, inherit the
+        environment and are not processes of the run.
         """
         text = os.environ.pop(_VARIABLE, None)
         return None if text is None else cls(**json.loads(text))
 
     def end_with_launcher(self) -> None:
-        """Makes the kernel kill this process when the launcher dies, which cannot do it then."""
+        """Makes the kernel kill this process if the launcher dies, on Linux."""
         if sys.platform == "linux":
             ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL))
-            if os.getppid() != self.launcher:  # It died before.
+            if os.getppid() != self.launcher:  # it died before
                 os._exit(1)
 
     def note(self, name: str, text: str = "") -> None:
-        """Leaves a note for the launcher; the first one of a name stays."""
+        """Leaves a note for the launcher, unless there is one of this name already."""
         try:
             with open(os.path.join(self.directory, name), "x") as file:
                 file.write(text)
         except OSError:
-            pass  # It is there, or the launcher has gone; its summary has less to say then.
+            pass  # it exists, or the launcher has gone; its summary then says less

@@ -10,7 +10,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from millrace.devices import place
+from millrace.devices import put_on
 from millrace.plan import ROLES, Mode, Plan
 from millrace.replicas.state import layout_of
 from millrace.steps.state import State, Values
@@ -42,7 +42,7 @@ class Placement:
             layouts = self._layouts_of(state)
             if all(map(_lies, jax.tree.leaves(state), jax.tree.leaves(layouts))):
                 return state
-            return jax.tree.map(place, state, layouts)
+            return jax.tree.map(put_on, state, layouts)
         if state is self._outer and self._inner is not None:
             return self._inner
         inner = []
@@ -50,7 +50,7 @@ class Placement:
             if role == "metric":
                 inner.append(self._metrics(values))
             else:
-                inner.append(Values(place(v, layout_of(plan, role, v)) for v in values))
+                inner.append(Values(put_on(v, layout_of(plan, role, v)) for v in values))
         return tuple(inner)
 
     def leave(self, inner: State) -> State:
@@ -90,8 +90,8 @@ class Placement:
         for value in values:
             spread = np.zeros((group.replicas, *value.shape), value.dtype)
             spread[0] = np.asarray(value)
-            parts.append(place(spread, group.split(0)))
-        return Values((*parts, *(place(value, group.whole) for value in values)))
+            parts.append(put_on(spread, group.split(0)))
+        return Values((*parts, *(put_on(value, group.whole) for value in values)))
 
 
 def _lies(value: Any, layout: jax.sharding.Sharding) -> bool:

@@ -241,7 +241,7 @@ class TapeScope(VariableScope):
     @property
     def around(self) -> Any:
         """The scope around."""
-        return self._around
+        return self._outer
 
 
 _FLOAT, _OTHER = object(), object()

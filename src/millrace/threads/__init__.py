@@ -1,1 +1,1 @@
-"""What belongs to one thread, and what threads share."""
+"""Values of one thread, and tables that threads share."""

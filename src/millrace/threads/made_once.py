@@ -1,11 +1,12 @@
-"""A table of what is expensive to make: each entry is made once, by the first thread that asks.
+"""A table of expensive values: each is made once, by the first thread that asks for it.
 
     thread 1   get(a) |-- makes a --|
     thread 2     get(a) ....waits...| the same a
     thread 3   get(b) |-- makes b --|            waits for nobody
 
-The lock of the table is held for a look-up, never while something is made: making may run code of
-the user's, which may wait for other threads or ask the table for something else.
+The lock of the table is held for a look-up, never while a value is made: that may run the user's
+code, which may wait for other threads or ask the table for another value. Only threads that ask for
+the same value wait for each other.
 """
 
 import threading
@@ -13,29 +14,29 @@ from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from typing import Generic, TypeVar
 
-Value = TypeVar("Value")
+MadeValue = TypeVar("MadeValue")
 
 
-class MadeOnce(Generic[Value]):
-    """Values by key, of which those used last are kept."""
+class MadeOnce(Generic[MadeValue]):
+    """Values by key, of which the most recently used are kept."""
 
     def __init__(self, limit: int | None = None):
         """Makes an empty table.
 
         Args:
-            limit: how many values are kept; None keeps all.
+            limit: number of values to keep; None keeps all.
         """
         self._limit = limit
         self._lock = threading.Lock()
-        self._entries: OrderedDict[Hashable, _Entry[Value]] = OrderedDict()
+        self._entries: OrderedDict[Hashable, _Entry[MadeValue]] = OrderedDict()
 
-    def get(self, key: Hashable, make: Callable[[], Value]) -> Value:
+    def get(self, key: Hashable, make: Callable[[], MadeValue]) -> MadeValue:
         """Returns the value of a key.
 
         Args:
-            key: what identifies the value. Where it has addresses of objects in it, the value
-                must keep these objects alive.
-            make: called if there is no value yet. If it raises, the next call makes the value.
+            key: of the value. If it contains addresses of objects, the value must keep these
+                objects alive.
+            make: makes the value if there is none yet. If it raises, the next call tries again.
         """
         with self._lock:
             entry = self._entries.get(key)
@@ -50,22 +51,22 @@ class MadeOnce(Generic[Value]):
     def __len__(self) -> int:
         return len(self.values())
 
-    def values(self) -> list[Value]:
-        """Returns what has been made, in order of use."""
+    def values(self) -> list[MadeValue]:
+        """Returns the values that have been made, in order of use."""
         with self._lock:
             return [value for entry in self._entries.values() for value in entry.made]
 
 
-class _Entry(Generic[Value]):
-    """Room for one value."""
+class _Entry(Generic[MadeValue]):
+    """One value, once it has been made."""
 
     __slots__ = ("_lock", "made")
 
     def __init__(self) -> None:
-        self.made: tuple[Value] | tuple[()] = ()
-        self._lock = threading.RLock()  # what is made may ask for itself, and recurses then
+        self.made: tuple[MadeValue] | tuple[()] = ()
+        self._lock = threading.RLock()  # `make` may ask for the same value, and recurses then
 
-    def value(self, make: Callable[[], Value]) -> Value:
+    def value(self, make: Callable[[], MadeValue]) -> MadeValue:
         if not self.made:
             with self._lock:
                 if not self.made:

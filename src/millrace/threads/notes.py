@@ -1,17 +1,17 @@
-"""What is to be said once, whichever thread comes first."""
+"""Messages that are given once, by the first thread that has one."""
 
 import threading
 
 
 class Notes:
-    """Remembers which notes were made."""
+    """A set of messages that have been given."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._made: set[str] = set()
 
     def is_new(self, note: str) -> bool:
-        """Returns whether a note was not made before; from now on it was."""
+        """Returns True the first time that it is called with a note."""
         with self._lock:
             is_new = note not in self._made
             self._made.add(note)

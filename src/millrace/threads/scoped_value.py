@@ -1,4 +1,4 @@
-"""Values that hold in one thread for as long as a `with` block lasts.
+"""Values that are set in one thread for the duration of a `with` block.
 
     _log = ScopedValue[CompileLog](default_log)
 
@@ -6,54 +6,54 @@
     with _log.bound_to(another):
         _log.get()               -> another, in this thread alone
 
-Which model is running, which stage a layer is called in, where taps are collected: all that code
-must know and is not passed, since a function of Keras or of the user lies between, is such a value.
-Values are kept by thread and not by context (`contextvars`), as Keras and JAX keep theirs.
+Such values are the model that is running, the stage of a layer call, the collection of taps: facts
+that cannot be passed as arguments because functions of Keras or of the user lie between. They
+belong to threads and not to contexts (`contextvars`), like those of Keras and JAX.
 """
 
 import threading
 from types import TracebackType
 from typing import Generic, TypeVar
 
-Value = TypeVar("Value")
+BoundValue = TypeVar("BoundValue")
 
 
-class _Slot(threading.local):
+class _ThreadSlot(threading.local):
     def __init__(self, default: object):
-        self.value = default  # called in each thread that looks
+        self.value = default  # runs once in each thread that uses the value
 
 
-class ScopedValue(Generic[Value]):
-    """A value of which each thread has its own."""
+class ScopedValue(Generic[BoundValue]):
+    """A value that is separate for each thread."""
 
     __slots__ = ("_slot",)
 
-    def __init__(self, default: Value):
-        """Sets what threads find outside of all blocks.
+    def __init__(self, default: BoundValue):
+        """Sets the value outside of all blocks.
 
         Args:
             default: the same object for all threads.
         """
-        self._slot = _Slot(default)
+        self._slot = _ThreadSlot(default)
 
-    def get(self) -> Value:
+    def get(self) -> BoundValue:
         """Returns the value of the innermost block of this thread."""
         return self._slot.value  # type: ignore[return-value]
 
-    def bound_to(self, value: Value) -> "Binding[Value]":
-        """Returns a context manager inside which this thread has another value, and gives it."""
+    def bound_to(self, value: BoundValue) -> "Binding[BoundValue]":
+        """Returns a context manager that sets the value in this thread, and yields it."""
         return Binding(self._slot, value)
 
 
-class Binding(Generic[Value]):
-    """A block with a value. It can be entered once at a time."""
+class Binding(Generic[BoundValue]):
+    """A block with a value. It must not be entered again before it is left."""
 
     __slots__ = ("_before", "_slot", "_value")
 
-    def __init__(self, slot: _Slot, value: Value):
+    def __init__(self, slot: _ThreadSlot, value: BoundValue):
         self._slot, self._value = slot, value
 
-    def __enter__(self) -> Value:
+    def __enter__(self) -> BoundValue:
         self._before = self._slot.value
         self._slot.value = self._value
         return self._value

@@ -49,7 +49,9 @@ class MapGradientOptimizer(Minimizing):
         """Maps gradients that are about to be accumulated."""
         return self._mapped(super().prepare(gradients, variables), variables)
 
-    def see(self, gradients: Sequence[Any], variables: Sequence[Any] | None) -> list[Any]:
+    def gradients_to_apply(
+        self, gradients: Sequence[Any], variables: Sequence[Any] | None
+    ) -> list[Any]:
         """Maps gradients that are about to be applied, unless that has been done."""
         if self.is_accumulated or are_prepared():
             return list(gradients)

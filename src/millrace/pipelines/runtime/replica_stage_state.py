@@ -12,7 +12,7 @@ import jax
 import numpy as np
 
 from millrace._compat.jax_arrays import uncommitted
-from millrace.devices import DeviceGroup, place
+from millrace.devices import DeviceGroup, put_on
 from millrace.pipelines.programs.builder import StageBuilder
 from millrace.pipelines.programs.split import Slot
 from millrace.pipelines.runtime.stage_state import StageState
@@ -62,7 +62,7 @@ class ReplicaStageState(StageState):
         exported, inner = self._known.get(id(value), (None, None))
         value = inner if exported is value else value
         layout = self._builder.layouts.of(stage, slot)
-        return value if layout is None else place(value, layout)
+        return value if layout is None else put_on(value, layout)
 
     def reduce_replicas(self, stage: int, parts: Sequence[Any], whole: Sequence[Any]) -> None:
         """Takes what replicas agreed on: the values that go on, and the same as Keras sees them."""
@@ -102,7 +102,7 @@ class ReplicaStageState(StageState):
         for index, whole in enumerate(self._values["metric"]):
             slot = Slot("metric", index)
             part = values[slot] if slot in values else self._spread(slot, whole, self._groups[last])
-            found.append(place(part, self._groups[last].split(0)))
+            found.append(put_on(part, self._groups[last].split(0)))
         return (found,)
 
     def _changing(self, stage: int, slots: Sequence[Slot]) -> list[Any]:
@@ -134,7 +134,7 @@ class ReplicaStageState(StageState):
         spread = np.broadcast_to(host, (group.replicas, *host.shape)).copy()
         if slot.role == "metric":
             spread[1:] = 0
-        return place(spread, group.split(0))
+        return put_on(spread, group.split(0))
 
     def _export(self, value: Any) -> Any:
         exported = value

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from millrace._compat.jax_arrays import uncommitted
-from millrace.devices import DeviceGroup, place
+from millrace.devices import DeviceGroup, put_on
 from millrace.pipelines.programs.builder import StageBuilder
 from millrace.pipelines.programs.layouts import moves
 from millrace.pipelines.programs.split import Slot
@@ -72,7 +72,7 @@ class StageState:
             if (slot, stage) not in self._layouts:
                 self._layouts[slot, stage] = self._builder.layouts.of(stage, slot)
             if (layout := self._layouts[slot, stage]) is not None:
-                return place(value, layout)
+                return put_on(value, layout)
         return on_device(value, self._groups[stage].devices[0])
 
     def at(self, slot: Slot, stage: int) -> Any:

@@ -5,7 +5,7 @@ import pytest
 import millrace
 from millrace.errors import ModelError, PlanError
 from millrace.loops.host_driven import OnHost, require_host
-from millrace.loops.scope import loop_around
+from millrace.loops.scope import enclosing_loop
 
 
 def test_a_function_for_the_host_is_called_as_it_is():
@@ -21,9 +21,9 @@ def test_a_function_for_the_host_is_called_as_it_is():
     assert strategy.run(compiled, [np.float32(1)]) == 2
     assert calls.pop() == 1  # no traced value
     assert [compiled(2.0), compiled(3.0)] == [3, 4]
-    assert calls[-2:] == [2.0, 3.0]  # it was looked at again for another device, and once
+    assert calls[-2:] == [2.0, 3.0]  # it was traced again for another device, and once
     assert compiled.compilations == 0
-    with pytest.raises(ModelError, match="no one program"):
+    with pytest.raises(ModelError, match="not a single program"):
         compiled.lower(2.0)
 
 
@@ -66,8 +66,8 @@ def test_what_a_body_needs_of_the_number_of_turns_is_checked(compiled):
     total = keras.Variable(np.float32(0))
 
     def body():
-        assert loop_around().is_counted
-        loop_around().needs_multiple_of(4)
+        assert enclosing_loop().is_counted
+        enclosing_loop().needs_multiple_of(4)
         total.assign_add(1.0)
 
     def train(n):
@@ -75,7 +75,7 @@ def test_what_a_body_needs_of_the_number_of_turns_is_checked(compiled):
 
     train = millrace.compile(train) if compiled else train
     train(8)
-    with pytest.raises(PlanError, match=r"A loop of 10 turns .* multiple of 4. Set n=8"):
+    with pytest.raises(PlanError, match=r"A loop of 10 iterations .* multiple of 4. Set n=8"):
         train(10)
     assert total.value == 8
-    assert loop_around() is None
+    assert enclosing_loop() is None

@@ -1,9 +1,9 @@
-"""Functions -> a model that is a pipeline, compiled and attached.
+"""Building of a pipeline: functions -> a model, compiled and attached to a strategy.
 
-look at the functions once -> the variables that they touch -> StagesModel, its stages and options
+a first trace of the functions -> their variables -> StagesModel, its stages and options
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from threading import Lock
@@ -16,33 +16,46 @@ import numpy as np
 from millrace.errors import ModelError, OptionError
 from millrace.feeds.infeed_queue import InfeedQueue
 from millrace.fit.controller import controller_of
-from millrace.function_pipelines.chain import Chain, next_arguments, run_chain
+from millrace.function_pipelines.chain import next_arguments, run_chain
 from millrace.function_pipelines.model import (
-    OptimizerFunction,
+    ElementRow,
     Outlet,
+    PipelineFunctions,
+    PipelineVariables,
     StagesModel,
     call_optimizer_function,
 )
-from millrace.loops.replication import in_replica
+from millrace.loops.replication import ReplicaIndex, in_replica
 from millrace.loops.scope import Touched, look_at
 from millrace.optimizers.as_accumulated import AsAccumulated
 from millrace.pipelines.assignment.assignment import Assignment
+from millrace.pytrees import ArrayTree, SpecTree
 from millrace.strategy.strategy import Strategy
 
 
 @dataclass(frozen=True, slots=True)
 class Pipeline:
-    """A pipeline with its programs, to be run again and again, by one thread at a time."""
+    """A pipeline with its programs, which can be run many times, by one thread at a time."""
 
     model: StagesModel
     inputs: list[keras.Variable]
     trains: bool
     replicas: int
-    _lock: Lock = field(default_factory=Lock)  # of the model, which is one
+    # A model trains in one thread at a time. Other pipelines have models of their own.
+    _lock: Lock = field(default_factory=Lock)
 
-    def run(self, values: list[Any], infeed: InfeedQueue | None, window: int, updates: int) -> None:
-        """Runs so many updates, each of a window of micro-batches."""
-        steps = window * updates * self.replicas
+    def run(
+        self, values: list[np.ndarray], infeed: InfeedQueue | None, micro_batches: int, updates: int
+    ) -> None:
+        """Runs a number of updates.
+
+        Args:
+            values: of the inputs.
+            infeed: of the elements; None without one.
+            micro_batches: in an update, for each replica.
+            updates: number of updates.
+        """
+        steps = micro_batches * updates * self.replicas
         if not steps:
             return
         data = _elements(infeed, steps, self.replicas)
@@ -56,109 +69,95 @@ class Pipeline:
 
 
 @dataclass(frozen=True, slots=True)
-class _Found:
-    """What a look at the functions finds."""
+class PipelineSettings:
+    """How a pipeline runs."""
 
-    variables: list[keras.Variable]  # without the optimizer's
-    trainable: list[keras.Variable]
-    optimizer: keras.optimizers.Optimizer | None
+    strategy: Strategy  # whose devices to use
+    name: str
+    casts_gradients: bool  # whether gradients are cast to the dtypes of the variables
+    options: dict[str, Any]  # of `set_pipelining_options`
 
 
 def make_pipeline(
-    chain: Chain,
-    optimizer_function: OptimizerFunction | None,
-    casts_gradients: bool,
-    outlet: Outlet,
-    values: list[Any],
-    element: Any,
-    strategy: Strategy,
-    name: str,
-    options: dict[str, Any],
+    functions: PipelineFunctions,
+    settings: PipelineSettings,
+    values: list[np.ndarray],
+    element: SpecTree,
 ) -> Pipeline:
     """Makes a pipeline; compiles nothing yet.
 
     Args:
-        chain: its functions.
-        optimizer_function: of the last outputs; None where nothing is trained.
-        casts_gradients: whether the optimizer is given gradients in the variables' dtypes.
-        outlet: where results go.
+        functions: of the pipeline.
+        settings: strategy and options.
         values: of the inputs of a run.
         element: specs of an element of the infeed; None without one.
-        strategy: whose devices to use.
-        name: of the pipeline.
-        options: of `set_pipelining_options`.
 
     Raises:
         OptionError: if options or functions do not fit together.
         ModelError: if there is nothing to train.
     """
-    found = _look(chain, optimizer_function, outlet, values, element)
+    variables = _variables_of(functions, values, element)
     inputs = [
         keras.Variable(value, trainable=False, name=f"input_{k}") for k, value in enumerate(values)
     ]
-    model = StagesModel(
-        chain, optimizer_function, outlet, found.variables, found.trainable, inputs, _alone,
-        name=name,
-    )  # fmt: skip
-    Strategy.attach(strategy, model)  # not what a subclass adds for models of users
+    model = StagesModel(functions, variables, inputs, _one_replica, settings.name)
+    Strategy.attach(settings.strategy, model)  # without the additions of subclasses
     controller: Any = controller_of(model)
-    # The functions say their stages themselves, in each trace.
+    chain = functions.chain
+    # Each trace of the functions marks their stages.
     controller.setup.stages.put(Assignment((), None, len(chain.stages)))
-    model.set_pipelining_options(device_mapping=list(chain.devices), **options)
+    model.set_pipelining_options(device_mapping=list(chain.devices), **settings.options)
     if chain.is_concurrent:
         pipelining = replace(controller.setup.options.pipelining, schedule_stages=chain.stages)
         controller.put_options(replace(controller.setup.options, pipelining=pipelining))
     replicas = controller.setup.replicas
     if replicas > 1:
         object.__setattr__(model, "_in_replica", lambda index: in_replica(index, replicas))
-    optimizer = found.optimizer
+    optimizer = variables.optimizer
     if optimizer is None:
         model.compile(steps_per_execution=replicas)
     else:
         model.compile(
-            optimizer=optimizer if casts_gradients else AsAccumulated(optimizer),
+            optimizer=optimizer if settings.casts_gradients else AsAccumulated(optimizer),
             steps_per_execution=controller.setup.accumulation.steps * replicas,
         )
     return Pipeline(model, inputs, optimizer is not None, replicas)
 
 
-def _look(
-    chain: Chain,
-    optimizer_function: OptimizerFunction | None,
-    outlet: Outlet,
-    values: list[Any],
-    element: Any,
-) -> _Found:
-    returned: list[Any] = []
+def _variables_of(
+    functions: PipelineFunctions, values: list[np.ndarray], element: SpecTree
+) -> PipelineVariables:
+    """Traces the functions, to find the variables that they touch."""
+    returned: list[Any] = []  # by the optimizer function
 
-    def whole(values: list[Any], element: Any) -> Any:
-        args, kwargs = next_arguments(run_chain(chain, values, element))
-        if optimizer_function is None:
+    def whole(values: Sequence[ArrayTree], element: ArrayTree) -> object:
+        args, kwargs = next_arguments(run_chain(functions.chain, values, element))
+        if functions.optimizer_function is None:
             return args, kwargs
-        returned[:] = call_optimizer_function(optimizer_function, args, kwargs)
+        returned[:] = call_optimizer_function(functions.optimizer_function, args, kwargs)
         return args, kwargs, returned[1]
 
-    with _alone(np.int32(0)):
+    with _one_replica(np.int32(0)):
         specs = [
             jax.ShapeDtypeStruct(v.shape, jax.dtypes.canonicalize_dtype(v.dtype)) for v in values
         ]
         touched, again = (look_at(whole, specs, element) for _ in range(2))
     _check_same(touched, again)
-    _check_outputs(touched, outlet)
+    _check_outputs(touched, functions.outlet)
     variables = [*touched.changed, *touched.fixed]
     if not returned:
-        return _Found(variables, [], None)
+        return PipelineVariables(variables, [], None)
     optimizer, _, *chosen = returned
     own = {id(variable) for variable in optimizer.variables}
     variables = [variable for variable in variables if id(variable) not in own]
     trainable = list(chosen[0]) if chosen else [v for v in variables if v.trainable]
     if not trainable:
         raise ModelError(
-            "The stages of the pipeline use no trainable variable, and its optimizer has nothing "
+            "The stages of the pipeline use no trainable variable, so its optimizer has nothing "
             "to train. Use layers or keras.Variables in the functions, or leave out "
             "optimizer_function."
         )
-    return _Found(variables, trainable, optimizer)
+    return PipelineVariables(variables, trainable, optimizer)
 
 
 def _check_outputs(touched: Touched, outlet: Outlet) -> None:
@@ -172,38 +171,38 @@ def _check_outputs(touched: Touched, outlet: Outlet) -> None:
         leaves = jax.tree.leaves((outputs, kwargs))
         texts = ", ".join(f"{leaf.dtype}{list(leaf.shape)}" for leaf in leaves)
         raise OptionError(
-            f"The last stage of a pipeline returns {texts}, and outfeed=None takes nothing. Set "
-            "outfeed to a queue, or return nothing."
+            f"The last stage of a pipeline returns {texts}, but there is no queue for it: "
+            "outfeed=None. Set outfeed to a queue, or return nothing."
         )
 
 
-def _alone(index: Any) -> AbstractContextManager[Any]:
+def _one_replica(index: ReplicaIndex) -> AbstractContextManager[Any]:
     return in_replica(index, 1)
 
 
-def _elements(infeed: InfeedQueue | None, steps: int, replicas: int) -> Iterator[Any]:
-    """Yields the elements of a run, a row each, with the replica that each is for."""
+def _elements(infeed: InfeedQueue | None, steps: int, replicas: int) -> Iterator[tuple[ElementRow]]:
+    """Yields the elements of a run, one row each, with the index of the replica."""
     done = 0
     while done < steps:
         if infeed is None:
             elements: list[Any] = [None]
         else:
-            segment = infeed.take(steps - done)
-            batches = jax.tree.map(np.asarray, segment.block.batches)
+            block_slice = infeed.take(steps - done)
+            batches = jax.tree.map(np.asarray, block_slice.block.batches)
             elements = [
                 jax.tree.map(lambda leaf, k=k: leaf[k][None], batches)
-                for k in range(segment.start, segment.start + segment.count)
+                for k in range(block_slice.start, block_slice.start + block_slice.count)
             ]
         for element in elements:
             yield ({"element": element, "replica": np.array([done % replicas], np.int32)},)
             done += 1
 
 
-def _check_same(touched: Any, again: Any) -> None:
+def _check_same(touched: Touched, again: Touched) -> None:
     first = {id(variable) for variable in (*touched.changed, *touched.fixed)}
     new = [v.path for v in (*again.changed, *again.fixed) if id(v) not in first]
     if new:
         raise ModelError(
-            f"The stages of a pipeline make the variables {new} anew whenever they are called. "
-            "Make layers and optimizers outside of the functions."
+            f"The stages of a pipeline create the variables {new} whenever they are called. "
+            "Create layers and optimizers outside of the functions."
         )

@@ -62,7 +62,7 @@ def test_those_who_did_not_come_are_named_everywhere():
     for error in results:
         assert isinstance(error, ProcessError)
         assert "Of 4 processes, these did not come" in str(error)
-        assert "in 1 seconds: 1, 3. See" in str(error)
+        assert "in 1 seconds: 1, 3. Check" in str(error)
         assert "initialization_timeout" in str(error)
 
 
@@ -75,7 +75,7 @@ def test_different_numbers_of_processes():
     address = free_address()
     for error in outcomes(Rendezvous(address, 0, 2), Rendezvous(address, 1, 3)):
         assert isinstance(error, ProcessError)
-        assert "was told num_processes=2" in str(error)
+        assert "has num_processes=2" in str(error)
         assert "num_processes=3. Set the same number in all" in str(error)
 
 
@@ -108,8 +108,8 @@ def test_strangers_at_the_port_of_process_0_are_ignored():
 @pytest.mark.parametrize(
     ("answer", "message"),
     [
-        (b"HTTP/1.1 400 Bad Request\n", "something else than process 0 answers there"),
-        (b"", "process 0 went away there"),
+        (b"HTTP/1.1 400 Bad Request\n", "something other than process 0 answers."),
+        (b"", "process 0 closed the connection."),
         (None, "did not answer in 0.2 seconds"),
     ],
 )
