@@ -8,7 +8,7 @@ import pytest
 from millrace import ipu
 from millrace.errors import DeviceError, DTypeError, OptionError
 from millrace.ipu.config import IPUConfig, SelectionOrder, current_system
-from millrace.ipu.inert import notes
+from millrace.ipu.no_effect import notes
 
 
 @pytest.fixture

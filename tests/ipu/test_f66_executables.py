@@ -14,8 +14,7 @@ import pytest
 from millrace import ipu
 from millrace.cache.use import use_cache
 from millrace.errors import OptionError, PlanError
-from millrace.ipu import environment
-from millrace.ipu import inert as inert_module
+from millrace.ipu import environment, no_effect
 from millrace.threads.notes import Notes
 
 START, LOAD = "Starting phase: graphConstruction", "Loading executable"
@@ -169,7 +168,7 @@ def test_f66_flags_that_nobody_knows_are_refused_with_all_that_there_are():
 
 
 def test_f66_other_flags_of_the_ipu_are_said_to_do_nothing_once(caplog, capsys, monkeypatch):
-    monkeypatch.setattr(inert_module, "notes", Notes())
+    monkeypatch.setattr(no_effect, "notes", Notes())
     for _ in range(2):
         path = environment.cache_path("--max_compilation_threads=4 --executable_cache_path='/a b'")
     assert path == "/a b"

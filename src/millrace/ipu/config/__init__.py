@@ -31,7 +31,7 @@ from millrace.ipu.config.devices import System as System
 from millrace.ipu.config.devices import current_system as current_system
 from millrace.ipu.config.devices import reset_system as reset_system
 from millrace.ipu.config.option import AttributeMetadata as AttributeMetadata
-from millrace.ipu.config.option import Category, Group, Option
+from millrace.ipu.config.option import Category, Option, Subcategory
 
 
 class IPUConfig(Category):
@@ -40,26 +40,24 @@ class IPUConfig(Category):
     auto_select_ipus = Option(devices.MANY, [], "Number of devices in each logical device.")
     select_ipus = devices.Selected(devices.MANY, [], "Device number of each logical device.")
     allow_recompute = Option(bool, False, "Whether models may recompute activations.")
-    selection_order = Option(
-        SelectionOrder, SelectionOrder.AUTO, "Numbering of chips.", advice=XLA
-    )
+    selection_order = Option(SelectionOrder, SelectionOrder.AUTO, "Numbering of chips.", advice=XLA)
     serialization_output_folder = Option(
         str, "", "Directory for programs.", advice="Call strategy.export_executables()."
     )
     compilation_poplar_options = categories.poplar_option("the compiler")
     gcl_poplar_options = categories.poplar_option("collectives")
-    convolutions = Group(categories.Convolutions, "Convolutions.")
-    device_connection = Group(categories.DeviceConnection, "Attaching to devices.")
-    experimental = Group(categories.Experimental, "Options that may change.")
-    floating_point_behaviour = Group(categories.FloatingPointBehaviour, "Floating point.")
-    io_tiles = Group(categories.IoTiles, "Tiles that only move data.")
-    ipu_model = Group(categories.IpuModel, "The software model of a device.")
-    matmuls = Group(categories.Matmuls, "Matrix products.")
-    norms = Group(categories.Norms, "Normalization.")
-    optimizations = Group(categories.Optimizations, "Optimizations by the compiler.")
-    pooling = Group(categories.Pooling, "Pooling.")
-    scheduling = Group(categories.Scheduling, "The order of operations.")
-    slices = Group(categories.Slices, "Slices.")
+    convolutions = Subcategory(categories.Convolutions, "Convolutions.")
+    device_connection = Subcategory(categories.DeviceConnection, "Attaching to devices.")
+    experimental = Subcategory(categories.Experimental, "Options that may change.")
+    floating_point_behaviour = Subcategory(categories.FloatingPointBehaviour, "Floating point.")
+    io_tiles = Subcategory(categories.IoTiles, "Tiles that only move data.")
+    ipu_model = Subcategory(categories.IpuModel, "The software model of a device.")
+    matmuls = Subcategory(categories.Matmuls, "Matrix products.")
+    norms = Subcategory(categories.Norms, "Normalization.")
+    optimizations = Subcategory(categories.Optimizations, "Optimizations by the compiler.")
+    pooling = Subcategory(categories.Pooling, "Pooling.")
+    scheduling = Subcategory(categories.Scheduling, "The order of operations.")
+    slices = Subcategory(categories.Slices, "Slices.")
 
     def configure_ipu_system(self, device: str = "cpu") -> None:
         """Puts the options in force; see the function of this name."""

@@ -10,7 +10,7 @@ NUMBERS     stopping at infinities and NaN      -> jax_debug_nans, NaNWatch
 
 import enum
 
-from millrace.ipu.config.option import Category, Group, Option
+from millrace.ipu.config.option import Category, Option, Subcategory
 
 
 class SelectionOrder(enum.IntEnum):
@@ -83,7 +83,7 @@ class Math(Category):
 class Optimizations(Category):
     """Options of the compiler's optimizations."""
 
-    math = Group(Math, "Algebraic simplification.")
+    math = Subcategory(Math, "Algebraic simplification.")
     enable_fast_math = Option(bool, False, "Old name.", advice=XLA, deprecated="math.fast")
     prefetch_data_streams = Option(bool, True, "Whether to prefetch data.", advice=FEEDS)
     combine_embedding_lookups = Option(bool, False, "Whether to merge look-ups.", advice=XLA)
@@ -152,7 +152,7 @@ class Experimental(Category):
     enable_prng_stability = Option(
         bool, False, "Whether seeds repeat.", advice="Seeds always repeat."
     )
-    multi_replica_distribution = Group(MultiReplicaDistribution, "Several processes.")
+    multi_replica_distribution = Subcategory(MultiReplicaDistribution, "Several processes.")
 
 
 def poplar_option(subject: str) -> Option:
@@ -189,7 +189,10 @@ class NormsExperimental(Category):
     """Options of normalization that may change."""
 
     distributed_batch_norm_replica_group_size = Option(
-        int, 1, "Replicas that share batch statistics.", advice="Each replica normalizes its own batch."
+        int,
+        1,
+        "Replicas that share batch statistics.",
+        advice="Each replica normalizes its own batch.",
     )
 
 
@@ -197,7 +200,7 @@ class Norms(Category):
     """Options of normalization."""
 
     use_stable_statistics = Option(bool, False, "Whether to compute means first.", advice=XLA)
-    experimental = Group(NormsExperimental, "Options that may change.")
+    experimental = Subcategory(NormsExperimental, "Options that may change.")
 
 
 class FloatingPointBehaviour(Category):

@@ -3,7 +3,7 @@
 class Matmuls(Category):
     poplar_options = Option(dict, {}, "...")           one attribute, checked when it is set
 class IPUConfig(Category):
-    matmuls = Group(Matmuls, "...")                    a category, whose attributes are set
+    matmuls = Subcategory(Matmuls, "...")              a category, whose attributes are set
 
 as_dict(config)  ->  {"matmuls": {"poplar_options": {}}}  ->  put(config, data)      enums by name
 """
@@ -90,7 +90,7 @@ class Option:
         return copy.copy(value)
 
 
-class Group:
+class Subcategory:
     """A category within another one."""
 
     def __init__(self, kind: "type[Category]", doc: str):
@@ -123,7 +123,7 @@ class Category:
         object.__setattr__(self, "_prefix", prefix)
         object.__setattr__(self, "_values", {})
         for name, member in members(type(self)).items():
-            if isinstance(member, Group):
+            if isinstance(member, Subcategory):
                 self._values[name] = member.kind(f"{prefix}{name}.")
             else:
                 self._values[name] = copy.copy(member.default)
@@ -153,10 +153,12 @@ class Category:
     __hash__ = None  # type: ignore[assignment]
 
 
-def members(kind: type) -> dict[str, Option | Group]:
-    """Returns the options and groups of a category, in the order of their declaration."""
+def members(kind: type) -> dict[str, Option | Subcategory]:
+    """Returns the options and subcategories of a category, in the order of their declaration."""
     values = {name: value for base in reversed(kind.__mro__) for name, value in vars(base).items()}
-    return {name: value for name, value in values.items() if isinstance(value, Option | Group)}
+    return {
+        name: value for name, value in values.items() if isinstance(value, Option | Subcategory)
+    }
 
 
 def _unknown(kind: type, prefix: str, name: str) -> str:
@@ -183,7 +185,7 @@ def put(category: Category, data: Mapping[str, object]) -> None:
     """
     for name, value in data.items():
         member = members(type(category)).get(name)
-        if isinstance(member, Group) and isinstance(value, Mapping):
+        if isinstance(member, Subcategory) and isinstance(value, Mapping):
             put(getattr(category, name), value)
         elif not isinstance(member, Option) or value != _plain(getattr(category, name)):
             setattr(category, name, value if member is None else _member(member, value))
@@ -192,7 +194,7 @@ def put(category: Category, data: Mapping[str, object]) -> None:
 def options(category: Category) -> Iterator[tuple[str, Option, object]]:
     """Yields the path, the option and the value of every attribute."""
     for name, member in members(type(category)).items():
-        if isinstance(member, Group):
+        if isinstance(member, Subcategory):
             yield from options(getattr(category, name))
         else:
             yield category._prefix + name, member, getattr(category, name)
@@ -207,14 +209,14 @@ def metadata(kind: type[Category], path: str) -> AttributeMetadata:
     *groups, name = path.split(".")
     for group in groups:
         member = members(kind).get(group)
-        kind = member.kind if isinstance(member, Group) else Category
+        kind = member.kind if isinstance(member, Subcategory) else Category
     member = members(kind).get(name)
     if member is None:
         raise OptionError(
             f"IPUConfig has no attribute {path!r}. Give the path of one, such as "
             "'device_connection.type'."
         )
-    types = (Category,) if isinstance(member, Group) else member.types
+    types = (Category,) if isinstance(member, Subcategory) else member.types
     return AttributeMetadata(
         path,
         types,
@@ -237,7 +239,7 @@ def _plain(value: object) -> object:
     return list(value) if isinstance(value, tuple) else value
 
 
-def _member(option: Option | Group, value: object) -> object:
+def _member(option: Option | Subcategory, value: object) -> object:
     """Returns the enum's member of that name for an option with an enum; else the value."""
     for kind in getattr(option, "types", ()):
         if issubclass(kind, enum.Enum) and isinstance(value, str) and value in kind.__members__:

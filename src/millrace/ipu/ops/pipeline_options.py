@@ -15,7 +15,7 @@ from typing import Any
 import keras
 
 from millrace.errors import DTypeError, OptionError, UnsupportedError
-from millrace.ipu.inert import inert
+from millrace.ipu.no_effect import warn_no_effect
 from millrace.ipu.ops.schedules import NATIVE, PipelineSchedule, recomputation_of
 
 
@@ -48,7 +48,7 @@ class PipelineStageOptions:
         given = {**self.convolution_options, **self.matmul_options, **self.slice_options}
         for name in given:
             if not name.startswith("xla_"):
-                inert(
+                warn_no_effect(
                     f"{name!r} in PipelineStageOptions",
                     "It is an option of Poplar. Options of XLA, such as "
                     "'xla_cpu_enable_fast_math', are given to the compiler of that stage.",

@@ -19,7 +19,7 @@ from millrace.ipu.gradient_accumulation import (
     GradientAccumulationReductionMethod,
     reduction_method,
 )
-from millrace.ipu.inert import inert
+from millrace.ipu.no_effect import warn_no_effect
 from millrace.ipu.optimizers.cross_replica_optimizer import CrossReplicaOptimizer
 from millrace.ipu.optimizers.ipu_optimizer import Minimizing
 from millrace.optimizers.accumulating import AccumulatingOptimizer
@@ -142,12 +142,12 @@ def check_offload(offloads: bool | None, shards: bool) -> None:
             "offload_weight_update_variables=None, which does it where it can be done."
         )
     if offloads:
-        inert(
+        warn_no_effect(
             "offload_weight_update_variables of a gradient accumulation optimizer",
             "A loop keeps them on the device: set model.set_offload_options() and use fit().",
         )
     if shards:
-        inert(
+        warn_no_effect(
             "replicated_optimizer_state_sharding of a gradient accumulation optimizer",
             "Each replica of a loop has all of the state: set it in pipeline(), or in the model.",
         )

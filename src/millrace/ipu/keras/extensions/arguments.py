@@ -14,7 +14,7 @@ from typing import Any
 
 from millrace.arguments import refuse_unknown
 from millrace.errors import OptionError, UnsupportedError
-from millrace.ipu.inert import inert
+from millrace.ipu.no_effect import warn_no_effect
 from millrace.ipu.ops.pipeline_options import check_list_of_options, check_sharded_state
 from millrace.options import MetricReduction, truth, whole_number
 
@@ -103,7 +103,7 @@ def _switch(name: str, value: Any) -> None:
 def _inert(advice: str) -> Callable[[str, Any], None]:
     def say(name: str, value: Any) -> None:
         if value is not None:
-            inert(name, advice)
+            warn_no_effect(name, advice)
 
     return say
 

@@ -18,10 +18,10 @@ from millrace._compat.keras_graph import has_own_call
 from millrace.errors import ModelError, OptionError, PlanError
 from millrace.fit.checks import check_made_functions, check_pipelined_step
 from millrace.fit.setup import Setup
-from millrace.ipu.inert import notes
 from millrace.ipu.keras.extensions.arguments import STEPS
 from millrace.ipu.keras.extensions.building import ModelExtension
 from millrace.ipu.keras.extensions.settings import Settings
+from millrace.ipu.no_effect import notes
 from millrace.ipu.ops.schedules import check_length
 from millrace.optimizers.accumulating import AccumulatingOptimizer
 from millrace.pipelines.assignment.assignment import Assignment, scoped_stages

@@ -28,8 +28,8 @@ from millrace.arguments import refuse_unknown
 from millrace.errors import OptionError
 from millrace.fit.controller import Controller
 from millrace.ipu.config import current_system
-from millrace.ipu.inert import inert
 from millrace.ipu.keras.extensions.settings import Settings, rules_of
+from millrace.ipu.no_effect import warn_no_effect
 from millrace.ipu.ops.pipeline_options import accumulator_dtype, options_of_update
 from millrace.ipu.ops.schedules import NATIVE, recomputation_of
 from millrace.options import (
@@ -174,7 +174,9 @@ def check_queues(settings: Settings) -> None:
     setter, options = "set_outfeed_queue_options", settings.outfeed
     _check_queue(setter, options, _OUTFEED, "buffer_depth", None)
     if options:
-        inert("buffer_depth", "Results wait on the host until they are read, without limit.")
+        warn_no_effect(
+            "buffer_depth", "Results wait on the host until they are read, without limit."
+        )
 
 
 def _check_queue(

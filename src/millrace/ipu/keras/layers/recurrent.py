@@ -12,8 +12,8 @@ from typing import Any
 
 import keras
 
-from millrace.ipu.inert import inert
 from millrace.ipu.keras.layers.stock import one_number
+from millrace.ipu.no_effect import warn_no_effect
 
 _PLANS = (
     "partials_dtype",
@@ -28,7 +28,7 @@ def _stock_options(kwargs: dict[str, Any]) -> dict[str, Any]:
     """Returns the arguments of the Keras layer, and says which others do nothing."""
     for name in _PLANS:
         if kwargs.pop(name, None) is not None:
-            inert(name, "XLA plans the cell; choose its precision by the layer's dtype.")
+            warn_no_effect(name, "XLA plans the cell; choose its precision by the layer's dtype.")
     seed = kwargs.pop("dropout_seed", None)
     if seed is not None:
         kwargs["seed"] = one_number(seed)

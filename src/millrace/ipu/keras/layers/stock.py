@@ -13,7 +13,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from millrace.ipu.inert import inert
+from millrace.ipu.no_effect import warn_no_effect
 
 
 def one_number(seed: Any) -> int | None:
@@ -52,7 +52,7 @@ class Embedding(keras.layers.Embedding):
         **kwargs: Any,
     ):
         if serialization_factor != 1:
-            inert("Embedding(serialization_factor=)", _WHOLE)
+            warn_no_effect("Embedding(serialization_factor=)", _WHOLE)
         super().__init__(input_dim, output_dim, embeddings_initializer, **kwargs)
 
 
@@ -68,7 +68,7 @@ class SerialDense(keras.layers.Dense):
         **kwargs: Any,
     ):
         if serialization_factor is not None or serialization_dimension is not None:
-            inert("SerialDense(serialization_factor=)", _WHOLE)
+            warn_no_effect("SerialDense(serialization_factor=)", _WHOLE)
         super().__init__(units, **kwargs)
 
 
