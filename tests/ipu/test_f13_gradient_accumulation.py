@@ -57,14 +57,14 @@ def test_f13_the_optimizer_counts_updates(model):
                 "experimental_normalize_gradients": True,
                 "gradient_accumulation_reduction_method": "mean",
             },
-            "both say how gradients are scaled",
+            "both scale gradients",
         ),
         (
             {
                 "replicated_optimizer_state_sharding": True,
                 "offload_weight_update_variables": False,
             },
-            "forbids it. Set that to None or True",
+            "forbids offloading it. Set .* to None or True",
         ),
     ],
 )

@@ -91,7 +91,7 @@ def test_f21_one_stage_and_lists_of_another_length(model):
     x, y = rows(8)
     options = PipelineStageOptions()
     model.set_pipelining_options(4, forward_propagation_stages_poplar_options=[options])
-    with pytest.raises(ValueError, match="has 1 entries, and the model has 2 pipeline stages"):
+    with pytest.raises(ValueError, match="has 1 entries, and the pipeline has 2 stages"):
         model.fit(x, y, batch_size=2)
     model.set_pipelining_options(device_mapping=[0])
     with pytest.raises(ValueError, match=r"device_mapping=\[0\] has 1 entries, and .* 2 pipeline"):

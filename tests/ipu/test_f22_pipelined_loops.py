@@ -51,8 +51,13 @@ def test_f22_accumulated_outfeeds_report_the_same_history(system):
 @pytest.mark.parametrize(
     ("schedule", "stages", "steps", "message"),
     [
-        (GROUPED, (0, 1), 6, "Grouped and 2 stages runs 4 micro-batches at once, and 6 is no mul"),
-        (INTERLEAVED, (0, 1), 3, "Interleaved and 2 stages runs 2 micro-batches.* 3 is no mult"),
+        (
+            GROUPED,
+            (0, 1),
+            6,
+            "Grouped and 2 stages runs 4 micro-batches at once, and 6 is not a",
+        ),
+        (INTERLEAVED, (0, 1), 3, "Interleaved and 2 stages runs 2 micro-batches.* 3 is not a mult"),
     ],
 )
 def test_f22_micro_batches_that_the_schedule_does_not_run(schedule, stages, steps, message, system):

@@ -116,7 +116,7 @@ def test_f40_schedules_agree(net, system):
 
 def test_f40_the_length_rule(net, system):
     system(3)
-    with pytest.raises(RuntimeError, match=r"Grouped.*3 stages runs 3 .*10 is no multiple"):
+    with pytest.raises(RuntimeError, match=r"Grouped.*3 stages runs 3 .*10 is not a multiple"):
         run(net, 10, optimizer_function=None, pipeline_schedule=PipelineSchedule.Grouped)
     with pytest.raises(RuntimeError, match=r"runs 6 micro-batches at once, and 9 .* to 6\."):
         run(net, 9, pipeline_schedule=PipelineSchedule.Grouped)

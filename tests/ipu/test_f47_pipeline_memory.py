@@ -68,7 +68,7 @@ def test_f48_offload_without_such_memory_names_the_argument(net, system, option)
 
 def test_f49_sharding_needs_state_that_may_be_offloaded(net, system):
     system(3)
-    with pytest.raises(ValueError, match=r"sharding=True shares out.*=False forbids it"):
+    with pytest.raises(ValueError, match=r"sharding=True shards.*=False forbids offloading it"):
         trained(
             net, replicated_optimizer_state_sharding=True, offload_weight_update_variables=False
         )

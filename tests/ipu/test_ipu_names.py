@@ -29,10 +29,10 @@ MODULES = (
 )  # fmt: skip
 # What modules of the package use of each other.
 INTERNAL = {
-    "Category", "Operation", "Option", "Subcategory", "System", "call_or_defer", "checked_ordinal",
-    "current_strategy", "current_system", "devices_in_scope", "extend", "is_extended",
-    "is_within_a_program", "member_by_name", "number_of_results", "reduction_method",
-    "reset_system", "revive_from_configs", "run_pipeline", "warn_no_effect",
+    "Category", "Operation", "Option", "PipelineArguments", "Subcategory", "System",
+    "call_or_defer", "checked_ordinal", "current_strategy", "current_system", "devices_in_scope",
+    "extend", "is_extended", "is_within_a_program", "member_by_name", "number_of_results",
+    "reduction_method", "reset_system", "revive_from_configs", "run_pipeline", "warn_no_effect",
 }  # fmt: skip
 NATIVE = {  # that modules give to programs under an IPU's name
     "MaybeOutfeed", "Outfeed", "OutfeedCallback", "OutfeedOptimizer", "PipelineStage",

@@ -6,6 +6,7 @@ GradientAccumulationReductionMethod.RUNNING_MEAN   -> "running_mean_then_sum"
 """
 
 import enum
+from typing import TypeAlias
 
 from millrace.ipu.enums import member_by_name
 
@@ -16,6 +17,9 @@ class GradientAccumulationReductionMethod(enum.Enum):
     SUM = 0
     MEAN = 1
     RUNNING_MEAN = 2
+
+
+ReductionMethod: TypeAlias = GradientAccumulationReductionMethod | str  # a member or its name
 
 
 def reduction_method(value: object) -> GradientAccumulationReductionMethod:
