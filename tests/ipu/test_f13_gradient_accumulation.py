@@ -73,7 +73,7 @@ def test_f13_what_the_setter_refuses(model, arguments, message):
         model.set_gradient_accumulation_options(**arguments)
 
 
-def test_f13_none_keeps_and_free_arguments_are_replaced(model):
+def test_f13_none_keeps_values_and_keyword_arguments_are_replaced(model):
     set_options = model.set_gradient_accumulation_options
     set_options(4, dtype="float32", offload_weight_update_variables=False, name="update")
     assert (accumulation(model).steps, accumulation(model).dtype) == (4, "float32")

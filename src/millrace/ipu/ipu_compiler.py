@@ -19,7 +19,7 @@ from millrace.loops.replication import launching
 from millrace.tensorflow.conversion.convert import called
 from millrace.tensorflow.graph_mode import Deferred, in_graph_mode
 
-KEPT = 32  # compiled functions; the one that was not used for longest goes first
+KEPT = 32  # compiled functions; the least recently used one is dropped first
 
 
 class Operation:

@@ -67,7 +67,7 @@ class IPUOutfeedQueue(OutfeedQueue):
         if in_graph_mode() and not self.enqueued:
             raise TapError(
                 "dequeue() was called before a program was built that enqueues. Build it first: "
-                "ipu_compiler.compile(...) of what calls enqueue()."
+                "ipu_compiler.compile(...) of a function that calls enqueue()."
             )
         return call_or_defer(self._dequeued, wait_for_completion)
 

@@ -1,6 +1,6 @@
 """The categories of options in an `IPUConfig`, and the enumerations of their values.
 
-device_connection.type = PRE_COMPILE      `pre_compile.py`: programs are compiled, and none runs
+device_connection.type = PRE_COMPILE      `pre_compile.py`: programs are compiled and not run
 everything else                           no effect: each option has advice on what to use instead
 
 XLA         decided by the compiler

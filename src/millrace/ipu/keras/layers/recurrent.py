@@ -85,7 +85,7 @@ class _TimeMajor(keras.layers.RNN):
 
 @keras.saving.register_keras_serializable(package="millrace.ipu")
 class PopnnLSTM(_TimeMajor, keras.layers.LSTM):
-    """`keras.layers.LSTM`."""
+    """`keras.layers.LSTM`, under the name of the IPU's fused layer."""
 
     # Python 3.11.2 shows the signature of `__new__`, unless the class itself has an `__init__`.
     def __init__(self, units: int, *args: object, time_major: bool = False, **kwargs: object):

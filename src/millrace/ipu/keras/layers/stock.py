@@ -49,7 +49,7 @@ class Dropout(keras.layers.Dropout):
 
 @keras.saving.register_keras_serializable(package="millrace.ipu")
 class Embedding(keras.layers.Embedding):
-    """`keras.layers.Embedding`."""
+    """`keras.layers.Embedding`, with a `serialization_factor` that has no effect."""
 
     def __init__(
         self,
@@ -66,7 +66,7 @@ class Embedding(keras.layers.Embedding):
 
 @keras.saving.register_keras_serializable(package="millrace.ipu")
 class SerialDense(keras.layers.Dense):
-    """`keras.layers.Dense`."""
+    """`keras.layers.Dense`, with a `serialization_factor` that has no effect."""
 
     def __init__(
         self,
