@@ -140,14 +140,14 @@ def check_offload(offloads: bool | None, shards: bool) -> None:
         )
 
 
-def check_plain(optimizer: Any) -> None:
+def check_plain(optimizer: keras.optimizers.Optimizer) -> None:
     """Refuses all optimizers except SGD, with or without momentum.
 
     Raises:
         OptionError: naming the class that takes the others.
     """
-    while hasattr(optimizer, "inner_optimizer"):
-        optimizer = optimizer.inner_optimizer
+    while (inner := getattr(optimizer, "inner_optimizer", None)) is not None:
+        optimizer = inner
     if not isinstance(optimizer, keras.optimizers.SGD):
         raise OptionError(
             "GradientAccumulationOptimizer takes SGD, with or without momentum. Received: "

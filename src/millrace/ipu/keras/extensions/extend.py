@@ -71,7 +71,7 @@ def extend(model: keras.Model) -> None:
     put(controller, settings_of(controller))
 
 
-def around(name: str, loop: Callable[..., Any], controller: Controller) -> Callable[..., Any]:
+def around(name: str, loop: Callable[..., object], controller: Controller) -> Callable[..., Any]:
     """Returns `fit`, `evaluate` or `predict` of an extended model.
 
     Args:

@@ -134,7 +134,7 @@ def reset_pipeline_stage_assignment(controller: Controller) -> None:
 def print_pipeline_stage_assignment_summary(
     controller: Controller,
     line_length: int | None = None,
-    print_fn: Callable[[str], Any] | None = None,
+    print_fn: Callable[[str], object] | None = None,
 ) -> None:
     """Prints the stage of each layer call.
 
