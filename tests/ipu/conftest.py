@@ -1,4 +1,4 @@
-"""Programs of IPUs, on as many virtual CPU devices as a test configures."""
+"""Fixtures for IPU programs, on as many virtual CPU devices as a test configures."""
 
 import pytest
 
@@ -9,14 +9,14 @@ from millrace.ipu.config import reset_system
 
 @pytest.fixture(autouse=True)
 def no_system():
-    """Leaves no configured system to the next test."""
+    """Resets the configured system after each test."""
     yield
     reset_system()
 
 
 @pytest.fixture(autouse=True)
 def no_threads(monkeypatch):
-    """Ends the threads of infeed queues, which programs that are kept would keep alive."""
+    """Ends the threads of infeed queues, which cached programs would keep alive."""
     opened, original = [], InfeedQueue._open
     monkeypatch.setattr(InfeedQueue, "_open", lambda self: (opened.append(self), original(self)))
     yield
@@ -26,7 +26,7 @@ def no_threads(monkeypatch):
 
 @pytest.fixture
 def system():
-    """A function that configures a number of devices."""
+    """Returns a function that configures a number of devices."""
 
     def configure(number, **attributes):
         config = ipu.config.IPUConfig()

@@ -1,8 +1,8 @@
-"""The table of docs/porting.md: what of the IPU's programming model is tested, and where.
+"""The table of docs/porting.md: features of the IPU's programming model, and their tests.
 
-A test named `test_f40_...` is one of feature 40, and `test_f40_f41_...` of both. `python
+A test named `test_f40_...` tests feature 40, and `test_f40_f41_...` both. `python
 tests/ipu/coverage_table.py` writes the table between its two markers, and `--check` fails where it
-is not what the tests say.
+differs from the tests.
 """
 
 import argparse
@@ -16,40 +16,40 @@ PAGE = TESTS.parent / "docs" / "porting.md"
 BEGIN, END = "<!-- coverage: begin -->", "<!-- coverage: end -->"
 NAME = re.compile(r"test((?:_f\d\d)+)_")
 
-# Reports of a profiler's kind are no part of this package; the last column says what there is.
+# This package has no profiler reports; the last column names what serves instead.
 ELSEWHERE = {
     6: "`strategy.memory_report`; see [Memory reports](memory_report.md)",
     64: "`strategy.memory_report`, `millrace compile-log`, `jax.profiler`",
     65: "`strategy.memory_report`, `millrace compile-log`, `jax.profiler`",
 }
-# What is tested is not all that the IPU did, or not the same.
+# Features that differ from the IPU's, or are tested in part.
 BUT = {
     5: "losses are equal for any number of checkpoints where the last layer ignores all but the "
     "last slice: its size depends on their number",
     14: "means are taken of sums; `running_mean` is the one that a float16 accumulator needs",
-    37: "replicas of programs of one's own share one device; those of models and pipelines do not",
-    54: "another `repeat_count` compiles nothing: it is no part of a program",
-    66: "one file for each executable, of another name",
-    69: "turns are counted, and load nothing",
+    37: "replicas of compiled functions share one device; those of models and pipelines do not",
+    54: "another `repeat_count` compiles nothing: it is not part of a program",
+    66: "one file for each executable, with another name",
+    69: "switches are counted, and load nothing",
 }
 TITLES = {
     1: "`RecomputationCheckpoint` layer",
     2: "`recomputation_checkpoint` in pipeline stages",
     3: "Recomputation: its switch, modes and schedules",
-    4: "What is kept for backward, and what is run again",
+    4: "Activations that backward keeps, and those that it recomputes",
     5: "The program with the split LSTM",
     6: "A report of what is live, step by step",
     7: "`IPUConfig`: choosing devices, checked options",
     8: "`IPUStrategy`, its scope and `run`",
-    9: "What a scope adds to models, and what may not be overridden",
-    10: "What data may be given to `fit`",
+    9: "Methods that a scope adds to models, and overrides that it refuses",
+    10: "Data for `fit`",
     11: "`fit`, `evaluate` and `predict` on one device",
     12: "`steps_per_execution`",
     13: "Options of gradient accumulation",
     14: "How gradients are added, with every option",
     15: "Pipelines of Sequential models",
     16: "`PipelineStage` scopes",
-    17: "Stages of functional models, looked at and changed",
+    17: "Stages of functional models: reading and changing them",
     18: "The summary of stages",
     19: "Nested and subclassed models in pipelines",
     20: "Shared layers, and layers with state, in pipelines",
@@ -66,17 +66,17 @@ TITLES = {
     31: "`loops.repeat` and `loops.while_loop`",
     32: "`ipu_compiler.compile` and scopes",
     33: "`IPUInfeedQueue`",
-    34: "`IPUOutfeedQueue`: making one, enqueuing",
-    35: "`IPUOutfeedQueue`: what dequeuing gives",
+    34: "`IPUOutfeedQueue`: construction and enqueuing",
+    35: "`IPUOutfeedQueue`: results of dequeuing",
     36: "Reading a queue while the program runs",
     37: "Replicated programs",
     38: "Cross-replica operations and optimizer",
     39: "`pipelining_ops.pipeline`",
     40: "Schedules, and numbers of micro-batches that go with them",
-    41: "What stages are given and give",
+    41: "Arguments and results of stages",
     42: "The optimizer function of a pipeline",
-    43: "Which stage is on which device",
-    44: "Stages that run side by side",
+    43: "Devices of stages",
+    44: "Concurrent stages",
     45: "Optimizers that accumulate gradients",
     46: "The dtype of accumulated gradients",
     47: "Offloading of the optimizer's state",
@@ -85,7 +85,7 @@ TITLES = {
     50: "`batch_serialization_iterations`",
     51: "`recomputation_mode`",
     52: "Compiler options of stages",
-    53: "What a pipeline puts into its outfeed",
+    53: "Contents of a pipeline's outfeed",
     54: "The other arguments of `pipeline`",
     55: "`dataset_benchmark` and `infeed_benchmark`",
     56: "The JSON of benchmarks",
@@ -93,15 +93,15 @@ TITLES = {
     58: "`Outfeed` layer",
     59: "`MaybeOutfeed` layer",
     60: "`OutfeedOptimizer`",
-    61: "`OutfeedCallback` and what it prints",
+    61: "`OutfeedCallback` and its output",
     62: "Filters of queues",
-    63: "The program that looks at tensors, from end to end",
+    63: "The program that inspects tensors, from end to end",
     64: "Making a profile",
     65: "Reading a profile",
     66: "Executables for other processes",
     67: "Compilations and loads in the log",
     68: "One strategy's scope at a time",
-    69: "Programs that take turns",
+    69: "Alternating programs",
     70: "Another batch size is another program",
     71: "Weights and constants",
     72: "Comparing two programs",
@@ -112,8 +112,8 @@ TITLES = {
 
 
 def tests() -> dict[int, dict[str, bool]]:
-    """Returns by feature the files with its tests, and whether all of them need an accelerator."""
-    found: dict[int, dict[str, bool]] = {}
+    """Returns for each feature its test files, and whether all their tests need an accelerator."""
+    tested: dict[int, dict[str, bool]] = {}
     for path in sorted(TESTS.rglob("test_*.py")):
         tree = ast.parse(path.read_text())
         of_module = any(
@@ -126,9 +126,9 @@ def tests() -> dict[int, dict[str, bool]]:
             if isinstance(node, ast.FunctionDef) and (match := NAME.match(node.name)):
                 is_gpu = of_module or any(map(_is_gpu, node.decorator_list))
                 for number in map(int, re.findall(r"\d+", match[1])):
-                    files = found.setdefault(number, {})
+                    files = tested.setdefault(number, {})
                     files[path.name] = files.get(path.name, True) and is_gpu
-    return found
+    return tested
 
 
 def _is_gpu(node: ast.AST) -> bool:
@@ -136,19 +136,19 @@ def _is_gpu(node: ast.AST) -> bool:
 
 
 def missing() -> list[int]:
-    """Returns the features that no test is of."""
-    found = tests()
-    return [number for number in TITLES if number not in found and number not in ELSEWHERE]
+    """Returns the features without a test."""
+    tested = tests()
+    return [number for number in TITLES if number not in tested and number not in ELSEWHERE]
 
 
 def table() -> str:
-    """Returns the table."""
-    found = tests()
-    rows = ["| | what | state |", "|---|---|---|"]
+    """Returns the table as Markdown."""
+    tested = tests()
+    rows = ["| | feature | state |", "|---|---|---|"]
     for number, title in TITLES.items():
         files = [
             f"`{name}`{' (on an accelerator)' if is_gpu else ''}"
-            for name, is_gpu in found.get(number, {}).items()
+            for name, is_gpu in tested.get(number, {}).items()
         ]
         state = f"tested: {', '.join(files)}" if files else "not tested"
         if number in BUT:
@@ -160,14 +160,14 @@ def table() -> str:
 
 
 def page(text: str) -> str:
-    """Returns the text of the page with the table as it is to be."""
-    head, rest = text.split(BEGIN)
-    _, tail = rest.split(END)
+    """Returns the text of the page with a new table."""
+    head, after = text.split(BEGIN)
+    _, tail = after.split(END)
     return f"{head}{BEGIN}\n{table()}\n{END}{tail}"
 
 
 def main() -> None:
-    """Writes or checks."""
+    """Writes or checks the page."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--check", action="store_true")
     before = PAGE.read_text()

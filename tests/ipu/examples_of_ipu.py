@@ -18,7 +18,7 @@ def load(name):
 
 
 def run(name, directory, *arguments):
-    """Runs a program in an empty directory, which it leaves empty, and returns its output."""
+    """Runs a program in an empty directory, which must stay empty, and returns its output."""
     environment = {k: v for k, v in os.environ.items() if k != "KERAS_BACKEND"}
     result = subprocess.run(
         [sys.executable, str(DIRECTORY / f"{name}.py"), "--small", *arguments],

@@ -50,7 +50,7 @@ class Net:
     def weights(self):
         return [np.asarray(v.value) for v in self.variables]
 
-    def by_hand(self, window, rate, scale=1.0, elements=None):
+    def by_hand(self, accumulation, rate, scale=1.0, elements=None):
         """Returns the losses and the weights after SGD on sums of gradients."""
 
         @jax.jit
@@ -64,9 +64,9 @@ class Net:
 
         weights, losses = [jnp.asarray(w) for w in self.start], []
         count = len(self.x) if elements is None else elements
-        for begin in range(0, count, window):
+        for begin in range(0, count, accumulation):
             total = [jnp.zeros_like(w) for w in weights]
-            for k in range(begin, begin + window):
+            for k in range(begin, begin + accumulation):
                 loss, gradients = value_and_grad(weights, self.x[k], self.y[k])
                 losses.append(float(loss))
                 total = [a + g for a, g in zip(total, gradients, strict=True)]
@@ -74,13 +74,13 @@ class Net:
         return np.array(losses), [np.asarray(w) for w in weights]
 
 
-def assert_weights(found, expected):
-    for a, b in zip(found, expected, strict=True):
+def assert_weights(actual, expected):
+    for a, b in zip(actual, expected, strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
 
 
 def run(net, count=12, repeat_count=1, stages=None, optimizer_function="sgd", **options):
-    """Runs the net's pipeline and returns what its outfeed has."""
+    """Runs the net's pipeline and returns the contents of its outfeed."""
     if optimizer_function == "sgd":
         optimizer = keras.optimizers.SGD(RATE)
 

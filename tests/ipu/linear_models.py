@@ -1,4 +1,4 @@
-"""A linear model of one weight, whose training can be done by hand.
+"""A linear model of one weight, whose training can be computed by hand.
 
 loss of a batch    mean((w x - y)^2)
 gradient           mean(2 x (w x - y))
@@ -29,7 +29,7 @@ def linear(strategy, steps_per_execution=1, metrics=(), **arguments):
 
 
 def two_stages(strategy, steps_per_execution=1, stages=(0, 1), **arguments):
-    """Returns a pipelined model of a layer for each stage, compiled in the strategy's scope."""
+    """Returns a pipelined model with one layer in each stage, compiled in the strategy's scope."""
     with strategy.scope():
         widths = [4] * (len(stages) - 1) + [1]
         layers = [keras.layers.Dense(width, "tanh") for width in widths]
@@ -41,7 +41,7 @@ def two_stages(strategy, steps_per_execution=1, stages=(0, 1), **arguments):
 
 
 def rows(number):
-    """Returns x and y of so many rows."""
+    """Returns x and y with a number of rows."""
     x = np.random.normal(size=(number, 1)).astype("float32")
     return x, (3 * x + np.random.normal(size=x.shape)).astype("float32")
 
@@ -53,5 +53,5 @@ def gradients(weight, x, y, batch_size):
 
 
 def weight_of(model):
-    """Returns the weight of `linear`."""
+    """Returns the weight of the model that `linear` makes."""
     return float(model.get_weights()[0].item())

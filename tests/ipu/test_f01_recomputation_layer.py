@@ -25,7 +25,7 @@ def build(layer):
 
 
 def gradients(model):
-    """Of the mean over all rows."""
+    """Returns the gradients of the mean over all rows."""
     x, y = data()
 
     def loss(trainable):
@@ -60,7 +60,7 @@ def test_f01_a_recomputed_pipeline_moves_weights_by_the_same_gradients(system):
         model.fit(*data(), batch_size=ROWS, shuffle=False, verbose=0)
     expected = gradients(build(keras.layers.Identity))
     for old, new, gradient in zip(before, model.get_weights(), expected, strict=True):
-        # The sum of the gradients of the micro-batches is so many times that of their mean.
+        # The sum over micro-batches is their number times the gradient of the mean.
         np.testing.assert_allclose(old - new, ACCUMULATION * gradient, atol=1e-6)
 
 
@@ -70,11 +70,11 @@ def test_f01_any_structure_comes_back_and_there_are_no_weights():
         "a": np.ones(3, "float32"),
         "b": (np.zeros((2, 1), "float32"), [np.arange(4, dtype="int32")]),
     }
-    found = layer(value)
-    assert jax.tree.structure(found) == jax.tree.structure(value)
-    for mine, given in zip(jax.tree.leaves(found), jax.tree.leaves(value), strict=True):
-        np.testing.assert_array_equal(mine, given)
-        assert mine.dtype == given.dtype
+    actual = layer(value)
+    assert jax.tree.structure(actual) == jax.tree.structure(value)
+    for mine, original in zip(jax.tree.leaves(actual), jax.tree.leaves(value), strict=True):
+        np.testing.assert_array_equal(mine, original)
+        assert mine.dtype == original.dtype
     assert layer.weights == []
     assert RecomputationCheckpoint.from_config(layer.get_config()).name == "marked"
 
@@ -94,8 +94,8 @@ def test_f05_fused_cells_are_layers_of_keras(time_major):
     turned = (lambda a: np.swapaxes(a, 0, 1)) if time_major else (lambda a: a)
     layer(turned(x))
     layer.set_weights(stock.get_weights())
-    found, *states = layer(turned(x))
-    np.testing.assert_allclose(turned(np.asarray(found)), expected[0], atol=1e-6)
+    actual, *states = layer(turned(x))
+    np.testing.assert_allclose(turned(np.asarray(actual)), expected[0], atol=1e-6)
     for mine, theirs in zip(states, expected[1:], strict=True):
         np.testing.assert_allclose(mine, theirs, atol=1e-6)
     assert type(layer).from_config(layer.get_config()).time_major == time_major

@@ -56,7 +56,7 @@ def loss_of(model):
 
 @pytest.fixture(scope="module")
 def expected():
-    """The loss of plain Keras, whose own accumulation is the mean."""
+    """Returns the loss of plain Keras, which accumulates the mean."""
     model = build(keras.layers.Identity)
     model.compile(keras.optimizers.SGD(0.1, gradient_accumulation_steps=ACCUMULATION), "mse")
     return loss_of(model)

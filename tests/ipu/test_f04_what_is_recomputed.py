@@ -52,7 +52,7 @@ def test_f04_masks_are_the_same_when_they_are_replayed(system):
 
 @pytest.fixture
 def tanhs(monkeypatch):
-    """Fills with the number of tanh in each program that is compiled, by its name."""
+    """Fills with the number of tanh operations in each compiled program, by its name."""
     counts = {}
     make = executable.make
 

@@ -25,10 +25,10 @@ def test_f05_slices_make_no_difference(script):
         script.configure()
         with ipu.ipu_strategy.IPUStrategy().scope():
             model = script.compiled(script.create_model(LENGTH, checkpoints))
-        *found, kernel, bias = model.get_weights()
+        *lstm_weights, kernel, bias = model.get_weights()
         assert kernel.shape == (8 * (checkpoints + 1), 1)
-        assert len(found) == 3  # of one layer, however often it is called
-        lstm, last = lstm or found, kernel if last is None else last
+        assert len(lstm_weights) == 3  # of one layer, however often it is called
+        lstm, last = lstm or lstm_weights, kernel if last is None else last
         kernel = np.concatenate([np.zeros_like(last)] * checkpoints + [last])
         model.set_weights([*lstm, kernel, bias])
         history = model.fit(script.create_dataset(LENGTH), verbose=0).history
@@ -37,7 +37,7 @@ def test_f05_slices_make_no_difference(script):
     assert losses[0] > 0
 
 
-def test_f05_a_length_that_is_no_multiple_is_told(script, capsys):
+def test_f05_a_length_that_is_not_a_multiple_is_an_error(script, capsys):
     script.main(["--seq-len", "5", "--checkpoints", "1"])
     text = capsys.readouterr().out
     assert "loss:" in text

@@ -8,7 +8,7 @@ import pytest
 from millrace import ipu
 from millrace.errors import DeviceError, DTypeError, OptionError
 from millrace.ipu.config import IPUConfig, SelectionOrder, current_system
-from millrace.ipu.inert import notes
+from millrace.ipu.no_effect import notes
 
 
 @pytest.fixture
@@ -66,8 +66,8 @@ def test_f07_two_ways_to_select_exclude_each_other(config):
 def test_f07_devices_are_those_of_jax(config, name, value, groups):
     setattr(config, name, value)
     config.configure_ipu_system()
-    found = [[device.id for device in group] for group in current_system().groups]
-    assert found == groups
+    actual = [[device.id for device in group] for group in current_system().groups]
+    assert actual == groups
     assert ipu.ipu_strategy.IPUStrategy().devices == current_system().devices
     last = ipu.ipu_strategy.IPUStrategy(f"/device:IPU:{len(groups) - 1}")
     assert [device.id for device in last.devices] == groups[-1]
@@ -104,7 +104,7 @@ def test_f07_another_configuration_resets_and_an_equal_one_does_not(config, capl
     ipu.config.configure_ipu_system(config, "cpu")
     assert function._cache_size() == 1
     assert not caplog.records
-    config.auto_select_ipus = 3  # of no effect yet
+    config.auto_select_ipus = 3  # without effect yet
     assert len(current_system().devices) == 2
     config.configure_ipu_system()
     assert "with other options: it is reset" in caplog.text
@@ -112,7 +112,7 @@ def test_f07_another_configuration_resets_and_an_equal_one_does_not(config, capl
     assert len(current_system().devices) == 3
 
 
-def test_f07_options_without_meaning_are_said_once(config, caplog):
+def test_f07_options_without_effect_warn_once(config, caplog):
     notes.clear()
     config.optimizations.minimum_remote_tensor_size = 256
     config.floating_point_behaviour.nanoo = True
@@ -144,13 +144,13 @@ def test_f07_a_configuration_as_plain_data_and_back(config):
     assert repr(IPUConfig()) == "IPUConfig with its defaults"
 
 
-def test_f07_what_is_known_of_an_attribute(config):
-    found = config.get_attribute_metadata("io_tiles.num_io_tiles")
-    assert (found.name, found.type, found.default) == ("io_tiles.num_io_tiles", "int", 0)
+def test_f07_the_metadata_of_an_attribute(config):
+    metadata = config.get_attribute_metadata("io_tiles.num_io_tiles")
+    assert (metadata.name, metadata.type, metadata.default) == ("io_tiles.num_io_tiles", "int", 0)
     with pytest.raises(ValueError, match=r"no attribute 'io_tiles.number'"):
         config.get_attribute_metadata("io_tiles.number")
 
 
-def test_f07_only_a_configuration_is_one():
+def test_f07_only_a_configuration_can_be_put_in_force():
     with pytest.raises(ValueError, match=r"takes an IPUConfig. Received: 3"):
         ipu.config.configure_ipu_system(3)

@@ -1,4 +1,4 @@
-"""strategy.run: what it returns, and what it refuses."""
+"""strategy.run: its results, and its errors."""
 
 import numpy as np
 import pytest

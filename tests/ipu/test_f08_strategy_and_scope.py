@@ -21,8 +21,8 @@ def test_f08_run_returns_the_value_of_a_compiled_function(system):
     system(2)
     strategy = IPUStrategy()
     add = jax.jit(lambda a, b: a + b)
-    found = strategy.run(add, args=[jnp.ones(3)], kwargs={"b": 2.0}, options=None)
-    np.testing.assert_array_equal(found, [3, 3, 3])
+    actual = strategy.run(add, args=[jnp.ones(3)], kwargs={"b": 2.0}, options=None)
+    np.testing.assert_array_equal(actual, [3, 3, 3])
     assert strategy.run(jax.jit(lambda: None)) is None
 
 
@@ -49,7 +49,7 @@ def test_f08_the_newest_strategy_is_current_outside_of_scopes(system):
     strategy = IPUStrategy()
     assert current_strategy() is strategy
     system(2)
-    assert len(current_strategy().devices) == 2  # of the system that is there now
+    assert len(current_strategy().devices) == 2  # of the current system
     other = IPUStrategy()
     assert current_strategy() is other
 

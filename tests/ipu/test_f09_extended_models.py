@@ -47,7 +47,7 @@ MODELS = {
 
 
 @pytest.mark.parametrize("kind", MODELS)
-def test_f09_models_of_a_scope_have_the_setters_and_others_have_not(kind):
+def test_f09_models_of_a_scope_have_the_setters_and_others_do_not(kind):
     with IPUStrategy().scope():
         model = MODELS[kind]()
         clone = keras.models.clone_model(model) if kind is not ModelExtension else model
@@ -135,7 +135,7 @@ def test_f09_overrides_that_a_pipeline_would_not_call(kind, loop, function, syst
         getattr(model, loop)(*data, batch_size=1)
 
 
-def test_f09_a_train_step_of_ones_own_makes_one_update_per_batch():
+def test_f09_an_overridden_train_step_makes_one_update_per_batch():
     model = overriding(OwnTrainStep, "mine")
     model.set_gradient_accumulation_options(2)
     with pytest.raises(RuntimeError, match=r"OwnTrainStep 'mine' overrides train_step\(\)"):
@@ -176,7 +176,7 @@ class FromTheBase(keras.optimizers.Optimizer):
         self.assign_sub(variable, gradient * learning_rate)
 
 
-def test_f09_an_optimizer_with_a_minimize_of_its_own():
+def test_f09_an_optimizer_that_overrides_minimize():
     for optimizer in (OwnMinimize(), keras.optimizers.LossScaleOptimizer(OwnMinimize())):
         model = linear(IPUStrategy(), steps_per_execution=2, optimizer=optimizer)
         model.set_gradient_accumulation_options(2)

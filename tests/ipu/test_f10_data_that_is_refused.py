@@ -80,7 +80,7 @@ def test_f10_a_data_set_that_is_too_short(model):
     refused(model, batches(3), loop="evaluate", steps=4, match="has 3 batches.*steps=4 need 4")
 
 
-def test_f10_an_epoch_that_is_no_whole_number_of_executions():
+def test_f10_an_epoch_must_be_a_whole_number_of_executions():
     strategy = IPUStrategy()
     model = linear(strategy, steps_per_execution=4)
     with pytest.raises(ValueError, match=r"epoch has 10 steps.* steps_per_execution=4 of.* to 8"):
@@ -100,7 +100,7 @@ def test_f10_one_iterator_goes_on_over_epochs(model):
     np.testing.assert_allclose([logs["loss"] for logs in seen], losses, rtol=1e-6)
 
 
-def test_f10_a_number_that_nobody_knows_goes_with_steps(model, caplog):
+def test_f10_an_unknown_number_of_batches_goes_with_steps(model, caplog):
     def generator():
         for _ in range(4):
             yield X[:2], Y[:2]
@@ -118,10 +118,10 @@ def test_f10_float64_weights_and_splits_as_in_keras(model):
     x, y = rows(12)
     arguments = {"batch_size": 2, "shuffle": False, "verbose": 0}
     arguments |= {"sample_weight": np.linspace(0, 1, 12), "validation_split": 1 / 3}
-    found = model.fit(x.astype("float64"), y.astype("float64"), **arguments)
+    actual = model.fit(x.astype("float64"), y.astype("float64"), **arguments)
     stock = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1, use_bias=False)])
     stock.set_weights([np.full((1, 1), 0.5)])
     stock.compile(keras.optimizers.SGD(0.01), "mse")
     wanted = stock.fit(x, y, **arguments)
     for name, values in wanted.history.items():
-        np.testing.assert_allclose(found.history[name], values, rtol=1e-5)
+        np.testing.assert_allclose(actual.history[name], values, rtol=1e-5)

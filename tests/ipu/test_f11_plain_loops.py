@@ -18,22 +18,22 @@ def test_f11_fit_evaluate_and_predict_return_what_keras_returns():
     data = {"batch_size": 2, "verbose": 0}
     ours, keras_own = linear(IPUStrategy(), metrics=["mae"]), stock()
     fit = {"epochs": 2, "shuffle": False, "validation_data": (x[:4], y[:4])}
-    found = ours.fit(x, y, **data, **fit)
+    actual = ours.fit(x, y, **data, **fit)
     wanted = keras_own.fit(x, y, **data, **fit)
-    assert type(found) is type(wanted)
-    assert list(found.history) == ["loss", "mae", "val_loss", "val_mae"]
+    assert type(actual) is type(wanted)
+    assert list(actual.history) == ["loss", "mae", "val_loss", "val_mae"]
     for name, values in wanted.history.items():
-        np.testing.assert_allclose(found.history[name], values, rtol=1e-5)
+        np.testing.assert_allclose(actual.history[name], values, rtol=1e-5)
     np.testing.assert_allclose(ours.get_weights()[0], keras_own.get_weights()[0], rtol=1e-6)
     for as_dict in (False, True):
-        found = ours.evaluate(x, y, **data, return_dict=as_dict)
+        actual = ours.evaluate(x, y, **data, return_dict=as_dict)
         wanted = keras_own.evaluate(x, y, **data, return_dict=as_dict)
-        assert type(found) is type(wanted)
-        values = (found.values(), wanted.values()) if as_dict else (found, wanted)
+        assert type(actual) is type(wanted)
+        values = (actual.values(), wanted.values()) if as_dict else (actual, wanted)
         np.testing.assert_allclose(*map(list, values), rtol=1e-5)
-    found = ours.predict(x, **data)
-    assert found.shape == (12, 1)
-    np.testing.assert_allclose(found, keras_own.predict(x, **data), rtol=1e-5)
+    actual = ours.predict(x, **data)
+    assert actual.shape == (12, 1)
+    np.testing.assert_allclose(actual, keras_own.predict(x, **data), rtol=1e-5)
 
 
 def test_f11_equal_fits_compile_once():

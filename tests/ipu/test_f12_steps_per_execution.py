@@ -31,8 +31,8 @@ def fitted(steps_per_execution, x, y, **arguments):
 def test_f12_executions_of_any_length_give_the_same():
     x, y = rows(40)
     one, wanted, _ = fitted(1, x, y)
-    ten, found, steps = fitted(10, x, y)
-    assert found == wanted
+    ten, actual, steps = fitted(10, x, y)
+    assert actual == wanted
     np.testing.assert_array_equal(one.get_weights()[0], ten.get_weights()[0])
     assert steps.ended == [9, 19] * 2
 
@@ -66,7 +66,7 @@ def test_f12_evaluate_and_predict_have_executions_too(system):
             run()
 
 
-def test_f12_what_evaluate_and_predict_should_set_is_called_steps(system):
+def test_f12_errors_of_evaluate_and_predict_name_steps(system):
     system(2)
     model = linear(IPUStrategy(), 8)
     x, y = rows(6)
@@ -81,7 +81,7 @@ def test_f12_what_evaluate_and_predict_should_set_is_called_steps(system):
         model.predict(x, batch_size=1)
 
 
-def test_f12_one_step_of_a_replica_is_said_to_be_few(system, caplog):
+def test_f12_one_step_of_a_replica_logs_a_hint(system, caplog):
     system(2)
     with caplog.at_level(logging.INFO, "millrace"):
         fitted(2, *rows(8), epochs=1)

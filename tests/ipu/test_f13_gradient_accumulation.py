@@ -57,14 +57,14 @@ def test_f13_the_optimizer_counts_updates(model):
                 "experimental_normalize_gradients": True,
                 "gradient_accumulation_reduction_method": "mean",
             },
-            "both say how gradients are scaled",
+            "both scale gradients",
         ),
         (
             {
                 "replicated_optimizer_state_sharding": True,
                 "offload_weight_update_variables": False,
             },
-            "forbids it. Set that to None or True",
+            "forbids offloading it. Set .* to None or True",
         ),
     ],
 )
@@ -73,7 +73,7 @@ def test_f13_what_the_setter_refuses(model, arguments, message):
         model.set_gradient_accumulation_options(**arguments)
 
 
-def test_f13_none_keeps_and_free_arguments_are_replaced(model):
+def test_f13_none_keeps_values_and_keyword_arguments_are_replaced(model):
     set_options = model.set_gradient_accumulation_options
     set_options(4, dtype="float32", offload_weight_update_variables=False, name="update")
     assert (accumulation(model).steps, accumulation(model).dtype) == (4, "float32")

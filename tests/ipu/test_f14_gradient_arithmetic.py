@@ -18,8 +18,8 @@ def update(replicas=1, steps=STEPS, batch=BATCH, system=None, **options):
     if steps > 1:
         model.set_gradient_accumulation_options(steps, **options)
     model.fit(x, y, batch_size=batch, shuffle=False, verbose=0)
-    found = (START - weight_of(model)) / RATE
-    return found, gradients(START, x, y, batch).reshape(steps, replicas)
+    actual = (START - weight_of(model)) / RATE
+    return actual, gradients(START, x, y, batch).reshape(steps, replicas)
 
 
 NORMALIZED = {"experimental_normalize_gradients": True}
@@ -40,13 +40,13 @@ def test_f14_normalized_equals_one_big_batch_and_the_default_four_of_them():
         ({"gradient_accumulation_reduction_method": "running_mean"}, STEPS),
     ],
 )
-def test_f14_replicas_add_up_whatever_each_makes_of_its_batches(options, divisor, system):
-    found, expected = update(2, system=system, **options)
-    np.testing.assert_allclose(found, expected.sum() / divisor, rtol=1e-4)
+def test_f14_replicas_are_summed_with_every_reduction(options, divisor, system):
+    actual, expected = update(2, system=system, **options)
+    np.testing.assert_allclose(actual, expected.sum() / divisor, rtol=1e-4)
     if not options:
-        np.testing.assert_allclose(found, 8 * expected.mean(), rtol=1e-4)
+        np.testing.assert_allclose(actual, 8 * expected.mean(), rtol=1e-4)
 
 
 def test_f14_without_accumulation_replicas_add_up_too(system):
-    found, expected = update(4, steps=1, system=system)
-    np.testing.assert_allclose(found, expected.sum(), rtol=1e-4)
+    actual, expected = update(4, steps=1, system=system)
+    np.testing.assert_allclose(actual, expected.sum(), rtol=1e-4)

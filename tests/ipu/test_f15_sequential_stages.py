@@ -51,7 +51,7 @@ def test_f15_objects(model):
 
 
 @pytest.mark.parametrize(
-    ("given", "message"),
+    ("stage_list", "message"),
     [
         ((0, 0, 1, 1), "must be a list. Received: tuple"),
         ([0, 1, 1], "makes 4 layer calls.*a list of 3"),
@@ -63,9 +63,9 @@ def test_f15_objects(model):
         ([0, 1, 0, 1], "'dense_3' is in stage 0, after 'dense_4' in stage 1"),
     ],
 )
-def test_f15_lists_that_do_not_fit(model, given, message):
+def test_f15_lists_that_do_not_fit(model, stage_list, message):
     with pytest.raises(ValueError, match=message):
-        model.set_pipeline_stage_assignment(given)
+        model.set_pipeline_stage_assignment(stage_list)
     assert stages(model) == [None] * 4
 
 

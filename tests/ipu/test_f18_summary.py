@@ -11,7 +11,7 @@ def strategy(system):
 
 
 def cell_rows(lines):
-    """The rows between the header and the end of a table."""
+    """Returns the rows between the header and the end of a table."""
     return [line for line in lines[4:-1] if line.strip("_")]
 
 

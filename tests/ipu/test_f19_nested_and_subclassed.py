@@ -49,7 +49,7 @@ def strategy(system):
 
 
 def fitted(model):
-    """Weights after one update of the mean over all rows."""
+    """Returns the weights after one update by the mean over all rows."""
     is_plain = not hasattr(model, "set_pipelining_options")
     rows, steps = (ROWS * ACCUMULATION, 1) if is_plain else (ROWS, ACCUMULATION)
     if not is_plain:
@@ -62,8 +62,8 @@ def fitted(model):
     return model.get_weights()
 
 
-def assert_same(found, expected):
-    for mine, theirs in zip(found, expected, strict=True):
+def assert_same(actual, expected):
+    for mine, theirs in zip(actual, expected, strict=True):
         np.testing.assert_allclose(mine, theirs, rtol=1e-5, atol=1e-6)
 
 

@@ -69,14 +69,14 @@ def test_f21_a_call_without_the_schedule_falls_back_to_grouped(model):
     model.set_pipelining_options(4, pipeline_schedule=PipelineSchedule.Sequential)
     assert model._millrace.setup.options.pipelining.schedule == "sequential"
     model.set_pipelining_options(device_mapping=[1, 0])
-    found = model._millrace.setup.options.pipelining
-    assert (found.schedule, found.steps, found.device_mapping) == ("grouped", 4, (1, 0))
-    assert found.reduction is Reduction.SUM
+    actual = model._millrace.setup.options.pipelining
+    assert (actual.schedule, actual.steps, actual.device_mapping) == ("grouped", 4, (1, 0))
+    assert actual.reduction is Reduction.SUM
     model.set_pipelining_options(None, None, None, "mean")
     assert model._millrace.setup.options.pipelining.reduction is Reduction.MEAN_THEN_SUM
     model.set_pipelining_options(8, [0, 1], True, True, "sum")
-    found = model._millrace.setup.options.pipelining
-    assert (found.steps, found.device_mapping, found.reduction) == (8, (0, 1), Reduction.MEAN)
+    actual = model._millrace.setup.options.pipelining
+    assert (actual.steps, actual.device_mapping, actual.reduction) == (8, (0, 1), Reduction.MEAN)
 
 
 def test_f21_fit_needs_the_steps_of_an_update_and_predict_does_not(model):
@@ -91,7 +91,7 @@ def test_f21_one_stage_and_lists_of_another_length(model):
     x, y = rows(8)
     options = PipelineStageOptions()
     model.set_pipelining_options(4, forward_propagation_stages_poplar_options=[options])
-    with pytest.raises(ValueError, match="has 1 entries, and the model has 2 pipeline stages"):
+    with pytest.raises(ValueError, match="has 1 entries, and the pipeline has 2 stages"):
         model.fit(x, y, batch_size=2)
     model.set_pipelining_options(device_mapping=[0])
     with pytest.raises(ValueError, match=r"device_mapping=\[0\] has 1 entries, and .* 2 pipeline"):
@@ -124,5 +124,5 @@ def test_f21_recomputation_needs_the_configuration(system, allowed):
     model = two_stages(IPUStrategy(), 4)
     mode = RecomputationMode.RecomputeAndBackpropagateInterleaved
     model.set_pipelining_options(4, recomputation_mode=mode)
-    found = model._millrace.setup.options.recomputation.mode.value
-    assert found == ("recompute_and_backpropagate_interleaved" if allowed else "none")
+    actual = model._millrace.setup.options.recomputation.mode.value
+    assert actual == ("recompute_and_backpropagate_interleaved" if allowed else "none")

@@ -23,9 +23,9 @@ def test_f22_normalized_fit_equals_big_batches_and_inference_plain_keras(system)
     model = two_stages(IPUStrategy(), 8)
     model.set_pipelining_options(4, experimental_normalize_gradients=True)
     plain = stock(model.get_weights())
-    found = model.fit(x, y, batch_size=2, epochs=2, shuffle=False, verbose=0).history
+    actual = model.fit(x, y, batch_size=2, epochs=2, shuffle=False, verbose=0).history
     wanted = plain.fit(x, y, batch_size=8, epochs=2, shuffle=False, verbose=0).history
-    np.testing.assert_allclose(found["loss"], wanted["loss"], rtol=1e-5)
+    np.testing.assert_allclose(actual["loss"], wanted["loss"], rtol=1e-5)
     for value, expected in zip(model.get_weights(), plain.get_weights(), strict=True):
         np.testing.assert_allclose(value, expected, rtol=1e-5, atol=1e-7)
     data = {"batch_size": 2, "verbose": 0}
@@ -51,8 +51,13 @@ def test_f22_accumulated_outfeeds_report_the_same_history(system):
 @pytest.mark.parametrize(
     ("schedule", "stages", "steps", "message"),
     [
-        (GROUPED, (0, 1), 6, "Grouped and 2 stages runs 4 micro-batches at once, and 6 is no mul"),
-        (INTERLEAVED, (0, 1), 3, "Interleaved and 2 stages runs 2 micro-batches.* 3 is no mult"),
+        (
+            GROUPED,
+            (0, 1),
+            6,
+            "Grouped and 2 stages runs 4 micro-batches at once, and 6 is not a",
+        ),
+        (INTERLEAVED, (0, 1), 3, "Interleaved and 2 stages runs 2 micro-batches.* 3 is not a mult"),
     ],
 )
 def test_f22_micro_batches_that_the_schedule_does_not_run(schedule, stages, steps, message, system):

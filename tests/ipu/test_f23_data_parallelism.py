@@ -33,7 +33,7 @@ def test_f23_devices_that_are_no_whole_number_of_replicas(devices, message, syst
         model.fit(*rows(16), batch_size=2)
 
 
-def test_f23_batches_go_round_and_come_back_in_order(system):
+def test_f23_batches_are_dealt_to_replicas_and_return_in_order(system):
     system(4)
     queue = millrace.OutfeedQueue()
     with IPUStrategy().scope():
@@ -41,8 +41,8 @@ def test_f23_batches_go_round_and_come_back_in_order(system):
         model = keras.Sequential([keras.Input((1,)), *layers])
         model.compile(steps_per_execution=8)
     x = np.arange(16, dtype="float32")[:, None]
-    found = model.predict(x, batch_size=2, verbose=0)
-    np.testing.assert_allclose(found, x * model.get_weights()[0], rtol=1e-6)
+    actual = model.predict(x, batch_size=2, verbose=0)
+    np.testing.assert_allclose(actual, x * model.get_weights()[0], rtol=1e-6)
     seen = np.asarray(next(iter(queue.dequeue().values())))  # [rounds, replicas, rows, 1]
     assert seen.shape == (2, 4, 2, 1)
     batches = x.reshape(8, 2, 1)

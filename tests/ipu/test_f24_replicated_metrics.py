@@ -30,8 +30,8 @@ def test_f24_what_is_reported_of_two_replicas(method, wanted, system):
     model = linear(IPUStrategy(), 2, metrics=[mean_output])
     if method is not None:
         model.set_replication_options(method)
-    found = model.evaluate(X, X, batch_size=2, verbose=0, return_dict=True)
-    np.testing.assert_allclose(found["mean_output"], wanted, rtol=1e-6)
+    actual = model.evaluate(X, X, batch_size=2, verbose=0, return_dict=True)
+    np.testing.assert_allclose(actual["mean_output"], wanted, rtol=1e-6)
 
 
 def test_f24_a_single_batch_reports_the_replica_that_took_it(system):
@@ -39,9 +39,9 @@ def test_f24_a_single_batch_reports_the_replica_that_took_it(system):
     model = linear(IPUStrategy(), 2, metrics=[mean_output])
     x = X[:2]
     for method in (model.test_on_batch, model.train_on_batch):
-        found = method(x, x, return_dict=True)
-        np.testing.assert_allclose(found["mean_output"], OF_REPLICAS[0], rtol=1e-6)
-        assert found["loss"] > 0
+        actual = method(x, x, return_dict=True)
+        np.testing.assert_allclose(actual["mean_output"], OF_REPLICAS[0], rtol=1e-6)
+        assert actual["loss"] > 0
 
 
 def test_f24_an_unknown_method_lists_the_names():

@@ -41,7 +41,7 @@ def test_f25_one_begin_and_one_end_for_each_execution():
         assert calls.keys == keys
 
 
-def test_f25_a_wish_to_stop_is_heard_between_executions():
+def test_f25_training_stops_between_executions():
     x, y = rows(STEPS)
     calls = Calls()
     stop = keras.callbacks.LambdaCallback(

@@ -86,6 +86,6 @@ def test_f26_accumulated_outfeeds_are_delivered_per_update(system, caplog):
     assert seen == list(range(8))
 
 
-def test_f26_only_true_and_false_are_answers():
+def test_f26_only_true_and_false_are_accepted():
     with pytest.raises(ValueError, match=r"asynchronous must be True or False. Received: 1"):
         linear(IPUStrategy()).set_asynchronous_callbacks(1)

@@ -2,8 +2,8 @@ import numpy as np
 import pytest
 from linear_models import linear, rows
 
-from millrace.ipu.inert import notes
 from millrace.ipu.ipu_strategy import IPUStrategy
+from millrace.ipu.no_effect import notes
 
 
 def trained(infeed=None, outfeed=None):

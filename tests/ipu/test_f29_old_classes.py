@@ -17,7 +17,7 @@ from millrace import tensorflow as tf
         ("PipelineModel", r"keras.Model.*PipelineStage.* or .*set_pipeline_stage_assignment\(\)"),
     ],
 )
-def test_f29_old_classes_name_what_has_taken_their_place(name, message):
+def test_f29_old_classes_name_their_replacements(name, message):
     message = message.replace(" set_pipe", ".*set_pipe")
     with pytest.raises(RuntimeError, match=message):
         getattr(ipu.keras, name)([keras.layers.Dense(1)], gradient_accumulation_count=16)

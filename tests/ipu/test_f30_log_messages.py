@@ -19,7 +19,7 @@ def test_f30_one_step_per_execution_is_few(caplog):
     assert f"model '{model.name}' runs one step per execution. Set steps_per_exec" in caplog.text
 
 
-def test_f30_what_does_nothing_where_no_weights_are_updated(system, caplog):
+def test_f30_options_without_effect_in_inference_warn(system, caplog):
     system(2)
     model = two_stages(IPUStrategy(), 4)
     model.set_pipelining_options(offload_weight_update_variables=True, offload_activations=True)
@@ -30,11 +30,11 @@ def test_f30_what_does_nothing_where_no_weights_are_updated(system, caplog):
         f"predict of the pipelined model '{model.name}'"
     )
     assert caplog.text.count(message) == 1
-    found = [r.levelname for r in caplog.records if message in r.getMessage()]
-    assert found == ["WARNING"]
+    actual = [r.levelname for r in caplog.records if message in r.getMessage()]
+    assert actual == ["WARNING"]
 
 
-def test_f30_layers_that_come_invalidate_an_assignment(system, caplog):
+def test_f30_added_layers_invalidate_an_assignment(system, caplog):
     system(2)
     strategy = IPUStrategy()
     model = two_stages(strategy, 4)

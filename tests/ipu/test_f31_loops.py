@@ -23,18 +23,18 @@ def test_f31_ten_iterations_with_both_queues(system):
     with ipu.scopes.ipu_scope("/device:IPU:0"):
         [counter] = ipu.ipu_compiler.compile(my_net, inputs=[])
     assert counter == 10
-    found = outfeed.dequeue()
-    assert list(found) == ["d1", "d2"]
-    np.testing.assert_array_equal(found["d1"], np.full((10, 800), 2.0))
-    np.testing.assert_array_equal(found["d2"].numpy(), np.zeros((10, 800)))
+    actual = outfeed.dequeue()
+    assert list(actual) == ["d1", "d2"]
+    np.testing.assert_array_equal(actual["d1"], np.full((10, 800), 2.0))
+    np.testing.assert_array_equal(actual["d2"].numpy(), np.zeros((10, 800)))
 
 
-def test_f31_what_goes_round_keeps_its_type():
+def test_f31_carried_values_keep_their_type():
     with pytest.raises(TypeError, match=r"\[float32\[\]\].*inputs are \[int32\[\]\]"):
         ipu.loops.repeat(3, lambda x: x + 0.5, inputs=0)
 
 
-def test_f31_wrong_arity_is_told_with_counts():
+def test_f31_an_error_of_arity_names_the_counts():
     infeed = ipu.ipu_infeed_queue.IPUInfeedQueue(pairs)
     with pytest.raises(TypeError, match=r"2 from inputs and 2 from the infeed.*takes 3 arguments"):
         ipu.loops.repeat(3, lambda a, b, c: (a, b), [0, 0], infeed)
@@ -45,7 +45,7 @@ def test_f31_operations_come_after_values():
         ipu.loops.repeat(3, lambda x: (None, x), inputs=0)
 
 
-def test_f31_what_is_returned():
+def test_f31_results():
     assert ipu.loops.repeat(2, lambda: None) is None
     assert ipu.loops.repeat(2, lambda a: a + 1, 1) == 3
     a, b = ipu.loops.repeat(2, lambda a, b: [a + 1, b * 2], [0, 1])

@@ -12,9 +12,9 @@ def test_f32_results_are_a_list_and_one_program():
     strategy = ipu.ipu_strategy.IPUStrategy()
     x = np.arange(3, dtype=np.float32)
     with strategy.scope():
-        found = compile_on_ipu(lambda x: jnp.sin(x), [x])
-        assert isinstance(found, list)
-        np.testing.assert_allclose(found[0], np.sin(x), rtol=1e-6)
+        actual = compile_on_ipu(lambda x: jnp.sin(x), [x])
+        assert isinstance(actual, list)
+        np.testing.assert_allclose(actual[0], np.sin(x), rtol=1e-6)
         two = compile_on_ipu(lambda x: (x + 1, x * 2), [x])
         np.testing.assert_array_equal(two, [x + 1, x * 2])
     assert strategy.statistics().compilations == 2  # one for each call

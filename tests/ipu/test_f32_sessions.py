@@ -45,7 +45,7 @@ def test_f32_a_placeholder_of_any_length():
         assert session.run(ambiguous, {x: np.ones((3, 2))})[0].shape == (3, 2)
 
 
-def test_f32_a_device_that_the_system_lacks_is_told_when_it_is_needed():
+def test_f32_a_missing_device_is_an_error_when_it_is_needed():
     with ipu.scopes.ipu_scope("/device:IPU:3"), pytest.raises(ValueError, match="up to 0"):
         compile_on_ipu(lambda: 1)
 
@@ -72,5 +72,5 @@ def test_f39_a_pipeline_in_a_session(system):
     with v1.Session() as session:
         for begin, value in ((0, 2.0), (4, 3.0)):
             session.run(operation, {factor: value})
-            found = session.run(arrived)
-            np.testing.assert_array_equal(found, value * (rows[begin : begin + 4] + 1))
+            actual = session.run(arrived)
+            np.testing.assert_array_equal(actual, value * (rows[begin : begin + 4] + 1))

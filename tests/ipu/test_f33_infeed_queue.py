@@ -56,8 +56,8 @@ def test_f33_the_position_goes_on_until_it_is_initialized():
 def test_f33_int64_becomes_int32_with_one_warning(caplog):
     infeed = IPUInfeedQueue([np.arange(3)] * 4)
     with caplog.at_level(logging.WARNING):
-        found = ipu.loops.repeat(4, lambda n, x: n + x, np.zeros(3, np.int32), infeed)
-    np.testing.assert_array_equal(found, [0, 4, 8])
+        actual = ipu.loops.repeat(4, lambda n, x: n + x, np.zeros(3, np.int32), infeed)
+    np.testing.assert_array_equal(actual, [0, 4, 8])
     assert caplog.text.count("int64") == 1
 
 

@@ -7,10 +7,10 @@ IPUOutfeedQueue = ipu.ipu_outfeed_queue.IPUOutfeedQueue
 LAST = ipu.ipu_outfeed_queue.IPUOutfeedMode.LAST
 
 
-def run(devices, system, body, turns, inputs=0):
+def run(devices, system, body, iterations, inputs=0):
     system(devices)
     with ipu.scopes.ipu_scope("/device:IPU:0"):
-        return ipu.ipu_compiler.compile(lambda: ipu.loops.repeat(turns, body, inputs))
+        return ipu.ipu_compiler.compile(lambda: ipu.loops.repeat(iterations, body, inputs))
 
 
 def test_f34_a_second_enqueue_in_one_program(system):
@@ -34,7 +34,7 @@ def test_f34_enqueued_and_ten_thousand_elements(system):
 @pytest.mark.parametrize(
     "arguments", [{"outfeed_mode": "all"}, {"buffer_depth": 0}, {"device_ordinal": -1}]
 )
-def test_f34_what_a_queue_is_made_of(arguments):
+def test_f34_arguments_of_a_queue(arguments):
     with pytest.raises(ValueError, match=next(iter(arguments))):
         IPUOutfeedQueue(**arguments)
 
@@ -51,11 +51,11 @@ def test_f35_shapes(system, replicas):
 
     for _ in range(2):
         run(replicas, system, body, 10)
-    found = every.dequeue()
-    assert list(found) == ["y", "a"]
-    assert found["y"].shape == (20, *axis, 4, 4)
-    assert found["a"].shape == (20, *axis)
-    assert found["a"].numpy().ravel()[-1] == 9
+    actual = every.dequeue()
+    assert list(actual) == ["y", "a"]
+    assert actual["y"].shape == (20, *axis, 4, 4)
+    assert actual["a"].shape == (20, *axis)
+    assert actual["a"].numpy().ravel()[-1] == 9
     assert last.dequeue().shape == (*axis, 4, 4)
     x, [n] = pair.dequeue()
     assert (x.shape, n.shape) == ((20, *axis, 4, 4), (20, *axis))
@@ -72,8 +72,8 @@ def test_f35_nothing_yet():
 def test_f35_elements_one_by_one(system):
     queue = ipu.ipu_outfeed_queue.ScopedIPUOutfeedQueue()
     run(2, system, lambda n: (n + 1.0, queue.enqueue({"b": n, "a": n})), 4, 0.0)
-    found = list(queue)
-    assert [list(element) for element in found] == [["b", "a"]] * 4
-    np.testing.assert_array_equal([element["a"] for element in found], [[k, k] for k in range(4)])
+    actual = list(queue)
+    assert [list(element) for element in actual] == [["b", "a"]] * 4
+    np.testing.assert_array_equal([element["a"] for element in actual], [[k, k] for k in range(4)])
     assert list(queue) == []
     queue.deleter  # noqa: B018 - frees it

@@ -28,8 +28,8 @@ def test_f02_recomputation_checkpoint_in_a_stage_keeps_structure_and_values(net,
     seen = {}
 
     def first(x, y):
-        given = {"a": x, "b": (y, x + 1)}
-        kept = recomputation_checkpoint(given, name="mark")
+        values = {"a": x, "b": (y, x + 1)}
+        kept = recomputation_checkpoint(values, name="mark")
         seen["same"] = list(kept) == ["a", "b"] and isinstance(kept["b"], tuple)
         return kept["a"], kept["b"][0], kept["b"][1]
 
@@ -94,9 +94,9 @@ def test_f39_inference_keeps_the_structure_of_the_outputs(net, system):
     def last(h, y):
         return {"sum": ops.sum(h), "y": y}
 
-    found = run(net, 6, stages=[net.stage0, last], optimizer_function=None)
-    assert list(found) == ["sum", "y"]
-    np.testing.assert_array_equal(found["y"], net.y[:6])
+    actual = run(net, 6, stages=[net.stage0, last], optimizer_function=None)
+    assert list(actual) == ["sum", "y"]
+    np.testing.assert_array_equal(actual["y"], net.y[:6])
 
 
 def test_f40_schedules_agree(net, system):
@@ -116,7 +116,7 @@ def test_f40_schedules_agree(net, system):
 
 def test_f40_the_length_rule(net, system):
     system(3)
-    with pytest.raises(RuntimeError, match=r"Grouped.*3 stages runs 3 .*10 is no multiple"):
+    with pytest.raises(RuntimeError, match=r"Grouped.*3 stages runs 3 .*10 is not a multiple"):
         run(net, 10, optimizer_function=None, pipeline_schedule=PipelineSchedule.Grouped)
     with pytest.raises(RuntimeError, match=r"runs 6 micro-batches at once, and 9 .* to 6\."):
         run(net, 9, pipeline_schedule=PipelineSchedule.Grouped)
@@ -212,7 +212,7 @@ def test_f42_trains_the_variables_it_names(net, system):
     )
     _, expected = net.by_hand(6, RATE, elements=6)
     assert_weights(net.weights(), [*net.start[:4], *expected[4:]])
-    assert int(optimizer.iterations.value) == 1  # once for the window
+    assert int(optimizer.iterations.value) == 1  # once for the update
 
 
 def test_f43_the_device_mapping_changes_no_number(net, system):
@@ -225,8 +225,8 @@ def test_f43_the_device_mapping_changes_no_number(net, system):
     for a, b in zip(weights, net.weights(), strict=True):
         np.testing.assert_array_equal(a, b)
     devices = ipu.config.current_system().devices
-    places = [layer.kernel.value.devices() for layer in net.layers]
-    assert places == [{devices[2]}, {devices[0]}, {devices[1]}]
+    devices_of_layers = [layer.kernel.value.devices() for layer in net.layers]
+    assert devices_of_layers == [{devices[2]}, {devices[0]}, {devices[1]}]
     with pytest.raises(ValueError, match="2 entries, and the pipeline has 3 stages"):
         run(net, 6, device_mapping=[0, 1])
     with pytest.raises(TypeError, match="device_mapping is a list"):
@@ -246,7 +246,7 @@ def test_f44_concurrent_stages_equal_the_serial_net(net, system):
     def right(h, y):
         return h[:, :4] * 2, y
 
-    def last(a, b, y):  # of the left one first, then of the right one
+    def last(a, b, y):  # of the left stage first, then of the right stage
         return ops.mean((net.layers[2](a + 0.1 * b) - y) ** 2)
 
     (serial,) = run(net, 6, stages=[net.stage0, both, last])
@@ -268,7 +268,7 @@ def test_f44_concurrent_stages_equal_the_serial_net(net, system):
 
 def test_f44_the_last_stages_may_be_concurrent(net, system):
     system(2)
-    found = run(
+    actual = run(
         net,
         4,
         stages=[net.stage0, [lambda h, y: ops.sum(h), lambda h, y: (y, h)]],
@@ -276,9 +276,9 @@ def test_f44_the_last_stages_may_be_concurrent(net, system):
         optimizer_function=None,
         pipeline_schedule=PipelineSchedule.Sequential,
     )
-    assert isinstance(found, list)
-    assert [value.shape for value in found] == [(4,), (4, 2, 1), (4, 2, 5)]
-    np.testing.assert_allclose(found[0], found[2].sum((1, 2)), rtol=1e-5)
+    assert isinstance(actual, list)
+    assert [value.shape for value in actual] == [(4,), (4, 2, 1), (4, 2, 5)]
+    np.testing.assert_allclose(actual[0], actual[2].sum((1, 2)), rtol=1e-5)
 
 
 def test_f37_a_pipeline_of_two_shards_on_eight_devices_has_four_replicas(net, system):
@@ -354,15 +354,15 @@ def test_f54_remaining_arguments(net, system):
     with pytest.raises(NotImplementedError, match="continuous_weight_updates=True"):
         run(net, 6, continuous_weight_updates=True)
     optimizer = keras.optimizers.SGD(RATE)
-    given = {
+    options = {
         "optimizer_function": lambda loss: OptimizerFunctionOutput(optimizer, loss),
         "outfeed_queue": ipu.ipu_outfeed_queue.IPUOutfeedQueue(),
         "name": "mine",
     }
-    run(net, 3, **given)
+    run(net, 3, **options)
     strategy = ipu.ipu_strategy.current_strategy()
     compiled = len(strategy.compile_log)
     assert {record.model for record in strategy.compile_log} == {"mine"}
-    run(net, 3, 3, **given)
+    run(net, 3, 3, **options)
     # The IPU compiled again for another repeat_count; here it is no part of a program.
     assert len(strategy.compile_log) == compiled

@@ -44,7 +44,7 @@ def test_f42_an_optimizer_that_is_made_in_the_optimizer_function_keeps_its_state
     np.testing.assert_allclose(weight.numpy(), 2.0 + first + second, rtol=1e-5)
 
 
-def test_f42_an_optimizer_cannot_be_made_of_what_the_device_knows(system):
+def test_f42_an_optimizer_cannot_be_made_of_values_on_the_device(system):
     system(2)
     with pytest.raises(TypeError, match=r"SGD was made with a learning rate that only .* assign"):
         run(
@@ -53,7 +53,7 @@ def test_f42_an_optimizer_cannot_be_made_of_what_the_device_knows(system):
         )
 
 
-def test_an_optimizer_that_is_made_in_the_body_of_a_loop_would_forget(system):
+def test_an_optimizer_that_is_made_in_the_body_of_a_loop_would_lose_its_state(system):
     system(1)
     weight = tf.Variable(2.0)
 

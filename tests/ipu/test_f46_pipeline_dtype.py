@@ -8,7 +8,7 @@ from millrace.ipu.ops.pipelining_ops import OptimizerFunctionOutput, PipelineSch
 
 
 class CastingSGD(keras.optimizers.SGD):
-    """As programs for the IPU have it; takes note of the dtypes that it is given."""
+    """An optimizer as IPU programs have it, which records the dtypes of its gradients."""
 
     def apply_gradients(self, grads_and_vars, name=None):
         pairs = list(grads_and_vars)

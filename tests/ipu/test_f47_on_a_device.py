@@ -1,4 +1,4 @@
-"""On an accelerator: what a pipeline lets rest in host memory takes nothing of the device."""
+"""On an accelerator: values that a pipeline offloads take no device memory."""
 
 import jax
 import keras
@@ -20,7 +20,7 @@ def accelerator():
 
 
 def trained(system, **options):
-    """Returns weights, and the kinds of memory that momentum rests in."""
+    """Returns weights, and the kinds of memory that hold momentum."""
     ipu.config.reset_system()
     system(1)
     keras.utils.set_random_seed(0)
@@ -42,17 +42,17 @@ def test_f47_momentum_rests_in_host_memory_between_updates(system):
     sequential = {"pipeline_schedule": PipelineSchedule.Sequential}
     expected, kinds = trained(system, offload_weight_update_variables=False, **sequential)
     assert kinds == {"device"}
-    found, kinds = trained(system, offload_weight_update_variables=True, **sequential)
+    actual, kinds = trained(system, offload_weight_update_variables=True, **sequential)
     assert kinds == {"pinned_host"}
-    for a, b in zip(expected, found, strict=True):
+    for a, b in zip(expected, actual, strict=True):
         np.testing.assert_array_equal(a, b)
 
 
 def test_f48_activations_rest_in_host_memory_and_change_no_number(system):
     grouped = {"pipeline_schedule": PipelineSchedule.Grouped}
     expected, _ = trained(system, offload_activations=False, **grouped)
-    found, _ = trained(system, offload_activations=True, **grouped)
-    for a, b in zip(expected, found, strict=True):
+    actual, _ = trained(system, offload_activations=True, **grouped)
+    for a, b in zip(expected, actual, strict=True):
         np.testing.assert_array_equal(a, b)
 
 

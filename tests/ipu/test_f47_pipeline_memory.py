@@ -1,4 +1,4 @@
-"""Where things rest, what is shared out, and what compilers are told: no number depends on it."""
+"""Offloading, sharding and compiler options, none of which changes a result."""
 
 import jax
 import jax.numpy as jnp
@@ -51,8 +51,8 @@ def test_f47_offload_without_such_memory_is_off_or_an_error(net, system):
     system(3)
     expected, optimizer = trained(net, offload_weight_update_variables=False)
     assert len(kinds(optimizer)) == 1
-    found, _ = trained(net)  # None: where it is supported
-    for a, b in zip(expected, found, strict=True):
+    actual, _ = trained(net)  # None: where it is supported
+    for a, b in zip(expected, actual, strict=True):
         np.testing.assert_array_equal(a, b)
     with pytest.raises(ValueError, match=r"offload_weight_update_variables.*host memory"):
         trained(net, offload_weight_update_variables=True)
@@ -68,7 +68,7 @@ def test_f48_offload_without_such_memory_names_the_argument(net, system, option)
 
 def test_f49_sharding_needs_state_that_may_be_offloaded(net, system):
     system(3)
-    with pytest.raises(ValueError, match=r"sharding=True shares out.*=False forbids it"):
+    with pytest.raises(ValueError, match=r"sharding=True shards.*=False forbids offloading it"):
         trained(
             net, replicated_optimizer_state_sharding=True, offload_weight_update_variables=False
         )
@@ -154,10 +154,10 @@ def test_f51_recomputation_modes(net, system):
 
 def test_f51_all_modes_take_the_same_memory_while_recomputation_is_off(net, system):
     system(3)
-    given = {"pipeline_schedule": PipelineSchedule.Grouped}
+    options = {"pipeline_schedule": PipelineSchedule.Grouped}
     sizes = []
     for mode in RecomputationMode:
-        trained(net, recomputation_mode=mode, **given)
+        trained(net, recomputation_mode=mode, **options)
         log = ipu.ipu_strategy.current_strategy().compile_log
         sizes.append({record.program: record.temporary_bytes for record in log})
         ipu.config.reset_system()
@@ -181,11 +181,11 @@ def test_f52_options_of_stages(net, system, caplog, monkeypatch):
     compiled_with = []
     stock = jax.stages.Lowered.compile
 
-    def compile(lowered, compiler_options=None, **rest):
+    def compile(lowered, compiler_options=None, **others):
         if compiler_options and "xla_cpu_enable_fast_min_max" in compiler_options:
             name = lowered.as_text().split("module @", 1)[1].split()[0]
             compiled_with.append((name, compiler_options))
-        return stock(lowered, compiler_options, **rest)
+        return stock(lowered, compiler_options, **others)
 
     monkeypatch.setattr(jax.stages.Lowered, "compile", compile)
     chosen = options(

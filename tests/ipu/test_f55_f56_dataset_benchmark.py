@@ -23,11 +23,11 @@ class Repeating:
 
 
 def check(result, epochs, elements):
-    found = json.loads(result[0])
+    actual = json.loads(result[0])
     assert len(result) == 1
-    assert list(found) == ["epochs"]
-    assert len(found["epochs"]) == epochs
-    for epoch in found["epochs"]:
+    assert list(actual) == ["epochs"]
+    assert len(actual["epochs"]) == epochs
+    for epoch in actual["epochs"]:
         assert set(epoch) == FIELDS
         assert all(isinstance(value, float) and value > 0 for value in epoch.values())
         assert epoch["elements_processed"] == elements

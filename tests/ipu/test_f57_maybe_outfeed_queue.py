@@ -1,4 +1,4 @@
-"""F57 and F62: which values leave a program, and by which filters."""
+"""F57 and F62: values that leave a program, and their filters."""
 
 import keras
 import numpy as np
@@ -15,7 +15,7 @@ X = np.arange(3, dtype="float32")
 
 
 def run(queue, *keys):
-    """Runs a program that offers as many values."""
+    """Runs a program that offers one value for each key."""
 
     @millrace.compile
     def program(x):
@@ -39,10 +39,10 @@ def test_f57_a_filter_is_a_part_of_the_key(system):
     assert queue.maybe_dequeue() is None
     assert run(queue, "ba", "xaby")
     assert queue.enqueued
-    found = queue.maybe_dequeue()
-    assert list(found) == ["xaby"]
-    np.testing.assert_array_equal(found["xaby"], [X + 1])
-    np.testing.assert_array_equal(found["xaby"].numpy(), [X + 1])
+    actual = queue.maybe_dequeue()
+    assert list(actual) == ["xaby"]
+    np.testing.assert_array_equal(actual["xaby"], [X + 1])
+    np.testing.assert_array_equal(actual["xaby"].numpy(), [X + 1])
 
 
 def test_f57_all_that_was_offered_is_one_element_in_order(system):
@@ -50,15 +50,15 @@ def test_f57_all_that_was_offered_is_one_element_in_order(system):
     queue = MaybeOutfeedQueue(IPUOutfeedMode.LAST)
     for _ in range(2):
         run(queue, "z", "a")
-    found = queue.dequeue()
-    assert list(found) == ["z", "a"]
-    np.testing.assert_array_equal(found["a"], X + 1)
+    actual = queue.dequeue()
+    assert list(actual) == ["z", "a"]
+    np.testing.assert_array_equal(actual["a"], X + 1)
     with pytest.raises(ValueError, match=r"mode.*Received: 'sometimes'"):
         MaybeOutfeedQueue("sometimes")
 
 
 @pytest.mark.parametrize(
-    ("given", "taken"),
+    ("arguments", "taken"),
     [
         (["None"], ["Dense_10", "Dense_128", "Conv"]),
         (["none"], ["Dense_10", "Dense_128", "Conv"]),
@@ -68,13 +68,13 @@ def test_f57_all_that_was_offered_is_one_element_in_order(system):
         ([], []),
     ],
 )
-def test_f62_filters_of_the_program(given, taken):
+def test_f62_filters_of_the_program(arguments, taken):
     tutorial = load("mnist_inspection")
-    queue = MaybeOutfeedQueue(filters=tutorial.process_filters(given))
+    queue = MaybeOutfeedQueue(filters=tutorial.process_filters(arguments))
     assert [key for key in ("Dense_10", "Dense_128", "Conv") if queue.takes(key)] == taken
 
 
-def test_f62_no_filter_takes_nothing(system, capsys):
+def test_f62_an_empty_list_of_filters_takes_nothing(system, capsys):
     system(1)
     queue = MaybeOutfeedQueue(filters=[])
     assert run(queue, "Dense_10") is None

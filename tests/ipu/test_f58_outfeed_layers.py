@@ -1,4 +1,4 @@
-"""F58 and F59: activations leave a model, of every step."""
+"""F58 and F59: activations of every step leave a model."""
 
 import keras
 import numpy as np
@@ -39,11 +39,11 @@ def fit(model, steps):
 
 
 def activations(steps):
-    """By layer, of a plain model."""
+    """Returns the activations of a plain model, by layer."""
     plain = build()
     both = keras.Model(plain.inputs, [layer.output for layer in plain.layers])
-    found = both.predict(data(steps)[0], batch_size=steps * ROWS, verbose=0)
-    return [a.reshape(steps, ROWS, -1) for a in found]
+    actual = both.predict(data(steps)[0], batch_size=steps * ROWS, verbose=0)
+    return [a.reshape(steps, ROWS, -1) for a in actual]
 
 
 def test_f58_the_inputs_of_500_steps(system):
@@ -52,11 +52,11 @@ def test_f58_the_inputs_of_500_steps(system):
         queue = IPUOutfeedQueue()
         model = build([Outfeed(queue, name="Dense_128_acts")])
     fit(model, 500)
-    found = queue.dequeue()
-    assert {name: value.shape for name, value in found.items()} == {
+    actual = queue.dequeue()
+    assert {name: value.shape for name, value in actual.items()} == {
         "Dense_128_acts": (500, ROWS, 128)
     }
-    np.testing.assert_allclose(found["Dense_128_acts"], activations(500)[0], atol=1e-6)
+    np.testing.assert_allclose(actual["Dense_128_acts"], activations(500)[0], atol=1e-6)
     x = data(2)[0]
     mine, theirs = (m.predict(x, batch_size=ROWS, verbose=0) for m in (model, build()))
     np.testing.assert_array_equal(mine, theirs)
@@ -88,15 +88,15 @@ def test_f59_two_layers_and_one_queue(system, pipelined, filters):
             model.set_pipeline_stage_assignment([0, 0, 0, 0, 1])
             model.set_pipelining_options(gradient_accumulation_steps_per_replica=4)
     fit(model, steps)
-    found = queue.dequeue()
+    actual = queue.dequeue()
     hidden, outputs = activations(steps)
-    # By micro-batch, though four of them make an update; in the order of the layers.
+    # By micro-batch, although an update has four; in the order of the layers.
     expected = {"Dense_128_acts": hidden, "Dense_10_acts": outputs}
     if filters:
-        assert found["Dense_10_acts"].shape == (500, 32, 10)
+        assert actual["Dense_10_acts"].shape == (500, 32, 10)
         del expected["Dense_128_acts"]
-    assert list(found) == list(expected)
-    for name, values in found.items():
+    assert list(actual) == list(expected)
+    for name, values in actual.items():
         np.testing.assert_allclose(values, expected[name], atol=1e-6)
 
 

@@ -27,7 +27,7 @@ def build():
 
 
 def trained(mode=None, accumulation=4, filters=("Dense_128",)):
-    """The model, and what its optimizer has left in its queue."""
+    """Returns the model, and the contents of its optimizer's queue."""
     with ipu.ipu_strategy.IPUStrategy().scope():
         model, optimizer = build(), keras.optimizers.SGD(RATE)
         queue = MaybeOutfeedQueue(filters=list(filters))
@@ -42,19 +42,19 @@ def trained(mode=None, accumulation=4, filters=("Dense_128",)):
 
 
 def raw_by_hand():
-    """Gradients of each micro-batch, weights falling by their sum after every four."""
+    """Returns the gradients of each micro-batch, with an update by their sum after every four."""
     model = build()
     weights = [variable.value for variable in model.trainable_variables]
 
     def loss(weights, x, y):
         return jnp.mean((model.stateless_call(weights, [], x)[0] - y) ** 2)
 
-    def window(weights, batches):
+    def update(weights, batches):
         raw = jax.lax.map(lambda batch: jax.grad(loss)(weights, *batch), batches)
         return [w - RATE * g.sum(0) for w, g in zip(weights, raw, strict=True)], raw
 
     batches = [a.reshape(STEPS // 4, 4, ROWS, -1) for a in data()]
-    weights, raw = jax.jit(lambda w, b: jax.lax.scan(window, w, b))(weights, batches)
+    weights, raw = jax.jit(lambda w, b: jax.lax.scan(update, w, b))(weights, batches)
     return weights, [np.reshape(g, (STEPS, *g.shape[2:])) for g in raw]
 
 
@@ -81,8 +81,8 @@ def test_f60_raw_and_accumulated_gradients(system):
 
 def test_f60_without_accumulation_and_without_a_key(system):
     system(1)
-    _, found = trained(BEFORE_APPLY, accumulation=1)
-    assert found["Dense_128/bias:0_grad"].shape == (500, 128)
+    _, actual = trained(BEFORE_APPLY, accumulation=1)
+    assert actual["Dense_128/bias:0_grad"].shape == (500, 128)
     assert trained(BEFORE_APPLY, filters=["nothing"])[1] is None
 
 

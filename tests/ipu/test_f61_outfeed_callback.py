@@ -13,17 +13,17 @@ ROWS, STEPS = 2, 4
 
 
 def printed(capsys, rows_of_epochs, queue, callbacks):
-    """What one model prints, fitted on each of several data sets."""
+    """Returns the output of one model that is fitted on several data sets in turn."""
     with ipu.ipu_strategy.IPUStrategy().scope():
         layer = Outfeed(queue, name="taken")
         model = keras.Sequential([keras.Input((3,)), layer, keras.layers.Dense(1)])
         model.compile(keras.optimizers.SGD(0.0), "mse", steps_per_execution=STEPS)
-    found = []
+    actual = []
     for x in rows_of_epochs:
         capsys.readouterr()
         model.fit(x, x[:, :1], batch_size=ROWS, shuffle=False, verbose=0, callbacks=callbacks)
-        found.append(capsys.readouterr().out)
-    return found
+        actual.append(capsys.readouterr().out)
+    return actual
 
 
 def test_f61_the_table(system, capsys):

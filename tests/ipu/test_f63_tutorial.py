@@ -19,7 +19,7 @@ def tutorial():
 
 @pytest.fixture
 def stub(tutorial, monkeypatch):
-    """Lets the program read one batch of other digits, again and again."""
+    """Replaces the data of the program by one batch of other digits, repeated."""
 
     def create_dataset(path, batches):
         random = np.random.default_rng(0)
@@ -31,16 +31,16 @@ def stub(tutorial, monkeypatch):
 
 
 def blocks(text):
-    """The lines of each callback of each epoch, without those of Keras's progress."""
+    """Returns the lines of each callback of each epoch, without those of Keras's progress."""
     lines = [line for line in text.split("\n") if not re.match(r"Epoch \d/|\d+/\d+ - ", line)]
     return [block.split("\n") for block in "\n".join(lines).strip("\n").split("\n\n")]
 
 
 def test_f63_the_program_as_it_is(tutorial, stub, capsys):
     tutorial.main([])
-    found = blocks(capsys.readouterr().out)
-    assert len(found) == 6
-    for epoch, (gradients, activations) in enumerate(zip(found[::2], found[1::2], strict=True)):
+    actual = blocks(capsys.readouterr().out)
+    assert len(actual) == 6
+    for epoch, (gradients, activations) in enumerate(zip(actual[::2], actual[1::2], strict=True)):
         assert gradients[:5] == [
             "Gradients callback",
             "key: Dense_128/bias:0_grad shape: (125, 128)",
@@ -52,7 +52,7 @@ def test_f63_the_program_as_it_is(tutorial, stub, capsys):
             number = r"-?\d+\.\d{6} +"
             flags = "False   False  "
             assert re.fullmatch(rf"\d     Dense_128/{name} +({number}){{4}}{flags}", row)
-        # The unpacking of the original hands this one to pipelined models, which do not use it.
+        # The original unpacks this option for pipelined models, too, which do not use it.
         assert activations == ["Single layer activations callback", "No data enqueued"]
 
 

@@ -1,4 +1,4 @@
-"""F66, F67, F75: what one process compiles, another one loads; and the log says which it was."""
+"""F66, F67, F75: one process compiles programs, another one loads them, and the log tells both."""
 
 import json
 import os
@@ -14,13 +14,12 @@ import pytest
 from millrace import ipu
 from millrace.cache.use import use_cache
 from millrace.errors import OptionError, PlanError
-from millrace.ipu import environment
-from millrace.ipu import inert as inert_module
+from millrace.ipu import environment, no_effect
 from millrace.threads.notes import Notes
 
 START, LOAD = "Starting phase: graphConstruction", "Loading executable"
 
-# A model and a function; what is warm is between two lines.
+# A model and a function; the lines of the warm part stand between two markers.
 SCRIPT = """
 import json, sys
 from millrace import ipu
@@ -56,7 +55,7 @@ print(json.dumps({"result": result, "origins": [r.origin.value for r in strategy
 
 
 class Run:
-    """What a process printed."""
+    """The output of a process."""
 
     def __init__(self, process):
         out, err = process.communicate(timeout=120)
@@ -89,7 +88,7 @@ def no_cache():
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
-    """Ahead of time; with its files; and, meanwhile, one that finds no files."""
+    """Returns three runs: ahead of time, with its files, and one without files."""
     directory = tmp_path_factory.mktemp("runs")
     at_once = start(directory, "PRE_COMPILE"), start(directory / "other")
     ahead, alone = map(Run, at_once)
@@ -121,7 +120,7 @@ def test_f66_without_its_files_it_compiles_again_with_equal_results(tmp_path, no
     assert results == [[0.0, 5.625, 11.25]] * 3
 
 
-def test_f67_the_log_says_what_is_compiled_and_what_is_only_loaded(runs):
+def test_f67_the_log_tells_compiled_programs_from_loaded_ones(runs):
     *_, loaded, again = runs
     assert again.first.count(START) == 2
     assert again.first.count(f"Ending phase: {LOAD} (duration 0 ms; diff RSS: ") == 2
@@ -130,7 +129,7 @@ def test_f67_the_log_says_what_is_compiled_and_what_is_only_loaded(runs):
     assert " MB)\n" in loaded.first
 
 
-def test_f67_what_is_warm_logs_nothing(runs):
+def test_f67_warm_programs_log_nothing(runs):
     *_, loaded, again = runs
     for each in (loaded, again):
         assert START not in each.warm
@@ -159,7 +158,7 @@ def test_f75_without_a_directory_it_fails_a_precondition(no_cache):
         config.configure_ipu_system()
 
 
-def test_f66_flags_that_nobody_knows_are_refused_with_all_that_there_are():
+def test_f66_unknown_flags_are_refused_with_a_list_of_all():
     with pytest.raises(OptionError, match=r"unknown flag '--executable_cach=x'") as error:
         environment.cache_path("--executable_cach=x")
     assert "--executable_cache_path" in str(error.value)
@@ -168,8 +167,8 @@ def test_f66_flags_that_nobody_knows_are_refused_with_all_that_there_are():
         environment.cache_path("--executable_cache_path")
 
 
-def test_f66_other_flags_of_the_ipu_are_said_to_do_nothing_once(caplog, capsys, monkeypatch):
-    monkeypatch.setattr(inert_module, "notes", Notes())
+def test_f66_other_flags_of_the_ipu_warn_once(caplog, capsys, monkeypatch):
+    monkeypatch.setattr(no_effect, "notes", Notes())
     for _ in range(2):
         path = environment.cache_path("--max_compilation_threads=4 --executable_cache_path='/a b'")
     assert path == "/a b"

@@ -1,4 +1,4 @@
-"""F68, F69, F70, F72, F74: what is compiled again, what takes turns, and how one finds out."""
+"""F68, F69, F70, F72, F74: recompilations, alternating programs, and the records of both."""
 
 import jax
 import keras
@@ -65,7 +65,7 @@ def functions():
     return double, triple, both
 
 
-def test_f69_programs_that_take_turns_are_counted_and_one_of_both_is_not(one):
+def test_f69_alternating_programs_are_counted_and_one_program_of_both_is_not(one):
     double, triple, both = functions()
     for _ in range(3):
         one.run(double, [X])
@@ -93,7 +93,7 @@ def test_f70_a_batch_size_is_a_program_and_the_message_names_both(one):
     assert "shape (1, 4) -> (7, 4)" in second.cause
 
 
-def test_f70_a_model_says_so_too(one):
+def test_f70_the_message_of_a_model_names_both_batch_sizes(one):
     model = model_of(one)
     for rows, epochs in ((2, 2), (2, 1), (6, 1)):
         x = np.ones((rows, 4), np.float32)
@@ -113,7 +113,7 @@ def test_f72_the_difference_of_two_programs_is_the_constant_that_differs():
     assert text.startswith("constant tensor<4x4xf")
 
 
-def test_f74_what_is_warm_passes_and_what_is_not_is_named(one):
+def test_f74_warm_programs_pass_and_others_are_named(one):
     double, _, _ = functions()
     one.run(double, [X])
     with one.no_recompile():

@@ -1,4 +1,4 @@
-"""F73, F72: the program about recompilation, with its switches; and the texts that XLA writes."""
+"""F73, F72: the program about recompilation, its options, and the text files of XLA."""
 
 import os
 import pathlib
@@ -28,20 +28,20 @@ def start(script, directory, *arguments):
 
 
 def parts(process):
-    """What is printed before and after each heading."""
+    """Returns the output before and after each heading."""
     out, _ = process.communicate(timeout=120)
     assert process.returncode == 0, out[-3000:]
-    found = {}
+    actual = {}
     rest = out
     for heading in HEADINGS:
         assert rest.count(heading) == 1, heading
-        found[heading], rest = rest.split(heading)
-    return [*found.values(), rest]
+        actual[heading], rest = rest.split(heading)
+    return [*actual.values(), rest]
 
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
-    """The defaults; another batch size and a constant as multiplier; two sessions."""
+    """Runs the defaults, another batch size with a constant as multiplier, and two sessions."""
     root = tmp_path_factory.mktemp("recompilation")
     script = "recompilation.py"
     default = start(script, root / "default")

@@ -1,4 +1,4 @@
-"""The table of docs/porting.md says what the tests say."""
+"""The table of docs/porting.md agrees with the tests."""
 
 import importlib.util
 import pathlib

@@ -1,30 +1,30 @@
-"""What the programs in examples/ipu print, as a user would run them."""
+"""The output of the programs in examples/ipu, as a user would run them."""
 
 import re
 
 import pytest
 from examples_of_ipu import DIRECTORY, run
 
-OTHER_TESTS = "recompilation"  # what begins so has a file of its own
+OTHER_TESTS = "recompilation"  # programs whose names begin with it have test files of their own
 
 
 def test_the_keras_guide(tmp_path):
     """F15, F17, F18 and F29 in one process."""
     text = run("keras_guide", tmp_path)
-    found = dict(re.findall(r"^([a-z_]+): (.*)$", text, re.MULTILINE))
-    assert found["gradient_accumulation"] == "4 updates of 32 batches"
-    assert found["existing_model"] == "stage 0 ends with conv4_block2_add, call 4 of 6"
-    assert found["asynchronous_callbacks"] == (
+    actual = dict(re.findall(r"^([a-z_]+): (.*)$", text, re.MULTILINE))
+    assert actual["gradient_accumulation"] == "4 updates of 32 batches"
+    assert actual["existing_model"] == "stage 0 ends with conv4_block2_add, call 4 of 6"
+    assert actual["asynchronous_callbacks"] == (
         "4 calls at the ends of executions, 32 at the ends of batches"
     )
-    assert found["ported"] == "16 updates in two epochs of 128 steps"
-    assert found["saving"] == "stages [0, 0, 1, 1], 4 updates"
-    assert found["data_parallelism"] == "2 updates of 256 rows"
+    assert actual["ported"] == "16 updates in two epochs of 128 steps"
+    assert actual["saving"] == "stages [0, 0, 1, 1], 4 updates"
+    assert actual["data_parallelism"] == "2 updates of 256 rows"
     for situation in ("single_device", "steps_per_execution", "queue_options"):
-        first, second = re.search(r"losses \[([\d.]+), ([\d.]+)\]", found[situation]).groups()
+        first, second = re.search(r"losses \[([\d.]+), ([\d.]+)\]", actual[situation]).groups()
         assert float(second) < float(first)
     assert "Layer (type) (node index)" in text
-    assert len(found) == 11
+    assert len(actual) == 11
 
 
 def test_the_training_loop(tmp_path):

@@ -1,7 +1,7 @@
 """The public names and signatures of `millrace.ipu`, as ipu_names.txt has them.
 
 A change there is a change for every program that was written for the IPU. `KERAS_BACKEND=jax
-python tests/ipu/test_ipu_names.py` writes the file; what is no name for users goes into INTERNAL.
+python tests/ipu/test_ipu_names.py` writes the file; names that are not for users go into INTERNAL.
 """
 
 import ast
@@ -27,14 +27,14 @@ MODULES = (
     "outfeed_callback", "outfeed_layers", "outfeed_optimizer", "outfeed_wrapper",
     "pipelining_ops", "replication_ops", "scopes", "utils",
 )  # fmt: skip
-# What modules of the package use of each other.
+# Names that modules of the package use of each other.
 INTERNAL = {
-    "Category", "Group", "Operation", "Option", "System", "checked_ordinal", "current_strategy",
-    "current_system", "extend", "inert", "is_extended", "is_within_a_program",
-    "later", "number_of_results", "placed_on", "reduction_method", "reset_system",
-    "revive_from_configs", "run_pipeline",
+    "Category", "Operation", "Option", "PipelineArguments", "Subcategory", "System",
+    "call_or_defer", "checked_ordinal", "current_strategy", "current_system", "devices_in_scope",
+    "extend", "is_extended", "is_within_a_program", "member_by_name", "number_of_results",
+    "reduction_method", "reset_system", "revive_from_configs", "run_pipeline", "warn_no_effect",
 }  # fmt: skip
-NATIVE = {  # that modules give to programs under an IPU's name
+NATIVE = {  # native objects under the names of the IPU's
     "MaybeOutfeed", "Outfeed", "OutfeedCallback", "OutfeedOptimizer", "PipelineStage",
     "RecomputationCheckpoint",
 }  # fmt: skip
@@ -68,11 +68,11 @@ def lines_of_modules():
             yield f"{name}.{each}{text_of(value)}"
             is_class = isinstance(value, type) and not issubclass(value, enum.Enum)
             if is_class and value.__module__ == module.__name__:
-                for method, found in sorted(vars(value).items()):
+                for method, actual in sorted(vars(value).items()):
                     if not method.startswith("_") and callable(getattr(value, method)):
                         yield f"{name}.{each}.{method}{text_of(getattr(value, method))}"
-                    elif not method.startswith("_") and isinstance(found, property):
-                        yield f"{name}.{each}.{method}{text_of(found)}"
+                    elif not method.startswith("_") and isinstance(actual, property):
+                        yield f"{name}.{each}.{method}{text_of(actual)}"
 
 
 def lines_of_models():
@@ -93,9 +93,9 @@ def found_lines():
 
 
 def test_names_and_signatures_are_the_frozen_ones():
-    frozen, found = NAMES.read_text().splitlines(), found_lines()
-    lost = [line for line in frozen if line not in found]
-    new = [line for line in found if line not in frozen]
+    frozen, actual = NAMES.read_text().splitlines(), found_lines()
+    lost = [line for line in frozen if line not in actual]
+    new = [line for line in actual if line not in frozen]
     assert (lost, new) == ([], []), f"{NAMES.name} has the first, millrace.ipu the second"
 
 
@@ -113,14 +113,14 @@ def test_names_and_signatures_are_the_frozen_ones():
     ],
 )  # fmt: skip
 def test_every_path_works_as_attributes_and_as_imports(path):
-    found = ipu
+    actual = ipu
     for part in path.split("."):
-        found = getattr(found, part)
+        actual = getattr(actual, part)
     *parents, last = path.split(".")
     parent = ".".join(["millrace.ipu", *parents])
     names = {}
     exec(f"from {parent} import {last}", names)  # as a program does
-    assert names[last] is found
+    assert names[last] is actual
 
 
 def test_the_two_names_of_the_strategy_are_one():
@@ -146,14 +146,14 @@ def test_a_module_by_another_name_is_the_very_module(name, meant):
     assert expected.__name__ == expected.__spec__.name == f"millrace.ipu.{meant}"
     package, _, last = f"millrace.ipu.{name}".rpartition(".")
     names = {}
-    exec(f"import millrace.ipu.{name} as found\nfrom {package} import {last}", names)
-    assert names["found"] is names[last] is expected
+    exec(f"import millrace.ipu.{name} as actual\nfrom {package} import {last}", names)
+    assert names["actual"] is names[last] is expected
 
 
 @pytest.mark.parametrize(
     "path", [pytest.param(p, id=str(p.relative_to(SOURCE))) for p in sorted(SOURCE.rglob("*.py"))]
 )
-def test_modules_are_documented_and_of_a_length_that_is_read_at_once(path):
+def test_modules_are_documented_and_not_too_long(path):
     text = path.read_text()
     assert len(text.splitlines()) <= MOST
     assert ast.get_docstring(ast.parse(text))

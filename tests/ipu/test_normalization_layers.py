@@ -32,8 +32,8 @@ def test_neighbours_in_a_group_are_keras_own_group_normalization():
 def test_an_instance_is_one_channel_of_a_row_on_any_axis():
     x = np.moveaxis(X, -1, 1)
     mean, variance = (f(x, axis=(2, 3), keepdims=True) for f in (np.mean, np.var))
-    found = ipu.keras.layers.InstanceNormalization(channels_axis=1)(x)
-    np.testing.assert_allclose(found, (x - mean) / np.sqrt(variance + 1e-3), atol=1e-5)
+    actual = ipu.keras.layers.InstanceNormalization(channels_axis=1)(x)
+    np.testing.assert_allclose(actual, (x - mean) / np.sqrt(variance + 1e-3), atol=1e-5)
 
 
 def test_a_layer_comes_back_from_its_config_with_scale_and_offset_as_given():

@@ -1,4 +1,4 @@
-"""What each stage of a pipeline does at each tick, as the IPU counts them.
+"""The tasks of each stage of a pipeline at each tick, as the IPU counts them.
 
 Slot k of a micro-batch is the forward of stage k, from k = N on the backward of stage 2N - 1 - k.
 
@@ -11,7 +11,7 @@ Sequential    at 2N m + k                                 2N count
                                                stage 1        1F0  1B0  1B1  1B2
                                                                    1F1  1F2
 
-The native schedules have no ticks, only orders, which must be those of the rows here.
+The native schedules have no ticks, only orders, which must equal those of the rows here.
 """
 
 from millrace.ipu.ops.schedules import PipelineSchedule, schedule_of
@@ -22,7 +22,7 @@ from millrace.schedules.task import Pass, Task
 def schedule_table(
     schedule: PipelineSchedule | None, num_stages: int, count: int, training: bool = True
 ) -> tuple[tuple[tuple[Task, ...], ...], ...]:
-    """Returns for each stage, for each tick, the tasks that it runs then.
+    """Returns the tasks of each stage at each tick.
 
     Args:
         schedule: None is Grouped.
@@ -40,7 +40,7 @@ def schedule_table(
         step = slots
     ticks = (count - 1) * step + slots
     table: list[list[list[Task]]] = [[[] for _ in range(ticks)] for _ in range(num_stages)]
-    for slot in reversed(range(slots)):  # a backward is of an earlier micro-batch, and first
+    for slot in reversed(range(slots)):  # backwards come first: they are of earlier micro-batches
         forward = slot < num_stages
         stage = slot if forward else slots - 1 - slot
         for m in range(count):

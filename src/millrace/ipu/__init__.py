@@ -2,17 +2,18 @@
 
     from tensorflow.python import ipu   ->   from millrace import ipu
 
-Names and defaults are the IPU's. So are its rules, where they differ from millrace's own: what an
-execution is, how replicas are counted, when a model is built (`keras/extensions/`).
+Names and defaults are the IPU's, and so are the rules where they differ from millrace's: the
+length of an execution, the count of replicas, the building of models (`keras/extensions/`).
 
-Where the IPU has a module by several names, `_ALIASES` has the others; each gives the very module.
+`_ALIASES` lists further names of modules; importing one gives the same module object.
 """
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from types import ModuleType
+from typing import TYPE_CHECKING
 
 from millrace._compat.module_aliases import serve as _serve
 from millrace.ipu.environment import read_once as _read_once
+from millrace.ipu.lazy_modules import submodule as _submodule
 from millrace.ipu.old_models import porting_guide as porting_guide
 
 if TYPE_CHECKING:
@@ -36,11 +37,9 @@ _MODULES = (
 )  # fmt: skip
 
 
-def __getattr__(name: str) -> Any:
-    if name in _MODULES:
-        return importlib.import_module(f"millrace.ipu.{name}")
-    raise AttributeError(f"module 'millrace.ipu' has no attribute {name!r}")
+def __getattr__(name: str) -> ModuleType:
+    return _submodule(__name__, name, _MODULES)
 
 
-_serve({f"{__name__}.{name}": f"{__name__}.{meant}" for name, meant in _ALIASES.items()}, __name__)
+_serve({f"{__name__}.{name}": f"{__name__}.{own}" for name, own in _ALIASES.items()}, __name__)
 _read_once()  # TF_POPLAR_FLAGS, POPLAR_LOG_LEVEL

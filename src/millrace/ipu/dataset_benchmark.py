@@ -1,36 +1,52 @@
-"""How fast the host supplies data.
+"""Measurements of the host's supply of data.
 
 dataset_benchmark(dataset, n, m)[0]   -> millrace.dataset_benchmark(dataset, n, m)
 infeed_benchmark(queue, n, m)[0]      -> the same for the queue's data set; no device takes part
-apply_options, apply_debug_options    of no effect
+apply_options, apply_debug_options    without effect
 """
 
 import json
 import logging
-from typing import Any
+from typing import TypeAlias
 
 from millrace.benchmark import throughput
 from millrace.errors import DTypeError
 from millrace.feeds.infeed_queue import InfeedQueue
-from millrace.ipu.later import later
+from millrace.ipu.deferral import call_or_defer
 from millrace.options import whole_number
+from millrace.tensorflow.graph_mode import Deferred
 
 logger = logging.getLogger("millrace")
 
+Report: TypeAlias = list[str] | Deferred  # one text in JSON
+
 
 def dataset_benchmark(
-    dataset: Any,
+    dataset: object,
     number_of_epochs: int,
     elements_per_epochs: int,
     print_stats: bool = True,
     apply_options: bool = True,
     do_memcpy: bool = True,
     apply_debug_options: bool = True,
-) -> Any:
-    """Measures a data set; an element is what it gives at once: one batch.
+) -> Report:
+    """Measures a data set. Each of its elements is one batch.
+
+    Args:
+        dataset: as for `millrace.dataset_benchmark`, but no list, tuple or dict of arrays.
+        number_of_epochs: epochs to time, each by itself.
+        elements_per_epochs: elements of each epoch.
+        print_stats: whether to print elements and bytes per second of each epoch.
+        apply_options: without effect.
+        do_memcpy: whether to copy every element once, as training on it would.
+        apply_debug_options: without effect.
 
     Returns:
         A list of one text in JSON, `{"epochs": [...]}`.
+
+    Raises:
+        OptionError: if a number is below 1.
+        DTypeError: if `dataset` is no data set.
     """
     del apply_options, apply_debug_options
     if isinstance(dataset, list | tuple | dict) or not hasattr(dataset, "__iter__"):
@@ -42,13 +58,13 @@ def dataset_benchmark(
 
 
 def infeed_benchmark(
-    infeed_queue: Any,
+    infeed_queue: InfeedQueue,
     number_of_epochs: int,
     elements_per_epochs: int,
     print_stats: bool = True,
     do_memcpy: bool = True,
-) -> Any:
-    """Measures the data set of an infeed queue; otherwise as `dataset_benchmark`."""
+) -> Report:
+    """Measures the data set of an infeed queue, as `dataset_benchmark` does."""
     if not isinstance(infeed_queue, InfeedQueue):
         raise DTypeError(
             f"infeed_benchmark() takes an IPUInfeedQueue. Received: {type(infeed_queue).__name__}."
@@ -58,17 +74,19 @@ def infeed_benchmark(
     return _measured(dataset, number_of_epochs, elements_per_epochs, print_stats, do_memcpy)
 
 
-def _measured(dataset: Any, epochs: int, elements: int, shows: bool, copies: bool) -> Any:
+def _measured(
+    dataset: object, epochs: int, elements: int, print_stats: bool, do_memcpy: bool
+) -> Report:
     whole_number("number_of_epochs", epochs, 1)
     whole_number("elements_per_epochs", elements, 1)
 
     def measure() -> list[str]:
         text = throughput.dataset_benchmark(
-            dataset, epochs, elements, print_stats=shows, do_memcpy=copies
+            dataset, epochs, elements, print_stats=print_stats, do_memcpy=do_memcpy
         )
-        found = json.loads(text)["epochs"]
-        for number, _ in enumerate(found, 1):
+        results = json.loads(text)["epochs"]
+        for number, _ in enumerate(results, 1):
             logger.info("Epoch %d of the benchmark: %d elements.", number, elements)
-        return [json.dumps({"epochs": found})]
+        return [json.dumps({"epochs": results})]
 
-    return later(measure)
+    return call_or_defer(measure)

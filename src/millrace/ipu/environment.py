@@ -1,4 +1,4 @@
-"""Environment variables of IPU programs, and the words of Poplar's log.
+"""Environment variables of IPU programs, and the phrases of Poplar's log.
 
 TF_POPLAR_FLAGS                                 read once, when `millrace.ipu` is imported
     --executable_cache_path=DIR                 MILLRACE_CACHE_DIR=DIR, Strategy(cache_dir=DIR)
@@ -6,8 +6,8 @@ TF_POPLAR_FLAGS                                 read once, when `millrace.ipu` i
     all others                                  accepted, with a warning
 POPLAR_LOG_LEVEL=INFO                           MILLRACE_LOG_LEVEL=INFO, logger millrace.phases
 
-Starting phase: graphConstruction               a program is compiled; natively "Compiling ..."
-Loading executable, Ending phase: ...           it is on its devices; natively "Loaded ..."
+Starting phase: graphConstruction               a program is compiled; by default "Compiling ..."
+Loading executable, Ending phase: ...           it is on its devices; by default "Loaded ..."
 """
 
 import os
@@ -16,7 +16,7 @@ import shlex
 from millrace.cache.use import cache_statistics, use_cache
 from millrace.compiling.phases import Phrases, show_phases, use_phrases
 from millrace.errors import OptionError
-from millrace.ipu.inert import inert
+from millrace.ipu.no_effect import warn_no_effect
 
 VARIABLE = "TF_POPLAR_FLAGS"
 LOG_VARIABLE = "POPLAR_LOG_LEVEL"
@@ -32,7 +32,7 @@ POPLAR_PHRASES = Phrases(
 
 
 def read_once() -> None:
-    """Puts the environment variables in force, the first time that it is called.
+    """Reads the environment variables and puts them in force, on the first call only.
 
     Raises:
         OptionError: for an unknown flag or level.
@@ -48,21 +48,21 @@ def read_once() -> None:
 
 
 def cache_directory() -> str | None:
-    """Returns where this process keeps its executables; None if nowhere."""
+    """Returns the directory of this process's compile cache; None without a cache."""
     directory = cache_statistics().directory
     return None if directory is None else str(directory)
 
 
 def cache_path(text: str) -> str | None:
-    """Returns the directory of executables that flags name; None if they name none.
+    """Returns the directory that `--executable_cache_path` gives; None without this flag.
 
-    `--help` prints all flags, and others are said to have no effect.
+    `--help` prints all flags; the other flags are reported as without effect.
 
     Args:
         text: the flags, with spaces between them.
 
     Raises:
-        OptionError: for a flag that the IPU did not know either, with all that it did.
+        OptionError: for a flag that the IPU did not have either, with a list of its flags.
     """
     path = None
     for word in shlex.split(text):
@@ -78,20 +78,20 @@ def cache_path(text: str) -> str | None:
         elif name == "help":
             print(usage())
         else:
-            inert(f"{VARIABLE}=--{name}", FLAGS[name])
+            warn_no_effect(f"{VARIABLE}=--{name}", FLAGS[name])
     return path
 
 
 def usage() -> str:
-    """Returns all flags, one a line."""
+    """Returns a description of all flags, one per line."""
     width = max(map(len, FLAGS))
     rows = [f"  --{name:{width}}  {text}" for name, text in FLAGS.items()]
-    return "\n".join([f"{VARIABLE} takes these flags; only the first one does anything:", *rows])
+    return "\n".join([f"{VARIABLE} takes these flags; only the first one has an effect:", *rows])
 
 
 _NO_ORDER = "XLA orders operations itself."
 _NO_MODEL = "Set IPUConfig().auto_select_ipus, and JAX_PLATFORMS=cpu to run on the CPU."
-_NO_WAIT = "Devices are there when JAX starts."
+_NO_WAIT = "JAX has its devices from its start on."
 _SYNTHETIC = "Feed arrays of zeros, or measure with ipu.dataset_benchmark."
 _MEMORY = "Call strategy.memory_report(model, batch_spec)."
 _PROFILE = "Run with jax.profiler.trace(directory)."
@@ -102,14 +102,14 @@ FLAGS = {
     "fallback_scheduler": _NO_ORDER,
     "ipu_model_tiles": _NO_MODEL,
     "log_cycle_count": _PROFILE,
-    "max_compilation_threads": "As many programs compile at a time as there are cores.",
+    "max_compilation_threads": "One program per core compiles at a time.",
     "max_infeed_threads": "Each infeed has one thread; set prefetch_depth.",
     "null_data_feed": _SYNTHETIC,
     "on_demand_device_poll_time": _NO_WAIT,
     "on_demand_device_timeout": _NO_WAIT,
     "save_interval_report": _MEMORY,
     "save_vertex_graph": "Set XLA_FLAGS=--xla_dump_to=DIR.",
-    "show_progress_bar": "What takes long is shown on a terminal, and logged elsewhere.",
+    "show_progress_bar": "Long operations show their progress on a terminal, else in the log.",
     "synthetic_data_categories": _SYNTHETIC,
     "synthetic_data_initializer": _SYNTHETIC,
     "tensor_map_file_path": _MEMORY,

@@ -1,36 +1,32 @@
-"""How the gradients of an update's micro-batches become one.
+"""The reduction of an update's micro-batch gradients to one gradient.
 
 GradientAccumulationReductionMethod.SUM            -> "sum"
-GradientAccumulationReductionMethod.MEAN           -> "mean_then_sum": replicas are added up
+GradientAccumulationReductionMethod.MEAN           -> "mean_then_sum": summed over replicas
 GradientAccumulationReductionMethod.RUNNING_MEAN   -> "running_mean_then_sum"
 """
 
 import enum
-from typing import Any
+from typing import TypeAlias
 
-from millrace.errors import OptionError
+from millrace.ipu.enums import member_by_name
 
 
 class GradientAccumulationReductionMethod(enum.Enum):
-    """How the gradients of an update's micro-batches become one."""
+    """The reduction of an update's micro-batch gradients to one gradient."""
 
     SUM = 0
     MEAN = 1
     RUNNING_MEAN = 2
 
 
-def reduction_method(value: Any) -> GradientAccumulationReductionMethod:
+ReductionMethod: TypeAlias = GradientAccumulationReductionMethod | str  # a member or its name
+
+
+def reduction_method(value: object) -> GradientAccumulationReductionMethod:
     """Returns a method, which may be given by its name in any case.
 
     Raises:
-        OptionError: listing the names.
+        OptionError: for anything else, with all names.
     """
-    if isinstance(value, GradientAccumulationReductionMethod):
-        return value
-    methods = GradientAccumulationReductionMethod.__members__
-    if not isinstance(value, str) or value.upper() not in methods:
-        raise OptionError(
-            f"gradient_accumulation_reduction_method must be one of {list(methods)}. Received: "
-            f"{value!r}."
-        )
-    return methods[value.upper()]
+    name = "gradient_accumulation_reduction_method"
+    return member_by_name(GradientAccumulationReductionMethod, name, value)

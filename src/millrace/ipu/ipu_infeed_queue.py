@@ -4,17 +4,17 @@ IPUInfeedQueue(dataset, prefetch_depth=n)   -> millrace.InfeedQueue(dataset, n)
 queue.initializer                           -> begins the data set anew
 queue.deleter                               -> close()
 queue.dequeued                              -> is_read
-queue.get_next()                            -> the body of a loop is given the element
-device_ordinal                              of no effect but to be checked
+queue.get_next()                            -> loops and pipelines pass elements to their functions
+device_ordinal                              checked, and without further effect
 """
 
-from typing import Any
+from typing import NoReturn
 
 from millrace.errors import DataError, OptionError
 from millrace.feeds.infeed_queue import InfeedQueue
-from millrace.ipu.later import later
+from millrace.ipu.deferral import call_or_defer
 from millrace.options import whole_number
-from millrace.tensorflow.graph_mode import in_graph_mode
+from millrace.tensorflow.graph_mode import Deferred, in_graph_mode
 
 DEPTH = 2  # blocks; results do not depend on it
 
@@ -23,33 +23,37 @@ class IPUInfeedQueue(InfeedQueue):
     """Feeds the elements of a data set to loops and pipelines, in order.
 
     Args:
-        dataset: with fixed shapes.
-        device_ordinal: a logical device.
-        prefetch_depth: blocks that are prepared ahead, from 1 to 255.
+        dataset: a data set of fixed shapes.
+        device_ordinal: number of a logical device.
+        prefetch_depth: blocks to prepare ahead, from 1 to 255.
     """
 
     def __init__(
-        self, dataset: Any, device_ordinal: int | None = None, prefetch_depth: int | None = None
+        self, dataset: object, device_ordinal: int | None = None, prefetch_depth: int | None = None
     ):
         checked_ordinal(device_ordinal)
         super().__init__(dataset, DEPTH if prefetch_depth is None else prefetch_depth)
         self._is_initialized = False
 
     @property
-    def initializer(self) -> Any:
-        """Begins the data set anew; in graph mode what a session runs for that, once."""
+    def initializer(self) -> Deferred | None:
+        """Restarts the data set; in graph mode, returns an operation that does so in a session.
+
+        Raises:
+            DataError: when it is read a second time in graph mode.
+        """
         if in_graph_mode() and self._is_initialized:
             raise DataError(
-                "The initializer of an infeed queue was asked for twice. Keep what it returned "
+                "The initializer of an infeed queue was asked for twice. Keep the operation from "
                 "the first time, and run that."
             )
         self._is_initialized = True
-        return later(self.close)
+        return call_or_defer(self.close)
 
     @property
-    def deleter(self) -> Any:
-        """Ends the queue's thread."""
-        return later(self.close)
+    def deleter(self) -> Deferred | None:
+        """Ends the queue's thread; in graph mode, returns an operation that does so."""
+        return call_or_defer(self.close)
 
     @property
     def dequeued(self) -> bool:
@@ -58,13 +62,13 @@ class IPUInfeedQueue(InfeedQueue):
 
     @property
     def number_of_tuple_elements(self) -> int:
-        """How many items an element has: 1 if it is no tuple."""
+        """Number of items in an element: 1 unless it is a tuple."""
         spec = getattr(self.dataset, "element_spec", None)
         element = self.block().batches if spec is None else spec
         return len(element) if isinstance(element, tuple) else 1
 
-    def get_next(self) -> Any:
-        """Was replaced.
+    def get_next(self) -> NoReturn:
+        """Is obsolete: loops and pipelines pass elements to their functions.
 
         Raises:
             OptionError: always.
@@ -75,11 +79,11 @@ class IPUInfeedQueue(InfeedQueue):
         )
 
 
-def checked_ordinal(ordinal: Any) -> None:
+def checked_ordinal(ordinal: object) -> None:
     """Checks a `device_ordinal`.
 
     Raises:
-        OptionError: if it is none.
+        OptionError: unless it is None or a whole number from 0 on.
     """
     if ordinal is not None:
         whole_number("device_ordinal", ordinal, 0)

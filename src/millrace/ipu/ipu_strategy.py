@@ -1,14 +1,14 @@
 """The strategy of IPU programs.
 
 IPUStrategy, IPUStrategyV1                  -> millrace.Strategy on the devices of the system
-ipu_device="/device:IPU:k"                  -> those of the k-th logical device
-enable_keras_extensions=False               -> models have no setters
+ipu_device="/device:IPU:k"                  -> on the devices of logical device k
+enable_keras_extensions=False               -> models without the setters of IPU programs
 IPUStrategy.run                             -> Strategy.run
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NoReturn
 
 import keras
 
@@ -27,10 +27,10 @@ class IPUStrategy(Strategy):
     """`millrace.Strategy` on the devices of the configured system.
 
     Args:
-        ipu_device: which logical device of it.
-        cpu_device: of the original API; any is taken.
-        enable_dataset_iterators: whether `iter(dataset)` in the scope yields to compiled
-            functions only.
+        ipu_device: the logical device.
+        cpu_device: of the original API; ignored.
+        enable_dataset_iterators: whether `iter(dataset)` in the scope gives an iterator for
+            compiled functions only.
         enable_keras_extensions: whether models get the setters of IPU programs.
     """
 
@@ -49,7 +49,7 @@ class IPUStrategy(Strategy):
 
     @property
     def num_replicas_in_sync(self) -> int:
-        """1, whatever runs: gradients are added up over replicas."""
+        """Always 1, since gradients are summed over replicas."""
         return 1
 
     def attach(self, model: keras.Model) -> keras.Model:
@@ -61,7 +61,7 @@ class IPUStrategy(Strategy):
 
     @contextmanager
     def scope(self) -> Iterator[Strategy]:
-        """Attaches every model that is built, cloned or loaded inside."""
+        """Attaches every model that is constructed, cloned or loaded inside."""
         with super().scope(), device_iterators(self.enable_dataset_iterators):
             revive_from_configs()
             with _strategy.bound_to(self):
@@ -69,23 +69,27 @@ class IPUStrategy(Strategy):
 
     def run(
         self,
-        fn: Callable[..., Any],
-        args: Sequence[Any] = (),
-        kwargs: Mapping[str, Any] | None = None,
-        options: Any = None,
+        fn: Callable[..., object],
+        args: Sequence[object] = (),
+        kwargs: Mapping[str, object] | None = None,
+        options: object = None,
     ) -> Any:
-        """Runs a compiled function, once as a replica for each device, and waits until it is done.
+        """Runs a compiled function as one replica on each device, and waits for its results.
 
-        No options exist.
+        Args:
+            fn: a compiled function, as for `millrace.Strategy.run`.
+            args: its positional arguments.
+            kwargs: its keyword arguments.
+            options: of the original API; ignored.
         """
         with launching(len(self.devices)):
             return super().run(fn, args, kwargs)
 
-    def experimental_run_v2(self, *args: Any, **kwargs: Any) -> Any:
-        """Was renamed.
+    def experimental_run_v2(self, *args: object, **kwargs: object) -> NoReturn:
+        """Is the old name of `run`.
 
         Raises:
-            PlanError: naming `run`.
+            PlanError: always.
         """
         raise PlanError("experimental_run_v2() was renamed. Call strategy.run() instead.")
 
@@ -94,7 +98,7 @@ IPUStrategyV1 = IPUStrategy
 
 
 def current_strategy() -> IPUStrategy:
-    """Returns the strategy whose scope is entered, else the newest, else one of the system."""
+    """Returns the strategy of the current scope, else the newest, else a new one of the system."""
     entered = _strategy.get()
     if entered is not None:
         return entered
@@ -103,5 +107,5 @@ def current_strategy() -> IPUStrategy:
     return IPUStrategy()
 
 
-_strategy = ScopedValue[IPUStrategy | None](None)  # whose scope this thread is in
+_strategy = ScopedValue[IPUStrategy | None](None)  # of this thread's current scope
 _newest: list[tuple[System, IPUStrategy]] = []

@@ -2,50 +2,63 @@
 
 repeat(n, body, inputs, infeed_queue)                   -> millrace.repeat(n, body, inputs, infeed)
 while_loop(condition, body, inputs, infeed_queue, n)    -> millrace.while_loop
-use_while_v1                                            of no effect
+use_while_v1                                            without effect
 """
 
 from collections.abc import Callable
 from typing import Any
 
+import jax
+
+from millrace.feeds.infeed_queue import InfeedQueue
 from millrace.loops.repeat import repeat as native_repeat
 from millrace.loops.repeat import while_loop as native_while_loop
+from millrace.pytrees import ArrayTree
 from millrace.tensorflow.conversion.convert import called
 
 
 def repeat(
-    n: Any,
-    body: Callable[..., Any],
-    inputs: Any = None,
-    infeed_queue: Any = None,
+    n: int | jax.Array,
+    body: Callable[..., object],
+    inputs: ArrayTree = None,
+    infeed_queue: InfeedQueue | None = None,
     use_while_v1: bool = True,
 ) -> Any:
     """Calls `body` n times.
 
     Args:
-        n: turns.
-        body: called with what goes round, and then with what an element of the queue has: by name
-            if the element is a dict, one by one if it is a tuple. Returns the former for the next
-            turn, and operations after it.
-        inputs: of the first turn: one value, a list, or None.
-        infeed_queue: gives each turn an element.
-        use_while_v1: of no effect.
+        n: number of iterations.
+        body: called with the loop's values, followed by the parts of one element of the queue: by
+            name if the element is a dict, one by one if it is a tuple. Returns the values for the
+            next iteration, and may return operations after them.
+        inputs: values of the first iteration: one, a list, or None without any.
+        infeed_queue: gives each iteration an element.
+        use_while_v1: without effect.
 
     Returns:
-        The values after the last turn: one, a list of several, None for none.
+        The values after the last iteration: one, a list of several, or None without any.
     """
     del use_while_v1
     return native_repeat(n, called(body), inputs, infeed_queue)
 
 
 def while_loop(
-    condition: Callable[..., Any],
-    body: Callable[..., Any],
-    inputs: Any = None,
-    infeed_queue: Any = None,
-    maximum_iterations: Any = None,
+    condition: Callable[..., object],
+    body: Callable[..., object],
+    inputs: ArrayTree = None,
+    infeed_queue: InfeedQueue | None = None,
+    maximum_iterations: int | jax.Array | None = None,
     use_while_v1: bool = True,
 ) -> Any:
-    """Calls `body` as long as `condition` of what goes round is true; else as `repeat`."""
+    """Calls `body` while `condition` of the loop's values is true, otherwise as `repeat` does.
+
+    Args:
+        condition: called with the loop's values before each iteration.
+        body: as for `repeat`.
+        inputs: as for `repeat`.
+        infeed_queue: as for `repeat`.
+        maximum_iterations: limit of iterations; None is no limit.
+        use_while_v1: without effect.
+    """
     del use_while_v1
     return native_while_loop(condition, called(body), inputs, infeed_queue, maximum_iterations)

@@ -1,20 +1,18 @@
-"""The model classes that `ipu.keras` had before release 2.4: each says what has taken its place.
+"""The model classes that `ipu.keras` had before release 2.4, as errors that name replacements.
 
 IPUModel, Model              -> keras.Model
 IPUSequential, Sequential    -> keras.Sequential
 PipelineModel                -> keras.Model and PipelineStage or set_pipeline_stage_assignment
 PipelineSequential           -> keras.Sequential and set_pipeline_stage_assignment
 
-`porting_guide` lists the same, and what became of their arguments.
+`porting_guide` lists these, and the replacements of their arguments.
 """
-
-from typing import Any
 
 from millrace.errors import ModelError
 
 
 def porting_guide() -> str:
-    """Returns the table as text."""
+    """Returns a table of old model classes and arguments with their replacements."""
     width = max(len(old) for old, _ in (*CLASSES, *ARGUMENTS))
     rows = [("old class", "new"), *CLASSES, ("", ""), ("old argument", "new"), *ARGUMENTS]
     return "\n".join(f"{old:<{width}}  {new}".rstrip() for old, new in rows)
@@ -68,10 +66,10 @@ ARGUMENTS = (
 class _Replaced:
     replacement, stages = "keras.Model", ""
 
-    def __init__(self, *args: Any, **kwargs: Any):
+    def __init__(self, *args: object, **kwargs: object):
         raise ModelError(
             f"ipu.keras.{type(self).__name__} was removed. Build a {self.replacement} in `with "
-            f"strategy.scope()`{self.stages}. ipu.porting_guide() lists what became of its "
+            f"strategy.scope()`{self.stages}. ipu.porting_guide() lists the replacements of its "
             "arguments."
         )
 

@@ -1,10 +1,10 @@
-"""A process that compiles and runs nothing: `device_connection.type = PRE_COMPILE`.
+"""Processes that compile programs without running them: `device_connection.type = PRE_COMPILE`.
 
     IPUConfig.device_connection.type = DeviceConnectionType.PRE_COMPILE   `millrace precompile`
     the files of --executable_cache_path                                  MILLRACE_CACHE_DIR
 
-Results are zeros, so a program that branches by them may compile others than in a real run. The
-files serve the same program, versions and kind of device, on any machine they are copied to.
+Results are zeros, so Python code that branches on them may compile other programs than a real run.
+The files serve the same program with the same versions and kind of device, on any machine.
 """
 
 import contextlib
@@ -22,16 +22,16 @@ _until = contextlib.ExitStack()
 
 
 def begin_pre_compile() -> None:
-    """Lets programs be compiled, from now on, and none run.
+    """Makes programs compile from now on without running.
 
     Raises:
-        PlanError: if there is no directory for what is compiled.
+        PlanError: without a directory for compiled programs.
     """
     use_cache()
     if cache_directory() is None:
         raise PlanError(
-            "device_connection.type=PRE_COMPILE fails a precondition: what it compiles would be "
-            'lost, for there is no cache. Set TF_POPLAR_FLAGS="--executable_cache_path=DIRECTORY" '
+            "device_connection.type=PRE_COMPILE fails a precondition: without a compile cache its "
+            'programs would be lost. Set TF_POPLAR_FLAGS="--executable_cache_path=DIRECTORY" '
             "or MILLRACE_CACHE_DIR=DIRECTORY."
         )
     end_pre_compile()
@@ -41,10 +41,10 @@ def begin_pre_compile() -> None:
 
 
 def end_pre_compile() -> None:
-    """Lets programs run again."""
+    """Makes programs run again."""
     _until.close()
 
 
 def _say(labels: EntryLabels, path: pathlib.Path) -> None:
-    if labels.program:  # not what Keras compiles for itself
+    if labels.program:  # Keras's own programs have no label
         print(f"PRE_COMPILE: {labels.program} is saved in {path}", file=sys.stderr)

@@ -1,24 +1,23 @@
 """Scopes of IPU programs.
 
-ipu_scope("/device:IPU:0")      where ipu_compiler.compile runs: the devices of the system
-ipu_shard(1)                    a replica takes two devices or more; one of them computes
+ipu_scope("/device:IPU:0")      the devices on which ipu_compiler.compile runs
+ipu_shard(1)                    a replica takes two devices or more, of which one computes
 outside_compilation_scope()     part of the program all the same; use jax.pure_callback
-stochastic_rounding             no effect: devices round to nearest
-partials_type                   no effect; set jax_default_matmul_precision
-frontend_attribute              no effect
+stochastic_rounding             without effect: devices round to nearest
+partials_type                   without effect; set jax_default_matmul_precision
+frontend_attribute              without effect
 """
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from typing import Any
 
 import jax
 from keras.backend import standardize_dtype
 
 from millrace.errors import OptionError, PlanError
 from millrace.ipu.config import current_system
-from millrace.ipu.inert import inert
-from millrace.ipu.later import is_within_a_program
+from millrace.ipu.deferral import is_within_a_program
+from millrace.ipu.no_effect import warn_no_effect
 from millrace.loops.replication import current_launch
 from millrace.options import whole_number
 from millrace.strategy.strategy import strategy_in_scope
@@ -31,22 +30,24 @@ _device = ScopedValue[str | None](None)
 
 @contextmanager
 def ipu_scope(device: str = "/device:IPU:0") -> Iterator[None]:
-    """Places what is compiled inside on the devices of a logical device of the system."""
-    here = nullcontext()
+    """Runs programs that are compiled inside on the devices of a logical device."""
+    default_device = nullcontext()
     if not in_graph_mode():
-        here = jax.default_device(current_system().devices_of(device)[0])
-    with _device.bound_to(device), here:
+        default_device = jax.default_device(current_system().devices_of(device)[0])
+    with _device.bound_to(device), default_device:
         yield
 
 
 @contextmanager
 def ipu_shard(index: int) -> Iterator[None]:
-    """Says that a replica of the program takes at least `index + 1` devices.
+    """Reserves at least `index + 1` devices for each replica of the program.
 
-    Of these one computes: operations are not placed one by one. A pipeline places its stages.
+    One of these computes all operations. To spread a model over devices, use a pipeline.
     """
     index, launch = whole_number("index", index, 0), current_launch()
-    inert("ipu_shard", "A replica computes on one device: set pipelining_ops.pipeline() for more.")
+    warn_no_effect(
+        "ipu_shard", "A replica computes on one device: set pipelining_ops.pipeline() for more."
+    )
     if launch is not None:
         launch.shards = max(launch.shards, index + 1)
     yield
@@ -54,7 +55,7 @@ def ipu_shard(index: int) -> Iterator[None]:
 
 @contextmanager
 def outside_compilation_scope(name: str = "outside") -> Iterator[None]:
-    """Surrounds what would run on the host; it becomes part of the program, with equal results.
+    """Marks operations that ran on the host of an IPU; here they are compiled with the others.
 
     Raises:
         PlanError: outside of a program, and within another such scope.
@@ -65,9 +66,9 @@ def outside_compilation_scope(name: str = "outside") -> Iterator[None]:
             "another one. Call it in a function that ipu_compiler.compile() or strategy.run() "
             "compiles."
         )
-    inert(
+    warn_no_effect(
         "outside_compilation_scope",
-        "Operations in it are compiled with the others. Python code that needs values goes into "
+        "Operations in it are compiled with the others. Call Python code that needs values by "
         "jax.pure_callback().",
     )
     with _is_outside.bound_to(True), jax.named_scope(name):
@@ -75,37 +76,40 @@ def outside_compilation_scope(name: str = "outside") -> Iterator[None]:
 
 
 @contextmanager
-def stochastic_rounding(override: Any = True) -> Iterator[None]:
+def stochastic_rounding(override: object = True) -> Iterator[None]:
     """Has no effect: devices round to nearest."""
-    inert("stochastic_rounding", "Devices round to nearest: keep weights in float32.")
+    warn_no_effect("stochastic_rounding", "Devices round to nearest: keep weights in float32.")
     yield
 
 
 @contextmanager
-def partials_type(override: Any) -> Iterator[None]:
-    """Checks that the type is float16 or float32, and has no effect."""
+def partials_type(override: jax.typing.DTypeLike | None) -> Iterator[None]:
+    """Has no effect, apart from a check that the type is float16 or float32."""
     if override is None or standardize_dtype(override) not in ("float16", "float32"):
         raise OptionError(
-            f"partials_type() takes float16 or float32. Received: {override!r}. Leave it out for "
-            "what the device does best."
+            f"partials_type() takes float16 or float32. Received: {override!r}. Leave the scope "
+            "out to let the device choose."
         )
-    inert("partials_type", "Set jax_default_matmul_precision for products of higher precision.")
+    warn_no_effect(
+        "partials_type", "Set jax_default_matmul_precision for products of higher precision."
+    )
     yield
 
 
 @contextmanager
 def frontend_attribute(
-    attribute_name: str, attribute_value: str, restore_to: Any = None
+    attribute_name: str, attribute_value: str, restore_to: object = None
 ) -> Iterator[None]:
-    """Has no effect."""
-    inert("frontend_attribute", f"Nothing reads {attribute_name!r}: leave it out.")
+    """Has no effect: no compiler here reads such attributes."""
+    warn_no_effect("frontend_attribute", f"Nothing reads {attribute_name!r}: leave it out.")
     yield
 
 
-def placed_on() -> Callable[[], tuple[jax.Device, ...]] | None:
-    """Returns what gives the devices of the scope around: an `ipu_scope` or a strategy; or None.
+def devices_in_scope() -> Callable[[], tuple[jax.Device, ...]] | None:
+    """Returns a function that gives the devices of the current scope; None outside of all scopes.
 
-    A program of TensorFlow 1 may configure the system after it has built what is to run there.
+    The scope is an `ipu_scope` or a strategy's. A program of TensorFlow 1 may configure the system
+    after it has built its operations, so the devices are looked up when these run.
     """
     device, strategy = _device.get(), strategy_in_scope()
     if device is not None:

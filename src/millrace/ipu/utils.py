@@ -1,16 +1,16 @@
-"""What IPU programs call by the name of `utils`.
+"""The module `utils` of IPU programs: seeds, devices, and names that have moved to `config`.
 
 IPUConfig, configure_ipu_system         -> millrace.ipu.config
 SelectionOrder, DeviceConnectionType, ...   -> the enums of millrace.ipu.config
 get_num_of_ipus_in_device(ipu_device)   -> len(strategy.devices)
 reset_ipu_seed(seed)                    -> keras.utils.set_random_seed
-move_variable_initialization_to_cpu     of no effect
+move_variable_initialization_to_cpu     without effect
 running_on_ipu_model                    -> False
 create_ipu_config, auto_select_ipus, set_*_options, select_ipus   -> attributes of IPUConfig
 """
 
 from collections.abc import Callable
-from typing import Any
+from typing import NoReturn
 
 import keras
 
@@ -23,7 +23,7 @@ from millrace.ipu.config import SelectionOrder as SelectionOrder
 from millrace.ipu.config import StochasticRoundingBehaviour as StochasticRoundingBehaviour
 from millrace.ipu.config import configure_ipu_system as configure_ipu_system
 from millrace.ipu.config import current_system
-from millrace.ipu.inert import inert
+from millrace.ipu.no_effect import warn_no_effect
 
 _REPLACED = {
     "create_ipu_config": "config = ipu.config.IPUConfig()",
@@ -45,11 +45,11 @@ _REPLACED = {
 }
 
 
-def __getattr__(name: str) -> Callable[..., Any]:
+def __getattr__(name: str) -> Callable[..., NoReturn]:
     if name not in _REPLACED:
-        raise AttributeError(f"module 'millrace.ipu.utils' has no attribute {name!r}")
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
-    def replaced(*_: Any, **__: Any) -> Any:
+    def replaced(*_: object, **__: object) -> NoReturn:
         raise ModelError(
             f"{name}() was replaced by IPUConfig. Set {_REPLACED[name]}, and call "
             "config.configure_ipu_system()."
@@ -66,21 +66,21 @@ def reset_ipu_seed(
     keras.utils.set_random_seed(seed)
 
 
-def move_variable_initialization_to_cpu(graph: Any = None) -> None:
-    """Has no effect: first values are computed outside of compiled programs anyway."""
+def move_variable_initialization_to_cpu(graph: object = None) -> None:
+    """Has no effect: variables are initialized outside of compiled programs anyway."""
     del graph
-    inert(
+    warn_no_effect(
         "move_variable_initialization_to_cpu",
-        "First values are computed outside of compiled programs anyway: leave the call out.",
+        "Variables are initialized outside of compiled programs anyway: leave the call out.",
     )
 
 
 def running_on_ipu_model() -> bool:
-    """Returns whether devices are simulated ones of an IPU: never."""
+    """Returns whether the device is IPU Model, the simulator: always False."""
     return False
 
 
 def get_num_of_ipus_in_device(ipu_device: str = "/device:IPU:0", device: str = "cpu") -> int:
-    """Returns how many devices are in a logical device of the configured system."""
+    """Returns the number of devices in a logical device of the configured system."""
     del device
     return len(current_system().devices_of(ipu_device))

@@ -14,7 +14,7 @@ from typing import Any
 import keras
 
 from millrace.ipu.config import IPUConfig
-from millrace.ipu.config.option import Group, Option, members
+from millrace.ipu.config.option import Option, Subcategory, members
 
 _ROOTS = {"ipu": "millrace.ipu", "tensorflow": "millrace.tensorflow", "keras": "keras"}
 _PREFIXES = (
@@ -70,7 +70,7 @@ def option(path: str) -> tuple[bool, str]:
         member = getattr(kind, part, None)
         if isinstance(member, Option):
             return True, member.advice
-        if not isinstance(member, Group):
+        if not isinstance(member, Subcategory):
             near = difflib.get_close_matches(part, members(kind), n=1)
             return False, near[0] if near else f"one of {', '.join(members(kind))}"
         kind = member.kind

@@ -3,14 +3,14 @@
 ipu_tensorflow_addons.keras   -> millrace.ipu.keras, by an alias of `millrace.ipu`
 """
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from types import ModuleType
+from typing import TYPE_CHECKING
+
+from millrace.ipu.lazy_modules import submodule as _submodule
 
 if TYPE_CHECKING:
     from millrace.ipu import keras as keras
 
 
-def __getattr__(name: str) -> Any:
-    if name == "keras":
-        return importlib.import_module("millrace.ipu.keras")
-    raise AttributeError(f"module 'millrace.ipu.addons' has no attribute {name!r}")
+def __getattr__(name: str) -> ModuleType:
+    return _submodule(__name__, name, ("keras",))

@@ -1,20 +1,19 @@
-"""`IPUConfig`: which devices programs run on, and what is known of every other option.
+"""`IPUConfig`: the choice of devices, and advice about every other option.
 
 IPUConfig.auto_select_ipus = n       -> the first n of `jax.devices()`
 IPUConfig.select_ipus = k            -> `jax.devices()[k]`
 IPUConfig.allow_recompute            -> `set_recomputation_options` of every model of a strategy
-IPUConfig.device_connection.type     -> PRE_COMPILE compiles programs, and runs none
+IPUConfig.device_connection.type     -> PRE_COMPILE compiles programs without running them
 IPUConfig.configure_ipu_system()     -> the devices of strategies made afterwards
 
-option.py       what an attribute is: typed, documented, in a category
-categories.py   the categories of attributes, nearly all of which do nothing here
-devices.py      the devices that are chosen, and the system that is in force
+option.py       typed, documented attributes in categories
+categories.py   the attributes, nearly all of them without effect here
+devices.py      the choice of devices, and the configured system
 """
 
 import copy
 import json
 from collections.abc import Mapping
-from typing import Any
 
 from millrace.errors import OptionError
 from millrace.ipu.config import categories, devices, option
@@ -32,46 +31,44 @@ from millrace.ipu.config.devices import System as System
 from millrace.ipu.config.devices import current_system as current_system
 from millrace.ipu.config.devices import reset_system as reset_system
 from millrace.ipu.config.option import AttributeMetadata as AttributeMetadata
-from millrace.ipu.config.option import Category, Group, Option
+from millrace.ipu.config.option import Category, Option, Subcategory
 
 
 class IPUConfig(Category):
-    """The options of a system of devices. Nothing takes effect before `configure_ipu_system`."""
+    """The options of a system of devices. They take effect with `configure_ipu_system`."""
 
-    auto_select_ipus = Option(devices.MANY, [], "How many devices, of each logical device.")
-    select_ipus = devices.Selected(devices.MANY, [], "Which device, of each logical device.")
-    allow_recompute = Option(bool, False, "Whether models may compute activations again.")
-    selection_order = Option(
-        SelectionOrder, SelectionOrder.AUTO, "How chips are numbered.", advice=XLA
-    )
+    auto_select_ipus = Option(devices.MANY, [], "Number of devices in each logical device.")
+    select_ipus = devices.Selected(devices.MANY, [], "Device number of each logical device.")
+    allow_recompute = Option(bool, False, "Whether models may recompute activations.")
+    selection_order = Option(SelectionOrder, SelectionOrder.AUTO, "Numbering of chips.", advice=XLA)
     serialization_output_folder = Option(
-        str, "", "Where programs are written.", advice="Call strategy.export_executables()."
+        str, "", "Directory for programs.", advice="Call strategy.export_executables()."
     )
-    compilation_poplar_options = Option(dict, {}, "Of the compiler.", advice=XLA)
-    gcl_poplar_options = Option(dict, {}, "Of collectives.", advice=XLA)
-    convolutions = Group(categories.Convolutions, "Convolutions.")
-    device_connection = Group(categories.DeviceConnection, "Taking hold of devices.")
-    experimental = Group(categories.Experimental, "Options that may change.")
-    floating_point_behaviour = Group(categories.FloatingPointBehaviour, "Floating point.")
-    io_tiles = Group(categories.IoTiles, "Tiles that only move data.")
-    ipu_model = Group(categories.IpuModel, "The software model of a device.")
-    matmuls = Group(categories.Matmuls, "Matrix products.")
-    norms = Group(categories.Norms, "Normalisation.")
-    optimizations = Group(categories.Optimizations, "What the compiler improves.")
-    pooling = Group(categories.Pooling, "Pooling.")
-    scheduling = Group(categories.Scheduling, "The order of operations.")
-    slices = Group(categories.Slices, "Slices.")
+    compilation_poplar_options = categories.poplar_option("the compiler")
+    gcl_poplar_options = categories.poplar_option("collectives")
+    convolutions = Subcategory(categories.Convolutions, "Convolutions.")
+    device_connection = Subcategory(categories.DeviceConnection, "Attaching to devices.")
+    experimental = Subcategory(categories.Experimental, "Options that may change.")
+    floating_point_behaviour = Subcategory(categories.FloatingPointBehaviour, "Floating point.")
+    io_tiles = Subcategory(categories.IoTiles, "Tiles that only move data.")
+    ipu_model = Subcategory(categories.IpuModel, "The software model of a device.")
+    matmuls = Subcategory(categories.Matmuls, "Matrix products.")
+    norms = Subcategory(categories.Norms, "Normalization.")
+    optimizations = Subcategory(categories.Optimizations, "Optimizations by the compiler.")
+    pooling = Subcategory(categories.Pooling, "Pooling.")
+    scheduling = Subcategory(categories.Scheduling, "The order of operations.")
+    slices = Subcategory(categories.Slices, "Slices.")
 
     def configure_ipu_system(self, device: str = "cpu") -> None:
         """Puts the options in force; see the function of this name."""
         configure_ipu_system(self, device)
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """Returns all options as nested dicts; enums by name."""
         return copy.deepcopy(option.as_dict(self))
 
-    def from_dict(self, data: Mapping[str, Any]) -> None:
-        """Sets what `to_dict` has returned, or a part of it."""
+    def from_dict(self, data: Mapping[str, object]) -> None:
+        """Sets options from the result of `to_dict`, or from some of its entries."""
         option.put(self, data)
 
     def to_json(self) -> str:
@@ -79,11 +76,18 @@ class IPUConfig(Category):
         return json.dumps(option.as_dict(self))
 
     def from_json(self, text: str) -> None:
-        """Sets what `to_json` has returned."""
+        """Sets options from the result of `to_json`."""
         option.put(self, json.loads(text))
 
     def get_attribute_metadata(self, path: str) -> AttributeMetadata:
-        """Returns types, default and meaning of the attribute at a path."""
+        """Returns types, default and meaning of one attribute.
+
+        Args:
+            path: its name with those of its categories, such as `matmuls.poplar_options`.
+
+        Raises:
+            OptionError: if no attribute has this path.
+        """
         return option.metadata(type(self), path)
 
     def __repr__(self) -> str:
@@ -94,21 +98,21 @@ class IPUConfig(Category):
 def configure_ipu_system(
     config: IPUConfig, device: str = "cpu", reset_configuration: bool = True
 ) -> None:
-    """Puts a configuration in force. The object can be changed afterwards without effect.
+    """Puts a configuration in force. Later changes of `config` have no effect.
 
     Args:
         config: the options.
-        device: of the original API; any is taken.
-        reset_configuration: whether another configuration before gives up its compiled programs.
+        device: of the original API; ignored.
+        reset_configuration: whether to drop programs compiled under a different configuration.
 
     Raises:
-        OptionError: if two options choose devices, or one is out of range.
-        DeviceError: if there are fewer devices.
-        PlanError: for PRE_COMPILE without a directory for what is compiled.
+        OptionError: if both options choose devices, or one is out of range.
+        DeviceError: if JAX has fewer devices.
+        PlanError: for PRE_COMPILE without a directory for compiled programs.
     """
     if not isinstance(config, IPUConfig):
         raise OptionError(
-            f"configure_ipu_system() takes an IPUConfig. Received: {config!r}. Make one by "
+            f"configure_ipu_system() takes an IPUConfig. Received: {config!r}. Create one with "
             "ipu.config.IPUConfig()."
         )
     devices.configure(config, reset_configuration)

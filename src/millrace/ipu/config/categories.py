@@ -1,20 +1,20 @@
 """The categories of options in an `IPUConfig`, and the enumerations of their values.
 
-device_connection.type = PRE_COMPILE      `pre_compile.py`: programs are compiled, none runs
+device_connection.type = PRE_COMPILE      `pre_compile.py`: programs are compiled and not run
 everything else                           no effect: each option has advice on what to use instead
 
-XLA         the compiler decides it
+XLA         decided by the compiler
 FEEDS       how data reaches the device         -> set_infeed_queue_options
 NUMBERS     stopping at infinities and NaN      -> jax_debug_nans, NaNWatch
 """
 
 import enum
 
-from millrace.ipu.config.option import Category, Group, Option
+from millrace.ipu.config.option import Category, Option, Subcategory
 
 
 class SelectionOrder(enum.IntEnum):
-    """The order in which a device group's chips are numbered."""
+    """The numbering of the chips in a device group."""
 
     AUTO = 0
     ZIGZAG = 1
@@ -23,7 +23,7 @@ class SelectionOrder(enum.IntEnum):
 
 
 class SchedulingAlgorithm(enum.IntEnum):
-    """How the operations of a program are ordered."""
+    """The algorithm that orders the operations of a program."""
 
     CHOOSE_BEST = 0
     CLUSTERING = 1
@@ -33,7 +33,7 @@ class SchedulingAlgorithm(enum.IntEnum):
 
 
 class DeviceConnectionType(enum.Enum):
-    """When a program takes hold of its devices."""
+    """The time at which a program attaches to its devices."""
 
     ALWAYS = 0
     ON_DEMAND = 1
@@ -50,51 +50,52 @@ class MergeRemoteBuffersBehaviour(enum.Enum):
 
 
 class StochasticRoundingBehaviour(enum.Enum):
-    """Where float16 results are rounded at random."""
+    """Stochastic rounding of float16 results: off, on, or alike on all replicas."""
 
     OFF = 0
     ON = 1
     REPLICA_IDENTICAL_ONLY = 2
 
 
-XLA = "XLA decides this itself. Remove the line; XLA_FLAGS has options of XLA."
-FEEDS = "Set model.set_infeed_queue_options() for how data reaches the device."
-NUMBERS = "Set jax.config.update('jax_debug_nans', True), or give fit the callback NaNWatch."
+XLA = "XLA decides this itself. Remove the line; options of XLA are set in XLA_FLAGS."
+FEEDS = "Call model.set_infeed_queue_options() to choose how data reaches the device."
+NUMBERS = "Call jax.config.update('jax_debug_nans', True), or give fit the callback NaNWatch."
+PROCESSES = "Call millrace.distributed.initialize() in each process."
 
 
 class Scheduling(Category):
     """Options of the order of operations."""
 
     algorithm = Option(
-        SchedulingAlgorithm, SchedulingAlgorithm.CHOOSE_BEST, "How to order.", advice=XLA
+        SchedulingAlgorithm, SchedulingAlgorithm.CHOOSE_BEST, "The algorithm.", advice=XLA
     )
-    maximum_scheduler_lookahead_depth = Option(int, 5, "How far to look.", advice=XLA)
-    maximum_scheduler_search_space_size = Option(int, 64, "How much to try.", advice=XLA)
+    maximum_scheduler_lookahead_depth = Option(int, 5, "Depth of the look-ahead.", advice=XLA)
+    maximum_scheduler_search_space_size = Option(int, 64, "Size of the search.", advice=XLA)
 
 
 class Math(Category):
     """Options of algebraic simplification."""
 
-    fast = Option(bool, False, "Whether results may differ a little.", advice=XLA)
-    dot_strength = Option(bool, True, "Whether dots become cheaper ones.", advice=XLA)
+    fast = Option(bool, False, "Whether results may differ slightly.", advice=XLA)
+    dot_strength = Option(bool, True, "Whether to replace dots by cheaper ones.", advice=XLA)
 
 
 class Optimizations(Category):
-    """Options of what the compiler improves."""
+    """Options of the compiler's optimizations."""
 
-    math = Group(Math, "Algebraic simplification.")
+    math = Subcategory(Math, "Algebraic simplification.")
     enable_fast_math = Option(bool, False, "Old name.", advice=XLA, deprecated="math.fast")
-    prefetch_data_streams = Option(bool, True, "Fetch data ahead.", advice=FEEDS)
-    combine_embedding_lookups = Option(bool, False, "Join look-ups.", advice=XLA)
-    combine_matmuls = Option(bool, False, "Join matrix products.", advice=XLA)
-    enable_graph_outlining = Option(bool, True, "Share equal code.", advice=XLA)
-    merge_infeed_io_copies = Option(bool, True, "Join copies.", advice=FEEDS)
-    maximum_cross_replica_sum_buffer_size = Option(int, 0, "Bytes to join.", advice=XLA)
-    maximum_reduce_scatter_buffer_size = Option(int, 0, "Bytes to join.", advice=XLA)
-    maximum_inter_ipu_copies_buffer_size = Option(int, 0, "Bytes to join.", advice=XLA)
-    maximum_send_recv_cluster_size = Option(int, 0, "Bytes to join.", advice=XLA)
+    prefetch_data_streams = Option(bool, True, "Whether to prefetch data.", advice=FEEDS)
+    combine_embedding_lookups = Option(bool, False, "Whether to merge look-ups.", advice=XLA)
+    combine_matmuls = Option(bool, False, "Whether to merge matrix products.", advice=XLA)
+    enable_graph_outlining = Option(bool, True, "Whether to share equal code.", advice=XLA)
+    merge_infeed_io_copies = Option(bool, True, "Whether to merge copies.", advice=FEEDS)
+    maximum_cross_replica_sum_buffer_size = Option(int, 0, "Bytes to merge.", advice=XLA)
+    maximum_reduce_scatter_buffer_size = Option(int, 0, "Bytes to merge.", advice=XLA)
+    maximum_inter_ipu_copies_buffer_size = Option(int, 0, "Bytes to merge.", advice=XLA)
+    maximum_send_recv_cluster_size = Option(int, 0, "Bytes to merge.", advice=XLA)
     minimum_remote_tensor_size = Option(
-        int, 128, "Bytes from which values may rest in remote memory.", advice=XLA
+        int, 128, "Smallest size of values in remote memory, in bytes.", advice=XLA
     )
     merge_remote_buffers = Option(
         MergeRemoteBuffersBehaviour,
@@ -107,89 +108,99 @@ class Optimizations(Category):
 
 
 class DeviceConnection(Category):
-    """Options of how a program takes hold of its devices."""
+    """Options of a program's connection to its devices."""
 
-    version = Option(str, "", "The device to compile for where none is there.", advice=XLA)
-    type = Option(DeviceConnectionType, DeviceConnectionType.ALWAYS, "When devices are taken.")
+    version = Option(str, "", "The device to compile for without one attached.", advice=XLA)
+    type = Option(DeviceConnectionType, DeviceConnectionType.ALWAYS, "When to attach.")
     enable_remote_buffers = Option(
-        bool, False, "Whether host memory can be used where no device is there.", advice=XLA
+        bool, False, "Whether programs compiled without a device use host memory.", advice=XLA
     )
 
 
 class IoTiles(Category):
     """Options of tiles that only move data."""
 
-    num_io_tiles = Option(int, 0, "How many there are.", advice=FEEDS)
+    num_io_tiles = Option(int, 0, "Number of tiles.", advice=FEEDS)
     place_ops_on_io_tiles = Option(bool, False, "Whether programs use them.", advice=FEEDS)
-    available_memory_proportion = Option(float, 0.9, "Of their memory.", advice=FEEDS)
+    available_memory_proportion = Option(float, 0.9, "Share of their memory.", advice=FEEDS)
 
 
 class IpuModel(Category):
     """Options of the software model of a device."""
 
-    compile_ipu_code = Option(bool, True, "Whether code is made.", advice=XLA)
-    tiles_per_ipu = Option(int, 0, "Tiles of one.", advice=XLA)
-    version = Option(str, "ipu2", "Which device.", advice=XLA)
+    compile_ipu_code = Option(bool, True, "Whether to generate code.", advice=XLA)
+    tiles_per_ipu = Option(int, 0, "Tiles of a device.", advice=XLA)
+    version = Option(str, "ipu2", "The version of the device.", advice=XLA)
 
 
 class MultiReplicaDistribution(Category):
     """Options of runs of several processes."""
 
-    process_index = Option(int, 0, "Of this process.", advice="Call millrace.distributed.")
-    process_count = Option(int, 0, "Of the run.", advice="Call millrace.distributed.")
+    process_index = Option(int, 0, "Index of this process.", advice=PROCESSES)
+    process_count = Option(int, 0, "Processes of the run.", advice=PROCESSES)
 
 
 class Experimental(Category):
     """Options that may change."""
 
-    always_rearrange_copies_on_the_host = Option(bool, False, "Where copies lie.", advice=FEEDS)
-    enable_remote_buffer_embedding = Option(bool, False, "Where embeddings lie.", advice=XLA)
-    enable_prng_stability = Option(bool, False, "Whether seeds repeat.", advice="They always do.")
-    multi_replica_distribution = Group(MultiReplicaDistribution, "Several processes.")
+    always_rearrange_copies_on_the_host = Option(
+        bool, False, "Whether the host rearranges copies.", advice=FEEDS
+    )
+    enable_remote_buffer_embedding = Option(
+        bool, False, "Whether embeddings use remote memory.", advice=XLA
+    )
+    enable_prng_stability = Option(
+        bool, False, "Whether seeds repeat.", advice="Seeds always repeat."
+    )
+    multi_replica_distribution = Subcategory(MultiReplicaDistribution, "Several processes.")
 
 
-def _poplar(what: str) -> Option:
-    return Option(dict, {}, f"Poplar options of {what}.", advice=XLA)
+def poplar_option(subject: str) -> Option:
+    """Returns an option that holds a dict of Poplar's options."""
+    return Option(dict, {}, f"Poplar options of {subject}.", advice=XLA)
 
 
 class Convolutions(Category):
     """Options of convolutions."""
 
-    poplar_options = _poplar("convolutions")
+    poplar_options = poplar_option("convolutions")
 
 
 class Matmuls(Category):
     """Options of matrix products."""
 
     clear_pass_type = Option(bool, False, "Whether passes share their plans.", advice=XLA)
-    poplar_options = _poplar("matrix products")
+    poplar_options = poplar_option("matrix products")
 
 
 class Slices(Category):
     """Options of slices."""
 
-    poplar_options = _poplar("slices")
+    poplar_options = poplar_option("slices")
 
 
 class Pooling(Category):
     """Options of pooling."""
 
-    poplar_options = _poplar("pooling")
+    poplar_options = poplar_option("pooling")
 
 
 class NormsExperimental(Category):
-    """Options of normalisation that may change."""
+    """Options of normalization that may change."""
 
     distributed_batch_norm_replica_group_size = Option(
-        int, 1, "Replicas that share batch statistics.", advice="All replicas follow one order."
+        int,
+        1,
+        "Replicas that share batch statistics.",
+        advice="Each replica normalizes its own batch.",
     )
 
 
 class Norms(Category):
-    """Options of normalisation."""
+    """Options of normalization."""
 
-    use_stable_statistics = Option(bool, False, "Whether means come first.", advice=XLA)
-    experimental = Group(NormsExperimental, "Options that may change.")
+    use_stable_statistics = Option(bool, False, "Whether to compute means first.", advice=XLA)
+    experimental = Subcategory(NormsExperimental, "Options that may change.")
 
 
 class FloatingPointBehaviour(Category):
@@ -202,7 +213,7 @@ class FloatingPointBehaviour(Category):
         (StochasticRoundingBehaviour, bool),
         StochasticRoundingBehaviour.OFF,
         "Stochastic rounding of float16.",
-        advice="Set gradient_accumulation dtype 'float32', or use bfloat16.",
+        advice="Accumulate gradients with dtype='float32', or use bfloat16.",
     )
     nanoo = Option(bool, False, "Overflow becomes NaN.", advice=NUMBERS)
     set_all = Option(bool, False, "Sets all of these.", advice=NUMBERS)

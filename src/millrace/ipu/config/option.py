@@ -1,9 +1,9 @@
-"""Typed attributes of `IPUConfig`, the categories that they are in, and both as plain data.
+"""Typed attributes of `IPUConfig`, their categories, and both as plain data.
 
 class Matmuls(Category):
     poplar_options = Option(dict, {}, "...")           one attribute, checked when it is set
 class IPUConfig(Category):
-    matmuls = Group(Matmuls, "...")                    a category: its own attributes are set
+    matmuls = Subcategory(Matmuls, "...")              a category, whose attributes are set
 
 as_dict(config)  ->  {"matmuls": {"poplar_options": {}}}  ->  put(config, data)      enums by name
 """
@@ -23,15 +23,15 @@ from millrace.errors import DTypeError, OptionError
 class AttributeMetadata:
     """The description of one attribute."""
 
-    name: str  # with the categories it is in, `matmuls.poplar_options`
+    name: str  # with its categories, `matmuls.poplar_options`
     types: tuple[type, ...]
-    default: Any
+    default: object
     doc: str
-    deprecated: str = ""  # what to set in its place; empty where it is not deprecated
+    deprecated: str = ""  # the attribute to set instead; empty unless this one is deprecated
 
     @property
     def type(self) -> str:
-        """The types that it takes, as text."""
+        """The types of its values, as text."""
         return " or ".join(kind.__name__ for kind in self.types)
 
 
@@ -41,7 +41,7 @@ class Option:
     def __init__(
         self,
         types: type | tuple[type, ...],
-        default: Any,
+        default: object,
         doc: str,
         *,
         advice: str = "",
@@ -51,10 +51,10 @@ class Option:
 
         Args:
             types: of its values. A list or tuple holds whole numbers.
-            default: its value at first.
-            doc: a sentence.
-            advice: what to do in its place, where it does nothing here; empty where it does.
-            deprecated: the attribute of the same category to set in its place.
+            default: its initial value.
+            doc: its meaning, a sentence.
+            advice: what to do instead, for an attribute without effect here; else empty.
+            deprecated: the attribute of the same category that has replaced it.
         """
         self.types = types if isinstance(types, tuple) else (types,)
         self.default, self.doc, self.advice, self.deprecated = default, doc, advice, deprecated
@@ -63,18 +63,18 @@ class Option:
     def __set_name__(self, owner: type, name: str) -> None:
         self.name = name
 
-    def __get__(self, owner: Any, kind: type) -> Any:
+    def __get__(self, owner: "Category | None", kind: type) -> Any:
         return self if owner is None else owner._values.get(self.name, self.default)
 
-    def __set__(self, owner: Any, value: Any) -> None:
+    def __set__(self, owner: "Category", value: object) -> None:
         owner._warn_if_deprecated(self)
         owner._values[self.name] = self.checked(owner._prefix + self.name, value)
 
-    def checked(self, path: str, value: Any) -> Any:
-        """Returns a value that the attribute can have.
+    def checked(self, path: str, value: object) -> object:
+        """Returns a copy of a value, after checking its type.
 
         Raises:
-            DTypeError: for one of another type.
+            DTypeError: for a value of another type.
         """
         is_right = isinstance(value, self.types)
         if isinstance(value, bool) and bool not in self.types:
@@ -90,7 +90,7 @@ class Option:
         return copy.copy(value)
 
 
-class Group:
+class Subcategory:
     """A category within another one."""
 
     def __init__(self, kind: "type[Category]", doc: str):
@@ -99,10 +99,10 @@ class Group:
     def __set_name__(self, owner: type, name: str) -> None:
         self.name = name
 
-    def __get__(self, owner: Any, kind: type) -> Any:
+    def __get__(self, owner: "Category | None", kind: type) -> Any:
         return self if owner is None else owner._values[self.name]
 
-    def __set__(self, owner: Any, value: Any) -> None:
+    def __set__(self, owner: "Category", value: object) -> None:
         path = owner._prefix + self.name
         names = list(members(self.kind))
         raise OptionError(
@@ -113,19 +113,22 @@ class Group:
 
 
 class Category:
-    """A group of attributes. Only those that exist can be set, and only to values of their type."""
+    """A group of attributes. Only declared attributes can be set, to values of their types."""
+
+    _prefix: str
+    _values: dict[str, Any]
 
     def __init__(self, prefix: str = ""):
-        # Past __setattr__, which knows options and groups only.
+        # Past __setattr__, which takes options and groups only.
         object.__setattr__(self, "_prefix", prefix)
         object.__setattr__(self, "_values", {})
         for name, member in members(type(self)).items():
-            if isinstance(member, Group):
+            if isinstance(member, Subcategory):
                 self._values[name] = member.kind(f"{prefix}{name}.")
             else:
                 self._values[name] = copy.copy(member.default)
 
-    def __setattr__(self, name: str, value: Any) -> None:
+    def __setattr__(self, name: str, value: object) -> None:
         if name not in members(type(self)):
             raise OptionError(_unknown(type(self), self._prefix, name))
         super().__setattr__(name, value)
@@ -143,15 +146,19 @@ class Category:
             )
 
     def __eq__(self, other: object) -> bool:
-        return type(other) is type(self) and other._values == self._values  # type: ignore[attr-defined]
+        if not isinstance(other, Category) or type(other) is not type(self):
+            return False
+        return other._values == self._values
 
     __hash__ = None  # type: ignore[assignment]
 
 
-def members(kind: type) -> dict[str, Any]:
-    """Returns the options and groups of a category, in the order in which they are declared."""
-    found = {name: value for base in reversed(kind.__mro__) for name, value in vars(base).items()}
-    return {name: value for name, value in found.items() if isinstance(value, Option | Group)}
+def members(kind: type) -> dict[str, Option | Subcategory]:
+    """Returns the options and subcategories of a category, in the order of their declaration."""
+    values = {name: value for base in reversed(kind.__mro__) for name, value in vars(base).items()}
+    return {
+        name: value for name, value in values.items() if isinstance(value, Option | Subcategory)
+    }
 
 
 def _unknown(kind: type, prefix: str, name: str) -> str:
@@ -161,33 +168,33 @@ def _unknown(kind: type, prefix: str, name: str) -> str:
     return f"IPUConfig has no attribute {prefix}{name}.{hint} It has: {', '.join(names)}."
 
 
-def as_dict(category: Category) -> dict[str, Any]:
-    """Returns the values of a category and of those in it."""
+def as_dict(category: Category) -> dict[str, object]:
+    """Returns the values of a category, and those of its categories as nested dicts."""
     return {
         name: as_dict(value) if isinstance(value, Category) else _plain(value)
         for name, value in category._values.items()
     }
 
 
-def put(category: Category, data: Mapping[str, Any]) -> None:
-    """Sets what `as_dict` has returned, or a part of it.
+def put(category: Category, data: Mapping[str, object]) -> None:
+    """Sets the values of a dict from `as_dict`, or some of them.
 
     Raises:
-        OptionError: for a name that is no attribute.
+        OptionError: for an unknown name.
         DTypeError: for a value of another type.
     """
     for name, value in data.items():
         member = members(type(category)).get(name)
-        if isinstance(member, Group) and isinstance(value, Mapping):
+        if isinstance(member, Subcategory) and isinstance(value, Mapping):
             put(getattr(category, name), value)
         elif not isinstance(member, Option) or value != _plain(getattr(category, name)):
             setattr(category, name, value if member is None else _member(member, value))
 
 
-def options(category: Category) -> Iterator[tuple[str, Option, Any]]:
+def options(category: Category) -> Iterator[tuple[str, Option, object]]:
     """Yields the path, the option and the value of every attribute."""
     for name, member in members(type(category)).items():
-        if isinstance(member, Group):
+        if isinstance(member, Subcategory):
             yield from options(getattr(category, name))
         else:
             yield category._prefix + name, member, getattr(category, name)
@@ -197,19 +204,19 @@ def metadata(kind: type[Category], path: str) -> AttributeMetadata:
     """Returns the description of the attribute at a path, `matmuls.poplar_options`.
 
     Raises:
-        OptionError: if there is none.
+        OptionError: if no attribute has this path.
     """
     *groups, name = path.split(".")
     for group in groups:
         member = members(kind).get(group)
-        kind = member.kind if isinstance(member, Group) else Category
+        kind = member.kind if isinstance(member, Subcategory) else Category
     member = members(kind).get(name)
     if member is None:
         raise OptionError(
             f"IPUConfig has no attribute {path!r}. Give the path of one, such as "
             "'device_connection.type'."
         )
-    types = (Category,) if isinstance(member, Group) else member.types
+    types = (Category,) if isinstance(member, Subcategory) else member.types
     return AttributeMetadata(
         path,
         types,
@@ -220,20 +227,20 @@ def metadata(kind: type[Category], path: str) -> AttributeMetadata:
 
 
 def lines(category: Category) -> Iterator[str]:
-    """Yields the values that differ from their defaults, as they would be set."""
+    """Yields an assignment for each value that differs from its default."""
     for path, option, value in options(category):
         if value != option.default:
             yield f"{path} = {value!r}"
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: object) -> object:
     if isinstance(value, enum.Enum):
         return value.name
     return list(value) if isinstance(value, tuple) else value
 
 
-def _member(option: Any, value: Any) -> Any:
-    """Returns the member of that name where an option is of an enum."""
+def _member(option: Option | Subcategory, value: object) -> object:
+    """Returns the enum's member of that name for an option with an enum; else the value."""
     for kind in getattr(option, "types", ()):
         if issubclass(kind, enum.Enum) and isinstance(value, str) and value in kind.__members__:
             return kind[value]

@@ -1,4 +1,4 @@
-"""Keras on the devices: layers, pipeline stages, and what models of a strategy can do more.
+"""Keras on the devices: layers, optimizers, pipeline stages, and the extensions of models.
 
 PipelineStage                     -> millrace.PipelineStage
 extensions                        -> the methods of attached models
@@ -6,8 +6,10 @@ IPUModel, Model, ...              -> keras.Model, keras.Sequential: `millrace.ip
 """
 
 import importlib
-from typing import Any
+from types import ModuleType
+from typing import TYPE_CHECKING
 
+from millrace.ipu.lazy_modules import submodule as _submodule
 from millrace.ipu.old_models import IPUModel as IPUModel
 from millrace.ipu.old_models import IPUSequential as IPUSequential
 from millrace.ipu.old_models import Model as Model
@@ -16,12 +18,13 @@ from millrace.ipu.old_models import PipelineSequential as PipelineSequential
 from millrace.ipu.old_models import Sequential as Sequential
 from millrace.pipelines.assignment.marks import PipelineStage as PipelineStage
 
+if TYPE_CHECKING:
+    from millrace.ipu.keras.extensions.arguments import ReplicatedMetricReductionMethod
+
 _MODULES = ("extensions", "layers", "optimizers")
 
 
-def __getattr__(name: str) -> Any:
-    if name in _MODULES:
-        return importlib.import_module(f"millrace.ipu.keras.{name}")
+def __getattr__(name: str) -> "ModuleType | type[ReplicatedMetricReductionMethod]":
     if name == "ReplicatedMetricReductionMethod":
         return importlib.import_module("millrace.ipu.keras.extensions").__dict__[name]
-    raise AttributeError(f"module 'millrace.ipu.keras' has no attribute {name!r}")
+    return _submodule(__name__, name, _MODULES)

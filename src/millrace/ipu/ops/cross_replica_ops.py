@@ -1,35 +1,44 @@
-"""What replicas give each other.
+"""Collective operations of replicas.
 
 cross_replica_sum(x, replica_group_size)    -> millrace.loops.replication.cross_replica_sum
 cross_replica_mean(x, replica_group_size)   -> millrace.loops.replication.cross_replica_mean
-assume_equal_across_replicas(tensors)       of no effect
+assume_equal_across_replicas(tensors)       without effect
 """
 
-from typing import Any
+from typing import TypeVar
 
 from millrace.loops import replication
+from millrace.pytrees import ArrayTree
+
+_Tensors = TypeVar("_Tensors", bound=ArrayTree)
 
 
 def cross_replica_sum(
-    x: Any, replica_group_size: int | None = None, name: str | None = None
-) -> Any:
-    """Returns the sum over groups of neighbouring replicas; all replicas are one group by default.
+    x: _Tensors, replica_group_size: int | None = None, name: str | None = None
+) -> _Tensors:
+    """Returns the sum over replicas. Its gradient is the sum of the replicas' gradients.
 
-    The gradient of the sum is the sum of the replicas' gradients.
+    Args:
+        x: an array, or a tree of them.
+        replica_group_size: number of neighbouring replicas in a sum; None sums over all.
+        name: ignored.
+
+    Raises:
+        OptionError: if the replicas are not a whole number of such groups.
     """
     del name
     return replication.cross_replica_sum(x, replica_group_size)
 
 
 def cross_replica_mean(
-    x: Any, replica_group_size: int | None = None, name: str | None = None
-) -> Any:
-    """Returns the mean over groups of neighbouring replicas."""
+    x: _Tensors, replica_group_size: int | None = None, name: str | None = None
+) -> _Tensors:
+    """Returns the mean over replicas, otherwise as `cross_replica_sum`."""
     del name
     return replication.cross_replica_mean(x, replica_group_size)
 
 
-def assume_equal_across_replicas(tensors: Any, inplace: bool = False) -> Any:
-    """Returns the tensors: whether replicas branch alike is not checked."""
+def assume_equal_across_replicas(tensors: _Tensors, inplace: bool = False) -> _Tensors:
+    """Returns the tensors; whether the replicas have equal ones is not checked."""
     del inplace
     return tensors

@@ -1,11 +1,12 @@
-"""The optimizer function of a pipeline, as `millrace.pipeline` wants it.
+"""The optimizer function of a pipeline, in the form for `millrace.pipeline`.
 
 OptimizerFunctionOutput(opt, loss, variables=...)   -> (optimizer, loss, variables)
-    opt in a CrossReplicaOptimizer           -> the one inside; the pipeline takes the mean itself
-    opt in a GradientAccumulationOptimizer   -> refused: a pipeline accumulates itself
+    opt in a CrossReplicaOptimizer           -> opt alone, since the pipeline takes the mean itself
+    opt in a GradientAccumulationOptimizer   -> refused, since the pipeline accumulates itself
 """
 
 import functools
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -18,18 +19,33 @@ from millrace.optimizers.cross_replica import CrossReplicaOptimizer
 
 
 class OptimizerFunctionOutput:
-    """An optimizer, the loss that it lowers, and what it trains."""
+    """An optimizer, the loss that it minimizes, and the variables that it trains.
+
+    Args:
+        opt: a Keras optimizer.
+        loss: a scalar.
+        compute_gradients_args: refused; it belongs to optimizers of TensorFlow 1.
+        compute_gradients_kwargs: refused likewise.
+        apply_gradients_args: without effect.
+        apply_gradients_kwargs: without effect.
+        variables: the variables to train; None trains all that the stages use.
+        tape: a GradientTape, without effect.
+
+    Raises:
+        DTypeError: for a value of another type.
+        OptionError: for arguments that are refused, or for both variables and tape.
+    """
 
     def __init__(
         self,
-        opt: Any,
-        loss: Any,
-        compute_gradients_args: Any = None,
-        compute_gradients_kwargs: Any = None,
-        apply_gradients_args: Any = None,
-        apply_gradients_kwargs: Any = None,
-        variables: Any = None,
-        tape: Any = None,
+        opt: keras.optimizers.Optimizer,
+        loss: jax.Array,
+        compute_gradients_args: tuple[object, ...] | None = None,
+        compute_gradients_kwargs: Mapping[str, object] | None = None,
+        apply_gradients_args: tuple[object, ...] | None = None,
+        apply_gradients_kwargs: Mapping[str, object] | None = None,
+        variables: Sequence[keras.Variable] | None = None,
+        tape: object = None,
     ):
         arguments = {
             "opt": (opt, keras.optimizers.Optimizer),
@@ -56,28 +72,35 @@ class OptimizerFunctionOutput:
         if compute_gradients_args is not None or compute_gradients_kwargs is not None:
             raise OptionError(
                 "compute_gradients_args and compute_gradients_kwargs belong to optimizers of "
-                "TensorFlow 1, and opt is one of Keras. Leave them out; variables says what it "
-                "trains."
+                "TensorFlow 1, and opt is one of Keras. Leave them out, and give the variables to "
+                "train as variables."
             )
         if variables is not None and tape is not None:
             raise OptionError(
-                "OptimizerFunctionOutput takes variables or tape, not both: each says what is "
-                "trained. Remove one of them."
+                "OptimizerFunctionOutput takes variables or tape, not both: each determines the "
+                "variables to train. Remove one of them."
             )
         self.opt, self.loss, self.variables, self.tape = opt, loss, variables, tape
 
 
-def native_function(function: Any, replicas: int) -> Any:
-    """Returns an optimizer function as `millrace.pipeline` wants it.
+def native_function(
+    function: Callable[..., object], replicas: int
+) -> Callable[..., tuple[Any, ...]]:
+    """Returns an optimizer function in the form for `millrace.pipeline`.
 
     Args:
         function: returns an `OptimizerFunctionOutput`.
-        replicas: of the pipeline, of which each has a gradient of its own.
+        replicas: number of replicas of the pipeline, each with its own gradients.
     """
 
     @functools.wraps(function)
-    def native(*args: Any, **kwargs: Any) -> tuple[Any, ...]:
+    def native(*args: object, **kwargs: object) -> tuple[Any, ...]:
         output = function(*args, **kwargs)
+        if not isinstance(output, OptimizerFunctionOutput):
+            raise LoopError(
+                "The optimizer function of a pipeline returns a pipelining_ops."
+                f"OptimizerFunctionOutput(opt, loss). Received: {output!r}."
+            )
         optimizer = _checked(output, replicas)
         more = () if output.variables is None else (list(output.variables),)
         return optimizer, output.loss, *more
@@ -85,30 +108,25 @@ def native_function(function: Any, replicas: int) -> Any:
     return native
 
 
-def _checked(output: Any, replicas: int) -> Any:
-    if not isinstance(output, OptimizerFunctionOutput):
-        raise LoopError(
-            "The optimizer function of a pipeline returns a pipelining_ops."
-            f"OptimizerFunctionOutput(opt, loss). Received: {output!r}."
-        )
+def _checked(output: OptimizerFunctionOutput, replicas: int) -> keras.optimizers.Optimizer:
     if isinstance(output.opt, AccumulatingOptimizer):
         raise OptionError(
             f"{type(output.opt).__name__} accumulates gradients, and so does a pipeline. Give "
-            "OptimizerFunctionOutput the optimizer inside it, and the pipeline "
-            "gradient_accumulation_count."
+            "OptimizerFunctionOutput the optimizer inside it, and set "
+            "gradient_accumulation_count in pipeline()."
         )
     optimizer = without_exchange(output.opt)
     if replicas > 1 and optimizer is output.opt:
         raise OptionError(
             f"The pipeline runs as {replicas} replicas, and {type(output.opt).__name__} would "
             "update each of them by its own gradients. Wrap it in CrossReplicaOptimizer, or "
-            "configure as many devices as the pipeline takes."
+            "configure only as many devices as one replica of the pipeline takes."
         )
     return optimizer
 
 
-def without_exchange(optimizer: Any) -> Any:
-    """Returns the optimizer inside a CrossReplicaOptimizer, any other one as it is."""
+def without_exchange(optimizer: keras.optimizers.Optimizer) -> keras.optimizers.Optimizer:
+    """Returns the optimizer inside a CrossReplicaOptimizer; any other one unchanged."""
     is_exchange = isinstance(optimizer, CrossReplicaOptimizer)
     return optimizer.wrapped_optimizer if is_exchange else optimizer
 

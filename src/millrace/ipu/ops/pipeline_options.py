@@ -1,21 +1,19 @@
-"""The options of `pipelining_ops.pipeline`, as `set_pipelining_options` takes them.
+"""The options of `pipelining_ops.pipeline`, converted to those of `set_pipelining_options`.
 
 pipeline_schedule, recomputation_mode     by name; recomputation needs IPUConfig.allow_recompute
 gradient_accumulation_dtype               the same, by name
 replicated_optimizer_state_sharding=None  as offload_weight_update_variables
-..._poplar_options                        ..._compiler_options: a PipelineStageOptions each
-    options of XLA by their names         given to the compiler of the stage
-    options of Poplar                     none: a warning says so once
+..._poplar_options                        ..._compiler_options: one PipelineStageOptions for each
+    options of XLA, by their names        passed to the compiler of the stage
+    options of Poplar                     without effect, with one warning
 """
 
-import functools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-import keras
-
 from millrace.errors import DTypeError, OptionError, UnsupportedError
-from millrace.ipu.inert import inert
+from millrace.ipu.accumulator_dtype import accumulator_dtype
+from millrace.ipu.no_effect import warn_no_effect
 from millrace.ipu.ops.schedules import NATIVE, PipelineSchedule, recomputation_of
 
 
@@ -24,16 +22,16 @@ class PipelineStageOptions:
 
     def __init__(
         self,
-        convolution_options: dict[str, Any] | None = None,
-        matmul_options: dict[str, Any] | None = None,
-        slice_options: dict[str, Any] | None = None,
+        convolution_options: dict[str, object] | None = None,
+        matmul_options: dict[str, object] | None = None,
+        slice_options: dict[str, object] | None = None,
     ):
-        given = {
+        arguments = {
             "convolution_options": convolution_options,
             "matmul_options": matmul_options,
             "slice_options": slice_options,
         }
-        for name, value in given.items():
+        for name, value in arguments.items():
             if value is not None and not isinstance(value, dict):
                 raise DTypeError(
                     f"{name} of PipelineStageOptions is a dict. Received: {value!r} of type "
@@ -43,54 +41,48 @@ class PipelineStageOptions:
         self.matmul_options = matmul_options or {}
         self.slice_options = slice_options or {}
 
-    def compiler_options(self) -> dict[str, Any]:
-        """Returns those that XLA knows."""
-        given = {**self.convolution_options, **self.matmul_options, **self.slice_options}
-        for name in given:
+    def compiler_options(self) -> dict[str, object]:
+        """Returns the options of XLA among these, and warns about the others."""
+        options = {**self.convolution_options, **self.matmul_options, **self.slice_options}
+        for name in options:
             if not name.startswith("xla_"):
-                inert(
+                warn_no_effect(
                     f"{name!r} in PipelineStageOptions",
                     "It is an option of Poplar. Options of XLA, such as "
-                    "'xla_cpu_enable_fast_math', are given to the compiler of that stage.",
+                    "'xla_cpu_enable_fast_math', are passed to the compiler of that stage.",
                 )
-        return {name: value for name, value in given.items() if name.startswith("xla_")}
+        return {name: value for name, value in options.items() if name.startswith("xla_")}
 
 
-def options_of_stages(name: str, given: Any, num_stages: int) -> list[dict[str, Any]] | None:
-    """Returns the compiler options of each stage.
-
-    Raises:
-        DTypeError: if it is no list, or not of `PipelineStageOptions`.
-        OptionError: for another number than there are stages.
-    """
-    if given is None:
-        return None
-    check_list_of_options(name, given)
-    if len(given) != num_stages:
-        raise OptionError(
-            f"{name} has {len(given)} entries, and the pipeline has {num_stages} stages. Give "
-            "one PipelineStageOptions for each."
-        )
-    return [options_of_update(f"{name}[{k}]", each) or {} for k, each in enumerate(given)]
-
-
-def options_of_update(name: str, given: Any) -> dict[str, Any] | None:
-    """Returns the compiler options of one `PipelineStageOptions`, None for None.
+def options_of_stages(name: str, value: object) -> list[dict[str, object]] | None:
+    """Returns the compiler options of each stage; None for None.
 
     Raises:
-        DTypeError: if it is none.
+        DTypeError: unless it is a list of `PipelineStageOptions`.
     """
-    if given is None:
+    if value is None:
         return None
-    if not isinstance(given, PipelineStageOptions):
+    options = list_of_options(name, value)
+    return [options_of_update(f"{name}[{k}]", each) or {} for k, each in enumerate(options)]
+
+
+def options_of_update(name: str, value: object) -> dict[str, object] | None:
+    """Returns the compiler options of one `PipelineStageOptions`; None for None.
+
+    Raises:
+        DTypeError: for anything else.
+    """
+    if value is None:
+        return None
+    if not isinstance(value, PipelineStageOptions):
         raise DTypeError(
-            f"{name} is a PipelineStageOptions. Received: {given!r} of type {type(given).__name__}."
+            f"{name} is a PipelineStageOptions. Received: {value!r} of type {type(value).__name__}."
         )
-    return given.compiler_options()
+    return value.compiler_options()
 
 
-_FORWARD, _BACKWARD = (f"{way}_propagation_stages" for way in ("forward", "backward"))
-_SAME = (
+FORWARD, BACKWARD = (f"{way}_propagation_stages" for way in ("forward", "backward"))
+_SAME_NAMES = (
     "offload_weight_update_variables",
     "offload_activations",
     "offload_gradient_accumulation_buffers",
@@ -101,56 +93,59 @@ _SAME = (
 
 
 def native_options(
-    given: Mapping[str, Any],
+    arguments: Mapping[str, object],
     schedule: PipelineSchedule,
     num_stages: int,
     trains: bool,
     recomputes: bool,
 ) -> dict[str, Any]:
-    """Returns the native options.
+    """Returns the options of `set_pipelining_options`.
 
     Args:
-        given: by IPU name; what is missing is None.
-        schedule: that was chosen.
+        arguments: of `pipelining_ops.pipeline`; a missing one is None.
+        schedule: of the pipeline.
         num_stages: of the pipeline.
-        trains: whether options of training are read.
+        trains: whether to read options of training.
         recomputes: whether the configuration allows recomputation.
 
     Raises:
-        OptionError: for optimizer state to be shared out that must not be offloaded.
-        UnsupportedError: for weights to be shared out that must not be.
+        DTypeError: for a value of another type.
+        OptionError: for a list of another length than the stages, or for optimizer state that is
+            to be sharded but not offloaded.
+        UnsupportedError: for weights that are to be sharded but not offloaded.
     """
     offloads, shards = (
-        given.get(name) for name in (_SAME[0], "replicated_optimizer_state_sharding")
+        arguments.get(name)
+        for name in ("offload_weight_update_variables", "replicated_optimizer_state_sharding")
     )
     check_sharded_state(shards, offloads)
-    if given.get("replicated_weight_sharding") and given.get("offload_weights") is False:
+    if arguments.get("replicated_weight_sharding") and arguments.get("offload_weights") is False:
         raise UnsupportedError(
             "replicated_weight_sharding=True with offload_weights=False was never implemented. "
-            "Set offload_weights to None; millrace.Strategy takes both."
+            "Set offload_weights=None, or run a model under millrace.Strategy, which has both."
         )
-    options = {name: given[name] for name in _SAME if given.get(name) is not None}
+    options = {name: arguments[name] for name in _SAME_NAMES if arguments.get(name) is not None}
     options["pipeline_schedule"] = NATIVE[schedule]
     options["recomputation_mode"] = recomputation_of(
-        given.get("recomputation_mode"), schedule, recomputes
+        arguments.get("recomputation_mode"), schedule, recomputes
     )
     options["replicated_optimizer_state_sharding"] = bool(offloads if shards is None else shards)
     options["gradient_accumulation_dtype"] = accumulator_dtype(
-        given.get("gradient_accumulation_dtype")
+        arguments.get("gradient_accumulation_dtype")
     )
-    ways = (_FORWARD, _BACKWARD) if trains else (_FORWARD,)
-    for way in ways:
+    for way in (FORWARD, BACKWARD) if trains else (FORWARD,):
         name = f"{way}_poplar_options"
-        options[f"{way}_compiler_options"] = options_of_stages(name, given.get(name), num_stages)
+        check_number_of_options(name, arguments.get(name), num_stages)
+        options[f"{way}_compiler_options"] = options_of_stages(name, arguments.get(name))
     if trains:
         update = options_of_update(
-            "weight_update_poplar_options", given.get("weight_update_poplar_options")
+            "weight_update_poplar_options", arguments.get("weight_update_poplar_options")
         )
         options["weight_update_compiler_options"] = update
     return options
 
 
-def check_sharded_state(shards: Any, offloads: Any) -> None:
+def check_sharded_state(shards: object, offloads: object) -> None:
     """Refuses to shard optimizer state that must not be offloaded.
 
     Args:
@@ -162,40 +157,45 @@ def check_sharded_state(shards: Any, offloads: Any) -> None:
     """
     if shards and offloads is False:
         raise OptionError(
-            "replicated_optimizer_state_sharding=True shares out state that is offloaded, and "
-            "offload_weight_update_variables=False forbids it. Set that to None or True."
+            "replicated_optimizer_state_sharding=True shards state that is offloaded, and "
+            "offload_weight_update_variables=False forbids offloading it. Set "
+            "offload_weight_update_variables to None or True."
         )
 
 
-def check_list_of_options(name: str, given: Any) -> None:
-    """Refuses what is no list; what is in it is checked where it is used.
+def refuse_continuous_updates(value: object) -> None:
+    """Refuses the option `continuous_weight_updates`.
 
     Raises:
-        DTypeError: naming the option.
+        UnsupportedError: if it is on.
     """
-    if not isinstance(given, list | tuple):
-        raise DTypeError(f"{name} is a list of PipelineStageOptions. Received: {given!r}.")
+    if value:
+        raise UnsupportedError(
+            "continuous_weight_updates=True was never implemented: weights do not change within "
+            "an update. Leave it out."
+        )
 
 
-def accumulator_dtype(given: Any) -> Any:
-    """Returns a dtype by its name, or a function that returns one; None for None.
+def list_of_options(name: str, value: object) -> Sequence[object]:
+    """Returns a list, whose elements are checked where they are used.
 
     Raises:
-        DTypeError: if it is neither.
+        DTypeError: for anything else.
     """
-    if given is None:
-        return None
-    try:
-        return keras.backend.standardize_dtype(given)
-    except (ValueError, TypeError):
-        if callable(given):
-            return _by_variable(given)
-    raise DTypeError(
-        "gradient_accumulation_dtype is a dtype, a function of a variable that returns one, or "
-        f"None for each variable's own. Received: {given!r}."
-    )
+    if not isinstance(value, list | tuple):
+        raise DTypeError(f"{name} is a list of PipelineStageOptions. Received: {value!r}.")
+    return value
 
 
-@functools.lru_cache(maxsize=32)  # one function for one: another would be another pipeline
-def _by_variable(given: Any) -> Any:
-    return lambda variable: accumulator_dtype(given(variable))
+def check_number_of_options(name: str, value: object, num_stages: int) -> None:
+    """Checks that a list, if there is one, has an element for each stage.
+
+    Raises:
+        DTypeError: unless it is a list or None.
+        OptionError: for another length.
+    """
+    if value is not None and len(list_of_options(name, value)) != num_stages:
+        raise OptionError(
+            f"{name} has {len(list_of_options(name, value))} entries, and the pipeline has "
+            f"{num_stages} stages. Give one PipelineStageOptions for each stage."
+        )

@@ -1,24 +1,24 @@
-"""Schedules and recomputation modes by their IPU names, and how many micro-batches these allow.
+"""Schedules and recomputation modes by their IPU names, and the micro-batches that they allow.
 
 PipelineSchedule.Grouped        -> "grouped"      1F1B with twice the run-ahead; the default
 PipelineSchedule.Interleaved    -> "1f1b"
 PipelineSchedule.Sequential     -> "sequential"
 RecomputationMode               -> the mode of `set_recomputation_options`
 
-Micro-batches that run at once, of N stages; their number must be a multiple of it:
+With N stages, the number of micro-batches must be a multiple of those that run at once:
 
 Grouped       the slots of one micro-batch: 2N in training, N otherwise
-Interleaved   the rotations of its slots that put no two on one device: N with a device each
+Interleaved   the rotations of its slots that put no two on one device: N for N devices
 Sequential    1
 
-The native schedules have no such rule, and run what keeps it the same.
+The native schedules have no such rule, and run such numbers in the same order.
 """
 
 import enum
 from collections.abc import Sequence
-from typing import Any
 
-from millrace.errors import DTypeError, PlanError, UnsupportedError
+from millrace.errors import PlanError, UnsupportedError
+from millrace.ipu.enums import member
 
 
 class PipelineSchedule(enum.IntEnum):
@@ -30,7 +30,7 @@ class PipelineSchedule(enum.IntEnum):
 
 
 class RecomputationMode(enum.Enum):
-    """What backward computes again."""
+    """The way in which backward recomputes activations."""
 
     Auto = 0
     RecomputeThenBackpropagate = 1
@@ -53,29 +53,29 @@ _NATIVE_MODE = {
 _ILLEGAL = {(_THEN, PipelineSchedule.Sequential), (_MIXED, PipelineSchedule.Interleaved)}
 
 
-def schedule_of(value: Any, batch_serialization: int = 1) -> PipelineSchedule:
+def schedule_of(value: object, batch_serialization: int = 1) -> PipelineSchedule:
     """Returns a schedule; None is Grouped, and Sequential with batch serialization.
 
     Raises:
-        DTypeError: if it is no member of `PipelineSchedule`.
+        DTypeError: unless it is None or a member of `PipelineSchedule`.
     """
     if value is None:
-        sequential = batch_serialization > 1
-        return PipelineSchedule.Sequential if sequential else PipelineSchedule.Grouped
-    return _member(PipelineSchedule, "pipeline_schedule", value)
+        is_serialized = batch_serialization > 1
+        return PipelineSchedule.Sequential if is_serialized else PipelineSchedule.Grouped
+    return member(PipelineSchedule, "pipeline_schedule", value)
 
 
-def recomputation_of(value: Any, schedule: PipelineSchedule, allowed: bool) -> str:
+def recomputation_of(value: object, schedule: PipelineSchedule, allowed: bool) -> str:
     """Returns the native mode; "none" unless the configuration allows recomputation.
 
     Raises:
-        DTypeError: if it is no member of `RecomputationMode`.
+        DTypeError: unless it is None or a member of `RecomputationMode`.
         UnsupportedError: for a mode that does not go with the schedule.
     """
     mode = (
         RecomputationMode.Auto
         if value is None
-        else _member(RecomputationMode, "recomputation_mode", value)
+        else member(RecomputationMode, "recomputation_mode", value)
     )
     if mode is RecomputationMode.Auto:
         mode = _MIXED if schedule is PipelineSchedule.Sequential else _THEN
@@ -84,24 +84,15 @@ def recomputation_of(value: Any, schedule: PipelineSchedule, allowed: bool) -> s
             f"recomputation_mode={mode.name} does not go with pipeline_schedule={schedule.name}. "
             "RecomputeThenBackpropagate goes with Grouped and Interleaved, "
             "RecomputeAndBackpropagateInterleaved with Grouped and Sequential; "
-            "RecomputationMode.Auto takes the one that does."
+            "RecomputationMode.Auto selects a mode that does."
         )
     return _NATIVE_MODE[mode] if allowed else "none"
-
-
-def _member(kind: Any, name: str, value: Any) -> Any:
-    if not isinstance(value, kind):
-        raise DTypeError(
-            f"{name} must be a member of {kind.__name__}, one of {[m.name for m in kind]}. "
-            f"Received: {value!r} of type {type(value).__name__}."
-        )
-    return value
 
 
 def concurrent_micro_batches(
     schedule: PipelineSchedule, mapping: Sequence[int], training: bool
 ) -> int:
-    """Returns how many micro-batches run at once.
+    """Returns the number of micro-batches that run at once.
 
     Args:
         schedule: of the pipeline.
@@ -113,7 +104,7 @@ def concurrent_micro_batches(
         return 1
     if schedule is PipelineSchedule.Grouped:
         return len(slots)
-    rotated = (slots[turn:] + slots[:turn] for turn in range(1, len(slots)))
+    rotated = (slots[shift:] + slots[:shift] for shift in range(1, len(slots)))
     return 1 + sum(all(a != b for a, b in zip(slots, other, strict=True)) for other in rotated)
 
 
@@ -122,8 +113,14 @@ def check_length(
 ) -> None:
     """Refuses a number of micro-batches that the IPU would not run.
 
+    Args:
+        schedule: of the pipeline.
+        mapping: the device of each stage.
+        count: number of micro-batches.
+        training: whether there is a backward.
+
     Raises:
-        PlanError: naming the numbers.
+        PlanError: with the nearest number that fits.
         UnsupportedError: for Interleaved training with two stages on one device.
     """
     interleaved = schedule is PipelineSchedule.Interleaved
@@ -138,7 +135,7 @@ def check_length(
         fitting = max(count // length, 1) * length
         raise PlanError(
             f"A pipeline with the schedule {schedule.name} and {len(mapping)} stages runs "
-            f"{length} micro-batches at once, and {count} is no multiple of that. Set "
-            f"gradient_accumulation_count (in Keras gradient_accumulation_steps_per_replica; in "
-            f"evaluate and predict steps_per_execution over replicas) to {fitting}."
+            f"{length} micro-batches at once, and {count} is not a multiple of {length}. Set "
+            "gradient_accumulation_count (in Keras gradient_accumulation_steps_per_replica; in "
+            f"evaluate and predict steps_per_execution divided by replicas) to {fitting}."
         )

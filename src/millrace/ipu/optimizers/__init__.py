@@ -3,7 +3,7 @@
 CrossReplicaOptimizer(opt)                            -> millrace.optimizers.cross_replica
 GradientAccumulationOptimizerV2(opt, n), without V2   -> millrace.optimizers.accumulating
 CrossReplicaGradientAccumulationOptimizerV2(opt, n)   -> accumulating, around cross_replica
-MapGradientOptimizer(opt, function)                   its own: gradients through a function
+MapGradientOptimizer(opt, function)                   no native counterpart: maps gradients
 """
 
 from millrace.ipu.optimizers.cross_replica_optimizer import (

@@ -1,4 +1,4 @@
-"""The mean over replicas.
+"""The mean of gradients over replicas.
 
 CrossReplicaOptimizer(opt) -> millrace.optimizers.cross_replica.CrossReplicaOptimizer(opt)
 """
@@ -15,7 +15,7 @@ class CrossReplicaOptimizer(Minimizing, cross_replica.CrossReplicaOptimizer):
 
     Args:
         opt: a Keras optimizer.
-        name: of this one.
+        name: of the new optimizer.
     """
 
     def __init__(self, opt: keras.optimizers.Optimizer, name: str = "CrossReplicaOptimizer"):

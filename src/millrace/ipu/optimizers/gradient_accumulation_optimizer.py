@@ -4,22 +4,23 @@ GradientAccumulationOptimizerV2(opt, n)             -> AccumulatingOptimizer(opt
 GradientAccumulationOptimizer(opt, n)               -> the same, for SGD
 CrossReplicaGradientAccumulationOptimizerV2, ...    -> AccumulatingOptimizer(CrossReplica(opt), n)
 dtype                                               -> dtype; opt gets gradients of that dtype
-offload_weight_update_variables, replicated_optimizer_state_sharding, verify_usage  of no effect
+offload_weight_update_variables, replicated_optimizer_state_sharding, verify_usage  without effect
 """
 
 from typing import Any
 
 import keras
-from keras.backend import standardize_dtype
 
 from millrace._compat.jax_memory import host_memory
-from millrace.errors import DTypeError, OptionError, PlanError
+from millrace.errors import OptionError, PlanError
+from millrace.ipu.accumulator_dtype import AnyDtype, optimizer_dtype
 from millrace.ipu.config import current_system
 from millrace.ipu.gradient_accumulation import (
     GradientAccumulationReductionMethod,
+    ReductionMethod,
     reduction_method,
 )
-from millrace.ipu.inert import inert
+from millrace.ipu.no_effect import warn_no_effect
 from millrace.ipu.optimizers.cross_replica_optimizer import CrossReplicaOptimizer
 from millrace.ipu.optimizers.ipu_optimizer import Minimizing
 from millrace.optimizers.accumulating import AccumulatingOptimizer
@@ -28,17 +29,23 @@ from millrace.options import whole_number
 
 @keras.saving.register_keras_serializable(package="millrace.ipu")
 class GradientAccumulationOptimizerV2(Minimizing, AccumulatingOptimizer):
-    """Applies the sum of the gradients of `num_mini_batches` turns of a loop.
+    """Applies the sum of the gradients of `num_mini_batches` iterations of a loop.
 
     Args:
         opt: a Keras optimizer.
-        num_mini_batches: turns for each update.
-        offload_weight_update_variables: of no effect, but an error where it is True and impossible.
-        replicated_optimizer_state_sharding: of no effect.
-        dtype: of the accumulators: None, a dtype, or a function of a variable. `opt` is given
-            gradients of this dtype, and must cast them if it is not the variable's.
+        num_mini_batches: iterations for each update.
+        offload_weight_update_variables: without effect; True is an error where the device has no
+            host memory.
+        replicated_optimizer_state_sharding: without effect.
+        dtype: of the accumulators: None, a dtype, or a function of a variable. `opt` receives
+            gradients of this dtype, and must cast them if the variable has another one.
         reduction_method: SUM, MEAN or RUNNING_MEAN.
-        name: of this one.
+        name: of the new optimizer.
+
+    Raises:
+        OptionError: for a number below 1, or an unknown reduction method.
+        DTypeError: for another dtype.
+        PlanError: for state that is to be offloaded on a device without host memory.
     """
 
     def __init__(
@@ -47,8 +54,8 @@ class GradientAccumulationOptimizerV2(Minimizing, AccumulatingOptimizer):
         num_mini_batches: int,
         offload_weight_update_variables: bool | None = None,
         replicated_optimizer_state_sharding: bool = False,
-        dtype: Any = None,
-        reduction_method: Any = GradientAccumulationReductionMethod.SUM,
+        dtype: AnyDtype = None,
+        reduction_method: ReductionMethod = GradientAccumulationReductionMethod.SUM,
         name: str = "GradientAccumulationOptimizerV2",
     ):
         check_offload(offload_weight_update_variables, replicated_optimizer_state_sharding)
@@ -57,7 +64,7 @@ class GradientAccumulationOptimizerV2(Minimizing, AccumulatingOptimizer):
             opt,
             whole_number("num_mini_batches", num_mini_batches, 1),
             reduction=native_reduction(reduction_method),
-            dtype=native_dtype(dtype),
+            dtype=optimizer_dtype(dtype),
             keeps_dtype=True,
             name=name,
         )
@@ -65,7 +72,7 @@ class GradientAccumulationOptimizerV2(Minimizing, AccumulatingOptimizer):
 
 @keras.saving.register_keras_serializable(package="millrace.ipu")
 class CrossReplicaGradientAccumulationOptimizerV2(GradientAccumulationOptimizerV2):
-    """Accumulates on each replica, and applies the mean over replicas: one exchange per update."""
+    """Accumulates on each replica, and applies the mean over replicas, once for each update."""
 
     def __init__(self, opt: keras.optimizers.Optimizer, *args: Any, **kwargs: Any):
         kwargs.setdefault("name", "CrossReplicaGradientAccumulationOptimizerV2")
@@ -102,81 +109,47 @@ class CrossReplicaGradientAccumulationOptimizer(GradientAccumulationOptimizer):
         super().__init__(CrossReplicaOptimizer(opt), num_mini_batches, verify_usage, name)
 
 
-def native_dtype(choice: Any) -> Any:
-    """Returns a choice of the accumulators' dtypes as native optimizers take it.
-
-    Raises:
-        DTypeError: if it is neither None, nor a dtype, nor a function that returns one.
-    """
-    if choice is None or _is_dtype(choice):
-        return choice
-    if not callable(choice):
-        raise _no_dtype(choice)
-
-    def chosen(variable: Any) -> Any:
-        dtype = choice(variable)
-        if not _is_dtype(dtype):
-            raise _no_dtype(dtype)
-        return dtype
-
-    return chosen
-
-
-def native_reduction(choice: Any) -> str:
-    """Returns a reduction method as native optimizers take it."""
-    is_sum = reduction_method(choice) is GradientAccumulationReductionMethod.SUM
+def native_reduction(method: ReductionMethod) -> str:
+    """Returns the reduction of a native optimizer: "sum" or "mean"."""
+    is_sum = reduction_method(method) is GradientAccumulationReductionMethod.SUM
     return "sum" if is_sum else "mean"
 
 
 def check_offload(offloads: bool | None, shards: bool) -> None:
-    """Warns of options for the state of an optimizer that have no effect in a loop.
+    """Warns about options for the state of an optimizer that have no effect in a loop.
 
     Raises:
-        PlanError: if it was to be kept in host memory, of which the device has none.
+        PlanError: for state that is to be offloaded on a device without host memory.
     """
     device = current_system().devices[0]
     if offloads and host_memory(device) is None:
         raise PlanError(
             "offload_weight_update_variables=True keeps the optimizer's variables in host memory, "
-            f"and {device} has no memory of its own besides. Set "
-            "offload_weight_update_variables=None, which does it where it can be done."
+            f"and {device} has no separate host memory. Set offload_weight_update_variables=None, "
+            "which offloads them where that is possible."
         )
     if offloads:
-        inert(
+        warn_no_effect(
             "offload_weight_update_variables of a gradient accumulation optimizer",
-            "A loop keeps them on the device: set model.set_offload_options() and use fit().",
+            "A loop keeps them on the device. Call model.set_offload_options(), and use fit().",
         )
     if shards:
-        inert(
+        warn_no_effect(
             "replicated_optimizer_state_sharding of a gradient accumulation optimizer",
-            "Each replica of a loop has all of the state: set it in pipeline(), or in the model.",
+            "Each replica of a loop has the whole state. Set it in pipeline(), or on a model.",
         )
 
 
-def check_plain(optimizer: Any) -> None:
-    """Refuses all but plain SGD, with or without momentum.
+def check_plain(optimizer: keras.optimizers.Optimizer) -> None:
+    """Refuses all optimizers except SGD, with or without momentum.
 
     Raises:
-        OptionError: naming the optimizer that takes all others.
+        OptionError: naming the class that takes the others.
     """
-    while hasattr(optimizer, "inner_optimizer"):
-        optimizer = optimizer.inner_optimizer
+    while (inner := getattr(optimizer, "inner_optimizer", None)) is not None:
+        optimizer = inner
     if not isinstance(optimizer, keras.optimizers.SGD):
         raise OptionError(
             "GradientAccumulationOptimizer takes SGD, with or without momentum. Received: "
             f"{type(optimizer).__name__}. Set GradientAccumulationOptimizerV2 for others."
         )
-
-
-def _is_dtype(choice: Any) -> bool:
-    try:
-        return choice is not None and bool(standardize_dtype(choice))
-    except (TypeError, ValueError):
-        return False
-
-
-def _no_dtype(choice: Any) -> DTypeError:
-    return DTypeError(
-        "dtype of an accumulation is None, a dtype, or a function of a variable that returns one. "
-        f"Received: {choice!r}. Set dtype='float32' for all accumulators."
-    )

@@ -1,4 +1,4 @@
-"""What all optimizers of IPU programs have.
+"""The methods that all optimizers of IPU programs have.
 
 minimize(loss, variables)              -> value_and_grad, and apply_gradients
 compute_gradients(loss, variables)     -> value_and_grad
@@ -8,6 +8,7 @@ apply_gradients(pairs, global_step)    -> apply_gradients(pairs)
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+import jax
 import keras
 
 from millrace._compat.keras_optimizers import let_names_be_given
@@ -23,20 +24,23 @@ class Minimizing(WrappingOptimizer):
     """Also computes the gradients that it applies, of a function that returns the loss."""
 
     def compute_gradients(
-        self, loss: Callable[[], Any], var_list: Sequence[Any] | None = None, **_: Any
+        self,
+        loss: Callable[[], object],
+        var_list: Sequence[keras.Variable] | None = None,
+        **_: object,
     ) -> list[tuple[Any, Any]]:
         """Returns pairs of gradients and variables.
 
         Args:
             loss: a function without arguments.
-            var_list: None for all trainable variables that it reads.
+            var_list: the variables; None takes all trainable variables that `loss` reads.
 
         Raises:
             DTypeError: if `loss` is a value.
         """
         if not callable(loss):
             raise DTypeError(
-                f"The gradients of a value are not known any more once it is computed. Received: "
+                f"A value that has been computed has no gradients. Received: "
                 f"loss={type(loss).__name__}. Set a function, minimize(lambda: loss_of(x, y), "
                 "variables), or take gradients by tf.GradientTape or millrace.value_and_grad() "
                 "and call apply_gradients(zip(gradients, variables))."
@@ -48,20 +52,40 @@ class Minimizing(WrappingOptimizer):
         return list(zip(gradients, var_list, strict=True))
 
     def minimize(
-        self, loss: Callable[[], Any], var_list: Any = None, global_step: Any = None, **_: Any
+        self,
+        loss: Callable[[], object],
+        var_list: Sequence[keras.Variable] | keras.Variable | None = None,
+        global_step: keras.Variable | None = None,
+        **_: object,
     ) -> Any:
-        """Computes gradients and applies them; arguments are those of `compute_gradients`."""
-        if isinstance(var_list, keras.Variable):  # the place of global_step once was here
+        """Computes gradients and applies them.
+
+        Args:
+            loss: a function without arguments.
+            var_list: the variables, as for `compute_gradients`; or the global step, which
+                TensorFlow 1 has as the second argument.
+            global_step: a variable to add 1 to.
+
+        Returns:
+            The number of updates so far.
+        """
+        if isinstance(var_list, keras.Variable):
             var_list, global_step = None, var_list
         return self.apply_gradients(self.compute_gradients(loss, var_list), global_step)
 
     def apply_gradients(
         self,
-        grads_and_vars: Iterable[tuple[Any, Any]],
-        global_step: Any = None,
+        grads_and_vars: Iterable[tuple[jax.Array | None, keras.Variable]],
+        global_step: keras.Variable | None = None,
         name: str | None = None,
     ) -> Any:
-        """Applies pairs, counts `global_step` if there is one, and returns the updates so far."""
+        """Applies `(gradient, variable)` pairs, and returns the number of updates so far.
+
+        Args:
+            grads_and_vars: the pairs.
+            global_step: a variable to add 1 to.
+            name: ignored.
+        """
         del name
         updates = super().apply_gradients(grads_and_vars)
         if isinstance(global_step, keras.Variable):
@@ -71,11 +95,11 @@ class Minimizing(WrappingOptimizer):
 
 @keras.saving.register_keras_serializable(package="millrace.ipu")
 class IpuOptimizer(Minimizing):
-    """An optimizer around another one, which does what that does.
+    """An optimizer around another one, which trains as that one does.
 
     Args:
         opt: a Keras optimizer.
-        name: of this one; None is the other's.
+        name: of the new optimizer; None is "IpuOptimizer".
     """
 
     def __init__(self, opt: keras.optimizers.Optimizer, name: str | None = None):

@@ -1,14 +1,15 @@
-"""Gradients through a function, before the wrapped optimizer is given them.
+"""An optimizer that maps gradients by a function before the wrapped optimizer gets them.
 
 gradient, variable -> gradient_mapping_function -> the wrapped optimizer
 
-Where gradients are accumulated, each goes through the function before it is added. What
-`compute_gradients` returns has not been through it.
+Gradients that are accumulated are mapped before they are added. The result of
+`compute_gradients` is not mapped.
 """
 
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import jax
 import keras
 
 from millrace.errors import OptionError
@@ -22,47 +23,51 @@ class MapGradientOptimizer(Minimizing):
 
     Args:
         wrapped_optimizer: a Keras optimizer.
-        gradient_mapping_function: returns the gradient that is used; not called for a variable
-            without a gradient.
-        name: of the optimizer.
+        gradient_mapping_function: returns the gradient to use; not called for a variable without
+            a gradient.
+        name: of the new optimizer.
 
     Raises:
-        OptionError: if one of these is something else.
+        OptionError: if one of the first two is something else.
     """
 
     def __init__(
         self,
         wrapped_optimizer: keras.optimizers.Optimizer,
-        gradient_mapping_function: Callable[[Any, Any], Any],
+        gradient_mapping_function: Callable[[jax.Array, keras.Variable], jax.Array],
         name: str = "MapGradientOptimizer",
     ):
         if not callable(gradient_mapping_function):
             raise OptionError(
-                "Gradients are mapped by a function of a gradient and its variable. Received: "
+                "gradient_mapping_function is a function of a gradient and its variable. Received: "
                 f"{gradient_mapping_function!r}. Set one, such as lambda gradient, variable: "
-                "gradient."
+                "2 * gradient."
             )
         super().__init__(wrapped_optimizer, name)
         self._function = gradient_mapping_function
 
-    def prepare(self, gradients: list[Any], variables: Sequence[Any]) -> list[Any]:
+    def prepare(
+        self, gradients: list[jax.Array | None], variables: Sequence[keras.Variable]
+    ) -> list[Any]:
         """Maps gradients that are about to be accumulated."""
         return self._mapped(super().prepare(gradients, variables), variables)
 
     def gradients_to_apply(
-        self, gradients: Sequence[Any], variables: Sequence[Any] | None
+        self, gradients: Sequence[jax.Array | None], variables: Sequence[keras.Variable] | None
     ) -> list[Any]:
-        """Maps gradients that are about to be applied, unless that has been done."""
+        """Maps gradients that are about to be applied, unless `prepare` has mapped them."""
         if self.is_accumulated or are_prepared():
             return list(gradients)
         return self._mapped(gradients, self._variables_seen if variables is None else variables)
 
-    def build(self, variables: Any) -> None:
+    def build(self, variables: Sequence[keras.Variable]) -> None:
         """Builds the wrapped optimizer."""
         super().build(variables)
         self._variables_seen = list(variables)
 
-    def _mapped(self, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
+    def _mapped(
+        self, gradients: Sequence[jax.Array | None], variables: Sequence[keras.Variable]
+    ) -> list[Any]:
         return [
             None if gradient is None else self._function(gradient, variable)
             for gradient, variable in zip(gradients, variables, strict=True)

@@ -1,4 +1,4 @@
-"""What models of an `IPUStrategy` can do more than Keras's.
+"""The extensions of Keras models under an `IPUStrategy`: options, pipeline stages, saving.
 
 SequentialExtension, FunctionalExtension, ModelExtension    -> for isinstance()
 ..PipelineStageAssignment                                   -> millrace's, by other names

@@ -1,28 +1,35 @@
-"""The free arguments of the setters, with a check of each, and why others are not taken.
+"""The keyword arguments of the setters: a check of each, and reasons for refusing others.
 
 num_mini_batches, gradient_accumulation_count    set gradient_accumulation_steps_per_replica
 opt, optimizer_function                          given to Keras's compile()
 inputs, infeed_queue, dataset, ...               given to fit
 outfeed_loss, outfeed_mask, outfeed_mode         read by callbacks and predict
 
-`native.py` says what becomes of those that are taken.
+`native.py` converts those that are taken to native options.
 """
 
 import enum
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TypeAlias
 
 from millrace.arguments import refuse_unknown
-from millrace.errors import OptionError, UnsupportedError
-from millrace.ipu.inert import inert
-from millrace.ipu.ops.pipeline_options import check_list_of_options, check_sharded_state
+from millrace.ipu.enums import member_by_name
+from millrace.ipu.no_effect import warn_no_effect
+from millrace.ipu.ops.pipeline_options import (
+    check_sharded_state,
+    list_of_options,
+    refuse_continuous_updates,
+)
 from millrace.options import MetricReduction, truth, whole_number
 
 STEPS = "gradient_accumulation_steps_per_replica"
 
 
+Check: TypeAlias = Callable[[str, object], None]  # of an argument's name and value
+
+
 class ReplicatedMetricReductionMethod(enum.Enum):
-    """Which metrics of several replicas are reported."""
+    """The metrics that are reported for several replicas."""
 
     NONE = 1
     LIST = 2
@@ -30,41 +37,41 @@ class ReplicatedMetricReductionMethod(enum.Enum):
     MEAN = 4
 
 
-def metric_reduction(value: Any) -> MetricReduction:
-    """Returns the native method; it may be given by its name in any case.
+def metric_reduction(value: object) -> MetricReduction:
+    """Returns the native method for one that may be given by its name in any case.
 
     Raises:
-        OptionError: listing the names.
+        OptionError: for anything else, with all names.
     """
-    names = ReplicatedMetricReductionMethod.__members__
-    if isinstance(value, ReplicatedMetricReductionMethod):
-        return MetricReduction[value.name]
-    if not isinstance(value, str) or value.upper() not in names:
-        raise OptionError(
-            f"replicated_metric_reduction_method must be one of {list(names)}. Received: {value!r}."
-        )
-    return MetricReduction[value.upper()]
+    name = "replicated_metric_reduction_method"
+    return MetricReduction[member_by_name(ReplicatedMetricReductionMethod, name, value).name]
 
 
-def check_free(
+def check_keywords(
     setter: str,
-    given: Mapping[str, Any],
-    known: Mapping[str, Callable[[str, Any], None]],
+    arguments: Mapping[str, object],
+    checks: Mapping[str, Check],
     reasons: Mapping[str, str],
 ) -> None:
-    """Checks the free arguments of a setter.
+    """Checks the keyword arguments of a setter.
+
+    Args:
+        setter: its name.
+        arguments: of this call.
+        checks: of all arguments that it takes.
+        reasons: for refusing others.
 
     Raises:
-        OptionError: for one that it does not take, with the reason or the nearest name, and for
-            optimizer state to be shared out that must not be offloaded.
-        UnsupportedError: for what was never implemented.
+        OptionError: for an unknown argument, with the reason or the nearest name, and for
+            optimizer state that is to be sharded but not offloaded.
+        UnsupportedError: for options that the IPU never implemented.
     """
-    refuse_unknown(setter, [name for name in given if name not in known], known, reasons)
-    for name, value in given.items():
-        known[name](name, value)
+    refuse_unknown(setter, [name for name in arguments if name not in checks], checks, reasons)
+    for name, value in arguments.items():
+        checks[name](name, value)
     check_sharded_state(
-        given.get("replicated_optimizer_state_sharding"),
-        given.get("offload_weight_update_variables"),
+        arguments.get("replicated_optimizer_state_sharding"),
+        arguments.get("offload_weight_update_variables"),
     )
 
 
@@ -91,47 +98,43 @@ INFEED_REASONS: Mapping[str, str] = dict.fromkeys(_INFEED, _AUTOMATIC)
 OUTFEED_REASONS: Mapping[str, str] = dict.fromkeys(_OUTFEED, _READS_ALL)
 
 
-def _any(name: str, value: Any) -> None:
-    """Takes any value: what it becomes is checked where it is used."""
+def _any(name: str, value: object) -> None:
+    """Takes any value; it is checked where it is used."""
 
 
-def _switch(name: str, value: Any) -> None:
+def _switch(name: str, value: object) -> None:
     if value is not None:
         truth(name, value)
 
 
-def _inert(advice: str) -> Callable[[str, Any], None]:
-    def say(name: str, value: Any) -> None:
+def _without_effect(advice: str) -> Check:
+    def warn(name: str, value: object) -> None:
         if value is not None:
-            inert(name, advice)
+            warn_no_effect(name, advice)
 
-    return say
+    return warn
 
 
-def _iterations(name: str, value: Any) -> None:
+def _iterations(name: str, value: object) -> None:
     whole_number(name, value, 1)
 
 
-def _still(name: str, value: Any) -> None:
-    if value:
-        raise UnsupportedError(
-            "continuous_weight_updates=True was never implemented: weights stand still within an "
-            "update. Leave it out."
-        )
+def _continuous(name: str, value: object) -> None:
+    refuse_continuous_updates(value)
 
 
-def _stage_options(name: str, value: Any) -> None:
+def _stage_options(name: str, value: object) -> None:
     if value is not None:
-        check_list_of_options(name, value)
+        list_of_options(name, value)
 
 
-_OPTIMIZER = {
+_OPTIMIZER: Mapping[str, Check] = {
     "offload_weight_update_variables": _switch,
     "replicated_optimizer_state_sharding": _switch,
     "name": _any,
 }
-ACCUMULATION = {**_OPTIMIZER, "dtype": _any, "verify_usage": _any}
-PIPELINING = {
+ACCUMULATION: Mapping[str, Check] = {**_OPTIMIZER, "dtype": _any, "verify_usage": _any}
+PIPELINING: Mapping[str, Check] = {
     **_OPTIMIZER,
     "gradient_accumulation_dtype": _any,
     "pipeline_schedule": _any,
@@ -144,6 +147,6 @@ PIPELINING = {
     "replicated_weight_sharding": _switch,
     "offload_weights": _switch,
     "batch_serialization_iterations": _iterations,
-    "continuous_weight_updates": _still,
-    "accumulate_outfeed_dtype": _inert("Metrics accumulate in their own dtype."),
+    "continuous_weight_updates": _continuous,
+    "accumulate_outfeed_dtype": _without_effect("Metrics accumulate in their own dtype."),
 }

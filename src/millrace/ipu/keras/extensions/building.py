@@ -1,19 +1,19 @@
-"""What an extended model is, and what happens when it is built.
+"""The classes of extended models, and the building of models.
 
 isinstance(model, SequentialExtension)   an extended keras.Sequential
 isinstance(model, FunctionalExtension)   an extended Functional
-isinstance(model, ModelExtension)        an extended model with a `call` of its own
+isinstance(model, ModelExtension)        an extended subclass of keras.Model with a `call`
 
-Functional     its construction ends in `build`, which checks the stages: a call outside of all
-               PipelineStage scopes beside one inside is an OptionError
-Sequential     makes a Functional of its layers, whose stages are neither read nor checked
-subclass       model.build((None, 3)) and model.build(keras.Input((3,))) run `call`, and thereby
-               build all layers
+Functional     `build` ends its construction and checks the stages: if some layer calls are inside
+               of PipelineStage scopes and others are not, it raises an OptionError
+Sequential     builds a Functional of its layers, whose stages are neither read nor checked
+subclass       model.build((None, 3)) and model.build(keras.Input((3,))) run `call`, which builds
+               all layers
 """
 
 import functools
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, ParamSpec, TypeGuard
 
 import keras
 
@@ -24,83 +24,87 @@ from millrace.errors import OptionError
 from millrace.fit.controller import Controller, controller_of
 from millrace.threads.scoped_value import ScopedValue
 
+BuildArguments = ParamSpec("BuildArguments")  # the arguments of `build`
+
 _is_in_sequential = ScopedValue(False)
 
 
-def is_extended(model: Any) -> bool:
+def is_extended(model: object) -> bool:
     """Whether a model has the setters of IPU programs."""
     controller = controller_of(model)
     return controller is not None and hasattr(controller.setup.rules, "settings")
 
 
-class _Kind(type):
-    def __instancecheck__(cls, model: Any) -> bool:
-        return is_extended(model) and cls.describes(model)  # type: ignore[attr-defined]
+class _ExtensionType(type):
+    describes: Callable[[object], bool]
+
+    def __instancecheck__(cls, model: object) -> bool:
+        return is_extended(model) and cls.describes(model)
 
 
-class SequentialExtension(metaclass=_Kind):
+class SequentialExtension(metaclass=_ExtensionType):
     """An extended `keras.Sequential`."""
 
     @staticmethod
-    def describes(model: Any) -> bool:
-        """Whether a model is of this kind."""
+    def describes(model: object) -> bool:
+        """Whether a model is a `keras.Sequential`, extended or not."""
         return isinstance(model, keras.Sequential)
 
 
-class FunctionalExtension(metaclass=_Kind):
+class FunctionalExtension(metaclass=_ExtensionType):
     """An extended Functional model."""
 
     @staticmethod
-    def describes(model: Any) -> bool:
-        """Whether a model is of this kind."""
+    def describes(model: object) -> bool:
+        """Whether a model is made of inputs and outputs, extended or not."""
         return is_functional(model) and not isinstance(model, keras.Sequential)
 
 
-class ModelExtension(metaclass=_Kind):
-    """An extended model with a `call` of its own."""
+class ModelExtension(metaclass=_ExtensionType):
+    """An extended subclass of `keras.Model` with a `call`."""
 
     @staticmethod
-    def describes(model: Any) -> bool:
-        """Whether a model is of this kind."""
+    def describes(model: object) -> bool:
+        """Whether a model is neither Functional nor a Sequential, extended or not."""
         return not is_functional(model) and not isinstance(model, keras.Sequential)
 
 
 def build_checking_stages(
-    build: Callable[..., None], controller: Controller
-) -> Callable[..., None]:
+    build: Callable[BuildArguments, None], controller: Controller
+) -> Callable[BuildArguments, None]:
     """Returns the `build` of a Functional model, which then checks its stages."""
 
     @functools.wraps(build)
-    def checked(*args: Any, **kwargs: Any) -> None:
+    def build_and_check(*args: BuildArguments.args, **kwargs: BuildArguments.kwargs) -> None:
         build(*args, **kwargs)
         if not _is_in_sequential.get():
             controller.setup.stages.assignment()
 
-    return checked
+    return build_and_check
 
 
-def build_without_checks(build: Callable[..., None]) -> Callable[..., None]:
+def build_without_checks(build: Callable[BuildArguments, None]) -> Callable[BuildArguments, None]:
     """Returns the `build` of a Sequential, whose inner Functional model is not checked."""
 
     @functools.wraps(build)
-    def spared(*args: Any, **kwargs: Any) -> None:
+    def build_sequential(*args: BuildArguments.args, **kwargs: BuildArguments.kwargs) -> None:
         with _is_in_sequential.bound_to(True):
             build(*args, **kwargs)
 
-    return spared
+    return build_sequential
 
 
-def bind_build_by_call(model: Any, controller: Controller) -> None:
-    """Gives a subclassed model that has no `build` of its own one that runs its `call`."""
+def bind_build_by_call(model: keras.Model, controller: Controller) -> None:
+    """Gives a subclassed model with Keras's own `build` one that runs its `call`."""
     if not has_default_build(model):
         return
 
     mark_as_built = model.build
     is_running = False
 
-    def build(input_shape: Any) -> None:
+    def build(input_shape: object) -> None:
         nonlocal is_running
-        if is_running or not has_unbuilt_layers(model):  # a call of the model is under way
+        if is_running or not has_unbuilt_layers(model):  # Keras builds the model inside a call
             mark_as_built(input_shape)
             return
         is_running = True
@@ -109,23 +113,23 @@ def bind_build_by_call(model: Any, controller: Controller) -> None:
         finally:
             is_running = False
 
-    build.__doc__ = "Builds all layers by a run of `call` on shapes, or on `keras.Input`s."
+    build.__doc__ = "Builds all layers by running `call` on shapes, or on `keras.Input`s."
     controller.attributes.bind("build", as_default_build(build))
 
 
-def _inputs(given: Any) -> Any:
-    if isinstance(given, keras.KerasTensor):
-        return given
-    if _is_shape(given):
-        return keras.Input(batch_shape=tuple(given))
-    if isinstance(given, dict):
-        return {name: _inputs(value) for name, value in given.items()}
-    if isinstance(given, list | tuple):
-        return [_inputs(value) for value in given]
+def _inputs(shapes: object) -> Any:
+    if isinstance(shapes, keras.KerasTensor):
+        return shapes
+    if _is_shape(shapes):
+        return keras.Input(batch_shape=tuple(shapes))
+    if isinstance(shapes, dict):
+        return {name: _inputs(value) for name, value in shapes.items()}
+    if isinstance(shapes, list | tuple):
+        return [_inputs(value) for value in shapes]
     raise OptionError(
-        f"build() takes shapes, such as (None, 3), or keras.Input objects. Received: {given!r}."
+        f"build() takes shapes, such as (None, 3), or keras.Input objects. Received: {shapes!r}."
     )
 
 
-def _is_shape(given: Any) -> bool:
-    return isinstance(given, list | tuple) and all(d is None or isinstance(d, int) for d in given)
+def _is_shape(value: object) -> TypeGuard[Sequence[int | None]]:
+    return isinstance(value, list | tuple) and all(d is None or isinstance(d, int) for d in value)

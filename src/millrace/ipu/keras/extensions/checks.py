@@ -1,16 +1,16 @@
-"""The models and options that are refused when a loop begins, before anything is compiled.
+"""Checks of models and options when a loop begins, before anything is compiled.
 
 `make_*_function`, `*_step` of a pipeline   must be Keras's own
-gradient_accumulation_steps_per_replica     must be set for a pipeline; multiples of what runs at
-                                            once
+gradient_accumulation_steps_per_replica     must be set for a pipeline, to a multiple of the
+                                            micro-batches that run at once
 *_stages_poplar_options                     one for each stage
-a variable of several stages                all of them on one device; natively it may be on several
-offload_*, replicated_*                     of no effect in evaluate and predict: a warning
-an accumulating optimizer                   not where the strategy accumulates, too
+a variable of several stages                these must share a device; natively they need not
+offload_*, replicated_*                     without effect in evaluate and predict: a warning
+an accumulating optimizer                   refused where the strategy accumulates, too
 """
 
 import logging
-from typing import Any
+from collections.abc import Sequence
 
 import keras
 
@@ -18,10 +18,11 @@ from millrace._compat.keras_graph import has_own_call
 from millrace.errors import ModelError, OptionError, PlanError
 from millrace.fit.checks import check_made_functions, check_pipelined_step
 from millrace.fit.setup import Setup
-from millrace.ipu.inert import notes
 from millrace.ipu.keras.extensions.arguments import STEPS
 from millrace.ipu.keras.extensions.building import ModelExtension
 from millrace.ipu.keras.extensions.settings import Settings
+from millrace.ipu.no_effect import notes
+from millrace.ipu.ops.pipeline_options import BACKWARD, FORWARD, check_number_of_options
 from millrace.ipu.ops.schedules import check_length
 from millrace.optimizers.accumulating import AccumulatingOptimizer
 from millrace.pipelines.assignment.assignment import Assignment, scoped_stages
@@ -38,12 +39,12 @@ _OF_TRAINING = (
 _DISABLE = "IPUStrategy(enable_keras_extensions=False)"
 
 
-def check_overrides(model: Any, mode: Mode, is_pipelined: bool) -> None:
-    """Refuses overrides that the strategy would not call.
+def check_overrides(model: keras.Model, mode: Mode, is_pipelined: bool) -> None:
+    """Refuses overrides of functions that the strategy would not call.
 
     Args:
-        model: the one that is about to run.
-        mode: of the loop that it runs.
+        model: the model that is about to run.
+        mode: of the loop.
         is_pipelined: whether its layers are in stages.
 
     Raises:
@@ -55,20 +56,20 @@ def check_overrides(model: Any, mode: Mode, is_pipelined: bool) -> None:
     check_pipelined_step(model, mode)
     if has_own_call(model) and not isinstance(model, ModelExtension):
         raise ModelError(
-            f"{type(model).__name__} {model.name!r} is pipelined and overrides call(), of which "
-            "the stages of its layers know nothing. Remove the override, derive the model from "
-            "keras.Model with a call() only, or call reset_pipeline_stage_assignment()."
+            f"{type(model).__name__} {model.name!r} is pipelined and overrides call(), which its "
+            "stages would not run. Remove the override, derive the model from keras.Model with a "
+            "call() only, or call reset_pipeline_stage_assignment()."
         )
 
 
-def check_optimizer(model: Any, setter: str) -> None:
-    """Refuses an optimizer that accumulates too, or whose own `minimize` would be passed over.
+def check_optimizer(model: keras.Model, setter: str) -> None:
+    """Refuses an optimizer that accumulates itself, or whose `minimize` would not be called.
 
-    One that derives from the base of all optimizers may have one: there is none to override.
+    A direct subclass of `keras.optimizers.Optimizer` may have a `minimize`: it overrides none.
 
     Args:
-        model: one whose gradients accumulate over batches.
-        setter: the method that says over how many.
+        model: a model whose gradients accumulate over batches.
+        setter: the method that sets their number.
 
     Raises:
         OptionError: naming the optimizer.
@@ -85,20 +86,23 @@ def check_optimizer(model: Any, setter: str) -> None:
         if "minimize" in vars(kind):
             raise OptionError(
                 f"The optimizer {type(optimizer).__name__} of {model.name!r} overrides minimize(), "
-                "which does not run where several batches make an update. Override "
+                "which is not called where gradients accumulate over several batches. Override "
                 "update_step() or apply() instead."
             )
 
 
-def _check_accumulation(model: Any, optimizer: Any, setter: str) -> None:
-    own = getattr(optimizer, "gradient_accumulation_steps", None)
-    if not own and not isinstance(optimizer, AccumulatingOptimizer):
+def _check_accumulation(
+    model: keras.Model, optimizer: keras.optimizers.Optimizer, setter: str
+) -> None:
+    steps = getattr(optimizer, "gradient_accumulation_steps", None)
+    if not steps and not isinstance(optimizer, AccumulatingOptimizer):
         return
-    what = f"gradient_accumulation_steps={own} of its optimizer" if own else "its optimizer"
+    first = f"gradient_accumulation_steps={steps} of its optimizer" if steps else "its optimizer"
     raise OptionError(
-        f"The model {model.name!r} would accumulate gradients twice: by {what} "
-        f"{type(optimizer).__name__}, and as its strategy was told. Compile it with the optimizer "
-        f"alone, and call model.{setter}(gradient_accumulation_steps_per_replica=...)."
+        f"The model {model.name!r} would accumulate gradients twice: by {first} "
+        f"{type(optimizer).__name__}, and by the options of its strategy. Compile it with an "
+        "optimizer that does not accumulate, and call "
+        f"model.{setter}(gradient_accumulation_steps_per_replica=...)."
     )
 
 
@@ -107,32 +111,38 @@ def check_pipeline(setup: Setup, settings: Settings, assignment: Assignment, mod
 
     Args:
         setup: of the model.
-        settings: what its setters were told.
+        settings: of the model.
         assignment: its stages.
         mode: of the loop.
 
     Raises:
-        OptionError: for a number that was not set, or a list of another length.
-        PlanError: for a number of micro-batches, or a variable on several devices.
+        OptionError: for a missing number of micro-batches, or a list of another length than the
+            stages.
+        PlanError: for a number of micro-batches that does not fit, or a variable on several
+            devices.
     """
     model = setup.model
     mapping = setup.options.pipelining.devices_of(assignment.num_stages)
     check_shared_variables(model, assignment, mapping)
     if mode is not Mode.TRAIN:
-        _note_inert(setup, settings)
+        _warn_without_training(setup, settings)
         return
     steps = settings.pipelining.steps
     if steps is None:
         raise OptionError(
-            f"The pipelined model {model.name!r} was not told how many micro-batches make one "
-            f"weight update. Call model.set_pipelining_options({STEPS}=...) before fit."
+            f"The pipelined model {model.name!r} has no number of micro-batches for a weight "
+            f"update. Call model.set_pipelining_options({STEPS}=...) before fit."
         )
-    _check_stages(settings, assignment.num_stages)
-    if assignment.num_stages > 1:  # else refused as a pipeline
+    for stages in (FORWARD, BACKWARD):
+        name = f"{stages}_poplar_options"
+        check_number_of_options(name, settings.pipelining.more.get(name), assignment.num_stages)
+    if assignment.num_stages > 1:  # the native check refuses a pipeline of one stage
         check_length(settings.schedule, mapping, steps, training=True)
 
 
-def check_shared_variables(model: Any, assignment: Assignment, mapping: Any) -> None:
+def check_shared_variables(
+    model: keras.Model, assignment: Assignment, mapping: Sequence[int]
+) -> None:
     """Refuses stages on several devices that use one variable.
 
     Args:
@@ -144,15 +154,15 @@ def check_shared_variables(model: Any, assignment: Assignment, mapping: Any) -> 
         PlanError: naming the variable, the stages and their devices.
     """
     if len(mapping) != assignment.num_stages:
-        return  # refused where devices are shared out
+        return  # `devices_of_replica` refuses it
     calls = find_calls(model)
     stages = scoped_stages(calls) if assignment.stages is None else assignment.stages
-    used: dict[int, tuple[Any, set[int]]] = {}
+    uses: dict[int, tuple[keras.Variable, set[int]]] = {}
     for leaf, stage in zip(leaves(calls), stages, strict=True):
         if stage is not None:
             for variable in getattr(leaf.operation, "weights", ()):
-                used.setdefault(id(variable), (variable, set()))[1].add(stage)
-    for variable, users in used.values():
+                uses.setdefault(id(variable), (variable, set()))[1].add(stage)
+    for variable, users in uses.values():
         devices = [mapping[stage] for stage in sorted(users)]
         if len(set(devices)) > 1:
             raise PlanError(
@@ -162,25 +172,14 @@ def check_shared_variables(model: Any, assignment: Assignment, mapping: Any) -> 
             )
 
 
-def _check_stages(settings: Settings, number: int) -> None:
-    for way in ("forward", "backward"):
-        name = f"{way}_propagation_stages_poplar_options"
-        given = settings.pipelining.more.get(name)
-        if given is not None and len(given) != number:
-            raise OptionError(
-                f"{name} has {len(given)} entries, and the model has {number} pipeline "
-                "stages. Give one PipelineStageOptions for each."
-            )
-
-
-def _note_inert(setup: Setup, settings: Settings) -> None:
-    """Warns, once for a model, of what does nothing where no weights are updated."""
-    given = [name for name in _OF_TRAINING if settings.of_either(name)]
+def _warn_without_training(setup: Setup, settings: Settings) -> None:
+    """Warns, once for a model, about options without effect where no weights are updated."""
+    options = [name for name in _OF_TRAINING if settings.of_either(name)]
     name = setup.model.name
-    if given and notes.is_new(f"inference of {name}, {id(setup.model)}: {given}"):
+    if options and notes.is_new(f"inference of {name}, {id(setup.model)}: {options}"):
         logger.warning(
             "%s have no effect in evaluate and predict of the pipelined model %r: no weights "
             "are updated there.",
-            ", ".join(given),
+            ", ".join(options),
             name,
         )

@@ -1,4 +1,6 @@
-"""The data that an extended model is refused for: nothing of it is known before it is drawn.
+"""Checks of the data for an extended model, whose shapes and size must be known beforehand.
+
+Refused are:
 
 generators, iterators, PyDatasets       unknown shapes
 data sets with open dimensions          unknown shapes
@@ -9,11 +11,12 @@ fewer batches than the epochs need      an epoch that would end early
 import logging
 import types
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import cast
 
 import jax
 import keras
 
+from millrace._compat.keras_data import DataAdapter
 from millrace.errors import DataError
 from millrace.plan import Mode
 
@@ -23,11 +26,11 @@ INFINITE, UNKNOWN = -1, -2  # cardinalities of data sets
 _STEPS = {Mode.TRAIN: "steps_per_epoch", Mode.TEST: "steps", Mode.PREDICT: "steps"}
 
 
-def check_source(data: Any) -> None:
-    """Refuses data that comes from Python code of unknown shapes.
+def check_source(data: object) -> None:
+    """Refuses data of unknown shapes, such as that of Python code.
 
     Raises:
-        DataError: saying what to make of it.
+        DataError: saying how to make a data set of it.
     """
     kind = type(data).__name__
     if isinstance(data, types.GeneratorType | keras.utils.PyDataset):
@@ -46,33 +49,35 @@ def check_source(data: Any) -> None:
         dimensions = getattr(shape, "dims", shape)  # TensorFlow's own shapes have these
         if dimensions is None or None in list(dimensions):
             raise DataError(
-                f"Elements of the data set have the shape {shape}, which is not known in full. "
-                "Set drop_remainder=True in batch(), or give from_generator() full shapes."
+                f"Elements of the data set have the shape {shape}, which is partly unknown. Set "
+                "drop_remainder=True in batch(), or give from_generator() full shapes."
             )
 
 
-def check_batches(adapter: Any, arguments: Mapping[str, Any], mode: Mode, epochs: int) -> int:
-    """Returns the batches of an epoch.
+def check_batches(
+    adapter: DataAdapter, arguments: Mapping[str, object], mode: Mode, epochs: int
+) -> int:
+    """Returns the number of batches in an epoch.
 
     Args:
         adapter: Keras's, of the data.
         arguments: of Keras's epoch iterator.
         mode: of the loop.
-        epochs: that the loop runs.
+        epochs: number of epochs of the loop.
 
     Raises:
         DataError: if the last batch is smaller, or their number is unknown or too small.
     """
     size = getattr(adapter, "batch_size", None)
-    rest = getattr(adapter, "partial_batch_size", None) if adapter.has_partial_batch else None
-    if rest:
-        rows = (adapter.num_batches - 1) * size + rest
+    last = getattr(adapter, "partial_batch_size", None) if adapter.has_partial_batch else None
+    if last:
+        rows = (adapter.num_batches - 1) * size + last
         raise DataError(
             f"The data has {rows} rows, which are not a whole number of batches of "
-            f"batch_size={size}: the last one would have {rest}. Set batch_size to a divisor of "
-            f"{rows}, or leave {rest} rows out."
+            f"batch_size={size}: the last one would have {last}. Set batch_size to a divisor of "
+            f"{rows}, or leave {last} rows out."
         )
-    steps, name = arguments.get("steps_per_epoch"), _STEPS[mode]
+    steps, name = cast(int | None, arguments.get("steps_per_epoch")), _STEPS[mode]
     available = adapter.num_batches
     if steps is None and available is None:
         raise DataError(
@@ -80,13 +85,13 @@ def check_batches(adapter: Any, arguments: Mapping[str, Any], mode: Mode, epochs
             "the data set a size: no repeat() without a number."
         )
     if steps is None or steps == available:
-        return available  # the data begins anew in every epoch
+        return available  # the data starts again in every epoch
     needed = steps * epochs
     if available is None:
         if _cardinality(arguments.get("x")) != INFINITE:
             logger.info(
-                "The number of batches in the data is unknown; %d are needed. It may end before. "
-                "Append repeat() to the data set to be sure.",
+                "The number of batches in the data is unknown; %d are needed. The data may end "
+                "earlier. Append repeat() to the data set to be sure.",
                 needed,
             )
     elif available < needed:
@@ -98,10 +103,10 @@ def check_batches(adapter: Any, arguments: Mapping[str, Any], mode: Mode, epochs
     return steps
 
 
-def _cardinality(data: Any) -> int:
-    known = getattr(data, "cardinality", None)
-    return int(known()) if callable(known) else UNKNOWN  # type: ignore[call-overload]
+def _cardinality(data: object) -> int:
+    cardinality = getattr(data, "cardinality", None)
+    return int(cardinality()) if callable(cardinality) else UNKNOWN  # type: ignore[call-overload]
 
 
-def _has_shape(leaf: Any) -> bool:
+def _has_shape(leaf: object) -> bool:
     return hasattr(leaf, "shape")

@@ -1,4 +1,4 @@
-"""Puts the methods of IPU programs on an attached model. Its class stays Keras's own.
+"""Binds the methods of IPU programs to an attached model, whose class stays Keras's own.
 
 extend(model)
     rules              -> rules.py        IPURules, with the settings of the model
@@ -7,8 +7,8 @@ extend(model)
     build              -> building.py
     save, get_config   -> saving.py
     fit, evaluate, predict
-        data of Python code          refused, before Keras draws from it
-        set_asynchronous_callbacks   off in fit and evaluate where accumulate_outfeed is on
+        data of Python code          is refused, before Keras draws from it
+        set_asynchronous_callbacks   is off in fit and evaluate where accumulate_outfeed is on
 """
 
 import functools
@@ -46,7 +46,7 @@ LOOPS = ("fit", "evaluate", "predict")
 
 
 def extend(model: keras.Model) -> None:
-    """Extends an attached model, at the start of its construction too."""
+    """Extends an attached model, also at the start of its construction."""
     revive_from_configs()
     controller = controller_of(model)
     if controller is None:
@@ -71,30 +71,30 @@ def extend(model: keras.Model) -> None:
     put(controller, settings_of(controller))
 
 
-def around(name: str, loop: Callable[..., Any], controller: Controller) -> Callable[..., Any]:
+def around(name: str, loop: Callable[..., object], controller: Controller) -> Callable[..., Any]:
     """Returns `fit`, `evaluate` or `predict` of an extended model.
 
     Args:
         name: of the loop.
-        loop: the attached model's.
+        loop: the method of the attached model.
         controller: of the model.
     """
 
     @functools.wraps(loop)
-    def run(x: Any = None, *args: Any, **kwargs: Any) -> Any:
+    def run(x: object = None, *args: Any, **kwargs: Any) -> Any:
         check_source(x)
         validation = kwargs.get("validation_data")
         check_source(validation[0] if isinstance(validation, tuple) else validation)
         if name == "fit":
             epochs = kwargs.get("epochs", args[2] if len(args) > 2 else 1)
-            begun = kwargs.get("initial_epoch", 0)
-            rules = replace(rules_of(controller), epochs=max(epochs - begun, 1))
+            first = kwargs.get("initial_epoch", 0)
+            rules = replace(rules_of(controller), epochs=max(epochs - first, 1))
             controller.put_rules(rules)
-        if not _is_ignored(name, controller):
+        if not _ignores_asynchronous(name, controller):
             with device_iterators(False):  # Keras reads data sets in Python
                 return loop(x, *args, **kwargs)
-        before = controller.setup.options
-        controller.put_options(replace(before, asynchronous_callbacks=False), True)
+        options = controller.setup.options
+        controller.put_options(replace(options, asynchronous_callbacks=False), True)
         try:
             with device_iterators(False):
                 return loop(x, *args, **kwargs)
@@ -106,7 +106,8 @@ def around(name: str, loop: Callable[..., Any], controller: Controller) -> Calla
     return run
 
 
-def _is_ignored(name: str, controller: Controller) -> bool:
+def _ignores_asynchronous(name: str, controller: Controller) -> bool:
+    """Whether `set_asynchronous_callbacks` is on, and without effect in this loop."""
     settings, options = settings_of(controller), controller.setup.options
     if not options.asynchronous_callbacks or not settings.accumulate_outfeed or name == "predict":
         return False
@@ -114,7 +115,7 @@ def _is_ignored(name: str, controller: Controller) -> bool:
         return False
     if not controller.is_running:
         logger.info(
-            "accumulate_outfeed=True delivers the logs of %r once per update, so %s calls no "
+            "accumulate_outfeed=True delivers the logs of %r once per update, so that %s calls no "
             "callbacks in between: set_asynchronous_callbacks(True) is ignored there.",
             controller.model.name,
             name,

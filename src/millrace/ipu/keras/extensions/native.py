@@ -1,4 +1,4 @@
-"""The native options of an extended model, from what its setters were told.
+"""The native options of an extended model, made of its settings.
 
 set_gradient_accumulation_options
     dtype                                -> Accumulation.dtype
@@ -15,25 +15,31 @@ either of these
 set_replication_options                  -> Replication.metrics
 set_infeed_queue_options
     prefetch_depth                       -> Feed.prefetch_depth
-    max_block_bytes, max_resident_bytes  -> the same of Feed, which no IPU program has
-    optimise_latency, optimize_latency   no effect
-set_outfeed_queue_options                no effect: results wait on the host, without limit
+    max_block_bytes, max_resident_bytes  -> the same of Feed; the IPU did not have these
+    optimise_latency, optimize_latency   without effect
+set_outfeed_queue_options                without effect: results wait on the host, without limit
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
-from typing import Any
 
 from millrace.arguments import refuse_unknown
 from millrace.errors import OptionError
 from millrace.fit.controller import Controller
+from millrace.ipu.accumulator_dtype import accumulator_dtype
 from millrace.ipu.config import current_system
-from millrace.ipu.inert import inert
 from millrace.ipu.keras.extensions.settings import Settings, rules_of
-from millrace.ipu.ops.pipeline_options import accumulator_dtype, options_of_update
+from millrace.ipu.no_effect import warn_no_effect
+from millrace.ipu.ops.pipeline_options import (
+    BACKWARD,
+    FORWARD,
+    options_of_stages,
+    options_of_update,
+)
 from millrace.ipu.ops.schedules import NATIVE, recomputation_of
 from millrace.options import (
     Accumulation,
+    CompilerOptions,
     Feed,
     Offload,
     Options,
@@ -51,7 +57,13 @@ _OUTFEED = ("buffer_depth", *_LATENCY)
 
 
 def put(controller: Controller, settings: Settings, keep_functions: bool = False) -> None:
-    """Puts other settings in force."""
+    """Puts new settings in force.
+
+    Args:
+        controller: of the model.
+        settings: the new ones.
+        keep_functions: whether compiled functions stay, which do not depend on the change.
+    """
     options = native_options(settings, controller.setup.options, current_system().allow_recompute)
     controller.put_rules(replace(rules_of(controller), settings=settings))
     controller.put_options(options, keep_functions)
@@ -62,11 +74,11 @@ def native_options(settings: Settings, before: Options, recomputes: bool) -> Opt
 
     Args:
         settings: of the model.
-        before: its options so far, of which those stay that no setter is for.
+        before: the native options so far; those without a setter stay.
         recomputes: whether the configuration allows recomputation.
 
     Raises:
-        DTypeError: for an enum's value, a dtype or an object of another type.
+        DTypeError: for a setting of another type.
         UnsupportedError: for a recomputation mode that does not go with the schedule.
     """
     own, more = settings.accumulation, settings.pipelining.more
@@ -99,23 +111,21 @@ def native_options(settings: Settings, before: Options, recomputes: bool) -> Opt
 
 
 def pipelining(settings: Settings, before: Pipelining) -> Pipelining:
-    """Returns how stages run.
+    """Returns the native options of a pipeline.
 
     Args:
         settings: of the model.
-        before: its options so far, of which those stay that no setter is for.
+        before: the native options so far; those without a setter stay.
 
     Raises:
-        DTypeError: for an enum's value, a dtype or an object of another type.
+        DTypeError: for a setting of another type.
     """
     own = settings.pipelining
 
-    def stages(way: str) -> Any:
-        name = f"{way}_propagation_stages_poplar_options"
-        given = own.more.get(name)
-        return given and tuple(
-            options_of_update(f"{name}[{k}]", each) or {} for k, each in enumerate(given)
-        )
+    def stage_options(stages: str) -> tuple[CompilerOptions, ...] | None:
+        name = f"{stages}_poplar_options"
+        options = options_of_stages(name, own.more.get(name))
+        return None if options is None else tuple(options)
 
     return replace(
         before,
@@ -124,8 +134,8 @@ def pipelining(settings: Settings, before: Pipelining) -> Pipelining:
         dtype=accumulator_dtype(own.more.get("gradient_accumulation_dtype")),
         schedule=NATIVE[settings.schedule],
         device_mapping=settings.device_mapping,
-        forward_options=stages("forward"),
-        backward_options=stages("backward"),
+        forward_options=stage_options(FORWARD),
+        backward_options=stage_options(BACKWARD),
         update_options=options_of_update(
             "weight_update_poplar_options", own.more.get("weight_update_poplar_options")
         ),
@@ -134,7 +144,7 @@ def pipelining(settings: Settings, before: Pipelining) -> Pipelining:
 
 
 def recomputation(settings: Settings, recomputes: bool) -> Recomputation:
-    """Returns what is computed again.
+    """Returns the native options of recomputation.
 
     Args:
         settings: of the model.
@@ -144,45 +154,51 @@ def recomputation(settings: Settings, recomputes: bool) -> Recomputation:
         UnsupportedError: for a mode that does not go with the schedule.
     """
     mode = settings.pipelining.more.get("recomputation_mode")
-    chosen = recomputation_of(mode, settings.schedule, recomputes)
+    native_mode = recomputation_of(mode, settings.schedule, recomputes)
     if mode is None and recomputes:
-        # The same for a pipeline, and checkpoints act in a model in one piece.
+        # Equal to the IPU's default in a pipeline; in other models, checkpoints take effect.
         return Recomputation(mode=RecomputationMode.AUTO)
-    return Recomputation(mode=RecomputationMode(chosen))
+    return Recomputation(mode=RecomputationMode(native_mode))
 
 
 def feed(settings: Settings) -> Feed:
-    """Returns the native options; what has no value that they can have is refused at fit."""
-    given = settings.infeed.items()
-    return Feed(**{name: value for name, value in given if name in _FEED and _fits(name, value)})
+    """Returns the native options of the infeed, without values that `check_queues` refuses."""
+    options = settings.infeed.items()
+    return Feed(**{name: value for name, value in options if name in _FEED and _fits(name, value)})
 
 
-def _fits(name: str, value: Any) -> bool:
+def _fits(name: str, value: object) -> bool:
     least, most = (1, 255) if name == "prefetch_depth" else (0, None)
-    is_number = isinstance(value, int) and not isinstance(value, bool)
-    return is_number and value >= least and (most is None or value <= most)
+    if not isinstance(value, int) or isinstance(value, bool):
+        return False
+    return value >= least and (most is None or value <= most)
 
 
 def check_queues(settings: Settings) -> None:
     """Refuses options that the queues do not have.
 
     Raises:
-        OptionError: for an unknown one, or a depth out of range.
+        OptionError: for an unknown option, or a depth out of range.
     """
     setter = "set_infeed_queue_options"
     _check_queue(setter, settings.infeed, _INFEED, "prefetch_depth", 255)
     setter, options = "set_outfeed_queue_options", settings.outfeed
     _check_queue(setter, options, _OUTFEED, "buffer_depth", None)
     if options:
-        inert("buffer_depth", "Results wait on the host until they are read, without limit.")
+        warn_no_effect(
+            "buffer_depth", "Results wait on the host until they are read, without limit."
+        )
 
 
 def _check_queue(
-    setter: str, given: Mapping[str, Any], known: Any, depth: str, most: int | None
+    setter: str, options: Mapping[str, object], names: Collection[str], depth: str, most: int | None
 ) -> None:
-    refuse_unknown(setter, [name for name in given if name not in known], known, {})
-    if depth in given and whole_number(depth, given[depth], 1) > (most or given[depth]):
+    refuse_unknown(setter, [name for name in options if name not in names], names, {})
+    if depth not in options:
+        return
+    value = whole_number(depth, options[depth], 1)
+    if most is not None and value > most:
         raise OptionError(
-            f"{depth} must be at most {most}. Received: {given[depth]}. Set {depth}={most} or "
-            f"less in model.{setter}()."
+            f"{depth} must be at most {most}. Received: {value}. Set {depth}={most} or less in "
+            f"model.{setter}()."
         )

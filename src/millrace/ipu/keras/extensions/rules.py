@@ -1,20 +1,21 @@
-"""The rules of IPU programs, in place of those of millrace.
+"""The rules of IPU programs, where they differ from those of millrace.
 
 devices of a replica           rounded up to a power of two: [0, 1, 2] takes 4, one of them idle
-data                           known shapes and numbers, whole batches
+data                           known shapes and numbers of batches, whole batches
 steps_per_execution            a total over replicas, as in release 2.4; whole updates in training,
                                and whole executions in an epoch
 steps of an update             gradient_accumulation_steps_per_replica x replicas
-steps of inference             a multiple of replicas; of pipelines, of what runs at once
+steps of inference             a multiple of replicas; in pipelines, of those that run at once
 """
 
 import logging
 from collections.abc import Mapping, Sequence
-from typing import Any
 
+from millrace._compat.keras_data import DataAdapter
 from millrace.errors import DataError, OptionError, PlanError
 from millrace.fit.checks import factors
 from millrace.fit.setup import Setup
+from millrace.fit.stages import groups_needed
 from millrace.ipu.keras.extensions.checks import (
     check_optimizer,
     check_overrides,
@@ -44,7 +45,7 @@ class IPURules(ExtendedRules):
         Raises:
             ModelError: for an override.
             OptionError: for an option.
-            PlanError: for a number of micro-batches.
+            PlanError: for a number of micro-batches that does not fit.
         """
         assignment, model = setup.stages.assignment(), setup.model
         check_overrides(model, mode, assignment is not None)
@@ -56,9 +57,9 @@ class IPURules(ExtendedRules):
             check_pipeline(setup, self.settings, assignment, mode)
 
     def check_data(
-        self, setup: Setup, mode: Mode, adapter: Any, arguments: Mapping[str, Any]
+        self, setup: Setup, mode: Mode, adapter: DataAdapter, arguments: Mapping[str, object]
     ) -> None:
-        """Refuses data; see `check_batches`."""
+        """Refuses data of an unknown or unsuitable size; see `check_batches`."""
         epochs = self.epochs if mode is Mode.TRAIN else 1
         check_batches(adapter, arguments, mode, epochs)
 
@@ -73,32 +74,30 @@ class IPURules(ExtendedRules):
         """Returns the steps of a full execution; see the function of this name."""
         if steps is None:
             return super().steps_of_execution(setup, mode, steps_per_execution, steps, rows)
-        found = steps_of_execution(setup, mode, steps_per_execution, steps)
+        execution_steps = steps_of_execution(setup, mode, steps_per_execution, steps)
         if mode is Mode.TRAIN:
-            log_update(setup, found, steps, rows)
+            log_update(setup, execution_steps, steps, rows)
         else:
-            check_inference_length(setup, self.settings, found)
-        return found
+            check_inference_length(setup, self.settings, execution_steps)
+        return execution_steps
 
 
 def devices_of_replica(stages: int, mapping: Sequence[int], number: int) -> int:
-    """Returns how many devices one replica of a pipeline takes up: a power of two.
+    """Returns the number of devices for one replica of a pipeline: a power of two.
 
     Args:
         stages: their number.
-        mapping: the device of each within a replica.
+        mapping: the device of each stage within a replica.
         number: of devices of the strategy.
 
     Raises:
-        OptionError: if the mapping is of another number of stages, or the devices are not a whole
-            number of replicas.
+        OptionError: if the mapping has another length than the stages, or the devices are not a
+            whole number of replicas.
     """
-    if len(mapping) != stages:
-        raise OptionError(
-            f"device_mapping={list(mapping)} has {len(mapping)} entries, and the model has "
-            f"{stages} pipeline stages. Give one device for each in set_pipelining_options()."
-        )
-    used = max(mapping) + 1
+    try:
+        used = groups_needed(stages, mapping, max(mapping) + 1)
+    except PlanError as error:
+        raise OptionError(str(error)) from None  # a ValueError, as it was on the IPU
     size = 1 << (used - 1).bit_length()
     if number < size or number % size:
         raise OptionError(
@@ -109,82 +108,84 @@ def devices_of_replica(stages: int, mapping: Sequence[int], number: int) -> int:
     return size
 
 
-def steps_of_execution(setup: Setup, mode: Mode, given: int, steps: int) -> int:
+def steps_of_execution(setup: Setup, mode: Mode, steps_per_execution: int, steps: int) -> int:
     """Returns the steps of a full execution.
 
     Args:
         setup: of the model.
         mode: of the loop.
-        given: `steps_per_execution`, as compiled.
+        steps_per_execution: as compiled.
         steps: of the epoch.
 
     Raises:
         PlanError: if replicas or updates do not divide an execution.
         DataError: if executions do not divide the epoch.
     """
-    replicas, found = setup.replicas, min(given, steps)
-    what = f"steps_per_execution={given}"
-    if found < given:
-        what += f", truncated to the {found} steps of the epoch,"
+    replicas, execution_steps = setup.replicas, min(steps_per_execution, steps)
+    shown = f"steps_per_execution={steps_per_execution}"
+    if execution_steps < steps_per_execution:
+        shown += f", truncated to the {execution_steps} steps of the epoch,"
     rule = f"a multiple of the number of replicas, {replicas}"
-    window = replicas
+    divisor = replicas
     if mode is Mode.TRAIN and setup.accumulation.steps > 1:
-        window, (names, numbers) = setup.update_steps(mode), factors(setup.accumulation)
-        rule = f"a multiple of {names} x replicas = {numbers} x {replicas} = {window}"
+        divisor, (names, numbers) = setup.update_steps(mode), factors(setup.accumulation)
+        rule = f"a multiple of {names} x replicas = {numbers} x {replicas} = {divisor}"
     steps_name = "steps_per_epoch" if mode is Mode.TRAIN else "steps"  # the loop's argument
-    if found % window:
-        name = f"{f'{steps_name} and ' if found < given else ''}steps_per_execution"
+    if execution_steps % divisor:
+        is_truncated = execution_steps < steps_per_execution
+        name = f"{f'{steps_name} and ' if is_truncated else ''}steps_per_execution"
         raise PlanError(
-            f"{what} of {setup.model.name!r} must be {rule}. Set {name} to "
-            f"{-(-found // window) * window}."
+            f"{shown} of {setup.model.name!r} must be {rule}. Set {name} to "
+            f"{-(-execution_steps // divisor) * divisor}."
         )
-    if steps % found:
+    if steps % execution_steps:
         raise DataError(
-            f"The epoch has {steps} steps, which are not a multiple of {what} of "
+            f"The epoch has {steps} steps, which are not a multiple of {shown} of "
             f"{setup.model.name!r}. Set {steps_name} to "
-            f"{steps - steps % found}, or steps_per_execution to a divisor of {steps}."
+            f"{steps - steps % execution_steps}, or steps_per_execution to a divisor of {steps}."
         )
-    return found
+    return execution_steps
 
 
-def check_inference_length(setup: Setup, settings: Settings, found: int) -> None:
-    """Checks what a pipeline of evaluate or predict runs at once.
+def check_inference_length(setup: Setup, settings: Settings, execution_steps: int) -> None:
+    """Checks the number of micro-batches in an execution of evaluate or predict.
 
     Raises:
-        PlanError: naming the numbers.
+        PlanError: if a pipeline does not run such a number.
     """
     assignment = setup.stages.assignment()
     if assignment is not None:
         mapping = setup.options.pipelining.devices_of(assignment.num_stages)
-        check_length(settings.schedule, mapping, found // setup.replicas, training=False)
+        count = execution_steps // setup.replicas
+        check_length(settings.schedule, mapping, count, training=False)
 
 
-def log_update(setup: Setup, found: int, steps: int, rows: int | None) -> None:
-    """Logs what one update is made of.
+def log_update(setup: Setup, execution_steps: int, steps: int, rows: int | None) -> None:
+    """Logs the size of one update.
 
     Args:
         setup: of the model.
-        found: steps of an execution.
+        execution_steps: steps of an execution.
         steps: of an epoch.
         rows: of a batch; None if unknown.
     """
-    window, model = setup.update_steps(Mode.TRAIN), setup.model
-    if found == setup.replicas > 1:
+    update_steps, model = setup.update_steps(Mode.TRAIN), setup.model
+    if execution_steps == setup.replicas > 1:
         logger.info(
             "model %r runs one step per execution and replica. Set steps_per_execution in "
             "compile() to a larger number, for fewer round trips to Python.",
             model.name,
         )
-    if window > 1:
+    if update_steps > 1:
         logger.info(
             "model %r: %d batches are accumulated x %d replicas = %d batches in a weight update%s "
             "(%s of gradients); %d weight updates in an execution, %d in an epoch.",
             model.name,
             setup.accumulation.steps,
             setup.replicas,
-            window,
-            f", an effective batch size of {rows * window}" if rows else "",
+            update_steps,
+            f", an effective batch size of {rows * update_steps}" if rows else "",
             setup.accumulation.reduction.value,
-            found // window,
-            steps // window,
+            execution_steps // update_steps,
+            steps // update_steps,
         )

@@ -1,7 +1,7 @@
-"""Settings and stages are saved with a model, except for the free arguments of its setters.
+"""Saving of settings and stages with a model, except for the keyword arguments of its setters.
 
 in a `.keras` file              an asset, `millrace_ipu.json`, which stock Keras skips
-in get_config(), to_json()      an entry beside the first layer, which stock Keras skips
+in get_config(), to_json()      an entry of the first layer, which stock Keras skips
 
 {"gradient_accumulation": {...}, "pipelining": {...}, "device_mapping": ..., ..., "stages": ...}
 """
@@ -12,7 +12,9 @@ import logging
 import pathlib
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeAlias
+
+import keras
 
 from millrace._compat.keras_build import after_from_config
 from millrace.fit.controller import Controller, controller_of
@@ -25,6 +27,8 @@ from millrace.pipelines.assignment.assignment import from_json, to_json
 
 logger = logging.getLogger("millrace")
 FILE, ENTRY = "millrace_ipu.json", "millrace_ipu"
+
+Entry: TypeAlias = dict[str, Any]  # of a JSON file; see `as_dict`
 
 
 def save_assets_with_settings(
@@ -53,13 +57,15 @@ def load_assets_with_settings(
     return load_assets
 
 
-def get_config_with_settings(own: Callable[[], Any], controller: Controller) -> Callable[[], Any]:
+def get_config_with_settings(
+    own: Callable[[], object], controller: Controller
+) -> Callable[[], object]:
     """Returns the `get_config` of an extended model, with the settings in it."""
 
-    def get_config() -> Any:
+    def get_config() -> object:
         config = own()
         layers = config.get("layers") if isinstance(config, dict) else None
-        if layers and isinstance(layers[0], dict):
+        if layers and isinstance(layers[0], dict) and isinstance(config, dict):
             config = {**config, "layers": [{**layers[0], ENTRY: as_dict(controller)}, *layers[1:]]}
         return config
 
@@ -67,30 +73,30 @@ def get_config_with_settings(own: Callable[[], Any], controller: Controller) -> 
 
 
 def revive_from_configs() -> None:
-    """Lets `from_config` of Keras's models put settings in force, where a scope extends them."""
+    """Makes `from_config` of Keras's models restore settings, where a scope extends the models."""
     after_from_config(_entry_of, _revive)
 
 
-def _entry_of(config: Any) -> Any:
+def _entry_of(config: object) -> Entry | None:
     layers = config.get("layers") if isinstance(config, dict) else None
     return copy.deepcopy(layers[0].get(ENTRY)) if layers else None
 
 
-def _revive(model: Any, entry: Any) -> None:
+def _revive(model: keras.Model, entry: Entry | None) -> None:
     if entry is not None and is_extended(model):
         put_dict(controller_of(model), entry)  # type: ignore[arg-type]
 
 
-def as_dict(controller: Controller) -> dict[str, Any]:
+def as_dict(controller: Controller) -> Entry:
     """Returns the settings and stages of a model as plain data."""
     settings, model = settings_of(controller), controller.model
-    parts = {"gradient accumulation": settings.accumulation, "pipelining": settings.pipelining}
-    for what, part in parts.items():
-        if part.more:
+    setters = {"gradient accumulation": settings.accumulation, "pipelining": settings.pipelining}
+    for title, accumulating in setters.items():
+        if accumulating.more:
             logger.info(
                 "The %s options %s of %r are not saved with it. Set them again after loading.",
-                what,
-                list(part.more),
+                title,
+                list(accumulating.more),
                 model.name,
             )
     assignment = controller.setup.stages.assignment()
@@ -107,8 +113,8 @@ def as_dict(controller: Controller) -> dict[str, Any]:
     }
 
 
-def put_dict(controller: Controller, data: dict[str, Any]) -> None:
-    """Puts what `as_dict` has returned in force; what is missing gets its default."""
+def put_dict(controller: Controller, data: Entry) -> None:
+    """Puts the result of `as_dict` in force. Missing entries get their defaults."""
     mapping = data.get("device_mapping")
     settings = Settings(
         accumulation=_from_dict(data.get("gradient_accumulation")),
@@ -125,12 +131,15 @@ def put_dict(controller: Controller, data: dict[str, Any]) -> None:
         controller.setup.stages.put(from_json(data["stages"], controller.model))
 
 
-def _accumulating(part: Accumulating) -> dict[str, Any]:
-    method = part.method.name
-    return {"steps": part.steps, "reduction_method": method, "normalize": part.normalizes}
+def _accumulating(settings: Accumulating) -> Entry:
+    return {
+        "steps": settings.steps,
+        "reduction_method": settings.method.name,
+        "normalize": settings.normalizes,
+    }
 
 
-def _from_dict(data: dict[str, Any] | None) -> Accumulating:
+def _from_dict(data: Entry | None) -> Accumulating:
     data, default = data or {}, Accumulating()
     return replace(
         default,

@@ -5,20 +5,22 @@ set_pipelining_options              the native one, with "grouped" and "sum" for
 set_replication_options             the native one, with "none" for a default
 set_asynchronous_callbacks          the native one
 set_infeed_queue_options            prefetch_depth
-set_outfeed_queue_options           no effect: results wait until they are read
+set_outfeed_queue_options           without effect: results wait until they are read
 
-arguments -> other settings of the model (settings.py) -> its native options (native.py)
+arguments -> new settings of the model (settings.py) -> its native options (native.py)
 
-An argument that is None keeps what was set before; free arguments are replaced by every call. Each
+An argument that is None keeps the earlier value; every call replaces all keyword arguments. Each
 setter takes the controller of its model first, as the native methods do.
 """
 
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import cast
 
 from millrace.arguments import refuse_unknown
 from millrace.errors import OptionError
 from millrace.fit.controller import Controller
+from millrace.ipu.gradient_accumulation import ReductionMethod
 from millrace.ipu.keras.extensions.arguments import (
     ACCUMULATION,
     ACCUMULATION_REASONS,
@@ -26,7 +28,8 @@ from millrace.ipu.keras.extensions.arguments import (
     OUTFEED_REASONS,
     PIPELINING,
     PIPELINING_REASONS,
-    check_free,
+    ReplicatedMetricReductionMethod,
+    check_keywords,
     metric_reduction,
 )
 from millrace.ipu.keras.extensions.native import put
@@ -39,28 +42,30 @@ from millrace.schedules.table import check_at_a_time
 def set_gradient_accumulation_options(
     controller: Controller,
     gradient_accumulation_steps_per_replica: int | None = None,
-    experimental_normalize_gradients: bool | None = None,
-    gradient_accumulation_reduction_method: Any = None,
-    **gradient_accumulation_optimizer_kwargs: Any,
+    experimental_normalize_gradients: bool | ReductionMethod | None = None,
+    gradient_accumulation_reduction_method: ReductionMethod | None = None,
+    **gradient_accumulation_optimizer_kwargs: object,
 ) -> None:
-    """Lets several batches make one weight update. A pipelined model has options of its own.
+    """Accumulates the gradients of several batches into one weight update.
+
+    For a pipelined model, call `set_pipelining_options` instead.
 
     Args:
         controller: of the model whose method this becomes.
-        gradient_accumulation_steps_per_replica: batches in one update of a replica.
+        gradient_accumulation_steps_per_replica: number of batches in one update of a replica.
         experimental_normalize_gradients: True divides by batches and replicas.
         gradient_accumulation_reduction_method: "sum", "mean" over the batches of a replica, or
-            "running_mean"; at first "sum". May be given second, as in later releases.
+            "running_mean"; at first "sum". May be the second argument, as in later releases.
         **gradient_accumulation_optimizer_kwargs: `offload_weight_update_variables`,
             `replicated_optimizer_state_sharding`, `dtype`.
 
     Raises:
-        OptionError: for a number below 1, an unknown method or argument, or two that exclude
-            each other.
+        OptionError: for a number below 1, an unknown method or argument, or two arguments that
+            exclude each other.
     """
     more = gradient_accumulation_optimizer_kwargs
     setter = "set_gradient_accumulation_options"
-    check_free(setter, more, ACCUMULATION, ACCUMULATION_REASONS)
+    check_keywords(setter, more, ACCUMULATION, ACCUMULATION_REASONS)
     settings = settings_of(controller)
     accumulation = accumulating(
         settings.accumulation,
@@ -77,30 +82,30 @@ def set_pipelining_options(
     gradient_accumulation_steps_per_replica: int | None = None,
     device_mapping: list[int] | None = None,
     accumulate_outfeed: bool | None = None,
-    experimental_normalize_gradients: bool | None = None,
-    gradient_accumulation_reduction_method: Any = None,
-    **pipelining_kwargs: Any,
+    experimental_normalize_gradients: bool | ReductionMethod | None = None,
+    gradient_accumulation_reduction_method: ReductionMethod | None = None,
+    **pipelining_kwargs: object,
 ) -> None:
-    """Chooses how the stages of a pipelined model run.
+    """Sets the options of a pipelined model.
 
     Args:
         controller: of the model whose method this becomes.
-        gradient_accumulation_steps_per_replica: micro-batches in one update of a replica. Must
-            be set before fit.
+        gradient_accumulation_steps_per_replica: number of micro-batches in one update of a
+            replica. Must be set before fit.
         device_mapping: for each stage the number of its device within a replica.
-        accumulate_outfeed: True lets callbacks see logs once per update.
+        accumulate_outfeed: True delivers logs to callbacks once per update.
         experimental_normalize_gradients: True divides by micro-batches and replicas.
         gradient_accumulation_reduction_method: as in `set_gradient_accumulation_options`.
-        **pipelining_kwargs: as of `pipelining_ops.pipeline`.
+        **pipelining_kwargs: as for `pipelining_ops.pipeline`.
 
     Raises:
-        OptionError: for a number below 1, a mapping that is none, an unknown method or argument,
-            or two that exclude each other.
-        DTypeError: for a schedule or a mode that is no member of its enum.
-        UnsupportedError: for a combination that nothing runs.
+        OptionError: for a number below 1, an invalid mapping, an unknown method or argument, or
+            two arguments that exclude each other.
+        DTypeError: for a schedule or a mode that is not a member of its enumeration.
+        UnsupportedError: for a combination that cannot run.
     """
     setter = "set_pipelining_options"
-    check_free(setter, pipelining_kwargs, PIPELINING, PIPELINING_REASONS)
+    check_keywords(setter, pipelining_kwargs, PIPELINING, PIPELINING_REASONS)
     before = settings_of(controller)
     settings = replace(
         before,
@@ -124,9 +129,10 @@ def set_pipelining_options(
 
 
 def set_replication_options(
-    controller: Controller, replicated_metric_reduction_method: Any = "NONE"
+    controller: Controller,
+    replicated_metric_reduction_method: ReplicatedMetricReductionMethod | str = "NONE",
 ) -> None:
-    """Chooses which metrics of several replicas are reported.
+    """Chooses the metrics that are reported for several replicas.
 
     Args:
         controller: of the model whose method this becomes.
@@ -134,44 +140,44 @@ def set_replication_options(
             "SUM" or their "MEAN".
 
     Raises:
-        OptionError: for another one.
+        OptionError: for another method.
     """
     metrics = metric_reduction(replicated_metric_reduction_method)
     put(controller, replace(settings_of(controller), metrics=metrics))
 
 
-def set_infeed_queue_options(controller: Controller, **kwargs: Any) -> None:
-    """Chooses how data reaches the device. Values are checked when fit builds the queue.
+def set_infeed_queue_options(controller: Controller, **kwargs: object) -> None:
+    """Sets the options of the queue of data. Values are checked when fit builds the queue.
 
     Args:
         controller: of the model whose method this becomes.
         **kwargs: `prefetch_depth`, 1 to 255.
 
     Raises:
-        OptionError: for one that follows from the data.
+        OptionError: for an option that follows from the data.
     """
-    taken = [name for name in kwargs if name in INFEED_REASONS]
-    refuse_unknown("set_infeed_queue_options", taken, (), INFEED_REASONS)
+    refused = [name for name in kwargs if name in INFEED_REASONS]
+    refuse_unknown("set_infeed_queue_options", refused, (), INFEED_REASONS)
     put(controller, replace(settings_of(controller), infeed=dict(kwargs)))
 
 
-def set_outfeed_queue_options(controller: Controller, **kwargs: Any) -> None:
-    """Takes options of the queue of results. Values are checked when fit builds the queue.
+def set_outfeed_queue_options(controller: Controller, **kwargs: object) -> None:
+    """Sets the options of the queue of results. Values are checked when fit builds the queue.
 
     Args:
         controller: of the model whose method this becomes.
-        **kwargs: `buffer_depth`, from 1 on, which limits nothing here.
+        **kwargs: `buffer_depth`, from 1 on; the queue has no limit here.
 
     Raises:
-        OptionError: for one that does not go with Keras.
+        OptionError: for an option that does not go with Keras.
     """
-    taken = [name for name in kwargs if name in OUTFEED_REASONS]
-    refuse_unknown("set_outfeed_queue_options", taken, (), OUTFEED_REASONS)
+    refused = [name for name in kwargs if name in OUTFEED_REASONS]
+    refuse_unknown("set_outfeed_queue_options", refused, (), OUTFEED_REASONS)
     put(controller, replace(settings_of(controller), outfeed=dict(kwargs)))
 
 
 def set_asynchronous_callbacks(controller: Controller, asynchronous: bool = False) -> None:
-    """Delivers batch callbacks for every step while an execution runs, or once per execution.
+    """Calls batch callbacks for every step while an execution runs, or once per execution.
 
     Args:
         controller: of the model whose method this becomes.
@@ -180,8 +186,8 @@ def set_asynchronous_callbacks(controller: Controller, asynchronous: bool = Fals
     Raises:
         OptionError: if it is neither True nor False.
     """
-    chosen = truth("asynchronous", asynchronous)
-    put(controller, replace(settings_of(controller), asynchronous=chosen), keep_functions=True)
+    is_on = truth("asynchronous", asynchronous)
+    put(controller, replace(settings_of(controller), asynchronous=is_on), keep_functions=True)
 
 
 SETTERS = (
@@ -194,11 +200,12 @@ SETTERS = (
 )
 
 
-def _mapping(given: Any) -> tuple[int, ...]:
-    is_list = isinstance(given, list | tuple) and bool(given)
-    if not is_list or not all(isinstance(d, int) and d >= 0 for d in given):
+def _mapping(mapping: object) -> tuple[int, ...]:
+    is_list = isinstance(mapping, list | tuple) and bool(mapping)
+    numbers = tuple(cast(Sequence[int], mapping)) if is_list else ()
+    if not is_list or not all(isinstance(d, int) and d >= 0 for d in numbers):
         raise OptionError(
             "device_mapping is a list with the number of a device for each stage, such as [0, 1]. "
-            f"Received: {given!r}."
+            f"Received: {mapping!r}."
         )
-    return tuple(given)
+    return numbers

@@ -1,4 +1,4 @@
-"""The settings of an extended model, as its setters were told.
+"""The settings of an extended model, as its setters received them.
 
 set_gradient_accumulation_options   -> Settings.accumulation
 set_pipelining_options              -> Settings.pipelining, device_mapping, accumulate_outfeed
@@ -35,16 +35,16 @@ _REDUCTIONS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Accumulating:
-    """How gradients are accumulated, and the free arguments of the setter that said so."""
+    """The accumulation of gradients, and the keyword arguments of the setter."""
 
     steps: int | None = None
     method: Method = Method.SUM
-    normalizes: bool = False  # over micro-batches and replicas, as one big batch
-    more: Mapping[str, Any] = field(default_factory=dict)
+    normalizes: bool = False  # by micro-batches and replicas, as one big batch
+    more: Mapping[str, Any] = field(default_factory=dict)  # keyword arguments
 
     @property
     def reduction(self) -> Reduction:
-        """By its native name."""
+        """The native reduction."""
         return Reduction.MEAN if self.normalizes else _REDUCTIONS[self.method]
 
 
@@ -68,18 +68,18 @@ class Settings:
 
     @property
     def schedule(self) -> PipelineSchedule:
-        """Of the pipeline."""
+        """The schedule of the pipeline."""
         return schedule_of(self.pipelining.more.get("pipeline_schedule"), self.serialization)
 
     def of_either(self, name: str) -> Any:
-        """Returns a free argument that both setters take; None if neither was given it."""
-        own = self.pipelining.more.get(name)
-        return self.accumulation.more.get(name) if own is None else own
+        """Returns a keyword argument that both setters take; None if neither received it."""
+        value = self.pipelining.more.get(name)
+        return self.accumulation.more.get(name) if value is None else value
 
 
 @dataclass(frozen=True, slots=True)
 class ExtendedRules(Rules):
-    """Rules that know what the setters of their model were told."""
+    """Rules of a model with settings."""
 
     settings: Settings = Settings()
     epochs: int = 1  # of the running loop
@@ -93,38 +93,44 @@ def rules_of(controller: Controller) -> ExtendedRules:
 
 
 def settings_of(controller: Controller) -> Settings:
-    """Returns what the setters of an extended model were told."""
+    """Returns the settings of an extended model."""
     return rules_of(controller).settings
 
 
 def accumulating(
-    before: Accumulating, steps: Any, normalizes: Any, method: Any, more: dict[str, Any]
+    before: Accumulating,
+    steps: object,
+    normalizes: object,
+    method: object,
+    more: Mapping[str, object],
 ) -> Accumulating:
-    """Returns what a setter was told, on top of what was set before.
+    """Returns the settings after a call of a setter.
 
     Args:
-        before: what was set; an argument that is None keeps it.
+        before: the settings so far; an argument that is None keeps its value there.
         steps: `gradient_accumulation_steps_per_replica`.
         normalizes: `experimental_normalize_gradients`.
         method: `gradient_accumulation_reduction_method`.
-        more: the free arguments, which replace those of before.
+        more: the keyword arguments, which replace the earlier ones.
 
     Raises:
-        OptionError: for a number below 1, an unknown method, or two that exclude each other.
+        OptionError: for a number below 1, an unknown method, or two arguments that exclude each
+            other.
     """
     if method is None and not isinstance(normalizes, bool | None):
-        normalizes, method = None, normalizes  # later releases have the method in its place
-    chosen = before.method if method is None else reduction_method(method)
+        normalizes, method = None, normalizes  # later releases take the method second
+    reduction = before.method if method is None else reduction_method(method)
     if normalizes is None:
         normalizes = before.normalizes and method is None
-    if truth("experimental_normalize_gradients", normalizes) and chosen is not Method.SUM:
+    is_normalized = truth("experimental_normalize_gradients", normalizes)
+    if is_normalized and reduction is not Method.SUM:
         raise OptionError(
             "experimental_normalize_gradients=True and gradient_accumulation_reduction_method="
-            f"{chosen.name!r} both say how gradients are scaled. Leave the former out."
+            f"{reduction.name!r} both scale gradients. Leave the former out."
         )
     return Accumulating(
         steps=before.steps if steps is None else whole_number(STEPS, steps, 1),
-        method=chosen,
-        normalizes=normalizes,
+        method=reduction,
+        normalizes=is_normalized,
         more=more,
     )

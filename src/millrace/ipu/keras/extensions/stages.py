@@ -1,13 +1,13 @@
-"""The methods of an extended model that say which layer call is in which pipeline stage.
+"""The methods of an extended model that assign layer calls to pipeline stages.
 
 get_pipeline_stage_assignment             the native list, in the classes of this file
 set_pipeline_stage_assignment             the native one, after a check of the classes
 reset_pipeline_stage_assignment           the native one
 print_pipeline_stage_assignment_summary   the native one, without the costs of stages
-add, pop                                  Keras's, which then log that stages must be set again
+add, pop                                  Keras's; they log that stages must be set again
 
-a native list          -> `with_ipu_names` -> what a program is given
-what a program sets    -> `check_names`    -> taken natively: the classes derive from native ones
+native list            -> `with_ipu_names` -> list for a program
+list of a program      -> `check_names`    -> native, since the classes derive from native ones
 
 SequentialLayerPipelineStageAssignment         in a Sequential  -> PipelineStageAssignment
 FunctionalLayerPipelineStageAssignment         in a Functional  -> PipelineStageAssignment
@@ -21,7 +21,7 @@ Each method takes the controller of its model first, as the native methods do.
 
 import logging
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, TypeAlias, cast
 
 import keras
 
@@ -52,7 +52,7 @@ class FunctionalLayerPipelineStageAssignment(ModelLayerPipelineStageAssignment):
 class SequentialLayerPipelineStageAssignment(PipelineStageAssignment):
     """The stage of one layer in a Sequential model."""
 
-    def __init__(self, layer: Any, pipeline_stage: int | None = None):
+    def __init__(self, layer: keras.Layer, pipeline_stage: int | None = None):
         super().__init__(layer, 0, pipeline_stage)
 
 
@@ -67,11 +67,14 @@ class FunctionalNestedModelPipelineStageAssignment(NestedModelPipelineStageAssig
 class SequentialNestedModelPipelineStageAssignment(NestedPipelineStageAssignment):
     """The stages of the calls inside a nested model, in a Sequential model."""
 
-    def __init__(self, nested_model: Any, pipeline_stage_assignments: list[Any]):
+    def __init__(self, nested_model: keras.Model, pipeline_stage_assignments: list[AnyAssignment]):
         super().__init__(nested_model, 0, pipeline_stage_assignments)
 
 
-_CLASSES: dict[str, tuple[Any, Any]] = {
+Classes: TypeAlias = tuple[
+    type[PipelineStageAssignment], type[NestedPipelineStageAssignment]
+]  # for a layer, and for a nested model
+_CLASSES: dict[str, Classes] = {
     "Sequential": (
         SequentialLayerPipelineStageAssignment,
         SequentialNestedModelPipelineStageAssignment,
@@ -91,30 +94,32 @@ def get_pipeline_stage_assignment(controller: Controller) -> list[Any]:
     takes effect with `set_pipeline_stage_assignment`.
 
     Raises:
-        ModelError: if it is a subclassed model that is not built.
-        UnsupportedError: if it is one without a `call`.
+        ModelError: for a subclassed model that is not built.
+        UnsupportedError: for a subclassed model without a `call`.
     """
     model = controller.model
     _check_call(model)
     try:
         items = controller.setup.stages.get()
-    except PlanError:  # layers came or went
+    except PlanError:  # layers were added or removed
         items = get_assignment(model, None)
     return with_ipu_names(model, items)
 
 
-def set_pipeline_stage_assignment(controller: Controller, pipeline_stage_assignment: Any) -> None:
-    """Chooses the stage of each layer call.
+def set_pipeline_stage_assignment(
+    controller: Controller, pipeline_stage_assignment: list[AnyAssignment] | list[int]
+) -> None:
+    """Assigns a stage to each layer call.
 
     Args:
         controller: of the model whose method this becomes.
-        pipeline_stage_assignment: what `get_pipeline_stage_assignment` returned, with all stages
+        pipeline_stage_assignment: the list of `get_pipeline_stage_assignment`, with all stages
             set. For a Sequential also one whole number for each layer.
 
     Raises:
         OptionError: if it does not fit the model, has gaps, or flows backwards.
-        ModelError: if it is a subclassed model that is not built.
-        UnsupportedError: if it is one without a `call`.
+        ModelError: for a subclassed model that is not built.
+        UnsupportedError: for a subclassed model without a `call`.
     """
     _check_call(controller.model)
     check_names(controller.model, pipeline_stage_assignment)
@@ -122,20 +127,20 @@ def set_pipeline_stage_assignment(controller: Controller, pipeline_stage_assignm
 
 
 def reset_pipeline_stage_assignment(controller: Controller) -> None:
-    """Makes the model one that is not pipelined."""
+    """Removes all stages, so that the model is not a pipeline."""
     pipeline_methods.reset_pipeline_stage_assignment(controller)
 
 
 def print_pipeline_stage_assignment_summary(
     controller: Controller,
     line_length: int | None = None,
-    print_fn: Callable[[str], Any] | None = None,
+    print_fn: Callable[[str], object] | None = None,
 ) -> None:
     """Prints the stage of each layer call.
 
     Args:
         controller: of the model whose method this becomes.
-        line_length: characters of a line. None is 89, for a Sequential 60.
+        line_length: width of a line in characters. None is 89, for a Sequential 60.
         print_fn: called with each line. None is `print`.
     """
     assignment = controller.setup.stages.assignment()
@@ -143,17 +148,17 @@ def print_pipeline_stage_assignment_summary(
         (print_fn or print)(line)
 
 
-def add(controller: Controller, layer: Any, rebuild: bool = True) -> None:
+def add(controller: Controller, layer: keras.Layer, rebuild: bool = True) -> None:
     """Adds a layer to a Sequential. Its pipeline stages must then be set again."""
-    keras.Sequential.add(controller.model, layer, rebuild)  # type: ignore[arg-type]
-    _note_change(controller)
+    keras.Sequential.add(cast(keras.Sequential, controller.model), layer, rebuild)
+    _log_change(controller)
 
 
-def pop(controller: Controller, rebuild: bool = True) -> Any:
+def pop(controller: Controller, rebuild: bool = True) -> keras.Layer:
     """Removes the last layer of a Sequential. Its pipeline stages must then be set again."""
-    layer = keras.Sequential.pop(controller.model, rebuild)  # type: ignore[arg-type]
-    _note_change(controller)
-    return layer
+    layer = keras.Sequential.pop(cast(keras.Sequential, controller.model), rebuild)
+    _log_change(controller)
+    return cast(keras.Layer, layer)
 
 
 STAGE_METHODS = (
@@ -165,7 +170,7 @@ STAGE_METHODS = (
 SEQUENTIAL_METHODS = (add, pop)
 
 
-def _check_call(model: Any) -> None:
+def _check_call(model: keras.Model) -> None:
     if type(model).call is keras.Model.call:
         raise UnsupportedError(
             f"The model '{model.name}' ({type(model).__name__}) does not define call(), so it "
@@ -173,43 +178,43 @@ def _check_call(model: Any) -> None:
         )
 
 
-def _note_change(controller: Controller) -> None:
+def _log_change(controller: Controller) -> None:
     try:
         controller.setup.stages.assignment()
     except PlanError:
         logger.info(
-            "Layers of the pipelined model %r came or went. Call "
+            "Layers of the pipelined model %r were added or removed. Call "
             "set_pipeline_stage_assignment() again before it runs.",
             controller.model.name,
         )
 
 
-def with_ipu_names(model: Any, items: Iterable[AnyAssignment]) -> list[Any]:
-    """Returns the objects of a native list as those of IPU programs.
+def with_ipu_names(model: keras.Model, items: Iterable[AnyAssignment]) -> list[AnyAssignment]:
+    """Returns the objects of a native list in the classes of IPU programs.
 
-    A nested model without stages starts with those that it was assigned itself.
+    A nested model without stages starts with the stages that were assigned to it by itself.
 
     Args:
-        model: that makes the calls.
+        model: the model that makes the calls.
         items: as `get_pipeline_stage_assignment` returns them.
     """
-    layer_kind, nested_kind = classes_of(model)
-    found: list[Any] = []
+    layer_class, nested_class = cast(tuple[Any, Any], classes_of(model))
+    objects: list[AnyAssignment] = []
     for item in items:
-        sequential = layer_kind is SequentialLayerPipelineStageAssignment
-        index = () if sequential else (item.node_index,)
+        is_sequential = layer_class is SequentialLayerPipelineStageAssignment
+        index = () if is_sequential else (item.node_index,)
         if isinstance(item, NestedPipelineStageAssignment):
             inner = item.pipeline_stage_assignments
             _take_own_stages(item.nested_model, inner)
             named = with_ipu_names(item.nested_model, inner)
-            found.append(nested_kind(item.nested_model, *index, named))
+            objects.append(nested_class(item.nested_model, *index, named))
         else:
-            inbound = {} if sequential else {"inbound_layers": item.inbound_layers}
-            found.append(layer_kind(item.layer, *index, item.pipeline_stage, **inbound))
-    return found
+            inbound = {} if is_sequential else {"inbound_layers": item.inbound_layers}
+            objects.append(layer_class(item.layer, *index, item.pipeline_stage, **inbound))
+    return objects
 
 
-def _take_own_stages(model: Any, items: list[AnyAssignment]) -> None:
+def _take_own_stages(model: keras.Model, items: list[AnyAssignment]) -> None:
     controller = controller_of(model)
     layers = [item for item in items if isinstance(item, PipelineStageAssignment)]
     if controller is None or any(item.pipeline_stage is not None for item in layers):
@@ -221,46 +226,46 @@ def _take_own_stages(model: Any, items: list[AnyAssignment]) -> None:
             item.pipeline_stage_assignments[:] = own.pipeline_stage_assignments
 
 
-def check_names(model: Any, given: Any) -> None:
-    """Checks that a list has the objects that the model takes; the rest is checked natively.
+def check_names(model: keras.Model, assignments: object) -> None:
+    """Checks that a list has objects of the model's classes; the native check does the others.
 
     Raises:
-        OptionError: for an object of a model of another kind.
+        OptionError: for an object for another kind of model.
     """
-    kinds = classes_of(model)
-    for number, item in enumerate(given if isinstance(given, list) else ()):
-        if isinstance(item, AnyAssignment) and not isinstance(item, kinds):
+    classes = classes_of(model)
+    for number, item in enumerate(assignments if isinstance(assignments, list) else ()):
+        if isinstance(item, AnyAssignment) and not isinstance(item, classes):
             raise OptionError(
                 f"Element {number} for the model '{model.name}' is a {type(item).__name__}. A "
-                f"{kind_of_model(model)} takes a {kinds[0].__name__} for each layer call and a "
-                f"{kinds[1].__name__} for each nested model, as get_pipeline_stage_assignment() "
+                f"{kind_of_model(model)} takes a {classes[0].__name__} for each layer call and a "
+                f"{classes[1].__name__} for each nested model, as get_pipeline_stage_assignment() "
                 "returns them."
             )
         if isinstance(item, NestedPipelineStageAssignment):
             check_names(item.nested_model, item.pipeline_stage_assignments)
 
 
-def classes_of(model: Any) -> tuple[Any, Any]:
+def classes_of(model: keras.Model) -> Classes:
     """Returns the classes for a layer and for a nested model."""
     return _CLASSES[kind_of_model(model)]
 
 
-def kind_of_model(model: Any) -> str:
-    """Returns what a model is, in words."""
+def kind_of_model(model: keras.Model) -> str:
+    """Returns the kind of a model, in words for messages."""
     if has_own_call(model):
         return "subclassed model"
     return "Sequential" if isinstance(model, keras.Sequential) else "Functional"
 
 
 def ipu_summary_lines(
-    model: Any, assignment: Assignment | None, line_length: int | None = None
+    model: keras.Model, assignment: Assignment | None, line_length: int | None = None
 ) -> list[str]:
-    """Returns the stage of each layer call of a model.
+    """Returns the lines of a table with the stage of each layer call.
 
     Args:
         model: the model; a subclassed one must be built.
-        assignment: its stages; None leaves them `None`.
-        line_length: characters of each line.
+        assignment: its stages; None shows them as `None`.
+        line_length: width of each line in characters.
     """
     calls = find_calls(model)
     if assignment is None:

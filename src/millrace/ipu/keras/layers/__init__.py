@@ -3,7 +3,7 @@
 RecomputationCheckpoint            -> millrace.layers.RecomputationCheckpoint
 PopnnLSTM, LSTM                    -> keras.layers.LSTM                  `recurrent`
 PopnnGRU, GRU                      -> keras.layers.GRU, reset_after=False
-GroupNormalization, GroupNorm      -> its own, for strided groups        `normalization`
+GroupNormalization, GroupNorm         no stock layer has strided groups  `normalization`
 InstanceNormalization, InstanceNorm   a group for each channel
 LayerNormalization, LayerNorm      -> keras.layers.LayerNormalization
 Dropout                            -> keras.layers.Dropout               `stock`

@@ -1,6 +1,6 @@
 """Normalization over groups of channels, with the groups and the arguments of IPU layers.
 
-GroupNormalization        its own; of neighbours the result is keras.layers.GroupNormalization's
+GroupNormalization        for groups of neighbours as keras.layers.GroupNormalization
 InstanceNormalization     the same, with each channel a group
 LayerNormalization        -> keras.layers.LayerNormalization
 
@@ -11,13 +11,17 @@ The normalization is that of Wu and He 2018, arXiv 1803.08494; a group for each 
 Ulyanov et al. 2016, arXiv 1607.08022.
 """
 
-from typing import Any
+from typing import Any, TypeAlias, cast
 
+import jax
 import keras
 
 from millrace.errors import OptionError
+from millrace.ipu.keras.layers.stock import InputShape
 
 LayerNormalization = keras.layers.LayerNormalization
+
+Initializer: TypeAlias = keras.initializers.Initializer | str | dict[str, object] | None
 
 
 @keras.saving.register_keras_serializable(package="millrace.ipu")
@@ -25,14 +29,14 @@ class GroupNormalization(keras.layers.Layer):
     """Normalizes each group of channels, over all positions of a row.
 
     Args:
-        groups: how many there are; the channels must be a multiple of it.
-        channels_axis: where the channels are.
-        center: whether a trained `beta` is added.
-        scale: whether a trained `gamma` multiplies.
+        groups: number of groups; the channels must be a multiple of it.
+        channels_axis: axis of the channels.
+        center: whether to add a trained `beta`.
+        scale: whether to multiply by a trained `gamma`.
         epsilon: added to variances.
         beta_initializer: None is zeros.
         gamma_initializer: None is ones.
-        strided_channel_grouping: whether neighbours are in different groups.
+        strided_channel_grouping: whether neighbouring channels are in different groups.
         **kwargs: of a `keras.layers.Layer`.
     """
 
@@ -43,12 +47,12 @@ class GroupNormalization(keras.layers.Layer):
         center: bool = True,
         scale: bool = True,
         epsilon: float = 1e-3,
-        beta_initializer: Any = None,
-        gamma_initializer: Any = None,
+        beta_initializer: Initializer = None,
+        gamma_initializer: Initializer = None,
         strided_channel_grouping: bool = True,
-        **kwargs: Any,
+        **kwargs: object,
     ):
-        super().__init__(**kwargs)
+        super().__init__(**cast(dict[str, Any], kwargs))
         self.supports_masking = True
         self.groups, self.channels_axis = groups, channels_axis
         self.center, self.scale, self.epsilon = center, scale, epsilon
@@ -56,8 +60,8 @@ class GroupNormalization(keras.layers.Layer):
         self.gamma_initializer = keras.initializers.get(gamma_initializer or "ones")
         self.strided_channel_grouping = strided_channel_grouping
 
-    def build(self, input_shape: Any) -> None:
-        """Makes `gamma` and `beta`, of each channel.
+    def build(self, input_shape: InputShape) -> None:
+        """Makes `gamma` and `beta`, with one number for each channel.
 
         Raises:
             OptionError: if the channels are not a multiple of the groups.
@@ -76,8 +80,8 @@ class GroupNormalization(keras.layers.Layer):
             self.add_weight(shape, self.beta_initializer, name="beta") if self.center else None
         )
 
-    def call(self, inputs: Any) -> Any:
-        """Returns the inputs, normalized."""
+    def call(self, inputs: jax.Array) -> Any:
+        """Returns the normalized inputs."""
         ops = keras.ops
         x: Any = ops.moveaxis(inputs, self.channels_axis, -1)
         x = normalize_groups(x, self.groups, self.strided_channel_grouping, self.epsilon)
@@ -86,7 +90,7 @@ class GroupNormalization(keras.layers.Layer):
         return ops.moveaxis(x, -1, self.channels_axis)
 
     def get_config(self) -> dict[str, Any]:
-        """Returns the arguments."""
+        """Returns the arguments of the layer."""
         names = ("groups", "channels_axis", "center", "scale", "epsilon")
         return {
             **super().get_config(),
@@ -101,27 +105,27 @@ class GroupNormalization(keras.layers.Layer):
 class InstanceNormalization(GroupNormalization):
     """Normalizes each channel, over all positions of a row."""
 
-    def __init__(self, channels_axis: int = -1, **kwargs: Any):
-        kwargs = {name: kwargs[name] for name in kwargs if name != "groups"}
-        super().__init__(1, channels_axis, **kwargs)
+    def __init__(self, channels_axis: int = -1, **kwargs: object):
+        options = {name: value for name, value in kwargs.items() if name != "groups"}
+        super().__init__(1, channels_axis, **cast(dict[str, Any], options))
 
-    def build(self, input_shape: Any) -> None:
-        """Makes as many groups as there are channels."""
+    def build(self, input_shape: InputShape) -> None:
+        """Makes one group for each channel, and the weights."""
         self.groups = input_shape[self.channels_axis]
         super().build(input_shape)
 
 
-def normalize_groups(x: Any, groups: int, strided: bool, epsilon: float) -> Any:
+def normalize_groups(x: jax.Array, groups: int, strided: bool, epsilon: float) -> Any:
     """Returns an array in which each group of a row has mean 0 and variance 1.
 
     Args:
-        x: with rows on the first axis and channels on the last.
-        groups: how many there are; a divisor of the channels.
-        strided: whether channel `c` is in group `c % groups`, or neighbours are together.
+        x: `[rows, ..., channels]`.
+        groups: number of groups, a divisor of the channels.
+        strided: True puts channel `c` into group `c % groups`, False keeps neighbours together.
         epsilon: added to variances.
     """
     ops = keras.ops
-    shape: tuple[Any, ...] = tuple(x.shape)
+    shape = tuple(x.shape)
     each = shape[-1] // groups
     cut = (each, groups) if strided else (groups, each)
     grouped: Any = ops.reshape(x, (-1, *shape[1:-1], *cut))

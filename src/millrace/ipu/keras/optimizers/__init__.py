@@ -1,4 +1,4 @@
-"""The optimizers of `millrace.ipu.optimizers`: here all are Keras optimizers.
+"""The optimizers of `millrace.ipu.optimizers`, all of which are Keras optimizers here.
 
 CrossReplicaOptimizer(opt)                        -> ipu.optimizers.CrossReplicaOptimizer
 GradientAccumulationOptimizer(opt, n)             -> ipu.optimizers.GradientAccumulationOptimizerV2
