@@ -16,7 +16,7 @@ from millrace.ipu.scopes import placed_on
 from millrace.loops.function import CompiledFunction
 from millrace.loops.log_subject import identity
 from millrace.loops.replication import launching
-from millrace.tensorflow.conversion.convert import called
+from millrace.tensorflow.conversion.convert import converted
 from millrace.tensorflow.graph_mode import in_graph_mode
 
 KEPT = 32  # programs of computations that are alike
@@ -47,7 +47,7 @@ def compile(computation: Callable[..., Any], inputs: Sequence[Any] | None = None
     Raises:
         PlanError: outside of every scope that says where.
     """
-    inputs, computation = list(inputs or ()), called(computation)
+    inputs, computation = list(inputs or ()), converted(computation)
     if is_within_a_program():
         return _listed(computation(*inputs))
     place = placed_on()

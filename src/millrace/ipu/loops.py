@@ -10,7 +10,7 @@ from typing import Any
 
 from millrace.loops.repeat import repeat as native_repeat
 from millrace.loops.repeat import while_loop as native_while_loop
-from millrace.tensorflow.conversion.convert import called
+from millrace.tensorflow.conversion.convert import converted
 
 
 def repeat(
@@ -35,7 +35,7 @@ def repeat(
         The values after the last turn: one, a list of several, None for none.
     """
     del use_while_v1
-    return native_repeat(n, called(body), inputs, infeed_queue)
+    return native_repeat(n, converted(body), inputs, infeed_queue)
 
 
 def while_loop(
@@ -48,4 +48,4 @@ def while_loop(
 ) -> Any:
     """Calls `body` as long as `condition` of what goes round is true; else as `repeat`."""
     del use_while_v1
-    return native_while_loop(condition, called(body), inputs, infeed_queue, maximum_iterations)
+    return native_while_loop(condition, converted(body), inputs, infeed_queue, maximum_iterations)

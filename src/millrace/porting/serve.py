@@ -21,7 +21,7 @@ from millrace._compat.keras_tensorflow import show_own_tensorflow, show_tensorfl
 from millrace._compat.module_aliases import serve, stop_serving
 from millrace._compat.patch_table import SCRIPT_MODULES
 from millrace._compat.patches import put_in, take_out
-from millrace.tensorflow.dispatch import put_back, real_name, real_tensorflow
+from millrace.tensorflow.dispatch import real_name, real_tensorflow, restore_real_modules
 
 NAMES = {
     "ipu_tensorflow_addons": "millrace.ipu.addons",
@@ -56,7 +56,7 @@ def serving(directory: pathlib.Path) -> Iterator[None]:
         stop_serving(PURPOSE)
         del tensorflow.python  # type: ignore[attr-defined]
         sys.modules.update(before)
-        put_back()
+        restore_real_modules()
         show_own_tensorflow()
 
     put_in(SCRIPT_MODULES, undo)
