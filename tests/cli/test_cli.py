@@ -151,7 +151,7 @@ def test_a_picture_that_cannot_be_written(tmp_path):
         ),
         (["--schedule", "looped"], "Set --groups to a number below 4, such as 2. Received: None."),
         (["--schedule", "looped", "--groups", "5"], "below 4, such as 2. Received: 5."),
-        (["--groups", "2"], "--groups 2 does nothing for --schedule 1f1b"),
+        (["--groups", "2"], "--groups 2 has no effect on --schedule 1f1b"),
         (["--batch-serialization", "2"], "Received: --schedule 1f1b. Set --schedule sequential."),
         (["--schedule", "0F0 0B0"], "written for 1 micro-batches, and the update has 8"),
     ],
