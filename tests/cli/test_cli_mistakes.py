@@ -108,7 +108,10 @@ def run(place, monkeypatch):
         ("port nowhere.py", "nowhere.py: cannot be read: there is no such file."),
         ("port directory", "directory: cannot be read: it is a directory. Give its files, such as"),
         ("port binary.py", "binary.py: cannot be read: it is not text in UTF-8."),
-        ("port broken.py", "broken.py: cannot be read: line 2: '(' was never closed. Convert a pro"),
+        (
+            "port broken.py",
+            "broken.py: cannot be read: line 2: '(' was never closed. Convert a",
+        ),
         ("run nowhere.py", "File 'nowhere.py' does not exist"),
         ("run directory", "File 'directory' is a directory"),
         ("run broken.py", "broken.py, line 2: this is not a Python program: '(' was never closed"),

@@ -118,7 +118,7 @@ class NaNWatch(keras.callbacks.Callback):
         return self.model  # Keras sets it while `fit` runs
 
     def on_train_end(self, logs: Mapping[str, float] | None = None) -> None:
-        """Ends the watch."""
+        """Stops watching the gradients."""
         self._controller.watchers.unwatch(self)
 
     def on_epoch_begin(self, epoch: int, logs: Mapping[str, float] | None = None) -> None:

@@ -149,7 +149,7 @@ class TensorStatistics(keras.callbacks.Callback):
         controller.watch(self, self._choice.taps)
 
     def on_train_end(self, logs: Mapping[str, float] | None = None) -> None:
-        """Ends the watch; the history stays."""
+        """Stops watching; the history remains."""
         if self._controller is not None:
             self._controller.watchers.unwatch(self)
             self._controller = None

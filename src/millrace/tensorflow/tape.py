@@ -262,7 +262,7 @@ class TapeScope(VariableScope):
 
     @property
     def around(self) -> Any:
-        """The enclosing scope."""
+        """The scope that encloses the block of the tape."""
         return self._around
 
 

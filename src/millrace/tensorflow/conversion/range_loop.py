@@ -102,18 +102,18 @@ class _RangeLoop:
         return tuple(result[1:]) if trees else ()
 
     def _iteration(self, index: jax.Array, *args: ArrayTree, **named: ArrayTree) -> list[Any]:
-        """One iteration, called by the native loop with carried values and parts of the element."""
+        """One iteration, called by the native loop with carried values and items of the element."""
         count = self._body.__code__.co_argcount - 1  # type: ignore[attr-defined]
         element = self._element(args[count:], named)
         with drawing_from(IterationElement(self._iterator, element, self._location)):
             carried = self._body(self._start + index * self._step, *args[:count])
         return [index + 1, *map(self._array, carried)]
 
-    def _element(self, parts: tuple[ArrayTree, ...], named: Mapping[str, ArrayTree]) -> ArrayTree:
+    def _element(self, items: tuple[ArrayTree, ...], named: Mapping[str, ArrayTree]) -> ArrayTree:
         if named or self._iterator is None:
             return named
         spec = self._iterator.queue.block().batches
-        return type(spec)(parts) if type(spec) in (tuple, list) else parts[0]
+        return type(spec)(items) if type(spec) in (tuple, list) else items[0]
 
     def _with_zeros(self, values: list[object]) -> list[object]:
         """Returns the initial values; names that are first bound in the loop start as zeros."""
@@ -121,11 +121,11 @@ class _RangeLoop:
             return values
         element = () if self._iterator is None else self._iterator.queue.block().batches
         zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape[1:], leaf.dtype), element)
-        parts, named = arguments_of([], zeros)
+        items, named = arguments_of([], zeros)
 
         def look() -> list[Any]:
             initial = [None if value is UNDEFINED else self._array(value) for value in values]
-            return self._iteration(jnp.int32(0), *initial, *parts, **named)[1:]
+            return self._iteration(jnp.int32(0), *initial, *items, **named)[1:]
 
         specs = look_at(look).result
         zeros = [jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), spec) for spec in specs]

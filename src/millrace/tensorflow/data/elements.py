@@ -6,6 +6,7 @@ from typing import Any, TypeAlias
 
 import jax
 import numpy as np
+from jax.typing import DTypeLike
 
 from millrace.errors import DataError
 from millrace.pytrees import ArrayTree
@@ -17,7 +18,7 @@ class TensorSpec:
     """Shape and dtype of one array of an element; None stands for an unknown size or rank."""
 
     shape: tuple[int | None, ...] | None
-    dtype: Any = "float32"
+    dtype: DTypeLike = "float32"  # kept as a NumPy dtype
     name: str | None = None
 
     def __post_init__(self) -> None:
@@ -27,7 +28,7 @@ class TensorSpec:
         object.__setattr__(self, "dtype", np.dtype(self.dtype))
 
     def __repr__(self) -> str:
-        return f"TensorSpec(shape={self.shape}, dtype={self.dtype.name})"
+        return f"TensorSpec(shape={self.shape}, dtype={np.dtype(self.dtype).name})"
 
 
 def TensorShape(dims: Sequence[int | None] | None) -> tuple[int | None, ...] | None:  # noqa: N802

@@ -19,7 +19,7 @@ from millrace.tensorflow.data.elements import (
 )
 from millrace.tensorflow.dtypes import as_dtype
 
-Stream = TypeVar("Stream")  # the class `Dataset`, which is made of this module's functions
+Stream = TypeVar("Stream")  # the class `Dataset`, which has these functions as class methods
 StreamClass = Callable[[Callable[[], Iterator[Any]], int, Callable[[], ElementSpec]], Stream]
 
 
@@ -131,8 +131,8 @@ def _as_declared(value: object, signature: ElementSpec, number: int) -> Any:
         value = tuple(value)
     leaves, treedef = jax.tree.flatten(signature)
     try:
-        parts = treedef.flatten_up_to(value)
-        arrays = [np.asarray(part, s.dtype) for part, s in zip(parts, leaves, strict=True)]
+        values = treedef.flatten_up_to(value)
+        arrays = [np.asarray(item, s.dtype) for item, s in zip(values, leaves, strict=True)]
     except (ValueError, TypeError) as error:
         raise DataError(
             f"Element {number} of a generator, {value!r}, does not match output_signature: "

@@ -35,7 +35,7 @@ class Shuffled:
         self._seed, self._passes = seed, 0
 
     def __call__(self) -> Iterator[Any]:
-        """Starts a pass."""
+        """Yields the elements of one pass."""
         if self._seed is None:  # keras.utils.set_random_seed seeds this generator
             self._seed = int(np.random.randint(2**31))
         random = np.random.default_rng((self._seed, self._passes if self._anew else 0))
@@ -59,7 +59,7 @@ class Cached:
         self._lock = threading.Lock()
 
     def __call__(self) -> Iterator[Any]:
-        """Starts a pass."""
+        """Yields the elements of one pass."""
         if self._cached is not None:
             yield from self._cached
             return
