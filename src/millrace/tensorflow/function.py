@@ -25,7 +25,7 @@ from millrace.tensorflow.conversion.runtime import with_static_numbers
 from millrace.tensorflow.graph_mode import Deferred, is_deferred
 from millrace.tensorflow.iterators import DeviceIterator, ElementNeeded
 
-FunctionResult = TypeVar("FunctionResult")
+TracedResult = TypeVar("TracedResult")
 
 
 def function(
@@ -130,11 +130,11 @@ class Function:
 
     def _with_elements(
         self,
-        run: Callable[..., FunctionResult],
+        run: Callable[..., TracedResult],
         draw: Callable[[DeviceIterator], ArrayTree],
         args: tuple[object, ...],
         kwargs: Mapping[str, object],
-    ) -> FunctionResult:
+    ) -> TracedResult:
         """Runs with an element of each iterator that the function draws from."""
         args, kwargs = with_static_numbers((args, kwargs))
         key = _key((args, kwargs))
@@ -162,11 +162,11 @@ class Function:
             return self._compiled
 
 
-def _unconverted(function: Callable[..., FunctionResult]) -> Callable[..., FunctionResult]:
+def _unconverted(function: Callable[..., TracedResult]) -> Callable[..., TracedResult]:
     """Returns a function that is not rewritten, called in the way that rewritten ones are."""
 
     @functools.wraps(function)
-    def call(*args: object, **kwargs: Any) -> FunctionResult:
+    def call(*args: object, **kwargs: Any) -> TracedResult:
         elements = kwargs.pop(ELEMENTS, ((), ()))
         args, kwargs = runtime.plain((args, kwargs))
         with runtime.entering(elements):
