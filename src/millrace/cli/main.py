@@ -121,7 +121,7 @@ def simulate_command(
     """Draw a pipeline schedule, with its idle time and memory.
 
     A schedule file has one line for each device group, with its tasks, such as "0F0 0F1 0B0 0B1".
-    Where a schedule splits the backward pass into halves, each half takes half its time.
+    Where a schedule splits the backward pass into halves, each half takes half of its time.
     """
     if stages * micro_batches > _MAX_FORWARDS:
         raise OptionError(
