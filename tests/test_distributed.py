@@ -14,7 +14,7 @@ import jax
 import pytest
 
 from millrace import distributed
-from millrace.cli.launch import Launch, launch
+from millrace.cli.launch import LaunchOptions, launch
 from millrace.errors import DeviceError, OptionError, ProcessError
 
 SECONDS = 60
@@ -53,7 +53,7 @@ def start(tmp_path, monkeypatch, capfd):
     def run(code, **options):
         said = []
         script.write_text(START + code)
-        status = launch(Launch((str(script),), 2, timeout=SECONDS, **options), said.append)
+        status = launch(LaunchOptions((str(script),), 2, timeout=SECONDS, **options), said.append)
         (log,) = tmp_path.glob("millrace-launch-*/process-1.log")
         captured = capfd.readouterr()
         outputs = captured.out + captured.err, log.read_text()

@@ -234,17 +234,25 @@ def test_a_line_for_each_epoch(benchmark, capsys, caplog):
         ((3, 1, 1), DTypeError, "dataset=3 of type int cannot be iterated. Set dataset to a tf."),
         ((None, 1, 1), DTypeError, "dataset=None of type NoneType cannot be iterated"),
         ((lambda: 7, 1, 1), DTypeError, "dataset=7 of type int cannot be iterated"),
-        ((X, 1, 1), DTypeError, "value of type ndarray, which holds all rows at once, or none."),
-        (((X, Y), 1, 1), DTypeError, "a value of type tuple, which holds all rows at once"),
-        (({"x": X}, 1, 1), DTypeError, "a value of type dict, which holds all rows at once"),
-        (("train", 1, 1), DTypeError, "a value of type str, which holds all rows at once, or none"),
-        (([1, 2, 3], 1, 1), DTypeError, "Element 0 of the data set holds no array. Received: 1 of"),
-        (([X[0], None], 1, 2), DTypeError, "Element 1 of the data set holds no array. Received: N"),
-        (([[]], 1, 1), DTypeError, r"holds no array. Received: \[\] of type list"),
+        ((X, 1, 1), DTypeError, "value of type ndarray, which is not divided into batches"),
+        (((X, Y), 1, 1), DTypeError, "a value of type tuple, which is not divided into batches"),
+        (({"x": X}, 1, 1), DTypeError, "a value of type dict, which is not divided into batches"),
+        (("train", 1, 1), DTypeError, "a value of type str, which is not divided into batches"),
+        (
+            ([1, 2, 3], 1, 1),
+            DTypeError,
+            "Element 0 of the data set contains no array. Received: 1 of",
+        ),
+        (
+            ([X[0], None], 1, 2),
+            DTypeError,
+            "Element 1 of the data set contains no array. Received: N",
+        ),
+        (([[]], 1, 1), DTypeError, r"contains no array. Received: \[\] of type list"),
         (
             ([np.array([[1], [2, 3]], object)], 1, 1),
             DataError,
-            r"Leaf 0 of element 0 has Python objects of unknown size in an array of shape \(2,\)",
+            r"Leaf 0 of element 0 is an array of shape \(2,\) that contains Python objects",
         ),
         (
             (lambda path: endless(), 1, 1),
@@ -275,8 +283,11 @@ def test_data_that_ends_early(benchmark, make):
     with pytest.raises(DataError) as caught:
         within(HANG, lambda: benchmark(make(), 2, 5, print_stats=False))
     message = str(caught.value)
-    assert "ended after 7 elements, and 2 epochs of 5 elements take 10" in message
-    assert "Ask for 2 epochs of 3 elements or fewer, or let the data go on: repeat()" in message
+    assert "ended after 7 elements, but 2 epochs of 5 elements need 10" in message
+    assert (
+        "Ask for 2 epochs of 3 elements or fewer, or make the data endless: with repeat()"
+        in message
+    )
     assert not threads()
 
 
@@ -286,7 +297,9 @@ def X_7():  # noqa: N802 - the first seven of X
 
 @BOTH
 def test_no_data_at_all(benchmark):
-    with pytest.raises(DataError, match=r"ended after 0 elements.* Let the data go on: repeat\(\)"):
+    with pytest.raises(
+        DataError, match=r"ended after 0 elements.* Make the data endless: with repeat\(\)"
+    ):
         within(HANG, lambda: benchmark([], 3, 2, print_stats=False))
 
 

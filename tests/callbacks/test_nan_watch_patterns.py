@@ -24,10 +24,10 @@ def make_model(strategy, **layer):
     [
         (
             ["nope/*"],
-            r"'nope/\*' is the name of no trainable variable of 'net'. There are: dense/k",
+            r"'nope/\*' matches no trainable variable of 'net'. The names are: dense/k",
         ),
-        ("dens/kernel", r"Near it are: dense/kernel"),
-        (["dense/*", "dense/weight"], r"gradients='dense/weight' is the name of no trainable"),
+        ("dens/kernel", r"Similar names are: dense/kernel"),
+        (["dense/*", "dense/weight"], r"gradients='dense/weight' matches no trainable"),
     ],
 )
 def test_a_pattern_that_matches_nothing_is_refused_before_anything_is_compiled(

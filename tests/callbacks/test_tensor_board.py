@@ -48,5 +48,5 @@ def test_histograms_for_tensorboard(strategy, tmp_path):
 
 
 def test_histograms_need_a_directory():
-    with pytest.raises(millrace.errors.OptionError, match="nowhere to write them"):
+    with pytest.raises(millrace.errors.OptionError, match="needs a directory for the histograms"):
         watch("out", histograms=True)

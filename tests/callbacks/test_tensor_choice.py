@@ -69,7 +69,7 @@ def test_a_warning_names_what_is_out_of_sight(strategy):
 
     statistics = watch(("rnn", "cell"))
     x, y = data(2, (5, 1), 2)
-    with pytest.warns(UserWarning, match=r"nothing of \['cell'\].*name the layer around"):
+    with pytest.warns(UserWarning, match=r"no tensors of \['cell'\].*name the enclosing layer"):
         fit(strategy.attach(built(make)), statistics, (x, y), epochs=2)
     assert names(statistics.history, "activation") == ["rnn"]
 
@@ -96,11 +96,11 @@ def test_wrong_options(options, message):
     [
         (
             {"activations": "encoder/dens"},
-            "activations='encoder/dens' is the name of no layer of 'functional.*'. Near it are: "
-            "encoder/dense.*matches a whole name or its end",
+            "activations='encoder/dens' matches no layer of 'functional.*'. Similar names are: "
+            "encoder/dense.*match the whole name or its end",
         ),
         ({"activations": "encoder"}, "no layer.*encoder/dense"),  # a model is no layer of its own
-        ({"activations": "Q"}, "There are: encoder/dense, encoder/block, encoder/block/inner"),
+        ({"activations": "Q"}, "The names are: encoder/dense, encoder/block, encoder/block/inner"),
         (
             {"gradients": ["*", "head/kernl"]},
             "gradients='head/kernl'.*no trainable variable.*head/k",
@@ -116,7 +116,9 @@ def test_patterns_that_match_nothing(strategy, compiled_texts, options, message)
 
 
 def test_a_model_of_no_strategy():
-    with pytest.raises(millrace.errors.ModelError, match=r"belongs to none. Call strategy.attach"):
+    with pytest.raises(
+        millrace.errors.ModelError, match=r"belongs to no strategy. Call strategy.attach"
+    ):
         fit(built(), watch("*"))
 
 

@@ -123,6 +123,6 @@ def test_a_row_knows_its_stage():
 
 def test_it_keeps_max_rows(strategy):
     statistics = watch("*", max_rows=10)
-    with pytest.warns(UserWarning, match=r"keeps max_rows=10 rows.*Set every= or max_rows="):
+    with pytest.warns(UserWarning, match=r"has reached max_rows=10 rows.*Set every= or max_rows="):
         fit(strategy.attach(built()), statistics)
     assert column(statistics.history, "step") == [3] * 3 + [4] * 3 + [5] * 3

@@ -126,4 +126,4 @@ def test_without_a_home_there_must_be_a_directory(monkeypatch):
     monkeypatch.setattr("millrace.cli.cache_table.default_root", lambda: None)
     result = run("list")
     assert result.exit_code == 2
-    assert "There is no home directory to look for a cache in. Set --dir." in result.output
+    assert "There is no home directory for the cache. Set --dir." in result.output

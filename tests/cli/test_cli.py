@@ -7,7 +7,7 @@ import pytest
 from click.testing import CliRunner
 
 from millrace.cli.main import main
-from millrace.schedules.batch_serialization import serialized
+from millrace.schedules.batch_serialization import batch_serialized
 from millrace.schedules.one_f_one_b import one_f_one_b
 from millrace.schedules.text import grid, write
 
@@ -73,7 +73,7 @@ def test_several_stages_on_a_group():
 
 def test_stages_that_take_turns_on_one_device():
     words = ["--schedule", "sequential", "--batch-serialization", "3"]
-    assert run(*words, "--text").output == write(serialized(4, 8, 3)) + "\n"
+    assert run(*words, "--text").output == write(batch_serialized(4, 8, 3)) + "\n"
     lines = run(*words).output.splitlines()
     assert "bubble  0.0%   (textbook, with free transfers: 0.0%)" in lines
     assert lines[-1].split() == ["0", "0,", "1,", "2,", "3", "0", "12", "3,", "3,", "3,", "3"]
@@ -151,7 +151,7 @@ def test_a_picture_that_cannot_be_written(tmp_path):
         ),
         (["--schedule", "looped"], "Set --groups to a number below 4, such as 2. Received: None."),
         (["--schedule", "looped", "--groups", "5"], "below 4, such as 2. Received: 5."),
-        (["--groups", "2"], "--groups 2 does nothing for --schedule 1f1b"),
+        (["--groups", "2"], "--groups 2 has no effect on --schedule 1f1b"),
         (["--batch-serialization", "2"], "Received: --schedule 1f1b. Set --schedule sequential."),
         (["--schedule", "0F0 0B0"], "written for 1 micro-batches, and the update has 8"),
     ],
@@ -285,13 +285,13 @@ def test_benchmark_shows_progress_on_a_terminal_and_keeps_it_out_of_the_results(
         ),
         (
             ["feeds_of_cli:listed", "--elements", "4"],
-            "ended after 7 elements, and 2 epochs of 4 el",
+            "ended after 7 elements, but 2 epochs of 4 el",
         ),
         (
             ["feeds_of_cli:of_size"],
             "missing a required argument: 'rows'. Set dataset=lambda: of_si",
         ),
-        (["feeds_of_cli:batch"], "a value of type tuple, which holds all rows at once"),
+        (["feeds_of_cli:batch"], "a value of type tuple, which is not divided into batches"),
         (["feeds_of_cli:endless", "--model", "feeds_of_cli:listed"], "takes a keras.Model first."),
         (["feeds_of_cli:endless", "--model", "feeds_of_cli:modl"], "Did you mean 'model'?"),
     ],

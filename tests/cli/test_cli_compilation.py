@@ -125,7 +125,11 @@ def test_a_pipeline_after_it_compiles_nothing(tmp_path):
     ("script", "code", "message"),
     [
         (SCRIPT, 2, "Error: What is compiled would be lost: this process has no cache of"),
-        ("print('nothing')", 2, "Error: mine.py has compiled nothing: it called fit, evaluate or"),
+        (
+            "print('nothing')",
+            2,
+            "Error: mine.py has compiled nothing: it never called fit, evaluate",
+        ),
         ("import sys; sys.exit(3)", 3, ""),
         ("import sys; sys.exit()", 2, "has compiled nothing"),
     ],

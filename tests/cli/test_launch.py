@@ -10,7 +10,7 @@ import time
 
 import pytest
 
-from millrace.cli.launch import Launch, launch, share_cores
+from millrace.cli.launch import LaunchOptions, launch, share_cores
 
 # For scripts that do without JAX, which takes seconds to import.
 WHO = "import json, os; told = json.loads(os.environ['MILLRACE_LAUNCH']); i = told['process_id']\n"
@@ -26,7 +26,7 @@ def start(tmp_path, monkeypatch, capfd):
     def run(code, processes=2, arguments=(), **options):
         said = []
         script.write_text(WHO + code)
-        status = launch(Launch((str(script), *arguments), processes, **options), said.append)
+        status = launch(LaunchOptions((str(script), *arguments), processes, **options), said.append)
         (directory,) = tmp_path.glob("millrace-launch-*")
         logs = [directory / f"process-{index}.log" for index in range(1, processes)]
         return status, "\n".join(said), [capfd.readouterr().out, *(log.read_text() for log in logs)]

@@ -130,7 +130,7 @@ class Mine(keras.layers.Layer):
 def test_an_option_without_meaning_is_said():
     code = "c = ipu.config.IPUConfig()\nc.matmuls.poplar_options = {}"
     what, instead = one(code, blocking=False)
-    assert what == "IPUConfig.matmuls.poplar_options, which does nothing"
+    assert what == "IPUConfig.matmuls.poplar_options, which has no effect"
     assert "XLA" in instead
 
 
@@ -196,12 +196,12 @@ def test_the_command(tmp_path):
         result = CliRunner().invoke(main, ["port", *map(str, paths)])
         return result.exit_code, result.output.splitlines()
 
-    assert run(good) == (0, ["1 file: nothing stands in the way. Start it with `millrace run`."])
+    assert run(good) == (0, ["1 file: nothing stands in the way. Run it with `millrace run`."])
     status, lines = run(good, bad)
     assert status == 1
     assert lines[0].startswith(f"{bad}:{HEAD + 1}: import of popdist  ->  millrace.distributed")
     assert lines[1] == f"{bad}:{HEAD + 2}: lr= of keras.optimizers.SGD  ->  learning_rate="
-    assert lines[2] == "2 files: 2 of 2 findings stand in the way. docs/porting.md says more."
+    assert lines[2] == "2 files: 2 of 2 findings stand in the way. See docs/porting.md."
     status, lines = run(broken, bad, tmp_path / "none.py")
     assert status == 2
     assert lines[0].startswith(f"{broken}: cannot be read: ")

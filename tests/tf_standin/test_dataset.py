@@ -133,9 +133,9 @@ def test_generators_are_held_to_their_signature():
     (element,) = dataset
     assert element[0].dtype == tf.float32
     wrong = Dataset.from_generator(lambda: iter([([1, 2, 3], 3)]), output_signature=spec)
-    with pytest.raises(DataError, match=r"shape \(3,\), and output_signature says \(2,\). Set"):
+    with pytest.raises(DataError, match=r"shape \(3,\), where output_signature has \(2,\). Set"):
         list(wrong)
-    with pytest.raises(DataError, match=r"is not what output_signature says.*Yield values"):
+    with pytest.raises(DataError, match=r"does not match output_signature.*Yield values"):
         list(Dataset.from_generator(lambda: iter([1]), output_signature=spec))
     with pytest.raises(OptionError, match=r"Set output_signature=tf.TensorSpec"):
         Dataset.from_generator(lambda: iter([1]))
@@ -147,14 +147,14 @@ def test_generators_are_held_to_their_signature():
 
 
 def test_what_cannot_be_stacked_or_sliced():
-    with pytest.raises(DataError, match=r"\[\(2,\), \(3,\)\]. Set Dataset.from_tensors"):
+    with pytest.raises(DataError, match=r"\[\(2,\), \(3,\)\]. Use Dataset.from_tensors"):
         Dataset.from_tensor_slices((np.zeros(2), np.zeros(3)))
     ragged = Dataset.from_generator(
         lambda: iter([[1], [1, 2]]), output_signature=tf.TensorSpec((None,), tf.int32)
     )
-    with pytest.raises(DataError, match=r"batch\(\) stacks elements of one shape"):
+    with pytest.raises(DataError, match=r"batch\(\) stacks elements of the same shape"):
         list(ragged.batch(2))
-    with pytest.raises(DataError, match=r"which is no array. Return arrays"):
+    with pytest.raises(DataError, match=r"which is not an array. Return arrays"):
         list(Dataset.range(1).map(lambda x: object()))
     with pytest.raises(DataError, match=r"is empty, so its elements have no shape"):
         _ = Dataset.range(1).skip(1).map(lambda x: {}[int(x)]).element_spec
@@ -217,5 +217,5 @@ def test_class_weights_and_targets_beside_a_data_set():
         dense_model().fit(dataset, y, verbose=0)
     weighed = Dataset.zip((dataset, dataset.map(lambda x, y: y))).map(lambda a, w: (*a, w))
     batches = weighed.as_data_adapter(class_weight={1: 3.0}).get_jax_iterator()
-    with pytest.raises(DataError, match=r"without sample weights.*in dataset.map\(\)"):
+    with pytest.raises(DataError, match=r"no sample weights.*in dataset.map\(\)"):
         next(batches)

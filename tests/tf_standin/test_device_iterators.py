@@ -97,9 +97,9 @@ def test_two_iterators_and_two_elements_of_a_turn():
     def native(n):
         millrace.repeat(n, lambda: one.python_function(first) and None)
 
-    with pytest.raises(QueueError, match=r"_iterators.py:\d+ takes elements of two.*Dataset.zip"):
+    with pytest.raises(QueueError, match=r"ors.py:\d+ draws from two iterators.*Dataset.zip"):
         both(2)
-    with pytest.raises(QueueError, match=r"calls next\(\) twice in a turn.*batch\(2"):
+    with pytest.raises(QueueError, match=r"calls next\(\) twice in one iteration.*batch\(2"):
         twice(2)
     with pytest.raises(QueueError, match=r"not over tf.range\(\). Set infeed_queue="):
         native(2)

@@ -186,9 +186,9 @@ def test_conditions_of_the_device_are_refused():
     def absolute(x):
         return -x if x < 0 else x
 
-    with pytest.raises(LoopError, match=r"absolute asks in an `if`.*tf.where\(\), tf.cond\(\)"):
+    with pytest.raises(LoopError, match=r"tests a value in an `if`.*tf.where\(\), tf.cond\(\)"):
         absolute(tf.constant(1.0))
-    with pytest.raises(LoopError, match=r"carries a value from turn to turn that is no array"):
+    with pytest.raises(LoopError, match=r"from one iteration to the next that is not an array"):
         tf.function(keep_objects)(3)
 
 

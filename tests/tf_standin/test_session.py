@@ -93,7 +93,7 @@ def test_wrong_feeds_and_uses():
         session.run(x + 1)
     with pytest.raises(OptionError, match=r"which is no placeholder. Set feed_dict="):
         session.run(x, {3: [1, 2]})
-    with pytest.raises(OptionError, match=r"so `if` cannot ask for it now. Set tf.where"):
+    with pytest.raises(OptionError, match=r"so `if` cannot test it now. Use tf.where"):
         bool(x > 1)
     with pytest.raises(OptionError, match=r"unpack the result: a, b = session.run"):
         a, b = x + 1

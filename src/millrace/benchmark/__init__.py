@@ -1,13 +1,11 @@
-"""How fast a data set supplies batches, and whether a model would wait for them.
+"""Benchmarks of data sets: how fast they supply batches, and whether a model waits for them.
 
     throughput.py   dataset_benchmark, infeed_benchmark
-    verdict.py      feed_verdict: loading alone, the model alone, both
-    sources.py      what a data set may be, and how its elements are read
-    supply.py       the thread that pulls elements, and the queue behind it
-    measure.py      epochs of a benchmark, timed
-    command.py      what `millrace benchmark` does
-    named.py        `module:name` and `file.py:name`
-    show.py         lines, tables, progress
+    verdict.py      feed_verdict: loading alone, the model alone, both together
+    sources.py      the kinds of data sets, and how their elements are read
+    supply.py       the thread that draws elements, and its queue
+    command.py      the command `millrace benchmark`, and names such as `module:name`
+    show.py         the clock of a benchmark, its lines, tables and progress bars
 
-Nothing here is part of training: it reads data sets, and calls `fit` as a user does.
+Training uses none of this: benchmarks read data sets, and call `fit` as a user does.
 """

@@ -1,4 +1,4 @@
-"""What `millrace benchmark` does, and what `module:name` stands for."""
+"""The command `millrace benchmark`, and the objects that names such as `module:name` stand for."""
 
 import difflib
 import importlib
@@ -25,12 +25,15 @@ from millrace.records.feed_benchmark import FeedVerdict, Supply
 
 
 def load(text: str) -> Any:
-    """Imports a module, from the current directory too, and returns what it calls `name`.
+    """Imports a module, also from the current directory, and returns one of its attributes.
 
-    Errors of the module itself are raised as they are.
+    Errors of the module itself propagate unchanged.
+
+    Args:
+        text: `module:name` or `file.py:name`.
 
     Raises:
-        OptionError: if there is no such module, file or name; near ones are shown.
+        OptionError: if there is no such module, file or name; the message shows similar ones.
     """
     where, _, name = text.rpartition(":")
     if not where or not name.isidentifier():
@@ -53,8 +56,8 @@ def load(text: str) -> Any:
 
 
 def _not_python(where: str, error: SyntaxError | ValueError) -> OptionError:
-    line, what = line_and_cause(error)
-    return OptionError(f"{where}{line} is not a Python program: {what}. Correct it first.")
+    line, cause = line_and_cause(error)
+    return OptionError(f"{where}{line} is not a Python program: {cause}. Correct it first.")
 
 
 def _module(name: str) -> types.ModuleType:
@@ -67,12 +70,12 @@ def _module(name: str) -> types.ModuleType:
     except (ModuleNotFoundError, TypeError) as error:  # TypeError: of a name that begins with "."
         missing = getattr(error, "name", None) or name
         if not f"{name}.".startswith(f"{missing}."):
-            raise  # the module is there, and imports another one that is not
-        # Within a package, what it has; otherwise what lies in the current directory.
+            raise  # the module exists, and imports another one that does not
+        # Suggests modules of the package, or of the current directory.
         package = sys.modules.get(missing.rpartition(".")[0])
         path = getattr(package, "__path__", None) or [here]
         last = missing.rpartition(".")[2]
-        names = [found.name for found in pkgutil.iter_modules(path)]
+        names = [other.name for other in pkgutil.iter_modules(path)]
         raise OptionError(
             f"There is no module {missing!r}, neither installed nor in {here}. {_near(last, names)}"
         ) from None
@@ -88,19 +91,19 @@ def _module_of_file(path: pathlib.Path) -> types.ModuleType:
         raise _not_python(str(path), error) from None
     path = path.resolve()
     for module in list(sys.modules.values()):
-        # Not by getattr: modules that load lazily would be loaded by it.
-        known = getattr(module, "__dict__", {})
-        if known.get("__file__") == str(path) and known.get("__name__") != "__main__":
-            return module  # its data set and its model should share one
-    # What lies beside it can be imported, as where the file is run itself.
+        # Not by getattr on the module, which would load modules that load lazily.
+        attributes = getattr(module, "__dict__", {})
+        if attributes.get("__file__") == str(path) and attributes.get("__name__") != "__main__":
+            return module  # data set and model come from the same module
+    # The file can import its neighbours, as it can when it is run as a script.
     if str(path.parent) not in sys.path:
         sys.path.insert(0, str(path.parent))
-    # A file called as a module that is there, such as random.py, must not take its place.
+    # A file with the name of an installed module, such as random.py, must not replace it.
     name = path.stem if importlib.util.find_spec(path.stem) is None else f"_benchmarked_{path.stem}"
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None and spec.loader is not None  # noqa: S101, PT018 - it ends in .py
     module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module  # before it runs: workers that are started find it by name
+    sys.modules[name] = module  # before it runs: worker processes find it by name
     try:
         spec.loader.exec_module(module)
     except BaseException:
@@ -110,22 +113,22 @@ def _module_of_file(path: pathlib.Path) -> types.ModuleType:
 
 
 def _near(name: str, names: Iterable[str]) -> str:
-    known = sorted(names)
-    near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+    existing = sorted(names)
+    near = difflib.get_close_matches(name, existing, n=1, cutoff=0.5)
     hint = f"Did you mean {near[0]!r}? " if near else ""
-    return f"{hint}It has: {', '.join(known)}." if known else "There are no others."
+    return f"{hint}It has: {', '.join(existing)}." if existing else "There are no others."
 
 
 @dataclass(frozen=True, slots=True)
 class FeedReport:
-    """What was measured: of the data set always, of the rest where it was asked for."""
+    """Measurements of a data set, and of its infeed and a model where these were requested."""
 
     dataset: Supply
     infeed: Supply | None = None
     verdict: FeedVerdict | None = None
 
     def as_json(self) -> str:
-        """Returns the JSON of the data set, and beside it that of the others."""
+        """Returns JSON of the data set's measurements, with `infeed` and `verdict` if present."""
         report = self.dataset.as_json()
         if self.infeed is not None:
             report["infeed"] = self.infeed.as_json()
@@ -134,7 +137,7 @@ class FeedReport:
         return json.dumps(report)
 
     def print(self) -> None:
-        """Prints a table, and the verdict below it."""
+        """Prints a table, followed by the verdict."""
         console = Console(highlight=False, soft_wrap=True)
         supplies = {"data set": self.dataset, "infeed": self.infeed}
         console.print(supply_table({k: v for k, v in supplies.items() if v is not None}))
@@ -146,19 +149,20 @@ class FeedReport:
 def benchmark_feed(
     dataset: str, epochs: int, elements: int, with_infeed: bool, model: str | None
 ) -> FeedReport:
-    """Measures a data set by its name, and shows on a terminal how far that is.
+    """Measures a data set that is given by name, with a progress bar on a terminal.
 
     Args:
-        dataset: `module:name` or `file.py:name`, a data set or a function that returns one.
-        epochs: to time, each by itself.
-        elements: of each epoch; steps of each epoch that the verdict is made of.
-        with_infeed: whether to measure it through the infeed as well.
-        model: of the same form, a model or a function that returns one; None for no verdict.
+        dataset: `module:name` or `file.py:name` of a data set, or of a function that returns one.
+        epochs: number of epochs, each timed separately.
+        elements: elements in each epoch, which are also the steps in each epoch of the verdict.
+        with_infeed: whether to measure the data set through the infeed, too.
+        model: `module:name` or `file.py:name` of a model, or of a function that returns one; None
+            skips the verdict.
     """
     whole_number("--epochs", epochs, 1)
     whole_number("--elements", elements, 1)
     source = load(dataset)
-    trained = None if model is None else _made(load(model))
+    trained = None if model is None else _model(load(model))
 
     def run(title: str, measure: Callable[..., Supply]) -> Supply:
         with progress(title, each=epochs * elements) as (tick,):
@@ -171,6 +175,6 @@ def benchmark_feed(
     )
 
 
-def _made(model: Any) -> Any:
+def _model(model: Any) -> keras.Model:
     is_function = callable(model) and not isinstance(model, keras.Model)
     return model() if is_function else model

@@ -1,4 +1,4 @@
-"""What a benchmark shows: a line per epoch, timed, tables, and progress on a terminal."""
+"""The clock of a benchmark, and its output: a line for each epoch, tables, progress bars."""
 
 import contextlib
 import logging
@@ -12,8 +12,8 @@ from rich.table import Table
 from millrace.errors import DataError
 from millrace.records.feed_benchmark import Supply, SupplyEpoch
 
-Arrivals = Iterator[tuple[int, int]]  # elements and bytes of what has arrived
-SHORTEST = 1e-9  # seconds: what the clock resolves, so that rates are finite
+Arrivals = Iterator[tuple[int, int]]  # numbers of elements and of bytes
+SHORTEST = 1e-9  # seconds: the resolution of the clock, so that rates stay finite
 
 
 def measure(
@@ -24,18 +24,18 @@ def measure(
     tell: Callable[[int, SupplyEpoch], object] = lambda number, epoch: None,
     tick: Callable[[int], object] = lambda count: None,
 ) -> Supply:
-    """Draws all epochs, one right after the other.
+    """Draws all epochs without a pause between them.
 
-    The clock is not stopped for `tell`: the data set works on meanwhile, and an epoch that began
+    The clock runs on during `tell`: the data set keeps working meanwhile, so an epoch that began
     with a full queue would look faster than the data set is.
 
     Args:
-        take: yields what arrives, up to as many elements as it is asked for.
-        epochs: how many.
-        elements: of each epoch.
-        begin: when the data set was opened, by `time.perf_counter`.
-        tell: is told of every epoch, numbered from 1.
-        tick: is told how many elements have arrived.
+        take: yields arrivals, up to the number of elements that it is called with.
+        epochs: number of epochs.
+        elements: elements in each epoch.
+        begin: time at which the data set was opened, by `time.perf_counter`.
+        tell: called after each epoch with its number, from 1, and its measurements.
+        tick: called with the number of elements in each arrival.
 
     Raises:
         DataError: if the data ends before the last epoch does.
@@ -61,22 +61,22 @@ def measure(
 
 
 def ended(delivered: int, epochs: int, elements: int) -> DataError:
-    """Returns the error of a data set that holds too little."""
+    """Returns the error for a data set with too few elements."""
     fewer = delivered // epochs
-    advice = f"Ask for {epochs} epochs of {fewer} elements or fewer, or let" if fewer else "Let"
+    advice = f"Ask for {epochs} epochs of {fewer} elements or fewer, or make" if fewer else "Make"
     return DataError(
-        f"The data set ended after {delivered} elements, and {epochs} epochs of {elements} "
-        f"elements take {epochs * elements}. A benchmark reads on and does not start it again, "
-        f"since opening it would be timed as well. {advice} the data go on: repeat() of tf.data "
-        "and grain, or a generator that reads it again and again."
+        f"The data set ended after {delivered} elements, but {epochs} epochs of {elements} "
+        f"elements need {epochs * elements}. A benchmark reads the data set once and does not "
+        f"reopen it, since opening would be timed as well. {advice} the data endless: with "
+        "repeat() in tf.data and grain, or with a generator that starts over."
     )
 
 
 logger = logging.getLogger("millrace")
 
-Tick = Callable[[int], object]  # is told how many elements or steps are done
+Tick = Callable[[int], object]  # called with the number of elements or steps since the last call
 
-TICK_SECONDS = 0.1  # between two looks of the bar: it should not be what is measured
+TICK_SECONDS = 0.1  # between updates of the bar, which must not slow the benchmark down
 
 
 def say(line: str) -> None:
@@ -85,7 +85,7 @@ def say(line: str) -> None:
 
 
 def tell_epoch(epochs: int, prints: bool, number: int, epoch: SupplyEpoch) -> None:
-    """Logs how an epoch went, and prints it where the user wants that."""
+    """Logs the measurements of an epoch, and prints them if `prints` is true."""
     line = f"epoch {number}/{epochs}: {epoch}"
     logger.info(line)
     if prints:
@@ -93,7 +93,7 @@ def tell_epoch(epochs: int, prints: bool, number: int, epoch: SupplyEpoch) -> No
 
 
 def supply_table(supplies: dict[str, Supply]) -> Table:
-    """Returns a row for each epoch of each of the measured supplies."""
+    """Returns a table with a row for each epoch of each supply."""
     table = Table("", "epoch", "elements/s", "GB/s", "seconds", box=None)
     for column in table.columns[1:]:
         column.justify = "right"
@@ -111,20 +111,20 @@ def supply_table(supplies: dict[str, Supply]) -> Table:
 
 @contextlib.contextmanager
 def progress(*titles: str, each: int) -> Iterator[list[Tick]]:
-    """Shows a bar for each title while someone looks at a terminal.
+    """Shows a progress bar for each title, if standard error is a terminal.
 
     Args:
-        *titles: what is done, one after the other.
-        each: elements or steps of each of them.
+        *titles: names of the tasks, in order.
+        each: elements or steps of each task.
 
     Yields:
-        For each title the function that moves its bar on.
+        For each title the function that advances its bar.
     """
     console = Console(stderr=True)
     if not console.is_terminal:
         yield [lambda count: None for _ in titles]
         return
-    # Results may go into a pipe while the bar does not: standard output is left alone.
+    # Leaves standard output alone: it may go into a pipe.
     columns = TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn()
     with Progress(*columns, console=console, transient=True, redirect_stdout=False) as bar:
         yield [_tick(bar, bar.add_task(title, start=False, total=each)) for title in titles]

@@ -1,18 +1,18 @@
-"""What a data set may be, and how its elements are read.
+"""The kinds of data sets, and how their elements are read.
 
-    PyDataset         through Keras's own adapter, with its workers
-    tf.data.Dataset   as NumPy arrays
-    a function        called, for the data set that it returns
-    an infeed queue   for the data set that it holds
-    anything else     that can be iterated: DataLoaders of torch and grain, generators, lists ...
+    PyDataset          through Keras's own adapter, with its workers
+    tf.data.Dataset    as NumPy arrays
+    a function         called: it returns the data set
+    an infeed queue    through the data set that it holds
+    another iterable   DataLoaders of torch and grain, generators, lists ...
 
-None of the libraries is imported: what a data set has decides.
+None of these libraries is imported: the methods of a data set tell its kind.
 """
 
 import contextlib
 import inspect
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, Protocol, TypeAlias
 
 import jax
 import keras
@@ -20,6 +20,19 @@ import numpy as np
 
 from millrace._compat.keras_data import get_data_adapter
 from millrace.errors import DataError, DTypeError, OptionError
+from millrace.pytrees import ArrayTree
+
+
+class HoldsDataset(Protocol):
+    """An infeed queue, native or of `ipu`."""
+
+    @property
+    def dataset(self) -> Any:
+        """The data set behind the queue."""
+        ...
+
+
+BatchSource: TypeAlias = Iterable[object] | keras.utils.PyDataset | HoldsDataset | Callable[[], Any]
 
 _KINDS = (
     "a tf.data.Dataset, a torch or grain DataLoader, a keras.utils.PyDataset, a generator or "
@@ -27,32 +40,34 @@ _KINDS = (
 )
 
 
-def find_source(dataset: Any) -> Any:
-    """Returns the data set itself where an infeed queue was given.
+def find_source(dataset: BatchSource) -> Any:
+    """Returns the data set behind an infeed queue, and any other data set as it is.
 
-    A torch DataLoader has a `dataset`, too, of rows instead of batches; it can be iterated.
+    A torch DataLoader has an attribute `dataset`, too, of rows instead of batches; unlike a queue
+    it can be iterated.
     """
-    is_queue = hasattr(dataset, "prefetch_depth") or not hasattr(dataset, "__iter__")
-    return dataset.dataset if is_queue and hasattr(dataset, "dataset") else dataset
+    queue: Any = dataset
+    is_queue = hasattr(queue, "prefetch_depth") or not hasattr(queue, "__iter__")
+    return queue.dataset if is_queue and hasattr(queue, "dataset") else dataset
 
 
-def restarts(dataset: Any) -> bool:
-    """Whether reading it again begins anew: all but generators and other iterators do."""
+def restarts(dataset: BatchSource) -> bool:
+    """Whether the data set can be read again from the beginning, as all but iterators can."""
     return not isinstance(find_source(dataset), Iterator)
 
 
 @contextlib.contextmanager
-def opened(dataset: Any) -> Iterator[Iterator[Any]]:
-    """Yields one pass over a data set's elements, their leaves as NumPy arrays.
+def opened(dataset: BatchSource) -> Iterator[Iterator[Any]]:
+    """Yields one pass over a data set's elements, whose leaves are NumPy arrays.
 
-    Elements may be drawn by another thread, which should have ended when this is left.
+    Another thread may draw the elements; it should end before the context does.
 
     Raises:
-        DTypeError: if it is no data set, or its elements hold no arrays.
+        DTypeError: if `dataset` is no data set, or its elements contain no arrays.
         OptionError: if it is a function that needs arguments.
-        DataError: if an element holds Python objects.
+        DataError: if an element contains Python objects.
     """
-    source = _made(find_source(dataset))
+    source = _called(find_source(dataset))
     if isinstance(source, keras.utils.PyDataset):
         adapter = get_data_adapter(source)
         adapter.on_epoch_begin()  # starts the data set's workers
@@ -63,13 +78,13 @@ def opened(dataset: Any) -> Iterator[Iterator[Any]]:
         return
     _check_iterable(source)
     if hasattr(source, "as_numpy_iterator"):
-        # Without a copy, which the tensors' own conversion makes.
+        # Avoids the copy that the tensors' own conversion makes.
         source = source.as_numpy_iterator()
     yield _arrays(iter(source))
 
 
-def _made(source: Any) -> Any:
-    """Returns what a function or a class makes, and anything else as it is."""
+def _called(source: Any) -> Any:
+    """Returns the result of a function or a class, and anything else as it is."""
     is_data = hasattr(source, "__iter__") and not isinstance(source, type)
     if is_data or not callable(source):
         return source
@@ -78,21 +93,22 @@ def _made(source: Any) -> Any:
     except TypeError as error:
         name = getattr(source, "__name__", "")
         raise OptionError(
-            f"A function as data set is called without arguments, and {source!r} needs some: "
-            f"{error}. Set dataset=lambda: {name if name.isidentifier() else 'function'}(...)."
+            f"A function that returns a data set is called without arguments, but {source!r} needs "
+            f"some: {error}. Set dataset=lambda: "
+            f"{name if name.isidentifier() else 'function'}(...)."
         ) from None
     except ValueError:
         pass  # a builtin without a signature
-    return find_source(source())
+    dataset: Any = source()
+    return find_source(dataset)
 
 
-def _check_iterable(source: Any) -> None:
+def _check_iterable(source: object) -> None:
     is_array = hasattr(source, "shape") and hasattr(source, "dtype")
     if is_array or isinstance(source, tuple | Mapping | str | bytes):
         raise DTypeError(
-            "A data set gives one batch after the other. Received: a value of type "
-            f"{type(source).__name__}, which holds all rows at once, or none. Set dataset to "
-            f"{_KINDS}."
+            "A data set supplies one batch after another. Received: a value of type "
+            f"{type(source).__name__}, which is not divided into batches. Set dataset to {_KINDS}."
         )
     if not hasattr(source, "__iter__") and not hasattr(type(source), "__getitem__"):
         raise DTypeError(
@@ -101,12 +117,12 @@ def _check_iterable(source: Any) -> None:
         )
 
 
-def _arrays(elements: Iterator[Any]) -> Iterator[Any]:
+def _arrays(elements: Iterator[ArrayTree]) -> Iterator[Any]:
     for index, element in enumerate(elements):
         leaves, tree = jax.tree.flatten(element)
         if not any(hasattr(leaf, "shape") for leaf in leaves):
             raise DTypeError(
-                f"Element {index} of the data set holds no array. Received: {element!r:.60} of "
+                f"Element {index} of the data set contains no array. Received: {element!r:.60} of "
                 f"type {type(element).__name__}. An element is one batch: an array, or arrays in "
                 "tuples, lists and dicts, such as (x, y)."
             )
@@ -114,8 +130,8 @@ def _arrays(elements: Iterator[Any]) -> Iterator[Any]:
         for position, array in enumerate(arrays):
             if array.dtype.kind == "O":
                 raise DataError(
-                    f"Leaf {position} of element {index} has Python objects of unknown size in an "
-                    f"array of shape {array.shape}. Rows of different lengths and text become "
-                    "arrays of one shape first: pad or encode them in the data set."
+                    f"Leaf {position} of element {index} is an array of shape {array.shape} that "
+                    "contains Python objects of unknown size. Pad rows of different lengths, and "
+                    "encode text as numbers, in the data set."
                 )
         yield jax.tree.unflatten(tree, arrays)

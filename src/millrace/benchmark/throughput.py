@@ -1,4 +1,4 @@
-"""How fast a data set supplies batches, before and behind the infeed.
+"""The throughput of a data set, by itself and through the infeed.
 
     dataset_benchmark   data set --> thread --> queue --> copy               host only
     infeed_benchmark    data set --> thread stacks blocks --> infeed --> device
@@ -11,37 +11,37 @@ import itertools
 import json
 import time
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import jax
 import numpy as np
 
 from millrace.arguments import checked
 from millrace.benchmark.show import Arrivals, measure, tell_epoch
-from millrace.benchmark.sources import opened
+from millrace.benchmark.sources import BatchSource, opened
 from millrace.benchmark.supply import ElementQueue
 from millrace.devices import DeviceGroup, find_devices, home
 from millrace.feeds.block import Block, Destination
 from millrace.feeds.blocks import BlockShape, stacked_blocks
 from millrace.feeds.infeed import Infeed
 from millrace.options import Feed, truth, whole_number
+from millrace.pytrees import ArrayTree
 from millrace.records.feed_benchmark import Supply
 
 
 @checked
 def dataset_benchmark(
-    dataset: Any,
+    dataset: BatchSource,
     number_of_epochs: int,
     elements_per_epochs: int,
     *,
     print_stats: bool = True,
     do_memcpy: bool = True,
 ) -> str:
-    """Measures how fast a data set supplies elements to this process. No device takes part.
+    """Measures how fast a data set supplies elements to this process, without any device.
 
-    A thread pulls elements into a short queue, and the caller takes them out. An element is what
-    the data set gives at once: one batch. It is read on and on over all epochs, so it must hold
-    `number_of_epochs * elements_per_epochs` of them, and not one more is drawn.
+    A thread draws elements into a short queue, and the caller takes them out. One element is one
+    batch. The data set is opened once for all epochs, so it must have at least
+    `number_of_epochs * elements_per_epochs` elements; no more than these are drawn.
 
         result = json.loads(millrace.dataset_benchmark(dataset.repeat(), 5, 100))
         result["epochs"][-1]["elements_per_second"]
@@ -49,21 +49,21 @@ def dataset_benchmark(
     Args:
         dataset: a tf.data.Dataset, a DataLoader of torch or grain, a keras.utils.PyDataset, any
             iterable of batches, or a function without arguments that returns one of these.
-        number_of_epochs: epochs to time, each by itself.
-        elements_per_epochs: elements of each epoch.
+        number_of_epochs: number of epochs, each timed separately.
+        elements_per_epochs: elements in each epoch.
         print_stats: whether to print elements and bytes per second of each epoch.
-        do_memcpy: whether every element is copied once, as training on it would.
+        do_memcpy: whether to copy every element once, as training would.
 
     Returns:
         JSON. `epochs` is a list with `elements_processed`, `total_bytes_processed` (in host
         memory), `time_elapsed` (seconds), `elements_per_second` and `bandwidth` (1e9 bytes per
-        second) of each epoch. `first_element_seconds` counts from opening the data set on and is
-        part of the first epoch's time.
+        second) of each epoch. `first_element_seconds` is measured from the opening of the data
+        set, and is part of the first epoch's time.
 
     Raises:
         OptionError: if a number is below 1.
-        DTypeError: if `dataset` cannot be iterated, or its elements hold no arrays.
-        DataError: if the data ends too early; the message says after how many elements.
+        DTypeError: if `dataset` cannot be iterated, or its elements contain no arrays.
+        DataError: if the data ends too early; the message has the number of elements.
     """
     supply = _checked(
         measure_dataset, dataset, number_of_epochs, elements_per_epochs, print_stats, do_memcpy
@@ -73,32 +73,32 @@ def dataset_benchmark(
 
 @checked
 def infeed_benchmark(
-    infeed_queue: Any,
+    infeed_queue: BatchSource,
     number_of_epochs: int,
     elements_per_epochs: int,
     *,
     print_stats: bool = True,
     do_memcpy: bool = True,
 ) -> str:
-    """Measures how fast batches come through millrace's infeed onto the first device.
+    """Measures how fast batches reach the first device through millrace's infeed.
 
     As in `fit`, a thread stacks elements into blocks and starts their transfer; the caller waits
-    until each block has arrived, and does nothing with it.
+    for each block to arrive, and does not use it.
 
     Args:
         infeed_queue: an infeed queue, or any data set as in `dataset_benchmark`.
-        number_of_epochs: epochs to time, each by itself.
-        elements_per_epochs: elements of each epoch. A block ends with an epoch.
+        number_of_epochs: number of epochs, each timed separately.
+        elements_per_epochs: elements in each epoch. No block extends over two epochs.
         print_stats: whether to print elements and bytes per second of each epoch.
-        do_memcpy: whether blocks go to the device. Otherwise they are left in host memory.
+        do_memcpy: whether blocks are transferred to the device, or left in host memory.
 
     Returns:
-        JSON as in `dataset_benchmark`; bytes are counted as they arrive, 64-bit numbers as 32.
+        JSON as in `dataset_benchmark`. Bytes are those that arrive: of 64-bit numbers, 32 bits.
 
     Raises:
         OptionError: if a number is below 1.
-        DTypeError: if the data set cannot be iterated, or its elements hold no arrays.
-        DataError: if the data ends too early, or no device can hold it.
+        DTypeError: if the data set cannot be iterated, or its elements contain no arrays.
+        DataError: if the data ends too early, or the device cannot represent it.
     """
     supply = _checked(
         measure_infeed, infeed_queue, number_of_epochs, elements_per_epochs, print_stats, do_memcpy
@@ -108,7 +108,7 @@ def infeed_benchmark(
 
 def _checked(
     run: Callable[..., Supply],
-    dataset: Any,
+    dataset: BatchSource,
     epochs: object,
     elements: object,
     print_stats: object,
@@ -122,23 +122,27 @@ def _checked(
 
 
 def measure_dataset(
-    dataset: Any, epochs: int, elements: int, copies: bool = True, **watchers: Any
+    dataset: BatchSource,
+    epochs: int,
+    elements: int,
+    copies: bool = True,
+    **watchers: Callable[..., object],
 ) -> Supply:
-    """Does what `dataset_benchmark` says; `watchers` are those of `measure`."""
+    """Runs `dataset_benchmark`; `watchers` are the arguments `tell` and `tick` of `measure`."""
     begin = time.perf_counter()
     with opened(dataset) as source:
         return measure_elements(source, epochs, elements, begin, copies, **watchers)
 
 
 def measure_elements(
-    source: Iterator[Any],
+    source: Iterator[ArrayTree],
     epochs: int,
     elements: int,
     begin: float,
     copies: bool = False,
-    **watchers: Any,
+    **watchers: Callable[..., object],
 ) -> Supply:
-    """Times elements that a thread pulls out of `source`, which was opened at `begin`."""
+    """Times elements that a thread draws from `source`, which was opened at `begin`."""
     queue = ElementQueue(source, epochs, elements)
     arrivals = _copied(queue.take()) if copies else map(_size, queue.take())
     try:
@@ -149,7 +153,7 @@ def measure_elements(
         queue.close()
 
 
-def _copied(elements: Iterator[Any]) -> Arrivals:
+def _copied(elements: Iterator[ArrayTree]) -> Arrivals:
     targets: list[np.ndarray] = []
     for element in elements:
         leaves: list[np.ndarray] = jax.tree.leaves(element)
@@ -160,14 +164,18 @@ def _copied(elements: Iterator[Any]) -> Arrivals:
         yield 1, sum(leaf.nbytes for leaf in leaves)
 
 
-def _size(element: Any) -> tuple[int, int]:
+def _size(element: ArrayTree) -> tuple[int, int]:
     return 1, sum(leaf.nbytes for leaf in jax.tree.leaves(element))
 
 
 def measure_infeed(
-    infeed_queue: Any, epochs: int, elements: int, copies: bool = True, **watchers: Any
+    infeed_queue: BatchSource,
+    epochs: int,
+    elements: int,
+    copies: bool = True,
+    **watchers: Callable[..., object],
 ) -> Supply:
-    """Does what `infeed_benchmark` says; `watchers` are those of `measure`."""
+    """Runs `infeed_benchmark`; `watchers` are the arguments `tell` and `tick` of `measure`."""
     feed = Feed()
     depth = getattr(infeed_queue, "prefetch_depth", None) or feed.prefetch_depth
     device = home(find_devices(None))
@@ -192,6 +200,6 @@ def measure_infeed(
 
 def _wait(block: Block, destination: Destination) -> None:
     leaves = jax.tree.leaves(block.batches)
-    if destination.is_host_memory:  # where the runner, not the feed, hands blocks to JAX
+    if destination.is_host_memory:  # there the runner, not the feed, passes blocks to JAX
         leaves = destination.put(leaves)
     jax.block_until_ready(leaves)

@@ -1,11 +1,11 @@
-"""Whether a model waits for its data.
+"""The verdict whether a model waits for its data.
 
     the data set alone           |load|load|load|load|
     the model on one batch       |train--|train--|train--|train--|
-    both, as fit runs them       |train--|train--|train--|train--|    + what it waits for
+    both, as fit runs them       |train--|train--|train--|train--|    + the time that it waits
 
-Each is run for one epoch to warm up and to compile, and for three that count, of which the median
-is taken.
+Each runs for one epoch to warm up and compile, and for three epochs that count. The result is the
+median of these three.
 """
 
 import contextlib
@@ -13,7 +13,7 @@ import copy
 import itertools
 import statistics
 import time
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Mapping
 from typing import Any
 
 import jax
@@ -23,10 +23,11 @@ import numpy as np
 from millrace._compat.keras_loops import restore_state
 from millrace.arguments import checked
 from millrace.benchmark.show import Tick, progress, say
-from millrace.benchmark.sources import opened, restarts
+from millrace.benchmark.sources import BatchSource, opened, restarts
 from millrace.benchmark.throughput import measure_elements
 from millrace.errors import DataError, ModelError, NotCompiledError
 from millrace.options import truth, whole_number
+from millrace.pytrees import ArrayTree
 from millrace.records.feed_benchmark import FeedVerdict
 
 ROUNDS = 3  # epochs that count
@@ -34,12 +35,12 @@ ROUNDS = 3  # epochs that count
 
 @checked
 def feed_verdict(
-    model: keras.Model, dataset: Any, steps: int = 100, *, print_stats: bool = False
+    model: keras.Model, dataset: BatchSource, steps: int = 100, *, print_stats: bool = False
 ) -> FeedVerdict:
-    """Says to how much of the model's own speed the data set limits training.
+    """Measures whether the data set slows training down, and by how much.
 
-    Trains the model, attached to a strategy or not, through its own `fit`, and gives it its
-    weights and its optimizer's state back. Its metrics are reset.
+    Trains the model, attached to a strategy or not, with its own `fit`, and restores its weights
+    and the state of its optimizer afterwards. Metrics are reset.
 
         with strategy.scope():
             model = keras.Sequential([...])
@@ -47,28 +48,28 @@ def feed_verdict(
         print(millrace.feed_verdict(model, dataset, 100))
 
     Args:
-        model: compiled; it is built if it is not.
-        dataset: as in `dataset_benchmark`, of batches as `fit` takes them. It is read again from
-            its beginning whenever it ends, as in training.
-        steps: batches in an epoch. Loading alone, the model alone and both together run four
-            epochs each, of which the first is not counted.
-        print_stats: whether to print the result here, too.
+        model: a compiled model; it is built if necessary.
+        dataset: as in `dataset_benchmark`, with batches as `fit` takes them. It is read again from
+            the beginning whenever it ends, as in training.
+        steps: batches in an epoch. Loading alone, the model alone and both together run for four
+            epochs each; the first one does not count.
+        print_stats: whether to print the result as well.
 
     Returns:
-        Seconds per step of the three. It prints as these with the verdict and what to change.
+        Seconds per step of the three. `str()` of it adds the verdict, and a change to make.
 
     Raises:
-        ModelError: if `model` is none; NotCompiledError if it is not compiled.
+        ModelError: if `model` is no Keras model; NotCompiledError if it is not compiled.
         OptionError: if `steps` is below 1.
-        DTypeError: if `dataset` cannot be iterated, or its elements hold no arrays.
-        DataError: if it is empty, or a generator that ends too early.
+        DTypeError: if `dataset` cannot be iterated, or its elements contain no arrays.
+        DataError: if `dataset` is empty, or a generator that ends too early.
     """
     _check_model(model)
     steps, prints = whole_number("steps", steps, 1), truth("print_stats", print_stats)
     epochs = 1 + ROUNDS
     with progress("loading", "the model", "both", each=epochs * steps) as (first, second, third):
         with contextlib.closing(_passes(dataset, steps)) as elements:
-            sample = copy.deepcopy(next(elements))  # a generator may fill its buffer again
+            sample = copy.deepcopy(next(elements))  # a generator may reuse its buffer
             begin = time.perf_counter()
             loading = measure_elements(elements, epochs, steps, begin, tick=first)
         loader = [epoch.time_elapsed for epoch in loading.epochs[1:]]
@@ -92,13 +93,13 @@ def _check_model(model: object) -> None:
         )
     if not model.compiled:
         raise NotCompiledError(
-            f"{type(model).__name__} {model.name!r} is not compiled, so it cannot be trained to "
-            "see how fast it is. Call compile(optimizer, loss) first."
+            f"{type(model).__name__} {model.name!r} is not compiled, so its training cannot be "
+            "timed. Call compile(optimizer, loss) first."
         )
 
 
-def _passes(dataset: Any, steps: int) -> Generator[Any]:
-    """Yields a data set's elements again and again."""
+def _passes(dataset: BatchSource, steps: int) -> Generator[Any]:
+    """Yields the elements of a data set, in endless passes."""
     drawn = 0
     while True:
         before = drawn
@@ -109,14 +110,14 @@ def _passes(dataset: Any, steps: int) -> Generator[Any]:
         if drawn == before or not restarts(dataset):
             raise DataError(
                 f"The data set ended after {drawn} elements and cannot be read again. Loading and "
-                f"training take {1 + ROUNDS} epochs of steps={steps} each. Set dataset to a "
+                f"training need {1 + ROUNDS} epochs of steps={steps} each. Set dataset to a "
                 "function that returns a new generator, or to a data set that can be iterated "
                 "more than once."
             )
 
 
-def _build(model: Any, batch: Any) -> None:
-    """Makes all weights, and the optimizer's state, so that they can be kept."""
+def _build(model: keras.Model, batch: ArrayTree) -> None:
+    """Creates the weights and the optimizer's state, so that they can be saved and restored."""
 
     def symbol(leaf: np.ndarray) -> keras.KerasTensor:
         return keras.KerasTensor(leaf.shape, str(jax.dtypes.canonicalize_dtype(leaf.dtype)))
@@ -129,35 +130,35 @@ def _build(model: Any, batch: Any) -> None:
 
 
 @contextlib.contextmanager
-def _unchanged(model: Any) -> Iterator[None]:
-    """Puts back what training changes, also where it fails."""
-    kept = [model.trainable_variables, model.non_trainable_variables, model.optimizer.variables]
-    # Copies: training gives the memory of the values themselves to their successors.
-    state = [[np.array(variable.value) for variable in variables] for variables in kept]
-    places = {device for v in model.variables for device in v.value.devices()}
+def _unchanged(model: keras.Model) -> Iterator[None]:
+    """Restores the values that training changes, also if it fails."""
+    saved = [model.trainable_variables, model.non_trainable_variables, model.optimizer.variables]
+    # Copies: training donates the memory of the values themselves.
+    state = [[np.array(variable.value) for variable in variables] for variables in saved]
+    devices = {device for v in model.variables for device in v.value.devices()}
     try:
         yield
     finally:
-        with jax.default_device(min(places, key=lambda device: device.id, default=None)):
-            # Of metrics, fit has made more in the meantime.
+        with jax.default_device(min(devices, key=lambda device: device.id, default=None)):
+            # Metrics are read now: fit has created more in the meantime.
             zeros = [np.zeros(v.shape, v.dtype) for v in model.metrics_variables]
             restore_state(model, (*state, zeros))
             model.reset_metrics()
 
 
-class _Clock(keras.callbacks.Callback):
-    """Times epochs by what the device has done, not by what was handed to it."""
+class _EpochClock(keras.callbacks.Callback):
+    """Times epochs up to the end of the device's work, not to the end of its dispatch."""
 
     def __init__(self) -> None:
         super().__init__()
         self.seconds: list[float] = []
         self._begin = 0.0
 
-    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+    def on_epoch_begin(self, epoch: int, logs: Mapping[str, float] | None = None) -> None:
         self._wait()
         self._begin = time.perf_counter()
 
-    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+    def on_epoch_end(self, epoch: int, logs: Mapping[str, float] | None = None) -> None:
         self._wait()
         self.seconds.append(time.perf_counter() - self._begin)
 
@@ -166,17 +167,20 @@ class _Clock(keras.callbacks.Callback):
         jax.block_until_ready([variable.value for variable in model.variables])
 
 
-def _fit_seconds(model: Any, elements: Iterator[Any], steps: int, tick: Tick) -> list[float]:
-    """Returns the seconds of each epoch of `steps` steps that counts."""
+def _fit_seconds(
+    model: keras.Model, elements: Iterator[ArrayTree], steps: int, tick: Tick
+) -> list[float]:
+    """Returns the seconds of each epoch that counts, with `steps` steps in each."""
 
-    def batches() -> Iterator[Any]:
-        # The bar follows what is drawn: a callback for each step would make `fit` wait for it.
+    def batches() -> Iterator[tuple[Any, ...]]:
+        # The bar counts drawn batches: `fit` would wait for a callback at each step.
         for element in elements:
             tick(1)
             yield _for_fit(element)
 
-    clock = _Clock()
-    model.fit(
+    clock = _EpochClock()
+    fit: Callable[..., object] = model.fit  # Keras's annotations make `verbose` a string
+    fit(
         batches(),
         epochs=1 + ROUNDS,
         steps_per_epoch=steps,
@@ -187,6 +191,6 @@ def _fit_seconds(model: Any, elements: Iterator[Any], steps: int, tick: Tick) ->
     return clock.seconds[1:]
 
 
-def _for_fit(element: Any) -> tuple[Any, ...]:
+def _for_fit(element: ArrayTree) -> tuple[Any, ...]:
     """Returns a batch in the form that Keras takes from a generator."""
     return tuple(element) if isinstance(element, tuple | list) else (element,)

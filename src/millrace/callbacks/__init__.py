@@ -1,4 +1,4 @@
-"""Callbacks of Keras for what only compiled loops can show."""
+"""Keras callbacks that look into compiled loops."""
 
 from millrace.callbacks.nan_watch import NaNWatch as NaNWatch
 from millrace.callbacks.outfeed import OutfeedCallback as OutfeedCallback

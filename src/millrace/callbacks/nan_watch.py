@@ -1,11 +1,11 @@
-"""Stops training before the update that would make weights NaN, and says which tensor it was.
+"""Stops training before an update that would make weights NaN, and names the tensor that caused it.
 
     update       ... 36         37         38: a gradient is NaN
     weights          applied    applied    as they were after 37
     recorder     statistics of the last updates  ->  a directory, with the batches of update 38
 
-The program compares gradients before it applies them, so nothing is lost and nothing is stored
-while all goes well. To find the tensor, the update is run again with every tensor looked at.
+The program checks gradients before it applies them, so no weights are lost, and nothing is stored
+while training goes well. To find the tensor, the update runs again with statistics of all tensors.
 """
 
 import logging
@@ -14,7 +14,7 @@ import pathlib
 import re
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -38,28 +38,28 @@ from millrace.replay.run import Replay, counts, is_non_finite, run_again, state_
 
 logger = logging.getLogger("millrace")
 
-ALL = ("*",)  # gradients, whatever they are called
+ALL = ("*",)  # the pattern of all gradients
 
 
 class NaNWatch(keras.callbacks.Callback):
     """Stops `fit` before the first update with a NaN or an infinity in a gradient.
 
-    The model keeps the weights, the optimizer state and the seeds from before that update. What it
-    takes to run the update again is written to a directory: `millrace replay DIRECTORY`.
+    The model keeps the weights, the optimizer state and the seeds from before that update. A flight
+    record is written to a directory, from which `millrace replay DIRECTORY` runs the update again.
 
     Args:
-        gradients: patterns of the names of variables, such as `"dense*"`; all by default.
-        last: updates whose statistics are kept and written.
-        directory: under which a directory is made when something is found; None writes nothing.
+        gradients: patterns of variable names, such as `"dense*"`; all variables by default.
+        last: number of last updates whose statistics are kept and written.
+        directory: parent of the directory that a flight record is written to; None writes nothing.
 
     Attributes:
-        found: None, or the `millrace.records.flight.FlightRecord` of what was found.
-        written: None, or the directory that was written.
+        found: the `millrace.records.flight.FlightRecord` of the update, or None.
+        written: the directory of the flight record, or None.
 
     Raises:
-        OptionError: if `last` is below 1 or a pattern is no text; when training starts, if a
-            pattern is the name of no trainable variable, or the optimizer scales the loss, which
-            makes infinities on purpose.
+        OptionError: if `last` is below 1 or a pattern is not a string; when training starts, if a
+            pattern matches no trainable variable, or the optimizer scales the loss, which makes
+            infinities on purpose.
         ModelError: when training starts, if the model belongs to no strategy.
     """
 
@@ -75,14 +75,14 @@ class NaNWatch(keras.callbacks.Callback):
         self._gradients = patterns_of("gradients", gradients)
         if not self._gradients:
             raise OptionError(
-                f"gradients must be patterns of names. Received: {gradients!r}. Set gradients='*' "
-                "for all."
+                f"gradients must be patterns of variable names. Received: {gradients!r}. Set "
+                "gradients='*' for all variables."
             )
         self._last = whole_number("last", last, 1)
         if directory is not None and not isinstance(directory, str | os.PathLike):
             raise OptionError(
                 f"directory must be a path, or None to write nothing. Received: {directory!r}. "
-                'Set directory="millrace-flights", say.'
+                'Set directory="millrace-flights", for example.'
             )
         self._directory = None if directory is None else pathlib.Path(directory)
         self._rows: deque[tuple[int, np.ndarray]] = deque(maxlen=self._last)
@@ -91,18 +91,19 @@ class NaNWatch(keras.callbacks.Callback):
         self.found: FlightRecord | None = None
         self.written: pathlib.Path | None = None
 
-    def on_train_begin(self, logs: Any = None) -> None:
-        """Has the gradients looked at."""
+    def on_train_begin(self, logs: Mapping[str, float] | None = None) -> None:
+        """Asks the controller to watch the gradients."""
         controller = controllers.controller_of(self.model)
         if controller is None:
             raise ModelError(
-                "NaNWatch looks into programs that a strategy runs, and this model belongs to "
-                "none. Call strategy.attach(model) before fit."
+                "NaNWatch watches programs that a strategy runs, and this model belongs to no "
+                "strategy. Call strategy.attach(model) before fit."
             )
         if isinstance(self._fitted.optimizer, keras.optimizers.LossScaleOptimizer):
             raise OptionError(
-                "NaNWatch cannot tell an error from the infinities that a LossScaleOptimizer "
-                "makes and skips on purpose. Leave it out, or compile with auto_scale_loss=False."
+                "NaNWatch cannot distinguish an error from the infinities that a "
+                "LossScaleOptimizer makes and skips on purpose. Leave NaNWatch out, or compile "
+                "with auto_scale_loss=False."
             )
         if self._gradients != ALL:
             check_gradients(self._fitted, self._gradients)
@@ -114,22 +115,22 @@ class NaNWatch(keras.callbacks.Callback):
 
     @property
     def _fitted(self) -> Any:
-        return self.model  # which callbacks have while `fit` runs
+        return self.model  # Keras sets it while `fit` runs
 
-    def on_train_end(self, logs: Any = None) -> None:
-        """Has nothing looked at any more."""
+    def on_train_end(self, logs: Mapping[str, float] | None = None) -> None:
+        """Stops watching the gradients."""
         self._controller.watchers.unwatch(self)
 
-    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        """Takes note of the epoch, and of how many steps were before it."""
+    def on_epoch_begin(self, epoch: int, logs: Mapping[str, float] | None = None) -> None:
+        """Records the epoch, and the number of steps before it."""
         self._epoch, self._epoch_begin = epoch, self._steps
 
-    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """Waits for the steps of the epoch to be counted."""
+    def on_epoch_end(self, epoch: int, logs: Mapping[str, float] | None = None) -> None:
+        """Waits until the steps of the epoch are counted."""
         self._controller.watchers.outfeed.flush()
 
     def statistics(self, block: StatisticsBlock) -> None:
-        """Takes in the gradients of some updates; called by the outfeed's thread."""
+        """Receives the statistics of some updates; called by the outfeed's thread."""
         if block.of_updates is not None:
             self._tensors = block.of_updates.tensors
             for row in block.of_updates.values[..., : len(STATISTICS)]:
@@ -137,7 +138,7 @@ class NaNWatch(keras.callbacks.Callback):
                 self._updates += 1
         self._steps += block.steps
 
-    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+    def on_train_batch_end(self, batch: int, logs: Mapping[str, float] | None = None) -> None:
         """Stops training if the execution was halted."""
         function = self._controller.functions.running
         halted = None if function is None else function.halted
@@ -149,7 +150,7 @@ class NaNWatch(keras.callbacks.Callback):
         replayed = self._run_again(halted)
         self.found = self._record(halted, replayed)
         self._write(halted)
-        self._say()
+        self._print()
 
     def _run_again(self, halted: Halted) -> Replay | None:
         accumulation = self._controller.setup.accumulation
@@ -157,7 +158,7 @@ class NaNWatch(keras.callbacks.Callback):
         try:
             state = state_of(self._fitted)
             return run_again(self._fitted, state, halted.batches, accumulation, device)
-        except Exception:  # such as a model that needs all its devices
+        except Exception:  # for example of a model that needs all its devices
             logger.warning("The update could not be run again on one device.", exc_info=True)
             return None
 
@@ -209,8 +210,8 @@ class NaNWatch(keras.callbacks.Callback):
         write_flight(directory, flight)
         self.written = directory
 
-    def _say(self) -> None:
-        bad = [
+    def _print(self) -> None:
+        non_finite = [
             str(tensor)
             for tensor, row in zip(self._tensors, self._rows[-1][1], strict=True)
             if is_non_finite(row)
@@ -220,8 +221,8 @@ class NaNWatch(keras.callbacks.Callback):
         for line in self.found.of_data() if self.found is not None else ():
             console.print(f"  {line}", style="bold red", markup=False)
         console.print(
-            f"  {len(bad)} of {len(self._tensors)} gradients are not finite. Training stopped; the "
-            "model has the weights from before this update.",
+            f"  {len(non_finite)} of {len(self._tensors)} gradients are not finite. Training "
+            "stopped; the model has the weights from before this update.",
             markup=False,
         )
         if self.written is not None:
@@ -229,7 +230,7 @@ class NaNWatch(keras.callbacks.Callback):
 
 
 def _stage_of(tensor: Tensor, assignment: Assignment) -> int:
-    """Returns the stage of the layer call that a tensor was found in, by their names."""
+    """Returns the stage of the layer call that computes a tensor, found by name."""
     for label, stage in zip(assignment.labels, assignment.stages or (), strict=False):
         name = label if tensor.kind == "activation" else re.sub(r"#\d+", "", label)
         if tensor.name == name or tensor.name.startswith((f"{name}/", f"{name}:")):

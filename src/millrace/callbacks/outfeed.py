@@ -1,4 +1,4 @@
-"""What came out of an outfeed queue, printed after each epoch.
+"""Statistics of the values in an outfeed queue, printed after each epoch.
 
 Gradients
 key: Dense_128/bias:0_grad shape: (125, 128)
@@ -7,27 +7,27 @@ Index Name                       Mean         Std          ...
 0     Dense_128/bias:0_grad      -0.000663    0.021037     ...
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import keras
 import numpy as np
 
 from millrace.arguments import checked
 from millrace.errors import OptionError
+from millrace.pytrees import ArrayTree
 from millrace.taps.outfeed import OutfeedQueue
 
 
 @dataclass(frozen=True, slots=True)
 class OutfeedSummary:
-    """Statistics of all that one epoch left under one key. NaNs go into the numbers."""
+    """Statistics of the values that one epoch enqueued under one key. NaNs spread into them."""
 
-    epoch: int  # from 0 on, as Keras counts them
+    epoch: int  # from 0, as Keras counts them
     key: str
     shape: tuple[int, ...]  # [elements, ...]
     mean: float
-    std: float  # of the population
+    std: float  # standard deviation of the population
     minimum: float
     maximum: float
     has_nans: bool
@@ -35,17 +35,17 @@ class OutfeedSummary:
 
 
 class OutfeedCallback(keras.callbacks.Callback):
-    """Dequeues a queue at the end of each epoch of `fit`, and prints statistics of what was in it.
+    """Empties a queue at the end of each epoch of `fit`, and prints statistics of its values.
 
     Args:
         outfeed_queue: an `OutfeedQueue` or a `MaybeOutfeedQueue`.
-        name: title of what is printed.
+        name: title of the printed table.
 
     Attributes:
         history: an `OutfeedSummary` for each epoch and key, in the order of the table.
 
     Raises:
-        OptionError: if `outfeed_queue` is neither.
+        OptionError: if `outfeed_queue` is not a queue.
     """
 
     @checked
@@ -54,15 +54,15 @@ class OutfeedCallback(keras.callbacks.Callback):
         if not isinstance(outfeed_queue, OutfeedQueue):
             raise OptionError(
                 "outfeed_queue must be a millrace.OutfeedQueue or a millrace.MaybeOutfeedQueue. "
-                f"Received: {outfeed_queue!r}. Make the queue first, and give it to a layer or an "
-                "optimizer that enqueues, too."
+                f"Received: {outfeed_queue!r}. Create the queue first, and pass it to a layer or "
+                "an optimizer that enqueues, too."
             )
         self.name = name
         self.history: list[OutfeedSummary] = []
         self._queue = outfeed_queue
 
-    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """Prints what the epoch left."""
+    def on_epoch_end(self, epoch: int, logs: Mapping[str, float] | None = None) -> None:
+        """Prints statistics of the values that the epoch enqueued."""
         del logs
         print(f"\n{self.name}")
         if not self._queue.enqueued:
@@ -76,8 +76,8 @@ class OutfeedCallback(keras.callbacks.Callback):
         _print_table(rows)
 
 
-def _arrays(data: Any, name: str = "") -> Iterator[tuple[str, np.ndarray]]:
-    """Yields arrays by key; those of a tree below one key as `key/0`, `key/1`."""
+def _arrays(data: ArrayTree, name: str = "") -> Iterator[tuple[str, np.ndarray]]:
+    """Yields arrays by key; those of a nested structure under one key as `key/0`, `key/1`."""
     if isinstance(data, dict | list | tuple):
         items = data.items() if isinstance(data, dict) else enumerate(data)
         for key, value in items:
@@ -87,12 +87,12 @@ def _arrays(data: Any, name: str = "") -> Iterator[tuple[str, np.ndarray]]:
 
 
 def _summary(epoch: int, key: str, value: np.ndarray) -> OutfeedSummary:
-    if value.dtype.kind not in "fiub":  # bfloat16 and the like, which NumPy does not add up
+    if value.dtype.kind not in "fiub":  # bfloat16 and similar, which NumPy does not sum
         value = value.astype(np.float32)
     if not value.size:
         nan = float("nan")
         return OutfeedSummary(epoch, key, value.shape, nan, nan, nan, nan, False, False)
-    # float64: the mean of many float32 is as exact as they are. Infinities have no spread.
+    # float64 keeps the mean of many float32 as exact as they are. With infinities std is NaN.
     with np.errstate(invalid="ignore", over="ignore"):
         return OutfeedSummary(
             epoch=epoch,

@@ -1,12 +1,13 @@
-"""Statistics of tensors as scalars for TensorBoard, and histograms, in a file of events.
+"""Statistics of tensors as scalars and histograms for TensorBoard, in an event file.
 
-    tag     activation/encoder/dense/mean, gradient/dense/kernel/norm; a histogram: without the end
-    step    the micro-batch; of gradients that are about to be applied, the update
+    tag     activation/encoder/dense/mean, gradient/dense/kernel/norm; histograms: no last part
+    step    the micro-batch; for gradients that are about to be applied, the update
 
-The file is open only while something is written: a training that fails leaves nothing open.
+The file is open only while events are written, so failed training leaves no open file.
 """
 
 import importlib
+import os
 import pathlib
 import socket
 import time
@@ -20,20 +21,22 @@ from millrace.errors import OptionError
 from millrace.records.tensors import STATISTICS, Tensor
 
 _MEAN, _LEAST, _MOST, _NORM = (STATISTICS.index(name) for name in ("mean", "min", "max", "norm"))
-_SECONDS = 2.0  # between two times that something is written: people watch, but not that closely
+_SECONDS = 2.0  # between two writes: often enough for people who watch
 
 
 class EventFile:
-    """Writes one file of events."""
+    """Writes one event file.
 
-    def __init__(self, directory: Any):
-        """Finds the package that knows the format; the file comes with the first event.
+    Args:
+        directory: of the file, which is created with the first event.
 
-        Raises:
-            OptionError: if the package is not installed.
-        """
+    Raises:
+        OptionError: if the package `tensorboard`, which knows the format, is not installed.
+    """
+
+    def __init__(self, directory: str | os.PathLike[str]):
         try:
-            # Optional, and none of it needs TensorFlow.
+            # Optional; none of these modules needs TensorFlow.
             self._events: Any = importlib.import_module("tensorboard.compat.proto.event_pb2")
             self._summaries: Any = importlib.import_module("tensorboard.compat.proto.summary_pb2")
             records: Any = importlib.import_module("tensorboard.summary.writer.record_writer")
@@ -49,11 +52,11 @@ class EventFile:
         self._written = 0.0
 
     def add(self, entries: Entries) -> None:
-        """Writes an event for each entry, if not now then a little later."""
+        """Adds an event for each entry, and writes events every few seconds."""
         numbers = entries.updates if entries.of_updates else entries.steps
         tags = [f"{t.kind}/{t.name}/{name}" for t in entries.tensors for name in STATISTICS]
         scalar = self._summaries.Summary.Value
-        for place, (number, values) in enumerate(
+        for index, (number, values) in enumerate(
             zip(numbers.tolist(), entries.values, strict=True)
         ):
             scalars = [
@@ -61,7 +64,7 @@ class EventFile:
                 for tag, value in zip(tags, values.ravel().tolist(), strict=True)
             ]
             if entries.histograms is not None:
-                scalars += self._histograms(entries.tensors, values, entries.histograms[place])
+                scalars += self._histograms(entries.tensors, values, entries.histograms[index])
             summary = self._summaries.Summary(value=scalars)
             self._waiting.append(
                 self._events.Event(wall_time=time.time(), step=number, summary=summary)
@@ -72,8 +75,8 @@ class EventFile:
     def _histograms(
         self, tensors: Sequence[Tensor], values: np.ndarray, counts: np.ndarray
     ) -> list[Any]:
-        """Returns the histograms of one entry; a tensor with an infinite bound has none."""
-        found = []
+        """Returns the histograms of one entry; tensors without counts have none."""
+        histograms = []
         for tensor, row, count in zip(tensors, values, counts, strict=True):
             least, most = float(row[_LEAST]), float(row[_MOST])
             if not count.any():
@@ -87,17 +90,17 @@ class EventFile:
             histogram.sum_squares = float(row[_NORM]) ** 2
             histogram.bucket_limit.extend(ends)
             histogram.bucket.extend(count.tolist() if most > least else [number])
-            found.append(value)
-        return found
+            histograms.append(value)
+        return histograms
 
     def flush(self) -> None:
-        """Writes what is still waiting."""
+        """Writes the events that are still waiting."""
         self._written = time.monotonic()
         if not self._waiting:
             return
         if self._path is None:
             self._directory.mkdir(parents=True, exist_ok=True)
-            # TensorBoard knows its files by this part of their names.
+            # TensorBoard recognizes its files by this part of the name.
             name = f"events.out.tfevents.{time.time_ns()}.{socket.gethostname()}.millrace"
             self._path = self._directory / name
             first = self._events.Event(wall_time=time.time(), file_version="brain.Event:2")

@@ -1,17 +1,17 @@
 """Statistics of tensors over the whole training: columns, and a table after each epoch.
 
-StatisticsBlock  ->  Entries, Entries, ...   one for each block and kind, oldest dropped
+StatisticsBlock  ->  Entries, Entries, ...   one for each block and kind; the oldest are dropped
                  ->  columns()               a row for each tensor of each entry, in order
 
-Plain ASCII, with colours on top that a terminal shows and a pipe drops.
+Tables are plain ASCII, with colors on a terminal.
 """
 
 import warnings
 from collections import deque
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
+from jax.typing import DTypeLike
 from rich.console import Console
 from rich.table import Table
 
@@ -22,14 +22,14 @@ COUNTS = ("nans", "infs")
 
 @dataclass(slots=True, eq=False)
 class Epoch:
-    """Where an epoch lies among all the steps and updates that were looked at."""
+    """The steps and updates of an epoch, numbered over the whole training."""
 
-    number: int  # as Keras counts
-    update_steps: int  # steps of an update; the last one of an epoch may have fewer
+    number: int  # as Keras counts epochs
+    update_steps: int  # steps of an update; the last update of an epoch may have fewer
     first_step: int = 0
     first_update: int = 0
-    iterations: int | None = None  # of the optimizer, when it began; None: does not matter
-    steps: int = 0  # so far; 0: nobody has counted them yet
+    iterations: int | None = None  # of the optimizer at the beginning; None if not needed
+    steps: int = 0  # so far; 0 if they are not counted yet
     updates: int = 0  # so far
 
 
@@ -39,25 +39,25 @@ class Entries:
 
     epoch: Epoch
     of_updates: bool
-    numbers: np.ndarray  # [entries], of micro-batches or updates within the epoch
+    numbers: np.ndarray  # [entries], numbers of micro-batches or updates within the epoch
     tensors: tuple[Tensor, ...]
     values: np.ndarray  # [entries, tensors, statistics]
-    histograms: np.ndarray | None = None  # [entries, tensors, bins], of those just arrived
+    histograms: np.ndarray | None = None  # [entries, tensors, bins], only for TensorBoard
 
     @property
     def rows(self) -> int:
-        """One for each tensor of each entry."""
+        """Number of rows: one for each tensor of each entry."""
         return len(self.numbers) * len(self.tensors)
 
     @property
     def updates(self) -> np.ndarray:
-        """The update that each entry is, or that its micro-batch belongs to; over all epochs."""
+        """The update of each entry or of its micro-batch, numbered over all epochs."""
         within = self.numbers if self.of_updates else self.numbers // self.epoch.update_steps
         return self.epoch.first_update + within
 
     @property
     def steps(self) -> np.ndarray:
-        """The micro-batch of each entry, of an update its last one; over all epochs."""
+        """The micro-batch of each entry, for an update its last one, numbered over all epochs."""
         within = self.numbers
         if self.of_updates:
             within = (self.numbers + 1) * self.epoch.update_steps - 1
@@ -66,14 +66,14 @@ class Entries:
         return self.epoch.first_step + within
 
     def without_first(self, count: int) -> "Entries":
-        """Returns these without the oldest `count` entries."""
+        """Returns the entries without the oldest `count` of them."""
         return Entries(
             self.epoch, self.of_updates, self.numbers[count:], self.tensors, self.values[count:]
         )
 
 
 class TensorHistory:
-    """What was seen last, up to a number of rows."""
+    """The latest statistics, up to a maximum number of rows."""
 
     def __init__(self, max_rows: int):
         self._max_rows = max_rows
@@ -85,20 +85,20 @@ class TensorHistory:
         return self._rows
 
     def add(self, entries: Entries) -> None:
-        """Keeps more entries, and drops the oldest for them where there is no more room."""
+        """Adds entries, and drops the oldest ones beyond the maximum number of rows."""
         self._entries.append(entries)
         self._rows += entries.rows
         while self._rows > self._max_rows:
             self._drop(self._entries[0], self._rows - self._max_rows)
 
-    def _drop(self, oldest: Entries, too_many: int) -> None:
-        count = min(-(-too_many // len(oldest.tensors)), len(oldest.numbers))
+    def _drop(self, oldest: Entries, rows: int) -> None:
+        count = min(-(-rows // len(oldest.tensors)), len(oldest.numbers))
         if not self._has_warned:
             self._has_warned = True
             warnings.warn(
-                f"TensorStatistics keeps max_rows={self._max_rows} rows, and drops the oldest ones "
-                "from now on. Set every= or max_rows= to a larger number, or look at fewer "
-                "tensors.",
+                f"TensorStatistics has reached max_rows={self._max_rows} rows, and drops the "
+                "oldest ones from now on. Set every= or max_rows= to a larger number, or choose "
+                "fewer tensors.",
                 stacklevel=2,
             )
         self._entries.popleft()
@@ -107,17 +107,17 @@ class TensorHistory:
             self._entries.appendleft(oldest.without_first(count))
 
     def columns(self) -> dict[str, np.ndarray]:
-        """Returns a column for each property of a row: those of where it is from, and statistics.
+        """Returns the rows as columns: epoch, step, update, tensor and statistics.
 
-        Rows are in the order in which they were computed: tensor by tensor, micro-batch by
-        micro-batch, and those of an update after those of its last micro-batch.
+        Rows are in the order of the computation: tensor by tensor, micro-batch by micro-batch,
+        and those of an update after those of its last micro-batch.
         """
-        parts = [_columns_of(entries) for entries in self._entries]
+        columns_of_entries = [_columns_of(entries) for entries in self._entries]
         columns = {
-            name: np.concatenate([empty, *(part[name] for part in parts)])
+            name: np.concatenate([empty, *(some[name] for some in columns_of_entries)])
             for name, empty in _EMPTY.items()
         }
-        # Within a block the entries of micro-batches are in front of those of updates.
+        # Within a block the entries of micro-batches precede those of updates.
         is_update = np.concatenate(
             [np.zeros(0, bool), *(np.full(e.rows, e.of_updates) for e in self._entries)]
         )
@@ -136,13 +136,13 @@ _EMPTY: dict[str, np.ndarray] = {
 def _columns_of(entries: Entries) -> dict[str, np.ndarray]:
     number = len(entries.tensors)
 
-    def of_entries(values: Any) -> np.ndarray:
+    def of_entries(values: np.ndarray) -> np.ndarray:
         return np.repeat(values, number)
 
-    def of_tensors(values: list[Any], dtype: Any) -> np.ndarray:
+    def of_tensors(values: list[str] | list[int], dtype: DTypeLike) -> np.ndarray:
         return np.tile(np.array(values, dtype), len(entries.numbers))
 
-    places = {
+    columns = {
         "epoch": np.full(entries.rows, entries.epoch.number),
         "step": of_entries(entries.steps),
         "update": of_entries(entries.updates),
@@ -151,31 +151,31 @@ def _columns_of(entries: Entries) -> dict[str, np.ndarray]:
         "stage": of_tensors([tensor.stage for tensor in entries.tensors], np.int64),
     }
     flat = entries.values.reshape(-1, len(STATISTICS))
-    for place, name in enumerate(STATISTICS):
-        places[name] = flat[:, place].astype(np.int64) if name in COUNTS else flat[:, place]
-    return places
+    for index, name in enumerate(STATISTICS):
+        columns[name] = flat[:, index].astype(np.int64) if name in COUNTS else flat[:, index]
+    return columns
 
 
-_PIPE_WIDTH = 160  # of a line in a file: nobody has a window around it
-_COUNTS = 2  # the last two of the statistics are sums over the epoch
+_PIPE_WIDTH = 160  # characters of a line that does not go to a terminal
+_COUNTS = 2  # the last two statistics, which are summed over the epoch
 
 
 class EpochTable:
-    """Collects what an epoch shows of each tensor: its last numbers, all NaNs and infinities."""
+    """A table of an epoch: the last statistics of each tensor, and all its NaNs and infinities."""
 
     def __init__(self) -> None:
         self._newest: dict[tuple[Tensor, ...], Entries] = {}
-        self._sums: dict[tuple[Tensor, ...], Any] = {}
+        self._sums: dict[tuple[Tensor, ...], np.ndarray] = {}
 
     def add(self, entries: Entries) -> None:
-        """Takes in more of the epoch."""
+        """Adds entries of the epoch."""
         tensors = entries.tensors
         counts = entries.values[:, :, -_COUNTS:].sum(0, dtype=np.float64)
         self._sums[tensors] = self._sums.get(tensors, 0) + counts
         self._newest[tensors] = entries
 
     def print(self, console: Console, epoch: int) -> None:
-        """Prints the epoch, if anything was seen in it."""
+        """Prints the table, unless it is empty."""
         if not self._newest:
             return
         step = max(entries.steps[-1] for entries in self._newest.values())
@@ -193,9 +193,9 @@ class EpochTable:
             column.justify, column.no_wrap = "right", True
         table.columns[1].overflow = "fold"
         rows = [
-            (tensor, entries.values[-1, place, :-_COUNTS], self._sums[tensors][place])
+            (tensor, entries.values[-1, index, :-_COUNTS], self._sums[tensors][index])
             for tensors, entries in self._newest.items()
-            for place, tensor in enumerate(tensors)
+            for index, tensor in enumerate(tensors)
         ]
         before = ""
         for tensor, last, sums in sorted(rows, key=lambda row: row[0].kind):
@@ -208,6 +208,6 @@ class EpochTable:
 
 
 def make_console() -> Console:
-    """Returns standard output; in a pipe, with lines that are long enough for the table."""
+    """Returns a console on standard output, with wide lines where it is not a terminal."""
     console = Console(highlight=False)
     return console if console.is_terminal else Console(highlight=False, width=_PIPE_WIDTH)

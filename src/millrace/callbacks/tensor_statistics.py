@@ -1,12 +1,14 @@
 """The callback that watches activations and gradients of any attached model.
 
-programs       reduce each tensor to eight numbers, next to the step      taps/tensors.py
-outfeed        brings them while the device goes on                       taps/delivery.py
+programs       reduce each tensor to eight numbers, beside the step       taps/tensors.py
+outfeed        delivers them while the device continues                   taps/delivery.py
 this callback  numbers them, keeps them, prints them, writes them
 """
 
+import os
 import warnings
 from collections import deque
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -26,7 +28,7 @@ from millrace.callbacks.tensor_history import (
 )
 from millrace.errors import ModelError, OptionError
 from millrace.fit.controller import Controller, controller_of
-from millrace.options import truth, whole_number
+from millrace.options import Moment, truth, whole_number
 from millrace.plan import Mode
 from millrace.processes.facts import process_index
 from millrace.records.tensors import STATISTICS, StatisticsBlock, Tensor, TensorRows
@@ -35,53 +37,53 @@ BINS = 64  # of a histogram
 
 
 class TensorStatistics(keras.callbacks.Callback):
-    """Keeps mean, std, min, max, norm, share of zeros, NaNs and infinities of tensors.
+    """Records mean, std, min, max, norm, share of zeros, NaNs and infinities of tensors.
 
-    Of every micro-batch or every update, in order, whatever `steps_per_execution` is. Nothing in
-    the model is written for it, and training computes the same weights. Fits without the callback
-    run the programs that they would run if it did not exist.
+    It records every micro-batch or every update, in order, for any `steps_per_execution`. The
+    model needs no changes, and training computes the same weights. Without the callback, `fit`
+    runs the same programs as if it did not exist.
 
         statistics = TensorStatistics(activations="*", gradients="*/kernel")
         model.fit(x, y, callbacks=[statistics])
         pandas.DataFrame(statistics.history)
 
     Attributes:
-        history: what was seen, as columns.
+        history: the recorded statistics, as columns.
     """
 
     @checked
     def __init__(
         self,
-        activations: Any = (),
-        gradients: Any = (),
-        when: Any = "before_apply",
+        activations: str | Sequence[str] = (),
+        gradients: str | Sequence[str] = (),
+        when: str | Moment = "before_apply",
         every: int = 1,
         *,
         print_every: int = 1,
         max_rows: int = 1_000_000,
-        tensorboard: Any = None,
+        tensorboard: str | os.PathLike[str] | None = None,
         histograms: bool = False,
         console: Console | None = None,
     ):
-        """Chooses tensors. Patterns are as in a shell, one or several.
+        """Chooses the tensors. Patterns are those of a shell; pass one or several.
 
         Args:
-            activations: of names of layers. A name has those of the layers around it in front,
-                `encoder/dense`; a pattern matches all of it or its end.
-            gradients: of names of trainable variables, such as `dense/kernel`.
-            when: `"before_apply"` looks at the gradients of each update, as the optimizer is about
-                to get them; `"after_compute"` at those of each micro-batch.
-            every: looks at each n-th update only, and at its micro-batches.
-            print_every: prints a table at the end of each n-th epoch; 0 prints none.
-            max_rows: how many rows are kept, one for each tensor and micro-batch or update.
+            activations: patterns of layer names. A name begins with the names of the enclosing
+                layers, `encoder/dense`; a pattern matches the whole name or its end.
+            gradients: patterns of the names of trainable variables, such as `dense/kernel`.
+            when: `"before_apply"` looks at the gradients of each update, just before the optimizer
+                receives them; `"after_compute"` looks at those of each micro-batch.
+            every: looks only at every n-th update and its micro-batches.
+            print_every: prints a table at the end of every n-th epoch; 0 prints none.
+            max_rows: maximum number of rows, one for each tensor and micro-batch or update.
             tensorboard: a directory for scalars; needs the package `tensorboard`.
-            histograms: writes a histogram of each tensor there too, of 64 parts between its
-                smallest and its largest element. Counting them costs several times what the
-                statistics cost.
+            histograms: also writes a histogram of each tensor there, with 64 bins between its
+                smallest and its largest element. It costs several times as much as the
+                statistics.
             console: prints the tables; None is standard output.
 
         Raises:
-            OptionError: if an option is none of these.
+            OptionError: if an option is invalid.
         """
         super().__init__()
         if console is not None and not hasattr(console, "print"):
@@ -91,7 +93,7 @@ class TensorStatistics(keras.callbacks.Callback):
             )
         if truth("histograms", histograms) and tensorboard is None:
             raise OptionError(
-                "histograms=True has nowhere to write them. Set tensorboard= to a directory."
+                "histograms=True needs a directory for the histograms. Set tensorboard= to one."
             )
         bins = BINS if histograms else 0
         self._choice = choose(activations, gradients, when, every, bins)
@@ -100,36 +102,36 @@ class TensorStatistics(keras.callbacks.Callback):
         self._board = None if tensorboard is None else EventFile(tensorboard)
         self._console = console
         self._controller: Controller | None = None
-        # Blocks that the outfeed's thread has brought. All else happens on the thread of callbacks.
+        # Blocks from the outfeed's thread. Everything else happens on the thread of callbacks.
         self._arrived: deque[StatisticsBlock] = deque()
         self._epoch = Epoch(0, 1)
         self._keras_steps = 0
         self._table = EpochTable()
         self._seen: set[Tensor] = set()
-        self._places: dict[tuple[tuple[Tensor, ...], bool], list[int]] = {}
-        self._has_looked = False  # whether all patterns have shown something
-        self._tells = False  # whether this process prints and writes
+        self._indices: dict[tuple[tuple[Tensor, ...], bool], list[int]] = {}
+        self._has_looked = False  # whether patterns without matches were reported
+        self._reports = False  # whether this process prints and writes
 
     def statistics(self, block: StatisticsBlock) -> None:
-        """Takes in a block. For the outfeed, which must not wait."""
+        """Receives a block from the outfeed, which must not wait."""
         self._arrived.append(block)
 
     @property
     def history(self) -> dict[str, np.ndarray]:
-        """Columns of equal length, as `pandas.DataFrame` takes them; a row for each tensor.
+        """Columns of equal length, as `pandas.DataFrame` takes them, with a row for each tensor.
 
-        `epoch` as Keras counts; `step` and `update` from 0 over all epochs and fits, where that of
-        an update is its last step; `kind`, `name` and `stage` of the tensor; `mean`, `std`,
+        `epoch` as Keras counts it; `step` and `update` from 0 over all epochs and fits, where the
+        step of an update is its last one; `kind`, `name` and `stage` of the tensor; `mean`, `std`,
         `min`, `max`, `norm`, `zeros` (0 to 1), and the numbers of `nans` and `infs`.
         """
-        self._take_in()
+        self._process_arrived()
         return self._history.columns()
 
-    def on_train_begin(self, logs: Any = None) -> None:
-        """Asks for the tensors, before anything is compiled.
+    def on_train_begin(self, logs: Mapping[str, float] | None = None) -> None:
+        """Requests the tensors, before anything is compiled.
 
         Raises:
-            ModelError: if the model is under no strategy, or has a `train_step` of its own.
+            ModelError: if the model belongs to no strategy, or overrides `train_step`.
             OptionError: if a pattern matches nothing.
         """
         model: Any = self.model
@@ -137,23 +139,23 @@ class TensorStatistics(keras.callbacks.Callback):
         if controller is None:
             raise ModelError(
                 "TensorStatistics watches the compiled loops of a strategy, and model "
-                f"{model.name!r} belongs to none. Call strategy.attach(model), or build it "
+                f"{model.name!r} belongs to no strategy. Call strategy.attach(model), or build it "
                 "within strategy.scope()."
             )
         check_choice(model, self._choice)
         self._end_epoch()  # of a fit that failed
         self._controller = controller
-        self._tells = not (controller.setup.spans_processes and process_index())
+        self._reports = not (controller.setup.spans_processes and process_index())
         controller.watch(self, self._choice.taps)
 
-    def on_train_end(self, logs: Any = None) -> None:
-        """Ends the watch. What is kept stays."""
+    def on_train_end(self, logs: Mapping[str, float] | None = None) -> None:
+        """Stops watching; the history remains."""
         if self._controller is not None:
             self._controller.watchers.unwatch(self)
             self._controller = None
 
-    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        """Numbers what comes from here on."""
+    def on_epoch_begin(self, epoch: int, logs: Mapping[str, float] | None = None) -> None:
+        """Begins the numbering of the epoch's steps and updates."""
         if self._controller is None:
             return
         self._epoch = Epoch(
@@ -167,26 +169,26 @@ class TensorStatistics(keras.callbacks.Callback):
             self._epoch.iterations = int(np.asarray(optimizer.iterations.value))
         self._table = EpochTable()
 
-    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """Keeps what has come by now."""
+    def on_train_batch_end(self, batch: int, logs: Mapping[str, float] | None = None) -> None:
+        """Stores the statistics that have arrived."""
         self._keras_steps = batch + 1
-        self._take_in()
+        self._process_arrived()
 
-    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """Waits for the rest of the epoch, and prints its table."""
+    def on_epoch_end(self, epoch: int, logs: Mapping[str, float] | None = None) -> None:
+        """Waits for the statistics of the whole epoch, and prints their table."""
         if self._controller is None:
             return
         self._controller.watchers.outfeed.flush()
         self._end_epoch()
         self._warn_of_unseen(self._controller.model)
-        if self._tells and self._print_every and (epoch + 1) % self._print_every == 0:
+        if self._reports and self._print_every and (epoch + 1) % self._print_every == 0:
             self._console = self._console or make_console()
             self._table.print(self._console, epoch)
 
     def _end_epoch(self) -> None:
-        self._take_in()
+        self._process_arrived()
         epoch = self._epoch
-        # Where micro-batches have nothing to show only Keras counts them.
+        # Without statistics of micro-batches only Keras counts these.
         epoch.steps = epoch.steps or self._keras_steps
         if self._board is not None:
             self._board.flush()
@@ -200,13 +202,13 @@ class TensorStatistics(keras.callbacks.Callback):
         self._has_looked = True
         if unseen := self._choice.unseen(self._seen):
             warnings.warn(
-                f"TensorStatistics has seen nothing of {unseen} in an epoch of "
-                f"{model.name!r}. Layers are seen where they run as part of a step, not in a "
-                "loop within it: name the layer around, such as the LSTM instead of its cell.",
+                f"TensorStatistics has seen no tensors of {unseen} in an epoch of "
+                f"{model.name!r}. It does not see layers that run in a loop within a step: name "
+                "the enclosing layer, such as the LSTM instead of its cell.",
                 stacklevel=2,
             )
 
-    def _take_in(self) -> None:
+    def _process_arrived(self) -> None:
         while self._arrived:
             block = self._arrived.popleft()
             epoch, steps, updates = self._epoch, 0, 0
@@ -221,34 +223,35 @@ class TensorStatistics(keras.callbacks.Callback):
     def _keep(self, rows: TensorRows | None, of_updates: bool, numbers: np.ndarray) -> None:
         if rows is None or not len(numbers):
             return
-        places = self._places_of(rows.tensors, of_updates)
-        if not places:
+        indices = self._indices_of(rows.tensors, of_updates)
+        if not indices:
             return
         epoch = self._epoch
-        all_values = np.asarray(rows.values)[:, places]
+        all_values = np.asarray(rows.values)[:, indices]
         values = all_values[..., : len(STATISTICS)]
         histograms = all_values[..., len(STATISTICS) :] if self._choice.bins else None
         updates = numbers if of_updates else numbers // epoch.update_steps
-        # Counts below zero: of an update that nobody asked for. Others may ask for more of them.
-        wanted = values[:, 0, -1] >= 0
+        # A count below zero marks an update that no callback asked for; others may ask for more
+        # updates than this one.
+        is_chosen = values[:, 0, -1] >= 0
         if epoch.iterations is not None:
-            wanted &= (epoch.iterations + updates) % self._choice.every == 0
-        if not wanted.any():
+            is_chosen &= (epoch.iterations + updates) % self._choice.every == 0
+        if not is_chosen.any():
             return
-        tensors = tuple(rows.tensors[k] for k in places)
-        entries = Entries(epoch, of_updates, numbers[wanted], tensors, values[wanted])
+        tensors = tuple(rows.tensors[k] for k in indices)
+        entries = Entries(epoch, of_updates, numbers[is_chosen], tensors, values[is_chosen])
         self._history.add(entries)
         self._table.add(entries)
-        if self._board is not None and self._tells:
-            drawn = None if histograms is None else histograms[wanted]
+        if self._board is not None and self._reports:
+            drawn = None if histograms is None else histograms[is_chosen]
             self._board.add(replace(entries, histograms=drawn))
 
-    def _places_of(self, tensors: tuple[Tensor, ...], of_updates: bool) -> list[int]:
-        """Returns where those of the choice are among these, as every block asks anew."""
+    def _indices_of(self, tensors: tuple[Tensor, ...], of_updates: bool) -> list[int]:
+        """Returns the indices of the chosen tensors, cached since every block asks for them."""
         key = (tensors, of_updates)
-        if key not in self._places:
+        if key not in self._indices:
             self._seen.update(tensors)
-            self._places[key] = [
+            self._indices[key] = [
                 k for k, tensor in enumerate(tensors) if self._choice.has(tensor, of_updates)
             ]
-        return self._places[key]
+        return self._indices[key]

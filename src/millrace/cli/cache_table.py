@@ -1,4 +1,4 @@
-"""What `millrace cache` shows: the executables that are kept on disk."""
+"""The output of `millrace cache`: the executables that are cached on disk."""
 
 import collections
 import json
@@ -16,42 +16,42 @@ from millrace.errors import OptionError
 from millrace.records.memory import bytes_text
 from millrace.records.run import CacheEntry
 
-_PIPE_WIDTH = 160  # of a line in a file
+_PIPE_WIDTH = 160  # characters of a line that does not go to a terminal
 _AGES = ((86400, "d"), (3600, "h"), (60, "min"), (1, "s"))
 
 
 def show_entries(directory: pathlib.Path | None, as_json: bool, everything: bool) -> None:
-    """Prints executables, the last used first.
+    """Prints executables, the most recently used first.
 
     Args:
         directory: of the cache; None is that of the environment.
-        as_json: prints a list of all for programs to read.
-        everything: whether JAX's own small programs, such as `jit__uniform`, have rows, too.
+        as_json: prints a JSON list of all executables.
+        everything: whether the table includes JAX's own small programs, such as `jit__uniform`.
     """
     root = _root(directory)
-    found = cache_files.entries(root)
+    entries = cache_files.entries(root)
     if as_json:
-        print(json.dumps([_as_dict(entry) for entry in found], indent=2))
+        print(json.dumps([_as_dict(entry) for entry in entries], indent=2))
         return
     console = Console(highlight=False)
     if not console.is_terminal and "COLUMNS" not in os.environ:
         console = Console(highlight=False, width=_PIPE_WIDTH)
-    shown = [entry for entry in found if entry.program or everything]
-    rest = len(found) - len(shown)
+    shown = [entry for entry in entries if entry.program or everything]
+    hidden = len(entries) - len(shown)
     if shown:
         console.print(_table(shown, time.time()))
-    if rest:
-        nbytes = sum(entry.nbytes for entry in found) - sum(entry.nbytes for entry in shown)
-        what = "1 program" if rest == 1 else f"{rest} programs"
+    if hidden:
+        nbytes = sum(entry.nbytes for entry in entries) - sum(entry.nbytes for entry in shown)
+        what = "1 program" if hidden == 1 else f"{hidden} programs"
         also = " more" if shown else ""
         line = f"{what}{also} of JAX itself, {bytes_text(nbytes)}: --all lists them."
         console.print(line, soft_wrap=True)
-    if not found:
+    if not entries:
         console.print(f"No executables in {root}.", markup=False, soft_wrap=True)
 
 
 def show_statistics(directory: pathlib.Path | None, as_json: bool) -> None:
-    """Prints how much there is, for each version, platform and processor."""
+    """Prints the number and size of executables by version, platform and processor."""
     root = _root(directory)
     limit = limit_of_environment()
     counts: collections.Counter[str] = collections.Counter()
@@ -79,7 +79,7 @@ def show_statistics(directory: pathlib.Path | None, as_json: bool) -> None:
 
 
 def clear_entries(directory: pathlib.Path | None, days: float | None) -> None:
-    """Removes all executables, or those that were not used for so many days, and prints it."""
+    """Removes all executables, or those that were not used for `days` days; prints their number."""
     root = _root(directory)
     count, nbytes = cache_files.clear(root, 0.0 if days is None else days * 86400)
     what = "1 executable" if count == 1 else f"{count} executables"
@@ -90,7 +90,7 @@ def clear_entries(directory: pathlib.Path | None, days: float | None) -> None:
 def _root(directory: pathlib.Path | None) -> pathlib.Path:
     root = default_root() if directory is None else directory.absolute()
     if root is None:
-        raise OptionError("There is no home directory to look for a cache in. Set --dir.")
+        raise OptionError("There is no home directory for the cache. Set --dir.")
     return root
 
 
@@ -114,7 +114,7 @@ def _table(entries: list[CacheEntry], now: float) -> Table:
         column.justify, column.no_wrap = "right", True
     for entry in entries:
         table.add_row(
-            Text(entry.program or entry.module),  # of what millrace has not asked for
+            Text(entry.program or entry.module),  # JAX's own programs have a module only
             Text(entry.model),
             Text(entry.batch),
             bytes_text(entry.nbytes),

@@ -19,13 +19,13 @@ from millrace.records.compilation import CompileRecord, Origin
 
 @click.command("compile-log")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-@click.option("--recompilations", is_flag=True, help="Show only what was compiled again.")
+@click.option("--recompilations", is_flag=True, help="Show only recompilations.")
 @click.argument("run", type=click.Path(exists=True, path_type=pathlib.Path))
 def compile_log_command(run: pathlib.Path, recompilations: bool, as_json: bool) -> None:
-    """Shows what a run has compiled, how long it took, and why.
+    """Show what a run compiled, how long it took, and why.
 
-    RUN is the directory of Strategy(report_dir=...), or a compile_log*.jsonl in it; the run may
-    still go on.
+    RUN is the directory of Strategy(report_dir=...), or a file compile_log*.jsonl in it. The run
+    need not have ended.
     """
     show_compile_log(run, recompilations, as_json)
 
@@ -34,16 +34,17 @@ def compile_log_command(run: pathlib.Path, recompilations: bool, as_json: bool) 
 @click.argument("script", type=click.Path(exists=True, dir_okay=False))
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 def precompile_command(script: str, arguments: tuple[str, ...]) -> None:
-    """Compiles what a script will run, into the cache, and trains nothing.
+    """Compile the programs of a script, without training.
 
-    The script runs as ever, but fit, evaluate, predict and their kind for single batches compile
-    instead of running, for models of a strategy: train, test and predict programs, all stages, in
-    parallel. Their results are zeros, so a script that looks at results may take another way than
-    in a real run, and what it would compile there is missing.
+    The script runs, but for models of a strategy fit, evaluate, predict, train_on_batch,
+    test_on_batch and predict_on_batch only compile: train, test and predict programs of all
+    stages, in parallel, into the cache. Their results are zeros, so a script that depends on
+    results may take another path than in a real run; programs of the real path are then missing.
 
-    Of the data one batch is drawn, and all others are taken to have its shapes; only arrays say
-    how many rows their last batch has. Callbacks are not called. save() leaves files that exist as
-    they are. All else in the script takes place, what it prints and writes by itself too.
+    Only one batch is drawn from the data, and all others are assumed to have its shapes; where the
+    data are arrays, the last batch has its true number of rows. Callbacks are not called, and
+    save() does not overwrite existing files. The rest of the script runs as usual, and prints and
+    writes its own output.
     """
     records: list[CompileRecord] = []
     listeners.append(records.append)
@@ -54,28 +55,29 @@ def precompile_command(script: str, arguments: tuple[str, ...]) -> None:
             _run(script, arguments)
     finally:
         listeners.remove(listener)
-    made = [record for record in records if record.is_executable]
-    if not made:
+    executables = [record for record in records if record.is_executable]
+    if not executables:
         raise ModelError(
-            f"{script} has compiled nothing: it called fit, evaluate or predict of no model of a "
-            "strategy. Build the model in `with strategy.scope()`, or call strategy.attach(model)."
+            f"{script} has compiled nothing: it never called fit, evaluate or predict of a model "
+            "that belongs to a strategy. Build the model in `with strategy.scope()`, or call "
+            "strategy.attach(model)."
         )
-    origins = collections.Counter(record.origin for record in made)
+    origins = collections.Counter(record.origin for record in executables)
     kinds = {
         Origin.COMPILED: "compiled",
         Origin.CACHE: "read from the cache",
         Origin.SHARED: "equal to another",
         Origin.LOADED: "loaded",
     }
-    parts = [f"{origins[each]} {kind}" for each, kind in kinds.items() if origins[each]]
+    numbers = [f"{origins[each]} {kind}" for each, kind in kinds.items() if origins[each]]
     click.echo(
-        f"{len(made)} executables for {script} in {time.perf_counter() - begin:.1f} s: "
-        f"{', '.join(parts)}. The cache is {cache_statistics().directory}."
+        f"{len(executables)} executables for {script} in {time.perf_counter() - begin:.1f} s: "
+        f"{', '.join(numbers)}. The cache is {cache_statistics().directory}."
     )
 
 
 def _run(script: str, arguments: tuple[str, ...]) -> None:
-    """Runs a script as Python does. Its exit status is that of this process, unless it is 0."""
+    """Runs a script as Python does. An exit status other than 0 becomes that of this process."""
     check_script(script)
     argv, path = sys.argv, list(sys.path)
     sys.argv = [script, *arguments]

@@ -1,4 +1,4 @@
-"""What `millrace compile-log` shows: the compile log of a run.
+"""The output of `millrace compile-log`: the compile log of a run.
 
     #  began     program    model  batch         how       trace  lower  XLA  peak  code
     1  09:15:02  train_run  mlp    float32[4,8]  compiled   0.10   0.05  0.20   ...
@@ -7,7 +7,7 @@
 
     1  train_run: the first program of the model
 
-The numbers lead to the causes below the table, which are sentences.
+The number of a row leads to its cause below the table.
 """
 
 import collections
@@ -26,19 +26,19 @@ from millrace.records.compilation import CompileRecord, Origin
 from millrace.records.memory import bytes_text
 from millrace.records.run_directory import read_compile_log
 
-_PIPE_WIDTH = 160  # of a line in a file
-_WIDE = 120  # columns of a terminal, from which on there is room for the parts of the time
-_LEAST = 72
-Numbered = Sequence[tuple[int, CompileRecord]]  # by their places in the whole log
+_PIPE_WIDTH = 160  # characters of a line that does not go to a terminal
+_WIDE_WIDTH = 120  # columns of a terminal at which the parts of the time fit in
+_MIN_WIDTH = 72
+NumberedRecords = Sequence[tuple[int, CompileRecord]]  # with row numbers of the whole log
 
 
 def show_compile_log(run: pathlib.Path, only_recompilations: bool, as_json: bool) -> None:
-    """Prints the records of a run with their causes, and how long they took.
+    """Prints the records of a run, with their causes and times.
 
     Args:
         run: a run directory, or one file of it.
         only_recompilations: leaves out first programs and switches.
-        as_json: prints an object for programs to read.
+        as_json: prints a JSON object.
 
     Raises:
         DataError: if there is no compile log.
@@ -55,17 +55,17 @@ def show_compile_log(run: pathlib.Path, only_recompilations: bool, as_json: bool
     console = Console(highlight=False)
     if not console.is_terminal and "COLUMNS" not in os.environ:
         console = Console(highlight=False, width=_PIPE_WIDTH)
-    elif console.width < _LEAST:  # the terminal breaks lines better than a table breaks words
-        console = Console(highlight=False, width=_LEAST)
+    elif console.width < _MIN_WIDTH:  # the terminal wraps lines better than a table wraps words
+        console = Console(highlight=False, width=_MIN_WIDTH)
     if shown:
-        console.print(_table(shown, console.width >= _WIDE))
+        console.print(_table(shown, console.width >= _WIDE_WIDTH))
         console.print("")
         console.print(_causes(shown))
         console.print("")
     console.print(_totals(records), markup=False, soft_wrap=True)
 
 
-def _table(records: Numbered, is_wide: bool) -> Table:
+def _table(records: NumberedRecords, is_wide: bool) -> Table:
     has_code = is_wide and any(each.code_bytes for _, each in records)
     texts = ("#", *(("began",) if is_wide else ()), "program", "model", "batch", "how")
     numbers = (*(("trace", "lower", "XLA") if is_wide else ("time",)), "peak")
@@ -97,8 +97,8 @@ def _costs(record: CompileRecord, is_wide: bool, has_code: bool) -> tuple[str, .
     return *(f"{each:.2f} s" for each in seconds), *(bytes_text(e) if e else "" for e in sizes)
 
 
-def _causes(records: Numbered) -> Table:
-    """Returns why each program was compiled, and below that what to do about it."""
+def _causes(records: NumberedRecords) -> Table:
+    """Returns the cause of each compilation, followed by its remedy."""
     table = Table.grid(padding=(0, 2, 0, 0))
     for number, record in records:
         if record.is_executable:  # the row of a switch names both programs
@@ -111,33 +111,33 @@ def _causes(records: Numbered) -> Table:
 
 
 def _totals(records: Sequence[CompileRecord]) -> str:
-    found = [record for record in records if record.is_executable]
-    origins = collections.Counter(record.origin for record in found)
+    executables = [record for record in records if record.is_executable]
+    origins = collections.Counter(record.origin for record in executables)
     kinds = ", ".join(f"{origins[each]} {each.value}" for each in Origin if origins[each])
-    again = [record for record in found if record.is_recompilation]
-    lost = sum(record.seconds for record in again)
+    recompilations = [record for record in executables if record.is_recompilation]
+    lost = sum(record.seconds for record in recompilations)
     switches = sum(record.count for record in records if not record.is_executable)
     return (
-        f"executables      {len(found)}{f' ({kinds})' if kinds else ''}, "
-        f"{sum(record.seconds for record in found):.2f} s\n"
-        f"recompilations   {len(again)}, {lost:.2f} s lost\n"
+        f"executables      {len(executables)}{f' ({kinds})' if kinds else ''}, "
+        f"{sum(record.seconds for record in executables):.2f} s\n"
+        f"recompilations   {len(recompilations)}, {lost:.2f} s lost\n"
         f"switches         {switches}"
     )
 
 
 def _as_dict(records: Sequence[CompileRecord], shown: Sequence[CompileRecord]) -> dict[str, object]:
-    found = [record for record in records if record.is_executable]
-    again = [record for record in found if record.is_recompilation]
+    executables = [record for record in records if record.is_executable]
+    recompilations = [record for record in executables if record.is_recompilation]
     return {
         "records": [{**asdict(each), "origin": each.origin.value} for each in shown],
-        "executables": len(found),
-        "seconds": sum(record.seconds for record in found),
-        "recompilations": len(again),
-        "recompilation_seconds": sum(record.seconds for record in again),
+        "executables": len(executables),
+        "seconds": sum(record.seconds for record in executables),
+        "recompilations": len(recompilations),
+        "recompilation_seconds": sum(record.seconds for record in recompilations),
         "switches": sum(record.count for record in records if not record.is_executable),
     }
 
 
 def _ascii(text: str) -> str:
-    """Writes what a name of the user's has beyond ASCII as Python would."""
+    """Escapes characters beyond ASCII, as Python would."""
     return text.encode("ascii", "backslashreplace").decode()

@@ -1,7 +1,7 @@
-"""A run of several processes on this machine: what `millrace launch` does.
+"""The command `millrace launch`: several processes of a script on this machine.
 
-Each process has its own share of the cores that this one may use: only affinity keeps JAX's
-threads apart. Process 0 writes to the terminal, the others each to a file.
+The processes share out the cores of this one, as only affinity keeps JAX's threads apart. Process
+0 writes to the terminal, each other process to a file.
 """
 
 import contextlib
@@ -19,65 +19,66 @@ from collections.abc import Callable, Sequence
 from millrace.processes.facts import Launched
 
 _POLL_SECONDS = 0.05
-_SHOWN_LINES = 20  # of the output of a process that failed first
+_SHOWN_LINES = 20  # of the output of the process that failed first
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Launch:
-    """What to start, and how."""
+class LaunchOptions:
+    """The script to start, and the number and kind of its processes."""
 
     command: tuple[str, ...]  # the script and its arguments
     processes: int
-    devices: int | None = None  # virtual CPU devices of each process
-    timeout: float = 30.0  # seconds that the others have to end after one has failed
-    pin: bool = True
+    devices: int | None = None  # virtual CPU devices in each process
+    timeout: float = 30.0  # seconds that the other processes have to end after one has failed
+    pin: bool = True  # whether each process has its own share of the cores
 
 
 def share_cores(cores: Sequence[int], processes: int) -> list[set[int]]:
-    """Deals out the cores, or has processes take turns where there are too few."""
+    """Returns the cores of each process, which share cores if there are too few of them."""
     if processes > len(cores):
         return [{cores[index % len(cores)]} for index in range(processes)]
     bounds = [index * len(cores) // processes for index in range(processes + 1)]
     return [set(cores[bounds[i] : bounds[i + 1]]) for i in range(processes)]
 
 
-def launch(plan: Launch, say: Callable[[str], None]) -> int:
-    """Runs the processes until all have ended, and leaves none behind.
+def launch(options: LaunchOptions, say: Callable[[str], None]) -> int:
+    """Runs the processes until all of them have ended, and leaves none behind.
 
     Args:
-        plan: what to start.
+        options: the script and its processes.
         say: prints a line for the user.
 
     Returns:
-        0, or the exit status of the process that failed first; 128 and the number of a signal.
+        0, or the exit status of the process that failed first: 128 plus the number of the signal
+        if a signal ended it.
     """
     directory = pathlib.Path(tempfile.mkdtemp(prefix="millrace-launch-"))
     processes: list[subprocess.Popen[bytes]] = []
-    # As an error of this process, SIGTERM takes the way of Ctrl-C.
+    # SIGTERM is raised as an error, so that it is handled like Ctrl-C.
     previous = signal.signal(signal.SIGTERM, _terminated)
     try:
-        _start(plan, directory, processes, say)
-        first = _wait(processes, plan.timeout)
+        _start(options, directory, processes, say)
+        first = _wait(processes, options.timeout)
     except (KeyboardInterrupt, _TerminatedError) as error:
         say(f"millrace launch: ending {len(processes)} processes")
         _signal(processes, signal.SIGINT)
-        _wait_for_all(processes, plan.timeout)
+        _wait_for_all(processes, options.timeout)
         return 128 + (signal.SIGTERM if isinstance(error, _TerminatedError) else signal.SIGINT)
     finally:
         _signal(processes, signal.SIGKILL)
         for process in processes:
             process.wait()
         signal.signal(signal.SIGTERM, previous)
-    if plan.processes > 1 and not any(directory.glob("initialized-*")):
+    if options.processes > 1 and not any(directory.glob("initialized-*")):
         say(
             f"millrace launch: no process called millrace.distributed.initialize(), so the script "
-            f"ran {plan.processes} times, each alone. Add that line below `import millrace`."
+            f"ran {options.processes} times, each alone. Add that line below `import millrace`."
         )
     return 0 if first is None else _report(processes, first, directory, say)
 
 
 class _TerminatedError(Exception):
-    """This process was asked to end."""
+    """SIGTERM has arrived."""
 
 
 def _terminated(*_: object) -> None:
@@ -85,28 +86,28 @@ def _terminated(*_: object) -> None:
 
 
 def _start(
-    plan: Launch,
+    options: LaunchOptions,
     directory: pathlib.Path,
     processes: list[subprocess.Popen[bytes]],
     say: Callable[[str], None],
 ) -> None:
     allowed = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set()
-    shares = share_cores(sorted(allowed), plan.processes) if plan.pin and allowed else []
-    if shares and plan.processes > len(allowed):
-        say(f"millrace launch: {plan.processes} processes share {len(allowed)} cores")
+    shares = share_cores(sorted(allowed), options.processes) if options.pin and allowed else []
+    if shares and options.processes > len(allowed):
+        say(f"millrace launch: {options.processes} processes share {len(allowed)} cores")
     address = f"127.0.0.1:{_free_port()}"
-    # Where this process ignores SIGINT, as a background job of a script does, its children would
-    # inherit that, and not end when they are told to.
+    # A background job of a script ignores SIGINT. Its children would inherit that, and not end
+    # when they receive the signal.
     previous = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
-        for index in range(plan.processes):
-            told = Launched(
-                address, plan.processes, index, plan.devices, str(directory), os.getpid()
+        for index in range(options.processes):
+            launched = Launched(
+                address, options.processes, index, options.devices, str(directory), os.getpid()
             )
             if shares:
                 # A child inherits the affinity, which JAX reads when it is imported.
                 os.sched_setaffinity(0, shares[index])
-            processes.append(_process(plan.command, told, _log(directory, index)))
+            processes.append(_process(options.command, launched, _log(directory, index)))
             if index:
                 say(f"millrace launch: process {index} writes to {_log(directory, index)}")
     finally:
@@ -116,11 +117,11 @@ def _start(
 
 
 def _process(
-    command: tuple[str, ...], told: Launched, log: pathlib.Path
+    command: tuple[str, ...], launched: Launched, log: pathlib.Path
 ) -> subprocess.Popen[bytes]:
-    environment = os.environ | told.to_environment() | {"PYTHONUNBUFFERED": "1"}
-    # A session of its own is a process group that can be ended with all that it has started.
-    if told.process_id == 0:
+    environment = os.environ | launched.to_environment() | {"PYTHONUNBUFFERED": "1"}
+    # A new session is a new process group, which can be ended with all processes that it starts.
+    if launched.process_id == 0:
         return subprocess.Popen(
             [sys.executable, *command],
             env=environment,
@@ -149,7 +150,10 @@ def _free_port() -> int:
 
 
 def _wait(processes: Sequence[subprocess.Popen[bytes]], timeout: float) -> int | None:
-    """Waits for all; returns the one that failed first and then for `timeout` seconds at most."""
+    """Waits until all have ended, or until `timeout` seconds after the first failure.
+
+    Returns the index of the process that failed first; None if none failed.
+    """
     while True:
         codes = [_code(process) for process in processes]
         failed = [index for index, code in enumerate(codes) if code]
@@ -168,9 +172,9 @@ def _wait_for_all(processes: Sequence[subprocess.Popen[bytes]], timeout: float) 
 
 
 def _code(process: subprocess.Popen[bytes]) -> int | None:
-    """How a process ended; None while it runs. What it has started does not outlive it."""
+    """Returns the exit status; None while it runs. Kills the processes that it leaves behind."""
     if process.returncode is None and process.poll() is not None:
-        _signal_group(process, signal.SIGKILL)  # at once: its number may soon be another's
+        _signal_group(process, signal.SIGKILL)  # at once: its number may soon be reused
     return process.returncode
 
 
@@ -181,7 +185,7 @@ def _signal(processes: Sequence[subprocess.Popen[bytes]], number: signal.Signals
 
 
 def _signal_group(process: subprocess.Popen[bytes], number: signal.Signals) -> None:
-    # The whole group may have ended, which macOS says in the second way.
+    # The whole group may have ended, for which macOS raises the second error.
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, number)
 
@@ -194,9 +198,9 @@ def _report(
 ) -> int:
     note, text = directory / "failed", ""
     if note.exists():
-        # They know better than a look every 50 ms at who is still there.
-        told, _, text = note.read_text().partition("\n")
-        first = int(told)
+        # The processes know this better than their parent, which looks every 50 ms.
+        number, _, text = note.read_text().partition("\n")
+        first = int(number)
     code = processes[first].returncode
     if first:
         lines = _log(directory, first).read_text(errors="replace").splitlines()[-_SHOWN_LINES:]

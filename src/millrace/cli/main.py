@@ -2,15 +2,15 @@
 
     millrace simulate    draws the schedule of a pipeline, with its bubble and its memory
     millrace launch      runs a script as several processes on this machine
-    millrace replay      runs an update again that NaNWatch has stopped before
+    millrace replay      runs the update again before which NaNWatch stopped training
     millrace benchmark   measures how fast a data set is, and whether a model waits for it
-    millrace compile-log shows what a run has compiled, how long it took, and why
-    millrace precompile  compiles what a script will run
-    millrace port        says what of a program for the IPU will not carry over
-    millrace run         runs a program for the IPU as it is
-    millrace cache       shows or removes the executables that are kept on disk
+    millrace compile-log shows what a run compiled, how long it took, and why
+    millrace precompile  compiles the programs of a script, without training
+    millrace port        lists the parts of an IPU program that will not run
+    millrace run         runs an IPU program unchanged
+    millrace cache       shows or removes the executables that are cached on disk
 
-Drawings and tables are plain ASCII with colours on top, which a terminal shows and a pipe drops.
+Drawings and tables are plain ASCII, with colors on a terminal.
 """
 
 import os
@@ -27,7 +27,7 @@ from millrace.benchmark.command import benchmark_feed
 from millrace.cli import cache_table
 from millrace.cli import compilation as cli_compilation
 from millrace.cli import porting as cli_porting
-from millrace.cli.launch import Launch, launch
+from millrace.cli.launch import LaunchOptions, launch
 from millrace.cli.types import FiniteRange, as_options
 from millrace.errors import MillraceError, OptionError
 from millrace.records.timeline import Timeline
@@ -41,15 +41,15 @@ from millrace.schedules.textbook import textbook_bubble
 
 COLORS = {"F": "black on green", "B": "black on cyan", "I": "black on cyan", "W": "black on yellow"}
 TIME = FiniteRange(0, min_open=True)
-_MOST_TASKS = 100_000  # of a drawing: stages x micro-batches
+_MAX_FORWARDS = 100_000  # of a drawing: stages x micro-batches
 
 
 class Commands(click.Group):
-    """Shows an error of ours as its message, without a traceback."""
+    """Prints millrace's own errors as messages, without a traceback."""
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Runs the command that was asked for."""
-        if os.environ.get("COLUMNS") == "0":  # of some terminals in editors: tables would vanish
+        """Runs the command on the command line."""
+        if os.environ.get("COLUMNS") == "0":  # in some editors' terminals: tables would vanish
             del os.environ["COLUMNS"]
         try:
             return super().invoke(ctx)
@@ -62,7 +62,7 @@ class Commands(click.Group):
 @click.group(cls=Commands)
 @click.version_option(package_name="millrace")
 def main() -> None:
-    """Looks at what millrace does, and runs it on several processes."""
+    """Run, inspect and port programs that use millrace."""
 
 
 for _command in (*cli_compilation.COMMANDS, *cli_porting.COMMANDS):
@@ -70,22 +70,25 @@ for _command in (*cli_compilation.COMMANDS, *cli_porting.COMMANDS):
 
 
 @main.command("simulate")
-@click.option("--stages", required=True, type=click.IntRange(1), help="Stages in the pipeline.")
+@click.option("--stages", required=True, type=click.IntRange(1), help="Stages of the pipeline.")
 @click.option(
     "--micro-batches", required=True, type=click.IntRange(1), help="Micro-batches in one update."
 )
 @click.option(
     "--schedule",
     default="1f1b",
-    help=f"One of {', '.join(SCHEDULES)}; or a file.",
+    help=f"One of {', '.join(SCHEDULES)}; or the name of a file.",
     show_default=True,
 )
-@click.option("--groups", type=click.IntRange(1), help="Device groups, for looped.")
+@click.option(
+    "--groups", type=click.IntRange(1), help="Device groups; only for the schedule looped."
+)
 @click.option(
     "--batch-serialization",
     default=1,
     type=click.IntRange(1),
-    help="Micro-batches that a stage runs before the next one starts, for sequential.",
+    help="Micro-batches that a stage runs before the next stage starts; only for the schedule "
+    "sequential.",
     show_default=True,
 )
 @click.option("--forward", default=1.0, type=TIME, help="Time of one forward.", show_default=True)
@@ -94,14 +97,14 @@ for _command in (*cli_compilation.COMMANDS, *cli_porting.COMMANDS):
     "--transfer",
     default=0.0,
     type=FiniteRange(0),
-    help="Time between two groups.",
+    help="Time of a transfer between two device groups.",
     show_default=True,
 )
-@click.option("--text", is_flag=True, help="Print the tasks only, in the notation of files.")
+@click.option("--text", is_flag=True, help="Print only the tasks, in the format of schedule files.")
 @click.option(
     "--svg",
     type=click.Path(dir_okay=False, path_type=pathlib.Path),
-    help="Write the drawing to this file as well, as a picture.",
+    help="Also write the drawing to this file, as a picture.",
 )
 def simulate_command(
     stages: int,
@@ -115,16 +118,16 @@ def simulate_command(
     text: bool,
     svg: pathlib.Path | None,
 ) -> None:
-    """Draws a schedule and says how long it idles and what it holds.
+    """Draw a pipeline schedule, with its idle time and memory.
 
-    A file has a line for each device group with its tasks, such as "0F0 0F1 0B0 0B1". The halves
-    of a split backward take half its time each.
+    A schedule file has one line for each device group, with its tasks, such as "0F0 0F1 0B0 0B1".
+    Where a schedule splits the backward pass into halves, each half takes half of its time.
     """
-    if stages * micro_batches > _MOST_TASKS:
+    if stages * micro_batches > _MAX_FORWARDS:
         raise OptionError(
             f"--stages {stages} x --micro-batches {micro_batches} is more than the "
-            f"{_MOST_TASKS:,} forwards that can be drawn. Set --micro-batches to "
-            f"{max(_MOST_TASKS // stages, 1)} or fewer: the bubble changes little beyond."
+            f"{_MAX_FORWARDS:,} forwards that can be drawn. Set --micro-batches to "
+            f"{max(_MAX_FORWARDS // stages, 1)} or fewer: more change the bubble very little."
         )
     name = schedule.lower()
     if name == "looped" and (groups is None or groups > stages):
@@ -135,13 +138,13 @@ def simulate_command(
         )
     if name != "looped" and groups is not None:
         raise OptionError(
-            f"--groups {groups} does nothing for --schedule {schedule}, which has a row for each "
-            "group already. Remove it, or set --schedule looped."
+            f"--groups {groups} has no effect on --schedule {schedule}, which has one stage on "
+            "each device group. Remove it, or set --schedule looped."
         )
     if name != "sequential" and batch_serialization > 1:
         raise OptionError(
-            f"--batch-serialization {batch_serialization} is a form of the schedule sequential. "
-            f"Received: --schedule {schedule}. Set --schedule sequential."
+            f"--batch-serialization {batch_serialization} is possible with the schedule sequential "
+            f"only. Received: --schedule {schedule}. Set --schedule sequential."
         )
     num_groups = 1 if batch_serialization > 1 else groups or stages
     on_groups = tuple(stage % num_groups for stage in range(stages))
@@ -150,7 +153,7 @@ def simulate_command(
     cost = dict(zip(Pass, (forward, backward, half, half), strict=True))
     timeline = simulate(tasks, cost, transfer)
     if svg is not None:
-        short = shorten(schedule, 40, placeholder=" ...")  # it may be a whole text
+        short = shorten(schedule, 40, placeholder=" ...")  # it may be a whole schedule as text
         _write_svg(svg, timeline, f"{short}: {stages} stages, {micro_batches} micro-batches")
     if text:
         click.echo(write(tasks))
@@ -167,15 +170,19 @@ def simulate_command(
 
 
 @main.command("launch", context_settings={"allow_interspersed_args": False})
-@click.option("--processes", required=True, type=click.IntRange(1), help="Processes to start.")
 @click.option(
-    "--devices-per-process", type=click.IntRange(1), help="Virtual CPU devices of each process."
+    "--processes", required=True, type=click.IntRange(1), help="Number of processes to start."
+)
+@click.option(
+    "--devices-per-process",
+    type=click.IntRange(1),
+    help="Number of virtual CPU devices in each process.",
 )
 @click.option(
     "--timeout",
     default=30.0,
     type=TIME,
-    help="Seconds that the others have to end after one failed.",
+    help="Seconds that the other processes have to end after one has failed.",
     show_default=True,
 )
 @click.option("--no-pin", is_flag=True, help="Let every process use all cores.")
@@ -191,29 +198,34 @@ def launch_command(
     script: str,
     arguments: tuple[str, ...],
 ) -> None:
-    """Runs a script as several processes on this machine.
+    """Run a script as several processes on this machine.
 
-    The script calls millrace.distributed.initialize(). Each process is pinned to its own share of
-    the cores. Process 0 prints here, the others each into a file. When one fails, all end.
+    The script must call millrace.distributed.initialize(). Each process is pinned to its own share
+    of the cores. Process 0 prints to the terminal, each other process to a file. If one process
+    fails, all of them end.
     """
-    plan = Launch((script, *arguments), processes, devices_per_process, timeout, not no_pin)
-    context.exit(launch(plan, lambda line: click.echo(line, err=True)))
+    options = LaunchOptions(
+        (script, *arguments), processes, devices_per_process, timeout, not no_pin
+    )
+    context.exit(launch(options, lambda line: click.echo(line, err=True)))
 
 
 @main.command("benchmark")
-@click.option("--epochs", default=5, type=int, help="Epochs to time.", show_default=True)
-@click.option("--elements", default=100, type=int, help="Batches of each epoch.", show_default=True)
+@click.option("--epochs", default=5, type=int, help="Number of epochs to time.", show_default=True)
+@click.option("--elements", default=100, type=int, help="Batches per epoch.", show_default=True)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-@click.option("--infeed", is_flag=True, help="Measure it through the infeed as well.")
-@click.option("--model", metavar="MODULE:MODEL", help="Say whether this model waits for its data.")
+@click.option("--infeed", is_flag=True, help="Also measure the data set through the infeed.")
+@click.option(
+    "--model", metavar="MODULE:MODEL", help="Also measure whether this model waits for its data."
+)
 @click.argument("dataset", metavar="MODULE:DATASET")
 def benchmark_command(
     epochs: int, elements: int, as_json: bool, infeed: bool, model: str | None, dataset: str
 ) -> None:
-    """Measures how fast a data set supplies batches.
+    """Measure how fast a data set supplies batches.
 
-    MODULE:DATASET is a variable, or a function without arguments, of a module or of a file.py.
-    The current directory can be imported from. A model is named the same way.
+    MODULE:DATASET names a variable, or a function without arguments, in a module or in a file.py.
+    Modules may be in the current directory. MODULE:MODEL names a model in the same way.
     """
     report = benchmark_feed(dataset, epochs, elements, infeed, model)
     if as_json:
@@ -255,40 +267,50 @@ def _table(timeline: Timeline) -> Table:
 
 
 @main.command("replay")
-@click.option("--import", "modules", multiple=True, help="Module that registers layers of yours.")
-@click.option("--all", "everything", is_flag=True, help="Print every micro-batch.")
+@click.option(
+    "--import",
+    "modules",
+    multiple=True,
+    metavar="MODULE",
+    help="A module that registers custom layers; may be repeated.",
+)
+@click.option("--all", "everything", is_flag=True, help="Print all micro-batches.")
 @click.argument("directory", type=click.Path(exists=True, file_okay=False, path_type=pathlib.Path))
 @click.pass_context
 def replay_command(
     context: click.Context, modules: tuple[str, ...], everything: bool, directory: pathlib.Path
 ) -> None:
-    """Runs an update again that NaNWatch has stopped before, and shows every tensor.
+    """Replay the update before which NaNWatch stopped training.
 
-    Exits with 1 if it does not go wrong in the same way.
+    Prints statistics of every tensor in it. DIRECTORY is the one that NaNWatch wrote. The exit
+    status is 1 if the update does not go wrong in the same way.
     """
     context.exit(0 if show(directory, modules, everything) else 1)
 
 
 @main.group("cache")
 def cache_command() -> None:
-    """Shows or removes the executables that are kept on disk for other processes."""
+    """Show or remove the executables that are cached on disk."""
 
 
 _directory = click.option(
     "--dir",
     "directory",
     type=click.Path(file_okay=False, path_type=pathlib.Path),
-    help="Another cache than that of MILLRACE_CACHE_DIR, or of this user.",
+    help="Directory of the cache. The default is MILLRACE_CACHE_DIR, or else the user's cache.",
 )
 _json = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 
 
 @cache_command.command("list")
 @_json
-@click.option("--all", "everything", is_flag=True, help="List small programs of JAX itself, too.")
+@click.option("--all", "everything", is_flag=True, help="Also list small programs of JAX itself.")
 @_directory
 def cache_list_command(as_json: bool, everything: bool, directory: pathlib.Path | None) -> None:
-    """Prints the executables of models and functions, the last used first. JSON has all."""
+    """List the executables of models and functions.
+
+    The most recently used come first. JSON output always lists all executables.
+    """
     cache_table.show_entries(directory, as_json, everything)
 
 
@@ -296,13 +318,22 @@ def cache_list_command(as_json: bool, everything: bool, directory: pathlib.Path 
 @_json
 @_directory
 def cache_stats_command(as_json: bool, directory: pathlib.Path | None) -> None:
-    """Prints how many there are, and how much room they take."""
+    """Print the number of executables, and their size."""
     cache_table.show_statistics(directory, as_json)
 
 
 @cache_command.command("clear")
-@click.option("--older-than", "days", type=TIME, help="Days since their last use; all without it.")
+@click.option(
+    "--older-than",
+    "days",
+    type=TIME,
+    metavar="DAYS",
+    help="Remove only executables that were not used for this number of days.",
+)
 @_directory
 def cache_clear_command(days: float | None, directory: pathlib.Path | None) -> None:
-    """Removes executables. Processes that run keep what they have, and compile what they miss."""
+    """Remove executables.
+
+    Running processes keep the executables that they have loaded, and compile any others again.
+    """
     cache_table.clear_entries(directory, days)

@@ -1,6 +1,6 @@
-"""The commands `millrace port` and `millrace run`, about programs for the IPU.
+"""The commands `millrace port` and `millrace run`, for IPU programs.
 
-A program may set the environment before it imports `ipu`, which reads it: `run` must not do so.
+`run` must not import `ipu` itself, which reads the environment: the program may set that first.
 """
 
 import importlib
@@ -14,7 +14,7 @@ import click
 from millrace.cli.types import check_script
 from millrace.porting.serve import run_script
 
-_NOT_SOURCE = (".pyc", ".pyz", ".zip")  # which Python runs, too
+_NOT_SOURCE = (".pyc", ".pyz", ".zip")  # Python runs these, too
 
 
 @click.command("run", context_settings={"allow_interspersed_args": False})
@@ -22,17 +22,17 @@ _NOT_SOURCE = (".pyc", ".pyz", ".zip")  # which Python runs, too
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 @click.pass_context
 def run_command(context: click.Context, script: str, arguments: tuple[str, ...]) -> None:
-    """Runs an IPU program for TensorFlow as it is.
+    """Run an IPU program for TensorFlow unchanged.
 
     `import tensorflow`, `from tensorflow.python import ipu`, `keras.ipu` and
-    `ipu_tensorflow_addons` give modules of millrace; nothing of them needs to be installed. The
-    script's exit status is passed on, and its errors are shown as Python shows them.
+    `ipu_tensorflow_addons` import modules of millrace; none of these packages needs to be
+    installed. The command has the exit status of the script, and prints its errors as Python does.
     """
     if not script.endswith(_NOT_SOURCE):
         check_script(script)
     try:
         run_script(script, arguments)
-    except Exception as error:  # as Python would: with the script's own frames
+    except Exception as error:  # printed as Python does, from the script's own frames on
         error.__traceback__ = _of_script(error.__traceback__, script)
         traceback.print_exception(error)
         context.exit(1)
@@ -42,16 +42,17 @@ def run_command(context: click.Context, script: str, arguments: tuple[str, ...])
 @click.argument("scripts", nargs=-1, required=True, type=click.Path(path_type=pathlib.Path))
 @click.pass_context
 def port_command(context: click.Context, scripts: tuple[pathlib.Path, ...]) -> None:
-    """Says what of programs for the IPU will not carry over, and what to write instead.
+    """List the parts of IPU programs that will not run.
 
-    Nothing is run. Exits with 0 if nothing stands in the way, with 1 if something does, and with 2
-    if a file cannot be read. What is marked `runs as it is` could be said better, and need not.
+    Each line says what to write instead. The programs are read, not run. The exit status is 0 if
+    nothing stands in the way, 1 if something does, and 2 if a file cannot be read. Lines that end
+    with `(runs as it is)` are suggestions.
     """
     context.exit(importlib.import_module("millrace.porting.show").show_findings(scripts))
 
 
 def _of_script(trace: TracebackType | None, script: str) -> TracebackType | None:
-    """Returns a traceback from the script on; all of it if the script has no part in it."""
+    """Returns a traceback from the script's first frame on; all of it if there is none."""
     here = trace
     while here is not None and not _is_file(here.tb_frame.f_code.co_filename, script):
         here = here.tb_next

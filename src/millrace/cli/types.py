@@ -1,4 +1,4 @@
-"""Types of options and errors that several commands share."""
+"""Types of options, and checks, that several commands share."""
 
 import math
 import pathlib
@@ -11,12 +11,12 @@ from millrace.errors import line_and_cause
 
 
 class FiniteRange(click.FloatRange):
-    """A number within bounds that is neither nan nor infinite, which click's own lets through."""
+    """A number within bounds; unlike click's own type, it refuses nan and infinity."""
 
     def convert(
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
     ) -> float:
-        """Returns the number, or says why it is none."""
+        """Returns the number, or fails with the reason."""
         number = super().convert(value, param, ctx)
         if not math.isfinite(number):
             self.fail(f"{number} is not a finite number.", param, ctx)
@@ -24,17 +24,17 @@ class FiniteRange(click.FloatRange):
 
 
 def check_script(script: str) -> None:
-    """Refuses a file that is not Python, and says where."""
+    """Refuses a file that is not Python, with the line of the error."""
     try:
         compile(pathlib.Path(script).read_bytes(), script, "exec", dont_inherit=True)
     except (SyntaxError, ValueError) as error:  # ValueError: null bytes, on Python 3.11.2
-        line, what = line_and_cause(error)
+        line, cause = line_and_cause(error)
         raise click.ClickException(
-            f"{script}{line}: this is not a Python program: {what}. Give a file of Python source."
+            f"{script}{line}: this is not a Python program: {cause}. Give a file of Python source."
         ) from None
 
 
-# The names of `make_schedule` and of a model's options, as `simulate` spells them.
+# The names of `make_schedule` and of a model's options, and those of `simulate`.
 _OF_SIMULATE = (
     (r"\bgradient_accumulation_steps_per_replica=", "--micro-batches "),
     (r"\bnum_micro_batches=", "--micro-batches "),
@@ -45,7 +45,7 @@ _OF_SIMULATE = (
 
 
 def as_options(message: str) -> str:
-    """Returns an error about a schedule in the words of the command `simulate`."""
+    """Returns an error message about a schedule with the option names of `simulate`."""
     for name, option in _OF_SIMULATE:
         message = re.sub(name, option, message)
     return message

@@ -16,7 +16,7 @@ from millrace.ipu.scopes import devices_in_scope
 from millrace.loops.function import CompiledFunction
 from millrace.loops.log_subject import identity
 from millrace.loops.replication import launching
-from millrace.tensorflow.conversion.convert import called
+from millrace.tensorflow.conversion.convert import converted
 from millrace.tensorflow.graph_mode import Deferred, in_graph_mode
 
 KEPT = 32  # compiled functions; the least recently used one is dropped first
@@ -52,7 +52,7 @@ def compile(
     Raises:
         PlanError: outside of all scopes with devices.
     """
-    inputs, computation = list(inputs or ()), called(computation)
+    inputs, computation = list(inputs or ()), converted(computation)
     if is_within_a_program():
         return _listed(computation(*inputs))
     find_devices = devices_in_scope()

@@ -14,7 +14,7 @@ from millrace.feeds.infeed_queue import InfeedQueue
 from millrace.loops.repeat import repeat as native_repeat
 from millrace.loops.repeat import while_loop as native_while_loop
 from millrace.pytrees import ArrayTree
-from millrace.tensorflow.conversion.convert import called
+from millrace.tensorflow.conversion.convert import converted
 
 
 def repeat(
@@ -39,7 +39,7 @@ def repeat(
         The values after the last iteration: one, a list of several, or None without any.
     """
     del use_while_v1
-    return native_repeat(n, called(body), inputs, infeed_queue)
+    return native_repeat(n, converted(body), inputs, infeed_queue)
 
 
 def while_loop(
@@ -61,4 +61,4 @@ def while_loop(
         use_while_v1: without effect.
     """
     del use_while_v1
-    return native_while_loop(condition, called(body), inputs, infeed_queue, maximum_iterations)
+    return native_while_loop(condition, converted(body), inputs, infeed_queue, maximum_iterations)

@@ -1,1 +1,1 @@
-"""Runs programs that were written for the IPU, and says what of them will not carry over."""
+"""Runs programs that were written for the IPU, and lists the parts that will not run."""

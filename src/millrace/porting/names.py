@@ -1,8 +1,8 @@
-"""Which names there are: of `millrace.ipu`, of the stand-in for TensorFlow, of Keras.
+"""The names in `millrace.ipu`, in the stand-in for TensorFlow, and in Keras.
 
 canonical("tensorflow.python.ipu.config")   -> "ipu.config"
 canonical("tensorflow.keras.layers.Dense")  -> "keras.layers.Dense"
-exists("ipu.config.IPUConfig")              whether a program finds it there
+exists("ipu.config.IPUConfig")              -> True
 """
 
 import difflib
@@ -33,7 +33,7 @@ _COMPAT = "tensorflow.compat.v1."
 
 
 def canonical(name: str) -> str:
-    """Returns a dotted name as it begins with `ipu`, `tensorflow` or `keras`, if it is of these."""
+    """Returns a dotted name in its form under `ipu`, `tensorflow` or `keras`, if it has one."""
     for old, new in _PREFIXES:
         if name == old or name.startswith(f"{old}."):
             return canonical(new + name[len(old) :])
@@ -42,44 +42,44 @@ def canonical(name: str) -> str:
 
 @functools.cache
 def exists(name: str) -> bool:
-    """Whether a canonical name is there; the stand-in counts without the TensorFlow behind it."""
-    root, *rest = name.split(".")
+    """Whether a canonical name exists; the real TensorFlow does not count."""
+    root, *attributes = name.split(".")
     try:
-        found: Any = importlib.import_module(_ROOTS[root])
+        owner: Any = importlib.import_module(_ROOTS[root])
     except ImportError:
         return False
-    for part in rest:
-        known, found = _member(found, part)
-        if not known:
-            # All that `tf.compat.v1` does not have itself is what `tf` has.
+    for attribute in attributes:
+        is_there, owner = _member(owner, attribute)
+        if not is_there:
+            # `tf.compat.v1` passes names that it lacks on to `tf`.
             return name.startswith(_COMPAT) and exists(name.replace(_COMPAT, "tensorflow."))
     return True
 
 
 def operation(name: str, renamed: dict[str, str]) -> str | None:
-    """Returns the name in `keras.ops` of what TensorFlow calls `name`; None if there is none."""
+    """Returns the operation of `keras.ops` that replaces TensorFlow's; None if there is none."""
     last = name.rpartition(".")[2]
-    found = renamed.get(last, last)
-    return f"keras.ops.{found}" if hasattr(keras.ops, found) else None
+    other = renamed.get(last, last)
+    return f"keras.ops.{other}" if hasattr(keras.ops, other) else None
 
 
 def option(path: str) -> tuple[bool, str]:
-    """Returns whether `IPUConfig` has an attribute, and what to do where it does nothing."""
+    """Returns whether `IPUConfig` has an attribute, with advice if it has none or no effect."""
     kind: Any = IPUConfig
-    for part in path.split("."):
-        member = getattr(kind, part, None)
+    for name in path.split("."):
+        member = getattr(kind, name, None)
         if isinstance(member, Option):
             return True, member.advice
         if not isinstance(member, Subcategory):
-            near = difflib.get_close_matches(part, members(kind), n=1)
+            near = difflib.get_close_matches(name, members(kind), n=1)
             return False, near[0] if near else f"one of {', '.join(members(kind))}"
         kind = member.kind
     return True, ""
 
 
-def _member(owner: Any, name: str) -> tuple[bool, Any]:
+def _member(owner: object, name: str) -> tuple[bool, Any]:
     if isinstance(owner, ModuleType) and owner.__name__.startswith("millrace."):
-        # A lazy attribute may be that of the real TensorFlow, which is not everywhere.
+        # A lazy attribute may come from the real TensorFlow, which may not be installed.
         if name in vars(owner):
             return True, vars(owner)[name]
         try:

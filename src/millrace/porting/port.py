@@ -1,7 +1,7 @@
-"""What of a program will not carry over, line by line, found without running it.
+"""The parts of a program that will not run, line by line, found without running it.
 
-source -> syntax tree -> each name, call and import, as what it is whatever it was imported as
-       -> Finding(line, what, what to write instead, whether it stands in the way)
+source -> syntax tree -> names, calls and imports under their full names
+       -> Finding(line, what, instead, blocks)
 """
 
 import ast
@@ -18,43 +18,45 @@ from millrace.porting.replacements import (
     TENSORFLOW,
     longest,
 )
-from millrace.porting.tapes import tape_findings
+from millrace.porting.tapes import TAPE, tapes
 
 _OWN = ("ipu", "tensorflow", "keras")
-_INSTALL = "keras.ops or jax.numpy; or install tensorflow, whose names are found, too"
+_INSTALL = "keras.ops or jax.numpy; or install tensorflow, whose names then work, too"
 _TABLES = {"ipu": IPU, "tensorflow": TENSORFLOW}
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that a program does, and what to write instead."""
+    """A part of a program that millrace does not run, or runs under another name."""
 
     line: int
     what: str
-    instead: str
-    blocks: bool = True  # whether the program cannot run with it
+    instead: str  # the text to write in its place
+    blocks: bool = True  # whether it prevents the program from running
 
 
 def port(source: str) -> tuple[Finding, ...]:
-    """Returns what of a program will not carry over, in the order of its lines.
+    """Returns the parts of a program that will not run, in the order of its lines.
 
     Args:
-        source: of a Python program.
+        source: source text of a Python program.
 
     Raises:
-        SyntaxError: if it is no Python.
+        SyntaxError: if the text is not Python.
     """
     tree = ast.parse(source)
-    visitor = _Visitor()
+    visitor = _FindingVisitor()
     visitor.visit(tree)
-    found = {(line, what): Finding(line, what, to, blocks) for line, what, to, blocks in [
-        *visitor.found, *tape_findings(tree, visitor.resolve)
-    ]}  # fmt: skip
-    return tuple(sorted(found.values(), key=lambda each: (each.line, each.what)))
+    findings = [*visitor.findings]
+    for call, blocks in tapes(tree, visitor.resolve):
+        what = "tf.GradientTape outside of a tf.function" if blocks else "tf.GradientTape"
+        findings.append(Finding(call.lineno, what, TAPE, blocks))
+    unique = {(finding.line, finding.what): finding for finding in findings}
+    return tuple(sorted(unique.values(), key=lambda finding: (finding.line, finding.what)))
 
 
 def uses_tensorflow(source: str) -> bool:
-    """Whether a program imports TensorFlow, or a package for the IPU that is not millrace's."""
+    """Whether a program imports TensorFlow, or an IPU package other than millrace's."""
     modules = {
         name
         for node in ast.walk(ast.parse(source))
@@ -70,24 +72,24 @@ def uses_tensorflow(source: str) -> bool:
     return any(name.partition(".")[0] in roots or name == "keras.ipu" for name in modules)
 
 
-class _Visitor(ast.NodeVisitor):
-    """Walks over a program, and takes note of what it finds."""
+class _FindingVisitor(ast.NodeVisitor):
+    """Collects the findings of a program."""
 
     def __init__(self) -> None:
-        self.found: list[tuple[int, str, str, bool]] = []
+        self.findings: list[Finding] = []
         self._names: dict[str, str] = {}  # as imported -> canonical
         self._configs: set[str] = set()  # variables that are an IPUConfig
-        self._inside = ""  # the layer whose code this is
+        self._layer = ""  # the name of the layer class around the current node
 
     def resolve(self, node: ast.AST) -> str | None:
-        """Returns the canonical dotted name of an expression; None if it is no imported name."""
-        parts: list[str] = []
+        """Returns the canonical dotted name of an expression; None if it was not imported."""
+        attributes: list[str] = []
         while isinstance(node, ast.Attribute):
-            parts.append(node.attr)
+            attributes.append(node.attr)
             node = node.value
         if not isinstance(node, ast.Name) or node.id not in self._names:
             return None
-        return canonical(".".join([self._names[node.id], *reversed(parts)]))
+        return canonical(".".join([self._names[node.id], *reversed(attributes)]))
 
     def visit_Import(self, node: ast.Import) -> None:
         """`import tensorflow.keras as keras`."""
@@ -120,13 +122,13 @@ class _Visitor(ast.NodeVisitor):
             self._check_name(node, name)
 
     def visit_Name(self, node: ast.Name) -> None:
-        """`reduce_mean`, imported by its name; whether it exists was said at its import."""
+        """`reduce_mean`, imported by its name; its import was checked for existence."""
         name = self.resolve(node)
-        if self._inside and name and name.startswith("tensorflow."):
-            self._check_inside(node, name)
+        if self._layer and name and name.startswith("tensorflow."):
+            self._check_in_layer(node, name)
 
     def visit_Call(self, node: ast.Call) -> None:
-        """Arguments that are no longer there, and methods."""
+        """Arguments and methods that no longer exist."""
         name = self.resolve(node.func)
         if name is not None:
             self._check_keywords(node, name)
@@ -138,7 +140,7 @@ class _Visitor(ast.NodeVisitor):
             self.generic_visit(node)
 
     def visit_ClassDef(self, node: ast.ClassDef) -> None:
-        """The code of a layer or a model is traced by JAX."""
+        """Layers and models: JAX traces their code."""
         bases = [self.resolve(base) or "" for base in node.bases]
         is_layer = any(base.startswith(("keras.layers.", "keras.Model")) for base in bases)
         self._within(node.name if is_layer else "", node)
@@ -155,12 +157,12 @@ class _Visitor(ast.NodeVisitor):
         self.generic_visit(node)
 
     def _within(self, name: str, node: ast.AST) -> None:
-        before, self._inside = self._inside, name
+        before, self._layer = self._layer, name
         self.generic_visit(node)
-        self._inside = before
+        self._layer = before
 
     def _add(self, node: ast.AST, what: str, instead: str, blocks: bool = True) -> None:
-        self.found.append((getattr(node, "lineno", 1), what, instead, blocks))
+        self.findings.append(Finding(getattr(node, "lineno", 1), what, instead, blocks))
 
     def _check_module(self, node: ast.AST, name: str) -> None:
         instead = longest(MODULES, name)
@@ -174,14 +176,14 @@ class _Visitor(ast.NodeVisitor):
         if root not in _OWN or _is_tape(name):
             return
         shown = name.replace("tensorflow.", "tf.", 1)
-        told = longest(_TABLES.get(root, {}), name)
-        if root == "ipu" and told is not None and name.startswith("ipu.keras."):
-            self._add(node, shown, told)  # the name is there, and raises when it is called
+        instead = longest(_TABLES.get(root, {}), name)
+        if root == "ipu" and instead is not None and name.startswith("ipu.keras."):
+            self._add(node, shown, instead)  # the name exists, but raises when it is called
         elif exists(name):
-            if self._inside and root == "tensorflow":
-                self._check_inside(node, name)
-        elif told is not None:
-            self._add(node, shown, told)
+            if self._layer and root == "tensorflow":
+                self._check_in_layer(node, name)
+        elif instead is not None:
+            self._add(node, shown, instead)
         elif root == "ipu":
             self._add(node, shown, "nothing in millrace.ipu; see docs/porting.md")
         elif root == "keras":
@@ -189,12 +191,12 @@ class _Visitor(ast.NodeVisitor):
         else:
             self._add(node, shown, operation(name, OPERATIONS) or _INSTALL)
 
-    def _check_inside(self, node: ast.AST, name: str) -> None:
-        """A layer is compiled as it stands: the stand-in serves, Keras's own name says more."""
+    def _check_in_layer(self, node: ast.AST, name: str) -> None:
+        """Suggests Keras's own operation for TensorFlow's in a layer, where both work."""
         instead = operation(name, OPERATIONS)
         if instead is not None and exists(name):
             shown = name.replace("tensorflow.", "tf.", 1)
-            self._add(node, f"{shown} in {self._inside}", instead, blocks=False)
+            self._add(node, f"{shown} in {self._layer}", instead, blocks=False)
 
     def _check_keywords(self, node: ast.Call, name: str) -> None:
         for keyword in node.keywords:
@@ -211,11 +213,11 @@ class _Visitor(ast.NodeVisitor):
                 self._add(keyword.value, f"{keyword.arg}= of .{method}()", instead)
 
     def _check_option(self, node: ast.AST, path: str) -> None:
-        known, advice = option(path)
-        if not known:
+        is_option, advice = option(path)
+        if not is_option:
             self._add(node, f"IPUConfig.{path}", advice)
         elif advice:
-            self._add(node, f"IPUConfig.{path}, which does nothing", advice, blocks=False)
+            self._add(node, f"IPUConfig.{path}, which has no effect", advice, blocks=False)
 
 
 def _is_tape(name: str) -> bool:
@@ -228,16 +230,16 @@ def _of_keras(name: str) -> str:
     if ".experimental" in name and exists(name.replace(".experimental", "")):
         return name.replace(".experimental", "")
     last = name.rpartition(".")[2]
-    for place in ("layers", "optimizers", "losses", "utils", "random"):
-        if exists(f"keras.{place}.{last}"):
-            return f"keras.{place}.{last}"
-    return "what Keras 3 has in its place"
+    for module in ("layers", "optimizers", "losses", "utils", "random"):
+        if exists(f"keras.{module}.{last}"):
+            return f"keras.{module}.{last}"
+    return "its replacement in Keras 3"
 
 
 def _path(node: ast.AST) -> list[str]:
-    """Returns the parts of `config.matmuls.poplar_options`; none for anything else."""
-    parts: list[str] = []
+    """Returns the names in `config.matmuls.poplar_options`; none for another expression."""
+    names: list[str] = []
     while isinstance(node, ast.Attribute):
-        parts.insert(0, node.attr)
+        names.insert(0, node.attr)
         node = node.value
-    return [node.id, *parts] if isinstance(node, ast.Name) else []
+    return [node.id, *names] if isinstance(node, ast.Name) else []

@@ -1,14 +1,14 @@
-"""What to write instead of what does not carry over: the tables of `millrace port`.
+"""The replacements that `millrace port` suggests, as tables.
 
-The longest entry that a name begins with counts. What is in no table is looked up where it would
-be found: in `millrace.ipu`, in the stand-in for TensorFlow, and in Keras.
+A name gets the longest entry that it begins with. A name without an entry is looked up in
+`millrace.ipu`, in the stand-in for TensorFlow, and in Keras.
 """
 
 _FIT = "model.fit of a Keras model in a strategy's scope"
-_LOOKUP = "keras.layers.Embedding; a table that no device holds: look rows up while loading data"
+_LOOKUP = "keras.layers.Embedding; for a table larger than a device: look rows up in the data set"
 _SERVING = "model.save('model.keras'), and model.predict in the process that serves"
 _PROCESSES = "millrace.distributed.initialize() in the script, and `millrace launch`"
-_CUSTOM = "a function of jax.numpy, or of JAX's FFI for code of your own"
+_CUSTOM = "a function of jax.numpy, or JAX's FFI for custom code"
 _XLA = "remove it: XLA decides this itself"
 _FEEDS = "model.fit with a tf.data.Dataset, a keras.utils.PyDataset or arrays"
 
@@ -36,7 +36,7 @@ IPU = {
     "ipu.autoshard": "ipu.keras.PipelineStage, or model.set_pipeline_stage_assignment()",
     "ipu.autoshard_cnn": "ipu.keras.PipelineStage, or model.set_pipeline_stage_assignment()",
     "ipu.sharding": "ipu.keras.PipelineStage, or model.set_pipeline_stage_assignment()",
-    "ipu.verification": "remove it: nothing here encrypts what goes to a device",
+    "ipu.verification": "remove it: transfers to devices are not encrypted",
     "ipu.internal_ops": "jax.debug.print",
     "ipu.functional_ops": "the function itself: XLA shares equal code",
     "ipu.nn_ops": "keras.ops, or the layer of ipu.keras.layers",
@@ -68,7 +68,7 @@ TENSORFLOW = {
     "tensorflow.config": "ipu.config.IPUConfig, or jax.config",
     "tensorflow.lookup": "keras.layers.StringLookup or IntegerLookup, while loading data",
     "tensorflow.feature_column": "keras.utils.FeatureSpace",
-    "tensorflow.io": "Python's own files, in what loads the data",
+    "tensorflow.io": "Python's own files, in the code that loads the data",
     "tensorflow.data.experimental": _FEEDS,
     "tensorflow.data": _FEEDS,
     "tensorflow.py_function": "a callback, or an outfeed queue: programs call no Python",
@@ -82,7 +82,7 @@ TENSORFLOW = {
     "tensorflow.sparse": "dense arrays, or jax.experimental.sparse",
     "tensorflow.RaggedTensor": "rows padded to one length, and a mask",
     "tensorflow.ragged": "rows padded to one length, and a mask",
-    "tensorflow.TensorArray": "a Python list, or what ipu.loops carry along",
+    "tensorflow.TensorArray": "a Python list, or values that a loop of ipu.loops carries",
     "tensorflow.Graph": "a function, compiled with tf.function(jit_compile=True)",
     "tensorflow.compat.v1.layers": "keras.layers",
     "tensorflow.layers": "keras.layers",
@@ -104,7 +104,7 @@ TENSORFLOW = {
     "tensorflow.Variable": "keras.Variable",
 }  # fmt: skip
 
-# Operations that Keras calls something else; others have their name in keras.ops, if any.
+# Operations that have another name in keras.ops.
 OPERATIONS = {
     "acos": "arccos",
     "asin": "arcsin",
@@ -148,7 +148,7 @@ OPERATIONS = {
 
 MODULES = {
     "tensorflow_addons": "keras: its layers and optimizers; ipu.addons for the IPU's",
-    "tensorflow_datasets": "",  # reads with TensorFlow, and fit takes what it gives
+    "tensorflow_datasets": "",  # works with TensorFlow installed: fit takes its data sets
     "tensorflow_probability": "tensorflow_probability.substrates.jax",
     "tensorflow_hub": "keras_hub",
     "tensorflow_estimator": _FIT,
@@ -167,7 +167,7 @@ MODULES = {
 _SCHEDULE = "learning_rate=keras.optimizers.schedules.InverseTimeDecay(...)"
 _WORKERS = "an argument of keras.utils.PyDataset"
 
-# Of functions whose name begins with the first part, arguments that Keras 3 does not have.
+# Arguments that Keras 3 does not have, by the beginning of the function's name.
 KEYWORDS = {
     ("keras.optimizers.", "lr"): "learning_rate=",
     ("keras.optimizers.", "decay"): _SCHEDULE,
@@ -176,11 +176,11 @@ KEYWORDS = {
     ("keras.layers.Embedding", "input_length"): "nothing: it is not needed",
     ("keras.layers.LSTM", "time_major"): "inputs of shape (batch, time, features)",
     ("keras.layers.GRU", "time_major"): "inputs of shape (batch, time, features)",
-    ("keras.layers.BatchNormalization", "fused"): "nothing: XLA fuses",
+    ("keras.layers.BatchNormalization", "fused"): "nothing: XLA fuses operations itself",
     ("keras.layers.BatchNormalization", "renorm"): "keras.layers.BatchNormalization without it",
 }
 
-# Methods of models, by name alone: which object it is, only a run of the script would tell.
+# Methods by name alone: only a run of the script would show the class of the object.
 METHODS = {
     "fit_generator": "fit",
     "evaluate_generator": "evaluate",
@@ -214,9 +214,9 @@ METHOD_KEYWORDS = {
 
 
 def longest(table: dict[str, str], name: str) -> str | None:
-    """Returns the entry of a table that a dotted name begins with, the longest; None without one.
+    """Returns the longest entry that a dotted name begins with; None if there is none.
 
-    An entry that ends with an underscore stands for all names that go on from there.
+    An entry that ends with an underscore stands for all names that begin with it.
     """
     best = None
     for key in table:

@@ -1,6 +1,6 @@
-"""Runs an IPU program as it is: its imports of TensorFlow's modules give those of this package.
+"""Runs an IPU program unchanged: its imports of TensorFlow give modules of millrace.
 
-tensorflow                      millrace.tensorflow; what it lacks is the real one's, if installed
+tensorflow                      millrace.tensorflow, and the real one's other names, if installed
 tensorflow.keras                keras
 tensorflow.python.ipu           millrace.ipu
 keras.ipu                       millrace.ipu.keras
@@ -21,7 +21,7 @@ from millrace._compat.keras_tensorflow import show_own_tensorflow, show_tensorfl
 from millrace._compat.module_aliases import serve, stop_serving
 from millrace._compat.patch_table import SCRIPT_MODULES
 from millrace._compat.patches import put_in, take_out
-from millrace.tensorflow.dispatch import put_back, real_name, real_tensorflow
+from millrace.tensorflow.dispatch import real_name, real_tensorflow, restore_real_modules
 
 NAMES = {
     "ipu_tensorflow_addons": "millrace.ipu.addons",
@@ -38,7 +38,7 @@ PURPOSE = "tensorflow"
 
 @contextmanager
 def serving(directory: pathlib.Path) -> Iterator[None]:
-    """Lets the imports of a program in a directory give modules of this package."""
+    """Serves modules of millrace to the imports of a program in `directory`."""
     own = {path.stem for path in directory.iterdir()} if directory.is_dir() else set()
     helpers = {name: f"millrace.ipu.{name}" for name in TUTORIAL if name not in own}
     before = {k: m for k, m in sys.modules.items() if k.partition(".")[0] == "tensorflow"}
@@ -56,7 +56,7 @@ def serving(directory: pathlib.Path) -> Iterator[None]:
         stop_serving(PURPOSE)
         del tensorflow.python  # type: ignore[attr-defined]
         sys.modules.update(before)
-        put_back()
+        restore_real_modules()
         show_own_tensorflow()
 
     put_in(SCRIPT_MODULES, undo)
@@ -67,11 +67,11 @@ def serving(directory: pathlib.Path) -> Iterator[None]:
 
 
 def run_script(script: str, arguments: Sequence[str] = ()) -> None:
-    """Runs a script as Python does, with its imports served.
+    """Runs a script as Python does, with modules of millrace for its imports.
 
     Args:
-        script: its file.
-        arguments: what it finds in `sys.argv` after its name.
+        script: path of the file.
+        arguments: values of `sys.argv` after the script's name.
     """
     directory = pathlib.Path(script).absolute().parent
     argv, path = sys.argv, list(sys.path)
@@ -85,11 +85,11 @@ def run_script(script: str, arguments: Sequence[str] = ()) -> None:
 
 
 def _real_module(name: str) -> ModuleType | None:
-    """Returns a module of the real TensorFlow; None without one."""
+    """Returns a module of the real TensorFlow; None if there is no such module."""
     if name.partition(".")[0] != "tensorflow" or real_tensorflow() is None:
         return None
     try:
-        found = real_name(name.partition(".")[2])
+        module = real_name(name.partition(".")[2])
     except AttributeError:
         return None
-    return found if isinstance(found, ModuleType) else None
+    return module if isinstance(module, ModuleType) else None

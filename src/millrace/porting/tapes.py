@@ -1,6 +1,6 @@
-"""Gradients by `tf.GradientTape`, which the stand-in converts in functions that are compiled.
+"""The uses of `tf.GradientTape`, which works only in compiled functions.
 
-@tf.function                            here, and in functions that it calls; in bodies of loops
+@tf.function                        also in functions that it calls, and in bodies of loops
 def step(x, y):
 with tf.GradientTape() as tape:
 loss = loss_fn(y, model(x))
@@ -12,7 +12,8 @@ from collections.abc import Callable, Iterator
 
 Resolve = Callable[[ast.AST], str | None]
 
-_NATIVE = (
+# The text of the report for a tape.
+TAPE = (
     "loss, gradients = millrace.value_and_grad(loss_fn, variables) in a function of "
     "millrace.compile, or model.fit"
 )
@@ -24,22 +25,20 @@ _COMPILE = (
 )
 
 
-def tape_findings(tree: ast.AST, resolve: Resolve) -> Iterator[tuple[int, str, str, bool]]:
-    """Yields line, what, what instead and whether it stands in the way, of each tape.
+def tapes(tree: ast.AST, resolve: Resolve) -> Iterator[tuple[ast.Call, bool]]:
+    """Yields the calls that create tapes, and whether each is outside of compiled functions.
 
     Args:
-        tree: of a program.
+        tree: syntax tree of a program.
         resolve: returns the dotted name that an expression stands for.
     """
-    converted = _converted(tree, resolve)
-    for function, call in _tapes(tree, resolve, ()):
-        blocks = not converted.intersection(function)
-        what = "tf.GradientTape outside of a tf.function" if blocks else "tf.GradientTape"
-        yield call.lineno, what, _NATIVE, blocks
+    compiled = _compiled(tree, resolve)
+    for functions, call in _tapes(tree, resolve, ()):
+        yield call, not compiled.intersection(functions)
 
 
-def _converted(tree: ast.AST, resolve: Resolve) -> set[str]:
-    """Returns the names of functions that are compiled, and of those that these call."""
+def _compiled(tree: ast.AST, resolve: Resolve) -> set[str]:
+    """Returns the names of compiled functions, and of the functions that they call."""
     functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
     names: set[str] = set()
     for node in functions:
@@ -49,9 +48,9 @@ def _converted(tree: ast.AST, resolve: Resolve) -> set[str]:
     for node in ast.walk(tree):
         if isinstance(node, ast.Call) and resolve(node.func) in _COMPILE:
             names.update(map(_name, (*node.args[:2], *(each.value for each in node.keywords))))
-    known = 0
-    while known < len(names):
-        known = len(names)
+    count = 0
+    while count < len(names):
+        count = len(names)
         for node in functions:
             if node.name in names:
                 names |= {_name(n.func) for n in ast.walk(node) if isinstance(n, ast.Call)}
@@ -59,14 +58,14 @@ def _converted(tree: ast.AST, resolve: Resolve) -> set[str]:
 
 
 def _name(node: ast.AST) -> str:
-    """Returns the last part of `step` or `self.step`; empty for anything else."""
+    """Returns `step` for `step` and `self.step`; an empty string for another expression."""
     return getattr(node, "attr", getattr(node, "id", ""))
 
 
 def _tapes(
     node: ast.AST, resolve: Resolve, inside: tuple[str, ...]
 ) -> Iterator[tuple[tuple[str, ...], ast.Call]]:
-    """Yields the functions that each tape is in, by their names, and the call that makes it."""
+    """Yields the names of the functions around each tape, and the call that creates it."""
     for child in ast.iter_child_nodes(node):
         around = (*inside, child.name) if isinstance(child, ast.FunctionDef) else inside
         if isinstance(child, ast.Call) and (resolve(child.func) or "").endswith(".GradientTape"):

@@ -1,7 +1,7 @@
-"""An update that went wrong, run again.
+"""The replay of an update that went wrong.
 
-run.py      the update, with the statistics of every tensor in it
-table.py    what `millrace replay` shows of it
+run.py      runs the update, with statistics of every tensor in it
+table.py    the table that `millrace replay` prints
 """
 
 from millrace.replay.run import Replay as Replay

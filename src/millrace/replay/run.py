@@ -1,4 +1,4 @@
-"""Runs one update again, on one device, and looks at every tensor in it.
+"""Runs one update again, on one device, with statistics of every tensor in it.
 
 micro-batch 0    activations in the order of forward, the loss, gradients from the last one back
 micro-batch 1    ...
@@ -26,6 +26,7 @@ from millrace.fit.totals import Totals
 from millrace.memory_report.out_of_memory import explained
 from millrace.options import Accumulation, Options, TapRequest, directory_path, reduction
 from millrace.plan import ROLES, Mode
+from millrace.pytrees import Array, ArrayTree
 from millrace.records.flight import MODEL_FILE, Flight, FlightRecord, read_flight
 from millrace.records.tensors import LOSS, STATISTICS, StatisticsBlock, Tensor, TensorRows
 from millrace.steps.state import State, Values
@@ -58,34 +59,34 @@ class Replay:
 
 
 def is_non_finite(row: np.ndarray) -> bool:
-    """Whether the statistics are of a tensor with a NaN or an infinity."""
+    """Whether a tensor with these statistics contains a NaN or an infinity."""
     return bool(row[_NANS] > 0 or row[_INFS] > 0)
 
 
 def counts(row: np.ndarray) -> tuple[int, int]:
-    """Returns how many elements are NaN, and how many infinite."""
+    """Returns the numbers of NaNs and of infinities, from the statistics of a tensor."""
     return int(row[_NANS]), int(row[_INFS])
 
 
 def run_again(
     model: keras.Model,
-    state: Mapping[str, Sequence[Any]],
-    batches: Sequence[Any],
+    state: Mapping[str, Sequence[Array]],
+    batches: Sequence[ArrayTree],
     accumulation: Accumulation,
     device: jax.Device | None = None,
 ) -> Replay:
     """Runs an update of `model` and returns the statistics of all its tensors.
 
-    The model keeps its values: the update is computed from `state` and given up.
+    The model keeps its values: the update is computed from `state`, and its result is discarded.
 
     Args:
-        model: a compiled Keras model, which may be one that is just being trained.
+        model: a compiled Keras model, which may be in the middle of training.
         state: values by role, as `state_of` returns them.
         batches: micro-batches as Keras's data adapter yields them: x, y and sample weights.
         accumulation: how their gradients are combined.
-        device: to run on; None is the first one.
+        device: runs the update; None is the first device.
     """
-    listener = _Collected()
+    listener = _StatisticsCollector()
     stages = StageAssignment(model)
     stages.reset()
     setup = Setup(
@@ -108,12 +109,17 @@ def run_again(
 
 @checked
 def replay(
-    directory: str | os.PathLike[str], custom_objects: Mapping[str, Any] | None = None
+    directory: str | os.PathLike[str], custom_objects: Mapping[str, object] | None = None
 ) -> "Replayed":
-    """Runs the update again that NaNWatch has written to `directory`.
+    """Runs an update again that NaNWatch wrote to a directory.
+
+    Args:
+        directory: the one that NaNWatch wrote.
+        custom_objects: layers, losses and metrics of the model by name, as for
+            `keras.models.load_model`.
 
     Raises:
-        DataError: if it holds no flight record, or its model cannot be loaded.
+        DataError: if the directory has no flight record, or the model does not load.
         OptionError: if `directory` is no path.
     """
     directory = pathlib.Path(directory_path("directory", directory))
@@ -125,51 +131,49 @@ def replay(
         reason = str(error).splitlines()[-1].partition(". ")[0]  # after the whole configuration
         raise DataError(
             f"The model of the flight record {directory} does not load: {reason}. If it has "
-            "layers, losses or metrics of your own, name the module that registers them: "
+            "custom layers, losses or metrics, name the module that registers them: "
             "millrace replay DIRECTORY --import my_module."
         ) from error
     record = flight.record
     accumulation = Accumulation(reduction=reduction(record.reduction), dtype=record.accumulator)
-    found = run_again(model, flight.state, flight.batches, accumulation)
-    return Replayed(flight, found)
+    return Replayed(flight, run_again(model, flight.state, flight.batches, accumulation))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Replayed:
-    """A flight record and what running it again has shown."""
+    """A flight record, and the replay of its update."""
 
     flight: Flight
     replay: Replay
 
     @property
     def record(self) -> FlightRecord:
-        """What was found when it happened."""
+        """The record that NaNWatch wrote when it stopped training."""
         return self.flight.record
 
     @property
     def repeats(self) -> bool:
-        """Whether the same tensor of the same micro-batch went wrong first."""
-        found = self.replay.first_non_finite()
-        if found is None or self.record.tensor is None:
-            return found is None and self.record.tensor is None
-        micro_batch, tensor, row = found
-        before = self.record
-        name = (tensor.kind, tensor.name)
-        return (micro_batch, *name, *counts(row)) == (
-            before.micro_batch,
-            *(before.tensor.kind, before.tensor.name),  # type: ignore[union-attr]
-            before.nans,
-            before.infs,
+        """Whether the same tensor of the same micro-batch was the first to go wrong."""
+        first, recorded = self.replay.first_non_finite(), self.record.tensor
+        if first is None or recorded is None:
+            return first is None and recorded is None
+        micro_batch, tensor, row = first
+        return (micro_batch, tensor.kind, tensor.name, *counts(row)) == (
+            self.record.micro_batch,
+            recorded.kind,
+            recorded.name,
+            self.record.nans,
+            self.record.infs,
         )
 
     @property
     def largest_difference(self) -> float:
-        """The largest relative difference of a finite number to what was recorded of the update."""
+        """The largest relative difference between finite statistics, recorded and replayed."""
         update = self.replay.update
-        mine = {t.name: row for t, row in zip(update.tensors, update.values[0], strict=True)}
+        replayed = {t.name: row for t, row in zip(update.tensors, update.values[0], strict=True)}
         largest = 0.0
         for tensor, row in zip(self.flight.tensors, self.flight.statistics[-1], strict=True):
-            again = mine.get(tensor.name)
+            again = replayed.get(tensor.name)
             if again is not None:
                 both = np.isfinite(row) & np.isfinite(again)
                 scale = np.maximum(np.abs(row[both]), 1e-6)
@@ -189,7 +193,7 @@ def state_of(model: keras.Model) -> dict[str, list[np.ndarray]]:
     return {role: [np.array(v) for v in variables[role]] for role in ROLES[Mode.TRAIN]}
 
 
-def _copied(state: Mapping[str, Sequence[Any]]) -> State:
+def _copied(state: Mapping[str, Sequence[Array]]) -> State:
     return tuple(Values(jnp.array(value) for value in state[role]) for role in ROLES[Mode.TRAIN])
 
 
@@ -197,9 +201,7 @@ def _joined(blocks: Sequence[TensorRows]) -> TensorRows:
     return TensorRows(blocks[0].tensors, np.concatenate([block.values for block in blocks]))
 
 
-class _Collected:
-    """Keeps all statistics."""
-
+class _StatisticsCollector:
     def __init__(self) -> None:
         self.blocks: list[StatisticsBlock] = []
 

@@ -1,4 +1,4 @@
-"""What `millrace replay` shows: every tensor of the update, in the order of its computation."""
+"""The table of `millrace replay`: every tensor of the update, in the order of its computation."""
 
 import importlib
 import os
@@ -14,20 +14,20 @@ from millrace.errors import OptionError
 from millrace.records.tensors import STATISTICS
 from millrace.replay.run import Replayed, is_non_finite, replay
 
-_PIPE_WIDTH = 160  # of a line in a file
+_PIPE_WIDTH = 160  # characters of a line that does not go to a terminal
 
 
 def show(directory: pathlib.Path, modules: Iterable[str], everything: bool) -> bool:
-    """Runs an update again and prints it; returns whether it went wrong as it did before.
+    """Runs an update again and prints it; returns whether it went wrong in the same way.
 
     Args:
-        directory: that NaNWatch has written.
-        modules: to import first, for the layers, losses and metrics that they register.
+        directory: the one that NaNWatch wrote.
+        modules: imported first, for the layers, losses and metrics that they register.
         everything: prints all micro-batches, not only the one that goes wrong.
 
     Raises:
         OptionError: if a module cannot be imported.
-        DataError: if there is no flight record, or its model cannot be loaded.
+        DataError: if there is no flight record, or its model does not load.
     """
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
@@ -36,8 +36,8 @@ def show(directory: pathlib.Path, modules: Iterable[str], everything: bool) -> b
             importlib.import_module(module)
         except ImportError as error:
             raise OptionError(
-                f"--import {module} does not import: {error}. Run the command where the module is, "
-                "or install it."
+                f"--import {module} does not import: {error}. Run the command in the directory of "
+                "the module, or install it."
             ) from error
     console = Console(highlight=False)
     if not console.is_terminal:
@@ -49,30 +49,30 @@ def show(directory: pathlib.Path, modules: Iterable[str], everything: bool) -> b
         console.print(line, style="bold red", markup=False, soft_wrap=True)
     console.print(_table(replayed, everything))
     if replayed.repeats:
-        console.print("The same tensor is the first that is not finite, with the same counts.")
+        console.print("The same tensor is the first that is not finite, with equal counts.")
     else:
         console.print(
             "It did not go wrong in the same way: "
             + _difference(replayed)
-            + " Another device, another version of JAX, or a layer that draws from the clock or "
-            "from NumPy can do this.",
+            + " Causes can be another device, another version of JAX, or a layer that uses the "
+            "clock or NumPy's random numbers.",
             style="bold red",
             markup=False,
         )
     console.print(
-        f"finite numbers of the gradients: within {replayed.largest_difference:.1e} of those "
+        f"finite statistics of the gradients: within {replayed.largest_difference:.1e} of those "
         "recorded"
     )
     return replayed.repeats
 
 
 def _difference(replayed: Replayed) -> str:
-    found = replayed.replay.first_non_finite()
-    if found is None:
+    first = replayed.replay.first_non_finite()
+    if first is None:
         return "every tensor is finite now."
-    micro_batch, tensor, _ = found
+    micro_batch, tensor, _ = first
     where = "the update" if micro_batch is None else f"micro-batch {micro_batch}"
-    return f"first is {tensor} of {where} now."
+    return f"now the first is {tensor} of {where}."
 
 
 def _table(replayed: Replayed, everything: bool) -> Table:
@@ -81,8 +81,8 @@ def _table(replayed: Replayed, everything: bool) -> Table:
         column.justify, column.no_wrap = "right", True
     first = replayed.replay.first_non_finite()
     for micro_batch, tensor, row in replayed.replay.in_order():
-        wanted = first is None or micro_batch in (first[0], None)
-        if not wanted and not everything:
+        is_shown = everything or first is None or micro_batch in (first[0], None)
+        if not is_shown:
             continue
         is_first = first is not None and (micro_batch, tensor) == first[:2]
         table.add_row(

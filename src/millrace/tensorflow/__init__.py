@@ -1,14 +1,14 @@
-"""The part of TensorFlow that IPU programs use, on Keras 3 and JAX.
+"""The part of TensorFlow's API that IPU programs use, on Keras 3 and JAX.
 
 from millrace import tensorflow as tf        in place of        import tensorflow as tf
 
 tf.keras            keras                          tf.data      data/      data sets of NumPy arrays
 tf.function         native compiled functions      tf.Variable  variables of Keras
-tf.range            loops of compiled functions    tf.GradientTape         in such functions
+tf.range            loops in compiled functions    tf.GradientTape         in such functions
 tf.cast, ...        keras.ops                      tf.compat.v1 placeholders and sessions
 
-dispatch.py  who computes an operation: Keras, a session, or TensorFlow, if it is installed
-ops.py  math.py  nn.py  random.py  the tables      conversion/  rewrites functions of tf.function
+dispatch.py  sends an operation to Keras, to a session, or to TensorFlow, if it is installed
+ops.py  math.py  nn.py  random.py  tables of operations   conversion/  rewrites functions
 """
 
 import sys
@@ -30,7 +30,7 @@ from millrace.tensorflow.compat.v1 import Graph as Graph
 from millrace.tensorflow.compat.v1 import Session as Session
 from millrace.tensorflow.compat.v1 import executing_eagerly as executing_eagerly
 from millrace.tensorflow.compat.v1 import placeholder as placeholder
-from millrace.tensorflow.conversion.convert import meaning
+from millrace.tensorflow.conversion.convert import recognize
 from millrace.tensorflow.data.elements import TensorShape as TensorShape
 from millrace.tensorflow.data.elements import TensorSpec as TensorSpec
 from millrace.tensorflow.dispatch import real_name
@@ -44,7 +44,7 @@ from millrace.tensorflow.iterators import device_iterators as device_iterators
 from millrace.tensorflow.tape import GradientTape as GradientTape
 from millrace.tensorflow.values import Variable as Variable
 
-__version__ = "2.6.0"  # whose names these are
+__version__ = "2.6.0"  # the TensorFlow release that has these names
 newaxis = None
 Tensor = jax.Array
 initializers, losses = keras.initializers, keras.losses
@@ -56,10 +56,10 @@ _NAMES: dict[str, Any] = {
     **_ops.OPS,
 }
 for _name in ("bias_add", "dropout", "moments", "top_k", "conv2d", "max_pool2d"):
-    _NAMES.pop(_name)  # these are in tf.nn and tf.math alone
+    _NAMES.pop(_name)  # in tf.nn and tf.math only
 globals().update({name: value for name, value in _NAMES.items() if "." not in name})
 
-meaning("GradientTape", GradientTape)
+recognize("GradientTape", GradientTape)
 let_arrays_be_numpy()
 serve({"millrace.tensorflow.keras": "keras"}, "millrace.tensorflow")
 

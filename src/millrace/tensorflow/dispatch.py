@@ -1,13 +1,13 @@
-"""Who computes an operation of `tf`: Keras, a session later on, or the real TensorFlow.
+"""Dispatch of an operation of `tf` to Keras, to a later session, or to the real TensorFlow.
 
-arrays, symbolic tensors of Keras     the function of this package, on `keras.ops`
-deferred values                       a session, later on                        graph_mode.py
-tensors of the real TensorFlow        TensorFlow, such as in functions given to map()
+arrays, symbolic tensors of Keras     a function of this package, on `keras.ops`
+deferred values                       a session that runs later                  graph_mode.py
+tensors of the real TensorFlow        TensorFlow: in functions given to map(), for example
 names that this package lacks         TensorFlow, if it is installed
 
-TensorFlow is imported when it is first needed, which takes seconds. While `tensorflow` in
-`sys.modules` is this package (porting/serve.py), it steps aside for the import, and comes back
-after it.
+TensorFlow is imported on first use, since the import takes seconds. Where this package stands in
+`sys.modules` under the name `tensorflow` (porting/serve.py), it is taken out for the import and
+put back afterwards.
 """
 
 import functools
@@ -32,12 +32,12 @@ def op(path: str, function: Callable[..., Any], keeps_names: bool = False) -> Ca
     Args:
         path: its name under `tf`.
         function: computes it on arrays, symbolic tensors of Keras and numbers.
-        keeps_names: whether its arguments are called as those of `tf`. If not, the first may come
-            by any of the names that it has there.
+        keeps_names: whether its parameters have the names that `tf` gives them. If not, the first
+            argument may be passed under any of the names that `tf` uses for it.
     """
 
     @functools.wraps(function)
-    def call(*args: Any, **kwargs: Any) -> Any:
+    def call(*args: object, **kwargs: object) -> Any:
         if is_in_real_graph() or any(map(is_real_tensor, jax.tree.leaves((args, kwargs)))):
             return real_name(path)(*args, **kwargs)
         kwargs.pop("name", None)
@@ -53,48 +53,48 @@ def op(path: str, function: Callable[..., Any], keeps_names: bool = False) -> Ca
 
 
 def real_name(path: str, advice: str = "") -> Any:
-    """Returns what the real TensorFlow has under a dotted name.
+    """Returns an attribute of the real TensorFlow.
 
     Args:
-        path: such as `data.TFRecordDataset`.
-        advice: what else could be written.
+        path: its dotted name, such as `data.TFRecordDataset`.
+        advice: an alternative to write, for the message.
 
     Raises:
-        AttributeError: if it is not installed, or has not got it either.
+        AttributeError: if TensorFlow is not installed, or has no such name.
     """
     last = path.rpartition(".")[2]
-    # `__internal__` is a module; all else of such names is asked for by Python itself.
+    # `__internal__` is a module; Python itself asks for all other names of this form.
     is_python = last.startswith("__") and last != "__internal__"
-    found: Any = None if is_python else real_tensorflow()
-    if found is None:
+    value: Any = None if is_python else real_tensorflow()
+    if value is None:
         raise AttributeError(
-            f"millrace.tensorflow has no {path!r}: it has what IPU programs use most. "
-            f"{advice or 'Write it with keras.ops or jax.numpy'}, or install tensorflow, whose "
-            "names are found here, too."
+            f"millrace.tensorflow has no {path!r}: it has only the names that IPU programs use "
+            f"most. {advice or 'Write it with keras.ops or jax.numpy'}, or install tensorflow: "
+            "millrace.tensorflow then has all names of it."
         )
-    for part in path.split("."):
-        found = getattr(found, part)
-    return found
+    for name in path.split("."):
+        value = getattr(value, name)
+    return value
 
 
-def is_real_tensor(value: Any) -> bool:
+def is_real_tensor(value: object) -> bool:
     """Whether a value is a tensor of the real TensorFlow."""
     return type(value).__module__.startswith("tensorflow.python.")
 
 
 def is_in_real_graph() -> bool:
-    """Whether a function of the real TensorFlow is being traced, such as one given to map()."""
+    """Whether the real TensorFlow is tracing a function, such as one given to map()."""
     return bool(_loaded) and not _loaded[0].executing_eagerly()
 
 
 def is_installed() -> bool:
-    """Whether TensorFlow is installed. It is not imported for this."""
+    """Whether TensorFlow is installed; does not import it."""
     return importlib.machinery.PathFinder.find_spec("tensorflow") is not None
 
 
 @functools.cache
 def real_tensorflow() -> ModuleType | None:
-    """Returns the real TensorFlow, None if it is not installed."""
+    """Returns the real TensorFlow; None if it is not installed."""
     if not is_installed():
         return None
     served = {k: m for k, m in sys.modules.items() if k.partition(".")[0] == "tensorflow"}
@@ -105,7 +105,7 @@ def real_tensorflow() -> ModuleType | None:
         sys.meta_path.remove(finder)
     try:
         real = importlib.import_module("tensorflow")
-        _names.update({name: sys.modules[name] for name in _SHARED if name in sys.modules})
+        _real_modules.update({name: sys.modules[name] for name in _SHARED if name in sys.modules})
     finally:
         sys.meta_path[:0] = finders
         sys.modules.update(served)
@@ -113,10 +113,13 @@ def real_tensorflow() -> ModuleType | None:
     return real
 
 
-def put_back() -> None:
-    """Gives the real TensorFlow its names back, if it was imported: it cannot be twice."""
-    sys.modules.update(_names)
+def restore_real_modules() -> None:
+    """Puts the real TensorFlow back into `sys.modules`, if it was imported.
+
+    A process can import it only once.
+    """
+    sys.modules.update(_real_modules)
 
 
 _loaded: list[Any] = []
-_names: dict[str, Any] = {}  # its modules that have names of ours
+_real_modules: dict[str, ModuleType] = {}  # those whose names this package takes

@@ -1,9 +1,8 @@
-"""The dtypes of `tf`, as NumPy has them: `tf.float32 == "float32"`, `tf.float32.name`."""
-
-from typing import Any
+"""The dtypes of `tf`, as dtypes of NumPy: `tf.float32 == "float32"`, `tf.float32.name`."""
 
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import DTypeLike
 
 float16 = half = np.dtype("float16")
 float32 = np.dtype("float32")
@@ -16,6 +15,6 @@ complex64 = np.dtype("complex64")
 string = np.dtype("str")
 
 
-def as_dtype(value: Any) -> np.dtype:
-    """Returns a dtype for a dtype, or for the name of one."""
+def as_dtype(value: DTypeLike) -> np.dtype:
+    """Returns the NumPy dtype for a dtype or its name."""
     return bfloat16 if value == "bfloat16" else np.dtype(value)

@@ -1,10 +1,9 @@
-"""Errors, devices, name scopes and trees of TensorFlow; devices have no effect here."""
+"""TensorFlow's errors, devices, name scopes and nested structures. Devices have no effect."""
 
 import contextlib
 import logging
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
-from typing import Any
 
 import jax
 
@@ -19,25 +18,25 @@ errors = SimpleNamespace(
 
 
 def get_logger() -> logging.Logger:
-    """Returns the logger that says what happens, which is millrace's."""
+    """Returns millrace's logger."""
     return logging.getLogger("millrace")
 
 
 @contextlib.contextmanager
-def device(name: Any) -> Iterator[None]:
-    """Has no effect: strategies and scopes of `ipu` choose the devices."""
+def device(name: object) -> Iterator[None]:
+    """Has no effect: strategies, and the scopes of `ipu`, choose the devices."""
     del name
     yield
 
 
 @contextlib.contextmanager
-def name_scope(name: str, *_: Any, **__: Any) -> Iterator[str]:
-    """Puts a name on the operations within."""
+def name_scope(name: str, *_: object, **__: object) -> Iterator[str]:
+    """Names the operations in its block."""
     with jax.named_scope(name):
         yield name
 
 
-def _map_structure(function: Callable[..., Any], *trees: Any, **_: Any) -> Any:
+def _map_structure(function: Callable[..., object], *trees: object, **_: object) -> object:
     return jax.tree.map(function, *trees)
 
 

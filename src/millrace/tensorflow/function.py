@@ -1,16 +1,16 @@
-"""`tf.function`: a Python function, rewritten where need be, as a native compiled function.
+"""`tf.function`: a Python function, rewritten where necessary, as a native compiled function.
 
 fn(steps, iterator, model)
-a Python number      part of the program: another one is another program
+a Python number      part of the program: another number compiles another program
 an array             an argument
 anything else        part of the program, by identity
-next(iterator)       outside of loops: an argument that is found while the function is traced
+next(iterator)       outside of loops: an argument, discovered while the function is traced
 """
 
 import functools
 import threading
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Hashable, Mapping
+from typing import Any, TypeVar
 
 import jax
 
@@ -18,35 +18,38 @@ from millrace._compat.jax_tracing import is_tracing
 from millrace._compat.keras_scope import current_scope
 from millrace.errors import LoopError, OptionError
 from millrace.loops.function import CompiledFunction
+from millrace.pytrees import ArrayTree
 from millrace.tensorflow.conversion import runtime
-from millrace.tensorflow.conversion.convert import ELEMENTS, called, compiled_form
+from millrace.tensorflow.conversion.convert import ELEMENTS, compiled_form, converted
 from millrace.tensorflow.conversion.runtime import with_static_numbers
 from millrace.tensorflow.graph_mode import Deferred, is_deferred
-from millrace.tensorflow.iterators import DeviceIterator, Needed
+from millrace.tensorflow.iterators import DeviceIterator, ElementNeeded
+
+TracedResult = TypeVar("TracedResult")
 
 
 def function(
-    func: Callable[..., Any] | None = None,
-    input_signature: Any = None,
+    func: Callable[..., object] | None = None,
+    input_signature: object = None,
     autograph: bool = True,
     jit_compile: bool | None = None,
     reduce_retracing: bool = False,
     experimental_compile: bool | None = None,
-    **others: Any,
+    **others: object,
 ) -> Any:
-    """Compiles a function as a whole, when it is first called.
+    """Compiles a whole function on its first call.
 
     Args:
         func: the function; without it a decorator is returned.
-        input_signature: of no meaning: shapes come with the arguments.
+        input_signature: has no effect: shapes come with the arguments.
         autograph: whether loops over tf.range and gradient tapes in it are converted.
-        jit_compile: of no meaning: everything is compiled.
-        reduce_retracing: of no meaning.
+        jit_compile: has no effect: everything is compiled.
+        reduce_retracing: has no effect.
         experimental_compile: an older name of `jit_compile`.
-        **others: older names of the above.
+        **others: older names of the arguments above.
 
     Raises:
-        OptionError: for an argument that it never had, or something that is no function.
+        OptionError: for an argument that tf.function never had, or if `func` is no function.
     """
     del input_signature, jit_compile, reduce_retracing, experimental_compile
     unknown = set(others) - _OLDER
@@ -76,86 +79,94 @@ _OLDER = {
 
 
 class Function:
-    """What `tf.function` returns. Call it, or give it to `strategy.run`."""
+    """A function compiled by `tf.function`. Call it, or pass it to `strategy.run`."""
 
-    def __init__(self, python_function: Callable[..., Any], autograph: bool = True):
+    def __init__(self, python_function: Callable[..., object], autograph: bool = True):
         self.python_function = self.__wrapped__ = python_function
         self.__name__ = getattr(python_function, "__name__", type(python_function).__name__)
         self.__doc__ = python_function.__doc__
         self._converts = autograph
         self._compiled: CompiledFunction | None = None
         self._lock = threading.RLock()
-        self._draws: dict[Any, tuple[DeviceIterator, ...]] = {}  # found by earlier calls
-        self._bound: dict[int, tuple[Any, Function]] = {}
+        # Iterators that the function draws from, as earlier calls discovered them.
+        self._iterators: dict[Hashable, tuple[DeviceIterator, ...]] = {}
+        self._methods: dict[int, tuple[object, Function]] = {}  # by address of the object
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Runs the program; as part of a program that is being traced, if there is one."""
+    def __call__(self, *args: object, **kwargs: object) -> Any:
+        """Runs the program, or becomes part of the program that is being traced."""
         if is_deferred((args, kwargs)):
             return Deferred(self, args, kwargs)
         if is_tracing() or current_scope() is not None:
-            inline = called if self._converts else _same
-            return inline(self.python_function)(*args, **kwargs)
+            function = self.python_function
+            inline = converted(function) if self._converts else function
+            return inline(*args, **kwargs)
         return self._with_elements(CompiledFunction.__call__, DeviceIterator.take, args, kwargs)
 
-    def lower(self, *args: Any, **kwargs: Any) -> jax.stages.Lowered:
-        """Returns the program for these arguments before XLA compiles it."""
+    def lower(self, *args: object, **kwargs: object) -> jax.stages.Lowered:
+        """Returns the program for these arguments as it was before XLA compiled it."""
         return self._with_elements(CompiledFunction.lower, DeviceIterator.zeros, args, kwargs)
 
     def experimental_get_tracing_count(self) -> int:
-        """Returns how many programs have been made so far."""
+        """Returns the number of programs compiled so far."""
         return 0 if self._compiled is None else self._compiled.compilations
 
     @property
     def compilations(self) -> int:
-        """How many programs have been made so far."""
+        """Number of programs compiled so far."""
         return self.experimental_get_tracing_count()
 
-    def __get__(self, instance: Any, owner: Any = None) -> "Function":
-        """Returns the function of a method, one for each object."""
+    def __get__(self, instance: object, owner: type | None = None) -> "Function":
+        """Returns the function bound to an object: one for each object, since it is compiled."""
         if instance is None:
             return self
-        found = self._bound.get(id(instance))
-        if found is None or found[0] is not instance:
+        cached = self._methods.get(id(instance))
+        if cached is None or cached[0] is not instance:
             method = self.python_function.__get__(instance, owner)  # type: ignore[attr-defined]
-            found = self._bound[id(instance)] = instance, Function(method, self._converts)
-        return found[1]
+            cached = self._methods[id(instance)] = instance, Function(method, self._converts)
+        return cached[1]
 
     def __repr__(self) -> str:
         return f"<tf.function {self.__name__}>"
 
-    def _with_elements(self, run: Any, element: Any, args: Any, kwargs: Any) -> Any:
-        """Runs with an element of each iterator that the function takes one from."""
+    def _with_elements(
+        self,
+        run: Callable[..., TracedResult],
+        draw: Callable[[DeviceIterator], ArrayTree],
+        args: tuple[object, ...],
+        kwargs: Mapping[str, object],
+    ) -> TracedResult:
+        """Runs with an element of each iterator that the function draws from."""
         args, kwargs = with_static_numbers((args, kwargs))
         key = _key((args, kwargs))
         compiled = self._compiled_function()
-        iterators = self._draws.get(key, ())
-        elements: tuple[Any, ...] = ()
+        iterators = self._iterators.get(key, ())
+        elements: tuple[ArrayTree, ...] = ()
         while True:
-            elements += tuple(element(each) for each in iterators[len(elements) :])
-            more = {ELEMENTS: (iterators, elements)} if iterators else {}
+            elements += tuple(draw(iterator) for iterator in iterators[len(elements) :])
+            drawn = {ELEMENTS: (iterators, elements)} if iterators else {}
             try:
-                result = run(compiled, *args, **kwargs, **more)
-            except Needed as needed:
+                result = run(compiled, *args, **kwargs, **drawn)
+            except ElementNeeded as needed:
                 iterators = (*iterators, needed.iterator)
                 continue
             except jax.errors.TracerBoolConversionError as error:
                 raise _not_converted(self.__name__) from error
-            self._draws[key] = iterators
+            self._iterators[key] = iterators
             return result
 
     def _compiled_function(self) -> CompiledFunction:
         with self._lock:
             if self._compiled is None:
                 form = compiled_form(self.python_function) if self._converts else None
-                self._compiled = CompiledFunction(form or _as_it_is(self.python_function))
+                self._compiled = CompiledFunction(form or _unconverted(self.python_function))
             return self._compiled
 
 
-def _as_it_is(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns a function that is not rewritten, with its numbers and elements as others have."""
+def _unconverted(function: Callable[..., TracedResult]) -> Callable[..., TracedResult]:
+    """Returns a function that is not rewritten, called in the way that rewritten ones are."""
 
     @functools.wraps(function)
-    def call(*args: Any, **kwargs: Any) -> Any:
+    def call(*args: object, **kwargs: Any) -> TracedResult:
         elements = kwargs.pop(ELEMENTS, ((), ()))
         args, kwargs = runtime.plain((args, kwargs))
         with runtime.entering(elements):
@@ -164,8 +175,8 @@ def _as_it_is(function: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
-def _key(arguments: Any) -> Any:
-    """Returns what arguments are apart from the values of arrays."""
+def _key(arguments: object) -> Hashable:
+    """Returns a key of the arguments that leaves out the values of arrays."""
     leaves, treedef = jax.tree.flatten(arguments)
     return treedef, tuple(
         leaf if isinstance(leaf, str) else None if hasattr(leaf, "dtype") else id(leaf)
@@ -173,13 +184,9 @@ def _key(arguments: Any) -> Any:
     )
 
 
-def _same(function: Any) -> Any:
-    return function
-
-
 def _not_converted(name: str) -> LoopError:
     return LoopError(
-        f"{name} asks in an `if` or a `while` for a value that only the device knows. Loops over "
-        "tf.range() are converted, and these are not: compute with tf.where(), tf.cond() or "
-        "tf.while_loop() in their place."
+        f"{name} tests a value in an `if` or a `while` that only the device knows. Loops over "
+        "tf.range() are converted, but these are not: use tf.where(), tf.cond() or "
+        "tf.while_loop() instead."
     )

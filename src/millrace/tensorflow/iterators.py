@@ -1,9 +1,9 @@
-"""Iterators over data sets for compiled functions: `next()` there is an element on the device.
+"""Iterators over data sets for compiled functions: `next()` gives an element on the device.
 
-    iterator = iter(dataset)                in the scope of an IPUStrategy
-    x, y = next(iterator)                   in a function of tf.function
-        in a loop over tf.range(n)    each turn gets the next element      conversion/range_loop.py
-        outside of loops              the function gets it as an argument  function.py
+    iterator = iter(dataset)            in the scope of an IPUStrategy
+    x, y = next(iterator)               in a function compiled by tf.function
+        in a loop over tf.range(n)    each iteration gets the next one   conversion/range_loop.py
+        outside of loops              it is an argument of the function  function.py
 
 Elements go through a native `InfeedQueue`, so the position in the data belongs to the iterator.
 """
@@ -19,11 +19,12 @@ from millrace._compat.jax_tracing import is_tracing
 from millrace._compat.keras_scope import current_scope
 from millrace.errors import QueueError, UnsupportedError
 from millrace.feeds.infeed_queue import InfeedQueue
+from millrace.pytrees import ArrayTree
 from millrace.threads.scoped_value import ScopedValue
 
 
 def device_iterators(enabled: bool = True) -> AbstractContextManager[Any]:
-    """Lets `iter(dataset)` in this thread be for compiled functions, or not."""
+    """Chooses whether `iter(dataset)`, in this thread, is for compiled functions."""
     return _enabled.bound_to(enabled)
 
 
@@ -35,37 +36,37 @@ def gives_device_iterators() -> bool:
 class DeviceIterator:
     """Gives compiled functions the elements of a data set, in order."""
 
-    def __init__(self, dataset: Any, prefetch_depth: int = 2):
+    def __init__(self, dataset: object, prefetch_depth: int = 2):
         self.queue = InfeedQueue(dataset, prefetch_depth)
 
     @property
     def element_spec(self) -> Any:
-        """What elements look like."""
+        """A `TensorSpec` for each array of an element."""
         return self.queue.dataset.element_spec
 
     def __iter__(self) -> "DeviceIterator":
         return self
 
     def __next__(self) -> Any:
-        draws = _draws.get()
-        if draws is None:
+        source = _source.get()
+        if source is None:
             raise QueueError(
                 "An iterator that was made in the scope of an IPUStrategy gives its elements to "
-                "compiled functions only. Call next() in a function of tf.function that "
-                "strategy.run() runs; or set IPUStrategy(enable_dataset_iterators=False) to read "
-                "the data set in Python."
+                "compiled functions only. Call next() in a tf.function that strategy.run() runs; "
+                "or set IPUStrategy(enable_dataset_iterators=False) to read the data set in "
+                "Python."
             )
-        return draws(self)
+        return source(self)
 
     def get_next(self) -> Any:
         """Returns the next element."""
         return next(self)
 
     def get_next_as_optional(self) -> Any:
-        """Is refused: a compiled loop must know that there is an element."""
+        """Raises an error: a compiled loop cannot ask whether there is another element."""
         raise UnsupportedError(
-            "get_next_as_optional() asks whether there is one more element, which a compiled loop "
-            "cannot. Repeat the data set, and call next()."
+            "get_next_as_optional() asks whether there is another element, which a compiled loop "
+            "cannot do. Repeat the data set, and call next()."
         )
 
     def take(self) -> Any:
@@ -74,7 +75,7 @@ class DeviceIterator:
         return jax.tree.map(lambda leaf: leaf[segment.start], segment.block.batches)
 
     def zeros(self) -> Any:
-        """Returns an element's shapes and dtypes, as zeros; takes nothing."""
+        """Returns an element of zeros, with the shapes and dtypes of the data; takes nothing."""
         return jax.tree.map(
             lambda leaf: np.zeros(leaf.shape[1:], leaf.dtype), self.queue.block().batches
         )
@@ -83,34 +84,34 @@ class DeviceIterator:
         return f"<iterator for compiled functions, {self.queue.delivered} elements taken>"
 
 
-class Needed(Exception):  # noqa: N818 - no error: it asks for an element
-    """Ends a trace: the function takes an element of an iterator that it was not given."""
+class ElementNeeded(Exception):  # noqa: N818 - no error: it asks for an element
+    """Ends a trace in which the function draws from an iterator without an element for it."""
 
     def __init__(self, iterator: DeviceIterator):
         super().__init__()
         self.iterator = iterator
 
 
-Draws = Callable[[DeviceIterator], Any]
+ElementSource = Callable[[DeviceIterator], Any]
 
 _enabled = ScopedValue(False)
-_draws = ScopedValue[Draws | None](None)
+_source = ScopedValue[ElementSource | None](None)
 
 
-def drawing(draws: Draws) -> AbstractContextManager[Any]:
-    """Lets `next()` in this thread call a function."""
-    return _draws.bound_to(draws)
+def drawing_from(source: ElementSource) -> AbstractContextManager[Any]:
+    """Lets `next()`, in this thread, take elements from `source`."""
+    return _source.bound_to(source)
 
 
-class FunctionDraws:
-    """What `next()` is outside of loops: elements that the compiled function is called with."""
+class FunctionElements:
+    """Elements for `next()` outside of loops: arguments of the compiled function."""
 
-    def __init__(self, iterators: Sequence[DeviceIterator], elements: Sequence[Any]):
-        self._left = list(zip(iterators, elements, strict=True))
+    def __init__(self, iterators: Sequence[DeviceIterator], elements: Sequence[ArrayTree]):
+        self._unused = list(zip(iterators, elements, strict=True))
         self._scope = current_scope()
 
     def __call__(self, iterator: DeviceIterator) -> Any:
-        """Returns the element that `next(iterator)` is."""
+        """Returns the element for one call of `next(iterator)`."""
         scope = current_scope()
         while scope is not self._scope and getattr(scope, "is_of_tape", False):
             scope = scope.around
@@ -120,35 +121,36 @@ class FunctionDraws:
                 "infeed_queue=IPUInfeedQueue(dataset) in that loop, whose body then gets the "
                 "element; or write `for _ in tf.range(n):`."
             )
-        for index, (known, element) in enumerate(self._left):
-            if known is iterator:
-                del self._left[index]
+        for index, (source, element) in enumerate(self._unused):
+            if source is iterator:
+                del self._unused[index]
                 return element
         if not is_tracing() and scope is None:  # on the host, which drives a pipeline
             return iterator.take()
-        raise Needed(iterator)
+        raise ElementNeeded(iterator)
 
 
-class TurnDraws:
-    """What `next()` is in a turn of a loop over `tf.range`: the turn's element."""
+class IterationElement:
+    """The element for `next()` in one iteration of a loop over `tf.range`."""
 
-    def __init__(self, iterator: DeviceIterator | None, element: Any, place: str):
-        self._iterator, self._element, self._place = iterator, element, place
+    def __init__(self, iterator: DeviceIterator | None, element: ArrayTree, location: str):
+        self._iterator, self._element, self._location = iterator, element, location
         self._is_taken = False
 
     def __call__(self, iterator: DeviceIterator) -> Any:
-        """Returns the element that `next(iterator)` is."""
+        """Returns the element for one call of `next(iterator)`."""
         if self._iterator is None:
-            raise Needed(iterator)
+            raise ElementNeeded(iterator)
         if iterator is not self._iterator:
             raise QueueError(
-                f"The loop in {self._place} takes elements of two iterators. Make one of both data "
-                "sets: iter(tf.data.Dataset.zip((first, second)))."
+                f"The loop in {self._location} draws from two iterators. Make one iterator of both "
+                "data sets: iter(tf.data.Dataset.zip((first, second)))."
             )
         if self._is_taken:
             raise QueueError(
-                f"The loop in {self._place} calls next() twice in a turn. Let an element hold "
-                "both: iter(dataset.batch(2, drop_remainder=True)), and take it apart by [0], [1]."
+                f"The loop in {self._location} calls next() twice in one iteration. Put both "
+                "batches into one element, iter(dataset.batch(2, drop_remainder=True)), and index "
+                "it by [0] and [1]."
             )
         self._is_taken = True
         return self._element

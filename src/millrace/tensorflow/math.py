@@ -1,11 +1,15 @@
-"""`tf.math`, most of which is at the top level of `tf`, too: a table onto `keras.ops`."""
+"""`tf.math`: a table of `keras.ops`. Most of its names are at the top level of `tf`, too."""
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
+import jax
 import keras
+from jax.typing import DTypeLike
 
 from millrace.tensorflow.dispatch import op, real_name
 from millrace.tensorflow.dtypes import as_dtype
+from millrace.tensorflow.tensors import TensorLike
 
 ops: Any = keras.ops  # whose annotations allow None for all results
 
@@ -36,18 +40,18 @@ _OTHER = {
 }
 
 
-def _index_of(function: Any) -> Any:
-    def find(x: Any, axis: int = 0, output_type: Any = "int32") -> Any:
+def _index_of(function: Callable[..., object]) -> Callable[..., object]:
+    def find(x: TensorLike, axis: int = 0, output_type: DTypeLike = "int32") -> object:
         return ops.cast(function(x, axis), as_dtype(output_type).name)
 
     return find
 
 
-def _top_k(x: Any, k: int = 1, sorted: bool = True) -> Any:
+def _top_k(x: TensorLike, k: int = 1, sorted: bool = True) -> object:
     return ops.top_k(x, k, sorted)
 
 
-def _accumulate(inputs: Any) -> Any:
+def _accumulate(inputs: Sequence[jax.Array]) -> jax.Array:
     return sum(inputs[1:], inputs[0])
 
 

@@ -1,49 +1,62 @@
-"""`tf.nn`: a table onto `keras.ops`."""
+"""`tf.nn`: a table of `keras.ops`."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import keras
 
 from millrace.tensorflow.dispatch import op, real_name
+from millrace.tensorflow.tensors import ShapeLike, TensorLike
 
 ops: Any = keras.ops  # whose annotations allow None for all results
 
 _SAME = "elu gelu leaky_relu log_softmax moments relu relu6 selu sigmoid silu softmax softplus tanh"
 
 
-def _sparse_cross_entropy(labels: Any, logits: Any) -> Any:
+def _sparse_cross_entropy(labels: TensorLike, logits: TensorLike) -> Any:
     labels, logits = ops.convert_to_tensor(labels), ops.convert_to_tensor(logits)
     return keras.losses.sparse_categorical_crossentropy(labels, logits, from_logits=True)
 
 
-def _cross_entropy(labels: Any, logits: Any, axis: int = -1) -> Any:
+def _cross_entropy(labels: TensorLike, logits: TensorLike, axis: int = -1) -> Any:
     labels, logits = ops.convert_to_tensor(labels), ops.convert_to_tensor(logits)
     return keras.losses.categorical_crossentropy(labels, logits, from_logits=True, axis=axis)
 
 
-def _sigmoid_cross_entropy(labels: Any, logits: Any) -> Any:
-    labels, logits = ops.convert_to_tensor(labels), ops.convert_to_tensor(logits)
-    return ops.relu(logits) - logits * labels + ops.softplus(-ops.abs(logits))
+def _sigmoid_cross_entropy(labels: TensorLike, logits: TensorLike) -> Any:
+    targets: Any = ops.convert_to_tensor(labels)
+    scores: Any = ops.convert_to_tensor(logits)
+    return ops.relu(scores) - scores * targets + ops.softplus(-ops.abs(scores))
 
 
-def _l2_loss(t: Any) -> Any:
+def _l2_loss(t: TensorLike) -> Any:
     return ops.sum(ops.square(t)) / 2
 
 
-def _spatial(value: Any) -> Any:
-    """Returns sizes of the two axes of an image, of those for all axes."""
+def _spatial(value: int | Sequence[int]) -> int | Sequence[int]:
+    """Returns the sizes for the two axes of an image, out of those for all four axes."""
     return tuple(value[1:3]) if isinstance(value, list | tuple) and len(value) == 4 else value
 
 
-def _conv2d(x: Any, filters: Any, strides: Any, padding: str, **_: Any) -> Any:
+def _conv2d(
+    x: TensorLike, filters: TensorLike, strides: int | Sequence[int], padding: str, **_: object
+) -> Any:
     return ops.conv(x, filters, strides=_spatial(strides), padding=padding.lower())
 
 
-def _max_pool2d(x: Any, ksize: Any, strides: Any, padding: str, **_: Any) -> Any:
+def _max_pool2d(
+    x: TensorLike,
+    ksize: int | Sequence[int],
+    strides: int | Sequence[int],
+    padding: str,
+    **_: object,
+) -> Any:
     return ops.max_pool(x, _spatial(ksize), _spatial(strides), padding.lower())
 
 
-def _dropout(x: Any, rate: float, noise_shape: Any = None, seed: Any = None) -> Any:
+def _dropout(
+    x: TensorLike, rate: float, noise_shape: ShapeLike | None = None, seed: int | None = None
+) -> Any:
     return keras.random.dropout(x, rate, noise_shape, seed)
 
 

@@ -1,33 +1,37 @@
-"""Operations at the top level of `tf`: a table onto `keras.ops`, and those that differ from it.
+"""Operations at the top level of `tf`: a table of `keras.ops`, and the operations that differ.
 
-Names that are not here are those of `tf.math`, or an error that says what to write.
+Names that are missing here are in `tf.math`, or raise an error that says what to write.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import keras
 import numpy as np
+from jax.typing import DTypeLike
 
 from millrace._compat.jax_tracing import is_traced
-from millrace.tensorflow.conversion.convert import meaning
+from millrace.tensorflow.conversion.convert import recognize
 from millrace.tensorflow.dispatch import op
 from millrace.tensorflow.dtypes import as_dtype
+from millrace.tensorflow.tensors import ShapeLike, TensorLike, TensorValue
 from millrace.tensorflow.values import HostArray
 
 ops: Any = keras.ops  # whose annotations allow None for all results
 
 
-def _cast(x: Any, dtype: Any) -> Any:
-    wanted = as_dtype(dtype)
+def _cast(x: TensorLike, dtype: DTypeLike) -> Any:
+    target = as_dtype(dtype)
     if isinstance(x, np.ndarray | np.generic):  # in a data set, say: it stays on the host
-        return np.asarray(x).astype(wanted).view(HostArray)
-    return ops.cast(x, wanted.name)
+        return np.asarray(x).astype(target).view(HostArray)
+    return ops.cast(x, target.name)
 
 
-def _constant(value: Any, dtype: Any = None, shape: Any = None) -> Any:
+def _constant(
+    value: TensorLike, dtype: DTypeLike | None = None, shape: ShapeLike | None = None
+) -> Any:
     array = _tensor(value, dtype)
     if shape is None:
         return array
@@ -35,7 +39,11 @@ def _constant(value: Any, dtype: Any = None, shape: Any = None) -> Any:
     return jnp.broadcast_to(array, shape) if array.size == 1 != size else array.reshape(shape)
 
 
-def _tensor(value: Any, dtype: Any = None, dtype_hint: Any = None) -> Any:
+def _tensor(
+    value: TensorLike | str | bytes,
+    dtype: DTypeLike | None = None,
+    dtype_hint: DTypeLike | None = None,
+) -> Any:
     del dtype_hint
     if isinstance(value, str | bytes):
         return np.asarray(value).view(HostArray)
@@ -44,28 +52,43 @@ def _tensor(value: Any, dtype: Any = None, dtype_hint: Any = None) -> Any:
     if isinstance(value, keras.KerasTensor):
         return value if dtype is None else ops.cast(value, as_dtype(dtype).name)
     array = jnp.asarray(value, None if dtype is None else as_dtype(dtype))
-    # Not of weak type: a Python number in its place must not mean another program.
+    # No weak type: a Python number in its place would otherwise compile another program.
     return jax.lax.convert_element_type(array, array.dtype)
 
 
-def _range(start: Any, limit: Any = None, delta: Any = 1, dtype: Any = None) -> Any:
+def _range(
+    start: float | jax.Array,
+    limit: float | jax.Array | None = None,
+    delta: float | jax.Array = 1,
+    dtype: DTypeLike | None = None,
+) -> jax.Array:
     start, limit = (0, start) if limit is None else (start, limit)
     return jnp.arange(start, limit, delta, None if dtype is None else as_dtype(dtype))
 
 
-def _squeeze(x: Any, axis: Any = None) -> Any:
+def _squeeze(x: TensorLike, axis: int | Sequence[int] | None = None) -> Any:
     return ops.squeeze(x, tuple(axis) if isinstance(axis, list) else axis)
 
 
-def _matmul(a: Any, b: Any, transpose_a: bool = False, transpose_b: bool = False, **_: Any) -> Any:
+def _matmul(
+    a: TensorLike,
+    b: TensorLike,
+    transpose_a: bool = False,
+    transpose_b: bool = False,
+    **_: object,
+) -> Any:
     a = ops.swapaxes(a, -1, -2) if transpose_a else a
     return ops.matmul(a, ops.swapaxes(b, -1, -2) if transpose_b else b)
 
 
 def _one_hot(
-    indices: Any, depth: int, on_value: Any = None, off_value: Any = None, axis: int = -1,
-    dtype: Any = None,
-) -> Any:  # fmt: skip
+    indices: TensorLike,
+    depth: int,
+    on_value: float | None = None,
+    off_value: float | None = None,
+    axis: int = -1,
+    dtype: DTypeLike | None = None,
+) -> Any:
     hot = ops.one_hot(indices, depth, axis=axis, dtype=as_dtype(dtype or "float32").name)
     if on_value is None and off_value is None:
         return hot
@@ -73,73 +96,90 @@ def _one_hot(
     return hot * on + (1 - hot) * off
 
 
-def _fill(dims: Any, value: Any) -> Any:
+def _fill(dims: ShapeLike, value: TensorLike) -> jax.Array:
     return jnp.full(dims, _tensor(value))
 
 
-def _shape(x: Any, out_type: Any = "int32") -> Any:
+def _shape(x: TensorLike, out_type: DTypeLike = "int32") -> jax.Array:
     return jnp.asarray(ops.shape(x), as_dtype(out_type))
 
 
-def _split(value: Any, num_or_size_splits: Any, axis: int = 0) -> list[Any]:
+def _split(
+    value: TensorLike, num_or_size_splits: int | Sequence[int], axis: int = 0
+) -> list[TensorValue]:
     if isinstance(num_or_size_splits, int):
         return list(ops.split(value, num_or_size_splits, axis))
     return list(ops.split(value, list(np.cumsum(num_or_size_splits)[:-1]), axis))
 
 
-def _unstack(value: Any, num: Any = None, axis: int = 0) -> list[Any]:
+def _unstack(value: TensorLike, num: int | None = None, axis: int = 0) -> list[TensorValue]:
     return list(ops.unstack(value, num, axis))
 
 
-def _gather(params: Any, indices: Any, axis: int = 0, **_: Any) -> Any:
+def _gather(params: TensorLike, indices: TensorLike, axis: int = 0, **_: object) -> Any:
     return ops.take(params, indices, axis)
 
 
-def _where(condition: Any, x: Any = None, y: Any = None) -> Any:
+def _where(condition: TensorLike, x: TensorLike | None = None, y: TensorLike | None = None) -> Any:
     if x is None:
         return ops.stack(ops.nonzero(condition), axis=-1)
     return ops.where(condition, x, y)
 
 
-def _pad(tensor: Any, paddings: Any, mode: str = "CONSTANT", constant_values: Any = 0) -> Any:
-    more = {"constant_values": constant_values} if mode.upper() == "CONSTANT" else {}
-    return ops.pad(tensor, paddings, mode.lower(), **more)
+def _pad(
+    tensor: TensorLike, paddings: TensorLike, mode: str = "CONSTANT", constant_values: float = 0
+) -> Any:
+    options = {"constant_values": constant_values} if mode.upper() == "CONSTANT" else {}
+    return ops.pad(tensor, paddings, mode.lower(), **options)
 
 
-def _clip(t: Any, clip_value_min: Any, clip_value_max: Any) -> Any:
+def _clip(t: TensorLike, clip_value_min: TensorLike, clip_value_max: TensorLike) -> Any:
     return ops.clip(t, clip_value_min, clip_value_max)
 
 
-def _clip_by_global_norm(t_list: Any, clip_norm: Any, use_norm: Any = None) -> Any:
+def _clip_by_global_norm(
+    t_list: Sequence[jax.Array | None],
+    clip_norm: float | jax.Array,
+    use_norm: jax.Array | None = None,
+) -> tuple[list[jax.Array | None], jax.Array]:
     norm = _global_norm(t_list) if use_norm is None else use_norm
     factor = clip_norm / ops.maximum(norm, clip_norm)
     return [None if t is None else t * factor for t in t_list], norm
 
 
-def _global_norm(t_list: Any) -> Any:
+def _global_norm(t_list: Sequence[TensorLike | None]) -> Any:
     return ops.sqrt(sum(ops.sum(ops.square(t)) for t in t_list if t is not None))
 
 
-def _while_loop(cond: Any, body: Any, loop_vars: Any, **options: Any) -> Any:
+def _while_loop(
+    cond: Callable[..., TensorLike],
+    body: Callable[..., object],
+    loop_vars: object,
+    **options: object,
+) -> Any:
     return ops.while_loop(cond, body, loop_vars, options.get("maximum_iterations"))
 
 
-def _cond(pred: Any, true_fn: Callable[[], Any], false_fn: Callable[[], Any]) -> Any:
+def _cond(
+    pred: TensorLike, true_fn: Callable[[], object], false_fn: Callable[[], object]
+) -> object:
     return ops.cond(pred, true_fn, false_fn)
 
 
-def _print(*values: Any, **options: Any) -> None:
+def _print(*values: object, sep: str | None = " ", end: str | None = "\n", **_: object) -> None:
     if any(map(is_traced, jax.tree.leaves(values))):
         jax.debug.print(" ".join(["{}"] * len(values)), *values)
     else:
-        print(*values, **{k: v for k, v in options.items() if k in ("sep", "end")})
+        print(*values, sep=sep, end=end)
 
 
-def _zeros(shape: Any, dtype: Any = "float32") -> Any:
+def _zeros(shape: ShapeLike, dtype: DTypeLike = "float32") -> jax.Array:
+
     return jnp.zeros(shape, as_dtype(dtype))
 
 
-def _ones(shape: Any, dtype: Any = "float32") -> Any:
+def _ones(shape: ShapeLike, dtype: DTypeLike = "float32") -> jax.Array:
+
     return jnp.ones(shape, as_dtype(dtype))
 
 
@@ -167,7 +207,7 @@ OPS: dict[str, Callable[..., Any]] = {
     "ones_like": op("ones_like", _like(ops.ones_like)),
     "pad": op("pad", _pad, keeps_names=True),
     "print": op("print", _print),
-    "range": meaning("range", op("range", _range, keeps_names=True)),
+    "range": recognize("range", op("range", _range, keeps_names=True)),
     "rank": op("rank", lambda x: len(ops.shape(x))),
     "repeat": op("repeat", lambda x, repeats, axis=None: ops.repeat(x, repeats, axis)),
     "reshape": op("reshape", lambda x, shape: ops.reshape(x, tuple(shape))),

@@ -1,11 +1,13 @@
-"""`tf.random`, by `keras.random`: seeds are those of Keras, so its numbers are others."""
+"""`tf.random`, by `keras.random`: the same seed gives other numbers than TensorFlow's."""
 
 from typing import Any
 
 import keras
+from jax.typing import DTypeLike
 
 from millrace.tensorflow.dispatch import op, real_name
 from millrace.tensorflow.dtypes import as_dtype
+from millrace.tensorflow.tensors import ShapeLike, TensorLike
 
 
 def set_seed(seed: int) -> None:
@@ -14,38 +16,50 @@ def set_seed(seed: int) -> None:
 
 
 def normal(
-    shape: Any, mean: float = 0.0, stddev: float = 1.0, dtype: Any = "float32", seed: Any = None,
+    shape: ShapeLike,
+    mean: float = 0.0,
+    stddev: float = 1.0,
+    dtype: DTypeLike = "float32",
+    seed: int | None = None,
     name: str | None = None,
-) -> Any:  # fmt: skip
-    """Returns numbers of a normal distribution."""
+) -> Any:
+    """Returns random numbers of a normal distribution."""
     del name
     return keras.random.normal(shape, mean, stddev, as_dtype(dtype).name, seed)
 
 
 def truncated_normal(
-    shape: Any, mean: float = 0.0, stddev: float = 1.0, dtype: Any = "float32", seed: Any = None,
+    shape: ShapeLike,
+    mean: float = 0.0,
+    stddev: float = 1.0,
+    dtype: DTypeLike = "float32",
+    seed: int | None = None,
     name: str | None = None,
-) -> Any:  # fmt: skip
-    """Returns numbers of a normal distribution, none more than two deviations from the mean."""
+) -> Any:
+    """Returns normally distributed numbers, all within two standard deviations of the mean."""
     del name
     return keras.random.truncated_normal(shape, mean, stddev, as_dtype(dtype).name, seed)
 
 
 def uniform(
-    shape: Any, minval: Any = 0, maxval: Any = None, dtype: Any = "float32", seed: Any = None,
+    shape: ShapeLike,
+    minval: float = 0,
+    maxval: float | None = None,
+    dtype: DTypeLike = "float32",
+    seed: int | None = None,
     name: str | None = None,
-) -> Any:  # fmt: skip
-    """Returns numbers between two bounds; whole ones for a dtype of such."""
+) -> Any:
+    """Returns random numbers between two bounds: integers for an integer dtype."""
     del name
-    dtype = as_dtype(dtype)
-    if dtype.kind in "iu":
-        return keras.random.randint(shape, minval, maxval, dtype.name, seed)
+    kind, dtype = as_dtype(dtype).kind, as_dtype(dtype).name
+    if kind in "iu":
+        return keras.random.randint(shape, minval, maxval, dtype, seed)
     maxval = 1.0 if maxval is None else maxval
-    return keras.random.uniform(shape, minval, maxval, dtype.name, seed)
+    return keras.random.uniform(shape, minval, maxval, dtype, seed)
 
 
-def shuffle(value: Any, seed: Any = None, name: str | None = None) -> Any:
-    """Returns rows in another order."""
+def shuffle(value: TensorLike, seed: int | None = None, name: str | None = None) -> Any:
+    """Returns the rows in random order."""
     del name
     return keras.random.shuffle(value, 0, seed)
 

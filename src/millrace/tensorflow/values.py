@@ -1,50 +1,53 @@
-"""Variables and arrays as TensorFlow's programs hold them.
+"""Variables and arrays in the form that TensorFlow programs expect.
 
-tf.Variable(value)         makes a variable of Keras, and is what isinstance() takes for one
-host_array(tree)           NumPy arrays with `.numpy()`, as an eager tensor has it
+tf.Variable(value)         makes a Keras variable, which is an instance of tf.Variable, too
+host_array(tree)           NumPy arrays with `.numpy()`, as eager tensors have
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import keras
 import numpy as np
+from jax.typing import ArrayLike, DTypeLike
 
+from millrace.pytrees import ArrayTree
 from millrace.tensorflow.dtypes import as_dtype
 
 
 class _VariableType(type):
-    def __instancecheck__(cls, value: Any) -> bool:
+    def __instancecheck__(cls, value: object) -> bool:
         return isinstance(value, keras.Variable)
 
 
 class Variable(metaclass=_VariableType):
-    """A variable of Keras, with TensorFlow's arguments."""
+    """Makes Keras variables from TensorFlow's arguments."""
 
     def __new__(  # type: ignore[misc]
         cls,
-        initial_value: Any,
+        initial_value: ArrayLike | Callable[[], ArrayLike],
         trainable: bool | None = True,
         validate_shape: bool = True,
-        caching_device: Any = None,
+        caching_device: object = None,
         name: str | None = None,
-        variable_def: Any = None,
-        dtype: Any = None,
-        **others: Any,
+        variable_def: object = None,
+        dtype: DTypeLike | None = None,
+        **others: object,
     ) -> keras.Variable:
-        """Makes a variable of Keras.
+        """Makes a Keras variable.
 
         Args:
             cls: this class.
             initial_value: an array, a number, or a function that returns one.
-            trainable: whether gradient tapes watch it.
-            validate_shape: of no meaning.
-            caching_device: of no meaning.
+            trainable: whether gradient tapes watch the variable.
+            validate_shape: has no effect.
+            caching_device: has no effect.
             name: of the variable.
-            variable_def: of no meaning.
-            dtype: None is that of the value; Python numbers are of 32 bits.
-            **others: about shapes and devices, of no meaning.
+            variable_def: has no effect.
+            dtype: None takes the dtype of the value; Python numbers become 32-bit.
+            **others: options for shapes and devices, without effect.
         """
         del validate_shape, caching_device, variable_def, others
         value = initial_value() if callable(initial_value) else initial_value
@@ -58,13 +61,13 @@ class Variable(metaclass=_VariableType):
 
 
 class HostArray(np.ndarray):
-    """A NumPy array that also has `.numpy()`."""
+    """A NumPy array with the method `numpy()` of eager tensors."""
 
     def numpy(self) -> np.ndarray:
-        """Returns the array as NumPy's own class."""
+        """Returns the same data as a plain `numpy.ndarray`."""
         return self.view(np.ndarray)
 
 
-def host_array(value: Any) -> Any:
-    """Returns a tree of arrays in host memory as `HostArray`s, without copies."""
+def host_array(value: ArrayTree) -> Any:
+    """Returns a nested structure of arrays in host memory as `HostArray`s, without copies."""
     return jax.tree.map(lambda leaf: np.asarray(leaf).view(HostArray), value)

@@ -1,25 +1,29 @@
-"""`tf.compat.v1`: placeholders, sessions, and switching eager execution off.
+"""`tf.compat.v1`: placeholders, sessions, and the switch for eager execution.
 
-All else is what `tf` has.
+All other names are those of `tf`.
 """
 
 import contextlib
 import importlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from types import SimpleNamespace
 from typing import Any
+
+from jax.typing import DTypeLike
 
 from millrace.tensorflow.graph_mode import Deferred, Placeholder, in_graph_mode, set_graph_mode
 from millrace.tensorflow.graph_mode import Session as Session
 
 
-def placeholder(dtype: Any, shape: Any = None, name: str | None = None) -> Placeholder:
-    """Returns a value that `Session.run` is fed."""
+def placeholder(
+    dtype: DTypeLike, shape: Sequence[int | None] | None = None, name: str | None = None
+) -> Placeholder:
+    """Returns a placeholder, for a value that is fed to `Session.run`."""
     return Placeholder(dtype, shape, name)
 
 
 def disable_v2_behavior() -> None:
-    """Lets programs be built first and run by sessions."""
+    """Switches to graphs: programs are built first, and run by sessions."""
     set_graph_mode(True)
 
 
@@ -27,7 +31,7 @@ disable_eager_execution = disable_v2_behavior
 
 
 def enable_v2_behavior() -> None:
-    """Lets values be computed where they are written."""
+    """Switches to eager execution: each operation runs where it is called."""
     set_graph_mode(False)
 
 
@@ -35,12 +39,12 @@ enable_eager_execution = enable_v2_behavior
 
 
 def executing_eagerly() -> bool:
-    """Whether values are computed where they are written."""
+    """Returns whether each operation runs where it is called."""
     return not in_graph_mode()
 
 
 def global_variables_initializer() -> Deferred:
-    """Returns an operation that does nothing: variables have values from the beginning."""
+    """Returns an operation without effect: variables have values from the beginning."""
     return Deferred(_nothing, on_host=True)
 
 
@@ -52,26 +56,26 @@ def _nothing() -> None:
 
 
 class ConfigProto(SimpleNamespace):
-    """Takes any option: they are about devices of TensorFlow's."""
+    """Takes any option, without effect: all of them are about TensorFlow's devices."""
 
 
 class Graph:
-    """All programs are in one graph: what is not run costs nothing."""
+    """The one graph that all programs share: operations that are never run cost nothing."""
 
     @contextlib.contextmanager
     def as_default(self) -> Iterator["Graph"]:
-        """Does nothing."""
+        """Has no effect: there is only one graph."""
         yield self
 
 
 @contextlib.contextmanager
-def variable_scope(name: str, *_: Any, **__: Any) -> Iterator[Any]:
-    """Does nothing: variables are told apart by themselves, not by their names."""
+def variable_scope(name: str, *_: object, **__: object) -> Iterator[SimpleNamespace]:
+    """Has no effect: variables are objects, and their names need not differ."""
     yield SimpleNamespace(name=name, reuse_variables=_nothing)
 
 
-def get_variable_scope() -> Any:
-    """Returns a scope in which variables may be used again."""
+def get_variable_scope() -> SimpleNamespace:
+    """Returns a scope in which variables may be reused."""
     return SimpleNamespace(name="", reuse_variables=_nothing)
 
 

@@ -1,6 +1,6 @@
-"""Which functions are rewritten: those of tf.function, and plain functions of the user's they call.
+"""The choice of functions to rewrite: those of tf.function, and the user's functions they call.
 
-Functions of installed packages, lambdas and those without a source stay as they are.
+Functions of installed packages, lambdas, and functions without source stay unchanged.
 """
 
 import ast
@@ -10,49 +10,54 @@ import sysconfig
 import threading
 import types
 import weakref
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 from millrace.tensorflow.conversion.rewrite import Rewriter
 from millrace.tensorflow.conversion.source import RUNTIME, function_of, tree_of, value_at
 from millrace.tensorflow.dispatch import is_real_tensor
 
-ELEMENTS = "elements_of_iterators"  # the argument by which a compiled function is given them
+Registered = TypeVar("Registered")
 
-# Holds the module that rewritten code calls, which itself needs this one (runtime.py fills it).
+ELEMENTS = "elements_of_iterators"  # the argument that passes them to a compiled function
+
+# Holds the module that rewritten code calls. It imports this one, so it fills the cell itself.
 RUNTIME_CELL = types.CellType()
 
 _lock = threading.RLock()
-_converted: weakref.WeakKeyDictionary[types.FunctionType, Any] = weakref.WeakKeyDictionary()
-# Lets `range` of TensorFlow be told from that of others; filled by those who define them.
-MEANINGS: dict[str, set[int]] = {"range": set(), "GradientTape": set()}
+_rewritten: weakref.WeakKeyDictionary[types.FunctionType, types.FunctionType] = (
+    weakref.WeakKeyDictionary()
+)
+# Addresses of TensorFlow's `range` and `GradientTape`, as others may have the same names.
+RECOGNIZED: dict[str, set[int]] = {"range": set(), "GradientTape": set()}
 
 
-def meaning(name: str, value: Any) -> Any:
-    """Takes note of what a name of TensorFlow is, and returns it."""
-    MEANINGS[name].add(id(value))
+def recognize(name: str, value: Registered) -> Registered:
+    """Registers an object as TensorFlow's `range` or `GradientTape`, and returns it."""
+    RECOGNIZED[name].add(id(value))
     return value
 
 
-def called(function: Any) -> Any:
-    """Returns what is called in place of a function that rewritten code calls."""
+def converted(function: Any) -> Any:
+    """Returns the function to call in place of `function`: rewritten, if it is the user's."""
     if isinstance(function, types.MethodType):
-        inner = called(function.__func__)
+        inner = converted(function.__func__)
         return (
             function if inner is function.__func__ else types.MethodType(inner, function.__self__)
         )
     if not isinstance(function, types.FunctionType) or not _is_of_user(function):
         return function
     with _lock:
-        found = _converted.get(function)
-        if found is None:
-            found = _converted[function] = _convert(function, is_compiled=False) or function
-        return found
+        cached = _rewritten.get(function)
+        if cached is None:
+            cached = _rewritten[function] = _convert(function, is_compiled=False) or function
+        return cached
 
 
-def compiled_form(function: Any) -> Any | None:
-    """Returns a function as it is compiled: with another argument, for elements of iterators.
+def compiled_form(function: object) -> Callable[..., Any] | None:
+    """Returns the form of a function to compile: with an argument for elements of iterators.
 
-    None if its source cannot be found.
+    None if the source cannot be found.
     """
     if isinstance(function, types.MethodType):
         inner = compiled_form(function.__func__)
@@ -62,23 +67,23 @@ def compiled_form(function: Any) -> Any | None:
     return _convert(function, is_compiled=True)
 
 
-def _convert(function: types.FunctionType, is_compiled: bool) -> Any | None:
+def _convert(function: types.FunctionType, is_compiled: bool) -> types.FunctionType | None:
     definition = tree_of(function)
     if definition is None:
         return None
     path = os.path.basename(function.__code__.co_filename)
-    rewriter = Rewriter(definition, path, functools.partial(_means, function))
+    rewriter = Rewriter(definition, path, functools.partial(_names, function))
     definition.body = rewriter.rewritten()
     if is_compiled:
-        _enter(definition)
-    new: Any = function_of(definition, function, RUNTIME_CELL)
+        _add_elements(definition)
+    new = function_of(definition, function, RUNTIME_CELL)
     if is_compiled:
         new.__kwdefaults__ = {**(new.__kwdefaults__ or {}), ELEMENTS: ((), ())}
     return new
 
 
-def _enter(definition: ast.FunctionDef) -> None:
-    """Lets a function take elements of iterators, and its numbers be numbers again."""
+def _add_elements(definition: ast.FunctionDef) -> None:
+    """Adds an argument for elements of iterators, and turns static numbers back into numbers."""
     arguments = definition.args
     names = [a.arg for a in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs)]
     names += [a.arg for a in (arguments.vararg, arguments.kwarg) if a is not None]
@@ -90,16 +95,13 @@ def _enter(definition: ast.FunctionDef) -> None:
     definition.body = [block]
 
 
-def _means(function: types.FunctionType, node: ast.expr, name: str) -> bool:
-    """Whether an expression in a function is `tf.range`, or another name of TensorFlow."""
+def _names(function: types.FunctionType, node: ast.expr, name: str) -> bool:
+    """Whether an expression in a function stands for TensorFlow's `range` or `GradientTape`."""
     value = value_at(node, function)
     if value is None:  # such as a name that the function imports itself
         return isinstance(node, ast.Attribute) and node.attr == name
-    return id(value) in MEANINGS[name] or (is_real_tensor(value) and _named(value) == name)
-
-
-def _named(value: Any) -> str:
-    return getattr(value, "__name__", "")
+    is_real = is_real_tensor(value) and getattr(value, "__name__", "") == name
+    return is_real or id(value) in RECOGNIZED[name]
 
 
 _LIBRARIES = tuple(

@@ -1,4 +1,4 @@
-"""The rewriting itself: loops and tapes of a function become functions that the runtime calls.
+"""Rewrites the loops and tapes of a function into functions that the runtime calls.
 
 for i in tf.range(n):               def body(i_, total):
     x = next(iterator)                  i = i_
@@ -12,37 +12,37 @@ with tf.GradientTape() as tape:     def taped(): loss = f(model(x)); return (los
     g = tape.gradient(loss, w)      (loss,) = runtime.taped(tape, taped, ())
                                     g = tape.gradient(loss, w)
 
-step(x)                     ->      runtime.called(step)(x)
+step(x)                     ->      runtime.converted(step)(x)
 """
 
 import ast
 import builtins
 import itertools
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator
 
 from millrace.errors import LoopError
 from millrace.tensorflow.conversion.source import RUNTIME, bound, needed, read
 
 _BUILTINS = frozenset(dir(builtins))
-_LEAVES = (ast.Return, ast.Yield, ast.YieldFrom, ast.Await)
+_REFUSED = (ast.Return, ast.Yield, ast.YieldFrom, ast.Await, ast.Global, ast.Nonlocal)
 
 
 class Rewriter(ast.NodeTransformer):
     """Rewrites the body of one function."""
 
     def __init__(
-        self, function: ast.FunctionDef, path: str, means: Callable[[ast.expr, str], bool]
+        self, function: ast.FunctionDef, path: str, names: Callable[[ast.expr, str], bool]
     ):
-        """Prepares for a function.
+        """Takes the definition of a function.
 
         Args:
             function: its definition.
             path: of its file, for messages.
-            means: whether an expression is `range` or `GradientTape` of TensorFlow.
+            names: returns whether an expression stands for TensorFlow's `range`, or for its
+                `GradientTape`.
         """
-        self._function, self._path, self._means = function, path, means
-        self._loops: list[ast.stmt] = []  # around the statement that is rewritten
+        self._function, self._path, self._names = function, path, names
+        self._loops: list[ast.stmt] = []  # around the statement that is being rewritten
         self._numbers = itertools.count(1)
 
     def rewritten(self) -> list[ast.stmt]:
@@ -56,20 +56,20 @@ class Rewriter(ast.NodeTransformer):
             new.extend(result if isinstance(result, list) else [result])
         return new
 
-    def visit_For(self, node: ast.For) -> Any:
-        """Rewrites a loop over tf.range; other loops stay as they are."""
+    def visit_For(self, node: ast.For) -> ast.AST | list[ast.stmt]:
+        """Rewrites a loop over tf.range; other loops stay unchanged."""
         call = node.iter
-        if not (isinstance(call, ast.Call) and self._means(call.func, "range")):
-            return self._around(node)
+        if not (isinstance(call, ast.Call) and self._names(call.func, "range")):
+            return self._visit_loop(node)
         if call.keywords:
             self._refuse(node, "an argument of tf.range() by name")
         self._check_body(node)
         carried = self._carried(node)
         body = self._within(node, node.body)
         number = next(self._numbers)
-        name, turn = f"loop_{number}_in_{self._function.name}", f"turn_{number}_"
-        first = ast.Assign(targets=[node.target], value=_name(turn))
-        function = _function(name, [turn, *carried], [first, *body], _tuple(carried))
+        name, index = f"loop_{number}_in_{self._function.name}", f"index_{number}_"
+        first = ast.Assign(targets=[node.target], value=_name(index))
+        function = _function(name, [index, *carried], [first, *body], _tuple(carried))
         values = ast.List(elts=[_thunk(each) for each in carried], ctx=ast.Load())
         run = _call(
             "for_range",
@@ -78,53 +78,54 @@ class Rewriter(ast.NodeTransformer):
             values,
             ast.Constant(self._at(node)),
         )
-        return _placed(node, [function, _assign(carried, run)])
+        return _located(node, [function, _assign(carried, run)])
 
-    def visit_While(self, node: ast.While) -> Any:
-        """Takes note of the loop: what its body binds may be read in the next turn."""
-        return self._around(node)
+    def visit_While(self, node: ast.While) -> ast.AST:
+        """Notes the loop: its next iteration may read the names that its body binds."""
+        return self._visit_loop(node)
 
-    def visit_With(self, node: ast.With) -> Any:
+    def visit_With(self, node: ast.With) -> ast.AST | list[ast.stmt]:
         """Rewrites a block of a gradient tape."""
         if not any(self._is_tape(item.context_expr) for item in node.items):
             return self.generic_visit(node)
         item = node.items[0]
         if len(node.items) > 1 or not isinstance(item.optional_vars, ast.Name):
             raise LoopError(
-                f"{self._at(node)}: a gradient tape is converted where it stands alone. Write "
-                "`with tf.GradientTape() as tape:` in a line of its own."
+                f"{self._at(node)}: a gradient tape is converted only if it is alone in its `with` "
+                "statement. Write `with tf.GradientTape() as tape:`, with other context managers "
+                "in statements around it."
             )
         tape = item.optional_vars.id
-        taped, rest = self._split(node.body, tape)
+        taped, after = self._split(node.body, tape)
         self._check_taped(taped)
         names = [name for name in bound(taped) if name != tape]
-        given = [name for name in names if name in needed(taped)]
+        args = [name for name in names if name in needed(taped)]
         name = f"taped_{next(self._numbers)}_in_{self._function.name}"
-        function = _function(name, given, self._statements(taped), _list(map(_thunk, names)))
-        run = _call("taped", _name(tape), _name(name), _tuple(given), ast.Constant(self._at(node)))
+        function = _function(name, args, self._statements(taped), _list(map(_thunk, names)))
+        run = _call("taped", _name(tape), _name(name), _tuple(args), ast.Constant(self._at(node)))
         begin = ast.Assign(targets=[_name(tape, ast.Store())], value=item.context_expr)
         new = [begin, function, _assign(names, run)]
-        return [*_placed(node, new), *self._statements(rest)]
+        return [*_located(node, new), *self._statements(after)]
 
-    def visit_Call(self, node: ast.Call) -> Any:
-        """Lets functions that are called be rewritten, too."""
+    def visit_Call(self, node: ast.Call) -> ast.AST:
+        """Has the called function rewritten, too."""
         self.generic_visit(node)
         is_builtin = isinstance(node.func, ast.Name) and node.func.id in _BUILTINS
         if isinstance(node.func, ast.Name | ast.Attribute) and not is_builtin:
-            node.func = ast.copy_location(_call("called", node.func), node.func)
+            node.func = ast.copy_location(_call("converted", node.func), node.func)
         return node
 
-    def visit_FunctionDef(self, node: ast.FunctionDef) -> Any:
-        """Leaves functions within the function alone: they are rewritten when they are called."""
+    def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST:
+        """Skips inner functions: they are rewritten when they are called."""
         return node
 
-    def visit_Lambda(self, node: Any) -> Any:
-        """Leaves lambdas alone, and classes."""
+    def visit_Lambda(self, node: ast.AST) -> ast.AST:
+        """Skips lambdas and classes."""
         return node
 
     visit_ClassDef = visit_AsyncFunctionDef = visit_Lambda  # noqa: N815
 
-    def _around(self, node: Any) -> Any:
+    def _visit_loop(self, node: ast.For | ast.While) -> ast.AST:
         self._loops.append(node)
         self.generic_visit(node)
         self._loops.pop()
@@ -137,20 +138,20 @@ class Rewriter(ast.NodeTransformer):
         return new
 
     def _carried(self, node: ast.For) -> list[str]:
-        """Returns what goes round: bound in the body, and read in the next turn or afterwards."""
+        """Returns the carried names: bound in the body, and read by the next iteration or later."""
         after = {
-            found.id
-            for found in ast.walk(self._function)
-            if isinstance(found, ast.Name)
-            and isinstance(found.ctx, ast.Load)
-            and getattr(found, "lineno", 0) > (node.end_lineno or 0)
+            other.id
+            for other in ast.walk(self._function)
+            if isinstance(other, ast.Name)
+            and isinstance(other.ctx, ast.Load)
+            and getattr(other, "lineno", 0) > (node.end_lineno or 0)
         }
         target = bound([node.target])
         live = needed(node.body) | after | read(self._loops)
         return [name for name in bound(node.body) if name in live and name not in target]
 
     def _split(self, body: list[ast.stmt], tape: str) -> tuple[list[ast.stmt], list[ast.stmt]]:
-        """Splits the block of a tape where it is first asked for gradients."""
+        """Splits the block of a tape before the first call that asks for gradients."""
         for index, each in enumerate(body):
             for call in ast.walk(each):
                 if not _is_gradient(call, tape):
@@ -166,44 +167,45 @@ class Rewriter(ast.NodeTransformer):
         return _watching(body, tape), []
 
     def _is_tape(self, node: ast.expr) -> bool:
-        return isinstance(node, ast.Call) and self._means(node.func, "GradientTape")
+        return isinstance(node, ast.Call) and self._names(node.func, "GradientTape")
 
     def _check_body(self, node: ast.For) -> None:
         if node.orelse:
             self._refuse(node.orelse[0], "`else` of a loop")
-        for found in _own(node.body):
-            if isinstance(found, ast.Break | ast.Continue):
-                self._refuse(found, f"`{type(found).__name__.lower()}`")
+        for statement in _of_this_loop(node.body):
+            if isinstance(statement, ast.Break | ast.Continue):
+                self._refuse(statement, f"`{type(statement).__name__.lower()}`")
         self._check_taped(node.body, "a loop over tf.range()")
 
     def _check_taped(self, body: list[ast.stmt], where: str = "the block of a tape") -> None:
-        for each in body:
-            for found in _scope(each):
-                if isinstance(found, _LEAVES):
-                    self._refuse(found, f"`{type(found).__name__.lower()}`", where)
-                if isinstance(found, ast.Global | ast.Nonlocal):
-                    self._refuse(found, f"`{type(found).__name__.lower()}`", where)
+        for statement in body:
+            for node in _scope(statement):
+                if isinstance(node, _REFUSED):
+                    self._refuse(node, f"`{type(node).__name__.lower()}`", where)
 
-    def _refuse(self, node: Any, what: str, where: str = "a loop over tf.range()") -> None:
+    def _refuse(
+        self, node: ast.stmt | ast.expr, what: str, where: str = "a loop over tf.range()"
+    ) -> None:
         raise LoopError(
             f"{self._at(node)}: {what} in {where} is not converted: the block becomes a function "
-            "that the device runs as a whole. Compute with tf.where() in its place, or loop over "
-            "Python's range(), which writes the turns out one by one."
+            "that the device runs as a whole. Use tf.where() instead, or loop over Python's "
+            "range(), which unrolls the loop."
         )
 
-    def _at(self, node: Any) -> str:
+    def _at(self, node: ast.stmt | ast.expr) -> str:
         return f"{self._path}:{node.lineno}"
 
 
-def _own(body: list[ast.stmt]) -> Any:
-    """Yields the nodes of a body that are not in a loop or a function of their own."""
+def _of_this_loop(body: list[ast.stmt]) -> Iterator[ast.stmt]:
+    """Yields the statements of a body, without those of inner loops and functions."""
     for each in body:
         if not isinstance(each, ast.For | ast.While | ast.FunctionDef | ast.ClassDef):
             yield each
-            yield from _own([x for x in ast.iter_child_nodes(each) if isinstance(x, ast.stmt)])
+            inner = [x for x in ast.iter_child_nodes(each) if isinstance(x, ast.stmt)]
+            yield from _of_this_loop(inner)
 
 
-def _scope(node: ast.AST) -> Any:
+def _scope(node: ast.AST) -> Iterator[ast.AST]:
     yield node
     if not isinstance(node, ast.FunctionDef | ast.Lambda | ast.ClassDef):
         for child in ast.iter_child_nodes(node):
@@ -221,7 +223,7 @@ def _is_gradient(node: ast.AST, tape: str) -> bool:
 
 
 def _watching(body: list[ast.stmt], tape: str) -> list[ast.stmt]:
-    """Lets `tape.watch(x)` give x anew, as what is differentiated by."""
+    """Turns `tape.watch(x)` into `x = tape.watch(x)`: gradients are taken by its result."""
     new = []
     for each in body:
         call = getattr(each, "value", None)
@@ -242,7 +244,7 @@ def _name(name: str, context: ast.expr_context | None = None) -> ast.Name:
     return ast.Name(id=name, ctx=context or ast.Load())
 
 
-def _list(nodes: Any) -> ast.List:
+def _list(nodes: Iterable[ast.expr]) -> ast.List:
     return ast.List(elts=list(nodes), ctx=ast.Load())
 
 
@@ -251,7 +253,7 @@ def _tuple(names: list[str], context: ast.expr_context | None = None) -> ast.Tup
 
 
 def _thunk(name: str) -> ast.Lambda:
-    """Returns `lambda: name`: the name may not be bound."""
+    """Returns `lambda: name`, as the name may be unbound when the loop begins."""
     nothing = ast.arguments(posonlyargs=[], args=[], kwonlyargs=[], kw_defaults=[], defaults=[])
     return ast.Lambda(args=nothing, body=_name(name))
 
@@ -283,8 +285,8 @@ def _function(
     return function
 
 
-def _placed(node: ast.stmt, statements: list[ast.stmt]) -> list[ast.stmt]:
-    """Gives what is new the line of the statement that it stands for."""
+def _located(node: ast.stmt, statements: list[ast.stmt]) -> list[ast.stmt]:
+    """Gives new nodes the line of the statement that they replace."""
     for each in statements:
         for new in ast.walk(each):
             if isinstance(new, ast.stmt | ast.expr | ast.arg) and not hasattr(new, "lineno"):

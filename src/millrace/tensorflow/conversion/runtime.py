@@ -1,58 +1,72 @@
-"""What rewritten functions call, and the Python numbers that are part of their programs.
+"""Functions that rewritten code calls, and Python numbers that are part of a program.
 
-Native compiled functions take numbers as arguments, and texts as part of the program. In
-TensorFlow another Python number is another program: so it goes in as a text, and comes out plain.
+Native compiled functions take numbers as arguments, and strings as part of the program. In
+TensorFlow each Python number compiles a program of its own: here it is passed in as a string, and
+turned back into a number inside.
 
 f(3)  ->  with_static_numbers  ->  "3 (int)", part of the key of the program  ->  plain  ->  3
 """
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 import jax
 import numpy as np
 
+from millrace.pytrees import ArrayTree
 from millrace.tensorflow.conversion.convert import RUNTIME_CELL
-from millrace.tensorflow.conversion.convert import called as called
+from millrace.tensorflow.conversion.convert import converted as converted
 from millrace.tensorflow.conversion.range_loop import for_range as for_range
-from millrace.tensorflow.iterators import FunctionDraws, drawing
+from millrace.tensorflow.iterators import DeviceIterator, FunctionElements, drawing_from
+
+ArgumentTree = TypeVar("ArgumentTree")
+Thunks = Sequence[Callable[[], object]]
 
 
-def taped(tape: Any, function: Callable[..., Any], given: tuple[Any, ...], place: str) -> list[Any]:
+class _Tape(Protocol):
+    def run(
+        self, function: Callable[..., Thunks], args: tuple[object, ...], location: str
+    ) -> list[Any]: ...
+
+
+def taped(
+    tape: _Tape, function: Callable[..., Thunks], args: tuple[object, ...], location: str
+) -> list[Any]:
     """Runs the block of a gradient tape, and returns the values of the names that it binds."""
-    return tape.run(function, given, place)
+    return tape.run(function, args, location)
 
 
-def entering(draws: Any) -> AbstractContextManager[None]:
-    """Surrounds the body of a compiled function; it is given elements of iterators."""
-    return drawing(FunctionDraws(*draws))
+def entering(
+    elements: tuple[Sequence[DeviceIterator], Sequence[ArrayTree]],
+) -> AbstractContextManager[Any]:
+    """Surrounds the body of a compiled function, with the elements for its iterators."""
+    return drawing_from(FunctionElements(*elements))
 
 
-def plain(value: Any) -> Any:
-    """Returns an argument with Python numbers for those that are part of the program."""
+def plain(value: ArgumentTree) -> ArgumentTree:
+    """Returns an argument with its static numbers turned back into Python numbers."""
     return jax.tree.map(lambda leaf: leaf.number if isinstance(leaf, StaticNumber) else leaf, value)
 
 
-def with_static_numbers(tree: Any) -> Any:
-    """Returns arguments with each Python number made part of the program."""
+def with_static_numbers(tree: ArgumentTree) -> ArgumentTree:
+    """Returns arguments with each Python number turned into a part of the program."""
     return jax.tree.map(lambda leaf: StaticNumber(leaf) if _is_number(leaf) else leaf, tree)
 
 
-def _is_number(leaf: Any) -> bool:
+def _is_number(leaf: object) -> bool:
     return isinstance(leaf, int | float | complex) and not isinstance(leaf, bool | np.generic)
 
 
 @dataclass(frozen=True, eq=False)
 class StaticNumber(str):
-    """A number, and a text that is equal for equal numbers of one type."""
+    """A number, as a string that is the same for equal numbers of the same type."""
 
     number: int | float | complex
 
-    def __new__(cls, number: Any) -> "StaticNumber":
-        """Makes one of a number."""
+    def __new__(cls, number: complex) -> "StaticNumber":
         return super().__new__(cls, f"{number!r} ({type(number).__name__})")
 
 

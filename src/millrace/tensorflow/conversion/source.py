@@ -1,25 +1,25 @@
-"""The source of a function as a tree, the names in it, and a tree as a function again.
+"""The syntax tree of a function, the names in it, and the way back from a tree to a function.
 
 tree_of(function)      -> its definition, with the line numbers of its file
 function_of(tree, ...) -> a function with the closure and the globals of the original
 
 x = y + 1              binds x, needs y
-total += x             binds total, needs total (x is there by now)
+total += x             binds total, needs total (x is already bound)
 """
 
 import ast
 import inspect
 import textwrap
 import types
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
-RUNTIME = "_millrace"  # what rewritten code calls its runtime
+RUNTIME = "_millrace"  # the name of the runtime in rewritten code
 _SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef)
 
 
 def tree_of(function: types.FunctionType) -> ast.FunctionDef | None:
-    """Returns the definition of a function; None if there is no source, or it is a lambda's.
+    """Returns the definition of a function; None for a lambda, or if there is no source.
 
     Line numbers are those of its file.
     """
@@ -40,11 +40,12 @@ def tree_of(function: types.FunctionType) -> ast.FunctionDef | None:
 
 def function_of(
     definition: ast.FunctionDef, original: types.FunctionType, runtime: types.CellType
-) -> Callable[..., Any]:
-    """Compiles a definition in place of a function.
+) -> types.FunctionType:
+    """Compiles a definition into a function that replaces the original.
 
-    It stands in a function that has the names of the closure, so that they are found in cells;
-    these are then the cells of the original, which change as it changes them.
+    The definition is compiled inside an outer function that binds the names of the closure, so
+    that the compiler looks them up in cells. The new function shares the cells of the original,
+    and so sees every change of them.
     """
     free = [*original.__code__.co_freevars, RUNTIME]
     arguments = ast.arguments(
@@ -83,7 +84,7 @@ def function_of(
 
 
 def value_at(node: ast.expr, function: types.FunctionType) -> Any:
-    """Returns what a dotted name means in a function; None if only a call of it will tell."""
+    """Returns the object that a dotted name stands for; None if it is bound only in a call."""
     if isinstance(node, ast.Attribute):
         return getattr(value_at(node.value, function), node.attr, None)
     if not isinstance(node, ast.Name):
@@ -99,7 +100,7 @@ def value_at(node: ast.expr, function: types.FunctionType) -> Any:
 
 
 def _is_private(node: ast.AST) -> bool:
-    """Whether a name has another spelling within a class, where the definition no longer is."""
+    """Whether a class mangles the name, as rewritten methods are compiled outside of theirs."""
     name = getattr(node, "attr", getattr(node, "id", ""))
     return name.startswith("__") and not name.endswith("__")
 
@@ -110,26 +111,26 @@ _COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 
 def bound(nodes: Iterable[ast.AST]) -> list[str]:
     """Returns the names that statements bind in their own scope, in order."""
-    found: dict[str, None] = {}
+    names: dict[str, None] = {}
 
     def visit(node: ast.AST) -> None:
         if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load):
-            found[node.id] = None
+            names[node.id] = None
         elif isinstance(node, _NAMED) and node.name is not None:
-            found[node.name] = None
+            names[node.name] = None
         elif isinstance(node, ast.alias):
-            found[(node.asname or node.name).partition(".")[0]] = None
+            names[(node.asname or node.name).partition(".")[0]] = None
         if not isinstance(node, (*_SCOPES, *_COMPREHENSIONS)):
             for child in ast.iter_child_nodes(node):
                 visit(child)
 
     for node in nodes:
         visit(node)
-    return list(found)
+    return list(names)
 
 
 def read(nodes: Iterable[ast.AST]) -> set[str]:
-    """Returns the names that are read anywhere within, functions in them included."""
+    """Returns the names that are read anywhere in the nodes, inner functions included."""
     return {
         node.id
         for root in nodes
@@ -145,40 +146,50 @@ def read(nodes: Iterable[ast.AST]) -> set[str]:
 
 def needed(statements: Iterable[ast.stmt]) -> set[str]:
     """Returns the names that statements may read before they bind them themselves."""
-    found: set[str] = set()
-    _walk(list(statements), set(), found)
-    return found
+    names: set[str] = set()
+    _add_needed(list(statements), set(), names)
+    return names
 
 
-def _walk(statements: list[ast.stmt], known: set[str], found: set[str]) -> set[str]:
-    """Goes through statements in order; adds to what is found, returns what is bound for sure."""
+def _add_needed(statements: list[ast.stmt], certain: set[str], names: set[str]) -> set[str]:
+    """Adds the names that statements need to `names`.
+
+    Args:
+        statements: in order.
+        certain: names that are certainly bound before them.
+        names: extended by those that are read and not certainly bound.
+
+    Returns:
+        The names that are certainly bound after the statements.
+    """
 
     def reads(*nodes: ast.AST | None) -> None:
-        found.update(read([node for node in nodes if node is not None]) - known)
+        names.update(read([node for node in nodes if node is not None]) - certain)
 
     for each in statements:
         if isinstance(each, ast.Assign):
             reads(each.value, *each.targets)
-            known = known | set(bound(each.targets))
+            certain = certain | set(bound(each.targets))
         elif isinstance(each, ast.If):
             reads(each.test)
-            known = _walk(each.body, known, found) & _walk(each.orelse, known, found)
+            then = _add_needed(each.body, certain, names)
+            certain = then & _add_needed(each.orelse, certain, names)
         elif isinstance(each, ast.For | ast.AsyncFor):
             reads(each.iter)
-            _walk(each.body, known | set(bound([each.target])), found)
-            _walk(each.orelse, known, found)
+            _add_needed(each.body, certain | set(bound([each.target])), names)
+            _add_needed(each.orelse, certain, names)
         elif isinstance(each, ast.While):
             reads(each.test)
-            _walk(each.body, known, found)
-            _walk(each.orelse, known, found)
+            _add_needed(each.body, certain, names)
+            _add_needed(each.orelse, certain, names)
         elif isinstance(each, ast.With | ast.AsyncWith):
             reads(*(item.context_expr for item in each.items))
             targets = [item.optional_vars for item in each.items if item.optional_vars]
-            known = _walk(each.body, known | set(bound(targets)), found)
+            certain = _add_needed(each.body, certain | set(bound(targets)), names)
         elif isinstance(each, ast.Try):
             for body in (each.body, *(h.body for h in each.handlers), each.orelse, each.finalbody):
-                _walk(body, known, found)
+                _add_needed(body, certain, names)
         else:
             reads(each)
-            known = known | set(bound([each]))
-    return known
+            certain = certain | set(bound([each]))
+    return certain

@@ -1,14 +1,15 @@
-"""`tf.data`: data sets. Where TensorFlow is installed, they are its own.
+"""`tf.data`: data sets, TensorFlow's own where it is installed.
 
-otherwise   Dataset of dataset.py, on NumPy arrays
-installed   tf.data of TensorFlow, in programs whose compiled functions are those of JAX:
+not installed   Dataset of dataset.py, on NumPy arrays
+installed       tf.data of TensorFlow, beside compiled functions of JAX:
     iter(dataset)      in the scope of an IPUStrategy: an iterator for compiled functions
-    functions in map   operations of `tf` are TensorFlow's own there                   dispatch.py
+    functions in map   operations of `tf` in them are TensorFlow's own                 dispatch.py
 """
 
 import functools
+from collections.abc import Iterator
 from types import ModuleType
-from typing import Any
+from typing import Any, Protocol
 
 from millrace._compat.keras_tensorflow import show_tensorflow
 from millrace._compat.patch_table import TENSORFLOW_ITER
@@ -24,7 +25,11 @@ UNKNOWN_CARDINALITY = UNKNOWN
 
 
 class _Options:
-    """Takes any option; they are about threads of TensorFlow's."""
+    """Takes any option, without effect: all of them are about TensorFlow's threads."""
+
+
+class _Countable(Protocol):
+    def cardinality(self) -> Any: ...
 
 
 class _Experimental:
@@ -33,8 +38,7 @@ class _Experimental:
     UNKNOWN_CARDINALITY = UNKNOWN
 
     @staticmethod
-    def cardinality(dataset: Any) -> Any:
-        """Returns how many elements a data set has."""
+    def cardinality(dataset: _Countable) -> Any:
         return dataset.cardinality()
 
 
@@ -62,13 +66,13 @@ def real_data() -> ModuleType:
     """Returns the real `tf.data`, which must be installed."""
     real: Any = real_tensorflow()
     show_tensorflow(real)  # to Keras, which reads its data sets
-    kind = real.data.Dataset
-    stock = kind.__iter__
+    real_class = real.data.Dataset
+    stock = real_class.__iter__
 
     @functools.wraps(stock)
-    def __iter__(self: Any) -> Any:  # noqa: N807
+    def __iter__(self: object) -> Iterator[Any]:  # noqa: N807
         return DeviceIterator(self) if gives_device_iterators() else stock(self)
 
-    kind.__iter__ = __iter__
-    put_in(TENSORFLOW_ITER, functools.partial(setattr, kind, "__iter__", stock))
+    real_class.__iter__ = __iter__
+    put_in(TENSORFLOW_ITER, functools.partial(setattr, real_class, "__iter__", stock))
     return real.data

@@ -1,10 +1,10 @@
-"""The adapter by which the loops of Keras draw from a data set of this package.
+"""The adapter through which Keras's loops draw batches from a data set of this package.
 
 fit(dataset) -> Keras asks for an adapter -> dataset.as_data_adapter() -> batches, their number
 """
 
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterator, Mapping
+from typing import Any, Protocol
 
 import jax
 import keras
@@ -12,15 +12,31 @@ import numpy as np
 
 from millrace._compat.keras_data import DataAdapter, let_data_adapt, stacked
 from millrace.errors import DataError
+from millrace.pytrees import ArrayTree
+
+
+class _Batches(Protocol):
+    """The methods that the adapter needs of a data set."""
+
+    @property
+    def element_spec(self) -> Any: ...
+
+    def as_numpy_iterator(self) -> Iterator[Any]: ...
+
+    def cardinality(self) -> np.int64: ...
 
 
 class DatasetAdapter(DataAdapter):
-    """Gives Keras the batches of a data set, and says how many there are."""
+    """Gives Keras the batches of a data set, and their number."""
 
     def __init__(
-        self, dataset: Any, y: Any = None, sample_weight: Any = None, class_weight: Any = None
+        self,
+        dataset: _Batches,
+        y: object = None,
+        sample_weight: object = None,
+        class_weight: Mapping[int, float] | None = None,
     ):
-        """Takes what `fit` was given.
+        """Takes the arguments of `fit`.
 
         Raises:
             DataError: for targets or weights beside the data set.
@@ -28,8 +44,8 @@ class DatasetAdapter(DataAdapter):
         for name, value in (("y", y), ("sample_weight", sample_weight)):
             if value is not None:
                 raise DataError(
-                    f"fit was given a data set and {name}. Elements of a data set have it in them: "
-                    "zip the two, Dataset.zip((x, y)), and leave the argument out."
+                    f"fit() received a data set and {name}, which must be part of the data set's "
+                    "elements: zip the two, Dataset.zip((x, y)), and leave the argument out."
                 )
         self._dataset = dataset
         self._class_weight = class_weight
@@ -42,18 +58,18 @@ class DatasetAdapter(DataAdapter):
         return (_weighted(batch, self._class_weight) for batch in batches)
 
     def get_jax_iterator(self, super_batch: int | None = None) -> Iterator[Any]:
-        """Returns the batches as NumPy arrays, several stacked where Keras asks for that."""
+        """Returns the batches as NumPy arrays, stacked where Keras asks for super-batches."""
         return stacked(self.get_numpy_iterator(), super_batch)
 
     @property
     def num_batches(self) -> int | None:
-        """The number of batches; None if it is unknown or infinite."""
+        """Number of batches; None if it is unknown or infinite."""
         number = int(self._dataset.cardinality())
         return None if number < 0 else number
 
     @property
     def batch_size(self) -> int | None:
-        """Rows of a batch; None if they differ."""
+        """Rows of a batch; None if batches differ in size."""
         leaves = jax.tree.leaves(self._dataset.element_spec)
         shape = leaves[0].shape if leaves else None
         return shape[0] if shape else None
@@ -67,12 +83,12 @@ class DatasetAdapter(DataAdapter):
         """Unknown before the last batch is drawn."""
 
 
-def _weighted(batch: Any, class_weight: dict[int, float]) -> Any:
+def _weighted(batch: ArrayTree, class_weight: Mapping[int, float]) -> tuple[Any, ...]:
     x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(batch)
     if sample_weight is not None or not isinstance(y, np.ndarray):
         raise DataError(
-            "class_weight is for one array of classes without sample weights, and the data set "
-            "has others. Weigh the rows in dataset.map()."
+            "class_weight takes one array of class labels and no sample weights, and the data set "
+            "gives something else. Weight the rows in dataset.map()."
         )
     classes = y.argmax(-1) if y.ndim > 1 and y.shape[-1] > 1 else y.reshape(len(y)).round()
     weights = [class_weight.get(int(label), 1.0) for label in classes]

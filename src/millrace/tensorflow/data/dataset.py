@@ -1,42 +1,53 @@
-"""`tf.data.Dataset`: a stream of elements, made of others step by step.
+"""`tf.data.Dataset`: a stream of elements, transformed step by step.
 
     Dataset.from_tensor_slices((x, y)).shuffle(1000).batch(32, drop_remainder=True).repeat()
 
-Nothing is read before somebody iterates, and each iteration begins anew. Elements are NumPy arrays,
-in tuples and dicts. In the scope of an IPUStrategy `iter(dataset)` is for compiled functions.
+Nothing is read before the iteration begins, and each iteration starts from the beginning. Elements
+are NumPy arrays, in tuples and dicts. In the scope of an IPUStrategy `iter(dataset)` is for
+compiled functions.
 """
 
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import numpy as np
 
 from millrace.errors import DataError
 from millrace.options import whole_number
+from millrace.pytrees import ArrayTree
 from millrace.tensorflow.data import sources, steps
 from millrace.tensorflow.data.adapter import DatasetAdapter
+from millrace.tensorflow.data.elements import (
+    ElementSpec,
+    call,
+    leaves_of,
+    mapped,
+    mapped_spec,
+    spec_of,
+)
 from millrace.tensorflow.data.elements import TensorSpec as TensorSpec
-from millrace.tensorflow.data.elements import call, leaves_of, mapped, mapped_spec, spec_of
 from millrace.tensorflow.data.elements import with_rows as spec_with_rows
 from millrace.tensorflow.iterators import DeviceIterator, gives_device_iterators
 from millrace.tensorflow.values import host_array
 
+DatasetResult = TypeVar("DatasetResult")
+
 
 class Dataset:
-    """A stream of elements. Made by its class methods, and by methods of other data sets.
+    """A stream of elements, created by the class methods or by methods of another data set.
 
     Args:
-        elements: returns an iterator over NumPy elements, anew at each call.
-        cardinality: how many, or `INFINITE_CARDINALITY`, or `UNKNOWN_CARDINALITY`.
-        spec: returns what they look like; None where only a look at the first one tells.
+        elements: returns a new iterator over NumPy elements at each call.
+        cardinality: number of elements, or `INFINITE_CARDINALITY`, or `UNKNOWN_CARDINALITY`.
+        spec: returns the spec of the elements; None if only the first element shows it.
     """
 
     def __init__(
         self,
         elements: Callable[[], Iterator[Any]],
         cardinality: int,
-        spec: Callable[[], Any],
+        spec: Callable[[], ElementSpec],
     ):
         self._elements, self._cardinality, self._make_spec = elements, cardinality, spec
         self._spec: Any = None
@@ -47,19 +58,19 @@ class Dataset:
     range = classmethod(sources.from_range)
 
     @staticmethod
-    def zip(*datasets: Any) -> "Dataset":
-        """Returns a data set of tuples, or of dicts, of the elements of several ones."""
+    def zip(*datasets: object) -> "Dataset":
+        """Returns a data set whose elements are tuples or dicts of elements of several others."""
         tree = datasets[0] if len(datasets) == 1 else datasets
-        parts, treedef = jax.tree.flatten(tree)
+        zipped, treedef = jax.tree.flatten(tree)
 
         def elements() -> Iterator[Any]:
-            iterators = [part._elements() for part in parts]
+            iterators = [dataset._elements() for dataset in zipped]
             return (jax.tree.unflatten(treedef, row) for row in zip(*iterators, strict=False))
 
         return Dataset(
             elements,
-            steps.least(part._cardinality for part in parts),
-            lambda: jax.tree.unflatten(treedef, [part.element_spec for part in parts]),
+            steps.least(dataset._cardinality for dataset in zipped),
+            lambda: jax.tree.unflatten(treedef, [dataset.element_spec for dataset in zipped]),
         )
 
     @property
@@ -75,7 +86,7 @@ class Dataset:
         return self._spec
 
     def cardinality(self) -> np.int64:
-        """Returns the number of elements; -1 if it is infinite, -2 if unknown."""
+        """Returns the number of elements; -1 if it is infinite, -2 if it is unknown."""
         return np.int64(self._cardinality)
 
     def __len__(self) -> int:
@@ -90,7 +101,7 @@ class Dataset:
         return True
 
     def __iter__(self) -> Any:
-        """Returns an iterator: over arrays, or in the scope of an IPUStrategy for its devices."""
+        """Returns an iterator over arrays; in the scope of an IPUStrategy, one for its devices."""
         if gives_device_iterators():
             return DeviceIterator(self)
         return map(host_array, self._elements())
@@ -100,7 +111,7 @@ class Dataset:
         return self._elements()
 
     def as_data_adapter(self, **arguments: Any) -> DatasetAdapter:
-        """Returns what the loops of Keras draw batches from."""
+        """Returns the adapter from which Keras's loops draw batches."""
         return DatasetAdapter(self, **arguments)
 
     def __repr__(self) -> str:
@@ -108,17 +119,17 @@ class Dataset:
 
     def __getattr__(self, name: str) -> Any:
         raise AttributeError(
-            f"This data set has no {name!r}. Do it in map(), or in a generator with "
-            "Dataset.from_generator(); data sets of tensorflow itself are taken, too."
+            f"This data set has no {name!r}. Write it in map(), or as a generator for "
+            "Dataset.from_generator(); or use a data set of tensorflow itself."
         )
 
-    def map(self, map_func: Callable[..., Any], *_: Any, **__: Any) -> "Dataset":
-        """Returns what a function makes of each element. How parallel is no matter here."""
+    def map(self, map_func: Callable[..., object], *_: object, **__: object) -> "Dataset":
+        """Returns a data set of a function's results. Options for parallel calls have no effect."""
 
-        def spec() -> Any:
+        def spec() -> ElementSpec:
             try:
                 return mapped_spec(map_func, self.element_spec)
-            except Exception:  # a function that zeros are no example for: the data will tell
+            except Exception:  # the function fails on zeros: the first element will show the spec
                 return None
 
         def elements() -> Iterator[Any]:
@@ -126,18 +137,23 @@ class Dataset:
 
         return Dataset(elements, self._cardinality, spec)
 
-    def filter(self, predicate: Callable[..., Any]) -> "Dataset":
-        """Returns those elements of which the predicate is true."""
+    def filter(self, predicate: Callable[..., object]) -> "Dataset":
+        """Returns a data set of the elements for which the predicate is true."""
 
         def elements() -> Iterator[Any]:
             return (element for element in self._elements() if call(predicate, element))
 
-        known = self._cardinality == steps.INFINITE
-        number = steps.INFINITE if known else steps.UNKNOWN
+        is_infinite = self._cardinality == steps.INFINITE
+        number = steps.INFINITE if is_infinite else steps.UNKNOWN
         return Dataset(elements, number, lambda: self.element_spec)
 
-    def batch(self, batch_size: int, drop_remainder: bool = False, *_: Any, **__: Any) -> "Dataset":
-        """Returns stacks of elements; the last one may have fewer, unless it is dropped."""
+    def batch(
+        self, batch_size: int, drop_remainder: bool = False, *_: object, **__: object
+    ) -> "Dataset":
+        """Returns a data set of batches; the last may be smaller, unless the remainder is dropped.
+
+        Options for parallel calls have no effect.
+        """
         size = whole_number("batch_size", batch_size, 1)
         number = self._cardinality
         is_full = drop_remainder or number == steps.INFINITE or (number >= 0 and not number % size)
@@ -148,7 +164,7 @@ class Dataset:
         )
 
     def unbatch(self) -> "Dataset":
-        """Returns the rows of each element."""
+        """Returns a data set of the rows of each element."""
 
         def elements() -> Iterator[Any]:
             for element in self._elements():
@@ -164,22 +180,25 @@ class Dataset:
         return Dataset(elements, number, spec)
 
     def shuffle(
-        self, buffer_size: int, seed: Any = None, reshuffle_each_iteration: bool | None = True
+        self,
+        buffer_size: int,
+        seed: int | None = None,
+        reshuffle_each_iteration: bool | None = True,
     ) -> "Dataset":
-        """Returns the elements as drawn at random from a buffer of this size."""
+        """Returns the elements in random order, drawn from a buffer of `buffer_size` elements."""
         size = whole_number("buffer_size", buffer_size, 1)
         anew = reshuffle_each_iteration is not False
         return self._like(steps.Shuffled(self._elements, size, seed, anew), self._cardinality)
 
     def repeat(self, count: int | None = None) -> "Dataset":
-        """Returns several passes through the elements; None or -1 never ends."""
+        """Returns `count` passes over the elements; None or -1 repeats them forever."""
         times = None if count is None or count < 0 else count
         return self._like(
             lambda: steps.repeated(self._elements, times), steps.times(self._cardinality, times)
         )
 
     def take(self, count: int) -> "Dataset":
-        """Returns the first elements; -1 is all."""
+        """Returns the first `count` elements; -1 means all."""
         stop = None if count < 0 else count
         return self._like(
             lambda: sources.islice(self._elements, 0, stop),
@@ -187,7 +206,7 @@ class Dataset:
         )
 
     def skip(self, count: int) -> "Dataset":
-        """Returns all but the first elements; -1 is none."""
+        """Returns all but the first `count` elements; -1 skips all of them."""
         start = None if count < 0 else count
         return self._like(
             lambda: sources.islice(self._elements, start, None),
@@ -195,20 +214,20 @@ class Dataset:
         )
 
     def shard(self, num_shards: int, index: int) -> "Dataset":
-        """Returns every `num_shards`-th element, from the one of this index on."""
+        """Returns every `num_shards`-th element, starting at `index`."""
         number = self._cardinality
         number = number if number < 0 else len(range(index, number, num_shards))
         return self._like(lambda: sources.islice(self._elements, index, None, num_shards), number)
 
     def concatenate(self, dataset: "Dataset") -> "Dataset":
-        """Returns the elements of this data set, and then those of another."""
+        """Returns the elements of this data set, followed by those of another."""
         return self._like(
             lambda: sources.chained(self._elements, dataset._elements),
-            steps.together(self._cardinality, dataset._cardinality),
+            steps.joined(self._cardinality, dataset._cardinality),
         )
 
     def enumerate(self, start: int = 0) -> "Dataset":
-        """Returns pairs of a number and an element."""
+        """Returns a data set of pairs: the number of an element, and the element."""
         return Dataset(
             lambda: steps.numbers(self._elements(), start),
             self._cardinality,
@@ -216,26 +235,30 @@ class Dataset:
         )
 
     def cache(self, filename: str = "") -> "Dataset":
-        """Returns the elements, kept in memory from the first whole pass on."""
-        del filename  # memory is where they are kept in any case
+        """Returns the elements, kept in memory once a whole pass has read them."""
+        del filename  # they are kept in memory in any case
         return self._like(steps.Cached(self._elements), self._cardinality)
 
-    def prefetch(self, buffer_size: Any = None) -> "Dataset":
-        """Returns this data set: feeds read ahead anyway."""
+    def prefetch(self, buffer_size: int | None = None) -> "Dataset":
+        """Returns this data set: feeds read ahead in any case."""
         del buffer_size
         return self
 
-    def with_options(self, options: Any) -> "Dataset":
-        """Returns this data set: its options are about threads of TensorFlow's."""
+    def with_options(self, options: object) -> "Dataset":
+        """Returns this data set: the options are about TensorFlow's threads."""
         del options
         return self
 
-    def apply(self, transformation_func: Callable[["Dataset"], Any]) -> Any:
-        """Returns what a function makes of the data set."""
+    def apply(self, transformation_func: Callable[["Dataset"], DatasetResult]) -> DatasetResult:
+        """Returns the result of calling a function with this data set."""
         return transformation_func(self)
 
-    def reduce(self, initial_state: Any, reduce_func: Callable[..., Any]) -> Any:
-        """Returns what is left when a function has taken in all elements, one by one."""
+    def reduce(
+        self,
+        initial_state: DatasetResult,
+        reduce_func: Callable[[DatasetResult, ArrayTree], DatasetResult],
+    ) -> DatasetResult:
+        """Returns the state after `reduce_func(state, element)` for all elements in order."""
         state = initial_state
         for element in self._elements():
             state = reduce_func(state, host_array(element))

@@ -1,19 +1,31 @@
-"""Where data sets begin: arrays, generators, numbers. Each is a class method of `Dataset`."""
+"""Sources of data sets: arrays, generators, ranges. Each is a class method of `Dataset`."""
 
 import itertools
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, TypeVar
 
 import jax
 import numpy as np
+from jax.typing import DTypeLike
 
 from millrace.errors import DataError, OptionError
 from millrace.tensorflow.data import steps
-from millrace.tensorflow.data.elements import TensorSpec, as_element, leaves_of, spec_of
+from millrace.tensorflow.data.elements import (
+    ElementSpec,
+    TensorSpec,
+    as_element,
+    leaves_of,
+    spec_of,
+)
 from millrace.tensorflow.dtypes import as_dtype
 
+Stream = TypeVar("Stream")  # the class `Dataset`, which has these functions as class methods
+StreamClass = Callable[[Callable[[], Iterator[Any]], int, Callable[[], ElementSpec]], Stream]
 
-def from_tensor_slices(cls: Any, tensors: Any, name: str | None = None) -> Any:
+
+def from_tensor_slices(
+    cls: StreamClass[Stream], tensors: object, name: str | None = None
+) -> Stream:
     """Returns a data set of the rows of arrays.
 
     Raises:
@@ -26,13 +38,13 @@ def from_tensor_slices(cls: Any, tensors: Any, name: str | None = None) -> Any:
         shapes = [leaf.shape for leaf in jax.tree.leaves(arrays)]
         raise DataError(
             f"from_tensor_slices() takes arrays with the same number of rows. Received: {shapes}. "
-            "Set Dataset.from_tensors() for a single element."
+            "Use Dataset.from_tensors() for a single element."
         )
-    (rows,) = sizes
     leaves, treedef = jax.tree.flatten(arrays)
+    rows = len(leaves[0])
 
     def elements() -> Iterator[Any]:
-        if treedef == _PAIR:  # what nearly all programs have
+        if treedef == _PAIR:  # as in nearly all programs; unflattening would cost time
             yield from zip(*leaves, strict=True)
             return
         for row in zip(*leaves, strict=True):
@@ -47,42 +59,47 @@ def from_tensor_slices(cls: Any, tensors: Any, name: str | None = None) -> Any:
 _PAIR = jax.tree.structure((0, 0))
 
 
-def from_tensors(cls: Any, tensors: Any, name: str | None = None) -> Any:
+def from_tensors(cls: StreamClass[Stream], tensors: object, name: str | None = None) -> Stream:
     """Returns a data set of one element."""
     del name
     element = as_element(tensors)
     return cls(lambda: iter([element]), 1, lambda: spec_of(element))
 
 
-def from_range(cls: Any, *args: int, output_type: Any = "int64", name: str | None = None) -> Any:
-    """Returns a data set of numbers, as `range` has them."""
+def from_range(
+    cls: StreamClass[Stream],
+    *args: int,
+    output_type: DTypeLike = "int64",
+    name: str | None = None,
+) -> Stream:
+    """Returns a data set of the numbers of Python's `range`."""
     del name
     numbers, dtype = range(*map(int, args)), as_dtype(output_type)
     return cls(lambda: map(dtype.type, numbers), len(numbers), lambda: TensorSpec((), dtype))
 
 
 def from_generator(
-    cls: Any,
-    generator: Callable[..., Any],
-    output_types: Any = None,
-    output_shapes: Any = None,
-    args: tuple[Any, ...] = (),
-    output_signature: Any = None,
+    cls: StreamClass[Stream],
+    generator: Callable[..., Iterable[object]],
+    output_types: object = None,
+    output_shapes: object = None,
+    args: tuple[object, ...] = (),
+    output_signature: ElementSpec = None,
     name: str | None = None,
-) -> Any:
-    """Returns a data set of what a generator yields, of unknown length.
+) -> Stream:
+    """Returns a data set of the elements of a generator; its length is unknown.
 
     Args:
         cls: the class of the data set.
-        generator: a function that returns an iterator, anew at each call.
+        generator: a function that returns a new iterator at each call.
         output_types: dtypes of the arrays of an element, if there is no signature.
-        output_shapes: their shapes.
-        args: of the generator.
+        output_shapes: shapes of these arrays.
+        args: arguments of the generator.
         output_signature: `tf.TensorSpec`s of an element.
-        name: of nothing here.
+        name: has no effect.
 
     Raises:
-        OptionError: if it is not a function, or nothing says what it yields.
+        OptionError: if `generator` is not a function, or neither types nor a signature are set.
     """
     del name
     if not callable(generator):
@@ -92,51 +109,52 @@ def from_generator(
         )
     if output_signature is None and output_types is None:
         raise OptionError(
-            "from_generator() was not told what the generator yields. Set output_signature="
+            "from_generator() needs the shapes and dtypes of the elements. Set output_signature="
             "tf.TensorSpec(shape, dtype), or a tuple of them."
         )
-    if output_signature is None:
+    signature: Any = output_signature
+    if signature is None:
         shapes = iter(_flat_shapes(output_shapes, len(jax.tree.leaves(output_types))))
-        output_signature = jax.tree.map(
+        signature = jax.tree.map(
             lambda dtype: TensorSpec(next(shapes), as_dtype(dtype)), output_types
         )
 
     def elements() -> Iterator[Any]:
         for number, value in enumerate(generator(*args)):
-            yield _as_declared(value, output_signature, number)
+            yield _as_declared(value, signature, number)
 
-    return cls(elements, steps.UNKNOWN, lambda: output_signature)
+    return cls(elements, steps.UNKNOWN, lambda: signature)
 
 
-def _as_declared(value: Any, signature: Any, number: int) -> Any:
+def _as_declared(value: object, signature: ElementSpec, number: int) -> Any:
     if isinstance(value, list) and isinstance(signature, tuple):
         value = tuple(value)
     leaves, treedef = jax.tree.flatten(signature)
     try:
-        parts = treedef.flatten_up_to(value)
-        arrays = [np.asarray(part, s.dtype) for part, s in zip(parts, leaves, strict=True)]
+        values = treedef.flatten_up_to(value)
+        arrays = [np.asarray(item, s.dtype) for item, s in zip(values, leaves, strict=True)]
     except (ValueError, TypeError) as error:
         raise DataError(
-            f"Element {number} of a generator, {value!r}, is not what output_signature says: "
+            f"Element {number} of a generator, {value!r}, does not match output_signature: "
             f"{signature}. Yield values of that structure."
         ) from error
     for array, s in zip(arrays, leaves_of(signature), strict=True):
         if not _fits(array.shape, s.shape):
             raise DataError(
-                f"Element {number} of a generator has an array of shape {array.shape}, and "
-                f"output_signature says {s.shape}. Set None for sizes that differ."
+                f"Element {number} of a generator has an array of shape {array.shape}, where "
+                f"output_signature has {s.shape}. Set None for sizes that vary."
             )
     return jax.tree.unflatten(treedef, arrays)
 
 
-def _fits(shape: tuple[int, ...], declared: Any) -> bool:
+def _fits(shape: tuple[int, ...], declared: Sequence[int | None] | None) -> bool:
     if declared is None:
         return True
     same = len(shape) == len(declared)
     return same and all(b in (None, a) for a, b in zip(shape, declared, strict=True))
 
 
-def _flat_shapes(shapes: Any, number: int) -> list[Any]:
+def _flat_shapes(shapes: object, number: int) -> list[Any]:
     if shapes is None:
         return [None] * number
     if number == 1:
@@ -144,16 +162,18 @@ def _flat_shapes(shapes: Any, number: int) -> list[Any]:
     return jax.tree.leaves(shapes, is_leaf=_is_shape)
 
 
-def _is_shape(value: Any) -> bool:
+def _is_shape(value: object) -> bool:
     return isinstance(value, list | tuple) and all(n is None or isinstance(n, int) for n in value)
 
 
-def islice(elements: Callable[[], Iterator[Any]], start: int | None, *rest: Any) -> Iterator[Any]:
-    """Returns a part of the elements; from no start on there are none."""
-    return iter(()) if start is None else itertools.islice(elements(), start, *rest)
+def islice(
+    elements: Callable[[], Iterator[Any]], start: int | None, stop: int | None, step: int = 1
+) -> Iterator[Any]:
+    """Returns a slice of the elements; none of them if `start` is None."""
+    return iter(()) if start is None else itertools.islice(elements(), start, stop, step)
 
 
-def chained(*parts: Callable[[], Iterator[Any]]) -> Iterator[Any]:
-    """Returns the elements of one after the other; each begins when the one before has ended."""
-    for part in parts:
-        yield from part()
+def chained(*streams: Callable[[], Iterator[Any]]) -> Iterator[Any]:
+    """Yields the elements of several streams in turn; each is opened when the last has ended."""
+    for elements in streams:
+        yield from elements()

@@ -1,4 +1,4 @@
-"""The methods of a data set on streams of elements: iterators in, iterator out."""
+"""Transformations of streams of elements, and of the number of elements in them."""
 
 import itertools
 import threading
@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from millrace.pytrees import ArrayTree
 from millrace.tensorflow.data.elements import stacked
 
 INFINITE = -1
@@ -14,15 +15,28 @@ UNKNOWN = -2
 
 
 class Shuffled:
-    """Draws from a buffer that is filled up again; every pass in another order, if asked to."""
+    """Draws elements at random from a buffer, which it refills from the stream.
 
-    def __init__(self, elements: Callable[[], Iterator[Any]], size: int, seed: Any, anew: bool):
+    Args:
+        elements: opens the stream.
+        size: elements in the buffer.
+        seed: None draws one from NumPy's global generator.
+        anew: whether each pass has another order.
+    """
+
+    def __init__(
+        self,
+        elements: Callable[[], Iterator[ArrayTree]],
+        size: int,
+        seed: int | None,
+        anew: bool,
+    ):
         self._elements, self._size, self._anew = elements, size, anew
         self._seed, self._passes = seed, 0
 
     def __call__(self) -> Iterator[Any]:
-        """Begins a pass."""
-        if self._seed is None:  # of the generator that keras.utils.set_random_seed sets
+        """Yields the elements of one pass."""
+        if self._seed is None:  # keras.utils.set_random_seed seeds this generator
             self._seed = int(np.random.randint(2**31))
         random = np.random.default_rng((self._seed, self._passes if self._anew else 0))
         self._passes += 1
@@ -37,35 +51,35 @@ class Shuffled:
 
 
 class Cached:
-    """Keeps the elements of the first pass that comes to its end."""
+    """Keeps the elements of the first complete pass."""
 
-    def __init__(self, elements: Callable[[], Iterator[Any]]):
+    def __init__(self, elements: Callable[[], Iterator[ArrayTree]]):
         self._elements = elements
-        self._kept: list[Any] | None = None
+        self._cached: list[ArrayTree] | None = None
         self._lock = threading.Lock()
 
     def __call__(self) -> Iterator[Any]:
-        """Begins a pass."""
-        if self._kept is not None:
-            yield from self._kept
+        """Yields the elements of one pass."""
+        if self._cached is not None:
+            yield from self._cached
             return
-        found = []
+        elements = []
         for element in self._elements():
-            found.append(element)
+            elements.append(element)
             yield element
         with self._lock:
-            self._kept = found
+            self._cached = elements
 
 
-def batches(elements: Iterator[Any], size: int, drop_remainder: bool) -> Iterator[Any]:
-    """Yields stacks of elements; the last one may have fewer."""
+def batches(elements: Iterator[ArrayTree], size: int, drop_remainder: bool) -> Iterator[Any]:
+    """Yields batches; the last one may be smaller."""
     while rows := list(itertools.islice(elements, size)):
         if len(rows) == size or not drop_remainder:
             yield stacked(rows)
 
 
-def repeated(elements: Callable[[], Iterator[Any]], count: int | None) -> Iterator[Any]:
-    """Yields several passes; None goes on for ever, unless a pass is empty."""
+def repeated(elements: Callable[[], Iterator[ArrayTree]], count: int | None) -> Iterator[Any]:
+    """Yields the elements of `count` passes; None goes on forever, unless a pass is empty."""
     for _ in itertools.count() if count is None else range(count):
         is_empty = True
         for element in elements():
@@ -75,21 +89,21 @@ def repeated(elements: Callable[[], Iterator[Any]], count: int | None) -> Iterat
             return
 
 
-def numbers(elements: Iterable[Any], start: int) -> Iterator[Any]:
-    """Yields each element after its number."""
+def numbers(elements: Iterable[ArrayTree], start: int) -> Iterator[Any]:
+    """Yields pairs of a number and an element."""
     for number, element in enumerate(elements, start):
         yield np.int64(number), element
 
 
 def least(cardinalities: Iterable[int]) -> int:
-    """Returns the elements of data sets side by side."""
-    found = list(cardinalities)
-    finite = [n for n in found if n >= 0]
-    return UNKNOWN if UNKNOWN in found else min(finite) if finite else INFINITE
+    """Returns the number of elements of zipped data sets."""
+    numbers = list(cardinalities)
+    finite = [n for n in numbers if n >= 0]
+    return UNKNOWN if UNKNOWN in numbers else min(finite) if finite else INFINITE
 
 
 def times(cardinality: int, count: int | None) -> int:
-    """Returns the elements of several passes."""
+    """Returns the number of elements of several passes."""
     if cardinality == 0 or count == 0:
         return 0
     if count is None:
@@ -98,28 +112,28 @@ def times(cardinality: int, count: int | None) -> int:
 
 
 def at_most(cardinality: int, count: int) -> int:
-    """Returns the elements of the beginning of a data set; -1 is all."""
+    """Returns the number of elements after `take(count)`; -1 takes all."""
     if count < 0:
         return cardinality
     return count if cardinality == INFINITE else min(cardinality, count) if cardinality >= 0 else -2
 
 
 def without(cardinality: int, count: int) -> int:
-    """Returns the elements of a data set without its beginning; -1 is all."""
+    """Returns the number of elements after `skip(count)`; -1 skips all."""
     if count < 0:
         return 0
     return max(cardinality - count, 0) if cardinality >= 0 else cardinality
 
 
 def in_batches(cardinality: int, size: int, drop_remainder: bool) -> int:
-    """Returns how many batches there are."""
+    """Returns the number of batches."""
     if cardinality < 0:
         return cardinality
     return cardinality // size if drop_remainder else -(-cardinality // size)
 
 
-def together(first: int, second: int) -> int:
-    """Returns the elements of one data set after another."""
+def joined(first: int, second: int) -> int:
+    """Returns the number of elements of one data set followed by another."""
     if INFINITE in (first, second):
         return INFINITE
     return UNKNOWN if UNKNOWN in (first, second) else first + second
