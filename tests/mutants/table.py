@@ -187,8 +187,8 @@ MUTANTS = (
     ),
     Mutant(
         "accumulation",
-        "return 1.0 / (given + number + 1)",
-        "return 1.0 / (given + number + 2)",
+        "return 1.0 / (base + number + 1)",
+        "return 1.0 / (base + number + 2)",
     ),
     Mutant(
         "accumulation",
@@ -208,8 +208,8 @@ MUTANTS = (
     ),
     Mutant(
         "accumulation",
-        "batch_at(batches, start + index + turn)",
-        "batch_at(batches, start + index)",
+        "batch_at(batches.batches, batches.start + index + number)",
+        "batch_at(batches.batches, batches.start + index)",
     ),
     Mutant(
         "accumulation",
@@ -219,8 +219,8 @@ MUTANTS = (
     # Gradients, statistics and counters of replicas.
     Mutant(
         "reductions",
-        "reduced[place] = lax.pmax(value, REPLICA)",
-        "reduced[place] = lax.psum(value, REPLICA)",
+        "reduced[index] = lax.pmax(value, REPLICA)",
+        "reduced[index] = lax.psum(value, REPLICA)",
     ),
     Mutant(
         "reductions",
