@@ -270,13 +270,13 @@ MUTANTS = (
     ),
     Mutant(
         "feeds",
-        "                    target[place] = 0\n",
+        "                    target[index] = 0\n",
         "                    pass\n",
     ),
     Mutant(
         "feeds",
-        "left = -position % self.units[1]",
-        "left = position % self.units[1]",
+        "left = -position % self.multiples[1]",
+        "left = position % self.multiples[1]",
     ),
     Mutant(
         "feeds",
@@ -285,12 +285,12 @@ MUTANTS = (
     ),
     Mutant(
         "feeds",
-        "yield Block(None, spec.of_rows(rest), shape.replicas, 1, full % shape.replicas)",
-        "yield Block(None, spec.of_rows(rest), shape.replicas, 1, 0)",
+        "yield Block(None, spec.of_rows(remainder), shape.replicas, 1, full % shape.replicas)",
+        "yield Block(None, spec.of_rows(remainder), shape.replicas, 1, 0)",
     ),
     Mutant(
         "feeds",
-        "most = max(most - most % unit, self.replicas)",
+        "most = max(most - most % multiple, self.replicas)",
         "most = max(most, self.replicas)",
     ),
     Mutant(
