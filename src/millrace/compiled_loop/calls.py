@@ -80,7 +80,7 @@ class CallPlan:
                 self._begun = None
                 yield Call("apply")
 
-    def rest(self) -> Iterator[Call]:
+    def end(self) -> Iterator[Call]:
         """Yields the call that ends an update for which there is no more data."""
         if self._begun is not None:
             self._begun = None

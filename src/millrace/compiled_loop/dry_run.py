@@ -67,7 +67,7 @@ class LoopDryRun:
                 blocks.enter(block_slice.block)
                 for call in calls.of_slice(block_slice.start, block_slice.count, blocks.forms):
                     self._compile(call, compiled)
-            for call in calls.rest():
+            for call in calls.end():
                 self._compile(call, compiled)
         finally:
             self._executables.forget()

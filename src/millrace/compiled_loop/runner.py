@@ -128,7 +128,7 @@ class ScanRunner:
                 state = self._calls[call.program](call, state, results)
                 if self.halted is not None:
                     return state
-        for call in calls.rest():  # if the data ended within an update, which has fewer steps
+        for call in calls.end():  # if the data ended within an update, which has fewer steps
             state = self._calls[call.program](call, state, results)
         return state
 

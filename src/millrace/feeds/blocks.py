@@ -27,7 +27,7 @@ STEPS_TOGETHER = 32  # of short executions in one block; more gain nothing
 
 @dataclass(frozen=True, slots=True)
 class BlockShape:
-    """How many steps a block holds."""
+    """The bounds of the number of steps in a block."""
 
     max_bytes: int
     multiples: tuple[int, int]  # steps of an execution and of an update; blocks hold whole ones

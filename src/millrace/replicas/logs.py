@@ -40,7 +40,7 @@ class ReplicaLogs:
     """Carries logs or outputs of steps through the programs of one plan."""
 
     def __init__(self, model: keras.Model, plan: Plan, result: SpecTree):
-        """Decides which records a loop has to carry.
+        """Decides which records a loop carries.
 
         Args:
             model: a compiled Keras model.
@@ -115,8 +115,8 @@ class ReplicaLogs:
             self._model.reset_metrics()
             initial = [scope.get_current_value(v) for v in self._model.metrics_variables]
         seen = jnp.zeros(self._plan.replicas, bool).at[0].set(True)
-        for part, before in zip(parts, initial, strict=True):
-            changed = jnp.asarray(part) != (0 if before is None else before)
+        for values, before in zip(parts, initial, strict=True):
+            changed = jnp.asarray(values) != (0 if before is None else before)
             seen |= changed.reshape(self._plan.replicas, -1).any(axis=1)
         return self._plan.replicas - 1 - jnp.argmax(seen[::-1])
 

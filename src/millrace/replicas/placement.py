@@ -65,7 +65,7 @@ class Placement:
         return outer
 
     def release(self) -> None:
-        """Lets go of the state of a loop that has ended."""
+        """Releases the state of a loop that has ended."""
         self._outer = self._inner = None
         self._sums = self._parts = ()
 

@@ -69,14 +69,14 @@ def layout_of(plan: Plan, role: str, value: Shaped) -> jax.sharding.Sharding:
 
 def layouts(plan: Plan, state: State) -> State:
     """Returns the layout of each value of a state in the form that programs take."""
-    found: list[Values] = []
+    state_layouts: list[Values] = []
     for role, values in zip(ROLES[plan.mode], state, strict=True):
         if role == "metric":
             half = len(values) // 2
-            found.append(Values([plan.group.split(0)] * half + [plan.group.whole] * half))
+            state_layouts.append(Values([plan.group.split(0)] * half + [plan.group.whole] * half))
         else:
-            found.append(Values(layout_of(plan, role, value) for value in values))
-    return tuple(found)
+            state_layouts.append(Values(layout_of(plan, role, value) for value in values))
+    return tuple(state_layouts)
 
 
 def of_one_replica(plan: Plan, state: State) -> State:

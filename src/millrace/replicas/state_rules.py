@@ -34,7 +34,7 @@ class MergeRule(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """How the replicas' values of one variable become one."""
+    """The merge rule of one variable."""
 
     merge: MergeRule
     step: Any = None  # number, or array of numbers, that a step adds to a counter
@@ -64,13 +64,13 @@ def find_rule(graph: Graph, before: Var | None, after: Var | Literal) -> Rule:
     return Rule(MergeRule.LAST)
 
 
-def _added(part: Graph, before: Var) -> np.ndarray | None:
-    """Returns the number that `part` adds to its one input; None if it does anything else."""
+def _added(graph: Graph, before: Var) -> np.ndarray | None:
+    """Returns the number that `graph` adds to its one input; None if it does anything else."""
     spec = spec_of(before)
     shape, dtype = spec.shape, spec.dtype
-    if part.invars != (before,) or dtype == jnp.bool_:
+    if graph.invars != (before,) or dtype == jnp.bool_:
         return None
-    run = as_function(part)
+    run = as_function(graph)
     starts = [np.zeros(shape, dtype), np.full(shape, 12345, dtype)]
     with jax.ensure_compile_time_eval():
         ends = [np.asarray(run(start)[0]) for start in starts]

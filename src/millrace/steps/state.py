@@ -64,9 +64,9 @@ _WORDS = {len(roles): [role.replace("_", "-") for role in roles] for roles in RO
 
 def as_state(parts: Iterable[Iterable[object]]) -> State:
     """Makes a state of lists, as Keras passes them. One that is a state already is returned."""
-    if isinstance(parts, tuple) and all(isinstance(part, Values) for part in parts):
+    if isinstance(parts, tuple) and all(isinstance(values, Values) for values in parts):
         return cast(State, parts)
-    return tuple(part if isinstance(part, Values) else Values(part) for part in parts)
+    return tuple(values if isinstance(values, Values) else Values(values) for values in parts)
 
 
 def as_lists(state: State) -> tuple[list[Any], ...]:
