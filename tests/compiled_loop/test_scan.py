@@ -14,6 +14,6 @@ def test_the_unrolled_length_takes_the_fewest_calls(turns, unroll, calls):
     assert turns // chosen + turns % chosen == calls
 
 
-def test_an_update_is_a_turn():
-    assert best_unroll(LoopForm(unroll=8), iterations=10, unit=4) == 2
-    assert best_unroll(LoopForm(unroll=8), iterations=10, unit=16) == 1
+def test_an_update_is_an_iteration():
+    assert best_unroll(LoopForm(unroll=8), iterations=10, iteration_rounds=4) == 2
+    assert best_unroll(LoopForm(unroll=8), iterations=10, iteration_rounds=16) == 1

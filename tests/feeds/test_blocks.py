@@ -11,8 +11,10 @@ CPU = Destination(DeviceGroup((jax.devices("cpu")[0],)))
 TWO_REPLICAS = Destination(DeviceGroup(tuple(jax.devices("cpu")[:2])))
 
 
-def shape(max_bytes=2**20, units=(1, 1), known=None, together=1, replicas=1):
-    return BlockShape(max_bytes, units, {} if known is None else known, together, replicas)
+def shape(max_bytes=2**20, multiples=(1, 1), capacities=None, together=1, replicas=1):
+    return BlockShape(
+        max_bytes, multiples, {} if capacities is None else capacities, together, replicas
+    )
 
 
 def batches(rows):
@@ -42,7 +44,7 @@ def test_blocks_end_where_shapes_change_and_nothing_is_dropped():
 
 def test_a_block_of_replicas_that_begins_within_an_update_ends_with_it():
     source = iter(batches([4] * 2 + [3] * 12))
-    bounds = shape(units=(14, 6), replicas=2)
+    bounds = shape(multiples=(14, 6), replicas=2)
     found = list(stacked_blocks(source, [14], bounds, TWO_REPLICAS))
     assert [(block.spec.rows, block.steps) for block in found] == [(4, 2), (3, 4), (3, 8)]
 
@@ -56,7 +58,7 @@ def test_replicas_without_a_batch_in_a_round_compute_with_zeros(monkeypatch):
 
     monkeypatch.setattr("millrace.feeds.blocks.empty_block", used_memory)
     source = iter(batches([4, 3, 3, 3]))
-    bounds = shape(units=(4, 2), replicas=2)
+    bounds = shape(multiples=(4, 2), replicas=2)
     found = list(stacked_blocks(source, [4], bounds, TWO_REPLICAS))
     first_rounds = [np.asarray(block.batches[1])[0, :, 0].tolist() for block in found]
     assert [(block.first, block.steps) for block in found] == [(0, 1), (1, 1), (0, 2)]
@@ -76,15 +78,15 @@ def test_no_batch_is_drawn_beyond_the_sizes():
 
 def test_a_block_is_bounded_in_bytes_and_holds_whole_updates():
     nbytes = batch_spec(batches([4])[0]).nbytes
-    found = stack([4] * 12, [12], max_bytes=7 * nbytes, units=(12, 3))
+    found = stack([4] * 12, [12], max_bytes=7 * nbytes, multiples=(12, 3))
     assert found == [([0, 1, 2, 3, 4, 5], 6), ([6, 7, 8, 9, 10, 11], 6)]
     assert [c for _, c in stack([4] * 3, [3], max_bytes=1)] == [1, 1, 1]
 
 
 def test_a_shorter_execution_uses_the_capacity_that_has_an_executable():
-    known = {}
-    assert [c for _, c in stack([4] * 8, [8], known=known)] == [8]
-    assert [c for _, c in stack([4] * 3, [3], known=known)] == [8]
+    capacities = {}
+    assert [c for _, c in stack([4] * 8, [8], capacities=capacities)] == [8]
+    assert [c for _, c in stack([4] * 3, [3], capacities=capacities)] == [8]
 
 
 def test_a_buffer_that_the_data_set_fills_again_is_copied():
@@ -178,7 +180,7 @@ def test_an_epoch_begins_with_small_blocks_of_whole_executions():
     wide = 2**25
 
     def begin(execution, update, steps=10_000):
-        return [shape(wide, (execution, update)).begin(spec, steps, turn) for turn in range(4)]
+        return [shape(wide, (execution, update)).steps_of(index, spec, steps) for index in range(4)]
 
     assert begin(1, 1) == [16, 64, 256, 1024]
     assert begin(10, 5) == [10, 60, 250, 1020]

@@ -140,9 +140,7 @@ def test_depths_from_1_to_255(depth):
 
 
 def test_what_cannot_be_iterated():
-    with pytest.raises(
-        DataError, match=r"takes something to iterate over.*Received: 3 of type int"
-    ):
+    with pytest.raises(DataError, match=r"takes an iterable.*Received: 3 of type int"):
         InfeedQueue(3)
 
 

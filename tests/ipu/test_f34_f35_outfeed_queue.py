@@ -15,7 +15,7 @@ def run(devices, system, body, iterations, inputs=0):
 
 def test_f34_a_second_enqueue_in_one_program(system):
     queue = IPUOutfeedQueue()
-    with pytest.raises(ValueError, match="got a second one"):
+    with pytest.raises(ValueError, match="received a second one"):
         run(1, system, lambda n: (n + 1, queue.enqueue(n), queue.enqueue(n)), 2)
     assert run(1, system, lambda n: (n + 1, queue.enqueue(n)), 2) == [2]
     assert run(1, system, lambda n: (n + 2, queue.enqueue(n)), 2) == [4]  # another program

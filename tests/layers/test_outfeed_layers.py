@@ -214,7 +214,9 @@ def test_two_final_layers(strategy):
     queue = MaybeOutfeedQueue()
     with strategy.scope():
         model = sequential(MaybeOutfeed(queue), MaybeOutfeed(queue))
-    with pytest.raises(TapError, match="takes one value in each program, and got a second one"):
+    with pytest.raises(
+        TapError, match="takes one value in each program, and received a second one"
+    ):
         fit(model)
 
 

@@ -187,8 +187,8 @@ MUTANTS = (
     ),
     Mutant(
         "accumulation",
-        "return 1.0 / (given + number + 1)",
-        "return 1.0 / (given + number + 2)",
+        "return 1.0 / (base + number + 1)",
+        "return 1.0 / (base + number + 2)",
     ),
     Mutant(
         "accumulation",
@@ -208,8 +208,8 @@ MUTANTS = (
     ),
     Mutant(
         "accumulation",
-        "batch_at(batches, start + index + turn)",
-        "batch_at(batches, start + index)",
+        "batch_at(batches.batches, batches.start + index + number)",
+        "batch_at(batches.batches, batches.start + index)",
     ),
     Mutant(
         "accumulation",
@@ -219,8 +219,8 @@ MUTANTS = (
     # Gradients, statistics and counters of replicas.
     Mutant(
         "reductions",
-        "reduced[place] = lax.pmax(value, REPLICA)",
-        "reduced[place] = lax.psum(value, REPLICA)",
+        "reduced[index] = lax.pmax(value, REPLICA)",
+        "reduced[index] = lax.psum(value, REPLICA)",
     ),
     Mutant(
         "reductions",
@@ -270,13 +270,13 @@ MUTANTS = (
     ),
     Mutant(
         "feeds",
-        "                    target[place] = 0\n",
+        "                    target[index] = 0\n",
         "                    pass\n",
     ),
     Mutant(
         "feeds",
-        "left = -position % self.units[1]",
-        "left = position % self.units[1]",
+        "left = -position % self.multiples[1]",
+        "left = position % self.multiples[1]",
     ),
     Mutant(
         "feeds",
@@ -285,12 +285,12 @@ MUTANTS = (
     ),
     Mutant(
         "feeds",
-        "yield Block(None, spec.of_rows(rest), shape.replicas, 1, full % shape.replicas)",
-        "yield Block(None, spec.of_rows(rest), shape.replicas, 1, 0)",
+        "yield Block(None, spec.of_rows(remainder), shape.replicas, 1, full % shape.replicas)",
+        "yield Block(None, spec.of_rows(remainder), shape.replicas, 1, 0)",
     ),
     Mutant(
         "feeds",
-        "most = max(most - most % unit, self.replicas)",
+        "most = max(most - most % multiple, self.replicas)",
         "most = max(most, self.replicas)",
     ),
     Mutant(

@@ -134,7 +134,9 @@ def test_one_dict_in_each_program():
         offer(queue, "a")(x)
         offer(queue, "b")(x)
 
-    with pytest.raises(TapError, match="takes one value in each program, and got a second one"):
+    with pytest.raises(
+        TapError, match="takes one value in each program, and received a second one"
+    ):
         jax.make_jaxpr(collecting(twice))(1.0)
 
 

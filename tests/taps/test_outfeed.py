@@ -235,7 +235,9 @@ def test_an_element_that_was_read_is_not_counted_as_dropped():
 def test_a_second_value_in_one_program(strategy):
     queue = OutfeedQueue()
     model = build(strategy, Enqueue(queue), Enqueue(queue))
-    with pytest.raises(TapError, match="takes one value in each program, and got a second one"):
+    with pytest.raises(
+        TapError, match="takes one value in each program, and received a second one"
+    ):
         fit(model, 3)
     assert not outfeed_threads()
 

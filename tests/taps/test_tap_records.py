@@ -2,7 +2,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from millrace.taps.entries import MAX_BYTES, steps_in_room
+from millrace.taps.entries import MAX_BYTES, max_tapped_steps
 from millrace.taps.taps import Tapped
 
 
@@ -18,4 +18,4 @@ from millrace.taps.taps import Tapped
 )
 def test_a_call_has_room_for_the_taps_of_whole_updates(nbytes, records, window, steps):
     tapped = Tapped(("rows",), (jax.ShapeDtypeStruct((nbytes // 4,), jnp.float32),))
-    assert steps_in_room(tapped, records, window) == steps
+    assert max_tapped_steps(tapped, records, window) == steps

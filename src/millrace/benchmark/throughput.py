@@ -180,7 +180,7 @@ def measure_infeed(
     depth = getattr(infeed_queue, "prefetch_depth", None) or feed.prefetch_depth
     device = home(find_devices(None))
     destination = Destination(DeviceGroup((device,)), stays_on_host=not copies)
-    shape = BlockShape(feed.max_block_bytes, units=(elements, 1), known={})
+    shape = BlockShape(feed.max_block_bytes, multiples=(elements, 1), capacities={})
     begin = time.perf_counter()
     with opened(infeed_queue) as source:
         blocks = stacked_blocks(source, [elements] * epochs, shape, destination)

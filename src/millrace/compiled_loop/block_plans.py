@@ -1,4 +1,4 @@
-"""The plan of each block that is run, and the forms of its programs."""
+"""The plan of each block in a run, and the forms of its programs."""
 
 from dataclasses import replace
 
@@ -9,14 +9,14 @@ from millrace.plan import LoopForm, Plan
 
 
 class BlockPlans:
-    """Follows a runner from block to block: each has a batch and a capacity of its own."""
+    """The plans of the blocks that a runner goes through, which differ in batch and capacity."""
 
     def __init__(self, executables: Executables, plan: Plan):
         """Begins without a block.
 
         Args:
-            executables: of the model, which know how their programs are made.
-            plan: of the mode, for any block.
+            executables: of the model; they trace a step to find the form of its programs.
+            plan: of the mode; batch and capacity are replaced by those of each block.
         """
         self._executables = executables
         self.base = plan
@@ -25,11 +25,11 @@ class BlockPlans:
         self._longest = 1
         self._has_block = False
 
-    def make_room(self, longest: int) -> bool:
-        """Lets calls return the results of so many steps, where those are wanted.
+    def extend_records(self, longest: int) -> bool:
+        """Makes sure that a call can return the results of `longest` steps, if plans want them.
 
         Returns:
-            Whether the plan of the present block is out of date now.
+            Whether this made the plan of the present block out of date.
         """
         self._longest = longest
         plan = self.base
@@ -40,21 +40,21 @@ class BlockPlans:
         return True
 
     def enter(self, block: Block) -> None:
-        """Makes `block` the one whose plan `of_block` is. Its first plan may take a trace."""
+        """Sets `of_block` and `forms` for `block`. Its first plan may take a trace."""
         plan = self._plan_of(block)
-        if not plan.tapped and self._executables.taps_found(plan):
-            # Only a trace shows that a layer enqueues. The first plan's trace was for that.
+        if not plan.tapped and self._executables.taps_values(plan):
+            # Only a trace shows that a layer enqueues, so the first plan was traced without taps.
             self.base = replace(self.base, tapped=True)
-            self.make_room(self._longest)
+            self.extend_records(self._longest)
             plan = self._plan_of(block)
         if self._has_block and plan == self.of_block:
-            return  # with the same object, by which executables are found
+            return  # keeps the plan object: executables are looked up by its identity
         self.of_block, self._has_block = plan, True
         form = self._executables.form(plan)
-        # Where code must be unrolled, so must a whole update be, or be run in parts.
+        # Unrolled code contains whole updates; an update that is longer runs in several calls.
         rounds = plan.update_steps // plan.replicas
         fits = form.is_loop or rounds <= (form.unroll or 1)
-        self.forms = Forms(form, self._executables.tap_room(plan), fits)
+        self.forms = Forms(form, self._executables.max_tapped_steps(plan), fits)
 
     def _plan_of(self, block: Block) -> Plan:
         return replace(self.base, batch=block.spec, capacity=block.capacity)

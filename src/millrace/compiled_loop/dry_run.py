@@ -1,11 +1,11 @@
-"""Compiles what the executions of a model in one piece would run, and runs nothing.
+"""Compiles the programs of executions of a model in one piece, without running them.
 
-It reads the same plan of calls and asks for the same executables as the runner does, so what is
-compiled here is there when training begins.
+It reads the same plan of calls and asks for the same executables as the runner does, so training
+finds the executables that were compiled here.
 """
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from millrace.compiled_loop.block_plans import BlockPlans
 from millrace.compiled_loop.calls import Call, CallPlan, ProgramName
@@ -14,6 +14,7 @@ from millrace.compiled_loop.protocol import ExecutionSteps
 from millrace.compiling.executable import Executable
 from millrace.plan import Plan
 from millrace.replicas.placement import specs_of_programs
+from millrace.steps.state import State
 
 
 class CompiledCall(NamedTuple):
@@ -21,17 +22,17 @@ class CompiledCall(NamedTuple):
 
     program: ProgramName
     executable: Executable
-    steps: int  # that the executable runs; 0 where that is none
-    is_loop: bool  # whether XLA sees one iteration of a loop, however many there are
+    steps: int  # that the executable runs; 0 if it runs none
+    is_loop: bool  # whether its HLO contains one iteration, however many it runs
 
 
 class LoopPrograms(NamedTuple):
-    """What an execution of a model in one piece runs."""
+    """The programs of an execution of a model in one piece."""
 
     plan: Plan  # of the last block
     calls: tuple[CompiledCall, ...]  # each executable once
     apply: Callable[[], Executable]  # the program of an update alone
-    extra_flops: float | None  # the share that a budget has added to a step; None without one
+    extra_flops: float | None  # share that a memory budget adds to a step; None without one
 
 
 class LoopDryRun:
@@ -41,7 +42,7 @@ class LoopDryRun:
         """Begins as a new runner does.
 
         Args:
-            executables: of the runner, which will have what is compiled.
+            executables: of the runner, which shares all that is compiled.
             plan: of the mode, for any block.
             single_steps: whether executions have one step.
         """
@@ -49,40 +50,40 @@ class LoopDryRun:
         self._blocks = BlockPlans(executables, plan)
         self._single_steps = single_steps
 
-    def programs(self, state: Any, execution: ExecutionSteps) -> LoopPrograms:
-        """Returns what an execution runs, compiled.
+    def programs(self, state: State, execution: ExecutionSteps) -> LoopPrograms:
+        """Returns the compiled programs of an execution.
 
         Args:
-            state: specs of the state, as Keras has it.
-            execution: whose blocks need no batches.
+            state: specs of the state in the form that Keras keeps.
+            execution: its blocks need no batches.
         """
-        found: dict[int, CompiledCall] = {}
+        compiled: dict[int, CompiledCall] = {}
         blocks = self._blocks
         try:
             self._executables.see(specs_of_programs(blocks.base, state))
-            blocks.make_room(execution.longest)
+            blocks.extend_records(execution.longest)
             calls = CallPlan(blocks.base, execution.longest, execution.chunk, self._single_steps)
             for block_slice in execution.slices:
                 blocks.enter(block_slice.block)
                 for call in calls.of_slice(block_slice.start, block_slice.count, blocks.forms):
-                    self._compile(call, found)
-            for call in calls.rest():
-                self._compile(call, found)
+                    self._compile(call, compiled)
+            for call in calls.end():
+                self._compile(call, compiled)
         finally:
             self._executables.forget()
         plan = blocks.of_block
         return LoopPrograms(
             plan,
-            tuple(found.values()),
+            tuple(compiled.values()),
             lambda: self._executables.apply(plan),
             self._executables.extra_flops(plan),
         )
 
-    def compile(self, state: Any, execution: ExecutionSteps) -> None:
-        """Compiles what an execution runs, for its runner to have it."""
+    def compile(self, state: State, execution: ExecutionSteps) -> None:
+        """Compiles the programs of an execution, for its runner to find."""
         self.programs(state, execution)
 
-    def _compile(self, call: Call, found: dict[int, CompiledCall]) -> None:
+    def _compile(self, call: Call, compiled: dict[int, CompiledCall]) -> None:
         executable = self._executables.of_call(self._blocks.of_block, call)
         is_loop = self._blocks.forms.form.is_loop
-        found[id(executable)] = CompiledCall(call.program, executable, call.steps, is_loop)
+        compiled[id(executable)] = CompiledCall(call.program, executable, call.steps, is_loop)

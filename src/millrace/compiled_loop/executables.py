@@ -1,7 +1,7 @@
-"""The executables of one mode of one model, made when first needed and kept."""
+"""The executables of one mode of one model, compiled when first needed."""
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from typing import Any
 
 import jax
@@ -31,32 +31,32 @@ from millrace.steps.state import State
 logger = logging.getLogger("millrace")
 
 
-def reason_boundaries_rest(plan: Plan) -> str | None:
-    """Returns why boundaries do nothing in the programs of a plan, None if they may act."""
+def why_boundaries_are_ignored(plan: Plan) -> str | None:
+    """Returns why the programs of a plan ignore boundaries; None if they may use them."""
     recompute = plan.recompute
     if plan.mode is not Mode.TRAIN:
-        return None  # there is no backward, and nobody expects one
+        return None  # nobody expects boundaries to act without a backward
     if recompute is None:
         return (
-            "backward keeps everything. Set mode='auto' in model.set_recomputation_options(): "
-            "'none' is off, and a model in one piece cannot be run again as a whole."
+            "backward recomputes nothing. Set mode='auto' in model.set_recomputation_options(): "
+            "'none' is off, and a model in one piece cannot be recomputed as a whole."
         )
     if recompute.budget is not None or recompute.choice is not None:
-        return "the budget chooses what is kept. Leave it out to choose by boundaries."
+        return "the budget decides what is recomputed. Leave it out to recompute by boundaries."
     if recompute.whole_stages:
         return (
-            "each stage is run again as a whole. Set "
-            "recomputation_mode='recompute_and_backpropagate_interleaved' and a schedule that goes "
-            "with it."
+            "each stage is recomputed as a whole. Set "
+            "recomputation_mode='recompute_and_backpropagate_interleaved' and a schedule that "
+            "supports it."
         )
     return None
 
 
-def say_if_boundaries_rest(plan: Plan, found: Sequence[str], model: str) -> bool:
-    """Logs why boundaries that were found do nothing; returns whether it did."""
-    reason = reason_boundaries_rest(plan) if found else None
+def log_ignored_boundaries(plan: Plan, boundaries: Sequence[str], model: str) -> bool:
+    """Logs why a plan ignores the boundaries of a model; returns whether there was a reason."""
+    reason = why_boundaries_are_ignored(plan) if boundaries else None
     if reason is not None:
-        logger.info("RecomputationCheckpoint in %r does nothing: %s", model, reason)
+        logger.info("RecomputationCheckpoint in %r has no effect: %s", model, reason)
     return reason is not None
 
 
@@ -66,11 +66,11 @@ _WITH_STEPS = ("run", "accumulate")
 class Executables:
     """Finds, loads or compiles the executable for a plan.
 
-    What was exported elsewhere is loaded without a trace of the model, so nothing is traced before
-    it is looked for.
+    Exported executables are loaded without a trace of the model, so the exports are searched
+    before anything is traced.
 
-    It belongs to one compiled function of one model, so what it must tell apart is the plan, the
-    specs of the state, and the length of an unrolled program.
+    An object belongs to one compiled function of one model. Its executables differ in the plan,
+    the specs of the state, the length of an unrolled program, and options of JAX.
     """
 
     def __init__(
@@ -84,27 +84,27 @@ class Executables:
         self._log = log
         self._identity = identity  # of model and strategy, for the keys of programs
         self._exports = exports or Exports()
-        self._descriptions: dict[Any, Description] = {}  # of the model as its steps are traced
-        self._context: Any = None  # options of JAX when it was last asked
-        self._contexts: dict[Any, int] = {}  # those that tracing depends on, numbered
+        self._descriptions: dict[Any, Description] = {}  # of the model when its steps are traced
+        self._context: Any = None  # options of JAX at the last call
+        self._contexts: dict[Any, int] = {}  # numbers of the options that tracing depends on
         self._context_number = 0
         self._builders: dict[Any, ProgramBuilder | ReplicaProgramBuilder] = {}
         self._extra_flops: dict[Plan, float] = {}  # of plans with a budget
-        self._has_said = False  # what its boundaries do not do
-        self._chains: dict[Any, Chain | None] = {}  # of steps that millrace cuts into segments
+        self._has_logged = False  # why boundaries are ignored
+        self._chains: dict[Any, Chain | None] = {}  # of steps, cut into segments by millrace
         self._executables: dict[Any, Executable] = {}
-        self._state: State | None = None  # the one whose specs we have
+        self._state: State | None = None  # the one that `_specs` describe
         self._specs: Any = None
         self._specs_key: Any = None
         # By identity of the plan: hashing a plan takes as long as a small step.
         self._recent: dict[Any, tuple[Plan, Executable]] = {}
 
     def knows(self, state: State) -> bool:
-        """Whether this is the very state that an executable returned last."""
+        """Whether this is the object that an executable returned last."""
         return state is self._state
 
     def see(self, state: State) -> None:
-        """Takes note of the state that the next executables are for."""
+        """Sets the state whose specs the next executables are compiled for."""
         if self.knows(state):
             return
         specs = jax.tree.map(lambda v: jax.ShapeDtypeStruct(v.shape, v.dtype), state)
@@ -117,25 +117,25 @@ class Executables:
             self._recent.clear()
 
     def returned(self, state: State) -> None:
-        """Takes note of a state with unchanged specs, so that `see` can recognize it."""
+        """Remembers a state with unchanged specs, so that `see` can skip it."""
         self._state = state
 
     def forget(self) -> None:
-        """Lets go of the state of a loop that has ended."""
+        """Releases the state of a loop that has ended."""
         self._state = None
 
     def form(self, plan: Plan) -> LoopForm:
         """Returns the loop form of the plan's programs. Traces one step if it is new."""
         return self._loaded_form(plan) or self._builder(plan).form
 
-    def taps_found(self, plan: Plan) -> bool:
+    def taps_values(self, plan: Plan) -> bool:
         """Whether the model taps values that the plan's programs do not carry out."""
-        # What taps is not exported.
-        return self._loaded_form(plan) is None and self._builder(plan).taps_found
+        # Programs that tap values are not exported.
+        return self._loaded_form(plan) is None and self._builder(plan).taps_values
 
-    def tap_room(self, plan: Plan) -> int | None:
-        """Returns how many steps a call may have whose taps it returns; None: any number."""
-        return None if self._loaded_form(plan) else self._builder(plan).tap_room
+    def max_tapped_steps(self, plan: Plan) -> int | None:
+        """Returns the most steps of a call that returns taps; None: no limit."""
+        return None if self._loaded_form(plan) else self._builder(plan).max_tapped_steps
 
     def of_call(self, plan: Plan, call: Call) -> Executable:
         """Returns the program of a call."""
@@ -146,36 +146,36 @@ class Executables:
         return self._find(plan, "apply")
 
     def _loaded_form(self, plan: Plan) -> LoopForm | None:
-        """Returns the loop form of a plan of which something can be loaded; None for any other."""
+        """Returns the loop form of a plan that has an export to load; None for any other plan."""
         if self._exports.loaded.is_empty or (plan, *self._now()) in self._builders:
             return None
         key = self._key(plan, "run")
         return None if why_not(plan, key) else self._exports.loaded.form(key)
 
     def _builder(self, plan: Plan) -> ProgramBuilder | ReplicaProgramBuilder:
-        asked = plan
+        requested = plan
         if has_budget(plan):
-            plan = with_choice(plan, 0)  # whatever is chosen, the steps are of one kind
+            plan = with_choice(plan, 0)  # all choices have the same loop form and taps
         key = (plan, *self._now())
         if key not in self._builders:
             self._describe(plan)
             self._log.begin(f"{plan.mode.value}_run of {self._model.name!r}")
             make = ProgramBuilder if plan.replicas == 1 else ReplicaProgramBuilder
-            with tracing, chains_seen() as chains, boundaries_found() as found:
+            with tracing, chains_seen() as chains, boundaries_found() as boundaries:
                 self._builders[key] = make(self._model, plan, self._specs)
             self._chains[key] = chains[0] if chains else None
-            if not self._has_said:
-                self._has_said = say_if_boundaries_rest(asked, found, self._model.name)
+            if not self._has_logged:
+                self._has_logged = log_ignored_boundaries(requested, boundaries, self._model.name)
         return self._builders[key]
 
     def _chain(self, plan: Plan) -> Chain | None:
-        """Returns what there is to choose from in a plan with a budget."""
+        """Returns the segments, and choices among them, of a plan with a budget."""
         plan = with_choice(plan, 1)
         self._builder(plan)
         return self._chains[plan, *self._now()]
 
     def extra_flops(self, plan: Plan) -> float | None:
-        """Returns the share of FLOPs that a budget has added to a step; None without a budget."""
+        """Returns the share of FLOPs that a budget adds to a step; None without a budget."""
         return self._extra_flops.get(plan) if has_budget(plan) else None
 
     def _find_within_budget(self, plan: Plan, name: str, unroll: int | None) -> Executable:
@@ -237,18 +237,18 @@ class Executables:
         )
 
     def _describe(self, plan: Plan) -> Description:
-        """Describes the model, before its step is traced: that may change what it looks like."""
+        """Describes the model before its step is traced, which may change its attributes."""
         key = (plan, *self._now())
         if key not in self._descriptions:
             self._descriptions[key] = describe_model(self._model, plan.mode)
         return self._descriptions[key]
 
-    def _now(self) -> tuple[Any, int]:
-        """Returns what decides the steps of a plan besides the plan: state, options of JAX."""
+    def _now(self) -> tuple[Hashable, int]:
+        """Returns the specs of the state and the options of JAX, on which a traced step depends."""
         return self._specs_key, self._context_now()
 
     def _context_now(self) -> int:
-        """Returns a number that is another one when tracing would give another program."""
+        """Returns a number for the options of JAX with which programs are traced now."""
         context = trace_options()
         if context != self._context:
             self._context = context

@@ -1,4 +1,4 @@
-"""Plan -> programs.
+"""Plan -> programs of a model in one piece.
 
     name         arguments                                    results
     run          state, batches, start, count                 state, result, taps
@@ -14,7 +14,7 @@ with `step_logs` and when predicting those of every step, `[records, ...]`.
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -24,9 +24,18 @@ import keras
 
 from millrace._compat.jaxpr import primitive_counts
 from millrace.plan import LoopForm, Mode, Plan, choose_loop_form
-from millrace.steps.accumulate import Accumulator, coefficient_of, make_accumulator
-from millrace.steps.halting import can_wait, run_until_halted, unless
-from millrace.steps.loop import UpdateLoop, batch_at, repeat
+from millrace.pytrees import ArrayTree
+from millrace.steps.accumulate import Accumulator, Gradients, coefficient_of, make_accumulator
+from millrace.steps.halting import Computed, can_wait, run_until_halted, unless
+from millrace.steps.loop import (
+    BatchRange,
+    Index,
+    LoopCarry,
+    PendingUpdate,
+    UpdateLoop,
+    batch_at,
+    repeat,
+)
 from millrace.steps.offload import (
     fetched,
     fetched_after,
@@ -37,14 +46,12 @@ from millrace.steps.offload import (
     with_host_layouts,
 )
 from millrace.steps.program import FACTOR, INDEX, Program, batch_specs, merge_steps
-from millrace.steps.state import State
+from millrace.steps.state import State, StateLayouts, StateSpecs
 from millrace.steps.step import final_logs, logs_follow_from_metrics, make_gradient_step, make_step
 from millrace.steps.tapped_step import make_tapped_step, make_tapped_update
 from millrace.steps.update import apply_gradients
-from millrace.taps.entries import Taps, record_at, room, steps_in_room
+from millrace.taps.entries import Taps, empty_taps, max_tapped_steps, record_at
 from millrace.taps.taps import Tapped, collection_open
-
-LoopCarry = tuple[State, Any, Taps]  # state, logs or outputs so far, taps so far
 
 
 class ProgramBuilder:
@@ -55,7 +62,7 @@ class ProgramBuilder:
 
         Args:
             model: a compiled Keras model.
-            plan: what the programs are to do.
+            plan: describes the programs.
             state: specs of the state, as trees of `jax.ShapeDtypeStruct`.
         """
         self._model = model
@@ -64,8 +71,8 @@ class ProgramBuilder:
         self._state = with_host_layouts(state, self._host_layouts)
         self._batches = batch_specs(plan, (plan.capacity,))
         trains = plan.mode is Mode.TRAIN
-        # What is offloaded is fetched between gradients and update, so these are apart;
-        # a `train_step` of the user's own has both, and begins with all of the state.
+        # Offloaded values are fetched between gradients and update, so the step is divided there;
+        # a `train_step` that the user wrote contains both, and begins with all of the state.
         is_own = type(model).train_step is not keras.Model.train_step  # type: ignore[attr-defined]
         fetches = not is_own and bool(jax.tree.leaves(self._host_layouts))
         self._accumulates = trains and (
@@ -74,23 +81,23 @@ class ProgramBuilder:
         self._step, self._update = self._functions()
         self._update_loop = UpdateLoop(self._step, self._record, lambda: self._accumulator, plan)
         begin = time.perf_counter()
-        with collection_open(keeps=False) as found:
-            given = self._state if self._accumulates else state
-            traced = self._step.trace(given, batch_specs(plan, ()))
-        # Whether the model taps values of its own, which only a plan that is told so carries out.
-        self.taps_found = bool(found)
+        with collection_open(keeps=False) as tapped:
+            specs = self._state if self._accumulates else state
+            traced = self._step.trace(specs, batch_specs(plan, ()))
+        # Whether the model taps values itself, which are carried out only if the plan says so.
+        self.taps_values = bool(tapped)
         self.trace_seconds = time.perf_counter() - begin
         result, self._step_taps = traced.out_info
         self._step_result = result[-1]
         self._update_taps = (
             self._specs_of_update_taps(state, result[0]) if plan.tapped else Tapped()
         )
-        # Steps of a call whose taps fit into its results; any number, where there are none.
+        # Most steps of a call whose taps fit into its results; None where nothing is tapped.
         update_steps = plan.accumulation.steps if trains else 1
-        self.tap_room = (
-            steps_in_room(self._step_taps, plan.records, update_steps) if plan.tapped else None
+        self.max_tapped_steps = (
+            max_tapped_steps(self._step_taps, plan.records, update_steps) if plan.tapped else None
         )
-        # What a loop must carry from step to step besides state.
+        # Then a loop carries no logs from step to step.
         self._logs_at_end = not plan.each_step and logs_follow_from_metrics(model, plan.mode)
         self.form = choose_loop_form(
             plan.mode, plan.group.platform, primitive_counts(traced.jaxpr.jaxpr.eqns)
@@ -109,53 +116,65 @@ class ProgramBuilder:
         return [host_layout(plan, "gradient", spec, group.whole) for spec in zeros]
 
     def _functions(self) -> tuple[Any, Any]:
-        """Returns the step and the update; each with taps, which are none in a plain plan."""
+        """Returns the step and the update, each with its taps, if any."""
         model, plan = self._model, self._plan
         if plan.tapped:
             return jax.jit(make_tapped_step(model, plan)), make_tapped_update(model, plan)
         step = make_gradient_step(model, plan) if self._accumulates else make_step(model, plan.mode)
 
-        def plain_update(state: State, gradients: Any, halted: Any) -> Any:
+        def plain_update(
+            state: State, gradients: Gradients, halted: jax.Array | None
+        ) -> tuple[State, Tapped, jax.Array | None]:
             return apply_gradients(model, state, gradients), Tapped(), halted
 
         return jax.jit(lambda state, batch: (step(state, batch), Tapped())), plain_update
 
-    def _specs_of_update_taps(self, state: State, gradients: Any) -> Tapped:
+    def _specs_of_update_taps(
+        self, state: State, gradients: Sequence[jax.ShapeDtypeStruct]
+    ) -> Tapped:
         if not self._accumulates:
             return Tapped()
         return jax.eval_shape(self._update, state, list(gradients), None)[1]
 
     def run(self, form: LoopForm) -> Program:
-        """`count` steps as whole updates. Unrolled, the form counts updates."""
+        """`count` steps as whole updates, which `form.unroll` counts."""
         update_steps = self._plan.accumulation.steps if self._accumulates else 1
-        turn = self._whole_update if self._accumulates else self._plain_step
+        iteration = self._whole_update if self._accumulates else self._plain_step
 
-        def run(state: State, batches: Any, start: Any, count: Any) -> tuple[State, Any, Taps]:
-            carry = (state, self._first_records(), self._room())
+        def run(
+            state: State, batches: ArrayTree, start: jax.Array, count: jax.Array
+        ) -> tuple[State, ArrayTree, Taps]:
+            carry = LoopCarry(state, self._first_records(), self._empty_taps())
+            data = BatchRange(batches, start)
             if self._plan.taps.stops and form.is_loop and can_wait(self._update_taps):
-                state, records, taps = self._until_halted(
-                    carry, batches, start, count // update_steps
-                )
-                return state, self._result(state, records), taps
+                carry = self._until_halted(carry, data, count // update_steps)
+                return carry.state, self._result(carry.state, carry.records), carry.taps
 
-            def body(update: Any, carry: LoopCarry) -> LoopCarry:
-                return turn(carry, batches, start, update * update_steps, form)
+            def body(update: Index, carry: LoopCarry) -> LoopCarry:
+                return iteration(carry, data, update * update_steps, form)
 
-            until = (lambda carry: carry[2].halted) if self._plan.taps.stops else None
-            state, records, taps = repeat(body, carry, count // update_steps, form, until)
-            return state, self._result(state, records), taps
+            until = (lambda carry: carry.taps.halted) if self._plan.taps.stops else None
+            carry = repeat(body, carry, count // update_steps, form, until)
+            return carry.state, self._result(carry.state, carry.records), carry.taps
 
         specs = (self._state, self._batches, INDEX, INDEX)
         return self._program("run", run, specs, (0,), form.unroll, self._results(None, None))
 
     def accumulate(self, form: LoopForm) -> Program:
-        """`count` micro-batches of an update. Unrolled, the form counts micro-batches."""
+        """`count` micro-batches of an update, which `form.unroll` counts."""
         accumulator, reduction = self._accumulator, self._plan.accumulation.reduction
 
         def accumulate(
-            state: State, accumulated: Any, batches: Any, start: Any, count: Any, coefficient: Any
-        ) -> tuple[State, Any, Any, Taps]:
-            def body(index: Any, carry: Any) -> Any:
+            state: State,
+            accumulated: Gradients,
+            batches: ArrayTree,
+            start: jax.Array,
+            count: jax.Array,
+            coefficient: jax.Array,
+        ) -> tuple[State, Gradients, ArrayTree, Taps]:
+            def body(
+                index: Index, carry: tuple[State, Gradients, ArrayTree, Taps]
+            ) -> tuple[State, Gradients, ArrayTree, Taps]:
                 state, accumulated, records, taps = carry
                 result, tapped = self._step(state, batch_at(batches, start + index))
                 gradients, state, logs = result
@@ -164,7 +183,7 @@ class ProgramBuilder:
                 records = self._record(records, index, logs)
                 return state, accumulated, records, taps.with_step(index, tapped)
 
-            carry = (state, accumulated, self._first_records(), self._room())
+            carry = (state, accumulated, self._first_records(), self._empty_taps())
             state, accumulated, records, taps = repeat(body, carry, count, form)
             return state, accumulated, self._result(state, records), taps
 
@@ -173,10 +192,10 @@ class ProgramBuilder:
         return self._program("accumulate", accumulate, specs, (0, 1), form.unroll, results)
 
     def zeros(self) -> Program:
-        """What an update accumulates into."""
+        """The initial accumulated gradients of an update."""
         accumulator = self._accumulator
 
-        def zeros(state: State) -> Any:
+        def zeros(state: State) -> Gradients:
             del state
             return accumulator.zeros()
 
@@ -184,14 +203,16 @@ class ProgramBuilder:
         return self._program("zeros", zeros, (self._state,), (), results=results)
 
     def apply(self) -> Program:
-        """The update at the end of an update."""
+        """The change of the weights, once all micro-batches of an update are accumulated."""
         accumulator = self._accumulator
 
-        def apply(state: State, accumulated: Any, scale: Any, steps: Any) -> tuple[State, Taps]:
+        def apply(
+            state: State, accumulated: Gradients, scale: jax.Array, steps: jax.Array
+        ) -> tuple[State, Taps]:
             del steps
             state = fetched(state, self._host_layouts)
             new, tapped, halted = self._update(
-                state, accumulator.finish(accumulated, scale), self._room().halted
+                state, accumulator.finish(accumulated, scale), self._empty_taps().halted
             )
             entry = jax.tree.map(lambda leaf: leaf[None], tapped)
             new = offloaded(unless(halted, new, state), self._host_layouts)
@@ -201,49 +222,45 @@ class ProgramBuilder:
         return self._program("apply", apply, specs, (0,), results=self._results(None))
 
     def _plain_step(
-        self, carry: LoopCarry, batches: Any, start: Any, index: Any, form: LoopForm
+        self, carry: LoopCarry, data: BatchRange, index: Index, form: LoopForm
     ) -> LoopCarry:
         del form
-        state, records, taps = carry
-        state = fetched(state, self._host_layouts)
-        (state, result), tapped = self._step(state, batch_at(batches, start + index))
+        state = fetched(carry.state, self._host_layouts)
+        (state, result), tapped = self._step(state, batch_at(data.batches, data.start + index))
         state = offloaded(state, self._host_layouts)
-        return state, self._record(records, index, result), taps.with_step(index, tapped)
+        records = self._record(carry.records, index, result)
+        return LoopCarry(state, records, carry.taps.with_step(index, tapped))
 
     def _whole_update(
-        self, carry: LoopCarry, batches: Any, start: Any, index: Any, form: LoopForm
+        self, carry: LoopCarry, data: BatchRange, index: Index, form: LoopForm
     ) -> LoopCarry:
-        before, records, taps = carry
-        gradients, after, records, taps = self._update_loop.gradients(
-            before, records, taps, batches, start, index, form
-        )
-        before = fetched_after(before, self._host_layouts, list(gradients))
+        pending, records, taps = self._update_loop.gradients(carry, data, index, form)
+        gradients, after = pending
+        before = fetched_after(carry.state, self._host_layouts, list(gradients))
         new, tapped, halted = self._update(after.put_into(before), gradients, taps.halted)
         steps = self._plan.accumulation.steps
         taps = taps.with_update(index // steps, tapped)._replace(halted=halted)
-        return offloaded(unless(halted, new, before), self._host_layouts), records, taps
+        new = offloaded(unless(halted, new, before), self._host_layouts)
+        return LoopCarry(new, records, taps)
 
-    def _until_halted(self, carry: LoopCarry, batches: Any, start: Any, count: Any) -> LoopCarry:
+    def _until_halted(self, carry: LoopCarry, data: BatchRange, count: jax.Array) -> LoopCarry:
         loop, steps = LoopForm(unroll=None), self._plan.accumulation.steps
 
-        def compute(number: Any, state: State, records: Any, taps: Taps) -> Any:
-            gradients, after, records, taps = self._update_loop.gradients(
-                state, records, taps, batches, start, number * steps, loop
-            )
-            return (gradients, after), records, taps
+        def compute(number: jax.Array, carry: LoopCarry) -> Computed:
+            return self._update_loop.gradients(carry, data, number * steps, loop)
 
-        def apply(state: State, pending: Any) -> State:
+        def apply(state: State, pending: PendingUpdate) -> State:
             gradients, after = pending
             state = after.put_into(fetched_after(state, self._host_layouts, list(gradients)))
             return offloaded(apply_gradients(self._model, state, gradients), self._host_layouts)
 
         return run_until_halted(self._model, self._plan, count, compute, apply, carry)
 
-    def _room(self) -> Taps:
-        """Returns room for the taps of one call."""
-        plan, steps = self._plan, self.tap_room or 0
+    def _empty_taps(self) -> Taps:
+        """Returns zeros for the taps of one call to fill."""
+        plan, steps = self._plan, self.max_tapped_steps or 0
         updates = -(-steps // plan.accumulation.steps)
-        return room(self._step_taps, steps, self._update_taps, updates, halts=plan.taps.stops)
+        return empty_taps(self._step_taps, steps, self._update_taps, updates, halts=plan.taps.stops)
 
     def _first_records(self) -> Any:
         if self._logs_at_end:
@@ -251,14 +268,14 @@ class ProgramBuilder:
         lead = (self._plan.records,) if self._plan.each_step else ()
         return jax.tree.map(lambda s: jnp.zeros((*lead, *s.shape), s.dtype), self._step_result)
 
-    def _record(self, records: Any, index: Any, result: Any) -> Any:
+    def _record(self, records: ArrayTree, index: Index, result: ArrayTree) -> Any:
         if self._logs_at_end:
             return None
         if self._plan.each_step:
             return record_at(records, index, result)
         return jax.tree.map(lambda old, new: new.astype(old.dtype), records, result)
 
-    def _result(self, state: State, records: Any) -> Any:
+    def _result(self, state: State, records: ArrayTree) -> Any:
         if self._logs_at_end:
             return final_logs(self._model, state)
         if self._plan.mode is Mode.PREDICT and not self._plan.step_logs:
@@ -268,7 +285,7 @@ class ProgramBuilder:
     @property
     def _accumulated_results(self) -> Any:
         whole, host_layouts = self._plan.group.whole, self._accumulator_host_layouts
-        return [rest or whole for rest in host_layouts] if any(host_layouts) else None
+        return [layout or whole for layout in host_layouts] if any(host_layouts) else None
 
     def _accumulated(self) -> Any:
         return with_host_layouts(
@@ -279,18 +296,19 @@ class ProgramBuilder:
         self,
         name: str,
         function: Callable[..., Any],
-        arguments: tuple[Any, ...],
+        arguments: tuple[StateSpecs, ...],
         donated: tuple[int, ...],
         unrolled: int | None = None,
-        results: Any = None,
+        results: StateLayouts = None,
     ) -> Program:
         name = f"{self._plan.mode.value}_{name}"
         return Program(name, function, arguments, unrolled, donated, results)
 
-    def _results(self, *others: Any) -> Any:
-        """Returns shardings of a state and other results, if any of them is in host memory.
+    def _results(self, *others: StateLayouts) -> Any:
+        """Returns layouts of a state and other results, if any of them is in host memory.
 
-        All are said, or none: JAX would give results the memory of arguments of another kind.
+        All results get a layout, or none: otherwise JAX might reuse the memory of an argument for
+        a result of the other kind of memory.
         """
         whole = self._plan.group.whole
         host_layouts = jax.tree.leaves(self._host_layouts, is_leaf=_is_none)
@@ -302,5 +320,5 @@ class ProgramBuilder:
         return (layouts, *(each or whole for each in others))
 
 
-def _is_none(value: Any) -> bool:
+def _is_none(value: object) -> bool:
     return value is None

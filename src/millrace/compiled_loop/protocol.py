@@ -1,4 +1,4 @@
-"""What a runner is: it runs executions, and says beforehand what they will run.
+"""The interface of runners, which run executions, and of their dry runs, which only compile.
 
 A model in one piece     runner.py, dry_run.py
 A pipeline               pipelines/runtime/
@@ -6,6 +6,8 @@ A pipeline               pipelines/runtime/
 
 from collections.abc import Iterable
 from typing import Any, NamedTuple, Protocol, TypeVar
+
+import jax
 
 from millrace.compiled_loop.result import CallResult, Halted
 from millrace.feeds.block import BlockSlice
@@ -18,25 +20,25 @@ Programs = TypeVar("Programs", covariant=True)
 class ExecutionSteps(NamedTuple):
     """The steps of one execution."""
 
-    slices: Iterable[BlockSlice]  # in order; each is dispatched as soon as it is there
-    longest: int  # steps of a full execution, which decides how far unrolled code goes
-    chunk: int | None = None  # steps of a call, at most, where someone waits for early results
+    slices: Iterable[BlockSlice]  # in order; each is dispatched as soon as it is ready
+    longest: int  # steps of a full execution, which decides the length of unrolled code
+    chunk: int | None = None  # most steps of a call, where someone waits for early results
 
 
 class DryRun(Protocol[Programs]):
-    """Compiles what executions would run, and remembers it as their runner would."""
+    """Compiles the programs of executions, for their runner to find."""
 
-    def programs(self, state: Any, execution: ExecutionSteps) -> Programs:
-        """Returns what an execution runs, compiled.
+    def programs(self, state: State, execution: ExecutionSteps) -> Programs:
+        """Returns the compiled programs of an execution.
 
         Args:
-            state: specs of the state, as Keras has it.
-            execution: whose blocks need no batches.
+            state: specs of the state in the form that Keras keeps.
+            execution: its blocks need no batches.
         """
         ...
 
-    def compile(self, state: Any, execution: ExecutionSteps) -> None:
-        """Compiles what an execution runs, for its runner to have it."""
+    def compile(self, state: State, execution: ExecutionSteps) -> None:
+        """Compiles the programs of an execution, for its runner to find."""
         ...
 
 
@@ -47,17 +49,17 @@ class Runner(Protocol):
 
     @property
     def state(self) -> State | None:
-        """The newest state of a running execution; what is left of it if the execution fails."""
+        """The newest state of a running execution, which is what remains if the execution fails."""
         ...
 
     @property
     def halted(self) -> Halted | None:
-        """The update before which the last execution ended, if one was not applied."""
+        """The update that was refused and ended the last execution; None if there is none."""
         ...
 
     @property
     def statistics(self) -> PipelineStatistics | None:
-        """What the host did to run a pipeline; None for a model in one piece."""
+        """Statistics of the host's work for a pipeline; None for a model in one piece."""
         ...
 
     def run(self, state: State, execution: ExecutionSteps) -> tuple[State, list[CallResult]]:
@@ -68,26 +70,26 @@ class Runner(Protocol):
             execution: what to run.
 
         Returns:
-            The new state, and a part for each call that has a result.
+            The new state, and the result of each call that has one.
         """
         ...
 
     def dry_run(self, single_steps: bool | None = None) -> DryRun[Any]:
-        """Returns what compiles for this runner, and leaves it as it is.
+        """Returns a dry run that compiles for this runner and does not change it.
 
         Args:
-            single_steps: whether executions have one step; None if they have as many as now.
+            single_steps: whether executions have one step; None: as for this runner.
         """
         ...
 
-    def make_room(self, steps: int) -> None:
-        """Lets calls return the results of so many steps, where those are wanted."""
+    def extend_records(self, steps: int) -> None:
+        """Makes sure that a call can return the results of `steps` steps, if they are wanted."""
         ...
 
-    def gather(self, role: str, values: Iterable[Any]) -> list[Any]:
-        """Returns values of the state as variables hold them; all processes call it together."""
+    def gather(self, role: str, values: Iterable[jax.Array]) -> list[jax.Array]:
+        """Returns values of the state in the form that variables hold; a collective operation."""
         ...
 
     def release(self) -> None:
-        """Lets go of the data of a loop that has ended."""
+        """Releases the data of a loop that has ended."""
         ...

@@ -1,12 +1,12 @@
-"""What a call of a runner gives back, and where its execution was halted.
+"""Results of the calls of a runner, and the update at which an execution was halted.
 
-The program compares before it applies (`steps/tapped_step.py`), so the state is that from
-before the update, and what the update was made of is still in the blocks.
+The program inspects an update before it applies it (`steps/tapped_step.py`), so the state is that
+from before the update, and the batches of the update are still in the blocks.
 """
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -20,26 +20,19 @@ from millrace.taps.tensors import Rows
 
 
 class CallResult(NamedTuple):
-    """What one call of compiled code, or one micro-batch, gave: its result, and its steps."""
+    """The result, steps and taps of one call of compiled code, or of one micro-batch."""
 
     result: Any  # logs or outputs
     steps: int
     records: int  # length of the result's first axis, where every step has one
     first: int = 0  # of these, where replicas before it had no batch
     taps: Taps = Taps()  # entries of all `steps` from `first` on, and of their updates
-    updates: int = 0  # that ended in this part
+    updates: int = 0  # that ended in this call
 
 
-# Takes parts that carry taps, in order, as soon as they are dispatched.
-TapSink = Callable[[Sequence[CallResult]], None]
-
-
-def nowhere(parts: Sequence[CallResult]) -> None:
-    """Takes parts whose taps nobody wants."""
-    del parts
-
-
-BlockSpan = tuple[Block, int, int]  # block, first step, steps
+# Receives results with taps, in order, as soon as their calls are dispatched.
+TapSink: TypeAlias = Callable[[Sequence[CallResult]], None]
+BlockSpan: TypeAlias = tuple[Block, int, int]  # block, first step, steps
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +44,7 @@ class Halted:
 
 
 def is_halted(taps: Taps) -> bool:
-    """Whether a call has halted. Waits for it."""
+    """Whether a call has halted. Waits for the call."""
     return taps.halted is not None and bool(np.asarray(taps.halted))
 
 
@@ -65,52 +58,53 @@ def updates_before(taps: Taps) -> int:
 
 def batches_of(spans: Iterable[BlockSpan], replicas: int) -> tuple[Any, ...]:
     """Returns copies of the micro-batches of some steps, in host memory."""
-    found = []
+    batches = []
     for block, first, steps in spans:
         for step in range(first, first + steps):
-            place = (step,) if replicas == 1 else divmod(step, replicas)
-            found.append(jax.tree.map(lambda leaf, p=place: np.array(leaf[p]), block.batches))
-    return tuple(found)
+            index = (step,) if replicas == 1 else divmod(step, replicas)
+            batches.append(jax.tree.map(lambda leaf, i=index: np.array(leaf[i]), block.batches))
+    return tuple(batches)
 
 
 def kept(state: State) -> State:
-    """Returns copies of the values that change with every micro-batch; the rest is empty.
+    """Returns a state with copies of the values that each micro-batch changes.
 
-    For an update that takes several calls, each of which gives up the memory of the values before.
+    An update of several calls needs them to undo its changes: each call reuses the memory of the
+    values before it.
     """
     changing = (1, len(state) - 1)
     return tuple(
-        jax.tree.map(jnp.copy, part) if role in changing else part
-        for role, part in enumerate(state)
+        jax.tree.map(jnp.copy, values) if index in changing else values
+        for index, values in enumerate(state)
     )
 
 
 def with_kept(state: State, before: State) -> State:
-    """Returns a state whose values that change with every micro-batch are those from before."""
+    """Returns a state with the values that each micro-batch changes taken from `before`."""
     return (state[0], before[1], *state[2:-1], before[-1])
 
 
 def halted_in_call(
-    parts: list[CallResult], block: Block, start: int, update_steps: int, replicas: int
+    results: list[CallResult], block: Block, start: int, update_steps: int, replicas: int
 ) -> Halted:
-    """Shortens the last of some parts, a call that has halted, to the update that did it.
+    """Shortens the last result, of a call that has halted, to end with the refused update.
 
     Args:
-        parts: of the execution so far.
-        block: that the call has run.
-        start: its first step there.
+        results: of the execution so far; its last item is replaced.
+        block: block of the call.
+        start: first step of the call in the block.
         update_steps: steps of an update.
-        replicas: that run them.
+        replicas: number of replicas.
     """
-    *before, last = parts
+    *before, last = results
     applied = updates_before(last.taps)
-    parts[-1] = last._replace(steps=(applied + 1) * update_steps, updates=applied + 1)
+    results[-1] = last._replace(steps=(applied + 1) * update_steps, updates=applied + 1)
     batches = batches_of([(block, start + applied * update_steps, update_steps)], replicas)
-    return Halted(batches, sum(part.steps for part in before) + applied * update_steps)
+    return Halted(batches, sum(result.steps for result in before) + applied * update_steps)
 
 
-def halted_in_calls(parts: list[CallResult], spans: Iterable[BlockSpan], replicas: int) -> Halted:
-    """Returns what an update of several calls was made of."""
+def halted_in_calls(results: list[CallResult], spans: Iterable[BlockSpan], replicas: int) -> Halted:
+    """Returns the batches and the first step of a refused update of several calls."""
     spans = list(spans)
     steps = sum(steps for _, _, steps in spans)
-    return Halted(batches_of(spans, replicas), sum(part.steps for part in parts) - steps)
+    return Halted(batches_of(spans, replicas), sum(result.steps for result in results) - steps)

@@ -1,14 +1,14 @@
-"""Runs one execution of an unpipelined model: as few calls of compiled code as its blocks allow.
+"""Runs the executions of a model in one piece in as few calls of compiled code as possible.
 
-    execution.slices -> CallPlan -> calls -> executables -> parts, for each call with a result
+    execution.slices -> CallPlan -> calls -> executables -> results
 
-With replicas an update accumulates over the batches of all of them.
+With replicas an update accumulates over the batches of all replicas.
 """
 
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import numpy as np
@@ -35,28 +35,31 @@ from millrace.feeds.block import Block, Destination
 from millrace.interrupts import raise_if_interrupted
 from millrace.plan import Plan
 from millrace.processes.agreement import gathered
+from millrace.pytrees import ArrayTree
 from millrace.replicas.placement import Placement
-from millrace.steps.accumulate import scale_of, weight_of
+from millrace.steps.accumulate import Gradients, scale_of, weight_of
 from millrace.steps.state import State
 from millrace.taps.entries import Taps
+
+BatchTree = TypeVar("BatchTree")
 
 
 @dataclass(slots=True)
 class OpenUpdate:
-    """An update whose micro-batches do not come from one call."""
+    """An update that takes several calls."""
 
-    accumulated: Any
+    accumulated: Gradients
     first_rows: int
     steps: int = 0
     weight: float = 0.0  # sum of the coefficients so far
-    before: State | None = None  # where an update may be halted: the state that it began with
-    spans: list[BlockSpan] = field(default_factory=list)  # of blocks
+    before: State | None = None  # the state that it began with, kept if it may be halted
+    spans: list[BlockSpan] = field(default_factory=list)  # steps of blocks, one span per call
 
 
 class ScanRunner:
     """Runs executions with the executables of one mode of one model."""
 
-    statistics = None  # those are of pipelines
+    statistics = None  # only pipelines have them
 
     def __init__(
         self,
@@ -69,18 +72,18 @@ class ScanRunner:
         """Makes a runner.
 
         Args:
-            executables: where compiled code comes from.
-            plan: a plan of the mode; batch and capacity are replaced by those of each block.
-            max_pending: how many blocks may be queued on the device besides the current one.
+            executables: of the model.
+            plan: of the mode; batch and capacity are replaced by those of each block.
+            max_pending: most blocks that may be queued on the device besides the current one.
             single_steps: whether executions have one step, which needs no loop around it.
-            outlet: takes what taps carry out, while an execution runs.
+            outlet: receives results with taps while an execution runs.
         """
         self._executables = executables
         self._plan, self._replicas, self._update_steps = plan, plan.replicas, plan.update_steps
         self._max_pending = max_pending
         self._single_steps = single_steps
         self._outlet = outlet
-        self._handed_over = 0  # parts of a running execution
+        self._handed_over = 0  # results of a running execution that the outlet has
         self.halted: Halted | None = None
         self._pending: deque[Any] = deque()
         self._blocks = BlockPlans(executables, plan)
@@ -91,8 +94,8 @@ class ScanRunner:
         self._last_result: Any = None
         self.dispatches = 0
         self._update: OpenUpdate | None = None
-        self._given: State | None = None  # what a running execution began with
-        self._newest: State | None = None  # and what it has come to
+        self._first: State | None = None  # with which a running execution began
+        self._newest: State | None = None  # of a running execution
         self._calls = {
             "run": self._run_updates,
             "zeros": self._open_update,
@@ -102,57 +105,59 @@ class ScanRunner:
 
     def run(self, state: State, execution: ExecutionSteps) -> tuple[State, list[CallResult]]:
         """Runs one execution and does not wait for it; see `Runner.run`."""
-        self._given, self._newest = state, None
+        self._first, self._newest = state, None
         if not self._executables.knows(state):
             state = self._placement.enter(state)
         self._newest = state
         self._executables.see(state)
-        self.make_room(execution.longest)
-        parts: list[CallResult] = []
+        self.extend_records(execution.longest)
+        results: list[CallResult] = []
         self.halted, self._handed_over, self._update = None, 0, None
-        state = self._run(state, execution, parts)
-        self._hand_over(parts)
+        state = self._run(state, execution, results)
+        self._hand_over(results)
         self._executables.returned(state)
-        self._given = self._newest = None
-        return self._placement.leave(state), parts
+        self._first = self._newest = None
+        return self._placement.leave(state), results
 
-    def _run(self, state: State, execution: ExecutionSteps, parts: list[CallResult]) -> State:
+    def _run(self, state: State, execution: ExecutionSteps, results: list[CallResult]) -> State:
         calls = CallPlan(self._plan, execution.longest, execution.chunk, self._single_steps)
         for block_slice in execution.slices:
             if block_slice.block is not self._block:
                 self._enter(block_slice.block)
             for call in calls.of_slice(block_slice.start, block_slice.count, self._blocks.forms):
-                state = self._calls[call.program](call, state, parts)
+                state = self._calls[call.program](call, state, results)
                 if self.halted is not None:
                     return state
-        for call in calls.rest():  # the data ended within an update, which has fewer steps
-            state = self._calls[call.program](call, state, parts)
+        for call in calls.end():  # if the data ended within an update, which has fewer steps
+            state = self._calls[call.program](call, state, results)
         return state
 
-    def _run_updates(self, call: Call, state: State, parts: list[CallResult]) -> State:
+    def _run_updates(self, call: Call, state: State, results: list[CallResult]) -> State:
         executable = self._executables.of_call(self._blocks.of_block, call)
         arguments = (state, self._batches, call.start, call.steps)
         state, result, taps = self._call(executable, *arguments)
         self._newest = state
         size = self._update_steps
-        parts.append(self._part(result, taps, call, call.steps // size))
+        results.append(self._result_of(result, taps, call, call.steps // size))
         if is_halted(taps):
-            self.halted = halted_in_call(parts, self._here(), call.start, size, self._replicas)
+            self.halted = halted_in_call(
+                results, self._current_block(), call.start, size, self._replicas
+            )
             return state
-        self._hand_over(parts)
+        self._hand_over(results)
         raise_if_interrupted()
         return state
 
-    def _open_update(self, call: Call, state: State, parts: list[CallResult]) -> State:
-        del parts
+    def _open_update(self, call: Call, state: State, results: list[CallResult]) -> State:
+        del results
         plan = self._blocks.of_block
         before = kept(state) if plan.taps.stops else None
         zeros = self._call(self._executables.of_call(plan, call), state)
-        self._update = OpenUpdate(zeros, self._here().spec.rows, before=before)
+        self._update = OpenUpdate(zeros, self._current_block().spec.rows, before=before)
         return state
 
-    def _accumulate(self, call: Call, state: State, parts: list[CallResult]) -> State:
-        plan, update, block = self._blocks.of_block, self._opened(), self._here()
+    def _accumulate(self, call: Call, state: State, results: list[CallResult]) -> State:
+        plan, update, block = self._blocks.of_block, self._opened(), self._current_block()
         reduction = plan.accumulation.reduction
         weight = weight_of(reduction, block.spec.rows, update.first_rows)
         state, update.accumulated, result, taps = self._call(
@@ -165,88 +170,88 @@ class ScanRunner:
             np.float32(update.steps if reduction.is_running else weight),
         )
         self._newest = state
-        parts.append(self._part(result, taps, call, 0))
+        results.append(self._result_of(result, taps, call, 0))
         update.steps += call.steps
         update.weight += call.steps * weight
         update.spans.append((block, call.start, call.steps))
         return state
 
-    def _apply(self, call: Call, state: State, parts: list[CallResult]) -> State:
+    def _apply(self, call: Call, state: State, results: list[CallResult]) -> State:
         plan, update = self._blocks.of_block, self._opened()
         scale = scale_of(plan.accumulation.reduction, update.weight, plan.replicas)
         apply = self._executables.of_call(plan, call)
         state, taps = self._call(apply, state, update.accumulated, np.float32(scale), update.steps)
         self._newest, self._update = state, None
-        if plan.tapped:  # they belong to the part of the update's last steps
-            whole = parts[-1].taps._replace(updates=taps.updates, halted=taps.halted)
-            parts[-1] = parts[-1]._replace(taps=whole, updates=1)
+        if plan.tapped:  # taps of an update belong to the result of its last steps
+            whole = results[-1].taps._replace(updates=taps.updates, halted=taps.halted)
+            results[-1] = results[-1]._replace(taps=whole, updates=1)
             if is_halted(taps) and update.before is not None:
-                self.halted = halted_in_calls(parts, update.spans, plan.replicas)
+                self.halted = halted_in_calls(results, update.spans, plan.replicas)
                 return with_kept(state, update.before)
-        self._hand_over(parts)
+        self._hand_over(results)
         return state
 
-    def _here(self) -> Block:
-        assert self._block is not None  # noqa: S101 - a call is made for a block
+    def _current_block(self) -> Block:
+        assert self._block is not None  # noqa: S101 - `_enter` precedes all calls
         return self._block
 
     def _opened(self) -> OpenUpdate:
-        assert self._update is not None  # noqa: S101 - `zeros` has opened it
+        assert self._update is not None  # noqa: S101 - `zeros` precedes
         return self._update
 
-    def _hand_over(self, parts: list[CallResult]) -> None:
-        """Lets the taps of whole updates go on their way while the next ones are dispatched."""
-        new, self._handed_over = parts[self._handed_over :], len(parts)
+    def _hand_over(self, results: list[CallResult]) -> None:
+        """Hands the results of whole updates to the outlet while later updates are dispatched."""
+        new, self._handed_over = results[self._handed_over :], len(results)
         if new:
             self._outlet(new)
 
     @property
     def state(self) -> State | None:
-        """The newest state of a running execution; what is left of it if the execution fails."""
-        return self._given if self._newest is None else self._placement.leave(self._newest)
+        """The newest state of a running execution, which is what remains if the execution fails."""
+        return self._first if self._newest is None else self._placement.leave(self._newest)
 
     def dry_run(self, single_steps: bool | None = None) -> LoopDryRun:
-        """Returns what compiles for this runner; see `Runner.dry_run`."""
+        """Returns a dry run that compiles for this runner; see `Runner.dry_run`."""
         single = self._single_steps if single_steps is None else single_steps
         return LoopDryRun(self._executables, self._blocks.base, single)
 
-    def make_room(self, steps: int) -> None:
-        """Lets calls return the results of so many steps, where those are wanted."""
-        if self._blocks.make_room(steps):
+    def extend_records(self, steps: int) -> None:
+        """Makes sure that a call can return the results of `steps` steps, if they are wanted."""
+        if self._blocks.extend_records(steps):
             self._block = None
 
-    def gather(self, role: str, values: Iterable[Any]) -> list[Any]:
-        """Returns values of the state as variables hold them; all processes call it together."""
-        found = [gathered(value) for value in values]
+    def gather(self, role: str, values: Iterable[jax.Array]) -> list[jax.Array]:
+        """Returns values of the state in the form that variables hold; a collective operation."""
+        whole = [gathered(value) for value in values]
         # A model that is called outside of its loop computes with its weights.
-        return list(map(in_device_memory, found)) if role == "trainable" else found
+        return list(map(in_device_memory, whole)) if role == "trainable" else whole
 
     def _enter(self, block: Block) -> None:
-        """Makes `block` the one that is run, and waits where too many are queued."""
+        """Makes `block` the current one, and waits while too many are queued."""
         self._limit_pending()
         self._block = block
         self._batches = self._on_devices(block.batches)
         self._blocks.enter(block)
 
-    def _on_devices(self, batches: Any) -> Any:
+    def _on_devices(self, batches: BatchTree) -> BatchTree:
         leaves, tree = jax.tree.flatten(batches)
         if self._destination.is_host_memory:
             leaves = self._destination.put(leaves)
         return jax.tree.unflatten(tree, leaves)
 
-    def _part(self, result: Any, taps: Taps, call: Call, updates: int) -> CallResult:
+    def _result_of(self, result: ArrayTree, taps: Taps, call: Call, updates: int) -> CallResult:
         self._last_result = result
         first = call.start % self._replicas
         return CallResult(result, call.steps, self._blocks.base.records, first, taps, updates)
 
-    def _call(self, executable: Executable, *arguments: Any) -> Any:
+    def _call(self, executable: Executable, *arguments: object) -> Any:
         self.dispatches += 1
         return executable(*(np.int32(a) if isinstance(a, int) else a for a in arguments))
 
     def _limit_pending(self) -> None:
         """Waits while more blocks than allowed are queued on the device.
 
-        JAX returns from a call before it has run, and would queue blocks as fast as they are made.
+        JAX returns from a call before it has run, and would queue blocks as fast as they arrive.
         """
         if self._block is not None:
             self._pending.append(self._last_result)
@@ -254,7 +259,7 @@ class ScanRunner:
             jax.block_until_ready(self._pending.popleft())
 
     def release(self) -> None:
-        """Lets go of the blocks of a loop that has ended."""
+        """Releases the blocks of a loop that has ended."""
         self._pending.clear()
         self._executables.forget()
         self._placement.release()

@@ -1,8 +1,5 @@
-"""Data on its way between host and device.
+"""Data on its way from the host to the device.
 
-in   block.py, blocks.py            batches become blocks
-     infeed.py, infeed_queue.py     a thread prepares them ahead of the device
-out  outfeed.py, maybe_outfeed.py   queues of the values that a running program sends
-     delivery.py                    the thread that waits for these values
-     structure.py                   how elements of a queue are put together
+block.py, blocks.py          batches become blocks
+infeed.py, infeed_queue.py   a thread prepares them ahead of the device
 """

@@ -4,9 +4,9 @@
     block on the device            x[capacity, 32, 64]  y[capacity, 32]
     with replicas                  x[capacity / replicas, replicas, 32, 64]  y[...]
 
-Executions do not have to end where blocks do: an execution takes slices `(block, start, count)`.
+An execution takes slices `(block, start, count)`, so it need not end with a block.
 Batch `j` of the data goes to replica `j % replicas`, so a row of a block with replicas is a round:
-a step of each of them. A process keeps the batches of its own replicas only.
+one step of each replica. A process keeps only the batches of its own replicas.
 """
 
 import math
@@ -30,13 +30,13 @@ class Block:
     batches: Any  # leaves are [capacity, ...], with replicas [rounds, replicas here, ...]
     spec: BatchSpec  # of one batch
     capacity: int
-    steps: int  # batches in use; what surrounds them is padding that does not count
-    first: int = 0  # step of the first of them: its replica, where a block begins within a round
+    steps: int  # batches in use; all other steps are padding
+    first: int = 0  # first step in use: its replica, where a block begins within a round
 
 
 @dataclass(frozen=True, slots=True)
 class Destination:
-    """Where blocks go."""
+    """The devices, or host memory, to which blocks go."""
 
     group: DeviceGroup
     stays_on_host: bool = False  # until a task of a pipeline takes a batch
@@ -53,7 +53,7 @@ class Destination:
 
     @property
     def is_host_memory(self) -> bool:
-        """Whether a block is left in host memory, which on CPU is that of the device."""
+        """Whether a block stays in host memory, which on CPU is the memory of the device."""
         return self.stays_on_host or self.group.platform == "cpu"
 
     def lead(self, capacity: int) -> tuple[int, ...]:
@@ -78,8 +78,8 @@ class BlockSlice:
     count: int
 
 
-def batch_spec(batch: Any) -> BatchSpec:
-    """Returns the spec of a batch as JAX will hold it: 64-bit types become 32-bit ones.
+def batch_spec(batch: object) -> BatchSpec:
+    """Returns the spec that a batch has in JAX: 64-bit types become 32-bit ones.
 
     Raises:
         DataError: if a leaf has no fixed shape or no numeric dtype.
@@ -103,29 +103,29 @@ def batch_spec(batch: Any) -> BatchSpec:
 
 
 class SpecReader:
-    """Reads the specs of batches most of which have the spec of the one before."""
+    """Reads the specs of batches, fast where a batch has the spec of the one before."""
 
     def __init__(self) -> None:
-        self._seen: Any = None
+        self._last: Any = None  # structure, shapes and dtypes
         self._spec: BatchSpec | None = None
 
-    def read(self, batch: Any) -> BatchSpec:
+    def read(self, batch: object) -> BatchSpec:
         """Returns `batch_spec(batch)`."""
         leaves, treedef = jax.tree.flatten(batch)
         try:
-            seen = (treedef, [(leaf.shape, leaf.dtype) for leaf in leaves])
+            current = (treedef, [(leaf.shape, leaf.dtype) for leaf in leaves])
         except AttributeError:  # a Python number, say
             return batch_spec(batch)
-        if self._spec is None or seen != self._seen:
-            self._seen, self._spec = seen, batch_spec(batch)
+        if self._spec is None or current != self._last:
+            self._last, self._spec = current, batch_spec(batch)
         return self._spec
 
 
 def empty_block(spec: BatchSpec, lead: tuple[int, ...]) -> list[np.ndarray]:
     """Returns fresh, aligned host arrays `[*lead, ...]` for the leaves of a block.
 
-    Always fresh: JAX keeps using the memory of an aligned array after taking it over, so a buffer
-    that is filled again changes batches that are still waiting for their turn.
+    They must be fresh: JAX keeps using the memory of an aligned array after taking it over, so a
+    buffer that is filled again would change batches that have not run yet.
     """
     return [
         _aligned((*lead, *shape), dtype)
@@ -150,8 +150,8 @@ def make_block(
 ) -> Block:
     """Makes a block of filled host arrays, and starts their transfer.
 
-    On CPU there is nothing to transfer, and what JAX does instead would only delay the data set
-    on whose thread this runs: the runner does it when the block's turn has come.
+    On CPU there is nothing to transfer. The runner converts the arrays when the block runs, since
+    the conversion would delay the data set on whose thread this function is called.
     """
     moved = leaves if destination.is_host_memory else destination.put(leaves)
     return Block(jax.tree.unflatten(spec.treedef, moved), spec, capacity, steps, first)

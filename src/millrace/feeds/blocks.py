@@ -1,4 +1,4 @@
-"""Sources of blocks: batches stacked as they come, or rows gathered from resident arrays."""
+"""Sources of blocks: batches stacked as they arrive, or rows gathered from resident arrays."""
 
 from collections.abc import Callable, Iterable, Iterator
 from collections.abc import Set as AbstractSet
@@ -18,86 +18,87 @@ from millrace.feeds.block import (
     make_block,
 )
 from millrace.plan import BatchSpec
+from millrace.pytrees import ArrayTree
 
-FIRST_BLOCK_BYTES = 2**17  # of an epoch: some 0.1 ms of copying rows
-SHORT_BYTES = 2**20  # executions of less are not worth a block each
+FIRST_BLOCK_BYTES = 2**17  # of an epoch: about 0.1 ms of copying rows
+SHORT_BYTES = 2**20  # executions with less share blocks
 STEPS_TOGETHER = 32  # of short executions in one block; more gain nothing
 
 
 @dataclass(frozen=True, slots=True)
 class BlockShape:
-    """How many steps a block holds."""
+    """The bounds of the number of steps in a block."""
 
     max_bytes: int
-    units: tuple[int, int]  # steps of an execution, of an update: whole ones where they fit
-    known: dict[BatchSpec, int]  # capacities that have executables; shared by all feeds of a mode
+    multiples: tuple[int, int]  # steps of an execution and of an update; blocks hold whole ones
+    capacities: dict[BatchSpec, int]  # that have executables; shared by all feeds of a mode
     together: int = STEPS_TOGETHER  # steps that a block of short executions holds
     replicas: int = 1  # a block holds whole rounds of them
-    fixed: AbstractSet[BatchSpec] = frozenset()  # whose capacity grows for executions alone
+    fixed: AbstractSet[BatchSpec] = frozenset()  # specs whose capacity grows for executions alone
 
     def capacity(self, spec: BatchSpec, wanted: int) -> int:
         """Returns the capacity for `wanted` steps, at most what `max_bytes` allows.
 
-        A block of a known, larger capacity is used partly, so that shorter executions and smaller
-        data sets run the executable that is there.
+        A larger capacity that has an executable already is used in part, so that shorter executions
+        and smaller data sets need no other one.
         """
         nbytes = max(1, spec.nbytes)
         most = max(1, self.max_bytes // nbytes)
-        unit = next((unit for unit in self.units if unit <= most), self.replicas)
-        most = max(most - most % unit, self.replicas)
+        multiple = next((steps for steps in self.multiples if steps <= most), self.replicas)
+        most = max(most - most % multiple, self.replicas)
         together = min(self.together, SHORT_BYTES // nbytes)
         wanted = min(max(wanted, together), most)
         wanted = -(-wanted // self.replicas) * self.replicas
-        known = self.known.get(spec, 0)
-        if spec in self.fixed and known >= min(wanted, self.units[0]):
-            return known
-        if known < wanted:
-            self.known[spec] = wanted
-        return max(known, wanted)
+        existing = self.capacities.get(spec, 0)
+        if spec in self.fixed and existing >= min(wanted, self.multiples[0]):
+            return existing
+        if existing < wanted:
+            self.capacities[spec] = wanted
+        return max(existing, wanted)
 
-    def begin(self, spec: BatchSpec, steps: int, turn: int) -> int:
-        """Returns how many of a block's steps the block of this turn of an epoch should have.
+    def steps_of(self, index: int, spec: BatchSpec, steps: int) -> int:
+        """Returns how many of at most `steps` steps block `index` of an epoch should have.
 
-        Nothing runs before the first block is there, and the second is made while the first runs,
-        so an epoch begins with small ones: 128 KiB, 512 KiB, 2 MiB, ... Whole executions where
-        they are short, whole updates else.
+        Nothing runs before the first block is ready, and the second is made while the first runs,
+        so an epoch begins with small blocks: 128 KiB, 512 KiB, 2 MiB, ... They hold whole
+        executions if these are short, otherwise whole updates.
         """
         nbytes = max(1, spec.nbytes)
-        most = FIRST_BLOCK_BYTES * 4**turn // nbytes
-        execution, update = self.units
+        most = FIRST_BLOCK_BYTES * 4**index // nbytes
+        execution, update = self.multiples
         if execution * nbytes <= SHORT_BYTES:
             most = max(most, execution)
         most -= most % (execution if execution <= most else update)
         return most if 0 < most < steps else steps
 
-    def room(self, position: int) -> int | None:
-        """Returns how many steps a block that begins at a step of the epoch may hold; None: all.
+    def limit_at(self, position: int) -> int | None:
+        """Returns the most steps of a block that begins at `position` in the epoch; None: no limit.
 
         With replicas every update begins a round, so a block within an update ends with it.
         """
-        left = -position % self.units[1]
+        left = -position % self.multiples[1]
         return left if self.replicas > 1 and left else None
 
 
 def stacked_blocks(
-    batches: Iterator[Any],
+    batches: Iterator[ArrayTree],
     sizes: Iterable[int],
     shape: BlockShape,
     destination: Destination,
     is_awaited: Callable[[], bool] = lambda: True,
 ) -> Iterator[Block]:
-    """Stacks batches as they come.
+    """Stacks batches as they arrive.
 
-    A block ends with an execution whose block is awaited. Where batches come faster than they are
-    used, it goes on with the next executions: handing over costs more than a short step. It ends
-    early where shapes change, and where the data does.
+    A block ends with an execution if a block is awaited. If batches arrive faster than they are
+    used, it continues with the next executions: a hand-over costs more than a short step. It ends
+    early where shapes change or the data ends.
 
     Args:
-        batches: what a data adapter yields.
+        batches: batches of a data adapter.
         sizes: steps of each execution.
         shape: bounds of a block.
-        destination: where blocks go.
-        is_awaited: whether whoever takes the blocks has none left.
+        destination: devices or host memory of the blocks.
+        is_awaited: returns whether the consumer has no block left.
     """
     specs = SpecReader()
     stack: _Stack | None = None
@@ -108,7 +109,7 @@ def stacked_blocks(
                 batch = next(batches)
                 spec = specs.read(batch)
             except BaseException as error:
-                # The batches before the end, or before a broken one, are trained first.
+                # The batches before the end, or before an error, are trained first.
                 if stack is not None:
                     yield stack.block()
                 if isinstance(error, StopIteration):
@@ -120,10 +121,10 @@ def stacked_blocks(
             if stack is None:
                 first = position % shape.replicas
                 capacity = shape.capacity(spec, first + left)
-                stack = _Stack(spec, capacity, shape.room(position), first, destination)
+                stack = _Stack(spec, capacity, shape.limit_at(position), first, destination)
             stack.add(batch)
             position += 1
-            if stack.room == 0 or (left == 1 and (stack.room < size or is_awaited())):
+            if stack.free == 0 or (left == 1 and (stack.free < size or is_awaited())):
                 yield stack.block()
                 stack = None
     if stack is not None:
@@ -150,25 +151,25 @@ class _Stack:
         self._steps = 0
 
     @property
-    def room(self) -> int:
+    def free(self) -> int:
         return self._most - self._steps
 
-    def add(self, batch: Any) -> None:
-        place = self._place(self._first + self._steps)
+    def add(self, batch: ArrayTree) -> None:
+        index = self._index(self._first + self._steps)
         self._steps += 1
-        if place is None:
+        if index is None:
             return
         # Copied at once: a generator may fill the same buffer for its next batch.
         for target, leaf in zip(self._leaves, jax.tree.leaves(batch), strict=True):
-            target[place] = leaf
+            target[index] = leaf
 
     def block(self) -> Block:
         replicas, end = self._destination.replicas, self._first + self._steps
         for step in (*range(self._first), *range(end, -(-end // replicas) * replicas)):
-            # What fills the last round up is computed with, and not counted.
-            if (place := self._place(step)) is not None:
+            # The padding of a round is computed with, and its results do not count.
+            if (index := self._index(step)) is not None:
                 for target in self._leaves:
-                    target[place] = 0
+                    target[index] = 0
         return make_block(
             self._leaves,
             self.spec,
@@ -178,8 +179,8 @@ class _Stack:
             self._first,
         )
 
-    def _place(self, step: int) -> Any:
-        """Returns where a step's batch goes, None if another process has its replica."""
+    def _index(self, step: int) -> int | tuple[int, int] | None:
+        """Returns the index of a step's batch; None if another process has its replica."""
         if self._destination.replicas == 1:
             return step
         round_, replica = divmod(step, self._destination.replicas)
@@ -190,35 +191,35 @@ class _Stack:
 def resident_cuts(
     spec: BatchSpec, rows: int, batch_size: int, shape: BlockShape, on_host: bool
 ) -> Iterator[Block]:
-    """Yields the blocks of one epoch of arrays that are there as a whole, without their batches.
+    """Yields the blocks of one epoch of resident arrays, without their batches.
 
     Args:
-        spec: of the arrays, or of any batch of them.
-        rows: of the arrays.
+        spec: spec of the arrays, or of any batch of them.
+        rows: number of rows of the arrays.
         batch_size: rows of a full batch.
         shape: bounds of a block.
-        on_host: whether blocks are made in host memory.
+        on_host: whether blocks are gathered in host memory.
     """
-    full, rest = divmod(rows, batch_size)
+    full, remainder = divmod(rows, batch_size)
     of_batch = spec.of_rows(batch_size)
-    done = turn = 0
+    done = index = 0
     while done < full:
         capacity = shape.capacity(of_batch, full - done)
         steps = min(capacity, full - done)
         if on_host:
-            steps = shape.begin(of_batch, steps, turn)
+            steps = shape.steps_of(index, of_batch, steps)
         yield Block(None, of_batch, capacity, steps)
         done += steps
-        turn += 1
-    if rest:
-        yield Block(None, spec.of_rows(rest), shape.replicas, 1, full % shape.replicas)
+        index += 1
+    if remainder:
+        yield Block(None, spec.of_rows(remainder), shape.replicas, 1, full % shape.replicas)
 
 
 class ResidentArrays:
-    """A data set that stays on the devices, batches of which are gathered there."""
+    """A data set that stays on the devices, which gather its batches."""
 
-    def __init__(self, arrays: Any, destination: Destination):
-        """Moves `arrays`, leaves `[rows, ...]` with one number of rows, to the devices."""
+    def __init__(self, arrays: ArrayTree, destination: Destination):
+        """Moves `arrays` to the devices; leaves are `[rows, ...]`, with equal rows."""
         self._destination = destination
         self.spec = batch_spec(arrays)
         self.rows = self.spec.rows
@@ -251,7 +252,7 @@ class ResidentArrays:
     def _gather(self, rows: np.ndarray, spec: BatchSpec, capacity: int, first: int = 0) -> Block:
         steps, destination = len(rows), self._destination
         if destination.replicas > 1 or not self._on_host:
-            # Steps that fill up a round, or a block on an accelerator, are of row 0.
+            # Steps that pad a round, or a block on an accelerator, repeat row 0.
             filled = destination.replicas if self._on_host else capacity
             padded = np.zeros((-(-(first + steps) // filled) * filled, rows.shape[1]), np.int32)
             padded[first : first + steps] = rows

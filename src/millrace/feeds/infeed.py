@@ -1,4 +1,4 @@
-"""A bounded queue of blocks, filled by a thread of its own."""
+"""A bounded queue of blocks that a thread fills."""
 
 import threading
 import time
@@ -10,10 +10,10 @@ from millrace.feeds.block import Block, BlockSlice
 from millrace.interrupts import is_held_back, raise_if_interrupted
 from millrace.records.run import FeedStatistics
 
-LOOK_SECONDS = 0.05  # between two looks whether the user has interrupted
-JOIN_SECONDS = 5.0  # how long `close` waits for a data set that is busy making a batch
-# Threads that nobody has waited for, since the user wanted to stop at once. Each is in the middle
-# of a batch: the data set that makes it cannot be asked for another one yet.
+POLL_SECONDS = 0.05  # between two checks for an interrupt by the user
+JOIN_SECONDS = 5.0  # longest time that `close` waits for a data set that is making a batch
+# Threads that were not joined, since the user wanted to stop at once. Each is in the middle of a
+# batch, so its data set cannot be asked for another one yet.
 _left_behind: "weakref.WeakSet[threading.Thread]" = weakref.WeakSet()
 
 
@@ -27,16 +27,17 @@ class Infeed:
     """Blocks of one epoch, prepared ahead of the loop that takes them.
 
     The thread starts at once and ends with the data, with an exception, or with `close`. It keeps
-    at most `depth` blocks ready besides the one that it is working on. An exception of the data
-    set is raised again where its block would have been taken, with its own traceback.
+    at most `depth` blocks ready besides the one that it is filling. An exception of the data set is
+    raised again where its block would have been taken, with its own traceback.
     """
 
     def __init__(self, make_blocks: Callable[[Callable[[], bool]], Iterator[Block]], depth: int):
         """Starts preparing blocks.
 
         Args:
-            make_blocks: returns them, given a function that tells whether none is ready.
-            depth: blocks kept ready, at most.
+            make_blocks: returns the blocks; its argument is a function that tells whether none is
+                ready.
+            depth: most blocks kept ready.
         """
         self._depth = depth
         self._ready: deque[Block] = deque()
@@ -70,10 +71,10 @@ class Infeed:
         return self._block() is not None
 
     def close(self, wait: bool = True) -> None:
-        """Ends the thread. What was prepared and not taken is dropped.
+        """Ends the thread. Blocks that were prepared and not taken are dropped.
 
         Args:
-            wait: for a batch that the data set is making. Otherwise the thread ends after it.
+            wait: waits for a batch that the data set is making; if False, the thread ends after it.
         """
         with self._change:
             self._stopped = True
@@ -86,7 +87,7 @@ class Infeed:
         self._current = None
 
     def statistics(self) -> FeedStatistics:
-        """Returns what has passed so far."""
+        """Returns the counts, bytes and seconds so far."""
         return FeedStatistics(
             blocks=self._blocks_taken,
             steps=self._steps_taken,
@@ -103,7 +104,7 @@ class Infeed:
         with self._change:
             while not self._ready and not self._ended:
                 raise_if_interrupted()
-                self._change.wait(LOOK_SECONDS if is_held_back() else None)
+                self._change.wait(POLL_SECONDS if is_held_back() else None)
             block = self._ready.popleft() if self._ready else None
             self._change.notify_all()
         self._wait_seconds += time.perf_counter() - begin
@@ -126,7 +127,7 @@ class Infeed:
                 self._prepare_seconds += time.perf_counter() - begin
                 if block is None or not self._put(block):
                     break
-        except BaseException as error:  # handed over to the owner, whatever it is
+        except BaseException as error:  # of any kind: raised again in the owner's thread
             self._error = error
         finally:
             with self._change:

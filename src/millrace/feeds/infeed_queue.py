@@ -1,9 +1,9 @@
-"""A queue into a compiled program: every turn of a loop takes the next element of a data set.
+"""A queue into a compiled program: each iteration of a loop takes an element of a data set.
 
     data set -> thread: NumPy, checked, stacked in blocks -> | block | block | -> the loops
 
-The position in the data set belongs to the queue: the next run goes on where the last one ended,
-and several programs may take turns with one queue.
+The position in the data set belongs to the queue: a run continues where the last one ended, and
+several programs may take elements from one queue.
 """
 
 import itertools
@@ -16,6 +16,7 @@ from typing import Any
 import jax
 import keras
 import numpy as np
+from numpy.typing import ArrayLike
 
 from millrace.arguments import checked
 from millrace.devices import DeviceGroup
@@ -25,32 +26,33 @@ from millrace.feeds.blocks import BlockShape, stacked_blocks
 from millrace.feeds.infeed import Infeed
 from millrace.options import whole_number
 from millrace.plan import BatchSpec
+from millrace.pytrees import ArrayTree
 from millrace.records.run import FeedStatistics
 
 logger = logging.getLogger("millrace")
 
 MAX_DEPTH = 255
 BLOCK_BYTES = 2**20
-TOGETHER = 128  # small elements in a block: 0.2 ms for a hand-over are then 2 us for each
+TOGETHER = 128  # small elements in a block: a hand-over of 0.2 ms is then 2 us for each
 
 
 class InfeedQueue:
     """Feeds the elements of a data set to the loops of compiled programs, in order.
 
     Args:
-        dataset: anything that is iterated: a `tf.data.Dataset`, a `DataLoader`, a grain data set,
-            a list, a generator, a `keras.utils.PyDataset`, or a function that returns one of
-            them. Elements are arrays, or tuples and dicts of them, all of one shape.
+        dataset: any iterable: a `tf.data.Dataset`, a `DataLoader`, a grain data set, a list, a
+            generator, a `keras.utils.PyDataset`, or a function that returns one of these. Elements
+            are arrays, or tuples and dicts of arrays, all of one shape.
         prefetch_depth: blocks that are prepared ahead, from 1 to 255. A block is one element, or
-            up to 128 small ones that have 1 MiB together.
+            up to 128 small elements of 1 MiB together.
 
     Raises:
-        OptionError: for another depth.
+        OptionError: for a depth out of range.
         DataError: if `dataset` cannot be iterated, or has no fixed shapes.
     """
 
     @checked
-    def __init__(self, dataset: Any, prefetch_depth: int = 2):
+    def __init__(self, dataset: object, prefetch_depth: int = 2):
         self._depth = whole_number("prefetch_depth", prefetch_depth, 1)
         if self._depth > MAX_DEPTH:
             raise OptionError(
@@ -61,8 +63,8 @@ class InfeedQueue:
         self._dataset = dataset
         self._lock = threading.RLock()
         self._feed: Infeed | None = None
-        self._block: Block | None = None  # that the next element is in
-        self._next = 0  # the next element's place in it
+        self._block: Block | None = None  # contains the next element
+        self._next = 0  # index of the next element in it
         self._delivered = 0
         self._error: BaseException | None = None
         self._finalizer: Any = None
@@ -84,11 +86,11 @@ class InfeedQueue:
         return self._depth
 
     def block(self) -> Block:
-        """Returns the block that the next element is in, once it is there.
+        """Waits for the block that contains the next element, and returns it.
 
         Raises:
             DataError: if the data has ended.
-            Exception: what the data set has raised.
+            Exception: an error of the data set.
         """
         with self._lock:
             self._is_read = True
@@ -107,20 +109,23 @@ class InfeedQueue:
             if block_slice is None:
                 self._error = DataError(
                     f"The data set of an infeed queue has ended after {self._delivered} elements, "
-                    "and a loop asks for one more. Run the loop for no more turns than there are "
-                    "elements left, repeat the data set, or call close() on the queue to begin "
-                    "it anew."
+                    "and a loop asks for one more. Run the loop for at most as many iterations as "
+                    "elements are left, repeat the data set, or call close() on the queue to start "
+                    "again."
                 )
                 raise self._error
             self._block, self._next = block_slice.block, 0
             return block_slice.block
 
     def take(self, at_most: int) -> BlockSlice:
-        """Takes the next elements: all that are ready in one block, at least one.
+        """Takes the next elements: all that remain in one block, at least one.
+
+        Args:
+            at_most: most elements to take.
 
         Raises:
             DataError: if the data has ended.
-            Exception: what the data set has raised.
+            Exception: an error of the data set.
         """
         with self._lock:
             block = self.block()
@@ -130,22 +135,22 @@ class InfeedQueue:
             return BlockSlice(block, start, count)
 
     def give_back(self, count: int) -> None:
-        """Puts the last `count` elements back that were taken last."""
+        """Puts back the `count` elements that were taken last."""
         with self._lock:
             self._next -= count
             self._delivered -= count
 
     @property
     def delivered(self) -> int:
-        """Elements that loops have taken since the data set began."""
+        """Number of elements that loops have taken since the data set began."""
         return self._delivered
 
     def statistics(self) -> FeedStatistics:
-        """Returns what has passed since the data set began, in blocks."""
+        """Returns the counts, bytes and seconds of blocks since the data set began."""
         return FeedStatistics() if self._feed is None else self._feed.statistics()
 
     def close(self) -> None:
-        """Ends the queue's thread. What uses the queue next begins the data set anew."""
+        """Ends the queue's thread. The next use of the queue starts the data set again."""
         with self._lock:
             if self._finalizer is not None:
                 self._finalizer()
@@ -162,7 +167,7 @@ class InfeedQueue:
         return f"<InfeedQueue of {type(self._dataset).__name__}, {self._delivered} delivered>"
 
     def _open(self) -> None:
-        # Nothing here refers to the queue: one that is forgotten ends its thread.
+        # Nothing here refers to the queue, so that its thread ends when it is garbage collected.
         elements = _elements(self._dataset)
         shape = BlockShape(BLOCK_BYTES, (1, 1), {}, TOGETHER)
         host = Destination(DeviceGroup((jax.devices()[0],)), stays_on_host=True)
@@ -174,11 +179,11 @@ class InfeedQueue:
         self._finalizer = weakref.finalize(self, self._feed.close)
 
 
-def _check_dataset(dataset: Any) -> None:
+def _check_dataset(dataset: object) -> None:
     is_iterable = hasattr(dataset, "__iter__") or hasattr(dataset, "__getitem__")
     if not is_iterable and not callable(dataset):
         raise DataError(
-            "An infeed queue takes something to iterate over, or a function that returns it. "
+            "An infeed queue takes an iterable, or a function that returns one. "
             f"Received: {dataset!r} of type {type(dataset).__name__}."
         )
     for leaf in jax.tree.leaves(getattr(dataset, "element_spec", None)):  # of tf.data
@@ -186,26 +191,26 @@ def _check_dataset(dataset: Any) -> None:
         dims = getattr(shape, "dims", shape)
         if shape is None or dims is None or any(size is None for size in shape):
             raise DataError(
-                f"Elements of an infeed queue have one fixed shape, and the data set says "
+                f"Elements of an infeed queue have one fixed shape, and the data set declares "
                 f"{leaf}. Set drop_remainder=True in dataset.batch(), and pad rows of different "
                 "lengths."
             )
 
 
-def _elements(dataset: Any) -> Iterator[Any]:
-    """Yields elements of NumPy arrays, after checking that they are alike."""
+def _elements(dataset: object) -> Iterator[ArrayTree]:
+    """Yields elements as NumPy arrays, and checks that their specs are equal."""
     convert = _Converter()
     spec: BatchSpec | None = None
     for index, element in enumerate(_iterated(dataset)):
         element = jax.tree.map(convert, element)
-        found = batch_spec(element)
-        if spec is not None and found != spec:
+        current = batch_spec(element)
+        if spec is not None and current != spec:
             raise DataError(
-                f"Element {index} of an infeed queue's data set is {_text(found)}, and the first "
+                f"Element {index} of an infeed queue's data set is {_text(current)}, and the first "
                 f"one is {_text(spec)}. A compiled loop takes elements of one structure and "
                 "shape: set drop_remainder=True where the last batch is smaller, or pad."
             )
-        spec = found
+        spec = current
         yield element
 
 
@@ -220,7 +225,7 @@ def _iterated(dataset: Any) -> Iterable[Any]:
     return dataset
 
 
-def _batches(dataset: Any) -> Iterator[Any]:
+def _batches(dataset: keras.utils.PyDataset) -> Iterator[Any]:
     number = dataset.num_batches
     for index in itertools.count() if number is None else range(number):
         yield dataset[index]
@@ -228,12 +233,12 @@ def _batches(dataset: Any) -> Iterator[Any]:
 
 
 class _Converter:
-    """Makes leaves NumPy arrays of at most 32 bits, and says once that it does the latter."""
+    """Converts leaves to NumPy arrays of at most 32 bits, with one warning about 64-bit arrays."""
 
     def __init__(self) -> None:
         self._warned = False
 
-    def __call__(self, leaf: Any) -> np.ndarray:
+    def __call__(self, leaf: ArrayLike) -> np.ndarray:
         is_number = isinstance(leaf, int | float)
         array = np.asarray(leaf)
         wanted = jax.dtypes.canonicalize_dtype(array.dtype) if array.dtype.kind in "fiuc" else None

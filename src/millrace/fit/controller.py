@@ -27,7 +27,7 @@ from millrace.fit.uncompiled import check_watched
 from millrace.fit.watchers import Watchers
 from millrace.interrupts import held_back
 from millrace.options import Options, TapRequest
-from millrace.taps.delivery import Listener
+from millrace.taps.delivery import TapListener
 
 ATTRIBUTE = "_millrace"  # of a model: its controller
 
@@ -67,7 +67,7 @@ class Controller:
         setup = replace(self.setup, options=options)
         return Controller(setup, Totals(), self.attributes, self.watchers)
 
-    def watch(self, listener: Listener, taps: TapRequest) -> None:
+    def watch(self, listener: TapListener, taps: TapRequest) -> None:
         """Lets a listener have statistics of tensors, from the next execution on.
 
         Until `watchers.unwatch`, and within fit at the latest until that ends.

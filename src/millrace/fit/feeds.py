@@ -36,8 +36,8 @@ class Feeds:
         """
         return BlockShape(
             max_bytes=setup.options.feed.max_block_bytes,
-            units=(steps_per_execution, setup.update_steps(mode)),
-            known=self._capacities.setdefault((mode, on_batch), {}),
+            multiples=(steps_per_execution, setup.update_steps(mode)),
+            capacities=self._capacities.setdefault((mode, on_batch), {}),
             together=1 if on_batch else STEPS_TOGETHER,
             replicas=setup.replicas,
             fixed=self._fixed.get((mode, on_batch), frozenset()),

@@ -5,7 +5,7 @@ import operator
 
 from millrace.errors import OptionError
 from millrace.options import NO_TAPS, TapRequest
-from millrace.taps.delivery import Delivery, Listener
+from millrace.taps.delivery import Delivery, TapListener
 
 
 class Watchers:
@@ -13,8 +13,8 @@ class Watchers:
 
     def __init__(self) -> None:
         self.outfeed = Delivery()
-        self._wanted: dict[Listener, TapRequest] = {}
-        self._until_end: list[Listener] = []  # since the running call began
+        self._wanted: dict[TapListener, TapRequest] = {}
+        self._until_end: list[TapListener] = []  # since the running call began
 
     @property
     def taps(self) -> TapRequest:
@@ -22,7 +22,7 @@ class Watchers:
         wanted = list(self._wanted.values())  # not with NO_TAPS: that is one of every update
         return functools.reduce(operator.or_, wanted) if wanted else NO_TAPS
 
-    def watch(self, listener: Listener, taps: TapRequest, until_end: bool) -> None:
+    def watch(self, listener: TapListener, taps: TapRequest, until_end: bool) -> None:
         """Lets a listener have statistics of tensors, from the next execution on.
 
         Args:
@@ -43,7 +43,7 @@ class Watchers:
         if until_end:
             self._until_end.append(listener)
 
-    def unwatch(self, listener: Listener) -> None:
+    def unwatch(self, listener: TapListener) -> None:
         """Ends what `watch` began, once all is delivered."""
         try:
             if listener in self._wanted:
@@ -60,6 +60,6 @@ class Watchers:
                 self._forget(listener)
             self._until_end.clear()
 
-    def _forget(self, listener: Listener) -> None:
+    def _forget(self, listener: TapListener) -> None:
         if self._wanted.pop(listener, None) is not None:
             self.outfeed.listeners.remove(listener)

@@ -127,7 +127,7 @@ def streamed(
             first = position % shape.replicas
             spec = steps[position]
             capacity = shape.capacity(spec, first + end - position)
-            room = shape.room(position)
+            room = shape.limit_at(position)
             most = min(capacity - first, end - position, room or capacity)
             number = next((n for n in range(most) if steps[position + n] != spec), most)
             slices.append(BlockSlice(Block(None, spec, capacity, number, first), first, number))

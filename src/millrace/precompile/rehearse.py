@@ -27,7 +27,7 @@ def rehearse(controller: Controller, runner: Runner, mode: Mode, batches: Batche
     """Compiles what a loop over such batches runs, for the runner to have it."""
     execution = described_execution(controller, mode, batches)
     # Calls that return what each step gives have room for as many steps from now on.
-    runner.make_room(execution.longest)
+    runner.extend_records(execution.longest)
     dry_run_of(controller, runner, batches).compile(state_specs(controller.model, mode), execution)
 
 

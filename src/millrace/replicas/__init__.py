@@ -1,1 +1,1 @@
-"""Data parallelism: what replicas compute apart, and how that becomes one."""
+"""Data parallelism: the steps of replicas, and the sums that bring their results together."""

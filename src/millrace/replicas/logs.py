@@ -1,72 +1,81 @@
-"""What several replicas report of their steps, and what these have tapped.
+"""Logs and taps of the steps of several replicas.
 
     mean    the logs of all batches together: metric states are added before logs follow from them
     sum, list, none    made of every replica's own logs: their sum, all of them, those of the last
-                       one that has had a batch
+                       replica that had a batch
 
-Logs that do not follow from metric states, of a `compute_metrics` of the user's own, are made by
-each replica; their mean is the mean of these.
+Logs that do not follow from metric states, because the user overrides `compute_metrics`, are
+computed by each replica; `mean` reports their mean.
 
 taps    [rounds, 1, ...] within a replica,  [rounds, replicas, ...] outside
 """
 
-from typing import Any
+from collections.abc import Iterable
+from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
 import keras
 from jax import lax
 from jax.sharding import PartitionSpec
+from jax.typing import ArrayLike
 
 from millrace._compat.keras_steps import metric_logs
 from millrace.devices import REPLICA
 from millrace.options import MetricReduction
 from millrace.plan import Mode, Plan
+from millrace.pytrees import ArrayTree, SpecTree
+from millrace.replicas.traced_step import StepOutput
+from millrace.steps.loop import Index
 from millrace.steps.program import merge_steps
 from millrace.steps.state import State
 from millrace.steps.step import logs_follow_from_metrics
 from millrace.taps.entries import record_at
 from millrace.taps.taps import Tapped
 
+Records: TypeAlias = tuple[ArrayTree, Tapped]  # logs or outputs so far, and taps
+
 
 class ReplicaLogs:
-    """Carries the results of steps out of the programs of one plan."""
+    """Carries logs or outputs of steps through the programs of one plan."""
 
-    def __init__(self, model: keras.Model, plan: Plan, result: Any):
-        """Decides what a loop has to carry.
+    def __init__(self, model: keras.Model, plan: Plan, result: SpecTree):
+        """Decides which records a loop carries.
 
         Args:
             model: a compiled Keras model.
-            plan: of the programs.
+            plan: describes the programs.
             result: specs of the result of one replica's step.
         """
         self._model, self._plan, self._spec = model, plan, result
         self._follow = logs_follow_from_metrics(model, plan.mode)
         self._at_end = self._follow and not plan.each_step
         self._reduction = plan.replication.metrics
-        # Of the records, under the mesh and outside of it.
+        # Of the records, under the mesh and outside.
         self.layout = PartitionSpec(*[None] * plan.each_step, REPLICA)
 
     def first(self) -> Any:
-        """Returns empty records: `[rounds, replicas, ...]`, or `[replicas, ...]`, or none."""
+        """Returns empty records: `[rounds, replicas, ...]`, `[replicas, ...]` or None."""
         if self._at_end:
             return None
         replicas = self._plan.replicas
         lead = (self._plan.records // replicas, replicas) if self._plan.each_step else (replicas,)
         return jax.tree.map(lambda s: jnp.zeros((*lead, *s.shape), s.dtype), self._spec)
 
-    def record(self, records: Any, index: Any, metrics: Any, result: Any, active: Any) -> Any:
-        """Adds what this replica has to report of round `index`; runs under the mesh's axis.
+    def record(
+        self, records: ArrayTree, index: Index, output: StepOutput, active: jax.Array | None
+    ) -> ArrayTree:
+        """Adds the logs or outputs of this replica in one round; runs under the mesh's axis.
 
         Args:
             records: `[rounds, 1, ...]` or `[1, ...]`.
-            index: of the round in the call.
-            metrics: of this replica after the step.
-            result: of its step.
-            active: whether it had a batch; None if all replicas had.
+            index: index of the round in the call.
+            output: values that this replica's step returned.
+            active: whether this replica had a batch; None if all replicas had one.
         """
         if self._at_end:
             return None
+        metrics, result = output.metrics, output.result
         if self._follow and self._reduction is MetricReduction.MEAN:
             result = metric_logs(self._model, [lax.psum(value, REPLICA) for value in metrics])
         result = jax.tree.map(lambda leaf: jnp.asarray(leaf)[None], result)
@@ -78,8 +87,8 @@ class ReplicaLogs:
             result,
         )
 
-    def result(self, state: State, records: Any) -> Any:
-        """Returns the result of a call: logs or outputs; of every step, or of the last one."""
+    def result(self, state: State, records: ArrayTree) -> Any:
+        """Returns the result of a call: logs or outputs, of every step or of the last one."""
         plan = self._plan
         if self._at_end:
             metrics = list(state[-1])
@@ -100,18 +109,18 @@ class ReplicaLogs:
             lambda leaf: jnp.repeat(leaf, plan.replicas, axis=0), self._reduced(records, 1)
         )
 
-    def _last_with_data(self, parts: list[Any]) -> Any:
-        """Returns the last replica whose metrics have seen a batch; those of all begin the same."""
+    def _last_with_data(self, parts: list[jax.Array]) -> jax.Array:
+        """Returns the last replica whose metrics have seen a batch, by comparison with a reset."""
         with keras.StatelessScope() as scope:
             self._model.reset_metrics()
-            begun = [scope.get_current_value(v) for v in self._model.metrics_variables]
+            initial = [scope.get_current_value(v) for v in self._model.metrics_variables]
         seen = jnp.zeros(self._plan.replicas, bool).at[0].set(True)
-        for part, before in zip(parts, begun, strict=True):
-            changed = jnp.asarray(part) != (0 if before is None else before)
+        for values, before in zip(parts, initial, strict=True):
+            changed = jnp.asarray(values) != (0 if before is None else before)
             seen |= changed.reshape(self._plan.replicas, -1).any(axis=1)
         return self._plan.replicas - 1 - jnp.argmax(seen[::-1])
 
-    def _reduced(self, logs: Any, axis: int) -> Any:
+    def _reduced(self, logs: ArrayTree, axis: int) -> Any:
         reduction = self._reduction
         if reduction is MetricReduction.LIST:
             return logs
@@ -123,19 +132,23 @@ class ReplicaLogs:
 
 
 def across_replicas(
-    logs: Any, reduction: MetricReduction, active: Any, steps: Any, repeats: int | None
+    logs: ArrayTree,
+    reduction: MetricReduction,
+    active: jax.Array,
+    steps: jax.Array,
+    repeats: int | None,
 ) -> Any:
-    """Makes one of every replica's own logs; runs under the mesh's axis.
+    """Reduces the logs of all replicas; runs under the mesh's axis.
 
     Args:
         logs: of this replica.
-        reduction: what to report.
-        active: whether it had a batch.
-        steps: the first replica that had, and how many had.
-        repeats: as many times as the result is to be there, `[repeats, ...]`; None: without axis.
+        reduction: how to reduce them.
+        active: whether this replica had a batch.
+        steps: `[2]`: the first replica that had a batch, and how many had one.
+        repeats: length of a first axis along which the result is repeated; None for no such axis.
     """
 
-    def one(value: Any) -> Any:
+    def one(value: ArrayLike) -> jax.Array:
         if reduction is MetricReduction.LIST:
             return lax.all_gather(value, REPLICA)
         if reduction is MetricReduction.NONE:
@@ -144,57 +157,59 @@ def across_replicas(
         total = lax.psum(jnp.where(active, value, jnp.zeros_like(value)), REPLICA)
         return total if reduction is MetricReduction.SUM else total / steps[1]
 
-    found = jax.tree.map(one, logs)
+    reduced = jax.tree.map(one, logs)
     if repeats is None:
-        return found
-    return jax.tree.map(lambda value: jnp.broadcast_to(value, (repeats, *value.shape)), found)
+        return reduced
+    return jax.tree.map(lambda value: jnp.broadcast_to(value, (repeats, *value.shape)), reduced)
 
 
-def side_by_side(outputs: Any, each_step: bool, gather: bool) -> list[Any]:
-    """Returns a replica's outputs as part of those of all; runs under the mesh's axis.
+def side_by_side(outputs: Iterable[jax.Array], each_step: bool, gather: bool) -> list[jax.Array]:
+    """Returns this replica's part of the outputs of all replicas; runs under the mesh's axis.
 
     Args:
         outputs: of this replica, `[rows, ...]`.
-        each_step: whether each replica's are to be an entry of their own.
-        gather: whether every replica needs all of them.
+        each_step: whether replicas get an axis, `[1, rows, ...]`, instead of joining their rows.
+        gather: whether every replica needs the outputs of all.
     """
-    led = [leaf[None] if each_step or not leaf.ndim else leaf for leaf in outputs]
-    return [lax.all_gather(leaf, REPLICA, axis=0, tiled=True) for leaf in led] if gather else led
+    parts = [leaf[None] if each_step or not leaf.ndim else leaf for leaf in outputs]
+    if not gather:
+        return parts
+    return [lax.all_gather(leaf, REPLICA, axis=0, tiled=True) for leaf in parts]
 
 
 class ReplicaRecords:
     """Carries logs or outputs, and taps, through the programs of one plan."""
 
     def __init__(self, logs: ReplicaLogs, tapped: Tapped, rounds: int, replicas: int):
-        """Prepares room.
+        """Takes the sizes of the records.
 
         Args:
-            logs: what reports steps.
-            tapped: specs of what one replica's step taps.
-            rounds: of a call whose taps are returned, at most.
-            replicas: that run them.
+            logs: carries logs or outputs.
+            tapped: specs of the taps of one replica's step.
+            rounds: most rounds of a call that returns its taps.
+            replicas: number of replicas.
         """
         self._logs, self._tapped = logs, tapped
         self._lead = (rounds, replicas)
-        # Under the mesh and outside of it.
+        # Under the mesh and outside.
         self.layout = (logs.layout, PartitionSpec(None, REPLICA))
 
-    def first(self) -> tuple[Any, Tapped]:
+    def first(self) -> Records:
         """Returns empty records."""
         taps = jax.tree.map(lambda s: jnp.zeros((*self._lead, *s.shape), s.dtype), self._tapped)
         return self._logs.first(), taps
 
     def record(
-        self, records: Any, index: Any, metrics: Any, result: Any, tapped: Tapped, active: Any
-    ) -> tuple[Any, Tapped]:
+        self, records: Records, index: Index, output: StepOutput, active: jax.Array | None
+    ) -> Records:
         """Adds round `index` of this replica; runs under the mesh's axis."""
         logs, taps = records
-        logs = self._logs.record(logs, index, metrics, result, active)
-        if tapped:
-            taps = record_at(taps, index, jax.tree.map(lambda leaf: leaf[None], tapped))
+        logs = self._logs.record(logs, index, output, active)
+        if output.tapped:
+            taps = record_at(taps, index, jax.tree.map(lambda leaf: leaf[None], output.tapped))
         return logs, taps
 
-    def result(self, state: State, records: Any) -> tuple[Any, Tapped]:
+    def result(self, state: State, records: Records) -> tuple[Any, Tapped]:
         """Returns the result of a call, and the taps of its steps."""
         logs, taps = records
         return self._logs.result(state, logs), taps

@@ -1,11 +1,9 @@
-"""A model's state on its devices, and back in the form in which Keras keeps it.
+"""Conversion of a state between the form that Keras keeps and the form that programs take.
 
 Keras     weights, state, optimizer, metrics
 programs  the same on one device; with replicas each value laid out over them, and metrics
-          as [replicas, ...] followed by their sums, which are those that Keras gets back
+          as [replicas, ...] followed by their sums, which go back to Keras
 """
-
-from typing import Any
 
 import jax
 import numpy as np
@@ -17,7 +15,7 @@ from millrace.steps.state import State, Values
 
 
 def specs_of_programs(plan: Plan, specs: State) -> State:
-    """Returns the specs of a state of Keras as programs take it."""
+    """Returns the specs of a state of Keras in the form that programs take."""
     if plan.replicas == 1 or "metric" not in ROLES[plan.mode]:
         return specs
     *others, metrics = specs
@@ -26,21 +24,21 @@ def specs_of_programs(plan: Plan, specs: State) -> State:
 
 
 class Placement:
-    """Lays out the state of one mode of one model."""
+    """Converts the states of one mode of one model."""
 
     def __init__(self, plan: Plan):
         self._plan = plan
-        self._outer: State | None = None  # what Keras was given last
-        self._inner: State | None = None  # that, as programs take it
-        self._sums: tuple[Any, ...] = ()  # of metrics, as Keras was given them
-        self._parts: tuple[Any, ...] = ()  # what they are the sums of
+        self._outer: State | None = None  # the state that Keras received last
+        self._inner: State | None = None  # the same in the form that programs take
+        self._sums: tuple[jax.Array, ...] = ()  # metrics that Keras received last
+        self._parts: tuple[jax.Array, ...] = ()  # the same of each replica, `[replicas, ...]`
 
     def enter(self, state: State) -> State:
-        """Returns a state of Keras as programs take it."""
+        """Returns a state of Keras in the form that programs take."""
         plan = self._plan
         if plan.replicas == 1:
             layouts = self._layouts_of(state)
-            if all(map(_lies, jax.tree.leaves(state), jax.tree.leaves(layouts))):
+            if all(map(_is_placed, jax.tree.leaves(state), jax.tree.leaves(layouts))):
                 return state
             return jax.tree.map(put_on, state, layouts)
         if state is self._outer and self._inner is not None:
@@ -54,7 +52,7 @@ class Placement:
         return tuple(inner)
 
     def leave(self, inner: State) -> State:
-        """Returns a state of programs as Keras keeps it."""
+        """Returns a state of programs in the form that Keras keeps."""
         if self._plan.replicas == 1:
             return inner
         outer = inner
@@ -67,12 +65,12 @@ class Placement:
         return outer
 
     def release(self) -> None:
-        """Lets go of the state of a loop that has ended."""
+        """Releases the state of a loop that has ended."""
         self._outer = self._inner = None
         self._sums = self._parts = ()
 
     def _layouts_of(self, state: State) -> State:
-        """Returns how the values of one replica lie."""
+        """Returns the layouts of the values of a model without replicas."""
         plan = self._plan
         return tuple(
             Values(layout_of(plan, role, value) for value in values)
@@ -80,10 +78,10 @@ class Placement:
         )
 
     def _metrics(self, values: Values) -> Values:
-        """Gives metrics to the replicas: the first goes on from them, the others begin at zero."""
+        """Divides metrics among replicas: the first goes on from them, the others begin at zero."""
         group = self._plan.group
         if len(values) == len(self._sums) and all(
-            value is known for value, known in zip(values, self._sums, strict=True)
+            value is last for value, last in zip(values, self._sums, strict=True)
         ):
             return Values((*self._parts, *self._sums))
         parts = []
@@ -94,7 +92,7 @@ class Placement:
         return Values((*parts, *(put_on(value, group.whole) for value in values)))
 
 
-def _lies(value: Any, layout: jax.sharding.Sharding) -> bool:
+def _is_placed(value: jax.Array, layout: jax.sharding.Sharding) -> bool:
     """Whether a value is on the one device of a layout, in the same memory."""
-    there = value.sharding
-    return there.device_set == layout.device_set and there.memory_kind == layout.memory_kind
+    current = value.sharding
+    return current.device_set == layout.device_set and current.memory_kind == layout.memory_kind

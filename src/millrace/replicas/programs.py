@@ -1,4 +1,4 @@
-"""Plan -> programs of a model in one piece, for several replicas: the same five as in `build.py`.
+"""Plan -> programs of a model in one piece, for several replicas: those of `compiled_loop`.
 
     run          weights ---------------------------------------+
                  batches [rounds, replicas, ...]                |
@@ -6,8 +6,8 @@
                    v                                            v
                  gradients, added up once over replicas ->  update  -> weights
 
-What is under the mesh's axis is written for one replica (`rounds.py`); everything else, the update
-included, sees whole values, and XLA shares it out as their layouts say. `start` and `count` are
+Code under the mesh's axis is written for one replica (`rounds.py`). All other code, the update
+included, sees whole values, and XLA divides the work as their layouts say. `start` and `count` are
 steps, of which a round takes one for each replica.
 """
 
@@ -22,20 +22,21 @@ from jax import lax
 
 from millrace._compat.jax_memory import is_on_host
 from millrace.plan import LoopForm, Mode, Plan, choose_loop_form
+from millrace.pytrees import ArrayTree
 from millrace.replicas.logs import ReplicaLogs, ReplicaRecords
 from millrace.replicas.reduce import GradientReduction
-from millrace.replicas.rounds import Rounds
+from millrace.replicas.rounds import Rounds, StepRange
 from millrace.replicas.state import layouts, of_one_replica, specs_of, split_spec
 from millrace.replicas.traced_step import TracedStep
-from millrace.steps.accumulate import make_accumulator, scale_of
-from millrace.steps.halting import can_wait, run_until_halted, unless
-from millrace.steps.loop import repeat
+from millrace.steps.accumulate import Gradients, make_accumulator, scale_of
+from millrace.steps.halting import Computed, can_wait, run_until_halted, unless
+from millrace.steps.loop import After, Index, LoopCarry, PendingUpdate, repeat
 from millrace.steps.offload import fetched, fetched_after, offloaded
 from millrace.steps.program import FACTOR, INDEX, Program, batch_specs
-from millrace.steps.state import State, Values
+from millrace.steps.state import State, StateLayouts, StateSpecs, Values
 from millrace.steps.tapped_step import make_tapped_update
 from millrace.steps.update import apply_gradients
-from millrace.taps.entries import Taps, room, steps_in_room
+from millrace.taps.entries import Taps, empty_taps, max_tapped_steps
 from millrace.taps.taps import Tapped
 
 
@@ -47,9 +48,9 @@ class ReplicaProgramBuilder:
 
         Args:
             model: a compiled Keras model.
-            plan: what the programs are to do.
-            state: specs of the state, as trees of `jax.ShapeDtypeStruct`. Metrics are twice
-                there: `[replicas, ...]`, and their sum.
+            plan: describes the programs.
+            state: specs of the state, as trees of `jax.ShapeDtypeStruct`. Metrics occur twice:
+                `[replicas, ...]`, and their sum.
         """
         self._model, self._plan = model, plan
         self._trains = plan.mode is Mode.TRAIN
@@ -66,45 +67,47 @@ class ReplicaProgramBuilder:
         variables = model.trainable_variables if self._trains else []
         self._accumulator = make_accumulator(variables, plan.accumulation)
         self._reduction = GradientReduction(variables, plan)
-        self.taps_found = step.taps_found
-        # Steps of a call whose taps fit into its results; any number, where there are none.
-        self.tap_room = (
-            steps_in_room(step.tapped, plan.records, plan.update_steps) if plan.tapped else None
+        self.taps_values = step.taps_values
+        # Most steps of a call whose taps fit into its results; None where nothing is tapped.
+        self.max_tapped_steps = (
+            max_tapped_steps(step.tapped, plan.records, plan.update_steps) if plan.tapped else None
         )
-        self._tap_rounds = (self.tap_room or 0) // plan.replicas
+        tapped_rounds = (self.max_tapped_steps or 0) // plan.replicas
         self._records = ReplicaRecords(
-            ReplicaLogs(model, plan, step.result), step.tapped, self._tap_rounds, plan.replicas
+            ReplicaLogs(model, plan, step.result), step.tapped, tapped_rounds, plan.replicas
         )
         self._rounds = Rounds(model, plan, step, self._records, self._reduction)
         self._update = make_tapped_update(model, plan)
         self._update_taps = self._specs_of_update_taps() if plan.tapped and self._trains else None
-        # Every process needs what is tapped of all replicas; one alone leaves it where it is.
+        # Every process needs the taps of all replicas; a process on its own leaves them split.
         group = plan.group
         step_taps = group.split(1) if group.is_local else group.whole
         self._tap_layout: Any = Taps(step_taps, group.whole, group.whole)  # type: ignore[arg-type]
 
     def run(self, form: LoopForm) -> Program:
-        """`count` steps: whole updates, or rounds. Unrolled, the form counts these."""
+        """`count` steps as whole updates or rounds, which `form.unroll` counts."""
         function = self._updates(form) if self._trains else self._evaluation(form)
         specs = (self._state, self._batches, INDEX, INDEX)
         results = (self._layouts, self._plan.group.whole, self._tap_layout)
         return self._program("run", function, specs, (0,), results, form.unroll)
 
     def accumulate(self, form: LoopForm) -> Program:
-        """`count` micro-batches of an update. Unrolled, the form counts rounds."""
+        """`count` micro-batches of an update, in rounds, which `form.unroll` counts."""
 
         def accumulate(
-            state: State, accumulated: Any, batches: Any, start: Any, count: Any, coefficient: Any
-        ) -> tuple[State, Any, Any, Taps]:
+            state: State,
+            accumulated: list[jax.Array],
+            batches: ArrayTree,
+            start: jax.Array,
+            count: jax.Array,
+            coefficient: jax.Array,
+        ) -> tuple[State, list[jax.Array], ArrayTree, Taps]:
             accumulated, new, records = self._rounds.some(
                 form,
                 self._with_weights(state),
                 fetched(accumulated, host_layouts),
                 self._records.first(),
-                batches,
-                start,
-                count,
-                coefficient,
+                StepRange(batches, start, count, coefficient),
             )
             new = self._rounds.with_metric_sums((state[0], *new[1:]))
             result, tapped = self._records.result(new, records)
@@ -117,22 +120,24 @@ class ReplicaProgramBuilder:
         return self._program("accumulate", accumulate, specs, (0, 1), results, form.unroll)
 
     def zeros(self) -> Program:
-        """What an update accumulates into, on each replica."""
+        """The initial accumulated values of an update, on each replica."""
         results = [spec.sharding for spec in self._accumulated()]
 
-        def zeros(state: State) -> Any:
+        def zeros(state: State) -> list[jax.Array]:
             return offloaded(self._rounds.open(state), results)
 
         return self._program("zeros", zeros, (self._state,), (), results)
 
     def apply(self) -> Program:
-        """The update at the end of an update."""
+        """The change of the weights, once all micro-batches of an update are accumulated."""
 
-        def apply(state: State, accumulated: Any, scale: Any, steps: Any) -> tuple[State, Taps]:
+        def apply(
+            state: State, accumulated: list[jax.Array], scale: jax.Array, steps: jax.Array
+        ) -> tuple[State, Taps]:
             accumulated, state = fetched((accumulated, state), (host_layouts, self._layouts))
             gradients, state = self._rounds.close(state, accumulated, steps)
             gradients = self._accumulator.finish(gradients, scale)
-            new, tapped, halted = self._apply(state, gradients, self._room().halted)
+            new, tapped, halted = self._apply(state, gradients, self._empty_taps().halted)
             entry = jax.tree.map(lambda leaf: leaf[None], tapped)
             new = self._laid_out(unless(halted, new, state))
             return new, Taps(updates=entry, halted=halted)
@@ -143,94 +148,100 @@ class ReplicaProgramBuilder:
 
     def _accumulated(self) -> list[jax.ShapeDtypeStruct]:
         values, plan = list(self._state[1]), self._plan
-        held = [split_spec(plan, values[place]) for place in self._rounds.differing]
+        held = [split_spec(plan, values[index]) for index in self._rounds.differing]
         return [*self._reduction.sums, *held]
 
-    def _updates(self, form: LoopForm) -> Callable[..., Any]:
+    def _updates(self, form: LoopForm) -> Callable[..., tuple[State, ArrayTree, Taps]]:
         accumulation, update_steps = self._plan.accumulation, self._plan.update_steps
         inner = form if form.is_loop else LoopForm(unroll=accumulation.steps)
 
-        def run(state: State, batches: Any, start: Any, count: Any) -> tuple[State, Any, Taps]:
+        def run(
+            state: State, batches: ArrayTree, start: jax.Array, count: jax.Array
+        ) -> tuple[State, ArrayTree, Taps]:
             scale = scale_of(accumulation.reduction, update_steps, self._plan.replicas)
 
-            def from_weights(number: Any, state: State, records: Any, taps: Taps) -> Any:
+            def from_weights(number: Index, carry: LoopCarry) -> Computed:
                 first = start + number * update_steps
+                steps = StepRange(batches, first, update_steps, 1.0)
                 sums, after, records = self._rounds.update(
-                    inner, state, records, batches, first, number
+                    inner, carry.state, carry.records, steps, number
                 )
                 gradients = self._accumulator.finish(sums, scale)
-                return (gradients, (after[1], after[3])), records, taps
+                pending = PendingUpdate(gradients, After(after[1], after[3]))
+                return pending, records, carry.taps
 
-            def compute(number: Any, state: State, records: Any, taps: Taps) -> Any:
-                return from_weights(number, self._with_weights(state), records, taps)
+            def compute(number: Index, carry: LoopCarry) -> Computed:
+                return from_weights(number, carry._replace(state=self._with_weights(carry.state)))
 
-            def apply(state: State, pending: Any) -> State:
+            def apply(state: State, pending: PendingUpdate) -> State:
                 gradients, (non_trainable, metrics) = pending
                 state = fetched_after(state, self._layouts, gradients)
                 before = (state[0], non_trainable, state[2], Values(()))
                 new = apply_gradients(self._model, before, gradients)
                 return self._laid_out((*new[:3], metrics))
 
-            def body(number: Any, carry: Any) -> Any:
-                before, records, taps = carry
-                before = self._with_weights(before)
-                pending, records, taps = from_weights(number, before, records, taps)
+            def body(number: Index, carry: LoopCarry) -> LoopCarry:
+                before = self._with_weights(carry.state)
+                pending, records, taps = from_weights(number, carry._replace(state=before))
                 gradients, (non_trainable, metrics) = pending
                 slots = fetched_after(before[2], self._layouts[2], gradients)
                 before = (*before[:2], slots, before[3])
                 state = (before[0], non_trainable, before[2], metrics)
                 new, tapped, halted = self._apply(state, gradients, taps.halted)
                 taps = taps.with_update(number, tapped)._replace(halted=halted)
-                return self._laid_out(unless(halted, new, before)), records, taps
+                return LoopCarry(self._laid_out(unless(halted, new, before)), records, taps)
 
-            carry = (state, self._records.first(), self._room())
+            carry = LoopCarry(state, self._records.first(), self._empty_taps())
             stops, tapped = self._plan.taps.stops, self._update_taps
             if stops and form.is_loop and tapped is not None and can_wait(tapped):
-                given = (self._model, self._plan, count // update_steps, compute, apply)
-                state, records, taps = run_until_halted(*given, carry)
+                updates = count // update_steps
+                carry = run_until_halted(self._model, self._plan, updates, compute, apply, carry)
             else:
-                until = (lambda carry: carry[2].halted) if stops else None
-                state, records, taps = repeat(body, carry, count // update_steps, form, until)
-            state = self._rounds.with_metric_sums(state)
-            result, tapped = self._records.result(state, records)
-            return state, result, taps._replace(steps=tapped)
+                until = (lambda carry: carry.taps.halted) if stops else None
+                carry = repeat(body, carry, count // update_steps, form, until)
+            state = self._rounds.with_metric_sums(carry.state)
+            result, tapped = self._records.result(state, carry.records)
+            return state, result, carry.taps._replace(steps=tapped)
 
         return run
 
-    def _evaluation(self, form: LoopForm) -> Callable[..., Any]:
-        def run(state: State, batches: Any, start: Any, count: Any) -> tuple[State, Any, Taps]:
-            _, state, records = self._rounds.some(
-                form, state, [], self._records.first(), batches, start, count, jnp.float32(1)
-            )
+    def _evaluation(self, form: LoopForm) -> Callable[..., tuple[State, ArrayTree, Taps]]:
+        def run(
+            state: State, batches: ArrayTree, start: jax.Array, count: jax.Array
+        ) -> tuple[State, ArrayTree, Taps]:
+            steps = StepRange(batches, start, count, jnp.float32(1))
+            _, state, records = self._rounds.some(form, state, [], self._records.first(), steps)
             state = self._rounds.with_metric_sums(state)
             result, tapped = self._records.result(state, records)
             return state, result, Taps(tapped)
 
         return run
 
-    def _apply(self, state: State, gradients: Any, halted: Any) -> Any:
+    def _apply(
+        self, state: State, gradients: Gradients, halted: jax.Array | None
+    ) -> tuple[State, Tapped, jax.Array | None]:
         without_metrics = (*state[:3], Values(()))
         new, tapped, halted = self._update(without_metrics, gradients, halted)
         return (*new[:3], state[3]), tapped, halted
 
     def _with_weights(self, state: State) -> State:
-        """Returns a state with its weights on the devices."""
+        """Returns a state with its weights in device memory."""
         return (fetched(state[0], self._layouts[0]), *state[1:])
 
     def _laid_out(self, state: State) -> State:
-        """Keeps the layouts of values that go round a loop, which only stay where told to."""
+        """Pins the layouts of values that a loop carries, which XLA would otherwise choose."""
 
-        def lay(value: Any, layout: Any) -> Any:
+        def lay(value: jax.Array, layout: jax.sharding.Sharding) -> jax.Array:
             move = jax.device_put if is_on_host(layout) else lax.with_sharding_constraint
             return move(value, layout)
 
         return jax.tree.map(lay, state, self._layouts)
 
-    def _room(self) -> Taps:
-        """Returns room for the taps of the updates of one call; steps have theirs in records."""
-        updates = (self.tap_room or 0) // self._plan.update_steps
+    def _empty_taps(self) -> Taps:
+        """Returns empty taps for the updates of one call; those of steps are in the records."""
+        updates = (self.max_tapped_steps or 0) // self._plan.update_steps
         tapped = self._update_taps or Tapped()
-        return room(Tapped(), 0, tapped, updates, halts=self._plan.taps.stops)
+        return empty_taps(Tapped(), 0, tapped, updates, halts=self._plan.taps.stops)
 
     def _specs_of_update_taps(self) -> Tapped:
         specs = jax.tree.map(lambda s: jax.ShapeDtypeStruct(s.shape, s.dtype), self._state)
@@ -242,9 +253,9 @@ class ReplicaProgramBuilder:
         self,
         name: str,
         function: Callable[..., Any],
-        arguments: tuple[Any, ...],
+        arguments: tuple[StateSpecs, ...],
         donated: tuple[int, ...],
-        results: Any,
+        results: "StateLayouts | tuple[StateLayouts | Taps, ...]",
         unrolled: int | None = None,
     ) -> Program:
         name = f"{self._plan.mode.value}_{name}"

@@ -3,21 +3,21 @@
     accelerators, one process    an all-reduce of each array: XLA makes one of them
     CPUs of several processes    all arrays in one: a sum's time hardly depends on its size
 
-Over gloo a sum takes 3.4 ms, of 4 KB or 400 KB, 20 ms in six arrays. Where the replicas are a power
-of two they add by pairs: each swaps with its neighbour and adds, then with the one two further on.
-Two take 0.5 to 1.6 ms for it. The sums are the same in every bit on all replicas, as `a + b` is
-`b + a`.
+Over gloo a sum takes 3.4 ms for 4 KB or 400 KB, and 20 ms in six arrays. Where the number of
+replicas is a power of two they add in pairs: each swaps with its neighbour and adds, then with the
+one two further on. Two replicas take 0.5 to 1.6 ms for it. The sums are the same in every bit on
+all replicas, as `a + b` is `b + a`.
 
 every replica's sum   [replicas, ...]   ->  their sum, whole on each device
-                                        ->  or in equal parts, where the state is shared out
+                                        ->  or in equal parts, where the state is sharded
 """
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
 import jax
 import jax.numpy as jnp
+import keras
 from jax import lax
 from jax.sharding import PartitionSpec
 
@@ -32,22 +32,22 @@ def add_up(values: Sequence[jax.Array], plan: Plan) -> list[jax.Array]:
     """Returns the sum of each value over all replicas, on each of them."""
     if not packs(plan):
         return [lax.psum(value, REPLICA) for value in values]
-    places: dict[jnp.dtype, list[int]] = {}
-    for place, value in enumerate(values):
-        places.setdefault(value.dtype, []).append(place)
+    of_dtype: dict[jnp.dtype, list[int]] = {}
+    for index, value in enumerate(values):
+        of_dtype.setdefault(value.dtype, []).append(index)
     sums = list(values)
-    for group in places.values():
-        packed = jnp.concatenate([jnp.ravel(values[place]) for place in group])
+    for indices in of_dtype.values():
+        packed = jnp.concatenate([jnp.ravel(values[index]) for index in indices])
         packed, begin = _sum(packed, plan.replicas), 0
-        for place in group:
-            end = begin + math.prod(values[place].shape)
-            sums[place] = packed[begin:end].reshape(values[place].shape)
+        for index in indices:
+            end = begin + math.prod(values[index].shape)
+            sums[index] = packed[begin:end].reshape(values[index].shape)
             begin = end
     return sums
 
 
 def packs(plan: Plan) -> bool:
-    """Whether sums are made of all arrays at once."""
+    """Whether all arrays are concatenated for one sum."""
     return plan.group.platform == "cpu" and not plan.group.is_local
 
 
@@ -65,18 +65,18 @@ def _sum(value: jax.Array, replicas: int) -> jax.Array:
 class GradientReduction:
     """Adds up the gradients of trainable variables over replicas."""
 
-    def __init__(self, variables: Sequence[Any], plan: Plan):
-        """Decides how each gradient arrives.
+    def __init__(self, variables: Sequence[keras.Variable], plan: Plan):
+        """Decides whether each gradient arrives whole or in parts.
 
         Args:
-            variables: trainable `keras.Variable`s, all of a model's or those of one stage.
-            plan: of the programs.
+            variables: trainable variables of a whole model or of one stage.
+            plan: describes the programs.
         """
         self._plan = plan
         # float8 layers store new scales in the "gradient": the largest serves all replicas.
         self._replaces = [bool(getattr(v, "overwrite_with_gradient", False)) for v in variables]
-        # A gradient arrives in parts where the optimizer's values lie so. Of weights alone that
-        # would have these values updated in parts and gathered again.
+        # A gradient arrives in parts where the optimizer's values are sharded. Where only weights
+        # are, the optimizer's values would be updated in parts and gathered again.
         axes = [axis_of(plan, "optimizer", tuple(v.shape)) for v in variables]
         self._axes = [
             None if replace else axis for axis, replace in zip(axes, self._replaces, strict=True)
@@ -87,43 +87,43 @@ class GradientReduction:
         ]
         zeros = jax.eval_shape(make_accumulator(variables, plan.accumulation).zeros)
         sums = [split_spec(plan, spec) for spec in zeros]
-        # How they rest in host memory between micro-batches; None for those that do not.
+        # Layouts of the sums in host memory between micro-batches; None if not offloaded.
         self.host_layouts = host_layouts(plan, "gradient", sums, plan.group.split(0))
-        # What replicas accumulate into.
+        # Specs of the accumulated gradients, [replicas, ...].
         self.sums = with_host_layouts(sums, self.host_layouts)
 
     def zeros(self) -> Gradients:
-        """Returns what the replicas accumulate into, `[replicas, ...]`."""
+        """Returns the initial accumulated gradients, `[replicas, ...]`."""
         return [jnp.zeros(spec.shape, spec.dtype) for spec in self.sums]
 
     def add_up(
         self, gradients: Sequence[jax.Array], others: Sequence[jax.Array] = ()
     ) -> tuple[Gradients, list[jax.Array]]:
-        """Adds up what each replica has; runs under the mesh's axis.
+        """Adds up the values of all replicas; runs under the mesh's axis.
 
         Args:
             gradients: of this replica.
             others: more values, to be added up in the same operation.
 
         Returns:
-            Gradients, which lie as `specs` says, and the sums of the others.
+            Gradients, laid out as in `specs`, and the sums of the others.
         """
         at_once = packs(self._plan)
-        reduced: list[Any] = [None] * len(gradients)
-        summed: list[int] = []  # places of those that are added up whole
-        for place, (value, axis) in enumerate(zip(gradients, self._axes, strict=True)):
-            if self._replaces[place]:
-                reduced[place] = lax.pmax(value, REPLICA)
+        reduced = list(gradients)
+        summed: list[int] = []  # indices of those that are added up whole
+        for index, (value, axis) in enumerate(zip(gradients, self._axes, strict=True)):
+            if self._replaces[index]:
+                reduced[index] = lax.pmax(value, REPLICA)
             elif axis is None or at_once:
-                summed.append(place)
+                summed.append(index)
             else:
-                reduced[place] = lax.psum_scatter(
+                reduced[index] = lax.psum_scatter(
                     value, REPLICA, scatter_dimension=axis, tiled=True
                 )
-        sums = add_up([*(gradients[place] for place in summed), *others], self._plan)
-        for place, value in zip(summed, sums, strict=False):
-            axis = self._axes[place]
-            reduced[place] = value if axis is None else self._own_part(value, axis)
+        sums = add_up([*(gradients[index] for index in summed), *others], self._plan)
+        for index, value in zip(summed, sums, strict=False):
+            axis = self._axes[index]
+            reduced[index] = value if axis is None else self._own_part(value, axis)
         return reduced, sums[len(summed) :]
 
     def _own_part(self, value: jax.Array, axis: int) -> jax.Array:

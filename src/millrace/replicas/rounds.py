@@ -4,10 +4,11 @@
     replica 0   batch 0   batch 2   batch 4  |
     replica 1   batch 1   batch 3    (none)  |->  sums of gradients, state, results
 
-A replica without a batch computes with zeros, and nothing of it counts.
+A replica without a batch computes with zeros, and its results do not count.
 """
 
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -18,14 +19,53 @@ from jax.sharding import PartitionSpec
 from millrace._compat.jax_memory import Space
 from millrace.devices import PARTS, REPLICA, WHOLE
 from millrace.plan import LoopForm, Mode, Plan
+from millrace.pytrees import ArrayTree
 from millrace.replicas import state_rules
-from millrace.replicas.logs import ReplicaRecords
+from millrace.replicas.logs import Records, ReplicaRecords
 from millrace.replicas.reduce import GradientReduction, add_up
+from millrace.replicas.state import own_part, with_axis
 from millrace.replicas.traced_step import TracedStep
-from millrace.steps.accumulate import coefficient_of, make_accumulator
-from millrace.steps.loop import batch_at, repeat
+from millrace.steps.accumulate import Factor, Gradients, coefficient_of, make_accumulator
+from millrace.steps.loop import Index, batch_at, repeat
 from millrace.steps.offload import fetched, fetched_after, offloaded
 from millrace.steps.state import State, Values
+
+ROUNDS = PartitionSpec(None, REPLICA)  # of a block, `[rounds, replicas, ...]`
+
+
+class StepRange(NamedTuple):
+    """Consecutive steps of a block. In its first and its last round replicas may have no batch."""
+
+    batches: ArrayTree  # of the block, [rounds, replicas, ...]
+    start: Index  # first step in the block: its round and its replica
+    num_steps: Index | None  # None where every round is full
+    # Weight of a micro-batch; of a running mean, the steps of the update before these.
+    coefficient: Factor
+
+
+class RoundInputs(NamedTuple):
+    """The arguments of a function under the mesh: a state and the records so far."""
+
+    trainable: Sequence[jax.Array]
+    optimizer: Sequence[jax.Array]  # those that a step reads
+    non_trainable: Sequence[jax.Array]
+    metrics: Sequence[jax.Array]  # of one replica, [1, ...]
+    records: Records
+
+
+class RoundOutputs(NamedTuple):
+    """The values that rounds change."""
+
+    non_trainable: Sequence[jax.Array]
+    metrics: Sequence[jax.Array]  # [1, ...] under the mesh, [replicas, ...] outside
+    records: Records
+
+
+class _Carry(NamedTuple):
+    non_trainable: Sequence[jax.Array]
+    metrics: Sequence[jax.Array]  # of this replica
+    records: Records
+    sums: Gradients  # of this replica
 
 
 class Rounds:
@@ -44,44 +84,46 @@ class Rounds:
         variables = model.trainable_variables if plan.mode is Mode.TRAIN else []
         self._accumulator = make_accumulator(variables, plan.accumulation)
         self._is_running = plan.accumulation.reduction.is_running
-        # Those that rest in host memory between the turns of a loop.
+        # Of the sums that are in host memory between the iterations of a loop.
         self._host_layouts = [
             None if layout is None else Space.Host for layout in reduction.host_layouts
         ]
-        # Values of the state that replicas do not have in common within an update.
+        # Values of the state that differ between replicas within an update.
         self.differing = [k for k, rule in enumerate(step.rules) if rule.differs]
 
     def update(
-        self, form: LoopForm, state: State, records: Any, batches: Any, start: Any, update: Any
-    ) -> tuple[Any, State, Any]:
+        self, form: LoopForm, state: State, records: Records, steps: StepRange, number: Index
+    ) -> tuple[Gradients, State, Records]:
         """Runs the rounds of one whole update.
 
         Args:
             form: of the loop over rounds.
             state: whole values.
-            records: results so far.
-            batches: of the block, `[rounds, replicas, ...]`.
-            start: first step in the block.
-            update: its number in the call.
+            records: of the steps before.
+            steps: steps of the update.
+            number: index of the update in the call.
 
         Returns:
-            Gradients added up over replicas, the new state, results.
+            Gradients added up over replicas, the new state, records.
         """
-        steps = self._plan.accumulation.steps
+        num_rounds = self._plan.accumulation.steps
 
-        def rounds(given: Any, batches: Any, first: Any, update: Any) -> Any:
-            carry = (*given, self._accumulator.zeros())
-            given = 0.0 if self._is_running else 1.0
-            record = update * steps
-            *rest, sums = self._loop(form, steps, carry, batches, first, None, given, record)
-            return self._agreed(rest, sums, 0, self._plan.replicas)
+        def rounds(
+            inputs: RoundInputs, batches: ArrayTree, start: jax.Array, number: jax.Array
+        ) -> tuple[RoundOutputs, Gradients | None]:
+            steps_here = StepRange(batches, start, None, 0.0 if self._is_running else 1.0)
+            first_record = number * num_rounds
+            zeros = self._accumulator.zeros()
+            carry = self._loop(form, num_rounds, inputs, zeros, steps_here, first_record)
+            return self._agreed(carry, carry.sums, 0, self._plan.replicas)
 
-        run = self._under_mesh(rounds, self._reduction.specs, (WHOLE, WHOLE))
-        rest, sums = run(self._given(state, records), batches, start, jnp.int32(update))
-        return sums, *self._taken(state, rest)
+        run = self._under_mesh(rounds, (ROUNDS, WHOLE, WHOLE), self._reduction.specs)
+        inputs = self._inputs(state, records)
+        outputs, sums = run(inputs, steps.batches, steps.start, jnp.int32(number))
+        return sums, *self._with_outputs(state, outputs)
 
     def open(self, state: State) -> list[jax.Array]:
-        """Returns what an update accumulates into, `[replicas, ...]`.
+        """Returns the initial accumulated values of an update, `[replicas, ...]`.
 
         Gradients, followed by the values that differ between replicas until the update closes.
         """
@@ -94,65 +136,72 @@ class Rounds:
         self,
         form: LoopForm,
         state: State,
-        accumulated: Any,
-        records: Any,
-        batches: Any,
-        start: Any,
-        count: Any,
-        coefficient: Any,
-    ) -> tuple[Any, State, Any]:
-        """Runs `count` steps; in the first and the last round replicas may have no batch.
+        accumulated: Sequence[jax.Array],
+        records: Records,
+        steps: StepRange,
+    ) -> tuple[list[jax.Array], State, Records]:
+        """Runs any number of steps; in the first and the last round replicas may have no batch.
 
         Args:
             form: of the loop over rounds.
             state: whole values.
-            accumulated: by an update so far, as `open` returns it; none outside of training.
-            records: results so far.
-            batches: of the block, `[rounds, replicas, ...]`.
-            start: first step in the block: its round and its replica.
-            count: steps.
-            coefficient: weight of a micro-batch, or the steps of the update before these.
+            accumulated: values of an update so far, from `open`; empty outside of training.
+            records: of the steps before.
+            steps: which steps to run.
 
         Returns:
-            What is accumulated, the new state, results.
+            The accumulated values, the new state, records.
         """
         trains, size = self._plan.mode is Mode.TRAIN, len(self._reduction.sums)
 
         def rounds(
-            given: Any, batches: Any, start: Any, accumulated: Any, count: Any, factor: Any
-        ) -> Any:
-            trainable, optimizer, whole, metrics, records = given
-            own = [value[0] for value in accumulated]
+            inputs: RoundInputs,
+            batches: ArrayTree,
+            start: jax.Array,
+            accumulated: list[jax.Array],
+            count: jax.Array,
+            coefficient: jax.Array,
+        ) -> tuple[RoundOutputs, list[jax.Array]]:
+            whole = inputs.non_trainable
+            own = own_part(accumulated)
             mine = dict(zip(self.differing, own[size:], strict=True)) if trains else {}
-            non_trainable = [mine.get(k, value) for k, value in enumerate(whole)]
-            carry = (trainable, optimizer, non_trainable, metrics, records, own[:size])
-            number = -(-(start % self._plan.replicas + count) // self._plan.replicas)
-            *rest, sums = self._loop(form, number, carry, batches, start, count, factor, 0)
+            inputs = inputs._replace(non_trainable=[mine.get(k, v) for k, v in enumerate(whole)])
+            num_rounds = -(-(start % self._plan.replicas + count) // self._plan.replicas)
+            steps_here = StepRange(batches, start, count, coefficient)
+            carry = self._loop(form, num_rounds, inputs, own[:size], steps_here, 0)
             if not trains:
-                return self._agreed(rest, None, start, count)[0], []
-            non_trainable, metrics, records = rest
-            sums = [*sums, *(non_trainable[k] for k in self.differing)]
-            # The state has these as they were, until the update closes.
-            kept = [whole[k] if k in mine else value for k, value in enumerate(non_trainable)]
-            return (kept, [m[None] for m in metrics], records), [value[None] for value in sums]
+                return self._agreed(carry, None, start, count)[0], []
+            sums = [*carry.sums, *(carry.non_trainable[k] for k in self.differing)]
+            # The state keeps the values from before until the update closes.
+            kept = [whole[k] if k in mine else v for k, v in enumerate(carry.non_trainable)]
+            outputs = RoundOutputs(kept, with_axis(list(carry.metrics)), carry.records)
+            return outputs, with_axis(sums)
 
-        run = self._under_mesh(rounds, PARTS, (WHOLE, PARTS, WHOLE, WHOLE))
-        given = self._given(state, records)
-        rest, made = run(given, batches, start, list(accumulated), count, coefficient)
-        return made, *self._taken(state, rest)
+        run = self._under_mesh(rounds, (ROUNDS, WHOLE, PARTS, WHOLE, WHOLE), PARTS)
+        outputs, sums = run(
+            self._inputs(state, records),
+            steps.batches,
+            steps.start,
+            list(accumulated),
+            steps.num_steps,
+            steps.coefficient,
+        )
+        return sums, *self._with_outputs(state, outputs)
 
-    def close(self, state: State, accumulated: Any, steps: Any) -> tuple[Any, State]:
+    def close(
+        self, state: State, accumulated: Sequence[jax.Array], steps: Index
+    ) -> tuple[Gradients, State]:
         """Returns an update's gradients, added up over replicas, and the state after it.
 
         Args:
             state: whole values.
-            accumulated: by the update.
-            steps: of the update.
+            accumulated: accumulated values of the update.
+            steps: number of steps of the update.
         """
         size, rules = len(self._reduction.sums), [self._step.rules[k] for k in self.differing]
 
-        def agree(accumulated: Any, steps: Any) -> Any:
-            own = [value[0] for value in accumulated]
+        def agree(accumulated: list[jax.Array], steps: Index) -> tuple[Gradients, list[jax.Array]]:
+            own = own_part(accumulated)
             shares = state_rules.shares(rules, own[size:], *self._had(0, steps))
             gradients, added = self._reduction.add_up(own[:size], shares)
             active = jnp.minimum(steps, self._plan.replicas)
@@ -165,46 +214,45 @@ class Rounds:
             out_specs=(self._reduction.specs, WHOLE),
             check_vma=False,
         )(list(accumulated), steps)
-        known = dict(zip(self.differing, agreed, strict=True))
-        values = [known.get(k, value) for k, value in enumerate(state[1])]
+        changed = dict(zip(self.differing, agreed, strict=True))
+        values = [changed.get(k, value) for k, value in enumerate(state[1])]
         return gradients, (state[0], Values(values), *state[2:])
 
     def _loop(
         self,
         form: LoopForm,
-        rounds: Any,
-        carry: Any,
-        batches: Any,
-        start: Any,
-        count: Any,
-        coefficient: Any,
-        first_record: Any,
-    ) -> Any:
-        """Runs this replica's steps. `count` is None where every round is full."""
-        trainable, optimizer, non_trainable, metrics, records, sums = carry
+        num_rounds: Index,
+        inputs: RoundInputs,
+        sums: Gradients,
+        steps: StepRange,
+        first_record: Index,
+    ) -> _Carry:
+        """Runs this replica's steps, of which `first_record` is the index of the first round."""
+        start = steps.start
         me, replicas = lax.axis_index(REPLICA), self._plan.replicas
         rules, recorder = self._step.rules, self._records
 
-        def body(turn: Any, carry: Any) -> Any:
+        def body(index: Index, carry: _Carry) -> _Carry:
             non_trainable, metrics, records, sums = carry
-            number = start // replicas + turn
-            active, before, steps = None, me, replicas
-            if count is not None:
+            number = start // replicas + index
+            active, before, num_steps = None, me, replicas
+            if steps.num_steps is not None:
                 first = jnp.maximum(number * replicas, start)
-                end = jnp.minimum((number + 1) * replicas, start + count)
+                end = jnp.minimum((number + 1) * replicas, start + steps.num_steps)
                 step = number * replicas + me
                 active = (step >= first) & (step < end)
-                before, steps = step - first, end - first
-            batch = jax.tree.map(lambda leaf: leaf[0], batch_at(batches, number))
+                before, num_steps = step - first, end - first
+            batch = jax.tree.map(lambda leaf: leaf[0], batch_at(steps.batches, number))
             begun = state_rules.begin(rules, non_trainable, before)
-            gradients, ended, new, result, tapped = self._step.run(
-                trainable, optimizer, begun, metrics, batch
+            output = self._step.run(inputs.trainable, inputs.optimizer, begun, metrics, batch)
+            gradients, new = output.gradients, output.metrics
+            non_trainable = state_rules.end(
+                rules, non_trainable, output.non_trainable, active, num_steps
             )
-            non_trainable = state_rules.end(rules, non_trainable, ended, active, steps)
-            factor = coefficient
+            factor = steps.coefficient
             if self._is_running:
                 # The update begins with replica 0, so the steps before this one tell how many.
-                first = coefficient + jnp.float32(number * replicas + me - start)
+                first = factor + jnp.float32(number * replicas + me - start)
                 factor = coefficient_of(self._plan.accumulation.reduction, first // replicas, 0)
             if active is not None:
                 factor = jnp.where(active, factor, 0.0) if self._is_running else factor
@@ -212,80 +260,90 @@ class Rounds:
                 new = [jnp.where(active, n, o) for n, o in zip(new, metrics, strict=True)]
             sums = fetched_after(sums, self._host_layouts, list(gradients))
             sums = offloaded(self._accumulator.add(sums, gradients, factor), self._host_layouts)
-            records = recorder.record(records, first_record + turn, new, result, tapped, active)
-            return non_trainable, new, records, sums
+            output = output._replace(metrics=new)
+            records = recorder.record(records, first_record + index, output, active)
+            return _Carry(non_trainable, new, records, sums)
 
         sums = offloaded(sums, self._host_layouts)
-        carry = (non_trainable, [m[0] for m in metrics], records, sums)
-        *rest, sums = repeat(body, carry, rounds, form)
-        return *rest, fetched(sums, self._host_layouts)
+        carry = _Carry(inputs.non_trainable, own_part(inputs.metrics), inputs.records, sums)
+        carry = repeat(body, carry, num_rounds, form)
+        return carry._replace(sums=fetched(carry.sums, self._host_layouts))
 
-    def _had(self, start: Any, count: Any) -> tuple[Any, Any]:
+    def _had(self, start: Index, count: Index) -> tuple[jax.Array, jax.Array]:
         """Returns whether this replica had one of `count` steps from `start` on, and the last."""
         me, replicas = lax.axis_index(REPLICA), self._plan.replicas
         return (me - start) % replicas < count, me == (start + count - 1) % replicas
 
-    def _agreed(self, rest: Any, sums: Any, start: Any, count: Any) -> tuple[Any, Any]:
-        """Returns what a replica gives back: values that all share, its metrics, its records.
+    def _agreed(
+        self, carry: _Carry, sums: Gradients | None, start: Index, count: Index
+    ) -> tuple[RoundOutputs, Gradients | None]:
+        """Returns a replica's outputs, with the values that all replicas share, and its sums.
 
         Args:
-            rest: what its loop ended with.
+            carry: values at the end of its loop.
             sums: gradients to add up over replicas; None if there are none.
             start: first step.
-            count: steps.
+            count: number of steps.
         """
-        non_trainable, metrics, records = rest
         rules = self._step.rules
-        shares = state_rules.shares(rules, non_trainable, *self._had(start, count))
+        shares = state_rules.shares(rules, carry.non_trainable, *self._had(start, count))
         if sums is None:
             added = add_up(shares, self._plan)
         else:
             sums, added = self._reduction.add_up(sums, shares)
         active = jnp.minimum(count, self._plan.replicas)
-        agreed = state_rules.merged(rules, non_trainable, added, active)
-        return (agreed, [value[None] for value in metrics], records), sums
+        agreed = state_rules.merged(rules, carry.non_trainable, added, active)
+        return RoundOutputs(agreed, with_axis(list(carry.metrics)), carry.records), sums
 
-    def _given(self, state: State, records: Any) -> Any:
-        """Takes from whole values what the replicas are given."""
+    def _inputs(self, state: State, records: Records) -> RoundInputs:
+        """Returns the arguments of a function under the mesh, as whole values."""
         trainable, non_trainable, *optimizer = map(list, state)
         metrics = optimizer.pop() if len(optimizer) else []
         read = [optimizer[0][index] for index in self._step.optimizer] if optimizer else []
-        return trainable, read, non_trainable, metrics[: len(metrics) // 2], records
+        return RoundInputs(trainable, read, non_trainable, metrics[: len(metrics) // 2], records)
 
-    def _taken(self, state: State, rest: Any) -> tuple[State, Any]:
-        """Makes a state of what the replicas gave back."""
-        non_trainable, metrics, records = rest
-        new = [state[0], Values(non_trainable), *state[2:]]
+    def _with_outputs(self, state: State, outputs: RoundOutputs) -> tuple[State, Records]:
+        """Returns a state with the values that rounds changed, and the records."""
+        new = [state[0], Values(outputs.non_trainable), *state[2:]]
         if len(state) > 2:
             # Their sums follow when the call ends: `with_metric_sums`.
+            metrics = outputs.metrics
             new[-1] = Values([*metrics, *list(state[-1])[len(metrics) :]])
-        return tuple(new), records
+        return tuple(new), outputs.records
 
     def with_metric_sums(self, state: State) -> State:
-        """Returns a state whose metrics have their sums over replicas."""
+        """Returns a state whose metrics include their sums over replicas."""
         if len(state) == 2:
             return state
         metrics = list(state[-1])
         parts = metrics[: len(metrics) // 2]
 
-        def under_mesh(parts: Any) -> Any:
-            return add_up([value[0] for value in parts], self._plan)
+        def under_mesh(parts: list[jax.Array]) -> list[jax.Array]:
+            return add_up(own_part(parts), self._plan)
 
         sums = jax.shard_map(
             under_mesh, mesh=self._plan.group.mesh, in_specs=PARTS, out_specs=WHOLE, check_vma=False
         )(parts)
         return (*state[:-1], Values([*parts, *sums]))
 
-    def _under_mesh(self, function: Any, made: Any, scalars: Any) -> Any:
-        records = self._records.layout
+    def _under_mesh(
+        self,
+        function: Callable[..., tuple[RoundOutputs, list[jax.Array] | None]],
+        arguments: tuple[PartitionSpec, ...],
+        sums: PartitionSpec | list[PartitionSpec],
+    ) -> Callable[..., Any]:
+        """Returns a function of inputs and other arguments that runs on each replica.
+
+        Args:
+            function: of one replica; returns its outputs and sums.
+            arguments: layouts of the arguments after the inputs.
+            sums: layout of the sums.
+        """
+        records: Any = self._records.layout
         return jax.shard_map(
             function,
             mesh=self._plan.group.mesh,
-            in_specs=(
-                (WHOLE, WHOLE, WHOLE, PARTS, records),
-                PartitionSpec(None, REPLICA),
-                *scalars,
-            ),
-            out_specs=((WHOLE, PARTS, records), made),
+            in_specs=(RoundInputs(WHOLE, WHOLE, WHOLE, PARTS, records), *arguments),  # type: ignore[arg-type]
+            out_specs=(RoundOutputs(WHOLE, PARTS, records), sums),  # type: ignore[arg-type]
             check_vma=False,
         )

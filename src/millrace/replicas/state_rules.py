@@ -1,13 +1,13 @@
-"""What a step does to the values that no gradient changes, where several replicas do it at once.
+"""Rules for merging the values that no gradient changes after several replicas ran a step.
 
-    unchanged    whole on every replica, and stays so
+    unchanged    the same on every replica, and stays so
     counter      a step adds a fixed number: the seed of a dropout layer, a number of calls
-    averaged     moving statistics: each replica's differ, and their mean goes on
+    averaged     moving statistics: those of the replicas differ, and their mean goes on
     last         whole numbers that are no counters: those of the last batch go on
 
 Counters go on as if the batches had come one after the other: replica `r` begins `r` steps ahead,
-and all go on from `replicas` steps later. So a batch has the dropout mask that it would have on
-one device, and no two replicas have the same.
+and all go on from `replicas` steps later. So a batch gets the same dropout mask as on one
+device, and no two replicas share a mask.
 """
 
 import enum
@@ -18,8 +18,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.extend.core import Literal, Var
 
-from millrace._compat.jaxpr import Graph, as_function, is_literal, used
+from millrace._compat.jaxpr import Graph, as_function, is_literal, spec_of, used
 
 
 class MergeRule(enum.Enum):
@@ -33,28 +34,28 @@ class MergeRule(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """How one value goes on."""
+    """The merge rule of one variable."""
 
     merge: MergeRule
-    step: Any = None  # what a step adds to a counter
+    step: Any = None  # number, or array of numbers, that a step adds to a counter
 
     @property
     def differs(self) -> bool:
-        """Whether replicas have values of their own until an update ends."""
+        """Whether the values of replicas differ until an update ends."""
         return self.merge in (MergeRule.AVERAGED, MergeRule.LAST)
 
 
-def find_rule(graph: Graph, before: Any, after: Any) -> Rule:
+def find_rule(graph: Graph, before: Var | None, after: Var | Literal) -> Rule:
     """Finds the rule of a value of the state in a traced step.
 
     Args:
         graph: the step.
-        before: the variable of the value that goes in; None if the step does not read it.
-        after: that of the value that comes out, or a literal.
+        before: variable of the value before the step; None if the step does not read it.
+        after: variable of the value after the step, or a literal.
     """
     if after is before:
         return Rule(MergeRule.UNCHANGED)
-    if jnp.issubdtype(after.aval.dtype, jnp.inexact):
+    if jnp.issubdtype(spec_of(after).dtype, jnp.inexact):
         return Rule(MergeRule.AVERAGED)
     if before is not None and not is_literal(after):
         step = _added(used(graph, [after]), before)
@@ -63,12 +64,13 @@ def find_rule(graph: Graph, before: Any, after: Any) -> Rule:
     return Rule(MergeRule.LAST)
 
 
-def _added(part: Graph, before: Any) -> np.ndarray | None:
-    """Returns what `part` adds to its one input, None if it does anything else."""
-    shape, dtype = before.aval.shape, before.aval.dtype
-    if part.invars != (before,) or dtype == jnp.bool_:
+def _added(graph: Graph, before: Var) -> np.ndarray | None:
+    """Returns the number that `graph` adds to its one input; None if it does anything else."""
+    spec = spec_of(before)
+    shape, dtype = spec.shape, spec.dtype
+    if graph.invars != (before,) or dtype == jnp.bool_:
         return None
-    run = as_function(part)
+    run = as_function(graph)
     starts = [np.zeros(shape, dtype), np.full(shape, 12345, dtype)]
     with jax.ensure_compile_time_eval():
         ends = [np.asarray(run(start)[0]) for start in starts]
@@ -76,8 +78,16 @@ def _added(part: Graph, before: Any) -> np.ndarray | None:
     return added[0] if np.array_equal(*added) else None
 
 
-def begin(rules: Sequence[Rule], values: Sequence[Any], before: Any) -> list[Any]:
-    """Returns what this replica's step is given; `before` are the round's steps before its own."""
+def begin(
+    rules: Sequence[Rule], values: Sequence[jax.Array], before: jax.Array | int
+) -> list[jax.Array]:
+    """Returns the values with which this replica's step begins.
+
+    Args:
+        rules: of the values.
+        values: with which the round begins.
+        before: steps of the round before this replica's.
+    """
     return [
         value + (rule.step * before).astype(value.dtype)
         if rule.merge is MergeRule.COUNTER
@@ -87,15 +97,19 @@ def begin(rules: Sequence[Rule], values: Sequence[Any], before: Any) -> list[Any
 
 
 def end(
-    rules: Sequence[Rule], before: Sequence[Any], after: Sequence[Any], active: Any, steps: Any
-) -> list[Any]:
-    """Returns what goes on within this replica.
+    rules: Sequence[Rule],
+    before: Sequence[jax.Array],
+    after: Sequence[jax.Array],
+    active: jax.Array | None,
+    steps: jax.Array | int,
+) -> list[jax.Array]:
+    """Returns the values with which this replica begins the next round.
 
     Args:
         rules: of the values.
-        before: what the round began with.
-        after: what this replica's step made of what `begin` gave it.
-        active: whether this replica had a batch in the round; None if all had.
+        before: values with which the round began.
+        after: values after this replica's step, which began with those of `begin`.
+        active: whether this replica had a batch in the round; None if all had one.
         steps: batches in the round.
     """
     going_on = []
@@ -109,8 +123,10 @@ def end(
     return going_on
 
 
-def shares(rules: Sequence[Rule], values: Sequence[Any], had: Any, last: Any) -> list[jax.Array]:
-    """Returns what this replica gives towards the values that go on: they are added up.
+def shares(
+    rules: Sequence[Rule], values: Sequence[jax.Array], had: jax.Array, last: jax.Array
+) -> list[jax.Array]:
+    """Returns this replica's terms of the sums from which `merged` makes the new values.
 
     Args:
         rules: of the values.
@@ -118,30 +134,37 @@ def shares(rules: Sequence[Rule], values: Sequence[Any], had: Any, last: Any) ->
         had: whether it had a batch.
         last: whether it had the last one.
     """
-    given = []
+    terms = []
     for rule, value in zip(rules, values, strict=True):
         if rule.merge is MergeRule.AVERAGED:
             wide = value.astype(jnp.promote_types(value.dtype, jnp.float32))
-            given.append(jnp.where(had, wide, jnp.zeros_like(wide)))
+            terms.append(jnp.where(had, wide, jnp.zeros_like(wide)))
         elif rule.merge is MergeRule.LAST:
             mine = jnp.where(last, value, jnp.zeros_like(value))
-            given.append(mine.astype(jnp.int32))
-    return given
+            terms.append(mine.astype(jnp.int32))
+    return terms
 
 
 def merged(
-    rules: Sequence[Rule], values: Sequence[Any], sums: Sequence[jax.Array], active: Any
-) -> list[Any]:
-    """Returns the values that go on, the same on every replica, given the sums of `shares`.
+    rules: Sequence[Rule],
+    values: Sequence[jax.Array],
+    sums: Sequence[jax.Array],
+    active: jax.Array | int,
+) -> list[jax.Array]:
+    """Returns the new values, the same on every replica.
 
-    `active` is how many replicas had a batch.
+    Args:
+        rules: of the values.
+        values: this replica's.
+        sums: of `shares` over all replicas.
+        active: number of replicas that had a batch.
     """
     left = iter(sums)
-    found = []
+    new = []
     for rule, value in zip(rules, values, strict=True):
         if rule.merge is MergeRule.AVERAGED:
             value = (next(left) / active).astype(value.dtype)
         elif rule.merge is MergeRule.LAST:
             value = next(left).astype(value.dtype)
-        found.append(value)
-    return found
+        new.append(value)
+    return new

@@ -7,26 +7,29 @@
 
 `mean` weighs a micro-batch by its rows (`coefficient`: its rows over those of the first) and
 divides by the sum of these weights, so an update that ends with a smaller batch still equals one
-big batch. `sum` adds the gradients as they are: each is already a mean over its own rows.
-`running_mean` moves what is accumulated towards the n-th gradient by a `coefficient` of 1 / n, so
-that it never is larger than the gradients are.
+big batch. `sum` adds the gradients unchanged: each is already a mean over its own rows.
+`running_mean` moves the accumulated value towards the n-th gradient by a `coefficient` of 1 / n,
+so that it never exceeds the gradients.
 
-With replicas each accumulates for itself. Their sums are divided by the steps of all of them, or,
-where the reduction ends in `then_sum`, by those of one.
+Each replica accumulates its own gradients. Their sums are divided by the steps of all replicas,
+or, where the reduction ends in `then_sum`, by the steps of one.
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TypeAlias
 
 import jax
 import jax.numpy as jnp
 import keras
+from jax.typing import DTypeLike
 
 from millrace.errors import OptionError
 from millrace.options import Accumulation, Reduction
 
-Gradients = list[jax.Array]
+Gradients: TypeAlias = list[jax.Array]
+Factor: TypeAlias = float | jax.Array
+AccumulatorDtype: TypeAlias = DTypeLike | Callable[[keras.Variable], DTypeLike | None] | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,18 +37,20 @@ class Accumulator:
     """The three functions of an accumulation, over lists in the order of the variables."""
 
     zeros: Callable[[], Gradients]
-    add: Callable[[Gradients, Any, Any], Gradients]
-    finish: Callable[[Gradients, Any], Gradients]
+    add: Callable[[Gradients, Sequence[jax.Array], Factor], Gradients]
+    finish: Callable[[Gradients, Factor], Gradients]
 
 
-def make_accumulator(variables: Sequence[Any], accumulation: Accumulation) -> Accumulator:
-    """Builds the accumulator of trainable `variables`, all of a model's or those of one stage.
+def make_accumulator(
+    variables: Sequence[keras.Variable], accumulation: Accumulation
+) -> Accumulator:
+    """Builds the accumulator of trainable `variables`, of a whole model or of one stage.
 
     Raises:
-        OptionError: if the chosen dtype is none, or not a floating one.
+        OptionError: if the chosen dtype is unknown, or not a floating dtype.
     """
     dtypes = [accumulator_dtype(accumulation.dtype, variable) for variable in variables]
-    # float8 layers store new scales in the "gradient" of a variable. They replace each other.
+    # float8 layers store new scales in the "gradient" of a variable. The newest one counts.
     replaces = [bool(getattr(variable, "overwrite_with_gradient", False)) for variable in variables]
 
     def zeros() -> Gradients:
@@ -56,7 +61,9 @@ def make_accumulator(variables: Sequence[Any], accumulation: Accumulation) -> Ac
 
     running = accumulation.reduction.is_running
 
-    def add(accumulated: Gradients, gradients: Any, coefficient: Any) -> Gradients:
+    def add(
+        accumulated: Gradients, gradients: Sequence[jax.Array], coefficient: Factor
+    ) -> Gradients:
         def added(a: jax.Array, g: jax.Array) -> jax.Array:
             # Two products: the difference of two numbers may be more than a float16 can hold.
             kept = a * _as(1 - coefficient, a) if running else a
@@ -67,9 +74,9 @@ def make_accumulator(variables: Sequence[Any], accumulation: Accumulation) -> Ac
             for a, g, replace in zip(accumulated, gradients, replaces, strict=True)
         ]
 
-    def finish(accumulated: Gradients, scale: Any) -> Gradients:
-        # Scaled in the accumulator's dtype; the optimizer casts, after it has looked for
-        # infinities: casting a sum of scaled gradients to float16 first would make some.
+    def finish(accumulated: Gradients, scale: Factor) -> Gradients:
+        # Scaled in the accumulator's dtype. The optimizer casts, and only after it has looked for
+        # infinities: a sum of scaled gradients cast to float16 could overflow to infinity here.
         return [
             a if replace else a * _as(scale, a)
             for a, replace in zip(accumulated, replaces, strict=True)
@@ -78,8 +85,8 @@ def make_accumulator(variables: Sequence[Any], accumulation: Accumulation) -> Ac
     return Accumulator(zeros, add, finish)
 
 
-def accumulator_dtype(choice: Any, variable: Any) -> jnp.dtype:
-    """Returns the accumulator's dtype for one variable, a `keras.Variable`."""
+def accumulator_dtype(choice: AccumulatorDtype, variable: keras.Variable) -> jnp.dtype:
+    """Returns the dtype in which the gradients of one variable are accumulated."""
     chosen = choice(variable) if callable(choice) and not _is_dtype(choice) else choice
     if chosen is None:
         return jnp.dtype(variable.dtype)
@@ -99,32 +106,32 @@ def accumulator_dtype(choice: Any, variable: Any) -> jnp.dtype:
 
 
 def weight_of(reduction: Reduction, rows: int, first_rows: int) -> float:
-    """Returns the weight of a micro-batch of `rows` in an update that began with another."""
+    """Returns the weight of a micro-batch of `rows` in an update that began with `first_rows`."""
     weighs = reduction in (Reduction.MEAN, Reduction.MEAN_THEN_SUM)
     return rows / first_rows if weighs else 1.0
 
 
-def coefficient_of(reduction: Reduction, given: Any, before: Any) -> Any:
+def coefficient_of(reduction: Reduction, base: Factor, before: int | jax.Array) -> Factor:
     """Returns the coefficient of a micro-batch.
 
     Args:
-        reduction: of the accumulation.
-        given: its weight; where means are running, the steps of the update before the call.
+        reduction: how the accumulation combines gradients.
+        base: weight of the micro-batch; of a running mean, the steps of the update before the call.
         before: micro-batches that the same replica has accumulated in the same call.
     """
     if not reduction.is_running:
-        return given
+        return base
     number = jnp.float32(before) if isinstance(before, jax.Array) else before
-    return 1.0 / (given + number + 1)
+    return 1.0 / (base + number + 1)
 
 
 def scale_of(reduction: Reduction, total_weight: float, replicas: int) -> float:
-    """Returns what an update's sum over replicas is multiplied by.
+    """Returns the factor that turns the sum over replicas into the gradient of an update.
 
     Args:
-        reduction: of the accumulation.
-        total_weight: of the micro-batches of all replicas.
-        replicas: their number.
+        reduction: how the accumulation combines gradients.
+        total_weight: sum of the weights of the micro-batches of all replicas.
+        replicas: number of replicas.
     """
     match reduction:
         case Reduction.MEAN:
@@ -137,14 +144,14 @@ def scale_of(reduction: Reduction, total_weight: float, replicas: int) -> float:
             return 1.0
 
 
-def _is_dtype(choice: Any) -> bool:
-    # np.float32 and jnp.float32 can be called, and are not functions of a variable.
+def _is_dtype(choice: object) -> bool:
+    # np.float32 and jnp.float32 are callable, yet not functions of a variable.
     try:
-        jnp.dtype(choice)
+        jnp.dtype(choice)  # type: ignore[arg-type]
     except TypeError:
         return False
     return True
 
 
-def _as(number: Any, like: jax.Array) -> jax.Array:
+def _as(number: Factor, like: jax.Array) -> jax.Array:
     return jnp.asarray(number, like.dtype)

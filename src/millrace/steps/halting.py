@@ -1,16 +1,16 @@
-"""Updates that are looked at before they are applied.
+"""Updates whose gradients are inspected before they are applied.
 
-    as written     | gradients 0, look, apply | gradients 1, look, apply | ...
-    as compiled    gradients 0, look | apply, gradients 1, look | apply, gradients 2, look | ...
+    as written     | gradients 0, inspect, apply | gradients 1, inspect, apply | ...
+    as compiled    gradients 0, inspect | apply, gradients 1, inspect | apply, gradients 2, ...
 
-In a loop, whether to go on is decided between turns. So a turn begins with applying what the turn
-before has found good: in place, as without looking. Choosing between old and new values within a
-turn would read all of the weights and the optimizer's values once more, which takes a tenth to a
-fifth of the time of a step. Unrolled code has no other way.
+A loop decides between iterations whether to go on. So an iteration begins by applying the update
+that the one before found finite: in place, as without inspection. Choosing between old and new
+values within an iteration would read all of the weights and the optimizer's values once more,
+which takes a tenth to a fifth of the time of a step. Unrolled code has no other way.
 """
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -18,68 +18,69 @@ import keras
 from jax import lax
 
 from millrace.plan import Plan
-from millrace.steps.accumulate import Gradients
+from millrace.steps.loop import LoopCarry, PendingUpdate
 from millrace.steps.state import State
 from millrace.steps.tapped_step import tap_update
 from millrace.taps.entries import Taps
 from millrace.taps.taps import Tapped, collecting
 from millrace.taps.tensors import Rows, found_non_finite, packed
 
-Pending = tuple[Gradients, Any]  # of an update, and what its micro-batches have changed
-# (number of the update, state, records, taps) -> pending, records, taps
-Compute = Callable[[Any, State, Any, Taps], tuple[Pending, Any, Taps]]
+Computed: TypeAlias = tuple[PendingUpdate, Any, Taps]  # with records and taps
+# (number of the update, carry) -> its gradients, not applied yet
+Compute: TypeAlias = Callable[[jax.Array, LoopCarry], Computed]
 
 
 def can_wait(update: Tapped) -> bool:
-    """Whether an update taps nothing while it is applied: then it may be applied a turn later."""
+    """Whether an update may be applied an iteration later: applying it taps nothing."""
     return all(isinstance(key, Rows) for key in update.keys)
 
 
 def run_until_halted(
     model: keras.Model,
     plan: Plan,
-    count: Any,
+    count: jax.Array,
     compute: Compute,
-    apply: Callable[[State, Pending], State],
-    carry: tuple[State, Any, Taps],
-) -> tuple[State, Any, Taps]:
+    apply: Callable[[State, PendingUpdate], State],
+    carry: LoopCarry,
+) -> LoopCarry:
     """Runs updates up to the first with a gradient that is not finite, which is not applied.
 
     Args:
-        model: whose gradients they are.
-        plan: which of them are looked at.
-        count: updates; at least one.
-        compute: the gradients of one update.
+        model: the model that is trained.
+        plan: says which gradients are inspected.
+        count: number of updates; at least one.
+        compute: returns the gradients of one update.
         apply: returns the state after an update.
-        carry: state, records of steps, taps.
+        carry: state, records and taps before the first update.
     """
 
-    def look(number: Any, state: State, records: Any, taps: Taps) -> Any:
-        pending, records, taps = compute(number, state, records, taps)
-        _, found = collecting(lambda: tap_update(model, plan, state, pending[0]))()
-        found = packed(found)
-        taps = taps.with_update(number, found)._replace(halted=found_non_finite(found))
+    def inspect(number: jax.Array, carry: LoopCarry) -> Computed:
+        pending, records, taps = compute(number, carry)
+        _, tapped = collecting(lambda: tap_update(model, plan, carry.state, pending.gradients))()
+        tapped = packed(tapped)
+        taps = taps.with_update(number, tapped)._replace(halted=found_non_finite(tapped))
         return pending, records, taps
 
-    def turn(carry: Any) -> Any:
-        number, state, (pending, records, taps) = carry
+    def iteration(
+        values: tuple[jax.Array, State, Computed],
+    ) -> tuple[jax.Array, State, Computed]:
+        number, state, (pending, records, taps) = values
         state = apply(state, pending)
-        return number + 1, state, look(number, state, records, taps)
+        return number + 1, state, inspect(number, LoopCarry(state, records, taps))
 
-    def goes_on(carry: Any) -> Any:
-        number, _, (_, _, taps) = carry
+    def goes_on(values: tuple[jax.Array, State, Computed]) -> jax.Array:
+        number, _, (_, _, taps) = values
         return (number < count) & ~taps.halted
 
-    state, records, taps = carry
-    first = (jnp.int32(1), state, look(jnp.int32(0), state, records, taps))
-    _, state, (pending, records, taps) = lax.while_loop(goes_on, turn, first)
-    # A loop of one turn or none: unlike a conditional it leaves what it is given in place.
-    turns = jnp.where(taps.halted, 0, 1)
-    state = lax.fori_loop(0, turns, lambda _, state: apply(state, pending), state)
-    return state, records, taps
+    first = (jnp.int32(1), carry.state, inspect(jnp.int32(0), carry))
+    _, state, (pending, records, taps) = lax.while_loop(goes_on, iteration, first)
+    # A loop of one iteration or none: unlike a conditional it updates its operands in place.
+    iterations = jnp.where(taps.halted, 0, 1)
+    state = lax.fori_loop(0, iterations, lambda _, state: apply(state, pending), state)
+    return LoopCarry(state, records, taps)
 
 
-def unless(halted: Any, new: State, old: State) -> State:
+def unless(halted: jax.Array | None, new: State, old: State) -> State:
     """Returns `new`, or `old` where an update was halted. The choice fuses with the update."""
     if halted is None:
         return new

@@ -1,37 +1,40 @@
 """Several steps in one program, and the micro-batches of one update."""
 
 from collections.abc import Callable
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
 from millrace.plan import LoopForm, Plan
-from millrace.steps.accumulate import Accumulator, coefficient_of, scale_of
+from millrace.pytrees import ArrayTree
+from millrace.steps.accumulate import Accumulator, Gradients, coefficient_of, scale_of
 from millrace.steps.state import State, Values
 from millrace.taps.entries import Taps
+from millrace.taps.taps import Tapped
 
 Carry = TypeVar("Carry")
+Index: TypeAlias = int | jax.Array  # traced in a compiled loop, a number in unrolled code
 
 
 def repeat(
-    body: Callable[[Any, Carry], Carry],
+    body: Callable[[Index, Carry], Carry],
     carry: Carry,
-    count: Any,
+    count: Index,
     form: LoopForm,
-    until: Callable[[Carry], Any] | None = None,
+    until: Callable[[Carry], jax.Array] | None = None,
 ) -> Carry:
     """Runs `carry = body(i, carry)` for i from 0.
 
     Args:
-        body: one turn.
-        carry: what goes in.
-        count: turns of a loop: a number, or a traced scalar, so that one executable serves all.
-            Ignored by the unrolled form, whose number of turns is the form's.
+        body: one iteration.
+        carry: values that the first iteration receives.
+        count: iterations of a loop: a number, or a traced scalar, with which one executable serves
+            any number. Unrolled code ignores it and runs the number of iterations in `form`.
         form: loop or unrolled.
-        until: of the carry, whether to stop before the next turn; None never stops. Unrolled code
-            runs on, and its body has to see to it that nothing changes.
+        until: tells from the carry whether to stop before the next iteration; None never stops.
+            Unrolled code runs on, and its body has to leave the carry unchanged.
     """
     if form.unroll is None and until is not None:
         return _repeat_until(body, carry, count, until)
@@ -43,18 +46,21 @@ def repeat(
 
 
 def _repeat_until(
-    body: Callable[[Any, Carry], Carry], carry: Carry, count: Any, until: Callable[[Carry], Any]
+    body: Callable[[Index, Carry], Carry],
+    carry: Carry,
+    count: Index,
+    until: Callable[[Carry], jax.Array],
 ) -> Carry:
-    def goes_on(turn: tuple[Any, Carry]) -> Any:
-        return (turn[0] < count) & ~until(turn[1])
+    def goes_on(numbered: tuple[jax.Array, Carry]) -> jax.Array:
+        return (numbered[0] < count) & ~until(numbered[1])
 
-    def run(turn: tuple[Any, Carry]) -> tuple[Any, Carry]:
-        return turn[0] + 1, body(*turn)
+    def run(numbered: tuple[jax.Array, Carry]) -> tuple[jax.Array, Carry]:
+        return numbered[0] + 1, body(*numbered)
 
     return lax.while_loop(goes_on, run, (jnp.int32(0), carry))[1]
 
 
-def batch_at(batches: Any, index: Any) -> Any:
+def batch_at(batches: ArrayTree, index: Index) -> ArrayTree:
     """Returns batch `index` of a block; leaves are `[capacity, ...]`."""
     return jax.tree.map(
         lambda leaf: lax.dynamic_index_in_dim(leaf, index, axis=0, keepdims=False), batches
@@ -72,20 +78,56 @@ class After(NamedTuple):
         return (state[0], self.non_trainable, state[2], self.metrics)
 
 
+class PendingUpdate(NamedTuple):
+    """An update that has been computed and not applied."""
+
+    gradients: Gradients
+    after: After
+
+
+class LoopCarry(NamedTuple):
+    """The values that a loop over updates carries."""
+
+    state: State
+    records: Any  # logs or outputs so far, in the form that the program carries
+    taps: Taps  # so far
+
+
+class BatchRange(NamedTuple):
+    """The batches of a block from a step on."""
+
+    batches: ArrayTree  # of the block
+    start: Index  # first step in it
+
+
+# Returns (gradients, state without the update, logs) and the taps of the step.
+TappedGradientStep: TypeAlias = Callable[
+    [State, ArrayTree], tuple[tuple[Gradients, State, ArrayTree], Tapped]
+]
+
+
+class _MicroBatchCarry(NamedTuple):
+    # Weights and optimizer state stay the same within an update, so no loop carries them.
+    after: After
+    accumulated: Gradients | None
+    records: ArrayTree
+    taps: Taps
+
+
 class UpdateLoop:
     """Runs the micro-batches of an update whose batches are all in one block.
 
     Args:
-        step: `(state, batch)` -> `(gradients, state, logs)` and taps.
-        record: adds the logs of a step to records.
-        accumulator: of the model's weights.
-        plan: of the program.
+        step: computes the gradients of a micro-batch.
+        record: `(records, index of the step in the call, logs)` -> records.
+        accumulator: returns the accumulator of the model's weights.
+        plan: describes the program.
     """
 
     def __init__(
         self,
-        step: Callable[..., Any],
-        record: Callable[[Any, Any, Any], Any],
+        step: TappedGradientStep,
+        record: Callable[[ArrayTree, Index, ArrayTree], ArrayTree],
         accumulator: Callable[[], Accumulator],
         plan: Plan,
     ):
@@ -93,61 +135,53 @@ class UpdateLoop:
         self._accumulation = plan.accumulation
 
     def gradients(
-        self,
-        before: State,
-        records: Any,
-        taps: Taps,
-        batches: Any,
-        start: Any,
-        index: Any,
-        form: LoopForm,
-    ) -> tuple[Any, After, Any, Taps]:
-        """Returns the gradients to apply, and what the micro-batches have changed.
+        self, before: LoopCarry, batches: BatchRange, index: Index, form: LoopForm
+    ) -> tuple[PendingUpdate, ArrayTree, Taps]:
+        """Returns an update to apply, and the records and taps after its micro-batches.
 
         Args:
-            before: the state that the update begins with.
-            records: of the steps before.
-            taps: of the steps before.
-            batches: of the block.
-            start: first step of the call in it.
+            before: state, records and taps that the update begins with.
+            batches: batches of the call.
             index: first step of the update in the call.
             form: of the loop over micro-batches; unrolled code has as many as the update.
         """
         steps = self._accumulation.steps
-        trainable, non_trainable, optimizer, metrics = before
+        trainable, non_trainable, optimizer, metrics = before.state
 
-        # Weights and optimizer state stand still within an update: they stay out of its carry.
-        def body(turn: Any, carry: Any) -> Any:
+        def body(number: Index, carry: _MicroBatchCarry) -> _MicroBatchCarry:
             (non_trainable, metrics), accumulated, records, taps = carry
             state = (trainable, non_trainable, optimizer, metrics)
-            result, tapped = self._step(state, batch_at(batches, start + index + turn))
-            gradients, (_, non_trainable, _, metrics), logs = result
-            records = self._record(records, index + turn, logs)
-            taps = taps.with_step(index + turn, tapped)
-            accumulated = self._add(accumulated, gradients, turn)
-            return After(non_trainable, metrics), accumulated, records, taps
+            batch = batch_at(batches.batches, batches.start + index + number)
+            (gradients, new, logs), tapped = self._step(state, batch)
+            _, non_trainable, _, metrics = new
+            records = self._record(records, index + number, logs)
+            taps = taps.with_step(index + number, tapped)
+            accumulated = self._add(accumulated, gradients, number)
+            return _MicroBatchCarry(After(non_trainable, metrics), accumulated, records, taps)
 
-        carry = (After(non_trainable, metrics), self._zeros(), records, taps)
+        carry = _MicroBatchCarry(
+            After(non_trainable, metrics), self._zeros(), before.records, before.taps
+        )
         if steps == 1:
             carry = body(0, carry)
         else:
             carry = repeat(body, carry, steps, form if form.is_loop else LoopForm(unroll=steps))
-        after, accumulated, records, taps = carry
-        return self._finish(accumulated), after, records, taps
+        gradients = self._finish(carry.accumulated or [])
+        return PendingUpdate(gradients, carry.after), carry.records, carry.taps
 
     # An update of one step has nothing to add up.
-    def _zeros(self) -> Any:
+    def _zeros(self) -> Gradients | None:
         return self._accumulator().zeros() if self._accumulation.steps > 1 else None
 
-    def _add(self, accumulated: Any, gradients: Any, turn: Any) -> Any:
+    def _add(self, accumulated: Gradients | None, gradients: Gradients, number: Index) -> Gradients:
         if accumulated is None:
             return list(gradients)
         reduction = self._accumulation.reduction
-        given = 0.0 if reduction.is_running else 1.0
-        coefficient = coefficient_of(reduction, given, turn)
+        base = 0.0 if reduction.is_running else 1.0
+        coefficient = coefficient_of(reduction, base, number)
         return self._accumulator().add(accumulated, gradients, coefficient)
 
-    def _finish(self, accumulated: Any) -> Any:
+    def _finish(self, accumulated: Gradients) -> Gradients:
         steps, reduction = self._accumulation.steps, self._accumulation.reduction
         if steps == 1:
             return accumulated

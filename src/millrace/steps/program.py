@@ -1,4 +1,4 @@
-"""A program: a pure function with the specs of what it takes, ready to be compiled."""
+"""A program: a pure function with the specs of its arguments, ready to be compiled."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -9,8 +9,9 @@ import jax.numpy as jnp
 from jax import lax
 
 from millrace.plan import Plan
+from millrace.pytrees import SpecTree
 
-# Specs of scalars that programs take: a number of steps, or what gradients are multiplied by.
+# Specs of scalar arguments: a number of steps, or a factor of gradients.
 INDEX = jax.ShapeDtypeStruct((), jnp.int32)
 FACTOR = jax.ShapeDtypeStruct((), jnp.float32)
 
@@ -22,13 +23,13 @@ class Program:
     name: str
     function: Callable[..., Any]
     arguments: tuple[Any, ...]  # trees of jax.ShapeDtypeStruct
-    unrolled: int | None  # turns, where it is not a loop
+    unrolled: int | None  # iterations of unrolled code; None for a loop
     donated: tuple[int, ...]  # positions of arguments whose memory the results reuse
-    results: Any = None  # shardings of the results, where the group has several devices
+    results: Any = None  # tree of shardings, where the group has several devices
 
 
-def batch_specs(plan: Plan, lead: tuple[int, ...]) -> Any:
-    """Returns the specs of a batch, or with `lead` of a block, whose leaves are `[*lead, ...]`."""
+def batch_specs(plan: Plan, lead: tuple[int, ...]) -> SpecTree:
+    """Returns the specs of a batch with the axes `lead` in front: `[*lead, rows, ...]`."""
     leaves = [
         jax.ShapeDtypeStruct((*lead, *shape), dtype)
         for shape, dtype in zip(plan.batch.shapes, plan.batch.dtypes, strict=True)

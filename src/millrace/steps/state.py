@@ -4,32 +4,35 @@
     test     (trainable, non-trainable, metrics)
     predict  (trainable, non-trainable)
 
-Each is a list in the order of the model's variables. Keras makes the tuple, Keras puts it back.
+Each is a list in the order of the model's variables. Keras makes the tuple and assigns its values
+to the variables after the loop.
 """
 
-from collections.abc import Iterable, Iterator
-from typing import Any, cast
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, TypeAlias, cast
 
 import jax
 import jax.numpy as jnp
+from jax.typing import ArrayLike
 
 from millrace.errors import ModelError
 from millrace.plan import ROLES
+from millrace.pytrees import LayoutTree, SpecTree
 
 
 @jax.tree_util.register_pytree_node_class
 class Values:
-    """A list that Keras does not look into.
+    """A list of arrays, specs or layouts whose items Keras does not wrap.
 
     Keras's loop stores the state as an attribute of the model after every execution, and wraps
-    each list and dict it finds on the way, value by value: 20 us for a model of 20 variables, as
-    long as several steps of a small one. It takes any other iterable as it is.
+    each list and dict in it, value by value: 20 us for a model of 20 variables, as long as several
+    steps of a small one. It leaves any other iterable alone.
     """
 
     __slots__ = ("_items",)
 
-    def __init__(self, items: Iterable[Any]):
-        self._items = tuple(items)
+    def __init__(self, items: Iterable[object]):
+        self._items: tuple[Any, ...] = tuple(items)
 
     def __iter__(self) -> Iterator[Any]:
         return iter(self._items)
@@ -45,40 +48,43 @@ class Values:
         return self._items, None
 
     @classmethod
-    def tree_unflatten(cls, aux: None, children: Iterable[Any]) -> "Values":
-        """Makes a list of what a JAX function returned."""
+    def tree_unflatten(cls, aux: None, children: Iterable[object]) -> "Values":
+        """Builds a list from the children, for JAX."""
         del aux
         return cls(children)
 
 
-State = tuple[Values, ...]
+State: TypeAlias = tuple[Values, ...]
+# Trees that may contain states, or values of one.
+StateSpecs: TypeAlias = "SpecTree | Values | Sequence[StateSpecs]"
+StateLayouts: TypeAlias = "LayoutTree | Values | Sequence[StateLayouts]"
 
 _WORDS = {len(roles): [role.replace("_", "-") for role in roles] for roles in ROLES.values()}
 
 
-def as_state(parts: Iterable[Iterable[Any]]) -> State:
-    """Makes a state of lists, as Keras passes them. One that it only passes on stays the same."""
-    if isinstance(parts, tuple) and all(isinstance(part, Values) for part in parts):
+def as_state(parts: Iterable[Iterable[object]]) -> State:
+    """Makes a state of lists, as Keras passes them. One that is a state already is returned."""
+    if isinstance(parts, tuple) and all(isinstance(values, Values) for values in parts):
         return cast(State, parts)
-    return tuple(part if isinstance(part, Values) else Values(part) for part in parts)
+    return tuple(values if isinstance(values, Values) else Values(values) for values in parts)
 
 
 def as_lists(state: State) -> tuple[list[Any], ...]:
-    """Makes lists of a state, as a step of Keras takes them."""
+    """Makes a tuple of lists of a state, the form that a step of Keras takes."""
     return tuple(map(list, state))
 
 
 def with_dtypes_of(new: State, old: State) -> State:
-    """Gives `new` the dtypes of `old`, so that it can go round a loop.
+    """Gives `new` the dtypes of `old`, so that a loop can carry it.
 
     Raises:
         ModelError: if a step changed the number of variables, or the shape of one.
     """
     if jax.tree.structure(new) != jax.tree.structure(old):
         raise ModelError(
-            "One step returned a state of another structure than it was given: "
+            "One step returned a state of another structure than it received: "
             f"{_sizes(old, len(old))} before, {_sizes(new, len(old))} after. A train_step or "
-            "test_step of your own must return the new values of all variables, in the order in "
+            "test_step that you write must return the new values of all variables, in the order in "
             "which it received them."
         )
     return tuple(
@@ -90,7 +96,7 @@ def with_dtypes_of(new: State, old: State) -> State:
     )
 
 
-def _with_dtype_of(new: Any, old: Any, role: str, index: int) -> jax.Array:
+def _with_dtype_of(new: ArrayLike, old: jax.Array, role: str, index: int) -> jax.Array:
     new = jnp.asarray(new)
     if new.shape != old.shape:
         raise ModelError(
@@ -101,7 +107,7 @@ def _with_dtype_of(new: Any, old: Any, role: str, index: int) -> jax.Array:
     return new.astype(old.dtype)
 
 
-def _sizes(state: Any, parts: int) -> str:
+def _sizes(state: State, parts: int) -> str:
     if len(state) != parts:
         return f"{len(state)} lists"
     return " + ".join(

@@ -1,4 +1,4 @@
-"""A step and an update, each with what they carry out of their program.
+"""A step and an update, each with the values that it taps.
 
 gradient_step(state, batch)   -> gradients, state, logs    and taps: one entry per micro-batch
 update(state, gradients)      -> state                     and taps: one entry per update
@@ -6,13 +6,15 @@ update(state, gradients)      -> state                     and taps: one entry p
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeAlias
 
+import jax
 import jax.numpy as jnp
 import keras
 
 from millrace.errors import ModelError
 from millrace.plan import Mode, Plan
+from millrace.pytrees import ArrayTree
 from millrace.steps.accumulate import Gradients
 from millrace.steps.state import State
 from millrace.steps.step import make_gradient_step, make_step
@@ -27,23 +29,30 @@ from millrace.taps.tensors import (
     tap_gradients,
 )
 
-# An optimizer with a method of this name is shown the gradients of every micro-batch.
+# (state, gradients, halted so far) -> new state, taps, halted
+TappedUpdate: TypeAlias = Callable[
+    [State, Gradients, jax.Array | None], tuple[State, Tapped, jax.Array | None]
+]
+
+# An optimizer with a method of this name receives the gradients of every micro-batch.
 AFTER_COMPUTE = "tap_micro_gradients"
 
 
 def tapping_optimizer(model: keras.Model) -> Any:
-    """Returns the model's optimizer, or the one that it wraps, with that method; None without."""
+    """Returns the model's optimizer, or one it wraps, that has this method; None if none has."""
     optimizer = getattr(model, "optimizer", None)
     while optimizer is not None and not hasattr(optimizer, AFTER_COMPUTE):
         optimizer = getattr(optimizer, "inner_optimizer", None)  # loss scaling wraps one
     return optimizer
 
 
-def make_tapped_step(model: keras.Model, plan: Plan) -> Callable[[State, Any], tuple[Any, Tapped]]:
+def make_tapped_step(
+    model: keras.Model, plan: Plan
+) -> Callable[[State, ArrayTree], tuple[Any, Tapped]]:
     """Returns a step with its taps: the gradient step when training, Keras's own otherwise.
 
     Raises:
-        ModelError: for a `train_step` of the user's own: what it differentiates is out of reach.
+        ModelError: for a `train_step` that the user wrote: millrace cannot differentiate inside it.
     """
     trains = plan.mode is Mode.TRAIN
     if trains and type(model).train_step is not keras.Model.train_step:  # type: ignore[attr-defined]
@@ -54,7 +63,7 @@ def make_tapped_step(model: keras.Model, plan: Plan) -> Callable[[State, Any], t
         )
     step: Any = make_gradient_step(model, plan) if trains else make_step(model, plan.mode)
 
-    def run(state: State, batch: Any) -> Any:
+    def run(state: State, batch: ArrayTree) -> Any:
         if not trains:
             with activations_tapped(model):
                 return step(state, batch)
@@ -64,38 +73,38 @@ def make_tapped_step(model: keras.Model, plan: Plan) -> Callable[[State, Any], t
         tap_micro_gradients(model, plan, gradients, due, loss_scale(model, state[2]))
         return gradients, new, logs
 
-    def tapped(state: State, batch: Any) -> tuple[Any, Tapped]:
-        result, found = collecting(run)(state, batch)
-        return result, packed(found)
+    def tapped(state: State, batch: ArrayTree) -> tuple[Any, Tapped]:
+        result, values = collecting(run)(state, batch)
+        return result, packed(values)
 
     return tapped
 
 
-def make_tapped_update(
-    model: keras.Model, plan: Plan
-) -> Callable[[State, Gradients, Any], tuple[State, Tapped, Any]]:
-    """Returns the update with its taps, and whether it was or had to be halted.
+def make_tapped_update(model: keras.Model, plan: Plan) -> TappedUpdate:
+    """Returns the update with its taps, and whether training has halted at it or before.
 
-    Its last argument is the same of the updates before it: what halted stays so. `halted` is None
-    where nobody asked for it.
+    Its last argument says whether training halted before it: a halt is final. It and the last
+    result are None where the plan does not ask for halts.
     """
 
     def run(state: State, gradients: Gradients) -> State:
         tap_update(model, plan, state, gradients)
         return apply_gradients(model, state, gradients)
 
-    def tapped(state: State, gradients: Gradients, halted: Any) -> tuple[State, Tapped, Any]:
-        new, found = collecting(run)(state, gradients)
-        found = packed(found)
+    def tapped(
+        state: State, gradients: Gradients, halted: jax.Array | None
+    ) -> tuple[State, Tapped, jax.Array | None]:
+        new, values = collecting(run)(state, gradients)
+        values = packed(values)
         if halted is not None:
-            halted = halted | found_non_finite(found)
-        return new, found, halted
+            halted = halted | found_non_finite(values)
+        return new, values, halted
 
     return tapped
 
 
 def tap_update(model: keras.Model, plan: Plan, state: State, gradients: Gradients) -> None:
-    """Taps what is wanted of the gradients that are about to be applied."""
+    """Taps the requested statistics of the gradients that are about to be applied."""
     due = is_due(model, state, plan.taps.every)
     scale = loss_scale(model, state[2])
     reduce = reduction_of(plan.taps)
@@ -103,9 +112,13 @@ def tap_update(model: keras.Model, plan: Plan, state: State, gradients: Gradient
 
 
 def tap_micro_gradients(
-    model: keras.Model, plan: Plan, gradients: Any, due: Any, scale: Any
+    model: keras.Model,
+    plan: Plan,
+    gradients: Gradients,
+    due: jax.Array | None,
+    scale: jax.Array | None,
 ) -> None:
-    """Taps what is wanted of the gradients of one micro-batch."""
+    """Taps the requested statistics of the gradients of one micro-batch."""
     reduce = reduction_of(replace(plan.taps, norms=False))
     tap_gradients(model, gradients, plan.taps.micro_gradients, due, scale, reduce)
     optimizer = tapping_optimizer(model)
@@ -113,10 +126,10 @@ def tap_micro_gradients(
         optimizer.tap_micro_gradients(gradients, model.trainable_variables)
 
 
-def is_due(model: keras.Model, state: State, every: int) -> Any:
-    """Returns whether this update is one of those to look at; None if all are."""
+def is_due(model: keras.Model, state: State, every: int) -> jax.Array | None:
+    """Returns whether statistics of this update are wanted; None if those of all updates are."""
     if every == 1:
         return None
     variables = model.optimizer.variables
-    place = next(k for k, v in enumerate(variables) if v is model.optimizer.iterations)
-    return jnp.asarray(state[2][place]) % every == 0
+    index = next(k for k, v in enumerate(variables) if v is model.optimizer.iterations)
+    return jnp.asarray(state[2][index]) % every == 0

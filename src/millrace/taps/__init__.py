@@ -1,1 +1,1 @@
-"""Taps: named values that leave a compiled program, and the queues and listeners that get them."""
+"""Taps: named values that leave a compiled program, and their queues and listeners."""

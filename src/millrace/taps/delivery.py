@@ -1,8 +1,8 @@
-"""Brings what taps carried out from the device to those who wait for it, in order.
+"""Delivery of tapped values from the device to queues and listeners, in order.
 
-device          |part 0   |part 1   |part 2   |
+device          |call 0   |call 1   |call 2   |
 our thread                |0 ->     |1 ->     |2 ->     queue.receive, listener.statistics
-training loop   dispatches parts; waits only while MAX_PENDING of them are not finished
+training loop   dispatches calls; waits only while the results of MAX_PENDING are outstanding
 """
 
 import threading
@@ -19,46 +19,70 @@ from millrace.taps.entries import Taps
 from millrace.taps.taps import Tapped
 from millrace.taps.tensors import Rows
 
-MAX_PENDING = 16  # parts whose memory on the device is still held
-LONG_SECONDS = 5.0  # between two parts: something else went on, and tells nothing of a step
+MAX_PENDING = 16  # results whose memory on the device is still held
+LONG_SECONDS = 5.0  # between two results: too long to be the time of steps alone
 
 
-class Listener(Protocol):
-    """Somebody who wants the statistics of tensors."""
+class TapListener(Protocol):
+    """A receiver of the statistics of tensors."""
 
     def statistics(self, block: StatisticsBlock) -> None:
-        """Takes in the next block. Must not wait for anything."""
+        """Receives the next block. Must not wait for anything."""
+        ...
+
+
+class TappedResult(Protocol):
+    """The result of a call of compiled code, with its taps."""
+
+    @property
+    def taps(self) -> Taps:
+        """Taps of the steps and updates of the call."""
+        ...
+
+    @property
+    def steps(self) -> int:
+        """Number of steps of the call."""
+        ...
+
+    @property
+    def first(self) -> int:
+        """Index of the first step among the entries, where the call begins within a round."""
+        ...
+
+    @property
+    def updates(self) -> int:
+        """Number of updates that ended in the call."""
         ...
 
 
 class Delivery:
-    """A thread that waits for parts. It starts with the first one and ends with `close`."""
+    """A thread that waits for results. It starts with the first one and ends with `close`."""
 
     def __init__(self) -> None:
-        self.listeners: list[Listener] = []
-        self.takes_queues = True  # or statistics only
-        self.seconds_per_step = 0.0  # as parts arrived
-        self._parts: deque[tuple[Any, int]] = deque()
+        self.listeners: list[TapListener] = []
+        self.takes_queues = True  # False delivers statistics only
+        self.seconds_per_step = 0.0  # a moving average of arrival times
+        self._results: deque[tuple[TappedResult, int]] = deque()
         self._change = threading.Condition()
         self._thread: threading.Thread | None = None
         self._stopped = False
         self._error: BaseException | None = None
-        self._arrived = 0.0  # when the part before did
+        self._arrived = 0.0  # time of the last arrival
 
-    def deliver(self, parts: Iterable[Any], replicas: int) -> None:
-        """Hands parts over, in the order in which they were dispatched.
+    def deliver(self, results: Iterable[TappedResult], replicas: int) -> None:
+        """Hands results over, in the order in which their calls were dispatched.
 
         Raises:
-            Exception: what bringing an earlier part has raised.
+            Exception: the error that the delivery of an earlier result raised.
         """
-        for part in parts:
-            for queue in self._queues_of(part):
+        for result in results:
+            for queue in self._queues_of(result):
                 queue.expect()
             with self._change:
                 self._change.wait_for(
-                    lambda: len(self._parts) < MAX_PENDING or self._error is not None
+                    lambda: len(self._results) < MAX_PENDING or self._error is not None
                 )
-                self._parts.append((part, replicas))
+                self._results.append((result, replicas))
                 self._change.notify_all()
             if self._thread is None:
                 self._thread = threading.Thread(
@@ -68,13 +92,13 @@ class Delivery:
         self._raise_error()
 
     def flush(self) -> None:
-        """Waits until everything handed over has been delivered."""
+        """Waits until all results handed over have been delivered."""
         with self._change:
-            self._change.wait_for(lambda: not self._parts or self._error is not None)
+            self._change.wait_for(lambda: not self._results or self._error is not None)
         self._raise_error()
 
     def close(self) -> None:
-        """Delivers what is left and ends the thread."""
+        """Delivers the remaining results and ends the thread."""
         if self._thread is not None:
             with self._change:
                 self._stopped = True
@@ -86,49 +110,52 @@ class Delivery:
     def _run(self) -> None:
         while True:
             with self._change:
-                self._change.wait_for(lambda: self._parts or self._stopped)
-                if not self._parts:
+                self._change.wait_for(lambda: self._results or self._stopped)
+                if not self._results:
                     return
-                part, replicas = self._parts[0]
+                result, replicas = self._results[0]
             try:
-                self._bring(part, replicas)
-            except BaseException as error:  # handed over to the owner, whatever it is
+                self._distribute(result, replicas)
+            except BaseException as error:  # of any kind: raised again in the owner's thread
                 self._error = self._error or error
             with self._change:
-                self._parts.popleft()
+                self._results.popleft()
                 self._change.notify_all()
 
-    def _bring(self, part: Any, replicas: int) -> None:
-        queues = self._queues_of(part)
+    def _distribute(self, result: TappedResult, replicas: int) -> None:
+        """Waits for a result, and gives its values to queues and listeners."""
+        queues = self._queues_of(result)
         try:
             # On CPU these are views of memory that no program writes to again.
-            steps = _fetched(part.taps.steps)
-            updates = _fetched(part.taps.updates)
-            self._measure(part.steps)
+            steps = _fetched(result.taps.steps)
+            updates = _fetched(result.taps.updates)
+            self._measure(result.steps)
         except BaseException as error:
             for queue in queues:
                 queue.fail(error)
             raise
-        rounds = slice(part.first // replicas, -(-(part.first + part.steps) // replicas))
+        end = result.first + result.steps
+        rounds = slice(result.first // replicas, -(-end // replicas))
         for key, value in steps.items():
             if key in queues:
                 entries = jax.tree.map(lambda leaf: leaf[rounds], value)
                 key.receive(entries, rounds.stop - rounds.start)
         for key, value in updates.items():
             if key in queues:
-                key.receive(jax.tree.map(lambda leaf: leaf[: part.updates], value), part.updates)
+                entries = jax.tree.map(lambda leaf: leaf[: result.updates], value)
+                key.receive(entries, result.updates)
         if self.listeners:
             block = StatisticsBlock(
-                steps=part.steps,
-                updates=part.updates,
-                of_steps=_rows(steps, part.first, part.steps, replicas),
-                of_updates=_rows(updates, 0, part.updates, 1),
+                steps=result.steps,
+                updates=result.updates,
+                of_steps=_rows(steps, result.first, result.steps, replicas),
+                of_updates=_rows(updates, 0, result.updates, 1),
             )
             for listener in tuple(self.listeners):
                 listener.statistics(block)
 
-    def _queues_of(self, part: Any) -> list[Any]:
-        return queues_of(part.taps) if self.takes_queues else []
+    def _queues_of(self, result: TappedResult) -> list[Any]:
+        return queues_of(result.taps) if self.takes_queues else []
 
     def _measure(self, steps: int) -> None:
         now = time.perf_counter()
@@ -145,7 +172,7 @@ class Delivery:
 
 
 def queues_of(taps: Taps) -> list[Any]:
-    """Returns the queues among the keys of taps, one for each time that it takes values."""
+    """Returns the queues among the keys of taps; one that occurs twice is there twice."""
     return [key for t in (taps.steps, taps.updates) for key in t.keys if not isinstance(key, Rows)]
 
 
@@ -154,15 +181,15 @@ def _fetched(tapped: Tapped) -> Tapped:
 
 
 def _rows(tapped: Tapped, first: int, number: int, replicas: int) -> TensorRows | None:
-    """Returns the statistics of `number` entries; `[rounds, replicas, ...]` are so many rounds."""
-    found = [(key, value) for key, value in tapped.items() if isinstance(key, Rows)]
-    if not found or not number:
+    """Returns the statistics of `number` entries from `first` on; of replicas, in round order."""
+    rows = [(key, value) for key, value in tapped.items() if isinstance(key, Rows)]
+    if not rows or not number:
         return None
     arrays = []
-    for _, value in found:
+    for _, value in rows:
         flat = value.reshape(-1, *value.shape[-2:]) if replicas > 1 else value
         arrays.append(flat[first : first + number])
-    tensors = tuple(tensor for key, _ in found for tensor in key.tensors)
+    tensors = tuple(tensor for key, _ in rows for tensor in key.tensors)
     return TensorRows(tensors, np.concatenate(arrays, axis=1))
 
 

@@ -1,45 +1,48 @@
-"""What taps leave in one call of a program: an entry for each step, and for each update.
+"""Taps of one call of a program: an entry for each step, and for each update.
 
 steps     [records, ...]             of the micro-batches
 updates   [updates, ...]             of the updates among them
 """
 
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
+from millrace.pytrees import ArrayTree
 from millrace.taps.taps import Tapped
+
+RecordTree = TypeVar("RecordTree")
 
 
 class Taps(NamedTuple):
-    """What a call has carried out, or the room for it."""
+    """The values that a call has carried out, or arrays of zeros to be filled with them."""
 
     steps: Tapped = Tapped()
     updates: Tapped = Tapped()
-    halted: Any = None  # whether an update was found that must not be applied; None: never asked
+    halted: Any = None  # whether an update must not be applied; None where updates never halt
 
-    def with_step(self, index: Any, tapped: Tapped) -> "Taps":
-        """Returns these with what micro-batch `index` of the call has tapped."""
+    def with_step(self, index: int | jax.Array, tapped: Tapped) -> "Taps":
+        """Returns these taps with those of micro-batch `index` of the call."""
         return self._replace(steps=record_at(self.steps, index, tapped)) if tapped else self
 
-    def with_update(self, index: Any, tapped: Tapped) -> "Taps":
-        """Returns these with what update `index` of the call has tapped."""
+    def with_update(self, index: int | jax.Array, tapped: Tapped) -> "Taps":
+        """Returns these taps with those of update `index` of the call."""
         return self._replace(updates=record_at(self.updates, index, tapped)) if tapped else self
 
 
-# Of the results of one call. Room is cleared in every call, whether or not it is used.
+# Of the taps of one call, which begins by filling these bytes with zeros, used or not.
 MAX_BYTES = 2**21
 
 
-def steps_in_room(step: Tapped, records: int, update_steps: int) -> int:
-    """Returns how many steps a call may have whose taps it returns.
+def max_tapped_steps(step: Tapped, records: int, update_steps: int) -> int:
+    """Returns the most steps of a call that returns their taps.
 
     Args:
-        step: specs of what one micro-batch taps.
+        step: specs of the taps of one micro-batch.
         records: steps of a full execution.
-        update_steps: steps that a call runs at least: those of one update.
+        update_steps: steps of one update, the fewest that a call runs.
     """
     nbytes = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(step))
     if not nbytes:
@@ -48,25 +51,27 @@ def steps_in_room(step: Tapped, records: int, update_steps: int) -> int:
     return max(1, fitting // update_steps) * update_steps
 
 
-def room(step: Tapped, steps: int, update: Tapped, updates: int, halts: bool) -> Taps:
-    """Returns room for the taps of one call.
+def empty_taps(step: Tapped, steps: int, update: Tapped, updates: int, halts: bool) -> Taps:
+    """Returns zeros for the taps of one call to fill.
 
     Args:
-        step: specs of what one micro-batch taps.
-        steps: micro-batches in a call, at most.
-        update: specs of what an update taps.
-        updates: updates in a call, at most.
-        halts: whether updates are looked at before they are applied.
+        step: specs of the taps of one micro-batch.
+        steps: most micro-batches of a call.
+        update: specs of the taps of an update.
+        updates: most updates of a call.
+        halts: whether an update may be refused for its gradients.
     """
     halted = jnp.bool_(False) if halts else None
     return Taps(_zeros(step, steps), _zeros(update, updates), halted)
 
 
-def _zeros(specs: Tapped, number: int) -> Any:
+def _zeros(specs: Tapped, number: int) -> Tapped:
     return jax.tree.map(lambda s: jnp.zeros((number, *s.shape), s.dtype), specs)
 
 
-def record_at(records: Any, index: Any, value: Any) -> Any:
+def record_at(
+    records: RecordTree, index: int | jax.Array, value: "ArrayTree | Tapped"
+) -> RecordTree:
     """Stores `value` as entry `index` of `records`; leaves are `[capacity, ...]`."""
     return jax.tree.map(
         lambda leaf, new: lax.dynamic_update_index_in_dim(leaf, new.astype(leaf.dtype), index, 0),

@@ -4,8 +4,8 @@
     on the host       queue.dequeue()  ->  {"loss": [E], "norm": [E]}    all since the last time
                       for element in queue: ...                          also while it runs
 
-Elements arrive whether or not somebody reads them, and nothing waits for a reader. What nobody
-reads is kept up to `max_bytes`; then the oldest elements are dropped, with a warning.
+Elements arrive whether or not somebody reads them, and nothing waits for a reader. Elements that
+nobody reads are kept up to `max_bytes`; then the oldest are dropped, with a warning.
 """
 
 import logging
@@ -21,6 +21,7 @@ from millrace._compat.keras_graph import is_symbolic
 from millrace.arguments import checked
 from millrace.errors import QueueError
 from millrace.options import QueueMode, queue_mode, whole_number
+from millrace.pytrees import ArrayTree
 from millrace.taps.structure import ordered, plain
 from millrace.taps.taps import tap
 
@@ -42,14 +43,14 @@ class OutfeedQueue:
 
     Args:
         mode: `"all"` keeps every element, `"last"` only the newest.
-        max_bytes: how much is kept that nobody reads. Beyond it the oldest elements are dropped.
+        max_bytes: limit for elements that nobody has read; beyond it the oldest are dropped.
 
     Raises:
-        OptionError: for another mode, or a limit below 1.
+        OptionError: for an unknown mode, or a limit below 1.
     """
 
     @checked
-    def __init__(self, mode: Any = "all", *, max_bytes: int = GIB):
+    def __init__(self, mode: str | QueueMode = "all", *, max_bytes: int = GIB):
         self._mode = queue_mode(mode)
         self._max_bytes = whole_number("max_bytes", max_bytes, 1)
         self._blocks: deque[_Block] = deque()
@@ -57,31 +58,31 @@ class OutfeedQueue:
         self._used = 0  # elements of the first block that were read one by one
         self._empty: Any = None  # like an element, [0, ...]
         self._change = threading.Condition()
-        self._expected = 0  # parts on their way
-        self._producer: int | None = None  # thread that runs the program
+        self._expected = 0  # results still to arrive
+        self._producer: int | None = None  # id of the thread that runs the program
         self._error: BaseException | None = None
         self._warned = False
         self._enqueued = False
         self.dropped = 0  # elements that were not kept
 
-    def enqueue(self, value: Any) -> None:
+    def enqueue(self, value: ArrayTree) -> None:
         """Carries `value` out of the program that is being traced, once per iteration.
 
         Args:
-            value: an array, or a tree of them: tuples, lists and dicts come out as they went in.
+            value: an array, or a tree of arrays: tuples, lists and dicts come out as they went in.
 
         Raises:
-            TapError: at the second call in one program, and outside of a program that a strategy
+            TapError: at the second call in one program, or outside of a program that a strategy
                 runs.
         """
-        if is_symbolic():  # a layer is being built, by a run that has shapes only
+        if is_symbolic():  # a layer is being built by a call with shapes only
             return
         tree = ordered(value)
         tap(self, jax.tree.map(jax.numpy.asarray, tree))
         self.mark_enqueued()
 
     def mark_enqueued(self) -> None:
-        """Takes note that a program that is being traced enqueues."""
+        """Records that a program that is being traced enqueues."""
         self._enqueued = True
 
     @property
@@ -91,23 +92,23 @@ class OutfeedQueue:
 
     @property
     def mode(self) -> QueueMode:
-        """What is kept: all elements, or the newest."""
+        """Which elements are kept: all, or the newest."""
         return self._mode
 
     def __repr__(self) -> str:
         return f"<OutfeedQueue mode={self._mode.value!r} at {id(self):#x}>"
 
     def dequeue(self, wait_for_completion: bool = False) -> Any:
-        """Returns everything that has arrived since the last call, and forgets it.
+        """Returns all elements that have arrived since the last call, and removes them.
 
-        Called by the thread that runs the program it waits until what runs is done; called by
-        another it does not.
+        In the thread that runs the program it waits for the program to finish; in other threads it
+        does not wait.
 
         Args:
             wait_for_completion: waits in any thread.
 
         Returns:
-            The structure that was enqueued, of NumPy arrays: `[elements, ...]`, with several
+            NumPy arrays in the structure that was enqueued: `[elements, ...]`, with several
             replicas `[elements, replicas, ...]`; in mode `"last"` without the first axis. An
             empty list if no program enqueues.
 
@@ -132,10 +133,10 @@ class OutfeedQueue:
         return plain(_concatenated(values))
 
     def __iter__(self) -> Iterator[Any]:
-        """Yields element by element what has arrived, until nothing more has.
+        """Yields the elements that have arrived, one by one, until none is left.
 
         Raises:
-            QueueError: in mode `"last"`, which has no elements to go through.
+            QueueError: in mode `"last"`, which cannot be iterated.
         """
         if self._mode is QueueMode.LAST:
             raise QueueError(
@@ -159,13 +160,13 @@ class OutfeedQueue:
             yield plain(jax.tree.map(lambda leaf: leaf[index], block.value))  # noqa: B023
 
     def expect(self) -> None:
-        """Takes note that a part is on its way, from the thread that runs the program."""
+        """Announces that a result will arrive; called in the thread that runs the program."""
         with self._change:
             self._expected += 1
             self._producer = threading.get_ident()
 
     def receive(self, value: Any, elements: int) -> None:
-        """Takes a part in: a tree of NumPy arrays, `[elements, ...]`. Never waits."""
+        """Adds elements from a tree of NumPy arrays, `[elements, ...]`. Never waits."""
         nbytes = sum(leaf.nbytes for leaf in jax.tree.leaves(value))
         with self._change:
             self._expected -= 1
@@ -181,14 +182,14 @@ class OutfeedQueue:
             self._change.notify_all()
 
     def fail(self, error: BaseException) -> None:
-        """Takes note that a part will not come. Whoever reads next is told why."""
+        """Records that an announced result will not arrive; the next read raises `error`."""
         with self._change:
             self._expected -= 1
             self._error = error
             self._change.notify_all()
 
     def clear(self) -> None:
-        """Forgets what has arrived."""
+        """Removes all elements."""
         with self._change:
             self._clear()
 
@@ -227,7 +228,7 @@ class OutfeedQueue:
             raise error
 
 
-def _concatenated(values: list[Any]) -> Any:
+def _concatenated(values: list[ArrayTree]) -> Any:
     if len(values) == 1:
         return values[0]
     trees = {jax.tree.structure(value) for value in values}

@@ -1,26 +1,27 @@
 """Eight numbers about one tensor, reduced on the device.
 
-What they cost are passes over memory. Off CPU, XLA makes one of all reductions of a tensor; on CPU
-it would make one pass of each, so there a loop goes over rows of a thousand elements and keeps all
-sums in the first cache: a third of the time, and a fifth of it for a million elements.
+Their cost is that of passes over memory. Off CPU, XLA fuses all reductions of a tensor into one
+pass; on CPU it would make one pass for each, so there a loop goes over rows of a thousand elements
+and keeps all sums in the first-level cache: this takes a third of the time, and a fifth for a
+million elements.
 
 NaNs and infinities are counted only where the sum of squares is not finite.
 """
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.typing import ArrayLike
 
 from millrace.options import TapRequest
 from millrace.records.tensors import STATISTICS
 
 LANES = 1024  # elements of a row: with five sums, 24 KiB
-# Above this share of the mean square, a variance as the difference of two means has lost no more
-# than two of seven digits.
+# Above this share of the mean square, a variance computed as a difference of two means has lost no
+# more than two of seven digits.
 _VARIANCE = 1e-2
 
 _ROW = 256  # elements whose squares are added up at once
@@ -30,11 +31,11 @@ _NORM, _LEAST, _MOST = (STATISTICS.index(name) for name in ("norm", "min", "max"
 Sums = tuple[jax.Array, jax.Array, jax.Array, jax.Array, jax.Array]
 
 
-def statistics_of(value: Any) -> jax.Array:
+def statistics_of(value: ArrayLike) -> jax.Array:
     """Returns `[8]` float32: mean, std, min, max, norm, share of zeros, NaNs, infinities.
 
-    The standard deviation is that of the population, as NumPy's. Where there are NaNs or
-    infinities the numbers are NumPy's too: `mean` of a tensor with a NaN is NaN.
+    The standard deviation is that of the population, as in NumPy. NaNs and infinities enter as in
+    NumPy, too: `mean` of a tensor with a NaN is NaN.
 
     Args:
         value: of any shape; integers and booleans count as numbers.
@@ -67,14 +68,14 @@ def statistics_of(value: Any) -> jax.Array:
     return lax.cond(is_good, lambda: quick, lambda: _exact(value))
 
 
-def reduction_of(taps: TapRequest) -> Callable[[Sequence[Any]], jax.Array]:
-    """Returns what makes rows of tensors: `[8]`, or with histograms `[8 + bins]`."""
+def reduction_of(taps: TapRequest) -> Callable[[Sequence[jax.Array]], jax.Array]:
+    """Returns the function that makes a row of each tensor: `[8]`, or `[8 + bins]`."""
     if taps.bins:
         return functools.partial(_with_histograms, bins=taps.bins)
     return all_norms if taps.norms else all_statistics
 
 
-def _with_histograms(values: Sequence[Any], bins: int) -> jax.Array:
+def _with_histograms(values: Sequence[jax.Array], bins: int) -> jax.Array:
     rows = all_statistics(values)
     counts = [
         histogram_of(value, row[_LEAST], row[_MOST], bins)
@@ -83,39 +84,39 @@ def _with_histograms(values: Sequence[Any], bins: int) -> jax.Array:
     return jnp.concatenate([rows, jnp.stack(counts)], axis=1)
 
 
-def histogram_of(value: Any, least: Any, most: Any, bins: int) -> jax.Array:
-    """Returns how many elements are in each of `bins` equal parts of [least, most], `[bins]`.
+def histogram_of(value: ArrayLike, least: jax.Array, most: jax.Array, bins: int) -> jax.Array:
+    """Returns how many elements are in each of `bins` equal intervals of [least, most], `[bins]`.
 
-    Elements that are not finite are in none; where a bound is not finite, all parts are empty.
+    Elements that are not finite are not counted; if a bound is not finite, no element is.
     """
     value = jnp.asarray(value).astype(jnp.float32).reshape(-1)
     width = jnp.where(most > least, most - least, 1.0)
-    place = jnp.clip(jnp.floor((value - least) / width * bins), 0, bins - 1)
+    index = jnp.clip(jnp.floor((value - least) / width * bins), 0, bins - 1)
     counted = jnp.isfinite(value) & jnp.isfinite(least) & jnp.isfinite(most)
-    place = jnp.where(counted, place, bins).astype(jnp.int32)
-    return jnp.zeros(bins).at[place].add(1.0, mode="drop")
+    index = jnp.where(counted, index, bins).astype(jnp.int32)
+    return jnp.zeros(bins).at[index].add(1.0, mode="drop")
 
 
-def all_statistics(values: Sequence[Any]) -> jax.Array:
-    """Returns `statistics_of` each, `[values, 8]`."""
+def all_statistics(values: Sequence[ArrayLike]) -> jax.Array:
+    """Returns `statistics_of` each value, `[values, 8]`."""
     return jnp.stack([statistics_of(value) for value in values])
 
 
-def all_norms(values: Sequence[Any]) -> jax.Array:
-    """Returns `[values, 8]` as `all_statistics`, with norms and the two counts only.
+def all_norms(values: Sequence[ArrayLike]) -> jax.Array:
+    """Returns `[values, 8]` like `all_statistics`, but only norms and the two counts.
 
-    One pass over memory, by the fastest code there is, and one question for all. What is not
-    computed is NaN.
+    It takes one pass over memory, by the fastest code there is, and one conditional for all
+    tensors. The other statistics are NaN.
     """
     flat = [jnp.asarray(value).astype(jnp.float32).reshape(-1) for value in values]
     squares = jnp.stack([_sum_of_squares(value) for value in flat])
-    unknown = jnp.full((len(flat), len(STATISTICS)), jnp.nan)
-    quick = unknown.at[:, _NORM].set(jnp.sqrt(squares)).at[:, 6:].set(0.0)
+    blank = jnp.full((len(flat), len(STATISTICS)), jnp.nan)
+    quick = blank.at[:, _NORM].set(jnp.sqrt(squares)).at[:, 6:].set(0.0)
     return lax.cond(
         jnp.isfinite(squares).all(),
         lambda: quick,
         lambda: (
-            unknown.at[:, 6:]
+            blank.at[:, 6:]
             .set(jnp.stack([_exact(value)[6:] for value in flat]))
             .at[:, _NORM]
             .set(jnp.sqrt(squares))
@@ -124,18 +125,18 @@ def all_norms(values: Sequence[Any]) -> jax.Array:
 
 
 def _sum_of_squares(value: jax.Array) -> jax.Array:
-    """Returns it as products of rows with themselves.
+    """Returns the sum of squares as products of rows with themselves.
 
-    As one product it takes as long, and on jax 0.10.0 is added up one by one: 0.3 % off for a
-    million elements around 100.
+    One product of the whole takes as long, and jax 0.10.0 adds its terms one by one: the result is
+    0.3 % off for a million elements around 100.
     """
     number = value.size // _ROW
-    rows, rest = value[: number * _ROW].reshape(number, _ROW), value[number * _ROW :]
-    return jnp.einsum("ij,ij->i", rows, rows).sum() + jnp.vdot(rest, rest)
+    rows, tail = value[: number * _ROW].reshape(number, _ROW), value[number * _ROW :]
+    return jnp.einsum("ij,ij->i", rows, rows).sum() + jnp.vdot(tail, tail)
 
 
 def _reduced(value: jax.Array) -> Sums:
-    """Returns sum, sum of squares, minimum, maximum, and how many are not zero."""
+    """Returns sum, sum of squares, minimum, maximum, and the number of nonzero elements."""
     return (
         value.sum(),
         jnp.square(value).sum(),
@@ -146,14 +147,14 @@ def _reduced(value: jax.Array) -> Sums:
 
 
 def _by_rows(value: jax.Array) -> Sums:
-    """Returns what `_reduced` does, in one pass."""
+    """Returns the result of `_reduced`, in one pass."""
     number = value.size // LANES
-    rest = value[number * LANES :]
+    remainder = value[number * LANES :]
     zeros = jnp.zeros(LANES)
     first = (zeros, zeros, zeros + jnp.inf, zeros - jnp.inf, zeros)
 
-    def add(index: Any, sums: Sums) -> Sums:
-        # Sliced here: rows handed to a scan would be a copy wherever some are left over.
+    def add(index: jax.Array, sums: Sums) -> Sums:
+        # Sliced here: the rows of a scan would be a copy if the size is not a multiple.
         row = lax.dynamic_slice_in_dim(value, index * LANES, LANES)
         total, squares, least, most, others = sums
         return (
@@ -166,9 +167,9 @@ def _by_rows(value: jax.Array) -> Sums:
 
     total, squares, least, most, others = lax.fori_loop(0, number, add, first)
     sums = (total.sum(), squares.sum(), least.min(), most.max(), others.sum())
-    if not rest.size:
+    if not remainder.size:
         return sums
-    tail = _reduced(rest)
+    tail = _reduced(remainder)
     return (
         sums[0] + tail[0],
         sums[1] + tail[1],
@@ -181,7 +182,7 @@ def _by_rows(value: jax.Array) -> Sums:
 def _exact(value: jax.Array) -> jax.Array:
     mean = value.mean()
     nans = jnp.isnan(value).sum(dtype=jnp.float32)
-    # XLA's vectorized minimum and maximum on CPU may pass a NaN over.
+    # XLA's vectorized minimum and maximum on CPU may skip a NaN.
     bound = jnp.where(nans > 0, jnp.nan, 0.0)
     return jnp.stack(
         [

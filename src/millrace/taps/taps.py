@@ -3,21 +3,26 @@
     forward, under differentiation:   tap(key, value)   ...   tap(key, value)
     collecting(forward)           ->  result, Tapped             both are results of the trace
 
-A value that is seen inside a trace must leave it as a result: kept on the side it would be of no
-use after the trace, and a callback in a differentiated loop runs as often as JAX likes
-(jax issue 16637). So whatever differentiates or recomputes a function has it collect, returns what
-was collected next to the result, and taps it again outside.
+A value inside a trace must leave it as a result: stored elsewhere it could not be used after the
+trace, and JAX may run a callback in a differentiated loop any number of times (jax issue 16637).
+So code that differentiates or recomputes a function collects its taps, returns them next to the
+result, and taps them again outside.
 """
 
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 import jax
 
 from millrace._compat.jax_tracing import trace_state
 from millrace.errors import TapError
+from millrace.pytrees import ArrayTree
 from millrace.threads.scoped_value import ScopedValue
+
+Parameters = ParamSpec("Parameters")
+Returned = TypeVar("Returned")
+Aux = TypeVar("Aux")
 
 
 @jax.tree_util.register_pytree_node_class
@@ -26,8 +31,9 @@ class Tapped:
 
     __slots__ = ("keys", "values")
 
-    def __init__(self, keys: tuple[Hashable, ...] = (), values: tuple[Any, ...] = ()):
-        self.keys, self.values = keys, values
+    def __init__(self, keys: tuple[Hashable, ...] = (), values: tuple[object, ...] = ()):
+        self.keys = keys
+        self.values: tuple[Any, ...] = values
 
     def __bool__(self) -> bool:
         return bool(self.keys)
@@ -44,13 +50,13 @@ class Tapped:
         return self.values, self.keys
 
     @classmethod
-    def tree_unflatten(cls, keys: tuple[Hashable, ...], values: Any) -> "Tapped":
-        """Makes one of what a JAX function returned."""
+    def tree_unflatten(cls, keys: tuple[Hashable, ...], values: Iterable[object]) -> "Tapped":
+        """Builds taps from the children and their keys, for JAX."""
         return cls(keys, tuple(values))
 
 
 class _Collection:
-    """What is tapped within one trace."""
+    """The values tapped within one trace."""
 
     def __init__(self, keeps: bool) -> None:
         self.keeps = keeps
@@ -61,37 +67,37 @@ class _Collection:
 _collection = ScopedValue[_Collection | None](None)
 
 
-def tap(key: Hashable, value: Any) -> None:
+def tap(key: Hashable, value: ArrayTree) -> None:
     """Carries `value`, any tree of arrays, out of the program that is being traced.
 
     Args:
-        key: tells values apart; a queue, or the name of a tensor.
-        value: may be a traced one. Gradients do not flow back through what is carried out.
+        key: identifies the value: a queue, or the name of a tensor.
+        value: traced or not. Gradients do not flow back through tapped values.
 
     Raises:
         TapError: if no program is being traced, if this one has tapped the key already, or if
-            the value belongs to a loop or a function inside the step, which cannot give it away.
+            the value belongs to a loop or a function inside the step, which it cannot leave.
     """
     collection = _collection.get()
     if collection is None:
         raise TapError(
-            f"{key!r} was to take a value, and no program is being traced that could carry one "
-            "out. Enqueue inside of a layer or an optimizer of a model that a strategy runs, or "
-            "in the body of millrace.repeat()."
+            f"{key!r} cannot take a value here: no program is being traced that could carry it "
+            "out. Enqueue in a layer or an optimizer of a model that a strategy runs, or in the "
+            "body of millrace.repeat()."
         )
     if not collection.keeps:
         collection.values[key] = None
         return
     if not belongs_here():
         raise TapError(
-            f"{key!r} was to take a value from inside a loop or a compiled function within the "
-            "step, of which only the results leave it. Enqueue the value after the loop, or tap "
-            "the layer that returns it."
+            f"{key!r} cannot take a value from inside a loop or a compiled function within the "
+            "step: only its results can leave it. Enqueue the value after the loop, or tap the "
+            "layer that returns it."
         )
     if key in collection.values:
         raise TapError(
-            f"{key!r} takes one value in each program, and got a second one. Enqueue both as one "
-            "tuple or dict, or use a queue for each."
+            f"{key!r} takes one value in each program, and received a second one. Enqueue both as "
+            "one tuple or dict, or use a queue for each."
         )
     collection.values[key] = jax.tree.map(jax.lax.stop_gradient, value)
 
@@ -108,21 +114,23 @@ def is_tapped(key: Hashable) -> bool:
 
 
 def belongs_here() -> bool:
-    """Whether values of the current trace can be tapped: not those of a loop in a step, say."""
+    """Whether values of the current trace can be tapped; those of a loop in a step cannot."""
     collection = _collection.get()
     return collection is not None and collection.trace == trace_state()
 
 
-def collecting(function: Callable[..., Any], keeps: bool = True) -> Callable[..., Any]:
+def collecting(
+    function: Callable[Parameters, Returned], keeps: bool = True
+) -> Callable[Parameters, tuple[Returned, Tapped]]:
     """Makes a function return `(result, Tapped)`.
 
     Args:
-        function: anything that taps values when it is called, in the trace of its caller.
-        keeps: False collects the keys only, with None as their values: for a first look at a
-            function that might tap values where they cannot leave it.
+        function: taps values when it is called, in the trace of its caller.
+        keeps: False collects only the keys, with None as their values: for finding out whether a
+            function taps values in places that they cannot leave.
     """
 
-    def collected(*args: Any, **kwargs: Any) -> Any:
+    def collected(*args: Parameters.args, **kwargs: Parameters.kwargs) -> tuple[Returned, Tapped]:
         with collection_open(keeps) as values:
             result = function(*args, **kwargs)
         return result, Tapped(tuple(values), tuple(values.values()))
@@ -132,28 +140,30 @@ def collecting(function: Callable[..., Any], keeps: bool = True) -> Callable[...
 
 @contextmanager
 def collection_open(keeps: bool = True) -> Iterator[dict[Hashable, Any]]:
-    """Yields a dict that fills with what is tapped inside, in this thread."""
+    """Yields a dict that collects the values tapped inside the block, in this thread."""
     collection = _Collection(keeps)
     with _collection.bound_to(collection):
         yield collection.values
 
 
 def tap_again(tapped: Tapped) -> None:
-    """Taps in this trace what was collected in one inside."""
+    """Taps in this trace the values that were collected in an inner one."""
     for key, value in tapped.items():
         tap(key, value)
 
 
-def value_and_grad(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Is `jax.value_and_grad(function, has_aux=True)`, through which taps pass."""
+def value_and_grad(function: Callable[Parameters, tuple[jax.Array, Aux]]) -> Callable[..., Any]:
+    """Returns `jax.value_and_grad(function, has_aux=True)`, extended to pass taps on."""
 
-    def with_aux(*args: Any, **kwargs: Any) -> Any:
+    def with_aux(
+        *args: Parameters.args, **kwargs: Parameters.kwargs
+    ) -> tuple[jax.Array, tuple[Aux, Tapped]]:
         (loss, aux), tapped = collecting(function)(*args, **kwargs)
         return loss, (aux, tapped)
 
     differentiated = jax.value_and_grad(with_aux, has_aux=True)
 
-    def value_and_gradients(*args: Any, **kwargs: Any) -> Any:
+    def value_and_gradients(*args: Parameters.args, **kwargs: Parameters.kwargs) -> Any:
         (loss, (aux, tapped)), gradients = differentiated(*args, **kwargs)
         tap_again(tapped)
         return (loss, aux), gradients
@@ -161,10 +171,10 @@ def value_and_grad(function: Callable[..., Any]) -> Callable[..., Any]:
     return value_and_gradients
 
 
-def checkpoint(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Is `jax.checkpoint(function)`, through which taps pass: once, however often it is run."""
+def checkpoint(function: Callable[Parameters, Returned]) -> Callable[Parameters, Returned]:
+    """Returns `jax.checkpoint(function)`, extended to pass taps on, once for all its runs."""
 
-    def recomputed(*args: Any, **kwargs: Any) -> Any:
+    def recomputed(*args: Parameters.args, **kwargs: Parameters.kwargs) -> Returned:
         if not belongs_here():
             return jax.checkpoint(function)(*args, **kwargs)
         result, tapped = jax.checkpoint(collecting(function))(*args, **kwargs)

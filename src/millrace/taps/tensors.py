@@ -1,16 +1,17 @@
 """Statistics of activations and gradients, as taps of a step.
 
-    activation   what a layer returned, in forward: name `encoder/dense`, its second call `dense#1`
+    activation   output of a layer in forward: name `encoder/dense`, its second call `dense#1`
     gradient     of a variable, after a micro-batch or before an update: name `dense/kernel`
 
-All of a step leave as one array, `[tensors, 8]`, or with histograms `[tensors, 8 + bins]`.
+The statistics of a step leave it as one array, `[tensors, 8]`, or with histograms
+`[tensors, 8 + bins]`.
 """
 
 import fnmatch
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -18,20 +19,26 @@ import keras
 
 from millrace._compat.keras_calls import after_calls
 from millrace.options import NO_TAPS, TapRequest
+from millrace.pytrees import ArrayTree
 from millrace.records.tensors import COUNTS, LOSS, Tensor
 from millrace.taps.statistics import all_statistics, reduction_of
-from millrace.taps.taps import Tapped, belongs_here, checkpoint, is_tapped, tap
+from millrace.taps.taps import Parameters, Tapped, belongs_here, checkpoint, is_tapped, tap
+
+# Statistics of several tensors, `[tensors, 8]`.
+Reduce: TypeAlias = Callable[[Sequence[jax.Array]], jax.Array]
+# Turns a function of `(loss, auxiliary)` into one of `((loss, auxiliary), gradients)`.
+ValueAndGrad: TypeAlias = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """The key of statistics, `[tensors, 8]`: whose they are."""
+    """The key of statistics, `[tensors, 8]`: the tensors that the rows describe."""
 
     tensors: tuple[Tensor, ...]
 
 
 def matches(name: str, patterns: Sequence[str]) -> bool:
-    """Whether a name, or the name below some of the layers around it, has one of the patterns."""
+    """Whether a name, with or without its outer layers, matches one of the patterns."""
     parts = name.split("/")
     ends = ["/".join(parts[k:]) for k in range(len(parts))]
     return any(fnmatch.fnmatchcase(end, pattern) for pattern in patterns for end in ends)
@@ -39,39 +46,40 @@ def matches(name: str, patterns: Sequence[str]) -> bool:
 
 @contextmanager
 def activations_tapped(
-    model: keras.Model, taps: TapRequest = NO_TAPS, due: Any = None
+    model: keras.Model, taps: TapRequest = NO_TAPS, due: jax.Array | None = None
 ) -> Iterator[None]:
-    """Taps statistics of what layers return inside, where their names match.
+    """Taps statistics of layer outputs within the block, for layers whose names match.
 
-    Values that layers tap themselves get out of what Keras recomputes, whatever the patterns are.
+    Also passes on the values that layers tap themselves inside code that Keras recomputes,
+    whatever the patterns are.
 
-    Models in a model are no layers of their own: what they return is what their last layer does.
+    Models in a model are not counted as layers: their outputs are those of their last layers.
 
     Args:
-        model: whose layers they are.
-        taps: what is wanted of them.
+        model: has the layers.
+        taps: requested statistics, with the patterns of names.
         due: whether statistics are wanted in this step, a traced truth value; None: always.
     """
     patterns, reduce = taps.activations, reduction_of(replace(taps, norms=False))
     counts: dict[str, int] = {}
-    # What several layers return, as attention and its last projection do, is reduced once. The
-    # values are kept with their rows: an identity is used again once its object is gone.
-    known: dict[int, tuple[Any, Any]] = {}
+    # A value that several layers return, as attention and its last projection do, is reduced once.
+    # Values are stored with their rows because `id` may be reused once an object is gone.
+    reduced: dict[int, tuple[jax.Array, jax.Array | None]] = {}
 
-    def see(path: tuple[Any, ...], outputs: Any) -> None:
+    def see(path: tuple[keras.Layer, ...], outputs: ArrayTree) -> None:
         layer = path[-1]
         if not patterns or isinstance(layer, keras.Model) or not belongs_here():
             return
-        name = "/".join(one.name for one in path if one is not model)
+        name = "/".join(each.name for each in path if each is not model)
         number = counts[name] = counts.get(name, -1) + 1
         if matches(name, patterns):
-            for place, leaf in enumerate(floating(outputs)):
-                label = name + (f"#{number}" if number else "") + (f":{place}" if place else "")
+            for index, leaf in enumerate(floating(outputs)):
+                label = name + (f"#{number}" if number else "") + (f":{index}" if index else "")
                 tensor = Tensor("activation", label)
-                if id(leaf) in known and not is_tapped(tensor):
-                    tap(tensor, known[id(leaf)][1])
+                if id(leaf) in reduced and not is_tapped(tensor):
+                    tap(tensor, reduced[id(leaf)][1])
                 else:
-                    known[id(leaf)] = leaf, _tap_rows({tensor: leaf}, due, None, reduce)
+                    reduced[id(leaf)] = leaf, _tap_rows({tensor: leaf}, due, None, reduce)
 
     with after_calls(see, checkpoint):
         yield
@@ -79,38 +87,38 @@ def activations_tapped(
 
 def tap_gradients(
     model: keras.Model,
-    gradients: Sequence[Any],
+    gradients: Sequence[jax.Array | None],
     patterns: Sequence[str],
-    due: Any = None,
-    scale: Any = None,
-    reduce: Callable[[Sequence[Any]], Any] = all_statistics,
+    due: jax.Array | None = None,
+    scale: jax.Array | None = None,
+    reduce: Reduce = all_statistics,
 ) -> None:
     """Taps statistics of gradients whose variables match, in the order of the variables.
 
     Args:
-        model: whose gradients they are.
+        model: has the variables.
         gradients: one for each trainable variable; None is skipped.
-        patterns: of names.
+        patterns: patterns of names.
         due: whether statistics are wanted in this step, a traced truth value; None: always.
-        scale: what the loss was multiplied by, as by `loss_scale`; None: by nothing.
-        reduce: makes the statistics.
+        scale: factor of the loss, as from `loss_scale`; None: not scaled.
+        reduce: computes the statistics.
     """
     names = [gradient_name(model, variable) for variable in model.trainable_variables]
-    found = {
+    matching = {
         Tensor("gradient", name): gradient
         for name, gradient in zip(names, gradients, strict=True)
         if gradient is not None and matches(name, patterns)
     }
-    _tap_rows(found, due, scale, reduce)
+    _tap_rows(matching, due, scale, reduce)
 
 
-def loss_tapped(value_and_grad: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns what differentiates a function of `(loss, auxiliary)`, and taps its loss."""
+def loss_tapped(value_and_grad: ValueAndGrad) -> ValueAndGrad:
+    """Returns `value_and_grad`, extended to tap the loss."""
 
-    def tapping(function: Callable[..., Any]) -> Callable[..., Any]:
+    def tapping(function: Callable[Parameters, object]) -> Callable[Parameters, Any]:
         differentiated = value_and_grad(function)
 
-        def differentiate(*args: Any, **kwargs: Any) -> Any:
+        def differentiate(*args: Parameters.args, **kwargs: Parameters.kwargs) -> Any:
             (loss, aux), gradients = differentiated(*args, **kwargs)
             _tap_rows({LOSS: loss}, None)
             return (loss, aux), gradients
@@ -120,12 +128,12 @@ def loss_tapped(value_and_grad: Callable[..., Any]) -> Callable[..., Any]:
     return tapping
 
 
-def loss_scale(model: keras.Model, optimizer_values: Iterable[Any]) -> Any:
-    """Returns what the optimizer has multiplied the loss by, and gradients with it; None: nothing.
+def loss_scale(model: keras.Model, optimizer_values: Iterable[jax.Array]) -> jax.Array | None:
+    """Returns the factor by which the optimizer scaled the loss; None if it does not scale.
 
     Args:
-        model: with an optimizer.
-        optimizer_values: of its variables when the loss was computed.
+        model: has an optimizer.
+        optimizer_values: values of the optimizer's variables when the loss was computed.
     """
     optimizer, one = model.optimizer, jnp.float32(1)
     state = list(zip(optimizer.variables, optimizer_values, strict=True))
@@ -134,13 +142,13 @@ def loss_scale(model: keras.Model, optimizer_values: Iterable[Any]) -> Any:
     return None if scaled is one else scaled
 
 
-def gradient_name(model: keras.Model, variable: Any) -> str:
+def gradient_name(model: keras.Model, variable: keras.Variable) -> str:
     """Returns the path of a variable below its model, such as `encoder/dense/kernel`."""
     return str(variable.path).removeprefix(f"{model.name}/")
 
 
-def floating(outputs: Any) -> list[Any]:
-    """Returns the leaves that have statistics: numbers that are no indices."""
+def floating(outputs: ArrayTree) -> list[jax.Array]:
+    """Returns the leaves that have statistics: those of floating dtypes."""
     return [
         leaf
         for leaf in jax.tree.leaves(outputs)
@@ -149,23 +157,24 @@ def floating(outputs: Any) -> list[Any]:
 
 
 def _tap_rows(
-    found: Mapping[Tensor, Any],
-    due: Any,
-    scale: Any = None,
-    reduce: Callable[[Sequence[Any]], Any] = all_statistics,
-) -> Any:
+    tensors: Mapping[Tensor, jax.Array],
+    due: jax.Array | None,
+    scale: jax.Array | None = None,
+    reduce: Reduce = all_statistics,
+) -> jax.Array | None:
     """Taps the statistics of tensors and returns those of the last one."""
-    new = [tensor for tensor in found if not is_tapped(tensor)]
+    new = [tensor for tensor in tensors if not is_tapped(tensor)]
     if not new:
         return None
-    values = [jax.lax.stop_gradient(found[tensor]) for tensor in new]
+    values = [jax.lax.stop_gradient(tensors[tensor]) for tensor in new]
     if due is None:
         rows = reduce(values)
     else:
         spec = jax.eval_shape(reduce, values)
-        nothing = jnp.full(spec.shape, jnp.nan).at[:, COUNTS].set(-1.0)  # as none has
+        # Counts of -1 mark a step without statistics.
+        nothing = jnp.full(spec.shape, jnp.nan).at[:, COUNTS].set(-1.0)
         rows = jax.lax.cond(due, lambda: reduce(values), lambda: nothing)
-    if scale is not None:  # of eight numbers instead of a whole tensor: all but shares and counts
+    if scale is not None:  # unscales five numbers, not the tensor; shares and counts need none
         rows = rows.at[:, :5].divide(jnp.asarray(scale, rows.dtype))
     for number, tensor in enumerate(new):
         tap(tensor, rows[number])
@@ -173,7 +182,7 @@ def _tap_rows(
 
 
 def packed(tapped: Tapped) -> Tapped:
-    """Returns taps with all statistics as one value, under the key `Rows`, in front."""
+    """Returns taps with all statistics as their first value, under a key `Rows`."""
     rows = {key: value for key, value in tapped.items() if isinstance(key, Tensor)}
     if not rows:
         return tapped
@@ -182,7 +191,7 @@ def packed(tapped: Tapped) -> Tapped:
     return Tapped(keys, (jnp.stack(list(rows.values())), *others.values()))
 
 
-def found_non_finite(tapped: Tapped) -> Any:
+def found_non_finite(tapped: Tapped) -> jax.Array:
     """Returns whether a tensor among packed taps has a NaN or an infinity, a traced truth value."""
     rows = [value for key, value in tapped.items() if isinstance(key, Rows)]
     if not rows:

@@ -11,7 +11,7 @@ import jax
 import keras
 
 from millrace._compat.jax_arrays import looks_for_non_finite
-from millrace.compiled_loop.executables import say_if_boundaries_rest
+from millrace.compiled_loop.executables import log_ignored_boundaries
 from millrace.compiling.executable import Executable, compile_program, compile_programs
 from millrace.compiling.log import CompileLog
 from millrace.compiling.lowering import Request, tracing
@@ -111,7 +111,7 @@ class StageExecutables:
         with tracing, boundaries_found() as found:
             builder = make_builder(self._model, plan, self._calls, self._marks, specs, groups)
         if not self._has_said:
-            self._has_said = say_if_boundaries_rest(plan, found, self._model.name)
+            self._has_said = log_ignored_boundaries(plan, found, self._model.name)
         return builder
 
     def _note_stages(

@@ -123,7 +123,7 @@ class PipelineRunner:
         del single_steps
         return PipelineDryRun(self._shapes)
 
-    def make_room(self, steps: int) -> None:
+    def extend_records(self, steps: int) -> None:
         """Does nothing: each micro-batch has a result of its own."""
 
     def gather(self, role: str, values: Iterable[Any]) -> list[Any]:
