@@ -7,7 +7,7 @@ import pytest
 from click.testing import CliRunner
 
 from millrace.cli.main import main
-from millrace.schedules.batch_serialization import serialized
+from millrace.schedules.batch_serialization import batch_serialized
 from millrace.schedules.one_f_one_b import one_f_one_b
 from millrace.schedules.text import grid, write
 
@@ -73,7 +73,7 @@ def test_several_stages_on_a_group():
 
 def test_stages_that_take_turns_on_one_device():
     words = ["--schedule", "sequential", "--batch-serialization", "3"]
-    assert run(*words, "--text").output == write(serialized(4, 8, 3)) + "\n"
+    assert run(*words, "--text").output == write(batch_serialized(4, 8, 3)) + "\n"
     lines = run(*words).output.splitlines()
     assert "bubble  0.0%   (textbook, with free transfers: 0.0%)" in lines
     assert lines[-1].split() == ["0", "0,", "1,", "2,", "3", "0", "12", "3,", "3,", "3,", "3"]

@@ -36,7 +36,7 @@ from millrace.pipelines.programs.place import Marks
 from millrace.pipelines.programs.replica_builder import ReplicaLayouts, ReplicaStageBuilder
 from millrace.pipelines.programs.stages import trace_stages
 from millrace.plan import Mode, Plan
-from millrace.recomputation.segments import boundaries_found
+from millrace.recomputation.segments import collected_boundaries
 from millrace.records.compilation import KeyField, ProgramKey
 from millrace.steps.offload import with_moves
 from millrace.steps.program import Program
@@ -108,7 +108,7 @@ class StageExecutables:
     def _trace(self, plan: Plan, specs: State, groups: Sequence[DeviceGroup]) -> StageBuilder:
         self._describe(plan)
         self._log.begin(f"{plan.mode.value} of {self._model.name!r}")
-        with tracing, boundaries_found() as found:
+        with tracing, collected_boundaries() as found:
             builder = make_builder(self._model, plan, self._calls, self._marks, specs, groups)
         if not self._has_said:
             self._has_said = say_if_boundaries_rest(plan, found, self._model.name)
