@@ -227,7 +227,7 @@ class StageUpdate:
 
     def _call(self, name: str, stage: int, part: UpdatePart, values: dict[Slot, Any]) -> list[Any]:
         if (name, stage) not in self._found:
-            run = self._find(name, stage, lambda: self._builder.part(name, stage, part))
+            run = self._find(name, stage, lambda: self._builder.update_part(name, stage, part))
             self._found[name, stage] = run, replaced_by(self._builder.stages.update, part)
         run, replaced = self._found[name, stage]
         others = [value for slot, value in values.items() if slot not in replaced]
