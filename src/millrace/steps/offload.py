@@ -4,7 +4,7 @@
     accumulated gradients    on the device while those of a micro-batch are added
     weights, shared out      on the device while micro-batches use them: a task of a pipeline, an
                              update of a model in one piece
-    waits for its backward   pipelines/runtime/stash.py
+    waits for its backward   pipelines/runtime/activation_offload.py
 
     loop over updates   | gradients        update | gradients        update |
     device memory       |             +--> state -+---+          +--> state-+--
