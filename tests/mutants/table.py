@@ -93,8 +93,8 @@ MUTANTS = (
     ),
     Mutant(
         "schedules",
-        "turn = range(first, min(first + batch_serialization, num_micro_batches))",
-        "turn = range(first, min(first + batch_serialization + 1, num_micro_batches))",
+        "micro_batches = range(first, min(first + batch_serialization, num_micro_batches))",
+        "micro_batches = range(first, min(first + batch_serialization + 1, num_micro_batches))",
     ),
     Mutant("schedules", "start = max([free[row], *arrivals])", "start = max([0.0, *arrivals])"),
     Mutant(

@@ -219,9 +219,7 @@ def gathered(tapped: Iterable[tuple[Bundle, Arrays]]) -> Tapped:
     """Puts the values tapped by several programs together: statistics by stage, whole values."""
     keys: list[Hashable] = []
     values: list[ArrayTree] = []
-    leaves_of: dict[
-        Hashable, dict[int | None, tuple[jax.tree_util.PyTreeDef, dict[int, jax.Array]]]
-    ] = {}
+    leaves_of: dict[Hashable, dict[int | None, _TracedLeaves]] = {}  # by key and trace
     for bundle, arrays in sorted(tapped, key=lambda each: each[0].stage):
         if bundle.rows is not None:
             keys.append(bundle.rows)
