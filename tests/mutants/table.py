@@ -93,8 +93,8 @@ MUTANTS = (
     ),
     Mutant(
         "schedules",
-        "turn = range(first, min(first + batch_serialization, num_micro_batches))",
-        "turn = range(first, min(first + batch_serialization + 1, num_micro_batches))",
+        "micro_batches = range(first, min(first + batch_serialization, num_micro_batches))",
+        "micro_batches = range(first, min(first + batch_serialization + 1, num_micro_batches))",
     ),
     Mutant("schedules", "start = max([free[row], *arrivals])", "start = max([0.0, *arrivals])"),
     Mutant(
@@ -421,8 +421,8 @@ MUTANTS = (
     # Segments that backward runs again.
     Mutant(
         "recompute",
-        "known = dict(zip(inputs, values, strict=True)) | segments.graph.constants\n        for",
-        "known = dict(zip(inputs, values, strict=True))\n        for",
+        "environment = dict(zip(inputs, values, strict=True)) | segments.graph.constants\n",
+        "environment = dict(zip(inputs, values, strict=True))\n",
     ),
     Mutant(
         "recompute",
@@ -446,13 +446,13 @@ MUTANTS = (
     ),
     Mutant(
         "recompute",
-        "needed[var] = min(level, needed.get(var, level))\n    return settled[::-1]",
-        "needed[var] = max(level, needed.get(var, level))\n    return settled[::-1]",
+        "needed[var] = min(level, needed.get(var, level))\n    return complete[::-1]",
+        "needed[var] = max(level, needed.get(var, level))\n    return complete[::-1]",
     ),
     Mutant(
         "recompute",
-        "graph, tuple(map(tuple, parts)), frozenset(learns), frozenset(answered & learns)",
-        "graph, tuple(map(tuple, parts)), frozenset(learns), frozenset(answered)",
+        "graph, tuple(map(tuple, segments)), frozenset(learns), frozenset(answered & learns)",
+        "graph, tuple(map(tuple, segments)), frozenset(learns), frozenset(answered)",
     ),
     Mutant(
         "recompute",

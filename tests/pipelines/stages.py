@@ -6,7 +6,7 @@ import numpy as np
 from keras import layers
 
 from millrace.pipelines.assignment.calls import find_calls, leaves
-from millrace.pipelines.programs.place import Marks
+from millrace.pipelines.programs.equation_stages import Marks
 from millrace.pipelines.programs.split_step import ROLES, split_step
 from millrace.plan import Mode
 from millrace.steps.state import as_state

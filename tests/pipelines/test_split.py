@@ -7,7 +7,7 @@ import pytest
 
 from millrace._compat.jaxpr import as_function, trace
 from millrace.errors import ModelError
-from millrace.pipelines.programs.place import MODEL_SCOPE, Marks
+from millrace.pipelines.programs.equation_stages import MODEL_SCOPE, Marks
 from millrace.pipelines.programs.split import Slot, split
 
 F32 = jax.ShapeDtypeStruct((3,), jnp.float32)

@@ -18,7 +18,7 @@ from millrace.recomputation.recompute import (
     as_recomputing_function,
     boundary_items,
 )
-from millrace.recomputation.scans import chunked_function, slices_of_parts
+from millrace.recomputation.scans import chunked_function, slices_of_inputs
 from millrace.recomputation.segments import cut, levels_by_boundaries, mark_boundary
 
 pytestmark = pytest.mark.shipped_compiler
@@ -199,7 +199,7 @@ def looped(a, b, c, d, x):
 @pytest.mark.parametrize("chunks", [1, 3, 4, 16])
 def test_chunks_of_a_loop_are_the_loop(chunks):
     graph = graph_of(looped)
-    parts = needed(slices_of_parts(trace(chunked_function(graph, lambda _: chunks), *W, X)[0]))
+    parts = needed(slices_of_inputs(trace(chunked_function(graph, lambda _: chunks), *W, X)[0]))
     assert primitive_counts(parts.equations)["scan"] == chunks
     assert "concatenate" not in primitive_counts(parts.equations)  # only the last is taken
 

@@ -14,7 +14,7 @@ import millrace
 from millrace._compat import jax_memory as jax_spaces
 from millrace.compiled_loop.programs import ProgramBuilder
 from millrace.options import NO_OFFLOAD, Accumulation, Offload, Replication
-from millrace.pipelines.runtime.stash import Stash
+from millrace.pipelines.runtime.activation_offload import ActivationOffload
 from millrace.plan import BatchSpec, LoopForm, Mode, Plan
 from millrace.schedules.one_f_one_b import one_f_one_b
 from millrace.schedules.sequential import sequential
@@ -384,11 +384,11 @@ class Waiting:
 
 def moves(schedule):
     buffers = Waiting()
-    stash = Stash(schedule, buffers)
+    offload = ActivationOffload(schedule, buffers)
     found = []
     for task in schedule[0]:
-        stash.before(task)
-        stash.after(task)
+        offload.before(task)
+        offload.after(task)
         found += [f"{task} {name} {m}" for name, _, m in buffers.moves]
         buffers.moves.clear()
     return found

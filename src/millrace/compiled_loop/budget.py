@@ -20,7 +20,7 @@ from millrace.compiling.executable import Executable, compiled_of
 from millrace.compiling.log import CompileLog
 from millrace.errors import PlanError
 from millrace.plan import Plan, Recompute
-from millrace.recomputation.costs import Chain
+from millrace.recomputation.costs import SegmentChain
 from millrace.records.memory_report import BudgetChoice
 
 logger = logging.getLogger("millrace")
@@ -40,7 +40,11 @@ def with_choice(plan: Plan, number: int) -> Plan:
 
 
 def within_budget(
-    plan: Plan, chain: Chain | None, find: Callable[[Plan], Executable], model: str, log: CompileLog
+    plan: Plan,
+    chain: SegmentChain | None,
+    find: Callable[[Plan], Executable],
+    model: str,
+    log: CompileLog,
 ) -> tuple[Executable, float]:
     """Finds the program with the fewest FLOPs that stays within a plan's budget, and logs it.
 

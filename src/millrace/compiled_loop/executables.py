@@ -21,8 +21,8 @@ from millrace.explain.walk import Description
 from millrace.export.exported import Wanted
 from millrace.export.exporting import Exports, why_not
 from millrace.plan import LoopForm, Mode, Plan
-from millrace.recomputation.costs import Chain, chains_seen
-from millrace.recomputation.segments import boundaries_found
+from millrace.recomputation.costs import SegmentChain, collected_chains
+from millrace.recomputation.segments import collected_boundaries
 from millrace.records.compilation import ProgramKey
 from millrace.replicas.programs import ReplicaProgramBuilder
 from millrace.steps.program import Program
@@ -91,7 +91,7 @@ class Executables:
         self._builders: dict[Any, ProgramBuilder | ReplicaProgramBuilder] = {}
         self._extra_flops: dict[Plan, float] = {}  # of plans with a budget
         self._has_logged = False  # why boundaries are ignored
-        self._chains: dict[Any, Chain | None] = {}  # of steps, cut into segments by millrace
+        self._chains: dict[Any, SegmentChain | None] = {}  # of steps, cut into segments by millrace
         self._executables: dict[Any, Executable] = {}
         self._state: State | None = None  # the one that `_specs` describe
         self._specs: Any = None
@@ -161,14 +161,14 @@ class Executables:
             self._describe(plan)
             self._log.begin(f"{plan.mode.value}_run of {self._model.name!r}")
             make = ProgramBuilder if plan.replicas == 1 else ReplicaProgramBuilder
-            with tracing, chains_seen() as chains, boundaries_found() as boundaries:
+            with tracing, collected_chains() as chains, collected_boundaries() as boundaries:
                 self._builders[key] = make(self._model, plan, self._specs)
             self._chains[key] = chains[0] if chains else None
             if not self._has_logged:
                 self._has_logged = log_ignored_boundaries(requested, boundaries, self._model.name)
         return self._builders[key]
 
-    def _chain(self, plan: Plan) -> Chain | None:
+    def _chain(self, plan: Plan) -> SegmentChain | None:
         """Returns the segments, and choices among them, of a plan with a budget."""
         plan = with_choice(plan, 1)
         self._builder(plan)

@@ -23,8 +23,8 @@ from millrace.pipelines.assignment.assignment import (
 )
 from millrace.pipelines.assignment.calls import LayerCall, find_calls, leaves
 from millrace.pipelines.assignment.marks import stages_were_entered
+from millrace.pipelines.programs.equation_stages import Marks
 from millrace.pipelines.programs.executables import StageExecutables
-from millrace.pipelines.programs.place import Marks
 from millrace.pipelines.runtime.compiled_stages import CompiledStages
 from millrace.pipelines.runtime.runner import PipelineRunner
 from millrace.pipelines.runtime.shapes import Shapes

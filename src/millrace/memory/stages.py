@@ -126,7 +126,7 @@ def _resident(programs: StagePrograms, index: int) -> dict[Slot, int]:
     if (part := builder.stages.update.final.get(index)) is not None:
         replaced = replaced_by(builder.stages.update, part)
         others = [slot for slot in part.inputs if slot not in replaced]
-        given = builder.part("final", index, part).arguments
+        given = builder.update_part("final", index, part).arguments
         for slot, spec in zip((*replaced, *others), (*given[0], *given[1]), strict=True):
             if slot.role in ("trainable", "optimizer"):
                 found[slot] = _bytes(spec)

@@ -1,1 +1,1 @@
-"""What backward computes again instead of keeping it: which values, and within what budget."""
+"""Recomputation: segments that backward runs again to save memory, by boundaries or by budget."""

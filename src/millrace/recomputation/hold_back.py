@@ -1,45 +1,48 @@
-"""Keeping what is run again from being run too early.
+"""Holding recomputation back until backward needs it.
 
-A compiler sees the same equations twice, merges them, and keeps their results after all, or runs
-all segments again before any backward. Each is held back until its cotangents are there:
+A compiler that sees the same equations twice merges them and keeps their results after all, or runs
+all segments again before any backward. So each segment is held back until its cotangents are there:
 
 - by a barrier (`jax.lax.optimization_barrier`, as in `jax.checkpoint`), which XLA's compilers for
-  GPU and TPU honour, and that for CPU once a pass of it is left out (`compiler_options`);
+  GPU and TPU honour, and the one for CPU without one of its passes (`compiler_options`);
 - on CPU by a conditional that is always taken, which no pass can undo. Loops move past barriers
   there: an LSTM of 2048 steps saves nothing with them. But convolutions in a branch take thirty
-  times as long, so they have the barrier (`benchmarks/recompute_forms.py` prints all of it).
+  times as long, so they get the barrier (`benchmarks/recompute_forms.py` prints the measurements).
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import TypeVar
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
 from millrace._compat.jaxpr import Graph, primitive_counts
-from millrace.recomputation.joint_graph import chosen
+from millrace.pytrees import ArrayTree
+from millrace.recomputation.joint_graph import select
 
-# For CPU: lets barriers stand until equal computations have been merged.
+T = TypeVar("T", bound=ArrayTree)
+
+# For CPU: keeps barriers in place until equal computations have been merged.
 CPU_OPTIONS = {"xla_disable_hlo_passes": "cse_barrier_expander"}
 
 
 def compiler_options(platform: str) -> dict[str, str]:
-    """Returns the options of XLA for programs that run segments again."""
+    """Returns the XLA options for programs that run segments again."""
     return dict(CPU_OPTIONS) if platform == "cpu" else {}
 
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """How a segment is run, and run again."""
+    """How a segment runs, and how it runs again: calls of a function with its arguments."""
 
-    forward: Callable[..., Any]  # run, learned, others -> what `run` returns of them
-    backward: Callable[..., Any]  # pull, learned, others, cotangents -> what `pull` returns
+    forward: Callable[..., list[jax.Array]]  # run, learned, others -> run(learned, others)
+    backward: Callable[..., list[jax.Array]]  # pull, learned, others, cotangents -> gradients
 
 
 def hold_back(graph: Graph, platform: str) -> Form:
-    """Returns how a graph is kept from being run again too early."""
+    """Returns the form that keeps a graph from being run again too early."""
     counts = primitive_counts(graph.equations)
     if platform != "cpu" or "conv_general_dilated" in counts:
         return Form(_at_once, _behind_barrier)
@@ -48,40 +51,40 @@ def hold_back(graph: Graph, platform: str) -> Form:
     return Form(_at_once, _in_branch)
 
 
-def _at_once(run: Callable[..., Any], *values: Any) -> Any:
+def _at_once(run: Callable[..., T], *values: ArrayTree) -> T:
     return run(*values)
 
 
-# In a program that has no forward, nothing can be merged with it.
+# For programs without a forward, with which a compiler could merge the segment.
 AT_ONCE = Form(_at_once, _at_once)
 
 
-def _in_branch(run: Callable[..., Any], *values: Any) -> Any:
-    """Runs a function in a branch that is always taken, which the compiler does not know.
+def _in_branch(run: Callable[..., T], *values: ArrayTree) -> T:
+    """Runs a function in a branch that is always taken, without the compiler's knowing it.
 
-    It waits for all its values. What a loop within begins with, zeros for all that it will return,
-    is not made before; outside of a branch it would be, for all loops of a program at once.
+    The branch waits for all its values. The zeros in which a loop inside it collects its results
+    are not allocated before; outside of a branch they would be, for all loops of a program at once.
     """
-    made = jax.eval_shape(run, *values)
+    results = jax.eval_shape(run, *values)
     floats = [v for v in jax.tree.leaves(values[-1]) if jnp.issubdtype(v.dtype, jnp.floating)]
     floats = floats or [v for v in jax.tree.leaves(values) if jnp.issubdtype(v.dtype, jnp.floating)]
-    if any(jnp.issubdtype(leaf.dtype, jax.dtypes.extended) for leaf in jax.tree.leaves(made)):
+    if any(jnp.issubdtype(leaf.dtype, jax.dtypes.extended) for leaf in jax.tree.leaves(results)):
         return run(*values)
     total = sum(leaf.ravel()[0].astype(jnp.float32) for leaf in floats if leaf.size)
     always = (total <= jnp.inf) | (total != total)
 
-    def zeros(*values: Any) -> Any:
+    def zeros(*values: ArrayTree) -> T:
         del values
-        return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), made)
+        return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), results)
 
     return lax.cond(always, run, zeros, *values)
 
 
-def _behind_barrier(run: Callable[..., Any], *values: Any) -> Any:
-    """Runs a function on values that are there no earlier than the last of them."""
+def _behind_barrier(run: Callable[..., T], *values: ArrayTree) -> T:
+    """Runs a function on its values once all of them are computed."""
     leaves, tree = jax.tree.flatten(values)
     plain = [not jnp.issubdtype(leaf.dtype, jax.dtypes.extended) for leaf in leaves]
-    held = iter(lax.optimization_barrier(chosen(leaves, plain)))
+    held = iter(lax.optimization_barrier(select(leaves, plain)))
     leaves = [
         next(held) if is_plain else leaf for leaf, is_plain in zip(leaves, plain, strict=True)
     ]

@@ -1,19 +1,20 @@
-"""Forward and backward of a segment as one graph, divided where the least is kept in between.
+"""Forward and backward of a segment as one graph, cut where the fewest bytes have to be kept.
 
     x, w, cotangents -> results, gradients      one trace of a function and its pullback
-    x, w -> results, saved                      what needs no cotangent
-    x, w, cotangents, saved -> gradients        all the rest, and what costs little to run again
+    x, w -> results, saved                      forward: everything that needs no cotangent
+    x, w, cotangents, saved -> gradients        backward: the rest, and what is cheap to run again
 
-What is saved is the least from which the rest follows without a product.
+The saved values are the fewest bytes from which the rest follows without a product.
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TypeVar
 
 import jax
 import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
+from jax.extend.core import Literal
 
 from millrace._compat.jaxpr import (
     Equation,
@@ -28,7 +29,9 @@ from millrace._compat.jaxpr import (
     variables,
 )
 from millrace.recomputation.cut_points import least_kept, nbytes
-from millrace.recomputation.scans import with_body, with_loops
+from millrace.recomputation.scans import Run, with_body, with_loops
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,12 +40,12 @@ class Joint:
 
     inputs: tuple[Var, ...]  # learned ones first
     cotangents: tuple[Var, ...]
-    forward: Graph  # -> results of the graph, what is saved
-    backward: Graph  # of inputs, cotangents and what is saved -> cotangents of learned inputs
+    forward: Graph  # inputs -> results of the graph, saved values
+    backward: Graph  # inputs, cotangents, saved values -> cotangents of the learned inputs
     saved: tuple[Var, ...]
-    residuals: tuple[Var, ...]  # what a forward that keeps everything would save
-    results: tuple[Any, ...]  # of the graph
-    equations: tuple[Equation, ...]  # of both, if everything is kept
+    residuals: tuple[Var, ...]  # the values saved by a forward that keeps everything
+    results: tuple[Var | Literal, ...]  # of the graph
+    equations: tuple[Equation, ...]  # of forward and backward, if everything is kept
 
 
 def joint_graph(
@@ -55,31 +58,33 @@ def joint_graph(
 
     Args:
         graph: a segment.
-        learns: for each input whether something is differentiated by it.
-        answered: for each result whether it is differentiated.
-        may_keep: whether what an equation makes may be kept.
+        learns: for each input, whether the graph is differentiated with respect to it.
+        answered: for each result, whether it is differentiated.
+        may_keep: whether the results of an equation may be kept.
     """
     function = as_function(graph)
 
-    def forward_and_backward(learned: Any, others: Any, cotangents: Any) -> Any:
-        def targets(learned: Any) -> Any:
-            results = function(*merged(learns, learned, others))
-            return chosen(results, answered), results
+    def forward_and_backward(
+        learned: list[jax.Array], others: list[jax.Array], cotangents: list[jax.Array]
+    ) -> tuple[list[jax.Array], list[jax.Array]]:
+        def targets(learned: list[jax.Array]) -> tuple[list[jax.Array], list[jax.Array]]:
+            results = function(*combine(learns, learned, others))
+            return select(results, answered), results
 
         _, pullback, results = jax.vjp(targets, learned, has_aux=True)
         return results, pullback(cotangents)[0]
 
-    learned, others = divided(learns, list(map(spec_of, graph.invars)))
-    cotangents = [spec_of(var) for var in chosen(graph.outvars, answered)]
+    learned, others = partition(learns, list(map(spec_of, graph.invars)))
+    cotangents = [spec_of(var) for var in select(graph.outvars, answered)]
     whole = inlined(trace(forward_and_backward, learned, others, cotangents)[0])
     num_inputs, num_results = len(graph.invars), len(graph.outvars)
     inputs, received = whole.invars[:num_inputs], whole.invars[num_inputs:]
     results, gradients = whole.outvars[:num_results], whole.outvars[num_results:]
     early = _before(whole, received)
-    made = {var: equation for equation in early for var in equation.outvars}
-    residuals = [var for var in used(whole, gradients, made).invars if var in made]
+    maker = {var: equation for equation in early for var in equation.outvars}
+    residuals = [var for var in used(whole, gradients, maker).invars if var in maker]
     handed_on = set(variables(results))  # kept anyway, if anything is
-    cost = {var: 1 if var in handed_on else nbytes(var) for var in made if may_keep(made[var])}
+    cost = {var: 1 if var in handed_on else nbytes(var) for var in maker if may_keep(maker[var])}
     saved = least_kept(early, residuals, cost)
     return Joint(
         inputs=inputs,
@@ -94,16 +99,16 @@ def joint_graph(
 
 
 def with_lean_loops(graph: Graph) -> Graph:
-    """Returns a graph whose loops keep no more for backward than their products demand."""
+    """Returns a graph whose loops keep only as much for backward as their products require."""
     run = with_loops(graph, lambda loop: with_body(loop, _lean(loop.body)))
     return trace(run, *map(spec_of, graph.invars))[0]
 
 
-def _lean(body: Graph) -> Callable[..., list[Any]]:
-    """Returns the function of one turn of a loop, of which backward keeps the least.
+def _lean(body: Graph) -> Run:
+    """Returns the function of one iteration of a loop, keeping as little as possible for backward.
 
-    `jax.checkpoint` within a loop is honoured by all compilers, and keeps values by name: so all
-    of them get one.
+    All compilers honour `jax.checkpoint` within a loop. It keeps values by name, so every value
+    gets a name.
     """
     named = trace(_named(inlined(body)), *map(spec_of, body.invars))[0]
     learns = [jnp.issubdtype(var.aval.dtype, jnp.inexact) for var in named.invars]
@@ -114,16 +119,16 @@ def _lean(body: Graph) -> Callable[..., list[Any]]:
     return jax.checkpoint(as_function(named), policy=policy, prevent_cse=False)
 
 
-def _named(graph: Graph) -> Callable[..., list[Any]]:
-    def run(*values: Any) -> list[Any]:
-        known = dict(zip(graph.invars, values, strict=True)) | graph.constants
+def _named(graph: Graph) -> Run:
+    def run(*values: jax.Array) -> list[jax.Array]:
+        environment = dict(zip(graph.invars, values, strict=True)) | graph.constants
         for equation in graph.equations:
             inputs = tuple(dict.fromkeys(variables(equation.invars)))
             piece = Graph(inputs, tuple(equation.outvars), (equation,), {})
-            made = as_function(piece)(*(known[var] for var in inputs))
-            for var, value in zip(equation.outvars, made, strict=True):
-                known[var] = checkpoint_name(value, f"{_NAME}{len(known)}")
-        return [var.val if is_literal(var) else known[var] for var in graph.outvars]
+            results = as_function(piece)(*(environment[var] for var in inputs))
+            for var, value in zip(equation.outvars, results, strict=True):
+                environment[var] = checkpoint_name(value, f"{_NAME}{len(environment)}")
+        return [var.val if is_literal(var) else environment[var] for var in graph.outvars]
 
     return run
 
@@ -148,17 +153,17 @@ def _before(graph: Graph, received: Sequence[Var]) -> list[Equation]:
     return early
 
 
-def chosen(values: Sequence[Any], which: Sequence[bool]) -> list[Any]:
-    """Returns those values for which `which` is true."""
-    return [value for value, is_chosen in zip(values, which, strict=True) if is_chosen]
+def select(values: Sequence[T], which: Sequence[bool]) -> list[T]:
+    """Returns the values whose entry in `which` is true."""
+    return [value for value, is_selected in zip(values, which, strict=True) if is_selected]
 
 
-def divided(learns: Sequence[bool], values: Sequence[Any]) -> tuple[list[Any], list[Any]]:
-    """Returns the values that something is differentiated by, and the others."""
-    return chosen(values, learns), chosen(values, [not learned for learned in learns])
+def partition(learns: Sequence[bool], values: Sequence[T]) -> tuple[list[T], list[T]]:
+    """Splits values into learned ones, which the graph is differentiated by, and all others."""
+    return select(values, learns), select(values, [not learned for learned in learns])
 
 
-def merged(learns: Sequence[bool], learned: Sequence[Any], others: Sequence[Any]) -> list[Any]:
-    """Returns the values that `divided` divided, in their order."""
-    some, rest = iter(learned), iter(others)
-    return [next(some if is_learned else rest) for is_learned in learns]
+def combine(learns: Sequence[bool], learned: Sequence[T], others: Sequence[T]) -> list[T]:
+    """Reverses `partition`: returns all values in their order."""
+    remaining, remaining_others = iter(learned), iter(others)
+    return [next(remaining if is_learned else remaining_others) for is_learned in learns]

@@ -1,6 +1,4 @@
-"""What the recomputation options of a model come to, for one mode and one schedule."""
-
-from typing import Any
+"""The recomputation that a model's options ask for, in one mode and under one schedule."""
 
 from millrace.errors import PlanError
 from millrace.options import Recomputation, RecomputationMode
@@ -14,9 +12,9 @@ _MODES = {"1f1b": (THEN,), "grouped": (THEN, INTERLEAVED), "sequential": (INTERL
 
 
 def recompute_of(
-    recomputation: Recomputation, schedule: Any, spans_processes: bool = False
+    recomputation: Recomputation, schedule: object, spans_processes: bool = False
 ) -> Recompute | None:
-    """Returns what a plan says of recomputation, None for nothing.
+    """Returns the recomputation of a plan; None: nothing runs again.
 
     Args:
         recomputation: the options.
@@ -24,8 +22,8 @@ def recompute_of(
         spans_processes: whether some stages are in other processes.
 
     Raises:
-        PlanError: if the schedule does not go with the mode, or no process alone can say what a
-            pipeline needs.
+        PlanError: if the schedule and the mode do not go together, or a budget is set for a
+            pipeline of several processes.
     """
     mode = recomputation.mode
     if recomputation.budget is not None:
@@ -49,5 +47,5 @@ def recompute_of(
             f"Set recomputation_mode={legal[0].value!r}, or one of the schedules {others}."
         )
     if schedule is None and mode is THEN:
-        return None  # one stage, which is the last: its backward follows its forward at once
+        return None  # the only stage is the last: its backward follows its forward immediately
     return Recompute(whole_stages=mode is THEN)

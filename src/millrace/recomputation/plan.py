@@ -1,13 +1,13 @@
-"""What a chain of segments keeps for its backward, and what it computes again for it.
+"""Plans of a chain of segments: values kept for backward, and segments that run again.
 
     segments 0 1 2 3                                         held while 3 runs
     Once(0) Once(1) Once(2) Once(3)                          inputs and kept bytes of 0, 1 and 2
     Again(Once(0) Once(1)) Once(2) Once(3)                   input of 0, input and kept bytes of 2
     Again(Again(Once(0)) Once(1)) Again(Once(2)) Once(3)     inputs of 0 and 2
 
-`Once` runs a segment in one of its ways, which says what is kept. `Again` is a group of segments
-whose forward keeps only the group's input: right before the group's backward it runs a second
-time, as the items in it say.
+`Once` runs a segment in one of its ways, which determines the values kept. `Again` is a group of
+segments whose forward keeps only the group's input: right before the group's backward it runs a
+second time, as its items describe.
 
     peak()             = 0
     peak(first, *rest) = max(own(first), held(first) + peak(rest))
@@ -24,7 +24,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """A way to run a segment."""
+    """Costs of one way to run a segment."""
 
     kept_bytes: int  # from its forward until its backward, besides the input
     working_bytes: int  # while either of them runs: with `kept_bytes`, without the input
@@ -33,16 +33,16 @@ class Way:
 
 @dataclass(frozen=True, slots=True)
 class ChainLink:
-    """A segment of the chain, as far as memory and FLOPs go."""
+    """Memory and FLOPs of a segment in the chain."""
 
-    input_bytes: int  # what comes from the segments before, and is held until the backward
+    input_bytes: int  # of values from earlier segments, held until the backward
     forward_flops: float
     ways: tuple[Way, ...]  # at least one, in any order
 
 
 @dataclass(frozen=True, slots=True)
 class Once:
-    """A segment whose forward runs once, and keeps what its way says."""
+    """A segment whose forward runs once, in one of its ways."""
 
     segment: int
     way: int
@@ -50,7 +50,7 @@ class Once:
 
 @dataclass(frozen=True, slots=True)
 class Again:
-    """Consecutive segments of which only the input is kept, until they run a second time."""
+    """Consecutive segments that run a second time; until then only their input is kept."""
 
     items: tuple["Item", ...]
 
@@ -59,7 +59,7 @@ Item = Once | Again
 
 
 def peak_of(links: Sequence[ChainLink], items: Sequence[Item]) -> int:
-    """Returns the most bytes that are alive at once when the chain runs as `items` say."""
+    """Returns the most bytes alive at once when the chain runs as planned."""
     peak = 0
     for item in reversed(items):
         if isinstance(item, Once):
@@ -73,8 +73,8 @@ def peak_of(links: Sequence[ChainLink], items: Sequence[Item]) -> int:
 
 
 def extra_of(links: Sequence[ChainLink], items: Sequence[Item]) -> float:
-    """Returns the FLOPs that the backward adds when the chain runs as `items` say."""
-    extra = 0.0  # from the end on, as `Fronts` adds it up: sums of floats differ by their order
+    """Returns the FLOPs that recomputation adds when the chain runs as planned."""
+    extra = 0.0  # added up from the end, as in `Fronts`: float sums depend on their order
     for item in reversed(items):
         if isinstance(item, Once):
             own = links[item.segment].ways[item.way].extra_flops

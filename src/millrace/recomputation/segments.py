@@ -1,6 +1,6 @@
 """A traced step or stage, cut at its boundaries into segments that can be run again.
 
-In a trace each is an equation `name` per value, which computes nothing.
+In a trace, a boundary is one equation `name` for each value it marks; it computes nothing.
 
     equation        follows from            level, with boundaries at x and y
     a = f(w0, x0)   weights and batch       0
@@ -9,33 +9,36 @@ In a trace each is an equation `name` per value, which computes nothing.
     c = g(w1, x)    weights and batch       1
     y = name(c)     boundary                2 from here on
 
-What follows from weights alone, a cast, or from no weight at all, a slice of the batch, is made
-where it is first needed: made earlier, it would have to be kept from there.
+Values that follow from weights alone (a cast), or from no weight at all (a slice of the batch), are
+computed where they are first needed: computed earlier, they would have to be kept from there on.
 """
 
 import itertools
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import TypeVar
 
 import jax
 import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
+from jax.extend.core import Literal
 
 from millrace._compat.jaxpr import Equation, Graph, Var, is_literal, renamed, variables
 from millrace.threads.scoped_value import ScopedValue
+
+T = TypeVar("T")  # a tree of arrays
 
 _PREFIX = "mr.boundary."
 _numbers = itertools.count()
 
 
-def mark_boundary(tensors: Any) -> Any:
-    """Returns a structure of arrays unchanged, all of which one boundary marks."""
+def mark_boundary(tensors: T) -> T:
+    """Marks all arrays of a structure as one boundary, and returns the structure unchanged."""
     name = f"{_PREFIX}{next(_numbers)}"
-    found = _found.get()
-    if found is not None:
-        found.append(name)
+    marked = _marked.get()
+    if marked is not None:
+        marked.append(name)
     return jax.tree.map(lambda leaf: checkpoint_name(leaf, name), tensors)
 
 
@@ -48,12 +51,12 @@ def boundary_of(equation: Equation) -> str | None:
 
 
 def without_boundaries(graph: Graph) -> Graph:
-    """Returns `graph` as it would be without marks.
+    """Returns `graph` without its boundary marks.
 
     A marked value has another name than the same value before its mark: where nothing runs again,
     backward might keep both.
     """
-    names: dict[Var, Any] = {}
+    names: dict[Var, Var | Literal] = {}
     equations = []
     for equation in graph.equations:
         if boundary_of(equation) is None:
@@ -65,44 +68,51 @@ def without_boundaries(graph: Graph) -> Graph:
     return renamed(plain, names, {}) if names else graph
 
 
-_found = ScopedValue[list[str] | None](None)
+_marked = ScopedValue[list[str] | None](None)
 
 
 @contextmanager
-def boundaries_found() -> Iterator[list[str]]:
+def collected_boundaries() -> Iterator[list[str]]:
     """Yields a list that fills with the names of the boundaries that are marked inside."""
-    found: list[str] = []
-    with _found.bound_to(found):
-        yield found
+    marked: list[str] = []
+    with _marked.bound_to(marked):
+        yield marked
 
 
 @dataclass(frozen=True, slots=True)
 class Segments:
-    """A graph in parts, to be run in order."""
+    """A graph cut into segments, to be run in order."""
 
     graph: Graph
-    parts: tuple[tuple[Equation, ...], ...]
-    learns: frozenset[Var]  # what a weight could change, of a floating type
-    answered: frozenset[Var]  # through which it could change the targets
+    equations: tuple[tuple[Equation, ...], ...]  # of each segment
+    learns: frozenset[Var]  # values of a floating type that depend on a weight
+    answered: frozenset[Var]  # those through which a weight could change the targets
+
+    def __len__(self) -> int:
+        return len(self.equations)
+
+    def between(self, begin: int, end: int) -> list[Equation]:
+        """Returns the equations of the segments from `begin` up to, not including, `end`."""
+        return [equation for segment in self.equations[begin:end] for equation in segment]
 
     def inputs(self, begin: int, end: int) -> list[Var]:
-        """Returns what the parts from `begin` to before `end` take of what is made elsewhere."""
-        inside = [equation for part in self.parts[begin:end] for equation in part]
-        made = {var for equation in inside for var in equation.outvars}
+        """Returns the values that the segments `begin..end` take from elsewhere."""
+        inside = self.between(begin, end)
+        computed = {var for equation in inside for var in equation.outvars}
         taken = dict.fromkeys(var for e in inside for var in variables(e.invars))
-        return [var for var in taken if var not in made and var not in self.graph.constants]
+        return [var for var in taken if var not in computed and var not in self.graph.constants]
 
     def outputs(self, begin: int, end: int) -> list[Var]:
-        """Returns what they make that later parts take, or that the whole graph returns."""
-        after = [equation for part in self.parts[end:] for equation in part]
+        """Returns the values that later segments take from these, or that the graph returns."""
+        after = self.between(end, len(self))
         taken = {var for equation in after for var in variables(equation.invars)}
         taken.update(variables(self.graph.outvars))
-        inside = [equation for part in self.parts[begin:end] for equation in part]
+        inside = self.between(begin, end)
         return [var for equation in inside for var in equation.outvars if var in taken]
 
-    def part(self, begin: int, end: int) -> Graph:
-        """Returns the parts from `begin` to before `end` as one graph."""
-        equations = tuple(equation for part in self.parts[begin:end] for equation in part)
+    def subgraph(self, begin: int, end: int) -> Graph:
+        """Returns the segments from `begin` up to, not including, `end` as one graph."""
+        equations = tuple(self.between(begin, end))
         taken = {var for equation in equations for var in variables(equation.invars)}
         return Graph(
             tuple(self.inputs(begin, end)),
@@ -115,32 +125,32 @@ class Segments:
 def cut(
     graph: Graph, weights: Collection[Var], targets: Collection[Var], levels: Sequence[int]
 ) -> Segments:
-    """Cuts a graph.
+    """Cuts a graph into segments.
 
     Args:
         graph: of a forward.
-        weights: those of its inputs that something is differentiated by.
-        targets: those of its results that are differentiated.
-        levels: of each equation, as `levels_by_boundaries` returns them.
+        weights: the inputs with respect to which the graph is differentiated.
+        targets: the results that are differentiated.
+        levels: the segment of each equation, as `levels_by_boundaries` returns them.
     """
-    parts: list[list[Equation]] = [[] for _ in range(max(levels, default=0) + 1)]
+    segments: list[list[Equation]] = [[] for _ in range(max(levels, default=0) + 1)]
     for equation, level in zip(graph.equations, levels, strict=True):
-        parts[level].append(equation)
+        segments[level].append(equation)
     learns = _learns(graph, weights)
     answered = set(variables(targets))
     for equation in reversed(graph.equations):
         if any(var in answered for var in equation.outvars):
             answered.update(variables(equation.invars))
     return Segments(
-        graph, tuple(map(tuple, parts)), frozenset(learns), frozenset(answered & learns)
+        graph, tuple(map(tuple, segments)), frozenset(learns), frozenset(answered & learns)
     )
 
 
 def levels_by_boundaries(graph: Graph, weights: Collection[Var]) -> list[int]:
-    """Returns for each equation how many boundaries lie before it; all 0 without any."""
+    """Returns for each equation the number of boundaries before it."""
     mixed = follows_from_both(graph, weights)
     level: dict[Var, int] = {}
-    reached: dict[str, int] = {}  # the level that a boundary begins
+    reached: dict[str, int] = {}  # by name, the level that a boundary begins
     levels: list[int | None] = []
     groups = _boundaries(graph)
     for equation, is_mixed in zip(graph.equations, mixed, strict=True):
@@ -172,22 +182,22 @@ def follows_from_both(graph: Graph, weights: Collection[Var]) -> list[bool]:
 
 
 def pulled(graph: Graph, levels: Sequence[int | None]) -> list[int]:
-    """Returns levels in which an equation without one has that of the first that needs it."""
+    """Gives equations without a level that of the first equation that needs their result."""
     needed: dict[Var, int] = {}
-    settled: list[int] = []
+    complete: list[int] = []
     last = max((level for level in levels if level is not None), default=0)
     for equation, level in zip(reversed(graph.equations), reversed(levels), strict=True):
         if level is None:
             level = min((needed[v] for v in equation.outvars if v in needed), default=last)
-        settled.append(level)
+        complete.append(level)
         for var in variables(equation.invars):
             needed[var] = min(level, needed.get(var, level))
-    return settled[::-1]
+    return complete[::-1]
 
 
 def dense(levels: Sequence[int]) -> list[int]:
-    """Returns levels without gaps."""
-    order = {level: place for place, level in enumerate(sorted(set(levels)))}
+    """Renumbers levels so that none is left out."""
+    order = {level: index for index, level in enumerate(sorted(set(levels)))}
     return [order[level] for level in levels]
 
 

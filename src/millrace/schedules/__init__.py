@@ -1,1 +1,1 @@
-"""Orders of tasks for pipelines of stages: data, without devices and without times."""
+"""Schedules of pipelines: orders of tasks as data, without devices and times."""

@@ -3,9 +3,9 @@
     group 0 |0F0 0F1 1F0 1F1 1B0---- 1B1---- 0B0---- 0B1---- 0F2 1F2 1B2---- 0B2----
 
 Drawn with three micro-batches, two at a time. It is for stages that share one device, so all tasks
-are in one row: with a row for each stage, nothing would tell 1F0 to wait for 0F1. A stage uses its
-weights several times in a row, and holds as many micro-batches. The IPU called this batch
-serialization.
+are in one row: with a row for each stage, nothing would make 1F0 wait for 0F1. A stage uses its
+weights for several micro-batches in a row, and holds that many micro-batches. The IPU called this
+batch serialization.
 """
 
 from collections.abc import Iterator
@@ -18,8 +18,8 @@ def batch_serialized(num_stages: int, num_micro_batches: int, batch_serializatio
 
     Args:
         num_stages: stages in the pipeline, all on one device group.
-        num_micro_batches: micro-batches accumulated into the update, per replica. A number that
-            is no multiple of `batch_serialization` leaves fewer for the last turn.
+        num_micro_batches: micro-batches accumulated into the update, per replica. If it is
+            not a multiple of `batch_serialization`, the last pass over the stages has fewer.
         batch_serialization: micro-batches that a stage runs before the next stage starts. 1 is
             the order of `sequential`.
 
@@ -41,8 +41,8 @@ def batch_serialized(num_stages: int, num_micro_batches: int, batch_serializatio
 
 def _tasks(num_stages: int, num_micro_batches: int, batch_serialization: int) -> Iterator[Task]:
     for first in range(0, num_micro_batches, batch_serialization):
-        turn = range(first, min(first + batch_serialization, num_micro_batches))
+        micro_batches = range(first, min(first + batch_serialization, num_micro_batches))
         for stage in range(num_stages):
-            yield from (Task(stage, Pass.FORWARD, m) for m in turn)
+            yield from (Task(stage, Pass.FORWARD, m) for m in micro_batches)
         for stage in reversed(range(num_stages)):
-            yield from (Task(stage, Pass.BACKWARD, m) for m in turn)
+            yield from (Task(stage, Pass.BACKWARD, m) for m in micro_batches)

@@ -1,10 +1,10 @@
-"""Proves that a pipeline can run a schedule, and that it is the whole of an update.
+"""Proof that a pipeline can run a schedule, and that the schedule is a complete update.
 
     0F0 0B0 / 1B0 1F0     1B0 waits for 1F0, which its row has later
     0F0 0B0 / 1F0         1B0 is missing
     0F1 0F0 ...           micro-batches out of order: gradients would add up differently
 
-Everything is checked before anything is compiled, so that a running pipeline needs no checks.
+The check precedes all compilation, so that a running pipeline needs no checks.
 """
 
 from collections.abc import Iterator
@@ -15,7 +15,7 @@ from millrace.schedules.task import Pass, Schedule, Task
 
 
 def check(schedule: Schedule, num_stages: int, num_micro_batches: int) -> None:
-    """Returns if the schedule is complete, ordered and free of deadlock.
+    """Checks that the schedule is complete, ordered and free of deadlock.
 
     Args:
         schedule: rows of tasks, one for each device group.
@@ -30,11 +30,11 @@ def check(schedule: Schedule, num_stages: int, num_micro_batches: int) -> None:
     _check_rows(schedule)
     _check_complete(schedule, num_stages, num_micro_batches)
     _check_order(schedule, num_stages)
-    simulate(schedule, UNIT_COST)  # stops with a message at a deadlock, whatever the costs
+    simulate(schedule, UNIT_COST)  # raises at a deadlock, whatever the costs
 
 
 def _tasks(schedule: Schedule) -> Iterator[tuple[int, Task]]:
-    return ((number, task) for number, row in enumerate(schedule) for task in row)
+    return ((index, task) for index, row in enumerate(schedule) for task in row)
 
 
 def _check_range(schedule: Schedule, num_stages: int, num_micro_batches: int) -> None:
@@ -91,7 +91,7 @@ def _check_complete(schedule: Schedule, num_stages: int, num_micro_batches: int)
 
 
 def _check_order(schedule: Schedule, num_stages: int) -> None:
-    # Whole and half backwards count together: what a stage adds up and passes on is the same.
+    # Whole and half backwards count together: a stage adds up and passes on the same values.
     for kinds in (
         {Pass.FORWARD},
         {Pass.BACKWARD, Pass.BACKWARD_INPUT},

@@ -1,14 +1,14 @@
-"""Concurrent stages: several stages that are one stage of the schedule, at the same time.
+"""Concurrent stages: several stages that run at the same time as one stage of the schedule.
 
     schedule of 3 stages         stage 1 as the stages 1 and 2       levels 0, 1, 1, 2
     0F0 0F1 0B0 0B1              0F0 0F1 0B0 0B1
     1F0 1B0 1F1 1B1              1F0 1B0 1F1 1B1
-    2F0 2B0 2F1 2B1              2F0 2B0 2F1 2B1     the same row, for the other one
+    2F0 2B0 2F1 2B1              2F0 2B0 2F1 2B1     the same row, for the other stage
                                  3F0 3B0 3F1 3B1
 
-Stages of one level take what the level before has made, and know nothing of each other. So a
-pipeline is shorter than one that has them after each other: it warms up in fewer steps and holds
-fewer micro-batches.
+Stages of one level take values of the level before and none of each other. So the pipeline is
+shorter than with these stages in sequence: it warms up in fewer steps, and holds fewer
+micro-batches.
 """
 
 from collections.abc import Iterable, Sequence
@@ -17,27 +17,26 @@ from millrace.schedules.task import Schedule, Task
 
 
 class ConcurrentSchedule(tuple[tuple[Task, ...], ...]):
-    """Rows of tasks of stages on levels: what a task waits for is on the level before or after."""
+    """Rows of tasks of stages on levels: tasks wait for those of the level before or after."""
 
     levels: tuple[int, ...]  # of each stage
 
     def __new__(
         cls, rows: Iterable[tuple[Task, ...]], levels: Sequence[int]
     ) -> "ConcurrentSchedule":
-        """Makes a schedule of rows."""
-        made = super().__new__(cls, rows)
-        made.levels = tuple(levels)
-        return made
+        schedule = super().__new__(cls, rows)
+        schedule.levels = tuple(levels)
+        return schedule
 
     def __getnewargs__(self) -> tuple[tuple[tuple[Task, ...], ...], tuple[int, ...]]:
         return tuple(self), self.levels
 
 
 def concurrent(schedule: Schedule, levels: Sequence[int]) -> Schedule:
-    """Lets the stages of each level do what the schedule has for one stage.
+    """Replaces each stage of a schedule by all stages of its level.
 
     Args:
-        schedule: with a stage for each level. A row of one stage becomes a row for each stage of
+        schedule: with one stage for each level. A row of one stage becomes a row for each stage of
             its level; in a row of several, the stages of a level come one after the other.
         levels: of each stage, ascending from 0 without a gap.
 
@@ -51,11 +50,11 @@ def concurrent(schedule: Schedule, levels: Sequence[int]) -> Schedule:
         return schedule
     rows: list[tuple[Task, ...]] = []
     for row in schedule:
-        found = {task.stage for task in row}
-        if len(found) == 1:
+        stages = {task.stage for task in row}
+        if len(stages) == 1:
             rows += [
                 tuple(Task(stage, task.kind, task.micro_batch) for task in row)
-                for stage in members[found.pop()]
+                for stage in members[stages.pop()]
             ]
         else:
             rows.append(
@@ -69,7 +68,7 @@ def concurrent(schedule: Schedule, levels: Sequence[int]) -> Schedule:
 
 
 def levels_of(schedule: Schedule, num_stages: int) -> tuple[int, ...]:
-    """Returns the level of each stage: its own number where no stages are concurrent."""
+    """Returns the level of each stage; without concurrent stages it is the stage's number."""
     if isinstance(schedule, ConcurrentSchedule):
         return schedule.levels
     return tuple(range(num_stages))

@@ -1,12 +1,12 @@
-"""What a task waits for, and why a schedule stops before its end.
+"""Dependencies of tasks, and the message about a schedule that stops before its end.
 
     0F0 ──> 1F0 ──> 2F0
      │       │       │        a forward   for the forward of the stage before
      v       v       v        a backward  for its own forward, and the backward of the stage after
     0B0 <── 1B0 <── 2B0       W           for I of the same stage
 
-Besides, each task waits for the one before it in its row. Where several stages are concurrent, the
-stages before and after are all those of the level before and after.
+Each task also waits for the one before it in its row. Where stages are concurrent, the stages
+before and after are all stages of the level before and after.
 
 row 0   0F0 0B0     next is 0B0, which waits for 1B0
 row 1   1B0 1F0     next is 1B0, which waits for 1F0: put 1F0 before 1B0
@@ -21,7 +21,7 @@ from millrace.schedules.task import Pass, Schedule, Task
 def dependencies(schedule: Schedule) -> dict[Task, tuple[Task, ...]]:
     """Returns for each task the tasks whose results it takes.
 
-    They are what the pipeline needs, also where the schedule has no such task.
+    These follow from the pipeline, even if the schedule lacks such a task.
     """
     tasks = {task for row in schedule for task in row}
     levels = levels_of(schedule, max((task.stage for task in tasks), default=0) + 1)
@@ -50,19 +50,19 @@ def _on(levels: Sequence[int], level: int) -> list[int]:
 def deadlock_message(
     schedule: Schedule, waits: Mapping[Task, tuple[Task, ...]], done: Collection[Task]
 ) -> str:
-    """Says why no row of a stuck schedule goes on, and which task to move.
+    """Explains why no row of a stuck schedule continues, and which task to move.
 
     Args:
-        schedule: one that stops before its end.
+        schedule: a schedule that stops before its end.
         waits: its `dependencies`.
-        done: the tasks that could run. At least one is left.
+        done: the tasks that could run, at least one less than all.
     """
     heads = {
         number: next(task for task in row if task not in done)
         for number, row in enumerate(schedule)
         if any(task not in done for task in row)
     }
-    places = {task: number for number, row in enumerate(schedule) for task in row}
+    row_of = {task: number for number, row in enumerate(schedule) for task in row}
 
     def first_missing(task: Task) -> Task | None:
         return next((other for other in waits.get(task, ()) if other not in done), None)
@@ -71,12 +71,12 @@ def deadlock_message(
         f"row {row} has {task} next, which waits for {first_missing(task)}"
         for row, task in heads.items()
     )
-    # The first undone task of a chain has all it waits for. It does not run, so it is not the
-    # next one of its row: it is behind the one that is, or nowhere.
+    # The first undone task of a chain has all its inputs. It does not run, so it is not the next
+    # task of its row: it comes after that, or is missing.
     task = next(iter(heads.values()))
     while (other := first_missing(task)) is not None:
         task = other
     remedy = f"Add {task}."
-    if task in places:
-        remedy = f"In row {places[task]}, put {task} before {heads[places[task]]}."
-    return f"The schedule stops after {len(done)} of {len(places)} tasks: {stuck}. {remedy}"
+    if task in row_of:
+        remedy = f"In row {row_of[task]}, put {task} before {heads[row_of[task]]}."
+    return f"The schedule stops after {len(done)} of {len(row_of)} tasks: {stuck}. {remedy}"

@@ -4,8 +4,8 @@
     stage 1 |   F0 F1 F2 F3          B0--- B1--- B2--- B3---
     stage 2 |      F0 F1 F2 F3 B0--- B1--- B2--- B3---
 
-The simplest order, as long as 1F1B, and the one that holds most: every stage keeps the
-activations of all micro-batches. Source: Huang et al. 2018, arXiv 1811.06965. There the backwards
+The simplest order. It takes as long as 1F1B and the most memory: every stage keeps the activations
+of all micro-batches. Source: Huang et al. 2018, arXiv 1811.06965. There the backwards
 run from the last micro-batch to the first; here they go in order, so that every schedule adds
 gradients in the same order.
 """

@@ -1,12 +1,12 @@
-"""Where the cells of a drawn timeline go: columns for times, and lines cut where no label is.
+"""Layout of a drawn timeline: a column for each time, and lines cut between labels.
 
     time      0  1  2     4  5     7        9
     column    0  3  6    12 15    21       27
     stage 0  |F0 F1       B0---    B1---
     stage 1  |   F0 B0--- F1 B1---
 
-Columns are to scale where the labels leave them: a time moves right until every label that ends
-there has its place. So the drawing stays readable for any costs, and for measured times.
+Columns are to scale as far as labels permit: a time moves right until every label that ends there
+fits. So the drawing stays readable for any costs, and for measured times.
 """
 
 from collections import defaultdict
@@ -24,9 +24,9 @@ def lay_out(
     """Draws one line for each device group.
 
     Args:
-        timeline: what to draw. Tasks that take no time have no room and are left out.
-        labels: what to write at the start of each task's cell.
-        cell: columns of a task of middle length.
+        timeline: to draw. Tasks that take no time are left out.
+        labels: text at the start of each task's cell.
+        cell: columns of a task of median duration.
 
     Returns:
         The lines, of one length, and the columns at which a cut would go through a label.
@@ -48,7 +48,7 @@ def _columns(timeline: Timeline, labels: Mapping[Span, str], cell: int) -> dict[
     ending: dict[float, list[Span]] = defaultdict(list)
     for span in spans:
         ending[span.end].append(span)
-    # The middle of all tasks, as a few very short ones would stretch everything else.
+    # By the median, since a few very short tasks would stretch everything else.
     scale = cell / median_low(span.duration for span in spans) if spans else 1.0
     column: dict[float, int] = {}
     before, at = 0.0, 0
@@ -61,9 +61,9 @@ def _columns(timeline: Timeline, labels: Mapping[Span, str], cell: int) -> dict[
 
 
 def cuts(length: int, uncut: Collection[int], width: int) -> Iterator[slice]:
-    """Yields the parts into which lines of `length` columns are cut, to be `width` at most.
+    """Yields the slices, at most `width` long, into which lines of `length` columns are cut.
 
-    They are about equally long. One ends earlier where its end would go through a label.
+    They are about equally long. A slice ends earlier where its end would cut a label.
     """
     width = max(width, 1)
     parts = -(-length // width)

@@ -17,10 +17,10 @@ def looped(num_stages: int, num_micro_batches: int, num_groups: int) -> Schedule
     """Lists, group by group, the tasks of one weight update.
 
     Args:
-        num_stages: stages in the pipeline. A number that is no multiple of the groups leaves the
-            last groups with one stage less.
+        num_stages: stages in the pipeline. If it is not a multiple of `num_groups`, the last groups
+            have one stage less.
         num_micro_batches: micro-batches accumulated into the update, per replica. The bubble
-            above needs a multiple of `num_groups`; any other number works and idles a bit more.
+            above needs a multiple of `num_groups`; other numbers idle a little more.
         num_groups: device groups.
 
     Returns:
@@ -40,9 +40,9 @@ def looped(num_stages: int, num_micro_batches: int, num_groups: int) -> Schedule
             f"num_groups={num_groups} device groups cannot share num_stages={num_stages} stages: "
             f"{num_groups - num_stages} of them would have none. Use {num_stages} groups or fewer."
         )
-    # A part of the micro-batches goes through one stage of a group before the next one begins. It
-    # takes as many as there are groups, so that its first is back when its last has left. Where
-    # they do not come out even, large parts idle less than a short one at the end would.
+    # Micro-batches go through one stage of a group in parts of `num_groups`, so that the first of a
+    # part is back when the last has left. If their number is not a multiple of that, larger parts
+    # idle less than a short one at the end.
     num_parts = max(1, num_micro_batches // num_groups)
     part_size = -(-num_micro_batches // num_parts)
     rounds = -(-num_stages // num_groups)
@@ -50,7 +50,7 @@ def looped(num_stages: int, num_micro_batches: int, num_groups: int) -> Schedule
         tuple(
             task
             for task in _group_tasks(group, num_groups, rounds, part_size, num_parts)
-            # What is left out comes last in the pipeline or in the update: nothing waits for it.
+            # Tasks beyond the sizes come last in the pipeline or the update: none waits for them.
             if task.stage < num_stages and task.micro_batch < num_micro_batches
         )
         for group in range(num_groups)
@@ -67,8 +67,8 @@ def _group_tasks(
         micro_batches = range(first, first + part_size)
         forwards += [Task(s, Pass.FORWARD, m) for s in stages for m in micro_batches]
         backwards += [Task(s, Pass.BACKWARD, m) for s in reversed(stages) for m in micro_batches]
-    # The first backward is of the last stage, so all rounds but one come before it; the rest is
-    # 1F1B with a run-ahead of 2, for the way down the pipeline and back.
+    # The first backward is that of the last stage, so all rounds but one come before it. After them
+    # it is 1F1B with a run-ahead of 2, for the way down the pipeline and back.
     warmup = min(2 * (num_groups - 1 - group) + (rounds - 1) * part_size, len(forwards))
     steady = len(forwards) - warmup
     tasks = forwards[:warmup]

@@ -1,16 +1,16 @@
-"""What each process of a run takes part in, and a proof that none waits for ever.
+"""The tasks and moves of each process of a run, and a proof that no process waits for ever.
 
     time         0    1          1    1     2          2           4          4
     all          0F0  0F0>1      0F1  1F0   0F1>1      1B0         1B0>0      0B0  1F1 ...
     process 0    0F0  0F0>1      0F1        0F1>1                  1B0>0      0B0
     process 1         0F0>1           1F0   0F1>1      1B0         1B0>0           1F1
 
-What a task makes moves to each stage that takes it. Where that is in another process the move is
-a meeting: in the worst case both processes stand still until both are there. If all processes walk
-one order of tasks and moves, each comes to its meetings in the order of all meetings, and so none
-waits for ever. It is the order of time, in which a move comes when its task ends and not when it
-starts: else process 1 would stand still for 0F1 before it runs 1F0. Where transfers are collective
-operations, this took an update of 16 micro-batches from 125-152 to 103-106 ms.
+The results of a task move to each stage that takes them. A move between two processes is a
+meeting: in the worst case both processes wait until both are there. If all processes walk one order
+of tasks and moves, each comes to its meetings in the order of all meetings, and so none waits for
+ever. The order is that of time, and a move comes when its task ends, not when it starts: otherwise
+process 1 would wait for 0F1 before it runs 1F0. Where transfers are collective operations, this
+took an update of 16 micro-batches from 125-152 to 103-106 ms.
 """
 
 from collections import deque
@@ -23,12 +23,12 @@ from millrace.schedules.simulate import UNIT_COST, merged, simulate
 from millrace.schedules.task import Pass, Schedule, Task
 
 GroupOwners = Sequence[Collection[int]]
-"""For each row the processes that have a device of its group."""
+"""For each row, the processes that have a device of its group."""
 
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """What a task made goes to another stage, and their processes meet. Prints as `0F0>1`."""
+    """The move of a task's results to another stage. Prints as `0F0>1`."""
 
     task: Task
     stage: int
@@ -45,12 +45,12 @@ def timetable(
 ) -> tuple[Event, ...]:
     """Returns the tasks of all rows and the moves between stages in one order.
 
-    It is the order of a simulation with `UNIT_COST`: tasks by their start, moves by the end of
+    This is the order of a simulation with `UNIT_COST`: tasks by their start, moves by the end of
     their task.
 
     Args:
         schedule: rows of tasks.
-        links: pairs of a stage and a later one that takes what its forward makes. None: each
+        links: pairs of a stage and a later stage that takes results of its forward. None: each
             stage and the next one.
 
     Raises:
@@ -64,18 +64,18 @@ def timetable(
         task = Task(span.stage, Pass(span.kind), span.micro_batch)
         timed.append((span.start, True, task))
         timed += [(span.end, False, move) for move in _moves(task, links)]
-    # What a task takes may arrive at the time at which it starts.
+    # Inputs of a task may arrive at the time at which it starts.
     return tuple(event for _, _, event in sorted(timed, key=lambda entry: entry[:2]))
 
 
 def walk(schedule: Schedule, links: Collection[tuple[int, int]]) -> tuple[Event, ...]:
     """Returns the tasks of all rows in the order of `merged`, each followed by its moves.
 
-    It is the order in which a host calls them that does not wait for anything.
+    A host that never waits calls them in this order.
 
     Args:
         schedule: rows of tasks.
-        links: pairs of a stage and a later one that takes what its forward makes.
+        links: pairs of a stage and a later stage that takes results of its forward.
 
     Raises:
         ScheduleError: if the schedule stops before its end.
@@ -86,43 +86,43 @@ def walk(schedule: Schedule, links: Collection[tuple[int, int]]) -> tuple[Event,
 def events(
     schedule: Schedule, owners: GroupOwners, order: Iterable[Event] | None = None
 ) -> dict[int, tuple[Event, ...]]:
-    """Lists for each process its tasks, and the moves at which it meets others.
+    """Lists the tasks of each process, and the moves at which it meets others.
 
     Args:
         schedule: rows of tasks.
         owners: the processes of each row.
-        order: in which a process looks at tasks and moves; None is `timetable(schedule)`.
+        order: of tasks and moves; None: `timetable(schedule)`.
 
     Raises:
         ScheduleError: if the schedule stops before its end.
     """
     home = {task.stage: number for number, tasks in enumerate(schedule) for task in tasks}
-    found: dict[int, list[Event]] = {process: [] for each in owners for process in each}
+    sequences: dict[int, list[Event]] = {process: [] for each in owners for process in each}
     for event in timetable(schedule) if order is None else order:
         if isinstance(event, Move):
             processes = _meeting(event, home, owners)
         else:
             processes = owners[home[event.stage]]
         for process in processes:
-            found[process].append(event)
-    return {process: tuple(found[process]) for process in sorted(found)}
+            sequences[process].append(event)
+    return {process: tuple(sequences[process]) for process in sorted(sequences)}
 
 
 def check_rendezvous(
     schedule: Schedule, owners: GroupOwners, sequences: Mapping[int, Sequence[Event]]
 ) -> None:
-    """Returns if every process comes to the end of its sequence.
+    """Checks that every process comes to the end of its sequence.
 
-    Each is taken to stand still at a move until all its processes are there, and at a task until
-    it has all that the task takes. Real transfers hold up less.
+    Each process is assumed to wait at a move until all processes of the move are there, and at a
+    task until all inputs of the task are there. Real transfers wait less.
 
     Args:
         schedule: rows of tasks.
         owners: the processes of each row.
-        sequences: for each process what it takes part in, in order, such as `events` lists it.
+        sequences: the tasks and moves of each process, in order, as `events` returns them.
 
     Raises:
-        ScheduleError: if some processes would wait for ever. The message names what for.
+        ScheduleError: if processes would wait for ever; the message says for which events.
     """
     home = {task.stage: number for number, tasks in enumerate(schedule) for task in tasks}
     needs = dependencies(schedule)
@@ -135,7 +135,7 @@ def check_rendezvous(
             arrivals.setdefault(_inputs(event.task, event.stage), []).append(event)
 
     def missing(process: int, event: Event) -> Event | None:
-        """Returns what the process must have had before this event."""
+        """Returns an event that must come before this one and has not."""
         if isinstance(event, Move):
             needed: list[Event] = [event.task]
         else:
@@ -145,7 +145,7 @@ def check_rendezvous(
         return next((other for other in needed if is_due(process, other)), None)
 
     def is_due(process: int, event: Event) -> bool:
-        # What another process does comes as a move.
+        # Tasks of other processes show here as moves.
         mine = isinstance(event, Move) or process in owners[home[event.stage]]
         return mine and event not in had[process]
 
@@ -188,12 +188,12 @@ def _moves(task: Task, links: Collection[tuple[int, int]]) -> Iterator[Move]:
 
 
 def _inputs(task: Task, stage: int) -> tuple[int, bool, int]:
-    """Returns what moves to a stage and the task that takes it have in common."""
+    """Returns a key shared by the moves to a stage and the task there that takes them."""
     return stage, task.kind is Pass.FORWARD, task.micro_batch
 
 
 def _meeting(move: Move, home: Mapping[int, int], owners: GroupOwners) -> list[int]:
-    """Returns the processes that meet, none if all of them are one."""
+    """Returns the processes that meet; none if the move is within one process."""
     source, target = home[move.task.stage], home[move.stage]
     together = {*owners[source], *owners[target]} if source != target else set[int]()
     return sorted(together) if len(together) > 1 else []

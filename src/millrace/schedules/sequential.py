@@ -4,8 +4,8 @@
     stage 1 |   F0          B0---          F1          B1---
     stage 2 |      F0 B0---                   F1 B1---
 
-One stage works while the others wait, and each holds one micro-batch: the order to compare others
-with, and the one for stages that share a device. Each row says only that a stage finishes a
+One stage works while the others wait, and each holds one micro-batch: a baseline for other orders,
+and the order for stages that share a device. Each row says only that a stage finishes a
 micro-batch before it takes the next. That is enough: stage 0 is the first to need a micro-batch
 and the last to finish it, so no other stage can see the next one early.
 """

@@ -1,10 +1,10 @@
-"""A schedule and the cost of its tasks -> when each of them runs.
+"""Simulation of a schedule: from the costs of tasks to the time at which each runs.
 
     stage 0 |F0 F1       B0---    B1---
     stage 1 |   F0 B0--- F1 B1---
 
-A device group runs its tasks in the order of its row, each as soon as the group is free and what
-the task waits for has arrived.
+A device group runs its tasks in the order of its row, each as soon as the group is free and all
+inputs of the task have arrived.
 """
 
 from collections import deque
@@ -28,13 +28,13 @@ def simulate(
     cost: Mapping[Pass, float] | Callable[[Task], float],
     transfer: float = 0.0,
 ) -> Timeline:
-    """Works out when each task runs, and with it bubble and memory.
+    """Computes when each task runs, and from that bubble and memory.
 
     Args:
         schedule: rows of tasks, one for each device group.
         cost: time of each pass, or a function that gives the time of each task.
-        transfer: time from one device group to another, in the same unit. A group goes on
-            working meanwhile. Stages of one group have none between them.
+        transfer: time from one device group to another, in the same unit. A group keeps working
+            meanwhile. Between stages of one group it is 0.
 
     Returns:
         The tasks by start, with ties by row. The row is the span's group.
@@ -47,11 +47,11 @@ def simulate(
     end: dict[Task, float] = {}
     free = [0.0] * len(schedule)
     spans: list[Span] = []
-    left = [deque(row) for row in schedule]
+    remaining = [deque(row) for row in schedule]
     progress = True
     while progress:
         progress = False
-        for row, tasks in enumerate(left):
+        for row, tasks in enumerate(remaining):
             while tasks and all(other in end for other in waits[tasks[0]]):
                 progress = True
                 task = tasks.popleft()
@@ -61,16 +61,16 @@ def simulate(
                 start = max([free[row], *arrivals])
                 free[row] = end[task] = start + _cost(cost, task)
                 spans.append(Span(task.stage, task.kind, task.micro_batch, row, start, end[task]))
-    if any(left):
+    if any(remaining):
         raise ScheduleError(deadlock_message(schedule, waits, end))
     return Timeline(tuple(sorted(spans, key=lambda span: (span.start, span.group))), len(schedule))
 
 
 def merged(schedule: Schedule) -> tuple[Task, ...]:
-    """Returns the tasks of all rows in one order in which each comes after what it waits for.
+    """Returns the tasks of all rows in one order, each after the tasks that it waits for.
 
-    It is the order of their starts in a simulation with `UNIT_COST`. A host that calls the
-    tasks one by one, without waiting for results, keeps all device groups busy with it.
+    This is the order of their starts in a simulation with `UNIT_COST`. With it a host that calls
+    the tasks one by one, without waiting for results, keeps all device groups busy.
 
     Raises:
         ScheduleError: if the schedule stops before its end.
@@ -83,9 +83,9 @@ def _cost(cost: Mapping[Pass, float] | Callable[[Task], float], task: Task) -> f
     if callable(cost):
         return cost(task)
     if task.kind not in cost:
-        given = ", ".join(f"Pass.{kind.name}" for kind in cost)
+        names = ", ".join(f"Pass.{kind.name}" for kind in cost)
         raise ScheduleError(
-            f"The schedule has {task}, and `cost` has only {given}. "
+            f"The schedule has {task}, and `cost` has only {names}. "
             f"Add the time of Pass.{task.kind.name} to it."
         )
     return cost[task.kind]

@@ -1,4 +1,4 @@
-"""What a user may write for a schedule -> a schedule that is checked.
+"""Checked schedules from all forms in which a user may give one.
 
 "1f1b"                     a name of SCHEDULES, in any case
 my_schedule                a function (num_stages, num_micro_batches) -> rows of tasks, or text
@@ -35,7 +35,7 @@ SCHEDULES: Mapping[str, Callable[..., Schedule]] = {
     "1f1b": one_f_one_b,
     "grouped": functools.partial(one_f_one_b, run_ahead=2),
     "sequential": sequential,
-    "looped": looped,  # the only one that takes the number of device groups, too
+    "looped": looped,  # the only one that also takes the number of device groups
     "zero_bubble": zero_bubble,
 }
 
@@ -52,22 +52,22 @@ def make_schedule(
 
     Args:
         choice: a name, a function, a text or a path, as above. A text for more micro-batches is
-            cut to the first `num_micro_batches`: the last update of an epoch may be shorter.
+            cut to the first `num_micro_batches`, since the last update of an epoch may be shorter.
         num_stages: stages in the pipeline.
         num_micro_batches: micro-batches accumulated into the update, per replica.
         groups: the device group of each stage. Only "looped" reads it; its row r is then the
             group that comes r-th in `groups`. The other names have a row for each stage.
         batch_serialization: micro-batches that a stage runs before the next stage starts. More
             than one makes "sequential" one row.
-        levels: of each stage, where several stages are one stage of the schedule and run at the
-            same time; `num_stages` and `groups` are then those of the schedule.
+        levels: of each stage, if several stages run at the same time as one stage of the schedule;
+            `num_stages` and `groups` are then those of the schedule.
 
     Returns:
         Rows of tasks that have passed `check`.
 
     Raises:
-        ScheduleError: if the choice is none of these, does not fit, or fails the check.
-        UnsupportedError: if it does not go with several micro-batches at a time.
+        ScheduleError: if the choice has none of these forms, does not fit, or fails the check.
+        UnsupportedError: if the choice and `batch_serialization` do not go together.
     """
     check_at_a_time(choice, groups, batch_serialization)
     if batch_serialization > 1:
@@ -84,21 +84,21 @@ def make_schedule(
 
 
 def check_choice(choice: object) -> None:
-    """Refuses a choice that is wrong for every number of stages and micro-batches.
+    """Refuses a choice that is invalid for every number of stages and micro-batches.
 
     Raises:
-        ScheduleError: if it is no name, no function, no file, and no text of tasks.
+        ScheduleError: if it is not a name, a function, a file or a text of tasks.
     """
     if not callable(choice) and not _name(choice):
         parse(_text(choice))
 
 
 def check_at_a_time(choice: object, groups: Sequence[int], batch_serialization: int) -> None:
-    """Refuses several micro-batches at a time where stages are not one after the other.
+    """Refuses batch serialization for stages that do not run one after another on one device.
 
     Args:
         choice: of a schedule.
-        groups: the device group of each stage; nothing if nobody chose them.
+        groups: the device group of each stage; empty if not chosen.
         batch_serialization: micro-batches that a stage runs before the next stage starts.
 
     Raises:
@@ -125,7 +125,7 @@ def check_at_a_time(choice: object, groups: Sequence[int], batch_serialization: 
 
 
 def _name(choice: object) -> str:
-    """Returns the name in SCHEDULES that `choice` is, or nothing."""
+    """Returns the name of `choice` in SCHEDULES; an empty string if it is not one."""
     return choice.lower() if isinstance(choice, str) and choice.lower() in SCHEDULES else ""
 
 
@@ -160,7 +160,7 @@ def _of_function(function: ScheduleFunction, num_stages: int, num_micro_batches:
             f"The schedule function {function!r} does not take two numbers ({error}). Write it as "
             "schedule(num_stages, num_micro_batches)."
         ) from None
-    except ValueError:  # a builtin that does not say what it takes
+    except ValueError:  # a builtin without a signature
         pass
     rows = function(num_stages, num_micro_batches)
     try:
@@ -179,13 +179,13 @@ def _task(task: Task | str) -> Task:
 
 
 def _shortened(schedule: Schedule, num_micro_batches: int) -> Schedule:
-    """Leaves out all later micro-batches. Nothing earlier waits for them."""
-    found = max((task.micro_batch + 1 for row in schedule for task in row), default=0)
-    if found < num_micro_batches:
+    """Removes all later micro-batches, for which no earlier task waits."""
+    available = max((task.micro_batch + 1 for row in schedule for task in row), default=0)
+    if available < num_micro_batches:
         raise ScheduleError(
-            f"The schedule is written for {found} micro-batches, and the update has "
+            f"The schedule is written for {available} micro-batches, and the update has "
             f"{num_micro_batches}. Add the tasks of the others, or set "
-            f"gradient_accumulation_steps_per_replica={max(found, 1)}."
+            f"gradient_accumulation_steps_per_replica={max(available, 1)}."
         )
     return tuple(tuple(t for t in row if t.micro_batch < num_micro_batches) for row in schedule)
 

@@ -1,4 +1,4 @@
-"""What a schedule is made of: one pass of one stage on one micro-batch.
+"""The task, of which schedules consist: one pass of one stage on one micro-batch.
 
 2F0 ── micro-batch 0
 │└──── F forward, B backward, or B in halves: I for the inputs, W for the weights
@@ -13,12 +13,12 @@ from millrace.errors import ScheduleError
 
 
 class Pass(enum.StrEnum):
-    """What a stage does with a micro-batch."""
+    """The computation of a stage on a micro-batch."""
 
     FORWARD = "F"
     BACKWARD = "B"
-    BACKWARD_INPUT = "I"  # the half that the stage before waits for
-    BACKWARD_WEIGHT = "W"  # the half that nobody waits for but the update
+    BACKWARD_INPUT = "I"  # cotangents of the inputs: the stage before waits for them
+    BACKWARD_WEIGHT = "W"  # gradients of the weights: only the update waits for them
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ def parse_task(word: str) -> Task:
     """Returns the task that prints as `word`.
 
     Raises:
-        ScheduleError: if no task prints so.
+        ScheduleError: if `word` is not a task.
     """
     match = re.fullmatch(r"([0-9]+)([FBIW])([0-9]+)", word)
     if match is None:
@@ -54,11 +54,11 @@ def parse_task(word: str) -> Task:
 
 
 def check_sizes(schedule: str, **sizes: int) -> None:
-    """Refuses to make a schedule of nothing.
+    """Refuses sizes for which there is no schedule.
 
     Args:
-        schedule: its name, for the message.
-        **sizes: the arguments of its function, each to be 1 or more.
+        schedule: name of the schedule, for the message.
+        **sizes: the arguments of its function, each of which must be 1 or more.
 
     Raises:
         ScheduleError: if one of them is below 1.

@@ -1,12 +1,12 @@
-"""Schedules as text: a notation to write and read, and a drawing to look at.
+"""Schedules as text: a notation to write and parse, and a drawing.
 
     write, parse                         grid, with 1B0 marked
 
     0F0 0F1 0B0 0B1  # a comment         stage 0 |F0 F1       B0---    B1---
     1F0 1B0 1F1 1B1                      stage 1 |   F0 >1B0< F1 B1---
 
-Each line is a row: the tasks of one device group, in order. The letters say what a cell is, so
-that neither needs colours.
+Each line is a row: the tasks of one device group, in order. Letters identify the cells, so that
+neither form needs colours.
 """
 
 from millrace.errors import ScheduleError
@@ -17,19 +17,19 @@ from millrace.schedules.task import Schedule, Task, parse_task
 
 
 def write(schedule: Schedule) -> str:
-    """Returns the tasks of a schedule, one line for each row."""
+    """Returns the text of a schedule, one line for each row."""
     return "\n".join(" ".join(map(str, row)) for row in schedule)
 
 
 def parse(text: str) -> Schedule:
-    """Returns the schedule that a text describes, unchecked.
+    """Returns the schedule of a text, without checking it.
 
     Args:
         text: a line for each row. Commas count as spaces; `#` begins a comment; empty lines
             are skipped.
 
     Raises:
-        ScheduleError: if a word is no task, with the number of its line.
+        ScheduleError: if a word is not a task; the message has the number of its line.
     """
     rows: list[tuple[Task, ...]] = []
     for number, line in enumerate(text.splitlines(), start=1):
@@ -48,8 +48,8 @@ def grid(drawn: Timeline | Schedule, marked: Task | None = None, width: int = 10
 
     Args:
         drawn: a timeline, or a schedule, which is simulated with `UNIT_COST`.
-        marked: a task to show as `>1B2<`. One that is not there marks nothing.
-        width: characters per line. What is longer continues in another block of lines below.
+        marked: a task to show as `>1B2<`, if the schedule has it.
+        width: characters per line. Longer drawings continue in another block of lines below.
 
     Returns:
         Text without colours and without a newline at its end.
@@ -58,7 +58,7 @@ def grid(drawn: Timeline | Schedule, marked: Task | None = None, width: int = 10
         ScheduleError: if `drawn` is a schedule that stops before its end.
     """
     timeline = drawn if isinstance(drawn, Timeline) else simulate(drawn, UNIT_COST)
-    # Where each group has one stage, its row says which.
+    # Where each group has one stage, the name of its row is enough.
     plain = timeline.has_stage_per_group
     labels = {s: f"{s.kind}{s.micro_batch}" if plain else str(s) for s in timeline.spans}
     cell = 1 + max(map(len, labels.values()), default=0)

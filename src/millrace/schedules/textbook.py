@@ -7,8 +7,8 @@
 
 They hold for stages of equal cost and for transfers that take no time; that of `looped` where g
 divides p and m; that of `zero_bubble` from m = p on, and where W is no longer than F. Sources:
-arXiv 2104.04473, section 2, and arXiv 2401.10241, section 2. `simulate` needs no formula: this is
-what to compare it with.
+arXiv 2104.04473, section 2, and arXiv 2401.10241, section 2. `simulate` does not use them: they are
+there to compare its results with.
 """
 
 

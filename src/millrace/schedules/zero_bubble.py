@@ -1,12 +1,12 @@
-"""Zero bubble: 1F1B with its backward in halves, and one half as filling.
+"""Zero bubble: 1F1B with backward in halves, one of which fills idle time.
 
     stage 0 |F0 F1 F2       I0 W0 F3 I1 W1 F4 I2 W2 I3 W3 I4 W4
     stage 1 |   F0 F1    I0 F2 I1 W0 F3 I2 W1 F4 I3 W2 I4 W3 W4
     stage 2 |      F0 I0 F1 I1 F2 I2 W0 F3 I3 W1 F4 I4 W2 W3 W4
 
-The stage before waits for I, the half that makes the cotangents of the inputs. Nobody waits for W,
-the half that makes the gradients of the weights, so it runs where 1F1B is idle. With F, I and W of
-one unit each, the idle time of a device group falls from `3 * (num_stages - 1)` to a third of it.
+The stage before waits for I, the half that computes the cotangents of the inputs. No stage waits
+for W, the half that computes the gradients of the weights, so it runs where 1F1B is idle. With F, I
+and W of equal length, the idle time of a device group falls from `3 * (num_stages - 1)` to a third.
 Source: schedule ZB-H1 of Qi et al. 2023, arXiv 2401.10241, section 2.
 """
 

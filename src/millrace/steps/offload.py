@@ -4,7 +4,7 @@
     accumulated gradients    on the device while those of a micro-batch are added
     sharded weights          on the device while micro-batches use them: a task of a pipeline, an
                              update of a model in one piece
-    residuals                pipelines/runtime/stash.py
+    residuals                pipelines/runtime/activation_offload.py
 
     loop over updates   | gradients        update | gradients        update |
     device memory       |             +--> state -+---+          +--> state-+--

@@ -1,1 +1,1 @@
-"""Which layer call is in which stage: what users set, mark and print."""
+"""The stage of each layer call: set in a list, marked by scopes, or balanced by cost."""

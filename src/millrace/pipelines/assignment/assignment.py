@@ -1,4 +1,4 @@
-"""Which call is in which stage, and whether that makes a pipeline.
+"""The stage of each layer call, checked to form a pipeline.
 
     model.get_...()  ->  [PipelineStageAssignment, ...]  ->  user sets .pipeline_stage
                                                           |
@@ -10,7 +10,7 @@ The objects in the list are the user's to change. `Assignment` is frozen, checke
 import itertools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypedDict
 
 import keras
 
@@ -33,14 +33,14 @@ def check_no_gap(stages: Iterable[int]) -> None:
     Raises:
         OptionError: if one is negative or missing, or there are none.
     """
-    found = sorted(set(stages))
-    if not found:
+    numbers = sorted(set(stages))
+    if not numbers:
         raise OptionError("The model makes no layer calls to put into stages. Add layers first.")
-    missing = sorted(set(range(found[-1] + 1)) - set(found))
-    if found[0] < 0 or missing:
+    missing = sorted(set(range(numbers[-1] + 1)) - set(numbers))
+    if numbers[0] < 0 or missing:
         raise OptionError(
-            f"Pipeline stages are numbered from 0 on without a gap. Found: {found}; missing: "
-            f"{missing}. Number the stages from 0 to {len(found) - 1}."
+            f"Pipeline stages are numbered from 0 on without a gap. Found: {numbers}; missing: "
+            f"{missing}. Number the stages from 0 to {len(numbers) - 1}."
         )
 
 
@@ -48,7 +48,7 @@ def check_flow(calls: Iterable[LayerCall], stages: Sequence[int]) -> None:
     """Checks that no leaf takes a value of a later stage.
 
     Raises:
-        OptionError: naming the first that does.
+        OptionError: if one does; the message names the first.
     """
     flat = leaves(calls)
     for number, producers in enumerate(leaf_edges(calls)):
@@ -66,13 +66,13 @@ def check_sequence(calls: Sequence[LayerCall], stages: Sequence[Sequence[int]]) 
     """Checks that the layers of a Sequential begin at stage 0 and go up in steps of one.
 
     Args:
-        calls: one per layer.
-        stages: of each call, those of its leaves.
+        calls: one for each layer.
+        stages: for each call the stages of its leaves.
 
     Raises:
-        OptionError: naming the layer that does not, and the one before it.
+        OptionError: if one does not; the message names it and the layer before it.
     """
-    ranges = [(call.label, min(some), max(some)) for call, some in zip(calls, stages, strict=True)]
+    ranges = [(call.label, min(own), max(own)) for call, own in zip(calls, stages, strict=True)]
     for name, first, _ in ranges[:1]:
         if first != 0:
             raise OptionError(
@@ -105,18 +105,18 @@ __all__ = [
 class Assignment:
     """The stage of each leaf of a model, checked."""
 
-    labels: tuple[str, ...]  # of the leaves, to tell whether the model is still the same
-    stages: tuple[int, ...] | None  # None: scopes in the model's `call` say it in each trace
+    labels: tuple[str, ...]  # of the leaves, to notice changes of the model
+    stages: tuple[int, ...] | None  # None: the scopes in the model's `call` give them in each trace
     num_stages: int
 
 
-def get_assignment(model: Any, current: Assignment | None) -> list[AnyAssignment]:
-    """Returns an object per call of `model`, in execution order, for the user to change.
+def get_assignment(model: keras.Model, current: Assignment | None) -> list[AnyAssignment]:
+    """Returns an object for each call of `model`, in execution order, for the user to change.
 
     Args:
         model: the model.
-        current: whose stages the objects start with. With None, or without stages of its own, the
-            objects of a subclassed model start with those of the scopes in its `call`.
+        current: the assignment whose stages the objects start with. Without one, or if it has no
+            stages, the objects of a subclassed model start with the scopes in its `call`.
     """
     calls = find_calls(model)
     if current is not None and current.stages is not None:
@@ -124,12 +124,12 @@ def get_assignment(model: Any, current: Assignment | None) -> list[AnyAssignment
     return make_list(calls, iter(scoped_stages(calls) if has_own_call(model) else ()))
 
 
-def default_assignment(model: Any) -> Assignment | None:
-    """Returns what `PipelineStage` scopes say about a model, or None if they say nothing.
+def default_assignment(model: keras.Model) -> Assignment | None:
+    """Returns the assignment given by `PipelineStage` scopes; None if no scope applies.
 
-    The scope around a call comes first, of a nested model's calls before that around the nested
-    model; then the scope in which the layer was made, or the nested model. A subclassed model
-    whose `call` enters stages is traced with them, so it gets an assignment without a list.
+    The scope around a call takes precedence, the innermost one first; then the scope in which the
+    layer, or the nested model around it, was created. A subclassed model whose `call` enters stages
+    is traced with them, so its assignment has no list.
 
     Raises:
         OptionError: if some calls have a stage and others have none, or stages do not fit.
@@ -154,19 +154,19 @@ def default_assignment(model: Any) -> Assignment | None:
 
 
 def scoped_stages(
-    calls: Iterable[LayerCall], around: int | None = None, made_in: int | None = None
+    calls: Iterable[LayerCall], around: int | None = None, created_in: int | None = None
 ) -> list[int | None]:
-    """Returns the stage that scopes give to each leaf, None where there is none.
+    """Returns the stage that scopes give to each leaf; None for a leaf in no scope.
 
     Args:
         calls: of a model, or of a nested one.
         around: stage of the scope around the nested model's call.
-        made_in: stage of the scope in which the nested model was made.
+        created_in: stage of the scope in which the nested model was created.
     """
     stages: list[int | None] = []
     for call in calls:
         scope = around if call.scope_stage is None else call.scope_stage
-        creation = made_in if call.creation_stage is None else call.creation_stage
+        creation = created_in if call.creation_stage is None else call.creation_stage
         if call.inner:
             stages += scoped_stages(call.inner, scope, creation)
         else:
@@ -174,24 +174,24 @@ def scoped_stages(
     return stages
 
 
-def set_assignment(model: Any, given: Any) -> Assignment:
-    """Returns the assignment that a user's list stands for.
+def set_assignment(model: keras.Model, items: object) -> Assignment:
+    """Returns the assignment for a user's list.
 
     Args:
         model: the model; a subclassed one must be built.
-        given: what `get_assignment` returned, with all stages set. For a Sequential also one
-            whole number per layer of `model.layers`, which for a nested model is for all inside.
+        items: the list of `get_assignment`, with all stages set. For a Sequential also one whole
+            number for each of `model.layers`; that of a nested model is for all layers inside.
 
     Raises:
-        OptionError: if it is no list, has another length or other objects than the model has
-            calls, or its stages have gaps or flow backwards.
+        OptionError: if `items` is not a list, does not have exactly the calls of the model, or its
+            stages have gaps or flow backwards.
         ModelError: if it is a subclassed model that is not built.
     """
     calls = find_calls(model)
-    stages = read_list(model, calls, given)
+    stages = read_list(model, calls, items)
     if isinstance(model, keras.Sequential):
         check_sequence(calls, stages)
-    return assign(calls, [stage for some in stages for stage in some])
+    return assign(calls, [stage for own in stages for stage in own])
 
 
 def assign(calls: Sequence[LayerCall], stages: Sequence[int]) -> Assignment:
@@ -209,33 +209,40 @@ def _labels(calls: Iterable[LayerCall]) -> tuple[str, ...]:
     return tuple(leaf.label for leaf in leaves(calls))
 
 
-def check_unchanged(assignment: Assignment, model: Any) -> None:
-    """Compares the model with the one that was assigned.
+def check_unchanged(assignment: Assignment, model: keras.Model) -> None:
+    """Checks that the model still has the layer calls of its assignment.
 
     Raises:
-        PlanError: if layers came or went since, as by `add()` and `pop()` of a Sequential.
+        PlanError: if layers were added or removed, as by `add()` and `pop()` of a Sequential.
     """
     labels = _labels(find_calls(model))
     if labels == assignment.labels:
         return
-    come = [label for label in labels if label not in assignment.labels]
+    new = [label for label in labels if label not in assignment.labels]
     gone = [label for label in assignment.labels if label not in labels]
     raise PlanError(
         f"The model '{model.name}' was assigned to pipeline stages with {len(assignment.labels)} "
-        f"layer calls and now makes {len(labels)} (new: {come or 'none'}; gone: {gone or 'none'}). "
+        f"layer calls and now makes {len(labels)} (new: {new or 'none'}; gone: {gone or 'none'}). "
         "Call set_pipeline_stage_assignment() with a list for the layers it has now, or "
         "reset_pipeline_stage_assignment()."
     )
 
 
-def to_json(assignment: Assignment, model: Any) -> dict[str, Any]:
-    """Returns an assignment as plain data: triples of name path, node index and stage.
+class AssignmentJson(TypedDict):
+    """An assignment as plain data."""
+
+    num_stages: int
+    calls: list[list[Any]] | None  # name path, node index and stage of each leaf
+
+
+def to_json(assignment: Assignment, model: keras.Model) -> AssignmentJson:
+    """Returns an assignment as plain data.
 
     Raises:
-        PlanError: if layers came or went since it was made.
+        PlanError: if layers were added or removed since it was set.
     """
     check_unchanged(assignment, model)
-    data: dict[str, Any] = {"num_stages": assignment.num_stages, "calls": None}
+    data: AssignmentJson = {"num_stages": assignment.num_stages, "calls": None}
     if assignment.stages is not None:
         names = _names(find_calls(model))
         stages = zip(names, assignment.stages, strict=True)
@@ -243,11 +250,11 @@ def to_json(assignment: Assignment, model: Any) -> dict[str, Any]:
     return data
 
 
-def from_json(data: dict[str, Any], model: Any) -> Assignment:
-    """Returns the assignment of a loaded model from what `to_json` gave for the saved one.
+def from_json(data: AssignmentJson, model: keras.Model) -> Assignment:
+    """Returns the assignment of a loaded model from the data saved by `to_json`.
 
     Raises:
-        OptionError: if the two make different calls.
+        OptionError: if the loaded model makes other calls than the saved one.
         ModelError: if it is a subclassed model that is not built.
     """
     calls = find_calls(model)

@@ -1,4 +1,4 @@
-"""Stages of equal cost: which calls go where, so that the dearest stage is as cheap as can be.
+"""Stages of equal cost: the assignment whose most expensive stage is cheapest.
 
     call  cost  takes           2 stages     a d | b c e     costs 5 5
     a     4                                  but a b | c d e costs 7 3
@@ -7,10 +7,10 @@
     d     1     a
     e     1     c d
 
-A stage ends where the calls before its end have all their producers before it, too. Those sets
-of calls ("downsets") are few in models, which are chains with short branches, so the best chain
-of them is found by going through all. Where they are many, only the cuts of the execution order
-are looked at, which is all that there is in a model without branches.
+A stage can end after any set of calls that contains all their producers (a "downset"). Models are
+chains with short branches and have few of these sets, so an exhaustive search finds the best chain
+of them. Where there are many, only the cuts of the execution order are searched; a model without
+branches has no others.
 """
 
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ import numpy as np
 
 from millrace.errors import OptionError
 
-MOST_DOWNSETS = 4096  # which take half a second for 4 stages; ResNet50 has 241
+MOST_DOWNSETS = 4096  # the search takes half a second for 4 stages; ResNet50 has 241
 
 
 def balance(
@@ -27,13 +27,13 @@ def balance(
 ) -> tuple[int, ...]:
     """Returns the stage of each call.
 
-    Stages never decrease along an edge, and none is empty. Of the assignments whose dearest stage
-    costs least, one is taken in which the fewest values cross the cuts between stages.
+    Stages never decrease along an edge, and none is empty. Of the assignments whose most expensive
+    stage costs least, the one with the fewest values crossing the cuts between stages is returned.
 
     Args:
-        costs: of each call, in any unit, none negative; the calls are in execution order.
-        edges: for each call the numbers of those before it whose values it takes.
-        num_stages: how many stages to make.
+        costs: of each call in execution order, in any unit, none negative.
+        edges: for each call, the numbers of the earlier calls whose values it takes.
+        num_stages: number of stages.
 
     Raises:
         OptionError: if there are fewer calls than stages, or `num_stages` is below 1.
@@ -46,7 +46,7 @@ def balance(
     ends = _downsets(edges) or _prefixes(len(costs))
     held = np.array(ends, dtype=bool)
     chosen = _best_chain(held, held @ np.asarray(costs, float), _crossings(held, edges), num_stages)
-    # A call's stage is the number of the ends that come before it.
+    # A call's stage is the number of stages that end before it.
     return tuple(int(count) for count in (~held[chosen]).sum(axis=0))
 
 
@@ -55,9 +55,9 @@ def _prefixes(calls: int) -> list[tuple[bool, ...]]:
 
 
 def _downsets(edges: Sequence[Sequence[int]]) -> list[tuple[bool, ...]] | None:
-    """Returns every set of calls that has all their producers, small ones first; None if many."""
+    """Returns all sets of calls that contain their producers, smallest first; None if too many."""
     needs = [sum(1 << producer for producer in set(taken)) for taken in edges]
-    level, found = [0], [0]
+    level, downsets = [0], [0]
     for _ in needs:
         larger: dict[int, None] = {}
         for members in level:
@@ -65,14 +65,14 @@ def _downsets(edges: Sequence[Sequence[int]]) -> list[tuple[bool, ...]] | None:
                 if not members >> call & 1 and need & ~members == 0:
                     larger[members | 1 << call] = None
         level = list(larger)
-        found += level
-        if len(found) > MOST_DOWNSETS:
+        downsets += level
+        if len(downsets) > MOST_DOWNSETS:
             return None
-    return [tuple(bool(members >> call & 1) for call in range(len(needs))) for members in found]
+    return [tuple(bool(members >> call & 1) for call in range(len(needs))) for members in downsets]
 
 
 def _crossings(held: np.ndarray, edges: Sequence[Sequence[int]]) -> np.ndarray:
-    """Returns how many values are made before each end and taken after it."""
+    """Returns for each end the number of values computed before it and taken after it."""
     crossing = np.zeros(held.shape, dtype=bool)
     for call, taken in enumerate(edges):
         for producer in taken:
@@ -83,10 +83,11 @@ def _crossings(held: np.ndarray, edges: Sequence[Sequence[int]]) -> np.ndarray:
 def _best_chain(
     held: np.ndarray, costs: np.ndarray, crossings: np.ndarray, num_stages: int
 ) -> list[int]:
-    """Returns the ends of all stages but the last: of least cost, and then of few crossings.
+    """Returns the ends of all stages but the last: of least cost, then of fewest crossings.
 
-    One search finds the least cost. A second one, among stages of at most that cost, counts
-    crossings; both in one would drop an early stage that costs more, but less than a later one.
+    One search finds the least cost. A second search, among stages of at most that cost, counts
+    crossings. A single search would reject an early stage for its cost even where a later stage
+    costs more.
     """
     packed = np.packbits(held, axis=1)
     inside = [np.flatnonzero(~(packed[:i] & ~packed[i]).any(axis=1)) for i in range(len(held))]

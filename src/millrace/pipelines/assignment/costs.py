@@ -1,12 +1,12 @@
-"""What the layers of a model cost: for balancing its stages, and for their summary."""
+"""FLOPs and parameters of a model's layers, to balance its stages and to print them."""
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import keras
+from jax.typing import ArrayLike
 
 from millrace._compat.jaxpr import trace
 from millrace.errors import ModelError, OptionError
@@ -19,18 +19,19 @@ from millrace.pipelines.assignment.calls import (
     leaves,
     marked_calls,
 )
+from millrace.pipelines.assignment.observed_calls import Arguments, built_arguments
 from millrace.pipelines.assignment.summary import StageCost, summary_lines
-from millrace.pipelines.assignment.watch import built_arguments
+from millrace.pytrees import ArrayTree, Spec
 from millrace.recomputation.costs import flops_of_calls, shares
 
-ROWS = 32  # of the batch that costs are counted for; a `None` axis elsewhere has this length too
+ROWS = 32  # of the batch for which costs are counted; also the length of any other `None` axis
 
 
-def balanced(model: Any, word: str, num_stages: int | None) -> Assignment:
-    """Returns the assignment that shares out the FLOPs of forward and backward best.
+def balanced(model: keras.Model, word: str, num_stages: int | None) -> Assignment:
+    """Returns the assignment that balances the FLOPs of forward and backward over the stages.
 
     Raises:
-        OptionError: if the word is not "auto", or the number of stages is missing or impossible.
+        OptionError: if the word is not "auto", or the number of stages is missing or too large.
         ModelError: if the model is not built.
     """
     if word.lower() != "auto":
@@ -48,19 +49,21 @@ def balanced(model: Any, word: str, num_stages: int | None) -> Assignment:
     return assign(calls, balance(flops, leaf_edges(calls), num_stages))
 
 
-def stage_summary(model: Any, assignment: Assignment | None, line_length: int | None) -> list[str]:
-    """Returns the lines of the summary, with the cost of stages where they can be counted."""
+def stage_summary(
+    model: keras.Model, assignment: Assignment | None, line_length: int | None
+) -> list[str]:
+    """Returns the lines of the summary, with the costs of the stages of a built model."""
     calls = find_calls(model)
     stages: Sequence[int | None] | None = None
     if assignment is not None:
         stages = scoped_stages(calls) if assignment.stages is None else assignment.stages
-    known = [stage for stage in stages or () if stage is not None]
-    can_count = model.built and known and len(known) == len(leaves(calls))
-    costs = _stage_costs(model, calls, known) if can_count else None
+    assigned = [stage for stage in stages or () if stage is not None]
+    can_count = model.built and assigned and len(assigned) == len(leaves(calls))
+    costs = _stage_costs(model, calls, assigned) if can_count else None
     return summary_lines(model, calls, stages, line_length, costs)
 
 
-def call_flops(model: Any, calls: Sequence[LayerCall]) -> list[float]:
+def call_flops(model: keras.Model, calls: Sequence[LayerCall]) -> list[float]:
     """Returns the FLOPs of each leaf call for a batch of 32 rows, forward and backward.
 
     Raises:
@@ -73,8 +76,10 @@ def call_flops(model: Any, calls: Sequence[LayerCall]) -> list[float]:
         )
     args, kwargs = _arguments(model)
 
-    def loss(trainable: Any, non_trainable: Any, args: Any) -> Any:
-        outputs, _ = model.stateless_call(trainable, non_trainable, *args, **kwargs)
+    def loss(
+        trainable: list[jax.Array], non_trainable: list[jax.Array], args: Sequence[ArrayTree]
+    ) -> ArrayLike:
+        outputs = model.stateless_call(trainable, non_trainable, *args, **kwargs)[0]
         leaves = [
             leaf for leaf in jax.tree.leaves(outputs) if jnp.issubdtype(leaf.dtype, jnp.inexact)
         ]
@@ -90,11 +95,11 @@ def call_flops(model: Any, calls: Sequence[LayerCall]) -> list[float]:
     return flops_of_calls(graph, len(leaves(calls)))
 
 
-def _arguments(model: Any) -> tuple[Any, dict[str, Any]]:
-    """Returns specs of what the model is called with."""
+def _arguments(model: keras.Model) -> Arguments:
+    """Returns the specs of the model's arguments."""
     args, kwargs = built_arguments(model)
 
-    def spec(tensor: Any) -> jax.ShapeDtypeStruct:
+    def spec(tensor: keras.KerasTensor) -> Spec:
         shape = tuple(ROWS if length is None else length for length in tensor.shape)
         return jax.ShapeDtypeStruct(shape, tensor.dtype)
 
@@ -102,13 +107,15 @@ def _arguments(model: Any) -> tuple[Any, dict[str, Any]]:
     return args, kwargs
 
 
-def _stage_costs(model: Any, calls: Sequence[LayerCall], stages: Sequence[int]) -> list[StageCost]:
+def _stage_costs(
+    model: keras.Model, calls: Sequence[LayerCall], stages: Sequence[int]
+) -> list[StageCost]:
     flops = [0.0] * (max(stages) + 1)
     parameters: list[dict[int, int]] = [{} for _ in flops]
     for leaf, stage, cost in zip(leaves(calls), stages, call_flops(model, calls), strict=True):
         flops[stage] += cost
         for variable in getattr(leaf.operation, "weights", []):
-            # By identity: a layer that is called twice has its weights once.
+            # By identity: the weights of a layer that is called twice count once.
             parameters[stage][id(variable)] = math.prod(variable.shape)
     return [
         StageCost(sum(sizes.values()), cost, share)
@@ -116,5 +123,5 @@ def _stage_costs(model: Any, calls: Sequence[LayerCall], stages: Sequence[int]) 
     ]
 
 
-def _specs(variables: Any) -> list[jax.ShapeDtypeStruct]:
+def _specs(variables: Sequence[keras.Variable]) -> list[Spec]:
     return [jax.ShapeDtypeStruct(variable.shape, variable.dtype) for variable in variables]

@@ -6,7 +6,7 @@ A Sequential also takes one whole number per layer.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from typing import cast
 
 import keras
 
@@ -20,17 +20,17 @@ class PipelineStageAssignment:
 
     Args:
         layer: the layer or operation that is called.
-        node_index: which of its calls in this model it is.
-        pipeline_stage: the stage, or None for not assigned yet.
+        node_index: index of the call among the layer's calls in this model.
+        pipeline_stage: the stage; None: not assigned yet.
         inbound_layers: the layers whose values the call takes.
     """
 
     def __init__(
         self,
-        layer: Any,
+        layer: keras.Operation,
         node_index: int = 0,
         pipeline_stage: int | None = None,
-        inbound_layers: Iterable[Any] = (),
+        inbound_layers: Iterable[keras.Operation] = (),
     ):
         self._layer = layer
         self._node_index = node_index
@@ -38,18 +38,18 @@ class PipelineStageAssignment:
         self.pipeline_stage = pipeline_stage
 
     @property
-    def layer(self) -> Any:
+    def layer(self) -> keras.Operation:
         """The layer or operation that is called."""
         return self._layer
 
     @property
     def node_index(self) -> int:
-        """Which of the layer's calls in this model it is."""
+        """Index of the call among the layer's calls in this model."""
         return self._node_index
 
     @property
-    def inbound_layers(self) -> list[Any]:
-        """The layers whose values the call takes, which helps to tell one call from another."""
+    def inbound_layers(self) -> list[keras.Operation]:
+        """The layers whose values the call takes, to tell the calls of one layer apart."""
         return list(self._inbound_layers)
 
     def __repr__(self) -> str:
@@ -64,13 +64,13 @@ class NestedPipelineStageAssignment:
 
     Args:
         nested_model: the model that is called.
-        node_index: which of its calls in the model around it this is.
-        pipeline_stage_assignments: one per call that it makes.
+        node_index: index of the call among the nested model's calls in the outer model.
+        pipeline_stage_assignments: one for each call that the nested model makes.
     """
 
     def __init__(
         self,
-        nested_model: Any,
+        nested_model: keras.Model,
         node_index: int,
         pipeline_stage_assignments: list["PipelineStageAssignment | NestedPipelineStageAssignment"],
     ):
@@ -79,20 +79,20 @@ class NestedPipelineStageAssignment:
         self._pipeline_stage_assignments = pipeline_stage_assignments
 
     @property
-    def nested_model(self) -> Any:
+    def nested_model(self) -> keras.Model:
         """The model that is called."""
         return self._nested_model
 
     @property
     def node_index(self) -> int:
-        """Which of its calls in the model around it this is."""
+        """Index of the call among the nested model's calls in the outer model."""
         return self._node_index
 
     @property
     def pipeline_stage_assignments(
         self,
     ) -> list["PipelineStageAssignment | NestedPipelineStageAssignment"]:
-        """One per call that the nested model makes."""
+        """One for each call that the nested model makes."""
         return self._pipeline_stage_assignments
 
     def __repr__(self) -> str:
@@ -107,10 +107,10 @@ AnyAssignment = PipelineStageAssignment | NestedPipelineStageAssignment
 
 
 def make_list(calls: Iterable[LayerCall], stages: Iterator[int | None]) -> list[AnyAssignment]:
-    """Returns an object per call, with the stages of the leaves in turn; None once they end."""
+    """Returns an object for each call; `stages` are those of the leaves, None once they run out."""
     return [
         NestedPipelineStageAssignment(
-            call.operation, call.node_index, make_list(call.inner, stages)
+            cast(keras.Model, call.operation), call.node_index, make_list(call.inner, stages)
         )
         if call.inner
         else PipelineStageAssignment(
@@ -120,36 +120,36 @@ def make_list(calls: Iterable[LayerCall], stages: Iterator[int | None]) -> list[
     ]
 
 
-def read_list(model: Any, calls: Sequence[LayerCall], given: Any) -> list[list[int]]:
-    """Returns for each call the stages of its leaves that a list gives.
+def read_list(model: keras.Model, calls: Sequence[LayerCall], items: object) -> list[list[int]]:
+    """Returns for each call the stages that the user's list gives its leaves.
 
     The list of a Sequential is in the order of its layers; objects for the calls of other models
     may come in any order.
 
     Raises:
-        OptionError: unless the list holds a stage for each call, and each call once.
+        OptionError: unless the list holds each call once, with a stage.
     """
-    if not isinstance(given, list):
+    if not isinstance(items, list):
         raise OptionError(
             f"The pipeline stages of the model '{model.name}' must be a list. Received: "
-            f"{type(given).__name__}. Change the list that get_pipeline_stage_assignment() returns."
+            f"{type(items).__name__}. Change the list that get_pipeline_stage_assignment() returns."
         )
-    if len(given) != len(calls):
+    if len(items) != len(calls):
         raise OptionError(
             f"The model '{model.name}' makes {len(calls)} layer calls, excluding input layers. "
-            f"Received: a list of {len(given)}. Give one element per call; "
+            f"Received: a list of {len(items)}. Give one element per call; "
             "get_pipeline_stage_assignment() lists them."
         )
     is_sequential = isinstance(model, keras.Sequential) and not has_own_call(model)
-    if is_sequential and all(type(item) is int for item in given):
-        return [[stage] * len(leaves([call])) for call, stage in zip(calls, given, strict=True)]
-    _check_types(model, given, is_sequential)
-    items = given if is_sequential else _by_call(model, calls, given)
-    return [_stages_of(call, item) for call, item in zip(calls, items, strict=True)]
+    if is_sequential and all(type(item) is int for item in items):
+        return [[stage] * len(leaves([call])) for call, stage in zip(calls, items, strict=True)]
+    _check_types(model, items, is_sequential)
+    ordered = items if is_sequential else _by_call(model, calls, items)
+    return [_stages_of(call, item) for call, item in zip(calls, ordered, strict=True)]
 
 
-def _check_types(model: Any, given: list[Any], is_sequential: bool) -> None:
-    odd = [item for item in given if not isinstance(item, AnyAssignment)]
+def _check_types(model: keras.Model, items: list[object], is_sequential: bool) -> None:
+    odd = [item for item in items if not isinstance(item, AnyAssignment)]
     if not odd:
         return
     item = next((item for item in odd if type(item) is not int), odd[0])
@@ -160,25 +160,27 @@ def _check_types(model: Any, given: list[Any], is_sequential: bool) -> None:
     )
 
 
-def _by_call(model: Any, calls: Iterable[LayerCall], given: list[Any]) -> list[AnyAssignment]:
-    items: dict[tuple[int, int], AnyAssignment] = {}
-    for item in given:
+def _by_call(
+    model: keras.Model, calls: Iterable[LayerCall], items: list[AnyAssignment]
+) -> list[AnyAssignment]:
+    by_call: dict[tuple[int, int], AnyAssignment] = {}
+    for item in items:
         key = (id(_called(item)), item.node_index)
-        if key in items:
+        if key in by_call:
             raise OptionError(
                 f"The list for the model '{model.name}' has the call of layer "
                 f"'{_called(item).name}' (node index {item.node_index}) twice. Keep one object "
                 "per call, as get_pipeline_stage_assignment() returns them."
             )
-        items[key] = item
+        by_call[key] = item
     for call in calls:
-        if (id(call.operation), call.node_index) not in items:
+        if (id(call.operation), call.node_index) not in by_call:
             raise OptionError(
                 f"The list for the model '{model.name}' has no object for the call of layer "
                 f"'{call.operation.name}' (node index {call.node_index}), but one of another "
                 "model. Take all from this model's get_pipeline_stage_assignment()."
             )
-    return [items[id(call.operation), call.node_index] for call in calls]
+    return [by_call[id(call.operation), call.node_index] for call in calls]
 
 
 def _stages_of(call: LayerCall, item: AnyAssignment) -> list[int]:
@@ -211,6 +213,6 @@ def _stages_of(call: LayerCall, item: AnyAssignment) -> list[int]:
     return [stage]
 
 
-def _called(item: AnyAssignment) -> Any:
+def _called(item: AnyAssignment) -> keras.Operation:
     nested = isinstance(item, NestedPipelineStageAssignment)
     return item.nested_model if nested else item.layer

@@ -1,4 +1,4 @@
-"""`PipelineStage(i)`: what is called or made inside belongs to stage `i`.
+"""`PipelineStage(i)`: layers called or created inside belong to stage `i`.
 
     with strategy.scope():
         x = inputs = keras.Input((32,))
@@ -8,14 +8,13 @@
             x = keras.layers.Dense(4)(x)
         model = keras.Model(inputs, x)
 
-Graph nodes and layers remember the stage in which they were made. In the `call` of a subclassed
-model nothing remembers; there the stage is the name scope `mr.S<i>` of whatever JAX traces.
+Graph nodes and layers record the stage in which they were created. The `call` of a subclassed model
+creates neither; there the stage is the name scope `mr.S<i>` of the operations that JAX traces.
 """
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from types import TracebackType
-from typing import Any
 
 import jax
 import numpy as np
@@ -27,15 +26,15 @@ from millrace.threads.scoped_value import ScopedValue
 
 
 class PipelineStage:
-    """Puts layer calls, and the layers made, into a pipeline stage.
+    """Puts the layer calls inside it, and the layers created inside it, into a pipeline stage.
 
-    The stage of a call wins over that of the place where its layer was made.
+    The stage around a call takes precedence over the stage in which its layer was created.
 
     Args:
-        stage: its number, from 0 on. The values of a model flow from lower to higher stages.
+        stage: number of the stage, from 0. Values flow from lower to higher stages.
 
     Raises:
-        OptionError: if `stage` is negative or no whole number.
+        OptionError: if `stage` is negative or not a whole number.
         PlanError: on entry, inside another stage, or outside of both a strategy's scope and the
             `call` of a model.
     """
@@ -46,7 +45,7 @@ class PipelineStage:
 
     def __enter__(self) -> "PipelineStage":
         _check(self.stage)
-        self._scope: Any = jax.named_scope(f"mr.S{self.stage}")
+        self._scope: AbstractContextManager[object] = jax.named_scope(f"mr.S{self.stage}")
         self._scope.__enter__()
         self._binding = _stage.bound_to(self.stage)
         self._binding.__enter__()
@@ -66,8 +65,8 @@ class PipelineStage:
         self._scope.__exit__(kind, error, trace)
 
 
-def _number(given: Any) -> int:
-    stage = int(given) if isinstance(given, np.integer) else given
+def _number(value: object) -> int:
+    stage = int(value) if isinstance(value, np.integer) else value
     if not isinstance(stage, int) or isinstance(stage, bool) or stage < 0:
         raise OptionError(
             f"A pipeline stage is a whole number from 0 on. Received: PipelineStage({stage!r}). "
@@ -95,8 +94,8 @@ def current_stage() -> int | None:
     return _stage.get()
 
 
-def stages_allowed() -> AbstractContextManager[Any]:
-    """Lets `PipelineStage` be entered in this thread. A strategy's scope is one of these."""
+def stages_allowed() -> AbstractContextManager[object]:
+    """Allows `PipelineStage` in this thread while the context is open, as a strategy's scope is."""
     record_stages(current_stage)
     return _is_allowed.bound_to(True)
 
@@ -108,7 +107,7 @@ def stages_were_entered() -> bool:
 
 @contextmanager
 def entered_stages() -> Iterator[set[int]]:
-    """Yields a set that fills with the stages entered in this thread, those without calls too."""
+    """Yields a set that fills with the stages entered in this thread, even those without calls."""
     entered: set[int] = set()
     with _entered.bound_to(entered):
         yield entered

@@ -12,7 +12,6 @@ dense_1 (Dense)              1
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import keras
 
@@ -23,7 +22,7 @@ _WIDTH, _SEQUENTIAL_WIDTH = 89, 60
 
 @dataclass(frozen=True, slots=True)
 class StageCost:
-    """What one stage holds and computes."""
+    """Parameters and FLOPs of one stage."""
 
     parameters: int
     flops: float  # of one micro-batch, forward and backward
@@ -31,20 +30,20 @@ class StageCost:
 
 
 def summary_lines(
-    model: Any,
+    model: keras.Model,
     calls: Sequence[LayerCall],
     stages: Sequence[int | None] | None,
     line_length: int | None = None,
     costs: Sequence[StageCost] | None = None,
 ) -> list[str]:
-    """Returns the stage of each call of a model, and below, where known, the cost of each stage.
+    """Returns a table of the stages of all calls and, with `costs`, a table of their costs.
 
     Args:
         model: the model.
         calls: its calls.
-        stages: of each leaf; None where, or if, there is none.
-        line_length: in characters. None is 60 for a Sequential and 89 for other models.
-        costs: of each stage, by number. None leaves the second table out.
+        stages: of each leaf, None for a leaf without a stage; None if no leaf has one.
+        line_length: in characters; None: 60 for a Sequential and 89 for other models.
+        costs: of each stage, by number; None: no second table.
     """
     is_sequential = isinstance(model, keras.Sequential)
     length = line_length or (_SEQUENTIAL_WIDTH if is_sequential else _WIDTH)
@@ -63,7 +62,7 @@ def summary_lines(
 def _blocks(
     calls: Iterable[LayerCall], stages: Iterator[int | None], ends: Sequence[int]
 ) -> Iterator[list[str]]:
-    """Yields the lines of each call: one, one per input, or a nested model's title and rows."""
+    """Yields the lines of each call: one for each input, or a nested model's title and rows."""
     for call in calls:
         if call.inner:
             inner = _separated(list(_blocks(call.inner, stages, ends)), ends[-1])
@@ -101,7 +100,7 @@ def _separated(blocks: list[list[str]], length: int) -> list[str]:
 
 
 def _row(cells: Sequence[str], ends: Sequence[int]) -> str:
-    """Returns cells, each cut and padded to where its column ends, and a space between two."""
+    """Joins cells, each cut or padded to the end of its column, with a space between two."""
     line = ""
     for cell, end in zip(cells, ends, strict=True):
         if line:

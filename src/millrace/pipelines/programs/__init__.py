@@ -1,1 +1,1 @@
-"""A traced step, cut into stages -> the programs of each stage."""
+"""A traced step cut into stages, and the programs of each stage."""

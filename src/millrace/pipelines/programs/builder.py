@@ -1,48 +1,53 @@
-"""Stages -> programs.
+"""The programs of a pipeline's stages.
 
     forward          weights, fixed, changing, batch, carried
-                     -> sent, changing, results, residuals       (results: and what it taps)
+                     -> sent, changing, results, residuals       (tapped values among the results)
     backward         weights, held, cotangents, accumulated, coefficient
-                     -> returned, accumulated                    (and what it taps, if anything)
+                     -> returned, accumulated                    (then tapped values, if any)
     backward_input   weights, held, cotangents
                      -> returned, kept
     backward_weight  weights, held, cotangents, kept, accumulated, coefficient
-                     -> accumulated                              (and what it taps, if anything)
+                     -> accumulated                              (then tapped values, if any)
     zeros            -> accumulated
     partial, shared, final    the parts of an update: pipelines/programs/split_update.py
     logs             metric values -> logs
 
-Each is for one stage. `changing` is the state that the stage's forward changes, `fixed` what it
-only reads. Lists are in the order of the records of `pipelines/programs/split.py`.
+Each is for one stage. `changing` is the state that the stage's forward changes, `fixed` the state
+that it only reads. Lists are in the order of the records of `pipelines/programs/split.py`.
 """
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Protocol, TypeVar, cast
 
+import jax
 import jax.numpy as jnp
 
 from millrace._compat.jaxpr import as_function, spec_of
 from millrace.pipelines.programs.layouts import Layouts, moves, with_sums
-from millrace.pipelines.programs.split import Slot
+from millrace.pipelines.programs.split import Arrays, Slot
 from millrace.pipelines.programs.split_update import SplitUpdate, UpdatePart
 from millrace.pipelines.programs.stage_taps import bundle_of_update
 from millrace.pipelines.programs.stages import Stages, state_groups
 from millrace.plan import ROLES, Mode
+from millrace.pytrees import Spec
 from millrace.steps.offload import with_host_layouts
 from millrace.steps.program import FACTOR, Program
+from millrace.steps.state import State
 from millrace.steps.step import final_logs
+
+T = TypeVar("T")
 
 
 class ReplicatedBuilder(Protocol):
-    """What only the programs of several replicas have."""
+    """Makes the programs that only several replicas have."""
 
     def is_whole(self, index: int) -> list[bool]:
-        """Returns which of the values that a stage's forward changes all replicas share."""
+        """Returns for each value that a stage's forward changes whether all replicas share it."""
         ...
 
     def reduce_replicas(self, index: int) -> Program:
-        """Adds up over replicas what an update left."""
+        """Adds up the results of an update over replicas."""
         ...
 
 
@@ -51,17 +56,17 @@ class StageBuilder(Protocol):
 
     @property
     def stages(self) -> Stages:
-        """The stages that the programs are of."""
+        """The stages of the programs."""
         ...
 
     @property
     def layouts(self) -> Layouts:
-        """How the values of the stages lie on their devices."""
+        """The layouts of the values of the stages."""
         ...
 
     @property
     def replicated(self) -> ReplicatedBuilder | None:
-        """What several replicas have besides; None for one."""
+        """The builder of the further programs of several replicas; None for one replica."""
         ...
 
     def forward(self, index: int) -> Program:
@@ -69,35 +74,35 @@ class StageBuilder(Protocol):
         ...
 
     def backward(self, index: int) -> Program:
-        """The gradients of one micro-batch at a stage, added to those before it."""
+        """The gradients of one micro-batch at a stage, added to the accumulators."""
         ...
 
     def backward_input(self, index: int) -> Program:
-        """What the stages before this one wait for."""
+        """The half of backward that computes cotangents, for which earlier stages wait."""
         ...
 
     def backward_weight(self, index: int) -> Program:
-        """The rest of backward: the gradients, added to those before them."""
+        """The other half of backward: the gradients, added to the accumulators."""
         ...
 
     def zeros(self, index: int) -> Program:
-        """What a stage accumulates into."""
+        """The gradient accumulators of a stage, all zero."""
         ...
 
-    def part(self, name: str, index: int, part: UpdatePart) -> Program:
-        """A part of the update. Its first argument are the values that it replaces.
+    def update_part(self, name: str, index: int, part: UpdatePart) -> Program:
+        """One stage's part of the update, whose first argument are the values that it replaces.
 
-        Its results are its outputs, what it taps, and a zero to wait for: the outputs are replaced
-        in their turn.
+        It returns its outputs, tapped values, and a zero to wait for, since later updates take
+        over the memory of the outputs.
         """
         ...
 
-    def spec_of(self, slot: Slot) -> Any:
-        """Returns the spec of a value that goes into a part of the update."""
+    def spec_of(self, slot: Slot) -> Spec:
+        """Returns the spec of an input of the update."""
         ...
 
     def logs(self, index: int) -> Program:
-        """The logs that follow from the metrics' values."""
+        """The logs, computed from the values of the metrics."""
         ...
 
 
@@ -107,12 +112,6 @@ class OneReplicaBuilder:
     replicated = None
 
     def __init__(self, stages: Stages, layouts: Layouts):
-        """Makes none yet.
-
-        Args:
-            stages: of the model.
-            layouts: of their values.
-        """
         self.stages, self.layouts = stages, layouts
 
     def forward(self, index: int) -> Program:
@@ -129,11 +128,15 @@ class OneReplicaBuilder:
         lead = self.stages.plan.step_logs
 
         def forward(
-            weights: Any, fixed_values: Any, changing_values: Any, batch: Any, carried: Any
-        ) -> Any:
+            weights: Arrays,
+            fixed_values: Arrays,
+            changing_values: Arrays,
+            batch: Arrays,
+            carried: Arrays,
+        ) -> tuple[Arrays, Arrays, Arrays, Arrays]:
             state = [
-                (fixed_values if slot in fixed else changing_values)[place]
-                for slot, place in zip(stage.state, order, strict=True)
+                (fixed_values if slot in fixed else changing_values)[index]
+                for slot, index in zip(stage.state, order, strict=True)
             ]
             outputs = run(*weights, *state, *batch, *carried)
             ends = [len(stage.sent), len(stage.new_state), len(stage.results), len(stage.taps)]
@@ -154,14 +157,18 @@ class OneReplicaBuilder:
         return self.stages.program("forward", index, forward, arguments, (2,))
 
     def backward(self, index: int) -> Program:
-        """The gradients of one micro-batch at a stage, added to those before it."""
+        """The gradients of one micro-batch at a stage, added to the accumulators."""
         stage, passes = self.stages.split.stages[index], self.stages.passes(index)
         run = as_function(passes.backward)
         add = self.stages.accumulator(stage).add
 
         def backward(
-            weights: Any, held: Any, cotangents: Any, accumulated: Any, coefficient: Any
-        ) -> Any:
+            weights: Arrays,
+            held: Arrays,
+            cotangents: Arrays,
+            accumulated: Arrays,
+            coefficient: jax.Array,
+        ) -> tuple[Arrays, ...]:
             outputs = run(*weights, *held, *cotangents)
             returned, gradients = _cut(outputs, [len(passes.returns)])
             tapped = self.stages.taps.of_gradients(index, gradients)
@@ -177,11 +184,11 @@ class OneReplicaBuilder:
         return self.stages.program("backward", index, backward, arguments, (3,), results)
 
     def backward_input(self, index: int) -> Program:
-        """What the stages before this one wait for."""
+        """The half of backward that computes cotangents, for which earlier stages wait."""
         stage, passes = self.stages.split.stages[index], self.stages.passes(index)
         run = as_function(passes.backward_input)
 
-        def backward_input(weights: Any, held: Any, cotangents: Any) -> Any:
+        def backward_input(weights: Arrays, held: Arrays, cotangents: Arrays) -> list[Arrays]:
             return _cut(run(*weights, *held, *cotangents), [len(passes.returns)])
 
         arguments = (
@@ -192,18 +199,23 @@ class OneReplicaBuilder:
         return self.stages.program("backward_input", index, backward_input, arguments, ())
 
     def backward_weight(self, index: int) -> Program:
-        """The rest of backward: the gradients, added to those before them."""
+        """The other half of backward: the gradients, added to the accumulators."""
         stage, passes = self.stages.split.stages[index], self.stages.passes(index)
         run = as_function(passes.backward_weight)
         add = self.stages.accumulator(stage).add
 
         def backward_weight(
-            weights: Any, held: Any, cotangents: Any, kept: Any, accumulated: Any, coefficient: Any
-        ) -> Any:
+            weights: Arrays,
+            held: Arrays,
+            cotangents: Arrays,
+            kept: Arrays,
+            accumulated: Arrays,
+            coefficient: jax.Array,
+        ) -> Arrays | tuple[Arrays, Arrays]:
             gradients = run(*weights, *held, *cotangents, *kept)
             added = add(accumulated, gradients, coefficient)
             tapped = self.stages.taps.of_gradients(index, gradients)
-            return (added, *tapped) if tapped else added
+            return (added, tapped[0]) if tapped else added
 
         held, cotangents = self.stages.held(index), self.stages.cotangents(index)
         kept = passes.backward_input.outvars[len(passes.returns) :]
@@ -221,26 +233,26 @@ class OneReplicaBuilder:
         )
 
     def zeros(self, index: int) -> Program:
-        """What a stage accumulates into."""
+        """The gradient accumulators of a stage, all zero."""
         zeros = self.stages.accumulator(self.stages.split.stages[index]).zeros
         return self.stages.program("zeros", index, zeros, (), (), with_sums(self.layouts, index))
 
-    def part(self, name: str, index: int, part: UpdatePart) -> Program:
-        """A part of the update. Its first argument are the values that it replaces.
+    def update_part(self, name: str, index: int, part: UpdatePart) -> Program:
+        """One stage's part of the update, whose first argument are the values that it replaces.
 
-        Its results are its outputs, what it taps, and a zero to wait for: the outputs are replaced
-        in their turn.
+        It returns its outputs, tapped values, and a zero to wait for, since later updates take
+        over the memory of the outputs.
         """
         replaced = replaced_by(self.stages.update, part)
         tapped = bundle_of_update(self.stages.update.taps, part, index)
         run = as_function(part.graph)
         specs = dict(zip(part.inputs, map(spec_of, part.graph.invars), strict=True))
 
-        def update(old: Any, others: Any) -> Any:
-            values = iter(others)
-            given = dict(zip(replaced, old, strict=True))
-            made = run(*(given[s] if s in given else next(values) for s in part.inputs))
-            outputs, taps = _cut(made, [len(part.outputs)])
+        def update(replaced_values: Arrays, others: Arrays) -> Arrays:
+            remaining = iter(others)
+            old = dict(zip(replaced, replaced_values, strict=True))
+            values = run(*(old[s] if s in old else next(remaining) for s in part.inputs))
+            outputs, taps = _cut(values, [len(part.outputs)])
             return [*outputs, *(tapped.packed(taps) if tapped else []), jnp.zeros(())]
 
         arguments = (
@@ -248,12 +260,14 @@ class OneReplicaBuilder:
             [specs[slot] for slot in part.inputs if slot not in replaced],
         )
         program = self.stages.program(name, index, update, arguments, (0,))
-        return self._at_rest(program, index, part, replaced) if moves(self.stages.plan) else program
+        return (
+            self._offloaded(program, index, part, replaced) if moves(self.stages.plan) else program
+        )
 
-    def _at_rest(
+    def _offloaded(
         self, program: Program, index: int, part: UpdatePart, replaced: Sequence[Slot]
     ) -> Program:
-        """Returns a part of the update, with how its values lie between updates."""
+        """Returns a part of the update whose values lie as they do between updates."""
         others = [slot for slot in part.inputs if slot not in replaced]
         arguments = tuple(
             with_host_layouts(specs, [self.layouts.of(index, slot) for slot in slots])
@@ -265,42 +279,42 @@ class OneReplicaBuilder:
         results += [whole] * (1 + (tapped.number if tapped else 0))
         return replace(program, arguments=arguments, results=results)
 
-    def spec_of(self, slot: Slot) -> Any:
-        """Returns the spec of a value that goes into a part of the update."""
+    def spec_of(self, slot: Slot) -> Spec:
+        """Returns the spec of an input of the update."""
         if slot.role in ROLES[self.stages.plan.mode]:
             return self.stages.slot(slot)
         update = self.stages.update
         parts = [*update.partial.values(), *update.final.values()]
         parts += [update.shared] if update.shared is not None else []
-        found = (
+        variables = (
             var
             for part in parts
-            for place, var in zip(part.inputs, part.graph.invars, strict=True)
-            if place == slot
+            for own, var in zip(part.inputs, part.graph.invars, strict=True)
+            if own == slot
         )
-        return spec_of(next(found))
+        return spec_of(next(variables))
 
     def logs(self, index: int) -> Program:
-        """The logs that follow from the metrics' values."""
+        """The logs, computed from the values of the metrics."""
         metrics = list(self.stages.specs["metric"])
 
-        def logs(metrics: Any) -> Any:
-            return final_logs(self.stages.model, (metrics,))
+        def logs(metrics: Arrays) -> object:
+            return final_logs(self.stages.model, cast(State, (metrics,)))
 
         return self.stages.program("logs", index, logs, (metrics,), ())
 
 
 def replaced_by(update: SplitUpdate, part: UpdatePart) -> list[Slot]:
-    """Returns the inputs of a part of an update whose memory its results take over."""
+    """Returns the inputs of a part of an update whose memory its outputs take over."""
     others = [p for p in update.final.values() if p is not part]
     replaced = set(part.outputs) - {slot for other in others for slot in other.inputs}
     return [slot for slot in part.inputs if slot in replaced]
 
 
-def _cut(values: Sequence[Any], lengths: Sequence[int]) -> list[list[Any]]:
-    """Cuts a list into parts of these lengths, and a last one of what is left."""
-    parts, begin = [], 0
+def _cut(values: Sequence[T], lengths: Sequence[int]) -> list[list[T]]:
+    """Cuts a list into lists of these lengths, and a last one of the remaining values."""
+    pieces, begin = [], 0
     for length in lengths:
-        parts.append(list(values[begin : begin + length]))
+        pieces.append(list(values[begin : begin + length]))
         begin += length
-    return [*parts, list(values[begin:])]
+    return [*pieces, list(values[begin:])]

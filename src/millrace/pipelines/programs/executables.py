@@ -5,7 +5,7 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import keras
@@ -25,6 +25,7 @@ from millrace.export.exporting import Exports, why_not
 from millrace.options import CompilerOptions, Pipelining
 from millrace.pipelines.assignment.calls import LayerCall
 from millrace.pipelines.programs.builder import OneReplicaBuilder, StageBuilder
+from millrace.pipelines.programs.equation_stages import Marks
 from millrace.pipelines.programs.imported_stages import (
     ImportedBuilder,
     StageFacts,
@@ -32,11 +33,10 @@ from millrace.pipelines.programs.imported_stages import (
     is_exchangeable,
 )
 from millrace.pipelines.programs.layouts import DeviceLayouts
-from millrace.pipelines.programs.place import Marks
 from millrace.pipelines.programs.replica_builder import ReplicaLayouts, ReplicaStageBuilder
 from millrace.pipelines.programs.stages import trace_stages
 from millrace.plan import Mode, Plan
-from millrace.recomputation.segments import boundaries_found
+from millrace.recomputation.segments import collected_boundaries
 from millrace.records.compilation import KeyField, ProgramKey
 from millrace.steps.offload import with_moves
 from millrace.steps.program import Program
@@ -45,17 +45,26 @@ from millrace.steps.state import State
 logger = logging.getLogger("millrace")
 
 _LOADING = 4  # threads
-Missing = tuple[str, int, Callable[[], Program]]  # name, stage, what makes it
+# builder, name, stage, group, whether non-finite values are looked for
+ExecutableKey = tuple[StageBuilder, str, int, DeviceGroup, object]
+
+
+class ProgramMaker(NamedTuple):
+    """A program of a stage that may have to be made."""
+
+    name: str
+    stage: int
+    make: Callable[[], Program]
 
 
 class StageExecutables:
     """Finds, loads or compiles the executable of a stage's pass, for the devices of the stage.
 
-    What was exported elsewhere is loaded, with what the runner must know of the stages: then
+    Exported executables are loaded, with the facts about the stages that the runner needs: then
     nothing is traced.
 
-    It belongs to one compiled function of one model with one assignment of stages, so what it
-    must tell apart is the plan, the specs of the state and the device.
+    It belongs to one compiled function of one model with one assignment of stages, so only the
+    plan, the specs of the state and the device tell its executables apart.
     """
 
     def __init__(
@@ -75,27 +84,27 @@ class StageExecutables:
         self._pipelining = pipelining
         self._identity = identity  # of model and strategy, for the keys of programs
         self._exports = exports or Exports()
-        # Of the model as its steps are traced, and of its state.
+        # By plan: of the model before its step is traced, and of its state.
         self._descriptions: dict[Plan, tuple[Description, tuple[KeyField, ...]]] = {}
         self._builders: dict[Any, StageBuilder] = {}
         self._layers_of = _layers_of(marks)
-        self._has_said = False  # what the model's boundaries do not do
-        self._executables: dict[Any, Executable] = {}
+        self._has_warned = False  # about boundaries without effect
+        self._executables: dict[ExecutableKey, Executable] = {}
 
     def builder(self, plan: Plan, state: State, groups: Sequence[DeviceGroup]) -> StageBuilder:
-        """Returns what makes the programs of a plan. Traces one step if it is new."""
+        """Returns the builder of a plan's programs. Traces one step if the plan is new."""
         specs = jax.tree.map(lambda v: jax.ShapeDtypeStruct(v.shape, v.dtype), state)
         key = (plan, tuple((spec.shape, spec.dtype) for spec in jax.tree.leaves(specs)))
         if key not in self._builders:
-            found = self._known(plan, specs, groups) or self._trace(plan, specs, groups)
-            self._builders[key] = found
-            self._note_stages(found, plan, groups)
+            builder = self._imported(plan, specs, groups) or self._trace(plan, specs, groups)
+            self._builders[key] = builder
+            self._export_facts(builder, plan, groups)
         return self._builders[key]
 
-    def _known(
+    def _imported(
         self, plan: Plan, specs: State, groups: Sequence[DeviceGroup]
     ) -> StageBuilder | None:
-        """Returns a builder of what another process has exported; None if that is not there."""
+        """Returns a builder on stages that another process has exported; None without these."""
         if self._exports.loaded.is_empty or not _is_exported(plan, groups):
             return None
         facts = self._exports.loaded.stages(self._key(plan, "stages"))
@@ -108,24 +117,24 @@ class StageExecutables:
     def _trace(self, plan: Plan, specs: State, groups: Sequence[DeviceGroup]) -> StageBuilder:
         self._describe(plan)
         self._log.begin(f"{plan.mode.value} of {self._model.name!r}")
-        with tracing, boundaries_found() as found:
+        with tracing, collected_boundaries() as boundaries:
             builder = make_builder(self._model, plan, self._calls, self._marks, specs, groups)
-        if not self._has_said:
-            self._has_said = log_ignored_boundaries(plan, found, self._model.name)
+        if not self._has_warned:
+            self._has_warned = log_ignored_boundaries(plan, boundaries, self._model.name)
         return builder
 
-    def _note_stages(
+    def _export_facts(
         self, builder: StageBuilder, plan: Plan, groups: Sequence[DeviceGroup]
     ) -> None:
         if not _is_exported(plan, groups):
             return
-        made, trains = weakref.ref(builder), plan.mode is Mode.TRAIN
+        reference, trains = weakref.ref(builder), plan.mode is Mode.TRAIN
 
         def facts() -> StageFacts | None:
-            found = made()
-            if found is None or not is_exchangeable(found, plan):
+            builder = reference()
+            if builder is None or not is_exchangeable(builder, plan):
                 return None
-            return facts_of(found, trains)
+            return facts_of(builder, trains)
 
         self._exports.stages(self._key(plan, "stages"), plan, facts)
 
@@ -138,7 +147,7 @@ class StageExecutables:
         stage: int,
         make: Callable[[], Program],
     ) -> Executable:
-        """Returns the executable of that name, stage and group; `make` makes its program."""
+        """Returns the executable of a name, stage and group; `make` returns its program."""
         key = (builder, name, stage, group, looks_for_non_finite())
         if key not in self._executables:
             wanted = self._wanted(plan, group, name, stage)
@@ -147,7 +156,7 @@ class StageExecutables:
                 request = self._request(wanted, name, stage, make())
                 executable = compile_program(request, self._log)
             self._executables[key] = executable
-            self._note(builder, wanted, executable)
+            self._export(builder, wanted, executable)
         return self._executables[key]
 
     def prepare(
@@ -155,43 +164,46 @@ class StageExecutables:
         builder: StageBuilder,
         plan: Plan,
         groups: Sequence[DeviceGroup],
-        programs: Iterable[Missing],
+        programs: Iterable[ProgramMaker],
     ) -> None:
-        """Loads or compiles programs at the same time, which `find` then has.
+        """Loads or compiles programs in parallel, so that `find` has them.
 
-        What cannot be compiled is left to `find`, which tells the task that failed.
+        Programs that do not compile are left to `find`, whose error names the task.
 
         Raises:
-            RecompilationError: if one would be compiled again, and that is not to be.
+            RecompilationError: if one would be compiled again and recompilation is forbidden.
         """
-        missing: dict[Any, Missing] = {}
-        for name, stage, make in programs:
-            key = (builder, name, stage, groups[stage], looks_for_non_finite())
-            if key not in self._executables and groups[stage].local:
-                missing[key] = name, stage, make
+        missing: dict[ExecutableKey, ProgramMaker] = {}
+        for maker in programs:
+            group = groups[maker.stage]
+            key = (builder, maker.name, maker.stage, group, looks_for_non_finite())
+            if key not in self._executables and group.local:
+                missing[key] = maker
         wanted = {
-            key: self._wanted(plan, groups[stage], name, stage)
-            for key, (name, stage, _) in missing.items()
+            key: self._wanted(plan, groups[maker.stage], maker.name, maker.stage)
+            for key, maker in missing.items()
         }
-        found = dict(self._loaded(wanted))
-        rest = [key for key in missing if key not in found]
+        executables = dict(self._loaded(wanted))
+        uncompiled = [key for key in missing if key not in executables]
         requests = (
-            self._request(wanted[key], name, stage, make())
-            for key in rest
-            for name, stage, make in [missing[key]]
+            self._request(wanted[key], maker.name, maker.stage, maker.make())
+            for key in uncompiled
+            for maker in [missing[key]]
         )
         try:
-            found.update(zip(rest, compile_programs(requests, self._log), strict=True))
+            executables.update(zip(uncompiled, compile_programs(requests, self._log), strict=True))
         except RecompilationError:
             raise
         except Exception as error:
             logger.debug("compiling stages one by one: %s", error)
-        self._executables.update(found)
-        for key, executable in found.items():
-            self._note(builder, wanted[key], executable)
+        self._executables.update(executables)
+        for key, executable in executables.items():
+            self._export(builder, wanted[key], executable)
 
-    def _loaded(self, wanted: dict[Any, Wanted]) -> Iterator[tuple[Any, Executable]]:
-        """Yields what another process has exported, read at the same time."""
+    def _loaded(
+        self, wanted: dict[ExecutableKey, Wanted]
+    ) -> Iterator[tuple[ExecutableKey, Executable]]:
+        """Yields the executables that another process has exported, read in parallel."""
         if self._exports.loaded.is_empty:
             return
         with ThreadPoolExecutor(_LOADING, thread_name_prefix="millrace-load") as pool:
@@ -204,7 +216,7 @@ class StageExecutables:
             return None
         return self._exports.loaded.executable(wanted, self._log)
 
-    def _note(self, builder: StageBuilder, wanted: Wanted, executable: Executable) -> None:
+    def _export(self, builder: StageBuilder, wanted: Wanted, executable: Executable) -> None:
         taps = bool(jax.tree.leaves(builder.stages.split.taps))
         obstacle = "its layers tap values, for queues of this process" if taps else None
         self._exports.made(wanted, executable, obstacle=obstacle)
@@ -244,7 +256,7 @@ class StageExecutables:
             options={
                 "pipeline stages": marks.num_stages,
                 "stages of layer calls": stages,
-                # Its programs are those of any other; what is set is traced again all the same.
+                # All schedules have the same programs, but setting another one traces again.
                 "pipeline_schedule": getattr(schedule, "__name__", schedule),
             },
             description=description,
@@ -252,7 +264,7 @@ class StageExecutables:
         )
 
     def _describe(self, plan: Plan) -> tuple[Description, tuple[KeyField, ...]]:
-        """Describes the model, before its step is traced: that may change what it looks like."""
+        """Describes the model before its step is traced, which may change its description."""
         if plan not in self._descriptions:
             model, mode = self._model, plan.mode
             self._descriptions[plan] = describe_model(model, mode), describe_state(model, mode)
@@ -276,7 +288,7 @@ def _layers_of(marks: Marks) -> dict[int, tuple[str, ...]]:
 
 
 def _is_exported(plan: Plan, groups: Sequence[DeviceGroup]) -> bool:
-    """Whether stages of this kind are exported; those of replicas are cut anew."""
+    """Whether the stages are exported; those of several replicas are not."""
     return plan.replicas == 1 and not plan.tapped and all(group.is_local for group in groups)
 
 
@@ -288,11 +300,11 @@ def make_builder(
     state: State,
     groups: Sequence[DeviceGroup],
 ) -> StageBuilder:
-    """Traces one step of one replica, and returns what makes the programs of its stages.
+    """Traces one step of one replica, and returns the builder of its stages' programs.
 
     Args:
         model: a compiled Keras model.
-        plan: of the mode and batch of one replica; its group does not matter here.
+        plan: of the mode and batch of one replica; its group is not used.
         calls: the layer calls that the marks number.
         marks: the stage of each.
         state: specs of the state of one replica.

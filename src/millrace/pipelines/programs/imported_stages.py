@@ -1,13 +1,12 @@
 """The stages of a pipeline as another process has cut them, without a trace of the model.
 
-facts_of(builder)                what a runner asks of stages, and none of their graphs
-ImportedBuilder(facts, trace, ...)   a builder that answers from them, and traces where a program
-                                 must be made after all
+facts_of(builder)                    everything that a runner reads of stages, without their graphs
+ImportedBuilder(facts, trace, ...)   a builder on these facts, which traces the model only if a
+                                     program must be made after all
 """
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import jax
 import keras
@@ -21,6 +20,7 @@ from millrace.pipelines.programs.split import Slot, Split
 from millrace.pipelines.programs.split_update import SplitUpdate, UpdatePart
 from millrace.pipelines.programs.stages import Stages
 from millrace.plan import Mode, Plan
+from millrace.pytrees import Spec
 from millrace.steps.program import Program
 from millrace.steps.state import State
 
@@ -29,7 +29,7 @@ _NOTHING = Graph((), (), (), {})
 
 @dataclass(frozen=True, slots=True)
 class StageFacts:
-    """What is known of stages besides their equations."""
+    """Everything about stages except their equations."""
 
     split: Split
     passes: Mapping[int, Passes]  # by stage; of training
@@ -37,7 +37,7 @@ class StageFacts:
 
 
 def facts_of(builder: StageBuilder, trains: bool) -> StageFacts:
-    """Returns what is known of a builder's stages."""
+    """Returns the facts about a builder's stages."""
     stages = builder.stages.split.stages
     return StageFacts(
         split=replace(
@@ -75,7 +75,7 @@ def _bare_update(update: SplitUpdate) -> SplitUpdate:
 
 
 class ImportedBuilder:
-    """Makes the programs of stages that are known, if they are not there already."""
+    """Makes the programs of imported stages, where they have not been imported themselves."""
 
     replicated = None
 
@@ -88,11 +88,11 @@ class ImportedBuilder:
         state: State,
         groups: Sequence[DeviceGroup],
     ):
-        """Traces nothing.
+        """Prepares the programs, tracing nothing.
 
         Args:
-            facts: of the stages.
-            trace: returns their builder.
+            facts: about the stages.
+            trace: traces the model, and returns the builder of its stages.
             model: a compiled Keras model.
             plan: of the mode and batch.
             state: specs of the state.
@@ -115,35 +115,35 @@ class ImportedBuilder:
         return self._builder().forward(index)
 
     def backward(self, index: int) -> Program:
-        """The gradients of one micro-batch at a stage, added to those before it."""
+        """The gradients of one micro-batch at a stage, added to the accumulators."""
         return self._builder().backward(index)
 
     def backward_input(self, index: int) -> Program:
-        """What the stages before this one wait for."""
+        """The half of backward that computes cotangents, for which earlier stages wait."""
         return self._builder().backward_input(index)
 
     def backward_weight(self, index: int) -> Program:
-        """The rest of backward: the gradients, added to those before them."""
+        """The other half of backward: the gradients, added to the accumulators."""
         return self._builder().backward_weight(index)
 
     def zeros(self, index: int) -> Program:
-        """What a stage accumulates into."""
+        """The gradient accumulators of a stage, all zero."""
         return self._without_trace.zeros(index)
 
-    def part(self, name: str, index: int, part: UpdatePart) -> Program:
-        """A part of the update."""
+    def update_part(self, name: str, index: int, part: UpdatePart) -> Program:
+        """One stage's part of the update."""
         builder = self._builder()
         update = builder.stages.update
         parts = {"partial": update.partial, "final": update.final}
         whole = update.shared if name == "shared" else parts[name][index]
-        return builder.part(name, index, whole or part)
+        return builder.update_part(name, index, whole or part)
 
-    def spec_of(self, slot: Slot) -> Any:
-        """Returns the spec of a value that goes into a part of the update."""
+    def spec_of(self, slot: Slot) -> Spec:
+        """Returns the spec of an input of the update."""
         return self._builder().spec_of(slot)
 
     def logs(self, index: int) -> Program:
-        """The logs that follow from the metrics' values."""
+        """The logs, computed from the values of the metrics."""
         return self._without_trace.logs(index)
 
     def _builder(self) -> StageBuilder:
@@ -153,7 +153,7 @@ class ImportedBuilder:
 
 
 def is_exchangeable(builder: StageBuilder, plan: Plan) -> bool:
-    """Whether what is known of stages is of use to others: none of their values is tapped."""
+    """Whether other processes can use the facts about these stages: they must tap no values."""
     tapped = bool(jax.tree.leaves(builder.stages.split.taps))
     if plan.mode is Mode.TRAIN:
         tapped = tapped or bool(jax.tree.leaves(builder.stages.update.taps))

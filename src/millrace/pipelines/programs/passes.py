@@ -5,8 +5,8 @@
     backward_input   weights, held, cotangents          -> cotangents, kept
     backward_weight  weights, held, cotangents, kept    -> gradients
 
-`held` is what backward needs of its forward: arrays that went in or came out of it anyway, and the
-residuals, which only backward reads. Weights are never among them; backward is given the weights
+`held` are the arrays of a forward that its backward needs: inputs and outputs of the forward, and
+the residuals, which only backward reads. Weights are never among them; backward takes the weights
 themselves, which do not change before the update.
 
 The halves are a partition of backward: the equations that its cotangents need, and all others. So
@@ -14,12 +14,13 @@ no product is computed twice, and both together take the FLOPs of backward (the 
 zero bubble, Qi et al. 2023, arXiv 2401.10241).
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.extend.core import Literal
 
 from millrace._compat.jaxpr import (
     Graph,
@@ -34,13 +35,15 @@ from millrace._compat.jaxpr import (
     variables,
     with_effects,
 )
-from millrace.pipelines.programs.split import Split, Stage
+from millrace.pipelines.programs.split import Arrays, Split, Stage
 from millrace.plan import Recompute
+from millrace.pytrees import Spec
 from millrace.recomputation.costs import chain_of
 from millrace.recomputation.recompute import as_recomputing_function, boundary_items
+from millrace.recomputation.scans import Run
 from millrace.recomputation.segments import cut, levels_by_boundaries, without_boundaries
 
-# Choice k of a pipeline lets each stage take at most so much, to the power of k.
+# Under choice k of a pipeline, the peak of each stage is at most this share to the power of k.
 STAGE_SHARE = 0.75
 
 
@@ -49,14 +52,14 @@ class Passes:
     """All passes of one stage in training. Inputs and outputs of a graph are in order."""
 
     forward: Graph  # inputs of the stage -> sent, new state, results, residuals
-    held: tuple[tuple[str, int], ...]  # ("batch" | "carried" | "sent" | "residual", place there)
+    held: tuple[tuple[str, int], ...]  # ("batch" | "carried" | "sent" | "residual", index there)
     cotangents: tuple[tuple[int, int], ...]  # (number of a value, consumer that it comes from)
-    returns: tuple[int, ...]  # numbers of the values whose cotangents the stage gives
+    returns: tuple[int, ...]  # numbers of the values whose cotangents the stage returns
     backward: Graph
     backward_input: Graph
     backward_weight: Graph
-    weight_held: tuple[int, ...]  # places in `held` that backward_weight takes
-    weight_cotangents: tuple[int, ...]  # places in `cotangents` that it takes
+    weight_held: tuple[int, ...]  # indices into `held` of what backward_weight takes
+    weight_cotangents: tuple[int, ...]  # indices into `cotangents` of what it takes
 
 
 def make_passes(
@@ -67,8 +70,8 @@ def make_passes(
     Args:
         stage: of a step.
         split: the step.
-        recompute: what backward runs again of the forward of this stage.
-        platform: that the passes will be compiled for.
+        recompute: the segments of the forward that backward runs again; None: no segment.
+        platform: for which the passes will be compiled.
     """
     learning = tuple(n for n in stage.carried if split.values[n].differentiable)
     answered = tuple(n for n in stage.sent if split.values[n].differentiable)
@@ -83,22 +86,22 @@ def make_passes(
     outvars, residuals = forward.outvars[:num_results], forward.outvars[num_results:]
     whole, num_returned = _trace_backward(stage, split, pullback, answered, cotangents)
     received = whole.invars[len(residuals) :]
-    # The residuals get the names they have in forward: this tells which are weights or inputs,
-    # and which are one array.
+    # The residuals get their names in forward: so weights, inputs, and several residuals that are
+    # one array can be told.
     names = dict(zip(whole.invars, residuals, strict=False))
     whole = pruned(inlined(renamed(whole, names, forward.constants)))
     weights = forward.invars[: len(stage.trainable)]
     whole = _again_from_weights(whole, forward, weights)
-    places = _places(stage, forward.invars, outvars)
+    sources = _sources(stage, forward.invars, outvars)
     held: dict[Var, tuple[str, int]] = {}
     for var in whole.invars:
         if var not in weights and var not in received:
-            made = sum(source == "residual" for source, _ in held.values())
-            held[var] = places.get(var, ("residual", made))
+            residual = sum(source == "residual" for source, _ in held.values())
+            held[var] = sources.get(var, ("residual", residual))
     first = used(whole, whole.outvars[:num_returned])
-    made_first = [var for equation in first.equations for var in equation.outvars]
-    second = used(whole, whole.outvars[num_returned:], made_first)
-    kept = tuple(var for var in second.invars if var in set(made_first))
+    computed = [var for equation in first.equations for var in equation.outvars]
+    second = used(whole, whole.outvars[num_returned:], computed)
+    kept = tuple(var for var in second.invars if var in set(computed))
     weight_held = tuple(k for k, var in enumerate(held) if var in second.invars)
     weight_cotangents = tuple(k for k, var in enumerate(received) if var in second.invars)
     only = [var for var, (source, _) in held.items() if source == "residual"]
@@ -132,111 +135,122 @@ def _forward(
     answered: Sequence[int],
     recompute: Recompute | None,
     platform: str,
-) -> Callable[..., list[Any]]:
-    """Returns the function of a stage's graph, with what its backward is to run again."""
+) -> Run:
+    """Returns the function of a stage's graph, with the recomputation of its backward."""
     if recompute is None:
         return as_function(without_boundaries(stage.graph))
     graph, num_weights = stage.graph, len(stage.trainable)
     if recompute.whole_stages:  # a boundary within would be one more value to keep
         graph = without_boundaries(graph)
-    places, targets = _places_of(stage, learning), _targets(stage, answered)
+    carried, targets = _carried_inputs(stage, learning), _targets(stage, answered)
     if recompute.choice is not None:
-        chain = chain_of(graph, num_weights, targets, places)
+        chain = chain_of(graph, num_weights, targets, carried)
         choice = chain.choices[chain.below(STAGE_SHARE**recompute.choice)]
         segments, items = chain.segments, choice.items
     else:
         weights = graph.invars[:num_weights]
-        learned = [*weights, *(graph.invars[place] for place in places)]
+        learned = [*weights, *(graph.invars[index] for index in carried)]
         is_whole = recompute.whole_stages
         levels = [0] * len(graph.equations) if is_whole else levels_by_boundaries(graph, weights)
-        segments = cut(graph, learned, [graph.outvars[place] for place in targets], levels)
+        segments = cut(graph, learned, [graph.outvars[index] for index in targets], levels)
         # Backward of the last stage follows its forward at once.
         items = boundary_items(segments, keeps_last=stage.has_loss)
     return as_recomputing_function(segments, items, platform, in_one_program=False)
 
 
-def _places_of(stage: Stage, learning: Sequence[int]) -> list[int]:
-    """Returns the places of carried values among a stage's inputs."""
+def _carried_inputs(stage: Stage, learning: Sequence[int]) -> list[int]:
+    """Returns the indices of carried values among a stage's inputs."""
     first_carried = len(stage.graph.invars) - len(stage.carried)
     return [first_carried + stage.carried.index(number) for number in learning]
 
 
 def _targets(stage: Stage, answered: Sequence[int]) -> list[int]:
-    """Returns the places of what is differentiated among a stage's results."""
+    """Returns the indices of the differentiated values among a stage's results."""
     targets = [stage.sent.index(number) for number in answered]
     return [*targets, len(stage.sent)] if stage.has_loss else targets
 
 
+class _Pullback(NamedTuple):
+    """The function that turns cotangents of a stage into gradients, as JAX flattens it."""
+
+    tree: jax.tree_util.PyTreeDef
+    leaves: list[Spec]
+    loss: list[Spec]  # of the stage, if it has one
+
+
 def _trace_forward(
     stage: Stage,
-    run: Callable[..., list[Any]],
+    run: Run,
     learning: Sequence[int],
     answered: Sequence[int],
-) -> tuple[Graph, int, Any]:
-    """Returns forward with the leaves of its pullback as last results, and that one's tree."""
-    num_weights = len(stage.trainable)
-    places, targets = _places_of(stage, learning), _targets(stage, answered)
-    tree: Any = None
+) -> tuple[Graph, int, _Pullback]:
+    """Returns forward, whose last results are the leaves of its pullback, with that pullback.
 
-    def forward(*arguments: Any) -> Any:
-        def differentiable(weights: Any, carried: Any) -> Any:
+    The number is that of the results before these leaves.
+    """
+    num_weights = len(stage.trainable)
+    indices, targets = _carried_inputs(stage, learning), _targets(stage, answered)
+    tree: jax.tree_util.PyTreeDef | None = None
+
+    def forward(*arguments: jax.Array) -> tuple[Arrays, Arrays]:
+        def differentiable(weights: Arrays, carried: Arrays) -> tuple[Arrays, Arrays]:
             values = [*weights, *arguments[num_weights:]]
-            for place, value in zip(places, carried, strict=True):
-                values[place] = value
+            for index, value in zip(indices, carried, strict=True):
+                values[index] = value
             results = run(*values)
             return [results[k] for k in targets], results
 
         nonlocal tree
         weights = list(arguments[:num_weights])
-        carried = [arguments[place] for place in places]
+        carried = [arguments[index] for index in indices]
         _, pullback, results = jax.vjp(differentiable, weights, carried, has_aux=True)
         leaves, tree = jax.tree.flatten(pullback)
         return results, leaves
 
     graph, (results, leaves) = trace(forward, *map(spec_of, stage.graph.invars))
     loss = [results[len(stage.sent)]] if stage.has_loss else []
-    return graph, len(results), (tree, leaves, loss)
+    assert tree is not None  # noqa: S101 - the trace has set it
+    return graph, len(results), _Pullback(tree, leaves, loss)
 
 
 def _trace_backward(
     stage: Stage,
     split: Split,
-    pullback: Any,
+    pullback: _Pullback,
     answered: Sequence[int],
     cotangents: Sequence[tuple[int, int]],
 ) -> tuple[Graph, int]:
     """Returns backward as a graph of the pullback's leaves and the cotangents."""
-    tree, leaves, loss = pullback
 
-    def backward(leaves: Any, received: Any) -> Any:
-        sums: dict[int, Any] = {}
+    def backward(leaves: Arrays, received: Arrays) -> tuple[Arrays, Arrays]:
+        sums: dict[int, jax.Array] = {}
         for (number, _), cotangent in zip(cotangents, received, strict=True):
             sums[number] = sums[number] + cotangent if number in sums else cotangent
         targets = [sums[number] for number in answered]
-        targets += [jnp.ones(spec.shape, spec.dtype) for spec in loss]
-        gradients, returned = jax.tree.unflatten(tree, leaves)(targets)
+        targets += [jnp.ones(spec.shape, spec.dtype) for spec in pullback.loss]
+        gradients, returned = jax.tree.unflatten(pullback.tree, leaves)(targets)
         return returned, gradients
 
     received = [
         jax.ShapeDtypeStruct(split.values[number].shape, split.values[number].dtype)
         for number, _ in cotangents
     ]
-    graph, (returned, _) = trace(backward, leaves, received)
+    graph, (returned, _) = trace(backward, pullback.leaves, received)
     return graph, len(returned)
 
 
 def _again_from_weights(whole: Graph, forward: Graph, weights: Sequence[Var]) -> Graph:
-    """Lets backward compute what follows from weights alone, such as their cast to bfloat16.
+    """Moves values that follow from weights alone, such as their cast to bfloat16, into backward.
 
-    As residuals these would be a copy of the weights for each micro-batch in flight.
+    As residuals they would be a copy of the weights for each micro-batch in flight.
     """
     follows = {*weights, *forward.constants}
-    made: set[Var] = set()
+    computed: set[Var] = set()
     for equation in forward.equations:
         if follows.issuperset(variables(equation.invars)):
             follows.update(equation.outvars)
-            made.update(equation.outvars)
-    cheap = [var for var in whole.invars if var in made]
+            computed.update(equation.outvars)
+    cheap = [var for var in whole.invars if var in computed]
     if not cheap:
         return whole
     prelude = used(forward, cheap)
@@ -245,30 +259,30 @@ def _again_from_weights(whole: Graph, forward: Graph, weights: Sequence[Var]) ->
     return Graph(tuple(invars), whole.outvars, prelude.equations + whole.equations, constants)
 
 
-def _places(
-    stage: Stage, invars: Sequence[Var], outvars: Sequence[Any]
+def _sources(
+    stage: Stage, invars: Sequence[Var], outvars: Sequence[Var | Literal]
 ) -> dict[Var, tuple[str, int]]:
-    """Returns where the runtime finds an array that went into forward or came out of it.
+    """Returns the name and index under which the runtime finds inputs and outputs of forward.
 
-    Not the state: forward gives its memory to the new state.
+    The state is not among them: forward gives its memory to the new state.
     """
-    places: dict[Var, tuple[str, int]] = {}
+    sources: dict[Var, tuple[str, int]] = {}
     first_carried = len(invars) - len(stage.carried)
     first_batch = first_carried - len(stage.batch)
     for k, var in enumerate(outvars[: len(stage.sent)]):
-        places[var] = ("sent", k)
+        sources[var] = ("sent", k)
     for k, var in enumerate(invars[first_batch:first_carried]):
-        places[var] = ("batch", k)
+        sources[var] = ("batch", k)
     for k, var in enumerate(invars[first_carried:]):
-        places[var] = ("carried", k)
-    return places
+        sources[var] = ("carried", k)
+    return sources
 
 
 def _with(graph: Graph, invars: Sequence[Var]) -> Graph:
-    """Returns `graph` with more inputs, which it does not use."""
+    """Returns `graph` with these inputs, some of which it does not use."""
     return Graph(tuple(invars), graph.outvars, graph.equations, graph.constants)
 
 
-def _giving(graph: Graph, outvars: Sequence[Any]) -> Graph:
-    """Returns `graph` with more outputs, which it computes anyway."""
+def _giving(graph: Graph, outvars: Sequence[Var | Literal]) -> Graph:
+    """Returns `graph` with these outputs, which it computes anyway."""
     return Graph(graph.invars, tuple(outvars), graph.equations, graph.constants)

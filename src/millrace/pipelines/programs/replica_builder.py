@@ -1,17 +1,17 @@
-"""Stages -> programs, for several replicas: those of `builder.py`, under a mesh of replicas.
+"""The programs of a pipeline's stages for several replicas: those of `builder.py` under a mesh.
 
-    forward, backward, ...   as there, on every replica, with a last argument `steps`: the first
-                             replica that has a batch, and how many have
-    reduce_replicas                   sums, changing, steps -> gradients, changing, whole values
+    forward, backward, ...   on every replica, with a last argument `steps`: the first replica that
+                             has a batch, and the number of replicas that have one
+    reduce_replicas          sums, changing, steps -> gradients, changing, whole values
                              once per update, and at the end of evaluation
 
-What replicas have in common (weights, gradients added up, counters) is whole on each device of
-the stage's group; what differs has an axis in front: `[replicas, ...]`.
+Values that the replicas share (weights, gradients added up, counters) are whole on each device of
+the stage's group; values that differ have an axis in front: `[replicas, ...]`.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -21,12 +21,13 @@ from jax.sharding import PartitionSpec
 from millrace.devices import PARTS, REPLICA, WHOLE
 from millrace.pipelines.programs.builder import OneReplicaBuilder, ReplicatedBuilder, replaced_by
 from millrace.pipelines.programs.replica_passes import forward_on_replicas, pass_on_replicas
-from millrace.pipelines.programs.split import Slot, Stage
+from millrace.pipelines.programs.split import Arrays, Slot, Stage
 from millrace.pipelines.programs.split_update import UpdatePart
 from millrace.pipelines.programs.stage_taps import across_rounds, bundle_of_update
 from millrace.pipelines.programs.stage_update import contributions
 from millrace.pipelines.programs.stages import Stages, state_groups
 from millrace.plan import Mode, Plan
+from millrace.pytrees import Layout, Spec, SpecTree
 from millrace.replicas import state_rules
 from millrace.replicas.logs import ReplicaLogs, across_replicas, side_by_side
 from millrace.replicas.reduce import GradientReduction
@@ -42,18 +43,25 @@ from millrace.replicas.state_rules import MergeRule, Rule
 from millrace.steps.program import Program
 from millrace.steps.state import Values
 
-ROUNDS = PartitionSpec(None, REPLICA)  # of what is tapped, `[1, replicas, ...]`
+ROUNDS = PartitionSpec(None, REPLICA)  # of tapped values, `[1, replicas, ...]`
+# Of the arguments or results of a program: PartitionSpecs in a structure.
+PartitionTree: TypeAlias = "PartitionSpec | Sequence[PartitionTree]"
 
 
 class ReplicaLayouts:
-    """The layouts of stages of several replicas, on the mesh of each stage."""
+    """The layouts of stages of several replicas, on the mesh of each stage's devices."""
 
     def __init__(self, stages: Stages, plans: Sequence[Plan]):
-        """Takes the stages, and the plan of each with its group of devices."""
+        """Describes several replicas.
+
+        Args:
+            stages: whose values are laid out.
+            plans: of each stage, with its group of devices.
+        """
         self._stages, self.plans = stages, plans
 
-    def of(self, index: int, slot: Slot) -> jax.sharding.Sharding:
-        """Returns how a value lies on the group of a stage between updates."""
+    def of(self, index: int, slot: Slot) -> Layout:
+        """Returns the layout of a value on the group of a stage between updates."""
         plan, stages = self.plans[index], self._stages
         if slot.role == "gradient":
             _, weight = contributions(stages.split)[slot.index]
@@ -63,27 +71,27 @@ class ReplicaLayouts:
             return layout_of(plan, slot.role, stages.slot(slot))
         return plan.group.whole
 
-    def accumulated(self, stage: Stage) -> list[Any]:
-        """Returns the specs of what a stage accumulates into."""
+    def accumulated(self, stage: Stage) -> list[Spec]:
+        """Returns the specs of a stage's gradient accumulators."""
         return self.reduction(stage.index).sums
 
-    def host_layouts(self, index: int) -> list[Any]:
-        """Returns the host layouts of what a stage accumulates into; None: not offloaded."""
+    def host_layouts(self, index: int) -> list[Layout | None]:
+        """Returns the host layouts of a stage's gradient accumulators; None: not offloaded."""
         return self.reduction(index).host_layouts
 
     def reduction(self, index: int) -> GradientReduction:
-        """Returns what adds up a stage's gradients over replicas."""
+        """Returns the reduction of a stage's gradients over replicas."""
         plan, trainable = self.plans[index], self._stages.split.stages[index].trainable
         accumulates = plan.mode is Mode.TRAIN
-        variables = [self._stages.trainable[place] for place in trainable if accumulates]
+        variables = [self._stages.trainable[weight] for weight in trainable if accumulates]
         return GradientReduction(variables, plan)
 
     def tap_spec(self, index: int) -> PartitionSpec:
-        """Returns how what a stage taps lies: each process has all that its stages tap."""
+        """Returns the partition of a stage's tapped values; each process has all of its stages'."""
         return ROUNDS if self.plans[index].group.is_local else WHOLE
 
-    def of_taps(self, index: int) -> jax.sharding.Sharding:
-        """Returns how what a stage taps lies."""
+    def of_taps(self, index: int) -> Layout:
+        """Returns the layout of the values that a stage taps."""
         return jax.sharding.NamedSharding(self.plans[index].group.mesh, self.tap_spec(index))
 
 
@@ -91,10 +99,10 @@ class ReplicaStageBuilder:
     """Makes the programs of several replicas, around those of one."""
 
     def __init__(self, stages: Stages, layouts: ReplicaLayouts):
-        """Makes none yet.
+        """Prepares the programs of all replicas, tracing nothing.
 
         Args:
-            stages: of one replica, whose step gives no logs of single steps.
+            stages: of one replica, whose step returns no logs of single steps.
             layouts: of the values of all replicas.
         """
         self.stages, self.layouts = stages, layouts
@@ -105,11 +113,11 @@ class ReplicaStageBuilder:
 
     @property
     def replicated(self) -> ReplicatedBuilder:
-        """This has what several replicas have besides."""
+        """This builder, which makes the further programs of several replicas."""
         return self
 
     def rules(self, index: int) -> list[Rule | None]:
-        """Returns how each value that a stage's forward changes goes on; None for metrics."""
+        """Returns the rule of each value that a stage's forward changes; None for metrics."""
         if index not in self._rules:
             stage = self.stages.split.stages[index]
             inputs = dict(
@@ -126,7 +134,7 @@ class ReplicaStageBuilder:
         return self._rules[index]
 
     def is_whole(self, index: int) -> list[bool]:
-        """Returns which of the values that a stage's forward changes all replicas share."""
+        """Returns for each value that a stage's forward changes whether all replicas share it."""
         return [rule is not None and rule.merge is MergeRule.COUNTER for rule in self.rules(index)]
 
     def forward(self, index: int) -> Program:
@@ -135,17 +143,17 @@ class ReplicaStageBuilder:
         plan = self._plans[index]
         shared = [WHOLE if whole else PARTS for whole in self.is_whole(index)]
         number = len(self.stages.split.stages[index].results)
-        results: Any = self._result_layout
+        results: PartitionTree = self._result_layout
         if (tapped := self.stages.taps.forward(index)) is not None:
             results = [results] * number + [self.layouts.tap_spec(index)] * tapped.number
 
-        def show(made: Any, active: Any, steps: Any) -> Any:
-            shown = self._across(made[:number], active, steps)
+        def gather(own: Sequence[jax.Array], active: jax.Array, steps: jax.Array) -> Arrays:
+            gathered = self._across(own[:number], active, steps)
             if tapped is not None:
-                shown += across_rounds(made[number:], self.layouts.tap_spec(index) is WHOLE)
-            return shown
+                gathered += across_rounds(own[number:], self.layouts.tap_spec(index) is WHOLE)
+            return gathered
 
-        forward = forward_on_replicas(program.function, rules, self.is_whole(index), show)
+        forward = forward_on_replicas(program.function, rules, self.is_whole(index), gather)
         weights, fixed, changing, batch, carried = program.arguments
         stage = self.stages.split.stages[index]
         arguments = (
@@ -165,50 +173,52 @@ class ReplicaStageBuilder:
         )  # fmt: skip
 
     def backward(self, index: int) -> Program:
-        """The gradients of one micro-batch of each replica, added to those before it."""
+        """The gradients of one micro-batch of each replica, added to the accumulators."""
         return self._pass(index, self._one.backward(index), sums=3, result=1)
 
     def backward_input(self, index: int) -> Program:
-        """What the stages before this one wait for."""
+        """The half of backward that computes cotangents, for which earlier stages wait."""
         return self._pass(index, self._one.backward_input(index))
 
     def backward_weight(self, index: int) -> Program:
-        """The rest of backward: the gradients, added to those before them."""
+        """The other half of backward: the gradients, added to the accumulators."""
         result = None if self.stages.taps.backward(index) is None else 0
         return self._pass(index, self._one.backward_weight(index), sums=4, result=result)
 
     def zeros(self, index: int) -> Program:
-        """What the replicas of a stage accumulate into."""
+        """The gradient accumulators of a stage's replicas, all zero."""
         reduction = self.layouts.reduction(index)
         shardings = [spec.sharding for spec in reduction.sums]
         program = self.stages.program("zeros", index, reduction.zeros, (), ())
         return replace(program, results=shardings)
 
     def reduce_replicas(self, index: int) -> Program:
-        """Adds up over replicas what an update left: gradients, moving statistics, metrics."""
+        """Adds up the results of an update over replicas: gradients, moving statistics, metrics."""
         plan, rules = self._plans[index], self.rules(index)
         reduction = self.layouts.reduction(index)
-        parts = [k for k, whole in enumerate(self.is_whole(index)) if not whole]
+        split = [k for k, whole in enumerate(self.is_whole(index)) if not whole]
 
-        def reduce_replicas(sums: Any, changing: Any, steps: Any) -> Any:
+        def reduce_replicas(
+            sums: Arrays, changing: Arrays, steps: jax.Array
+        ) -> tuple[Arrays, Arrays, Arrays]:
             own = own_part(changing)
-            known = [rules[place] for place in parts]
-            metrics = [v for v, rule in zip(own, known, strict=True) if rule is None]
-            others = [v for v, rule in zip(own, known, strict=True) if rule is not None]
-            followed = [rule for rule in known if rule is not None]
+            own_rules = [rules[k] for k in split]
+            metrics = [v for v, rule in zip(own, own_rules, strict=True) if rule is None]
+            others = [v for v, rule in zip(own, own_rules, strict=True) if rule is not None]
+            followed = [rule for rule in own_rules if rule is not None]
             me, active = lax.axis_index(REPLICA), jnp.minimum(steps[1], plan.replicas)
             had, last = me < active, me == (steps[1] - 1) % plan.replicas
             shares = state_rules.shares(followed, others, had, last)
             gradients, sums = reduction.add_up(own_part(sums), [*metrics, *shares])
             agreed = iter(state_rules.merged(followed, others, sums[len(metrics) :], active))
             totals = iter(sums)
-            whole = [next(totals if rule is None else agreed) for rule in known]
-            # Each replica's metrics stay its own; all else is the same from here on.
-            mine = [v if r is None else w for v, w, r in zip(own, whole, known, strict=True)]
+            whole = [next(totals if rule is None else agreed) for rule in own_rules]
+            # Each replica keeps its own metrics; all other values are the same from here on.
+            mine = [v if r is None else w for v, w, r in zip(own, whole, own_rules, strict=True)]
             return gradients, with_axis(mine), whole
 
         slots = state_groups(self.stages.split.stages[index])[1]
-        changing = [split_spec(plan, self.stages.slot(slots[place])) for place in parts]
+        changing = [split_spec(plan, self.stages.slot(slots[k])) for k in split]
         program = self.stages.program("reduce_replicas", index, reduce_replicas, (), (1,))
         arguments = (reduction.sums, changing, _STEPS)
         specs = (reduction.specs, PARTS, WHOLE)
@@ -216,9 +226,9 @@ class ReplicaStageBuilder:
             index, program, reduce_replicas, arguments, (PARTS, PARTS, WHOLE), specs
         )
 
-    def part(self, name: str, index: int, part: UpdatePart) -> Program:
-        """A part of the update, on values that lie as they do between updates."""
-        program = self._one.part(name, index, part)
+    def update_part(self, name: str, index: int, part: UpdatePart) -> Program:
+        """One stage's part of the update, on values that lie as they do between updates."""
+        program = self._one.update_part(name, index, part)
         replaced = replaced_by(self.stages.update, part)
         others = [slot for slot in part.inputs if slot not in replaced]
         arguments = tuple(
@@ -230,21 +240,21 @@ class ReplicaStageBuilder:
         results += [self._plans[index].group.whole] * (1 + (tapped.number if tapped else 0))
         return replace(program, arguments=arguments, results=results)
 
-    def spec_of(self, slot: Slot) -> Any:
-        """Returns the spec of a value that goes into a part of the update."""
+    def spec_of(self, slot: Slot) -> Spec:
+        """Returns the spec of an input of the update."""
         return self._one.spec_of(slot)
 
     def logs(self, index: int) -> Program:
-        """The logs that follow from the metric values of all replicas."""
+        """The logs, computed from the metric values of all replicas."""
         plan = self._plans[index]
         records = ReplicaLogs(self.stages.model, replace(plan, step_logs=False), None)
         repeats = plan.replicas if self._each_step else None
 
-        def logs(parts: Any) -> Any:
-            found = records.result((Values([*parts, *merged_metrics(parts)]),), None)
+        def logs(metrics: Arrays) -> object:
+            merged = records.result((Values([*metrics, *merged_metrics(metrics)]),), None)
             if repeats is None:
-                return found
-            return jax.tree.map(lambda v: jnp.broadcast_to(v, (repeats, *v.shape)), found)
+                return merged
+            return jax.tree.map(lambda v: jnp.broadcast_to(v, (repeats, *v.shape)), merged)
 
         arguments = ([split_spec(plan, spec) for spec in self.stages.specs["metric"]],)
         program = self.stages.program("logs", index, logs, arguments, ())
@@ -253,23 +263,25 @@ class ReplicaStageBuilder:
     def _pass(
         self, index: int, program: Program, sums: int | None = None, result: int | None = None
     ) -> Program:
-        """Runs a pass on every replica; `sums` is what only those with a batch add to.
+        """Returns the program of a pass on every replica.
 
         Args:
             index: of the stage.
-            program: that of one replica.
-            sums: place of the accumulated gradients among the arguments.
-            result: their place among the results, before what is tapped; None if they are all.
+            program: of one replica.
+            sums: index of the accumulated gradients among the arguments, to which only replicas
+                with a batch add; None: the pass accumulates nothing.
+            result: index of the accumulated gradients among the results, before the tapped values;
+                None: they are the only result.
         """
         plan, taps = self._plans[index], self.layouts.tap_spec(index)
-        weights, *rest = program.arguments
+        weights, *others = program.arguments
         scalars = 0 if sums is None else 1  # the coefficient, which all replicas share
 
         run = pass_on_replicas(program.function, sums, result, taps is WHOLE)
-        parts = rest[: len(rest) - scalars]
-        given = [
-            part if place + 1 == sums else [split_spec(plan, spec) for spec in part]
-            for place, part in enumerate(parts)
+        lists = others[: len(others) - scalars]
+        specs_of_all = [
+            specs if k + 1 == sums else [split_spec(plan, spec) for spec in specs]
+            for k, specs in enumerate(lists)
         ]
         arguments = (
             self._laid_out(
@@ -277,12 +289,12 @@ class ReplicaStageBuilder:
                 [Slot("trainable", i) for i in self.stages.split.stages[index].trainable],
                 weights,
             ),
-            *given,
-            *rest[len(parts) :],
+            *specs_of_all,
+            *others[len(lists) :],
             *((_STEPS,) if scalars else ()),
         )
-        specs = (WHOLE, *(PARTS for _ in parts), *(WHOLE,) * (2 * scalars))
-        results: Any = PARTS
+        specs = (WHOLE, *(PARTS for _ in lists), *(WHOLE,) * (2 * scalars))
+        results: PartitionTree = PARTS
         if result is not None and self.stages.taps.backward(index) is not None:
             results = (*(PARTS,) * (result + 1), taps)
         return self._under_mesh(index, program, run, arguments, specs, results)
@@ -291,10 +303,10 @@ class ReplicaStageBuilder:
         self,
         index: int,
         program: Program,
-        function: Any,
-        arguments: tuple[Any, ...],
-        in_specs: Any,
-        out_specs: Any,
+        function: Callable[..., object],
+        arguments: tuple[SpecTree, ...],
+        in_specs: PartitionTree,
+        out_specs: PartitionTree,
     ) -> Program:
         run = jax.shard_map(
             function,
@@ -305,8 +317,8 @@ class ReplicaStageBuilder:
         )
         return replace(program, function=run, arguments=arguments)
 
-    def _across(self, results: Sequence[Any], active: Any, steps: Any) -> list[Any]:
-        """Returns a stage's results for all replicas: outputs side by side, logs as one."""
+    def _across(self, results: Sequence[jax.Array], active: jax.Array, steps: jax.Array) -> Arrays:
+        """Combines a stage's results over all replicas: outputs side by side, logs merged."""
         plan = self._plans[0]
         if plan.mode is not Mode.PREDICT:
             repeats = plan.replicas if self._each_step else None
@@ -318,7 +330,7 @@ class ReplicaStageBuilder:
         is_local = all(plan.group.is_local for plan in self._plans)
         return PARTS if self._plans[0].mode is Mode.PREDICT and is_local else WHOLE
 
-    def _laid_out(self, index: int, slots: Sequence[Slot], specs: Sequence[Any]) -> list[Any]:
+    def _laid_out(self, index: int, slots: Sequence[Slot], specs: Sequence[Spec]) -> list[Spec]:
         return [
             jax.ShapeDtypeStruct(spec.shape, spec.dtype, sharding=self.layouts.of(index, slot))
             for slot, spec in zip(slots, specs, strict=True)

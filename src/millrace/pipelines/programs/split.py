@@ -2,49 +2,56 @@
 
 trainable, state, batch, carried  ->  [ stage ]  ->  sent, loss, new state, results, taps
 
-A stage is the part of the step's graph that is placed in it, so what passes between stages follows
-from the data flow: connections that skip stages, masks, several inputs and outputs need no rule.
+A stage has the equations of the step's graph that are assigned to it. The values passed between
+stages follow from the data flow: connections that skip stages, masks, several inputs and outputs
+need no rule.
 """
 
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
+import jax
 import jax.numpy as jnp
+import numpy as np
+from jax.extend.core import Literal
 
 from millrace._compat.jaxpr import Graph, Var, is_literal, used, variables, with_effects
 from millrace.errors import ModelError
-from millrace.pipelines.programs.place import Marks, place
+from millrace.pipelines.programs.equation_stages import Marks, stages_of_equations
+from millrace.pytrees import SpecTree
+from millrace.taps.taps import Tapped
+
+Arrays = list[jax.Array]  # in the order of a field of the records below
 
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """One value of a step's inputs or outputs: its role, and its place among those of the role."""
+    """One value of a step's inputs or outputs: its role, and its index within the role."""
 
     role: str  # in: "trainable", "non_trainable", "optimizer", "metric", "batch"
     index: int  # out: "loss", "non_trainable", "metric", "result", "tap"
 
 
 @dataclass(frozen=True, slots=True)
-class Value:
-    """A value that one stage makes and later ones take."""
+class StageValue:
+    """A value that one stage computes and later stages take."""
 
     producer: int  # stage
     consumers: tuple[int, ...]  # stages, ascending
     shape: tuple[int, ...]
-    dtype: Any
+    dtype: np.dtype
     differentiable: bool  # whether a cotangent comes back for it
 
     @property
     def nbytes(self) -> int:
-        """Bytes of one micro-batch's value."""
+        """Bytes of the value for one micro-batch."""
         return math.prod(self.shape) * self.dtype.itemsize
 
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """A part of the step with executables of its own."""
+    """The equations of one stage, with their inputs and outputs."""
 
     index: int
     graph: Graph  # inputs and outputs below, in this order
@@ -56,20 +63,21 @@ class Stage:
     has_loss: bool
     new_state: tuple[Slot, ...]
     results: tuple[int, ...]  # leaves of the step's result: logs or predictions
-    taps: tuple[int, ...]  # leaves of what the step carries out besides
+    taps: tuple[int, ...]  # leaves of the step's tapped values
 
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """A step as stages."""
+    """A step cut into stages."""
 
     stages: tuple[Stage, ...]
-    values: tuple[Value, ...]  # what passes between them, by number
+    values: tuple[StageValue, ...]  # passed between stages, by number
     owners: Mapping[Slot, int]  # the stage at which a value of the state lives
-    result: Any  # tree of the specs of the step's result
-    taps: Any  # tree of the specs of what it carries out besides
+    result: SpecTree  # of the step
+    taps: Tapped  # specs of the values that the step taps
 
 
+NO_TAPPED = Tapped()
 STATE = ("trainable", "non_trainable", "optimizer", "metric")
 
 
@@ -77,30 +85,32 @@ def split(
     graph: Graph,
     inputs: Sequence[Slot],
     outputs: Sequence[Slot],
-    result: Any,
+    result: SpecTree,
     marks: Marks,
     describe: Callable[[Slot], str],
-    taps: Any = None,
+    taps: Tapped = NO_TAPPED,
 ) -> Split:
     """Cuts a step into stages.
 
     Args:
         graph: the traced step.
-        inputs: what each of its inputs is.
-        outputs: what each of its outputs is.
-        result: tree of the specs of those outputs that are results.
-        marks: what the scopes in it stand for.
-        describe: names a value of the state, for messages.
-        taps: tree of the specs of those outputs that are taps.
+        inputs: the slot of each input.
+        outputs: the slot of each output.
+        result: specs of the outputs that are the step's result.
+        marks: the meaning of its scopes.
+        describe: returns a name for a value of the state, for messages.
+        taps: specs of the outputs that are tapped values.
 
     Raises:
         ModelError: if its stages cannot run as a pipeline.
     """
     slots = dict(zip(graph.invars, inputs, strict=True))
     graph = used(graph, graph.outvars, also=with_effects(graph))
-    placed = place(graph, [var for var in slots if slots[var].role in STATE], marks)
+    state = [var for var, slot in slots.items() if slot.role in STATE]
     results = dict(zip(outputs, graph.outvars, strict=True))
-    flow = _Flow(graph, slots, results, placed, marks.num_stages - 1)
+    flow = _StepFlow(
+        graph, slots, results, stages_of_equations(graph, state, marks), marks.num_stages - 1
+    )
     flow.check_state(describe)
     values = flow.values()
     numbers = {var: number for number, var in enumerate(values)}
@@ -109,35 +119,35 @@ def split(
     return Split(stages, tuple(values.values()), _owners(stages), result, taps)
 
 
-class _Flow:
-    """Who makes and who takes each variable of a placed graph."""
+class _StepFlow:
+    """The stages that compute and take each variable of a graph."""
 
     def __init__(
         self,
         graph: Graph,
         slots: dict[Var, Slot],
-        outputs: dict[Slot, Any],
-        placed: Sequence[int],
+        outputs: dict[Slot, Var | Literal],
+        stage_of_equations: Sequence[int],
         last: int,
     ):
         self._graph = graph
         self._slots = slots
         self._outputs = outputs
-        self._placed = placed
+        self._stages = stage_of_equations
         self._last = last
         self._made_in: dict[Var, int] = {}
         self._taken_in: dict[Var, set[int]] = {}
-        for equation, stage in zip(graph.equations, placed, strict=True):
+        for equation, stage in zip(graph.equations, stage_of_equations, strict=True):
             self._made_in.update(dict.fromkeys(equation.outvars, stage))
             for var in variables(equation.invars):
                 self._taken_in.setdefault(var, set()).add(stage)
         self._learns = self._follow_weights()
 
     def check_state(self, describe: Callable[[Slot], str]) -> None:
-        """Refuses state that one stage changes and another one reads.
+        """Refuses state that one stage changes and another stage reads.
 
-        Its value would depend on the order of tasks: with the forward of micro-batch 1 at stage 0
-        before or after that of micro-batch 0 at stage 2.
+        Its value would depend on the order of tasks: on whether the forward of micro-batch 1 at
+        stage 0 runs before or after that of micro-batch 0 at stage 2.
         """
         by_slot = {slot: var for var, slot in self._slots.items()}
         for slot, new in self._outputs.items():
@@ -153,20 +163,22 @@ class _Flow:
                     "each."
                 )
 
-    def values(self) -> dict[Var, Value]:
-        """Returns what passes between stages, in the order in which it is made."""
-        found: dict[Var, Value] = {}
-        for equation, stage in zip(self._graph.equations, self._placed, strict=True):
+    def values(self) -> dict[Var, StageValue]:
+        """Returns the values passed between stages, in the order in which they are computed."""
+        values: dict[Var, StageValue] = {}
+        for equation, stage in zip(self._graph.equations, self._stages, strict=True):
             for var in equation.outvars:
                 consumers = sorted(self._taken_in.get(var, set()) - {stage})
                 if consumers:
                     aval = var.aval
                     learns = var in self._learns
-                    found[var] = Value(stage, tuple(consumers), aval.shape, aval.dtype, learns)
-        return found
+                    values[var] = StageValue(
+                        stage, tuple(consumers), aval.shape, aval.dtype, learns
+                    )
+        return values
 
     def stage(self, index: int, numbers: dict[Var, int]) -> Stage:
-        """Returns the part of the graph that is placed in one stage."""
+        """Returns one stage."""
         sent = [var for var in numbers if self._made_in[var] == index]
         own = {
             slot: var for slot, var in self._outputs.items() if self._is_output_of(slot, var, index)
@@ -178,19 +190,19 @@ class _Flow:
         outvars = sent + [own[slot] for slot in (*loss, *new_state, *results, *taps)]
         effects = [
             equation
-            for equation, stage in zip(self._graph.equations, self._placed, strict=True)
+            for equation, stage in zip(self._graph.equations, self._stages, strict=True)
             if stage == index and equation.effects
         ]
         others = [var for var in numbers if self._made_in[var] != index]
-        part = used(self._graph, outvars, others, effects)
-        given = {self._slots[var]: var for var in part.invars if var in self._slots}
-        trainable, batch = _of(given, "trainable"), _of(given, "batch")
-        state = [slot for slot in given if slot.role not in ("trainable", "batch")]
-        carried = [var for var in part.invars if var in numbers]
-        invars = [given[slot] for slot in (*trainable, *state, *batch)] + carried
+        graph = used(self._graph, outvars, others, effects)
+        inputs = {self._slots[var]: var for var in graph.invars if var in self._slots}
+        trainable, batch = _of(inputs, "trainable"), _of(inputs, "batch")
+        state = [slot for slot in inputs if slot.role not in ("trainable", "batch")]
+        carried = [var for var in graph.invars if var in numbers]
+        invars = [inputs[slot] for slot in (*trainable, *state, *batch)] + carried
         return Stage(
             index=index,
-            graph=Graph(tuple(invars), tuple(outvars), part.equations, part.constants),
+            graph=Graph(tuple(invars), tuple(outvars), graph.equations, graph.constants),
             trainable=tuple(slot.index for slot in trainable),
             state=tuple(state),
             batch=tuple(slot.index for slot in batch),
@@ -202,9 +214,9 @@ class _Flow:
             taps=tuple(slot.index for slot in taps),
         )
 
-    def _is_output_of(self, slot: Slot, var: Any, index: int) -> bool:
+    def _is_output_of(self, slot: Slot, var: Var | Literal, index: int) -> bool:
         if is_literal(var) or var not in self._made_in:
-            # Nothing computes it: state that stays as it is, or an input that is a result.
+            # No equation computes it: unchanged state, or an input that is a result.
             return slot.role not in STATE and index == self._last
         return self._made_in[var] == index
 
@@ -221,12 +233,12 @@ def _of(slots: dict[Slot, Var], role: str) -> list[Slot]:
     return [slot for slot in slots if slot.role == role]
 
 
-def _is_floating(dtype: Any) -> bool:
+def _is_floating(dtype: np.dtype) -> bool:
     return jnp.issubdtype(dtype, jnp.inexact)
 
 
 def _owners(stages: Sequence[Stage]) -> dict[Slot, int]:
-    """Returns where each value lives: where it changes, else where it is first read."""
+    """Returns the stage of each value: the one that changes it, else the first that reads it."""
     owners: dict[Slot, int] = {}
     for stage in stages:
         for slot in (*(Slot("trainable", i) for i in stage.trainable), *stage.state):

@@ -1,8 +1,8 @@
 """One micro-batch of a model's loop, traced once and cut into stages."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, cast
 
 import jax
 import keras
@@ -12,15 +12,16 @@ from millrace._compat.keras_layers import layer_of
 from millrace._compat.keras_steps import compute_forward
 from millrace.options import NO_TAPS, TapRequest
 from millrace.pipelines.assignment.calls import LayerCall, marked_calls
-from millrace.pipelines.programs.place import MODEL_SCOPE, Marks
+from millrace.pipelines.programs.equation_stages import MODEL_SCOPE, Marks
 from millrace.pipelines.programs.split import Slot, Split, split
 from millrace.plan import ROLES, Mode
+from millrace.pytrees import ArrayTree, SpecTree
 from millrace.steps.state import State, as_lists, as_state, with_dtypes_of
 from millrace.steps.step import logs_follow_from_metrics
 from millrace.taps.taps import collecting
 from millrace.taps.tensors import activations_tapped
 
-CHANGING = ("non_trainable", "metric")  # with every micro-batch; the others with every update
+CHANGING = ("non_trainable", "metric")  # change with every micro-batch; the others once an update
 
 
 def split_step(
@@ -29,7 +30,7 @@ def split_step(
     calls: Sequence[LayerCall],
     marks: Marks,
     state: State,
-    batch: Any,
+    batch: SpecTree,
     each_step: bool,
     taps: TapRequest = NO_TAPS,
 ) -> Split:
@@ -37,14 +38,14 @@ def split_step(
 
     Args:
         model: a compiled Keras model.
-        mode: the loop whose step it is. When training, the step is the loss with everything that
-            changes on the way; gradients are made of its stages, and the update is separate.
-        calls: the layer calls that the marks number; none where `call` has the scopes.
+        mode: the loop whose step it is. In training the step returns the loss and the changed
+            state; its stages are differentiated one by one, and the update is separate.
+        calls: the layer calls that the marks number; none where the model's `call` has the scopes.
         marks: the stage of each.
         state: specs of the values of the mode's roles.
         batch: specs of one batch.
-        each_step: whether the logs of every step are a result, not of the last one only.
-        taps: what is wanted of the outputs of layers.
+        each_step: whether every step returns logs, not only the last.
+        taps: the requested statistics of layer outputs.
 
     Raises:
         ModelError: if the stages cannot be run as a pipeline.
@@ -54,7 +55,7 @@ def split_step(
         each_step or not logs_follow_from_metrics(model, mode)
     )
 
-    def step(state: State, batch: Any) -> Any:
+    def step(state: State, batch: ArrayTree) -> dict[str, Any]:
         loss, new, result = compute_forward(model, mode.value, as_lists(state), batch)
         new = with_dtypes_of(as_state(new), state)
         if mode is not Mode.PREDICT and not wants_logs:
@@ -62,9 +63,9 @@ def split_step(
         changed = {r: v for r, v in zip(roles, new, strict=True) if r in CHANGING}
         return {"loss": loss, "result": result, **changed}
 
-    def tapped_step(state: State, batch: Any) -> Any:
-        made, tapped = collecting(step)(state, batch)
-        return {**made, "tap": tapped}
+    def tapped_step(state: State, batch: ArrayTree) -> dict[str, Any]:
+        outputs, tapped = collecting(step)(state, batch)
+        return {**outputs, "tap": tapped}
 
     # Inside the marks: statistics belong to the stage of their layer.
     with (
@@ -92,10 +93,10 @@ def split_step(
 
 @contextmanager
 def _marked_model(model: keras.Model) -> Iterator[None]:
-    """Lets what the model computes be told from its loss and metrics, by a scope around it."""
-    stock = model.stateless_call
+    """Puts a scope around the model's operations, to tell them from its loss and metrics."""
+    stock = cast(Callable[..., object], model.stateless_call)
 
-    def stateless_call(*args: Any, **kwargs: Any) -> Any:
+    def stateless_call(*args: object, **kwargs: object) -> object:
         with jax.named_scope(MODEL_SCOPE):
             return stock(*args, **kwargs)
 

@@ -1,41 +1,43 @@
 """The update of all weights, cut so that each weight is updated where it lives.
 
-    partial, at each stage     gradients                     -> its part of a norm, say
-    shared, at the last stage  the parts                     -> the norm
+    partial, at each stage     gradients                     -> its contribution to a norm, say
+    shared, at the last stage  the contributions             -> the norm
     final, at each stage       gradients, weights, the norm  -> weights, optimizer state
 
 The first two exist only where an optimizer compares gradients of several stages: to clip by their
-global norm, or to look for infinities in all of them. What passes between stages are such scalars.
-The parts are cut out of one traced update of all weights, so every optimizer is its own.
+global norm, or to look for infinities in all of them. Only such scalars pass between stages.
+All parts are cut out of one traced update of all weights, so every optimizer works unchanged.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+
+from jax.extend.core import Literal
 
 from millrace._compat.jaxpr import Graph, Var, inlined, is_literal, pruned, used, variables
-from millrace.pipelines.programs.split import Slot
+from millrace.pipelines.programs.split import NO_TAPPED, Slot
+from millrace.taps.taps import Tapped
 
 
 @dataclass(frozen=True, slots=True)
 class UpdatePart:
-    """A part of the update that one stage runs."""
+    """The part of an update that one stage runs."""
 
     graph: Graph
     inputs: tuple[Slot, ...]  # "trainable", "optimizer", "gradient", "scale"; "partial", "shared"
     outputs: tuple[Slot, ...]  # "trainable", "optimizer"; "partial", "shared"
-    taps: tuple[int, ...] = ()  # leaves of what the update carries out, after the outputs
+    taps: tuple[int, ...] = ()  # leaves of the update's tapped values, after the outputs
 
 
 @dataclass(frozen=True, slots=True)
 class SplitUpdate:
-    """An update as parts."""
+    """An update cut into parts."""
 
-    partial: Mapping[int, UpdatePart]  # by stage; of those that have one
+    partial: Mapping[int, UpdatePart]  # by stage, where there is one
     shared: UpdatePart | None  # at the last stage
     final: Mapping[int, UpdatePart]  # by stage
     owners: Mapping[Slot, int]  # the stage at which a value of the optimizer lives
-    taps: Any = None  # tree of the specs of what the update carries out
+    taps: Tapped = NO_TAPPED  # specs of the values that the update taps
 
 
 def split_update(
@@ -49,9 +51,9 @@ def split_update(
 
     Args:
         graph: the traced update of all weights.
-        inputs: what each of its inputs is: "trainable", "optimizer", "gradient" or "scale".
-        outputs: what each of its outputs is: "trainable", "optimizer" or, after these, "tap".
-        homes: the stage of every weight and gradient, and of taps that are for one.
+        inputs: the slot of each input: "trainable", "optimizer", "gradient" or "scale".
+        outputs: the slot of each output: "trainable", "optimizer" or, after these, "tap".
+        homes: the stage of every weight and gradient, and of taps that belong to one stage.
         last: the last stage, at which the scalars of the optimizer live.
     """
     slots = dict(zip(graph.invars, inputs, strict=True))
@@ -63,7 +65,7 @@ def split_update(
         for var, slot in slots.items()
         if slot in homes or (slot in owners and var.aval.ndim)
     }
-    flow = _Flow(graph, stage_of)
+    flow = _UpdateFlow(graph, stage_of)
     names = {**slots}
     names.update((var, Slot("partial", k)) for k, var in enumerate(flow.partial))
     names.update((var, Slot("shared", k)) for k, var in enumerate(flow.shared))
@@ -88,11 +90,11 @@ def split_update(
 def _optimizer_owners(
     graph: Graph,
     slots: Mapping[Var, Slot],
-    results: Mapping[Slot, Any],
+    results: Mapping[Slot, Var | Literal],
     homes: Mapping[Slot, int],
     last: int,
 ) -> dict[Slot, int]:
-    """Returns where each value of the optimizer lives: with the weights that it is for."""
+    """Returns the stage of each value of the optimizer: that of the weights it belongs to."""
     owners: dict[Slot, int] = {}
     for stage in range(last + 1):
         outvars = [var for slot, var in results.items() if homes.get(slot) == stage]
@@ -103,45 +105,45 @@ def _optimizer_owners(
     for var, slot in slots.items():
         if slot.role == "optimizer" and slot not in owners:
             owners[slot] = last
-            if var.aval.ndim:  # a slot that its weight does not read: it lives with its gradient
+            if var.aval.ndim:  # its weight does not read it: it lives with its gradient
                 part = pruned(used(graph, [results[slot]]))
-                found = [homes[slots[v]] for v in part.invars if slots[v] in homes]
-                owners[slot] = min(found, default=last)
+                stages = [homes[slots[v]] for v in part.invars if slots[v] in homes]
+                owners[slot] = min(stages, default=last)
     return owners
 
 
 def _tap_homes(
     graph: Graph,
-    results: Mapping[Slot, Any],
+    results: Mapping[Slot, Var | Literal],
     stage_of: Mapping[Var, int],
     shared: Sequence[Var],
     last: int,
 ) -> dict[Slot, int]:
-    """Returns where each tap is computed: with the one stage that it is made of, else at the last.
+    """Returns the stage that computes each tap: the one whose values it takes, else the last.
 
-    What else it takes, such as a norm of all gradients, is shared with that stage anyway.
+    Its other inputs, such as a norm of all gradients, are shared with that stage anyway.
     """
-    found: dict[Slot, int] = {}
+    tap_homes: dict[Slot, int] = {}
     for slot, var in results.items():
         if slot.role == "tap":
             taken = pruned(used(graph, [var], shared), shared).invars
             stages = {stage_of[v] for v in taken if v in stage_of}
-            found[slot] = stages.pop() if len(stages) == 1 else last
-    return found
+            tap_homes[slot] = stages.pop() if len(stages) == 1 else last
+    return tap_homes
 
 
-class _Flow:
-    """Follows through the update which stages each value depends on.
+class _UpdateFlow:
+    """The stages that each value of an update depends on.
 
-    A value is large if it is a weight, a gradient or a slot, or has axes and is made of such.
-    `shared` are the scalars (and stacks of them) of several stages that large values depend on;
-    `partial` are what a stage gives towards these.
+    A value is large if it is a weight, a gradient or an optimizer slot, or has axes and is computed
+    from such values. `shared` are the scalars (and stacks of them) of several stages that large
+    values depend on; `partial` are the contributions of single stages to these.
     """
 
     def __init__(self, graph: Graph, stage_of: Mapping[Var, int]):
         self._depends = {var: frozenset({stage}) for var, stage in stage_of.items()}
         self._large = set(stage_of)
-        reduced: dict[Var, int] = {}  # small values made of large ones of one stage
+        reduced: dict[Var, int] = {}  # small values computed from large ones of one stage
         wanted: dict[Var, None] = {}
         for equation in graph.equations:
             inputs = list(variables(equation.invars))
@@ -170,8 +172,8 @@ class _Flow:
         slice_ = used(graph, self.shared, reduced)
         self.partial = {var: reduced[var] for var in slice_.invars if var in reduced}
         if any(self._needs(graph, var) for var in self.partial):
-            # A part of a stage takes what all of them made: two rounds. The final parts then
-            # compute it all themselves, from everyone's gradients.
+            # A contribution of one stage takes a shared value, which would need a second round.
+            # Instead, each final part computes everything from the gradients of all stages.
             self.shared, self.partial = [], {}
 
     def _of(self, var: Var) -> frozenset[int]:
@@ -182,8 +184,11 @@ class _Flow:
 
 
 def _part(
-    graph: Graph, outvars: Sequence[Any], names: Mapping[Var, Slot], known: Sequence[Var] = ()
+    graph: Graph,
+    outvars: Sequence[Var | Literal],
+    names: Mapping[Var, Slot],
+    inputs: Sequence[Var] = (),
 ) -> UpdatePart:
-    part = pruned(used(graph, outvars, known))
+    part = pruned(used(graph, outvars, inputs))
     outputs = tuple(names[var] for var in outvars if not is_literal(var) and var in names)
     return UpdatePart(part, tuple(names[var] for var in part.invars), outputs)

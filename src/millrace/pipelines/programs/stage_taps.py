@@ -1,18 +1,18 @@
-"""What the programs of a pipeline carry out, each from the stage at which it arises.
+"""The values that the programs of a pipeline tap, each carried out of the stage that computes it.
 
-    forward           statistics of activations, and what layers enqueue
-    backward          statistics of the gradients of one micro-batch, and what the optimizer's
-    (backward_weight) `tap_micro_gradients` enqueues of them
-    final             statistics of the gradients of an update, and what the optimizer enqueues
+    forward           statistics of activations, and values that layers enqueue
+    backward          statistics of the gradients of one micro-batch, and values enqueued by the
+    (backward_weight) optimizer's `tap_micro_gradients`
+    final             statistics of the gradients of an update, and values enqueued by the optimizer
 
 Forward and update are traced whole and cut, so a value with leaves of several stages leaves in
-several programs, and is put together again on the host (`pipelines/runtime/taps.py`). Gradients of
-a micro-batch never are in one trace: each stage shows its own.
+several programs, and the host puts it together again (`pipelines/runtime/taps.py`). The gradients
+of a micro-batch are never in one trace: each stage taps its own.
 """
 
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TypeVar, cast
 
 import jax
 import jax.numpy as jnp
@@ -21,26 +21,28 @@ from jax import lax
 
 from millrace.devices import REPLICA
 from millrace.options import TapRequest
-from millrace.pipelines.programs.split import Slot, Split
+from millrace.pipelines.programs.split import Arrays, Slot, Split
 from millrace.pipelines.programs.split_update import UpdatePart
 from millrace.plan import Mode, Plan
 from millrace.records.tensors import Tensor
 from millrace.steps.accumulate import Gradients
 from millrace.steps.halting import unless
+from millrace.steps.state import State
 from millrace.steps.tapped_step import tapping_optimizer
 from millrace.taps.statistics import reduction_of
 from millrace.taps.taps import Tapped, collecting, tap
 from millrace.taps.tensors import Rows, gradient_name, loss_scale, matches, tap_gradients
 
-HALTED = "halted"  # key of whether an update was not applied; nobody has a queue of this name
+T = TypeVar("T")  # a tree of arrays
+HALTED = "halted"  # key of the flag of an update that was not applied; no queue has this name
 
 
 @dataclass(frozen=True, slots=True)
 class LossScale:
-    """The key of what the optimizer had multiplied the loss of an update's micro-batches by.
+    """The key of an update's loss scale: the factor that the optimizer has put on the loss.
 
-    Backward does not know it, so gradients of micro-batches leave as they are, and their statistics
-    are divided by it afterwards, on the devices of their stage.
+    Backward does not know the factor, so gradients of micro-batches leave scaled, and their
+    statistics are divided by it afterwards, on the devices of their stage.
     """
 
     stage: int
@@ -48,83 +50,83 @@ class LossScale:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Bundle:
-    """What one program taps, as arrays `[1, ...]`: its statistics as one, then leaves."""
+    """The tapped values of one program, as arrays `[1, ...]`: one of statistics, then leaves."""
 
     stage: int
-    trace: int | None  # stage whose own trace has tapped it; None: a trace of all stages
+    trace: int | None  # the stage in whose own trace they were tapped; None: a trace of all stages
     rows: Rows | None
-    leaves: tuple[tuple[Hashable, int], ...]  # key of a value, and the leaf's place in it
-    trees: Mapping[Hashable, Any]  # structure of each value
-    _order: tuple[int, ...]  # places of statistics and leaves among the values that are packed
+    leaves: tuple[tuple[Hashable, int], ...]  # key of a value, and the index of the leaf in it
+    trees: Mapping[Hashable, jax.tree_util.PyTreeDef]  # structure of each value
+    _order: tuple[int, ...]  # indices of statistics and leaves among the values that are packed
 
     @property
     def number(self) -> int:
-        """How many arrays it has."""
+        """Number of arrays."""
         return len(self.leaves) + (self.rows is not None)
 
-    def packed(self, values: Sequence[Any]) -> list[Any]:
+    def packed(self, values: Sequence[jax.Array]) -> Arrays:
         """Returns the arrays of tapped values; runs in the program."""
-        found = [values[place] for place in self._order]
+        ordered = [values[index] for index in self._order]
         number = len(self.rows.tensors) if self.rows is not None else 0
-        rows = [jnp.stack(found[:number])] if number else []
-        return [value[None] for value in (*rows, *found[number:])]
+        rows = [jnp.stack(ordered[:number])] if number else []
+        return [value[None] for value in (*rows, *ordered[number:])]
 
 
 class StageTaps:
-    """What the programs of one plan carry out."""
+    """The tapped values of all programs of one plan."""
 
     def __init__(self, model: keras.Model, plan: Plan, split: Split):
         self._model, self._options, self._split = model, plan.taps, split
-        shows = bool(plan.taps.micro_gradients) or tapping_optimizer(model) is not None
-        self._shows_gradients = plan.mode is Mode.TRAIN and shows
+        taps_gradients = bool(plan.taps.micro_gradients) or tapping_optimizer(model) is not None
+        self._taps_gradients = plan.mode is Mode.TRAIN and taps_gradients
         self._of_backward: dict[int, Bundle | None] = {}
 
     @property
     def iterations(self) -> int:
-        """Which value of the optimizer counts updates."""
+        """Index of the value of the optimizer that counts updates."""
         optimizer = self._model.optimizer
         return next(k for k, v in enumerate(optimizer.variables) if v is optimizer.iterations)
 
     def forward(self, index: int) -> Bundle | None:
-        """What a stage's forward taps."""
+        """The values that a stage's forward taps."""
         return bundle_of(self._split.taps, self._split.stages[index].taps, index)
 
     def backward(self, index: int) -> Bundle | None:
-        """What the gradients of one micro-batch tap at a stage."""
+        """The values tapped of a stage's gradients of one micro-batch."""
         if index not in self._of_backward:
-            found = self._find_backward(index) if self._shows_gradients else None
-            self._of_backward[index] = found
+            bundle = self._find_backward(index) if self._taps_gradients else None
+            self._of_backward[index] = bundle
         return self._of_backward[index]
 
-    def of_gradients(self, index: int, gradients: Sequence[Any]) -> tuple[list[Any], ...]:
-        """Returns the arrays of `backward`, or nothing; runs in the program."""
+    def of_gradients(self, index: int, gradients: Arrays) -> tuple[Arrays, ...]:
+        """Returns the arrays of `backward(index)`, if it taps any; runs in the program."""
         bundle = self.backward(index)
         if bundle is None:
             return ()
-        _, tapped = collecting(self._show)(index, gradients)
+        _, tapped = collecting(self._tap_gradients)(index, gradients)
         return (bundle.packed(jax.tree.leaves(tapped)),)
 
     def _find_backward(self, index: int) -> Bundle | None:
-        trainable = self._model.trainable_variables  # which walks through all layers
-        weights = [trainable[place] for place in self._split.stages[index].trainable]
+        trainable = self._model.trainable_variables  # Keras walks through all layers for these
+        weights = [trainable[weight] for weight in self._split.stages[index].trainable]
         specs = [jax.ShapeDtypeStruct(v.shape, v.dtype) for v in weights]
-        _, tapped = jax.eval_shape(lambda g: collecting(self._show)(index, g), specs)
+        _, tapped = jax.eval_shape(lambda g: collecting(self._tap_gradients)(index, g), specs)
         return bundle_of(tapped, range(len(jax.tree.leaves(tapped))), index, index)
 
-    def _show(self, index: int, gradients: Sequence[Any]) -> None:
-        variables, places = self._model.trainable_variables, self._split.stages[index].trainable
-        whole: list[Any] = [None] * len(variables)
-        for place, gradient in zip(places, gradients, strict=True):
-            whole[place] = gradient
+    def _tap_gradients(self, index: int, gradients: Arrays) -> None:
+        variables, weights = self._model.trainable_variables, self._split.stages[index].trainable
+        whole: list[jax.Array | None] = [None] * len(variables)
+        for weight, gradient in zip(weights, gradients, strict=True):
+            whole[weight] = gradient
         reduce = reduction_of(replace(self._options, norms=False))
         tap_gradients(self._model, whole, self._options.micro_gradients, reduce=reduce)
         optimizer = tapping_optimizer(self._model)
-        if optimizer is not None and places:
-            optimizer.tap_micro_gradients(list(gradients), [variables[place] for place in places])
+        if optimizer is not None and weights:
+            optimizer.tap_micro_gradients(list(gradients), [variables[k] for k in weights])
 
 
-def bundle_of_update(tapped: Any, part: UpdatePart, stage: int) -> Bundle | None:
-    """What a stage's part of the update taps, of all that the update does."""
+def bundle_of_update(tapped: Tapped, part: UpdatePart, stage: int) -> Bundle | None:
+    """The values of an update that are tapped in one stage's part of it."""
     return bundle_of(tapped, part.taps, stage)
 
 
@@ -133,14 +135,14 @@ def tap_stage_update(
     split: Split,
     taps: TapRequest,
     gradients: Gradients,
-    optimizer: Sequence[Any],
+    optimizer: Sequence[jax.Array],
 ) -> None:
-    """Taps what is wanted of the gradients that are about to be applied.
+    """Taps the requested statistics of the gradients that are about to be applied.
 
     Args:
-        model: whose gradients they are.
+        model: of the gradients.
         split: its stages.
-        taps: what is wanted.
+        taps: the requested statistics.
         gradients: of all weights.
         optimizer: values of the optimizer before the update.
     """
@@ -148,7 +150,7 @@ def tap_stage_update(
     reduce = reduction_of(taps)
     last = len(split.stages) - 1
     homes = [split.owners.get(Slot("trainable", k), last) for k in range(len(gradients))]
-    for stage in range(last + 1):  # one by one: what is computed at once cannot be cut
+    for stage in range(last + 1):  # one by one: a joint computation could not be cut
         own = [g if home == stage else None for g, home in zip(gradients, homes, strict=True)]
         tap_gradients(model, own, taps.gradients, scale=scale, reduce=reduce)
     if scale is not None and taps.micro_gradients:
@@ -158,7 +160,7 @@ def tap_stage_update(
 
 
 def homes_of(tapped: Tapped) -> dict[Slot, int]:
-    """Returns the stage of those leaves of an update's taps that are for one stage."""
+    """Returns the stages of those leaves of an update's taps that belong to one stage."""
     keys = [key for key, value in tapped.items() for _ in jax.tree.leaves(value)]
     return {
         Slot("tap", number): key.stage
@@ -168,9 +170,9 @@ def homes_of(tapped: Tapped) -> dict[Slot, int]:
 
 
 def halted_unless_finite(
-    model: keras.Model, gradients: Gradients, patterns: Sequence[str], new: Any, old: Any
-) -> Any:
-    """Returns `new`, or `old` where a watched gradient is not finite; taps which it is."""
+    model: keras.Model, gradients: Gradients, patterns: Sequence[str], new: T, old: T
+) -> T:
+    """Returns `new`, or `old` where a watched gradient is not finite, and taps a flag for that."""
     watched = [
         jnp.isfinite(gradient).all()
         for variable, gradient in zip(model.trainable_variables, gradients, strict=True)
@@ -180,17 +182,17 @@ def halted_unless_finite(
         return new
     halted = ~jnp.stack(watched).all()
     tap(HALTED, halted)
-    return unless(halted, new, old)
+    return cast(T, unless(halted, cast(State, new), cast(State, old)))
 
 
-def across_rounds(arrays: Sequence[Any], gather: bool) -> list[Any]:
+def across_rounds(arrays: Sequence[jax.Array], gather: bool) -> Arrays:
     """Returns tapped arrays `[1, ...]` of one replica as those of all, `[1, replicas, ...]`.
 
     Runs under the mesh's axis.
 
     Args:
         arrays: of this replica.
-        gather: whether every replica needs all of them, as where they are of several processes.
+        gather: whether every replica needs all of them, as replicas of several processes do.
     """
     if gather:
         return [lax.all_gather(array, REPLICA, axis=1) for array in arrays]
@@ -200,11 +202,11 @@ def across_rounds(arrays: Sequence[Any], gather: bool) -> list[Any]:
 def bundle_of(
     tapped: Tapped, numbers: Sequence[int], stage: int, trace: int | None = None
 ) -> Bundle | None:
-    """Describes those leaves of a trace's taps that have these numbers; None if there are none."""
+    """Returns the bundle of the leaves with these numbers among a trace's taps; None if empty."""
     if not numbers:
         return None
     trees = {key: jax.tree.structure(value) for key, value in tapped.items()}
-    every = [(key, place) for key, tree in trees.items() for place in range(tree.num_leaves)]
+    every = [(key, leaf) for key, tree in trees.items() for leaf in range(tree.num_leaves)]
     mine = [every[number] for number in numbers]
     rows = [k for k, (key, _) in enumerate(mine) if isinstance(key, Tensor)]
     others = [k for k in range(len(mine)) if k not in rows]

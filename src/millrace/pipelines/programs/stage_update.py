@@ -1,7 +1,7 @@
 """The update of a pipelined model, traced once for all weights and cut by stage."""
 
+from collections.abc import Iterable, Sized
 from dataclasses import replace
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -9,9 +9,10 @@ import keras
 
 from millrace._compat.jaxpr import trace
 from millrace.options import NO_TAPS, Accumulation, TapRequest
-from millrace.pipelines.programs.split import Slot, Split
+from millrace.pipelines.programs.split import Arrays, Slot, Split
 from millrace.pipelines.programs.split_update import SplitUpdate, split_update
 from millrace.pipelines.programs.stage_taps import halted_unless_finite, homes_of, tap_stage_update
+from millrace.pytrees import Spec
 from millrace.steps.accumulate import make_accumulator
 from millrace.steps.update import applying_prepared
 from millrace.taps.taps import collecting
@@ -20,7 +21,7 @@ from millrace.taps.taps import collecting
 def contributions(split: Split) -> list[tuple[int, int]]:
     """Returns (stage, weight) for each gradient that the stages accumulate, in a fixed order.
 
-    A weight used by several stages has one at each of them.
+    A weight used by several stages has a gradient at each of them.
     """
     return [(stage.index, weight) for stage in split.stages for weight in stage.trainable]
 
@@ -28,8 +29,8 @@ def contributions(split: Split) -> list[tuple[int, int]]:
 def split_stage_update(
     model: keras.Model,
     split: Split,
-    trainable: Any,
-    optimizer: Any,
+    trainable: Iterable[Spec],
+    optimizer: Iterable[Spec],
     accumulation: Accumulation,
     taps: TapRequest = NO_TAPS,
 ) -> SplitUpdate:
@@ -40,18 +41,22 @@ def split_stage_update(
         split: its stages.
         trainable: specs of the weights.
         optimizer: specs of the optimizer's values.
-        accumulation: how gradients were added up.
-        taps: which of them have their statistics tapped before they are applied.
+        accumulation: of the gradients.
+        taps: the gradients whose statistics are tapped before the update.
     """
     accumulator = make_accumulator(model.trainable_variables, accumulation)
     zeros = jax.eval_shape(accumulator.zeros)
-    made = contributions(split)
+    gradient_homes = contributions(split)
+    trainable, optimizer = list(trainable), list(optimizer)
     last = len(split.stages) - 1
 
-    def update(gradients: Any, optimizer: Any, scale: Any, trainable: Any) -> Any:
-        sums: list[Any] = [None] * len(zeros)
-        for (_, weight), gradient in zip(made, gradients, strict=True):
-            sums[weight] = gradient if sums[weight] is None else sums[weight] + gradient
+    def update(
+        gradients: Arrays, optimizer: Arrays, scale: jax.Array, trainable: Arrays
+    ) -> tuple[Arrays, Arrays]:
+        sums: list[jax.Array | None] = [None] * len(zeros)
+        for (_, weight), gradient in zip(gradient_homes, gradients, strict=True):
+            total = sums[weight]
+            sums[weight] = gradient if total is None else total + gradient
         whole = [
             jnp.zeros(z.shape, z.dtype) if s is None else s
             for s, z in zip(sums, zeros, strict=True)
@@ -66,10 +71,9 @@ def split_stage_update(
             results = halted_unless_finite(model, whole, taps.gradients, results, old)
         return results
 
-    gradients = [zeros[weight] for _, weight in made]
+    gradients = [zeros[weight] for _, weight in gradient_homes]
     scale = jax.ShapeDtypeStruct((), jnp.float32)
-    given = (gradients, list(optimizer), scale, list(trainable))
-    graph, (_, tapped) = trace(collecting(update), *given)
+    graph, (_, tapped) = trace(collecting(update), gradients, optimizer, scale, trainable)
     inputs = [
         *_slots("gradient", gradients),
         *_slots("optimizer", optimizer),
@@ -82,11 +86,11 @@ def split_stage_update(
         *_slots("tap", jax.tree.leaves(tapped)),
     ]
     homes = {slot: split.owners.get(slot, last) for slot in _slots("trainable", trainable)}
-    for number, (_, weight) in enumerate(made):
+    for number, (_, weight) in enumerate(gradient_homes):
         homes[Slot("gradient", number)] = homes[Slot("trainable", weight)]
     homes.update(homes_of(tapped))
     return replace(split_update(graph, inputs, outputs, homes, last), taps=tapped)
 
 
-def _slots(role: str, values: Any) -> list[Slot]:
+def _slots(role: str, values: Sized) -> list[Slot]:
     return [Slot(role, index) for index in range(len(values))]

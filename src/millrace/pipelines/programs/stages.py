@@ -1,28 +1,28 @@
-"""The stages of a pipeline: what goes into each, comes out of it, and is updated there.
+"""The stages of a pipeline, with the specs of their inputs, outputs and weights.
 
     model, plan -> one traced step -> stages -> passes of each, parts of the update
 
-Stages are traced here, or known from another process: see `imported_stages.py`.
+Stages are traced here, or imported from another process: see `imported_stages.py`.
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cached_property
-from typing import Any
 
 import jax
 import keras
 
 from millrace._compat.jaxpr import spec_of
 from millrace.pipelines.assignment.calls import LayerCall
+from millrace.pipelines.programs.equation_stages import Marks
 from millrace.pipelines.programs.passes import Passes, make_passes
-from millrace.pipelines.programs.place import Marks
-from millrace.pipelines.programs.split import Slot, Split, Stage
+from millrace.pipelines.programs.split import Arrays, Slot, Split, Stage
 from millrace.pipelines.programs.split_step import split_step
 from millrace.pipelines.programs.split_update import SplitUpdate
 from millrace.pipelines.programs.stage_taps import StageTaps
 from millrace.pipelines.programs.stage_update import split_stage_update
 from millrace.plan import ROLES, Plan
+from millrace.pytrees import LayoutTree, Spec, SpecTree
 from millrace.steps.accumulate import Accumulator, make_accumulator
 from millrace.steps.program import Program
 from millrace.steps.state import State
@@ -41,11 +41,11 @@ class Stages:
         passes: Callable[[int], Passes],
         update: Callable[[], SplitUpdate],
     ):
-        """Takes what is known of them.
+        """Describes stages without tracing anything.
 
         Args:
             model: a compiled Keras model.
-            plan: of the mode and batch; its device does not matter here.
+            plan: of the mode and batch; its device is not used.
             state: specs of the state.
             split: the traced step, cut into stages.
             passes: returns the passes of a stage; called once for each.
@@ -59,8 +59,8 @@ class Stages:
         self._passes: dict[int, Passes] = {}
 
     @cached_property
-    def trainable(self) -> list[Any]:
-        """The variables that training changes."""
+    def trainable(self) -> list[keras.Variable]:
+        """The trainable variables of the model."""
         return self.model.trainable_variables  # Keras walks through all layers for these
 
     @cached_property
@@ -69,40 +69,43 @@ class Stages:
         return self._make_update()
 
     def passes(self, stage: int) -> Passes:
-        """Returns the passes of a stage. Differentiated once."""
+        """Returns the passes of a stage, which is differentiated once."""
         if stage not in self._passes:
             self._passes[stage] = self._make_passes(stage)
         return self._passes[stage]
 
     def accumulator(self, stage: Stage) -> Accumulator:
-        """Returns what adds up the gradients of a stage's weights."""
+        """Returns the accumulator of the gradients of a stage's weights."""
         variables = [self.trainable[index] for index in stage.trainable]
-        made, optimizer = make_accumulator(variables, self.plan.accumulation), self.model.optimizer
+        optimizer = self.model.optimizer
+        accumulator = make_accumulator(variables, self.plan.accumulation)
 
-        def add(accumulated: Any, gradients: Any, coefficient: Any) -> Any:
-            return made.add(accumulated, prepared(optimizer, gradients, variables), coefficient)
+        def add(accumulated: Arrays, gradients: Arrays, coefficient: jax.Array) -> Arrays:
+            return accumulator.add(
+                accumulated, prepared(optimizer, gradients, variables), coefficient
+            )
 
-        return replace(made, add=add)
+        return replace(accumulator, add=add)
 
-    def weights(self, stage: Stage) -> list[Any]:
+    def weights(self, stage: Stage) -> list[Spec]:
         """Returns the specs of a stage's weights."""
         return [self.specs["trainable"][index] for index in stage.trainable]
 
-    def slot(self, slot: Slot) -> Any:
+    def slot(self, slot: Slot) -> Spec:
         """Returns the spec of a value of the state."""
         return self.specs[slot.role][slot.index]
 
-    def value(self, number: int) -> jax.ShapeDtypeStruct:
-        """Returns the spec of a value that passes between stages."""
+    def value(self, number: int) -> Spec:
+        """Returns the spec of a value passed between stages."""
         value = self.split.values[number]
         return jax.ShapeDtypeStruct(value.shape, value.dtype)
 
-    def cotangents(self, index: int) -> list[jax.ShapeDtypeStruct]:
+    def cotangents(self, index: int) -> list[Spec]:
         """Returns the specs of the cotangents that a stage's backward takes."""
         return [self.value(number) for number, _ in self.passes(index).cotangents]
 
-    def held(self, index: int) -> list[jax.ShapeDtypeStruct]:
-        """Returns the specs of what a stage's forward keeps for its backward."""
+    def held(self, index: int) -> list[Spec]:
+        """Returns the specs of the arrays that a stage's forward keeps for its backward."""
         passes = self.passes(index)
         first = len(self.split.stages[index].trainable)
         return [spec_of(var) for var in passes.backward.invars[first : first + len(passes.held)]]
@@ -111,10 +114,10 @@ class Stages:
         self,
         name: str,
         index: int,
-        function: Callable[..., Any],
-        arguments: tuple[Any, ...],
+        function: Callable[..., object],
+        arguments: tuple[SpecTree, ...],
         donated: tuple[int, ...],
-        results: Any = None,
+        results: LayoutTree = None,
     ) -> Program:
         """Returns a program of a stage; see `Program`."""
         name = f"{self.plan.mode.value}_{name} of stage {index}"
@@ -148,12 +151,12 @@ def trace_stages(
     return Stages(model, plan, state, split, passes, update)
 
 
-def batch_specs(plan: Plan) -> list[jax.ShapeDtypeStruct]:
+def batch_specs(plan: Plan) -> list[Spec]:
     """Returns the specs of the leaves of a batch."""
     shapes = zip(plan.batch.shapes, plan.batch.dtypes, strict=True)
     return [jax.ShapeDtypeStruct(shape, dtype) for shape, dtype in shapes]
 
 
 def state_groups(stage: Stage) -> tuple[list[Slot], list[Slot]]:
-    """Returns the state that a stage's forward only reads, and that which it changes."""
+    """Returns the state that a stage's forward only reads, and the state that it changes."""
     return [slot for slot in stage.state if slot not in stage.new_state], list(stage.new_state)

@@ -1,1 +1,1 @@
-"""Runs the tasks of a schedule: buffers, state and transfers of stages."""
+"""The tasks of a schedule at run time: buffers, state and transfers of stages."""

@@ -1,10 +1,10 @@
-"""What every micro-batch changes, kept for the case that the update after them is not applied."""
+"""The state that every micro-batch changes, saved in case the update is not applied."""
 
-from typing import Any
-
+import jax
 import jax.numpy as jnp
 
 from millrace.pipelines.programs.builder import StageBuilder
+from millrace.pipelines.programs.split import Slot
 from millrace.pipelines.programs.stages import state_groups
 from millrace.pipelines.runtime.replica_stage_state import ReplicaStageState
 from millrace.pipelines.runtime.stage_state import StageState
@@ -14,12 +14,13 @@ class ChangingState:
     """Random seeds, moving statistics and metrics, as they were before an update."""
 
     def __init__(self, state: StageState, builder: StageBuilder):
-        """Copies them: the forward of a stage gives their memory to the new ones."""
+        """Copies the values, whose memory the forward of a stage gives to the new ones."""
         self._state, self._builder = state, builder
         self._values = [list(map(jnp.copy, values)) for values in state.changing]
         self._slots = [state_groups(stage)[1] for stage in builder.stages.split.stages]
-        # What Keras sees of values that differ between replicas; no program replaces it.
-        self._whole: dict[Any, Any] = {slot: state[slot] for slots in self._slots for slot in slots}
+        # The values as Keras sees them where replicas differ; no program replaces these.
+        slots = [slot for slots in self._slots for slot in slots]
+        self._whole: dict[Slot, jax.Array] = {slot: state[slot] for slot in slots}
 
     def restore(self) -> None:
         """Puts the values back."""

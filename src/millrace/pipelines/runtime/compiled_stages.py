@@ -1,8 +1,7 @@
-"""All programs of a pipeline's stages, compiled: what an update runs, and what a report reads."""
+"""All programs of a pipeline's stages, compiled, for updates to run and reports to read."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from millrace.compiling.executable import Executable
 from millrace.devices import DeviceGroup
@@ -12,6 +11,7 @@ from millrace.pipelines.runtime.stage_programs import Orders, pipeline_programs
 from millrace.plan import Plan
 from millrace.schedules.task import Schedule, Task
 from millrace.steps.program import Program
+from millrace.steps.state import State
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,13 +24,13 @@ class StageProgram:
 
 @dataclass(frozen=True, slots=True)
 class StagePrograms:
-    """All that one update of a pipeline runs."""
+    """All programs that one update of a pipeline runs."""
 
     builder: StageBuilder
     groups: tuple[DeviceGroup, ...]  # of each stage
     schedule: Schedule
     order: tuple[Task, ...]  # of the tasks of the update
-    programs: Mapping[tuple[str, int], StageProgram]  # by name and stage, of those that are here
+    programs: Mapping[tuple[str, int], StageProgram]  # by name and stage, of those here
 
 
 class CompiledStages:
@@ -39,30 +39,30 @@ class CompiledStages:
     def __init__(
         self, executables: StageExecutables, groups: Sequence[DeviceGroup], orders: Orders
     ):
-        """Compiles nothing yet.
+        """Describes a pipeline, compiling nothing.
 
         Args:
-            executables: where compiled code comes from.
+            executables: of the pipeline.
             groups: of each stage.
             orders: of the tasks of an update.
         """
         self.executables, self.groups, self.orders = executables, tuple(groups), orders
 
-    def prepare(self, plan: Plan, state: Any, is_first: bool) -> StageBuilder:
-        """Compiles what micro-batches run, all at the same time; returns what has made it.
+    def prepare(self, plan: Plan, state: State, is_first: bool) -> StageBuilder:
+        """Compiles the programs of micro-batches in parallel, and returns their builder.
 
         Args:
             plan: of the mode, with a batch.
             state: the state, or its specs, as Keras has it.
-            is_first: whether updates are those of micro-batches of this shape.
+            is_first: whether updates run the programs of this shape.
         """
         builder = self.executables.builder(plan, state, self.groups)
         wanted = pipeline_programs(builder, self.orders, plan, is_first)
         self.executables.prepare(builder, plan, self.groups, wanted)
         return builder
 
-    def programs(self, plan: Plan, state: Any) -> StagePrograms:
-        """Returns what an update runs.
+    def programs(self, plan: Plan, state: State) -> StagePrograms:
+        """Returns the programs that an update runs.
 
         Args:
             plan: of training, with a batch.
@@ -70,10 +70,10 @@ class CompiledStages:
         """
         builder = self.prepare(plan, state, is_first=True)
         schedule, order = self.orders.of(plan.accumulation.steps, builder.stages.split.values)
-        found: dict[tuple[str, int], StageProgram] = {}
+        programs: dict[tuple[str, int], StageProgram] = {}
         for name, stage, make in pipeline_programs(builder, self.orders, plan, is_first=True):
             group = self.groups[stage]
             if group.local:
                 run = self.executables.find(builder, plan, group, name, stage, make)
-                found[name, stage] = StageProgram(make(), run)
-        return StagePrograms(builder, self.groups, schedule, order, found)
+                programs[name, stage] = StageProgram(make(), run)
+        return StagePrograms(builder, self.groups, schedule, order, programs)

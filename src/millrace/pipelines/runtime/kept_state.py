@@ -1,45 +1,46 @@
-"""The state of a pipeline between its executions, and its way to other processes.
+"""The state of a pipeline between its executions, and its transfer to other processes.
 
-execution -> state for Keras -> execution       the same values: nothing is taken apart again
-execution -> state for Keras -> variables       each process has them all: `gather`
+execution -> state for Keras -> execution       the same values, which stay at their stages
+execution -> state for Keras -> variables       every process gets all values: `gather`
 """
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
 
 import jax
 
 from millrace.devices import DeviceGroup
+from millrace.pipelines.runtime.links import Specs
 from millrace.pipelines.runtime.micro_batches import Shape
 from millrace.pipelines.runtime.replica_stage_state import ReplicaStageState
 from millrace.pipelines.runtime.stage_state import StageState
 from millrace.pipelines.runtime.transfer import ToAll
 from millrace.plan import Mode
 from millrace.processes.agreement import check_same, gathered, on_one_device
+from millrace.pytrees import ArrayTree, SpecTree
 from millrace.steps.program import Program
 from millrace.steps.state import State
 
 
 class KeptState:
-    """What Keras was given after an execution, and what it stands for."""
+    """The state that Keras got after an execution, and the same values at their stages."""
 
     def __init__(self, groups: Sequence[DeviceGroup]):
-        """Keeps nothing yet.
+        """Starts without a state.
 
         Args:
             groups: of each stage.
         """
         self._groups = groups
         self._spans_processes = any(not group.is_local for group in groups)
-        self._given: State | None = None
-        self._values: StageState | None = None
+        self._keras_state: State | None = None
+        self._stage_state: StageState | None = None
         self._to_all: dict[int, ToAll] = {}  # by stage
-        self._result_specs: dict[int, Any] = {}  # by stage
+        self._result_specs: dict[int, SpecTree] = {}  # by stage
 
     def enter(self, mode: Mode, state: State, shape: Shape) -> StageState:
         """Returns a state of Keras as its stages hold it."""
-        before = self._values
-        if before is not None and state is self._given:
+        before = self._stage_state
+        if before is not None and state is self._keras_state:
             return before
         builder = shape.builder
         owners = dict(builder.stages.split.owners)
@@ -50,24 +51,30 @@ class KeptState:
         before = before if isinstance(before, ReplicaStageState) else None
         return ReplicaStageState(mode, state, builder, owners, self._groups, before)
 
-    def keep(self, state: State, values: StageState) -> None:
-        """Takes note of what Keras is given for `values`."""
-        self._given, self._values = state, values
+    def keep(self, state: State, stage_state: StageState) -> None:
+        """Remembers the state that Keras gets for `stage_state`."""
+        self._keras_state, self._stage_state = state, stage_state
 
     def release(self) -> None:
-        """Lets go of a loop that has ended."""
-        self._given = self._values = None
+        """Forgets the state of a loop that has ended."""
+        self._keras_state = self._stage_state = None
 
-    def gather(self, role: str, values: Iterable[Any]) -> list[Any]:
+    def gather(self, role: str, values: Iterable[jax.Array]) -> list[jax.Array]:
         """Returns values of the state as variables hold them; all processes call it together."""
-        found = [gathered(value) for value in values]
-        if self._values is not None and self._spans_processes:
-            self._fetch(role, found, self._values)
+        whole = [gathered(value) for value in values]
+        if self._stage_state is not None and self._spans_processes:
+            self._fetch(role, whole, self._stage_state)
         # A model that is called outside of its pipeline computes with weights of all stages.
-        return list(map(on_one_device, found)) if role == "trainable" else found
+        return list(map(on_one_device, whole)) if role == "trainable" else whole
 
-    def share_result(self, result: Any, stage: int, make: Callable[[], Program]) -> Any:
-        """Gives what a stage's program returned to the processes that have no device of it."""
+    def share_result(self, result: ArrayTree, stage: int, make: Callable[[], Program]) -> ArrayTree:
+        """Gives the result of a stage's program to the processes that have no device of it.
+
+        Args:
+            result: of the program; None in a process that has no device of the stage.
+            stage: of the program.
+            make: returns the program, whose result has the same specs in every process.
+        """
         if not self._spans_processes:
             return result
         if stage not in self._result_specs:
@@ -78,23 +85,23 @@ class KeptState:
         shared = self._share(stage, leaves, jax.tree.leaves(specs))
         return jax.tree.unflatten(jax.tree.structure(specs), shared)
 
-    def _fetch(self, role: str, found: list[Any], state: StageState) -> None:
-        """Replaces values that live in other processes by what they are there."""
+    def _fetch(self, role: str, values: list[jax.Array], state: StageState) -> None:
+        """Replaces the values whose stages are in other processes by their newest ones."""
         for stage in range(len(self._groups)):
             slots = [slot for slot, owner in state.owners.items() if owner == stage]
-            places = sorted(slot.index for slot in slots if slot.role == role)
-            specs = [jax.ShapeDtypeStruct(found[k].shape, found[k].dtype) for k in places]
-            mine = [found[k] for k in places] if self._groups[stage].local else None
-            for k, value in zip(places, self._share(stage, mine, specs), strict=True):
-                found[k] = value
-        jax.block_until_ready(found)
-        # Nobody may go on and replace what another still fetches.
+            indices = sorted(slot.index for slot in slots if slot.role == role)
+            specs = [jax.ShapeDtypeStruct(values[k].shape, values[k].dtype) for k in indices]
+            mine = [values[k] for k in indices] if self._groups[stage].local else None
+            for k, value in zip(indices, self._share(stage, mine, specs), strict=True):
+                values[k] = value
+        jax.block_until_ready(values)
+        # No process may replace a value while another still fetches it.
         check_same({"state": role}, FETCH_SECONDS)
 
-    def _share(self, stage: int, values: list[Any] | None, specs: Any) -> list[Any]:
+    def _share(self, stage: int, values: list[jax.Array] | None, specs: Specs) -> list[jax.Array]:
         if stage not in self._to_all:
             self._to_all[stage] = ToAll(self._groups[stage], self._groups)
         return self._to_all[stage].share(values, specs)
 
 
-FETCH_SECONDS = 600.0  # in which all processes have the weights
+FETCH_SECONDS = 600.0  # for all processes to get the weights

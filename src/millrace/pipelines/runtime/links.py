@@ -1,10 +1,10 @@
-"""One array's way from one device to another, of which this process has at least one.
+"""Moves of arrays from one device to another, of which this process has at least one.
 
     Here      both devices are in this process: a copy, or nothing
     Pull      the receiver fetches from the sender's server; either may be early
     Permute   both run one program with a collective permute, and wait for each other
 
-`Pull` is for CPUs, `Permute` for accelerators, where the collective is NCCL's and its wait costs no
+`Pull` is for CPUs, `Permute` for accelerators, where the collective is NCCL's and waits without a
 thread. On two pinned CPU cores, 128 KiB, loopback (medians, busy machine):
 
                 one way    there and back    both at once    processor time of one way
@@ -12,14 +12,14 @@ thread. On two pinned CPU cores, 128 KiB, loopback (medians, busy machine):
     Permute      0.30 ms          0.72 ms         0.64 ms       0.21 ms    (gloo)
     device_put   0.16 ms          0.78 ms         0.66 ms       0.13 ms    (across processes)
 
-XLA's CPU client runs programs of one device in order, also those with a collective: what is queued
-behind a permute waits for the other process. With each move right after its task, a 1F1B pipeline
+XLA's CPU client runs programs of one device in order, also those with a collective: programs queued
+behind a permute wait for the other process. With each move right after its task, a 1F1B pipeline
 of two stages takes 94 ms for an update with `Permute` and 78 ms with `Pull`, where each stage alone
 takes 62 ms.
 """
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -31,19 +31,22 @@ from millrace._compat.jax_transfer import Assembly, has_transfer_server, shards
 from millrace.pipelines.runtime.peers import peers
 
 Specs = Sequence[jax.ShapeDtypeStruct]
-# XLA:CPU runs programs of fewer than 1000 operations in the thread that calls them, and so would
-# have Python wait for the other process.
+# XLA:CPU runs programs of fewer than 1000 operations in the calling thread: Python would wait for
+# the other process.
 _ENOUGH_OPERATIONS = 2048
+
+
+_Key = tuple[tuple[tuple[int, ...], object], ...]  # shape and dtype of each array
 
 
 class Link(Protocol):
     """Moves arrays of one replica."""
 
     def move(self, arrays: Sequence[jax.Array] | None, specs: Specs) -> list[jax.Array] | None:
-        """Returns the arrays on the target if this process has it, before they are there.
+        """Returns the arrays on the target if this process has it, before they have arrived.
 
         Args:
-            arrays: those on the source, or None where the source is another process's.
+            arrays: on the source; None where the source belongs to another process.
             specs: of the arrays.
         """
         ...
@@ -55,7 +58,7 @@ def link(source: jax.Device, target: jax.Device, transport: str | None = None) -
     Args:
         source: where arrays come from.
         target: where they go.
-        transport: "pull" or "permute"; None for the faster one of the platform.
+        transport: "pull" or "permute"; None: the faster one on the platform.
     """
     here = jax.process_index()
     if source.process_index == target.process_index == here:
@@ -78,23 +81,22 @@ class Here:
     def move(self, arrays: Sequence[jax.Array] | None, specs: Specs) -> list[jax.Array]:
         """Starts the copies. Returns the arrays themselves where source and target are one."""
         del specs
-        given = list(arrays or ())
-        return given if self._copies is None else self._copies.from_device(given)
+        sent = list(arrays or ())
+        return sent if self._copies is None else self._copies.from_device(sent)
 
 
 class _Message(NamedTuple):
-    """What `Pull` sends of a list of arrays. A receiver would wait for ever for one of no size."""
+    """The arrays of a list that `Pull` sends: a receiver would wait for ever for an empty array."""
 
-    places: list[int]  # of those that are sent
+    sent: list[int]  # their indices
     specs: list[jax.ShapeDtypeStruct]
-    empty: list[jax.Array]  # the others, as the receiver makes them
+    empty: list[jax.Array]  # the others, created by the receiver
 
 
 class Pull:
-    """Sends through the transfer server. The sender is not held up by a receiver that is late.
+    """Sends through the transfer server. A late receiver does not hold up the sender.
 
-    What is sent must not be donated before the receiver has it: the receiver's arrays become
-    errors.
+    Sent arrays must not be donated before the receiver has them: its arrays would become errors.
     """
 
     def __init__(self, source: jax.Device, target: jax.Device):
@@ -103,7 +105,7 @@ class Pull:
         self._process = source.process_index
         self._receives = target.process_index == jax.process_index()
         self._sharding = SingleDeviceSharding(target)
-        self._messages: dict[tuple[Any, ...], _Message] = {}
+        self._messages: dict[_Key, _Message] = {}
         if self._receives:
             self._peers.connect(self._process)
 
@@ -114,23 +116,23 @@ class Pull:
         if message is None:
             message = self._messages[key] = self._message(specs)
         if not self._receives:
-            if message.places:
-                given = arrays or ()
-                self._peers.send(next(self._numbers), [given[place] for place in message.places])
+            if message.sent:
+                full = arrays or ()
+                self._peers.send(next(self._numbers), [full[index] for index in message.sent])
             return None
-        if not message.places:
+        if not message.sent:
             return list(message.empty)
         arrived = self._peers.receive(self._process, next(self._numbers), message.specs)
         if not message.empty:
             return arrived
         full, empty = iter(arrived), iter(message.empty)
-        return [next(full if place in message.places else empty) for place in range(len(specs))]
+        return [next(full if index in message.sent else empty) for index in range(len(specs))]
 
     def _message(self, specs: Specs) -> _Message:
-        places = [place for place, spec in enumerate(specs) if spec.size]
+        sent = [index for index, spec in enumerate(specs) if spec.size]
         placed = [
-            jax.ShapeDtypeStruct(specs[place].shape, specs[place].dtype, sharding=self._sharding)
-            for place in places
+            jax.ShapeDtypeStruct(specs[index].shape, specs[index].dtype, sharding=self._sharding)
+            for index in sent
         ]
         empty = []
         if self._receives:
@@ -139,14 +141,21 @@ class Pull:
                 for spec in specs
                 if not spec.size
             ]
-        return _Message(places, placed, empty)
+        return _Message(sent, placed, empty)
+
+
+class _Program(NamedTuple):
+    """The program of a `Permute`, with the arguments of a receiver, which it does not read."""
+
+    run: jax.stages.Compiled
+    idle: list[jax.Array]
 
 
 class Permute:
     """Runs a program on both devices, compiled once for each list of specs.
 
-    Each process hands over a different array as if it were one that both devices have: so every
-    shape will do, scalars too, and the arrays need not be reshaped.
+    Each process passes a different array as if both devices had the same one: so any shape works,
+    scalars included, and the arrays need not be reshaped.
     """
 
     def __init__(self, source: jax.Device, target: jax.Device):
@@ -158,10 +167,10 @@ class Permute:
         )
         self._receives = target.process_index == jax.process_index()
         self._rebuild = Assembly(self._here)
-        self._programs: dict[tuple[Any, ...], tuple[Any, list[jax.Array]]] = {}
+        self._programs: dict[_Key, _Program] = {}
 
     def move(self, arrays: Sequence[jax.Array] | None, specs: Specs) -> list[jax.Array] | None:
-        """Dispatches the program; the device waits for the other process, this call does not."""
+        """Dispatches the program. The device waits for the other process, this call does not."""
         if not specs:
             return [] if self._receives else None
         key = tuple((spec.shape, spec.dtype) for spec in specs)
@@ -175,7 +184,7 @@ class Permute:
         moved = program(*idle)[: len(specs)]
         return [shards(array)[0] for array in moved]
 
-    def _compile(self, specs: Specs) -> tuple[Any, list[jax.Array]]:
+    def _compile(self, specs: Specs) -> _Program:
         def body(*arrays: jax.Array) -> tuple[jax.Array, ...]:
             moved = [jax.lax.ppermute(array, "end", [(0, 1)]) for array in arrays]
             if self._mesh.devices.flat[0].platform != "cpu":
@@ -189,10 +198,10 @@ class Permute:
         )
         placed = [jax.ShapeDtypeStruct(s.shape, s.dtype, sharding=self._sharding) for s in specs]
         program = jax.jit(mapped).lower(*placed).compile()
-        # What the receiver hands in, and the program does not look at: made once.
+        # Arguments of the receiver, which the program does not read: created once.
         idle = []
         if self._receives:
             for spec in specs:
                 zeros = jax.device_put(np.zeros(spec.shape, spec.dtype), self._here)
                 idle.append(self._assemble(spec, shards(zeros)))
-        return program, idle
+        return _Program(program, idle)

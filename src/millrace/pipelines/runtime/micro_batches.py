@@ -1,12 +1,12 @@
-"""What a pipeline takes out of blocks: micro-batches, one of each replica at a time.
+"""The micro-batches of blocks, as a pipeline takes them: one of each replica at a time.
 
 block leaves   [capacity, rows, ...]          ->  [rows, ...]
 with replicas  [rounds, replicas, rows, ...]  ->  [replicas, rows, ...], the last may be partly
-                                                  used: `steps` says how many are
+                                                  used: `steps` is the number used
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import numpy as np
@@ -16,36 +16,37 @@ from millrace.pipelines.programs.builder import StageBuilder
 from millrace.pipelines.runtime.tasks import StageTasks
 from millrace.pipelines.runtime.update import StageUpdate
 from millrace.plan import BatchSpec
+from millrace.pytrees import ArrayTree
 
 
 class Shape(NamedTuple):
-    """What runs micro-batches of one shape."""
+    """The tasks and the update that run micro-batches of one shape."""
 
     builder: StageBuilder
     stages: list[StageTasks]
     update: StageUpdate | None
     rows: int
-    treedef: Any  # of a batch
+    treedef: jax.tree_util.PyTreeDef  # of a batch
 
 
 class MicroBatch(NamedTuple):
     """One batch, or one for each replica."""
 
-    leaves: Sequence[Any]  # of x, y and sample weights, in host memory
+    leaves: Sequence[np.ndarray]  # of x, y and sample weights, in host memory
     shape: Shape
     steps: int  # replicas that have a batch; 1 without replicas
-    first: int  # replica that does
+    first: int  # the first of these replicas
 
-    def counted(self, replicas: int) -> tuple[np.ndarray, ...]:
-        """Returns what the programs of several replicas take besides their arrays."""
+    def steps_argument(self, replicas: int) -> tuple[np.ndarray, ...]:
+        """Returns the argument `steps` of the programs of several replicas; nothing for one."""
         return () if replicas == 1 else (np.array([self.first, self.steps], np.int32),)
 
-    def batches(self, replicas: int) -> list[Any]:
+    def batches(self, replicas: int) -> list[ArrayTree]:
         """Returns copies of the batches, in host memory."""
-        found = [leaf[None] if replicas == 1 else leaf for leaf in self.leaves]
-        places = range(1) if replicas == 1 else range(self.first, self.first + self.steps)
+        leaves = [leaf[None] if replicas == 1 else leaf for leaf in self.leaves]
+        own = range(1) if replicas == 1 else range(self.first, self.first + self.steps)
         tree = self.shape.treedef
-        return [jax.tree.unflatten(tree, [np.array(leaf[k]) for leaf in found]) for k in places]
+        return [jax.tree.unflatten(tree, [np.array(leaf[k]) for leaf in leaves]) for k in own]
 
 
 def micro_batches(
@@ -64,10 +65,10 @@ def micro_batches(
             step += steps
 
 
-def next_update(rest: Iterator[MicroBatch], steps: int) -> list[MicroBatch]:
-    """Returns the next micro-batches that make `steps` steps together; fewer at the data's end."""
-    found: list[MicroBatch] = []
-    while steps > 0 and (micro_batch := next(rest, None)) is not None:
-        found.append(micro_batch)
+def next_update(remaining: Iterator[MicroBatch], steps: int) -> list[MicroBatch]:
+    """Returns the next micro-batches of `steps` steps together; fewer at the end of the data."""
+    batches: list[MicroBatch] = []
+    while steps > 0 and (micro_batch := next(remaining, None)) is not None:
+        batches.append(micro_batch)
         steps -= micro_batch.steps
-    return found
+    return batches

@@ -1,18 +1,18 @@
-"""How this process and the others send each other arrays, without a collective operation.
+"""Arrays sent from one process to another, without a collective operation.
 
     process 0                          process 1
     server  <- send(0 -> 1, arrays)    receive(0 -> 1, specs) -> connection to process 0
       number 0, 1, 2, ...                number 0, 1, 2, ...     counted for each pair of devices
 
-The address of each server is in the store of `jax.distributed`. Sender and receiver count the
-messages between two devices, so that both give the same message the same number.
+The address of each server is in the store of `jax.distributed`. Sender and receiver both count the
+messages between two devices, so that both have the same number for a message.
 """
 
 import functools
 import itertools
 import socket
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Protocol
 
 import jax
 
@@ -20,8 +20,14 @@ from millrace._compat.jax_processes import key_value_store
 from millrace._compat.jax_transfer import coordinator_address, start_transfer_server
 from millrace.errors import ProcessError
 
-_ADDRESS_SECONDS = 300  # in which all processes of an edge start their first pipeline
+_ADDRESS_SECONDS = 300  # for all processes of an edge to start their first pipeline
 _MESSAGES = 40  # bits of a number that count messages; the others are the pair of devices
+
+
+class _Connection(Protocol):
+    """A connection of JAX's transfer server."""
+
+    def pull(self, number: int, specs: Sequence[jax.ShapeDtypeStruct]) -> list[jax.Array]: ...
 
 
 class Peers:
@@ -31,8 +37,8 @@ class Peers:
         device = jax.local_devices()[0]
         self._server = start_transfer_server(device, _own_host())
         self._store = key_value_store()
-        self._connections: dict[int, Any] = {}
-        self._places = {device: place for place, device in enumerate(jax.devices())}
+        self._connections: dict[int, _Connection] = {}
+        self._indices = {device: index for index, device in enumerate(jax.devices())}
         self._counters: dict[tuple[int, int], Iterator[int]] = {}
         key = _address_key(jax.process_index())
         self._store.key_value_set(key, self._server.address())
@@ -40,31 +46,31 @@ class Peers:
     def numbers(self, source: jax.Device, target: jax.Device) -> Iterator[int]:
         """Returns the numbers of the messages from one device to another.
 
-        They go on where the pair's messages stopped, so that another pipeline on the same devices
-        does not begin again with numbers that have been used.
+        They continue across pipelines, so that another pipeline on the same devices does not use a
+        number twice.
         """
-        pair = self._places[source], self._places[target]
+        pair = self._indices[source], self._indices[target]
         if pair not in self._counters:
-            first = (pair[0] * len(self._places) + pair[1]) << _MESSAGES
+            first = (pair[0] * len(self._indices) + pair[1]) << _MESSAGES
             self._counters[pair] = itertools.count(first)
         return self._counters[pair]
 
     def send(self, number: int, arrays: Sequence[jax.Array]) -> None:
-        """Holds arrays until the process that they are for has got them. Does not wait."""
+        """Holds arrays until their receiver has fetched them. Does not wait."""
         self._server.await_pull(number, list(arrays))
 
     def receive(
         self, process: int, number: int, specs: Sequence[jax.ShapeDtypeStruct]
     ) -> list[jax.Array]:
-        """Returns arrays that another process sends, before they are here. Does not wait."""
+        """Returns arrays that another process sends, before they have arrived. Does not wait."""
         connection = self._connections.get(process) or self.connect(process)
         return connection.pull(number, specs)
 
-    def connect(self, process: int) -> Any:
-        """Connects with a process, and waits until its server runs.
+    def connect(self, process: int) -> _Connection:
+        """Connects to a process, and waits until its server runs.
 
         Raises:
-            ProcessError: if it does not start one.
+            ProcessError: if its server does not start in time.
         """
         try:
             address = self._store.blocking_key_value_get(
@@ -83,7 +89,7 @@ class Peers:
 
 @functools.cache
 def peers() -> Peers:
-    """Returns the connections of this process, which start with the first call."""
+    """Returns the connections of this process, whose server starts with the first call."""
     return Peers()
 
 
@@ -94,8 +100,8 @@ def _address_key(process: int) -> str:
 def _own_host() -> str:
     """Returns the address of this machine on the network on which the processes have met."""
     host = coordinator_address().rpartition(":")[0].strip("[]")
-    family, _, _, _, place = socket.getaddrinfo(host, 1, type=socket.SOCK_DGRAM)[0]
+    family, _, _, _, address = socket.getaddrinfo(host, 1, type=socket.SOCK_DGRAM)[0]
     with socket.socket(family, socket.SOCK_DGRAM) as probe:
-        probe.connect(place)  # asks for the route; a datagram socket sends nothing
-        address = probe.getsockname()[0]
-    return f"[{address}]" if family == socket.AF_INET6 else address
+        probe.connect(address)  # asks for the route; a datagram socket sends nothing
+        own = probe.getsockname()[0]
+    return f"[{own}]" if family == socket.AF_INET6 else own

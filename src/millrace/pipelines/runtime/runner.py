@@ -1,4 +1,4 @@
-"""Runs one execution of a pipelined model: the tasks of a schedule, one dispatch each.
+"""Executions of a pipelined model: the tasks of a schedule, one dispatch each.
 
 for task in order:                  every device group's order, merged
     stage.forward(...) ...          JAX returns at once, so the device groups overlap
@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Iterable
 from dataclasses import replace
 from statistics import median
-from typing import Any, cast
+from typing import cast
 
 import jax
 import numpy as np
@@ -19,16 +19,18 @@ from millrace.compiled_loop.protocol import ExecutionSteps
 from millrace.compiled_loop.result import CallResult, Halted, TapSink
 from millrace.feeds.block import BlockSlice
 from millrace.interrupts import raise_if_interrupted
+from millrace.pipelines.programs.split import Arrays
+from millrace.pipelines.runtime.activation_offload import ActivationOffload
 from millrace.pipelines.runtime.buffers import Buffers
 from millrace.pipelines.runtime.kept_state import KeptState
 from millrace.pipelines.runtime.micro_batches import MicroBatch, Shape, micro_batches, next_update
 from millrace.pipelines.runtime.replica_stage_state import ReplicaStageState
 from millrace.pipelines.runtime.shapes import PipelineDryRun, Shapes
 from millrace.pipelines.runtime.stage_state import StageState
-from millrace.pipelines.runtime.stash import Stash
-from millrace.pipelines.runtime.taps import TapParts
+from millrace.pipelines.runtime.taps import TapCollector
 from millrace.pipelines.runtime.tasks import task_error
 from millrace.plan import Mode
+from millrace.pytrees import ArrayTree
 from millrace.records.run import PipelineStatistics
 from millrace.schedules.task import Pass, Task
 from millrace.steps.accumulate import coefficient_of, scale_of, weight_of
@@ -41,14 +43,14 @@ FORWARD_AHEAD = 2  # micro-batches per stage by which evaluation may be ahead of
 
 
 class PipelineRunner:
-    """Runs micro-batches with the executables of one mode of one model."""
+    """Runs the executions of one mode of one pipelined model."""
 
     def __init__(self, shapes: Shapes, outlet: TapSink):
         """Makes a runner.
 
         Args:
             shapes: the executables for each shape of micro-batches.
-            outlet: takes what taps carry out, while an execution runs.
+            outlet: takes tapped values, while an execution runs.
         """
         plan, compiled = shapes.plan, shapes.compiled
         self._shapes, self._plan, self._compiled = shapes, plan, compiled
@@ -58,60 +60,60 @@ class PipelineRunner:
         self._spans_processes = any(not group.is_local for group in self._groups)
         self._values: StageState | None = None
         self._kept = KeptState(self._groups)
-        # Apart from what `run` returns: also micro-batches without a result have tapped something.
-        self._taps = TapParts(plan, self._groups, outlet)
-        self._probes: deque[Any] = deque()
+        # Separate from the results of `run`: micro-batches without a result have taps, too.
+        self._taps = TapCollector(plan, self._groups, outlet)
+        self._probes: deque[ArrayTree] = deque()
         self._task_seconds: list[float] = []
         self._in_flight: tuple[int, ...] = ()
         self.dispatches = 0
         self.statistics = PipelineStatistics()
-        # The newest state of a running execution; what is left of it if the execution fails.
+        # The newest state of a running execution; the state to go on with if the execution fails.
         self.state: State | None = None
 
     def run(self, state: State, execution: ExecutionSteps) -> tuple[State, list[CallResult]]:
         """Runs one execution and does not wait for it; see `Runner.run`.
 
-        Each micro-batch has a result of its own, so only the slices of the execution matter.
+        Each micro-batch has its own result, so only the slices of the execution matter.
         """
         self.state, self._values, self._task_seconds = state, None, []
         self._taps.forget()
         self._in_flight = (0,) * len(self._groups)
         try:
-            parts, steps = self._run(state, execution.slices)
+            results, steps = self._run(state, execution.slices)
         except BaseException:
-            # Micro-batches of the update that failed have changed some of the state already.
+            # Micro-batches of the failed update have already changed some of the state.
             self.state = self._values.state() if self._values is not None else state
             self._kept.release()
             raise
         if self._values is not None:
             if self._plan.mode is not Mode.TRAIN:
                 self._reduce_replicas(self._shapes.first()[1], [[]] * len(self._groups), steps)
-            if not parts and self._plan.mode is not Mode.PREDICT:
-                parts = [CallResult(self._logs(self._values), steps, 1)]
+            if not results and self._plan.mode is not Mode.PREDICT:
+                results = [CallResult(self._logs(self._values), steps, 1)]
             state = self._values.state()
             self._kept.keep(state, self._values)
             self._taps.end(state, self._shapes.first()[1])
             self._count_tasks()
         self.state = self._values = None
-        return state, parts
+        return state, results
 
     def _run(self, state: State, slices: Iterable[BlockSlice]) -> tuple[list[CallResult], int]:
-        parts: list[CallResult] = []
+        results: list[CallResult] = []
         steps = 0
         trains = self._plan.mode is Mode.TRAIN
         size = self._plan.update_steps if trains else 1
-        rest = micro_batches(slices, lambda spec: self._shapes.of(spec, state), self._replicas)
-        while batches := next_update(rest, size):
+        remaining = micro_batches(slices, lambda spec: self._shapes.of(spec, state), self._replicas)
+        while batches := next_update(remaining, size):
             if self._values is None:
                 self._values = self._kept.enter(self._plan.mode, state, batches[0].shape)
                 self._taps.begin(state, batches[0].shape)
             run = self._update if trains else self._forward
-            parts += run(batches, self._values)
+            results += run(batches, self._values)
             steps += sum(micro_batch.steps for micro_batch in batches)
             if self._taps.halted is not None:
                 break
             raise_if_interrupted()
-        return parts, steps
+        return results, steps
 
     @property
     def halted(self) -> Halted | None:
@@ -119,43 +121,43 @@ class PipelineRunner:
         return self._taps.halted
 
     def dry_run(self, single_steps: bool | None = None) -> PipelineDryRun:
-        """Returns what compiles for this runner; executions of any length run the same tasks."""
+        """Returns the dry run of this runner; executions of any length run the same tasks."""
         del single_steps
         return PipelineDryRun(self._shapes)
 
     def extend_records(self, steps: int) -> None:
-        """Does nothing: each micro-batch has a result of its own."""
+        """Does nothing: each micro-batch has its own result."""
 
-    def gather(self, role: str, values: Iterable[Any]) -> list[Any]:
+    def gather(self, role: str, values: Iterable[jax.Array]) -> Arrays:
         """Returns values of the state as variables hold them; all processes call it together."""
         return self._kept.gather(role, values)
 
     def release(self) -> None:
-        """Lets go of what a loop that has ended was waiting for."""
+        """Forgets the arrays and the state of a loop that has ended."""
         self._probes.clear()
         self._kept.release()
         self._taps.forget()
 
     def _update(self, batches: list[MicroBatch], state: StageState) -> list[CallResult]:
-        """Runs one update, and returns a part for each micro-batch if they have results."""
+        """Runs one update, and returns a call result for each micro-batch that has one."""
         first = batches[0].shape
         reduction = self._plan.accumulation.reduction
         weights = [weight_of(reduction, each.shape.rows, first.rows) for each in batches]
-        counted = [each.counted(self._replicas) for each in batches]
+        steps_arguments = [each.steps_argument(self._replicas) for each in batches]
         schedule, order = self._compiled.orders.of(len(batches), first.builder.stages.split.values)
         buffers = Buffers()
-        stash = Stash(schedule, buffers) if self._plan.offload.activations else None
+        offload = ActivationOffload(schedule, buffers) if self._plan.offload.activations else None
         sums = [stage.zeros() for stage in first.stages]
-        results: list[dict[int, Any]] = [{} for _ in batches]
+        results: list[dict[int, jax.Array]] = [{} for _ in batches]
         accumulated = [0] * len(sums)  # micro-batches, by stage
 
         def coefficient(task: Task) -> np.float32:
             before = accumulated[task.stage]
             accumulated[task.stage] += 1
-            given = 0.0 if reduction.is_running else weights[task.micro_batch]
-            return np.float32(coefficient_of(reduction, given, before))
+            weight = 0.0 if reduction.is_running else weights[task.micro_batch]
+            return np.float32(coefficient_of(reduction, weight, before))
 
-        parts: list[CallResult] = []
+        call_results: list[CallResult] = []
         before = self._taps.before(state, first)
         for task in order:
             number = task.micro_batch
@@ -163,26 +165,26 @@ class PipelineRunner:
             stage = micro_batch.shape.stages[task.stage]
             begin = time.perf_counter()
             try:
-                if stash is not None:
-                    stash.before(task)
+                if offload is not None:
+                    offload.before(task)
                 if task.kind is Pass.FORWARD:
                     results[number] |= stage.forward(
-                        number, micro_batch.leaves, state, buffers, *counted[number]
+                        number, micro_batch.leaves, state, buffers, *steps_arguments[number]
                     )
                     if task.stage == self._last:
-                        parts += self._parts(results[number], micro_batch, state)
+                        call_results += self._call_results(results[number], micro_batch, state)
                 elif task.kind is Pass.BACKWARD:
                     stage.backward(
-                        number, state, buffers, sums, coefficient(task), *counted[number]
+                        number, state, buffers, sums, coefficient(task), *steps_arguments[number]
                     )
                 elif task.kind is Pass.BACKWARD_INPUT:
                     stage.backward_input(number, state, buffers)
                 else:
                     stage.backward_weight(
-                        number, state, buffers, sums, coefficient(task), *counted[number]
+                        number, state, buffers, sums, coefficient(task), *steps_arguments[number]
                     )
-                if stash is not None:
-                    stash.after(task)
+                if offload is not None:
+                    offload.after(task)
             except Exception as error:
                 raise task_error(error, task, schedule) from error
             self._task_seconds.append(time.perf_counter() - begin)
@@ -199,33 +201,33 @@ class PipelineRunner:
             self._wait(first.update.run(state, sums, scale), pending)
         if self._taps.add(batches, buffers) and before is not None:
             before.restore()
-        return parts
+        return call_results
 
     def _forward(self, batches: list[MicroBatch], state: StageState) -> list[CallResult]:
-        """Runs one micro-batch through all stages; the devices overlap without being told."""
+        """Runs one micro-batch through all stages; devices overlap, since calls do not wait."""
         (micro_batch,), buffers = batches, Buffers()
-        counted = micro_batch.counted(self._replicas)
-        results: dict[int, Any] = {}
+        steps_argument = micro_batch.steps_argument(self._replicas)
+        results: dict[int, jax.Array] = {}
         for stage in micro_batch.shape.stages:
             begin = time.perf_counter()
-            results |= stage.forward(0, micro_batch.leaves, state, buffers, *counted)
+            results |= stage.forward(0, micro_batch.leaves, state, buffers, *steps_argument)
             self._task_seconds.append(time.perf_counter() - begin)
         self._wait(buffers.newest, FORWARD_AHEAD * len(self._groups))
         self._taps.add(batches, buffers)
-        return self._parts(results, micro_batch, state)
+        return self._call_results(results, micro_batch, state)
 
-    def _reduce_replicas(self, shape: Shape, sums: list[Any], steps: int) -> None:
-        """Adds up over replicas what they left after `steps` steps."""
+    def _reduce_replicas(self, shape: Shape, sums: list[Arrays], steps: int) -> None:
+        """Adds up the results of `steps` steps over replicas."""
         if self._replicas > 1:
             for stage in shape.stages:
                 stage.reduce_replicas(
                     sums, cast(ReplicaStageState, self._values), np.array([0, steps], np.int32)
                 )
 
-    def _parts(
-        self, results: dict[int, Any], micro_batch: MicroBatch, state: StageState
+    def _call_results(
+        self, results: dict[int, jax.Array], micro_batch: MicroBatch, state: StageState
     ) -> list[CallResult]:
-        """Returns the part of a micro-batch, if it has results."""
+        """Returns the call result of a micro-batch, if it has one."""
         tree = jax.tree.structure(micro_batch.shape.builder.stages.split.result)
         if results:
             result = jax.tree.unflatten(tree, [results[leaf] for leaf in sorted(results)])
@@ -235,8 +237,8 @@ class PipelineRunner:
             return []
         return [CallResult(result, micro_batch.steps, self._replicas, micro_batch.first)]
 
-    def _logs(self, state: StageState) -> Any:
-        """Returns the logs of the last step, where they follow from the metrics."""
+    def _logs(self, state: StageState) -> ArrayTree:
+        """Returns the logs of the last step, computed from the metrics."""
         spec, shape = self._shapes.first()
         last, group = self._last, self._groups[self._last]
         plan = replace(self._plan, batch=spec)
@@ -248,8 +250,8 @@ class PipelineRunner:
             logs = run(*state.metrics())
         return self._kept.share_result(logs, last, lambda: shape.builder.logs(last))
 
-    def _wait(self, probe: Any, pending: int) -> None:
-        """Waits where too much is dispatched. JAX would queue tasks as fast as they are called."""
+    def _wait(self, probe: ArrayTree, pending: int) -> None:
+        """Waits until at most `pending` probes are unfinished: JAX would queue any number."""
         self._probes.append(probe)
         while len(self._probes) > pending:
             jax.block_until_ready(self._probes.popleft())

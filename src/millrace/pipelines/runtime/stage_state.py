@@ -1,25 +1,27 @@
 """The values of a pipelined model's variables while an execution runs: each at its stage."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+
+import jax
 
 from millrace._compat.jax_arrays import uncommitted
 from millrace.devices import DeviceGroup, put_on
 from millrace.pipelines.programs.builder import StageBuilder
 from millrace.pipelines.programs.layouts import moves
-from millrace.pipelines.programs.split import Slot
+from millrace.pipelines.programs.split import Arrays, Slot
 from millrace.pipelines.programs.stages import state_groups
 from millrace.pipelines.runtime.transfer import on_device
 from millrace.plan import ROLES, Mode
+from millrace.pytrees import Layout
 from millrace.steps.state import State, Values
 
 
 class StageState:
-    """Takes a state apart, holds what the stages take of it, and puts it together again.
+    """Splits a state over the stages, and puts it together again.
 
-    A value lives at one stage. A stage on another device that reads it has a copy, which is made
-    anew when the value has changed. What lives in another process is here as it was when Keras
-    gave it to the pipeline.
+    Each value lives at one stage. A stage on another device that reads it has a copy, which is
+    renewed when the value has changed. A value whose stage is in another process stays here as
+    Keras gave it to the pipeline.
     """
 
     def __init__(
@@ -33,14 +35,14 @@ class StageState:
         """Moves each value to the devices of the stage that it lives at."""
         self._roles = ROLES[mode]
         self._builder = builder
-        # How values lie at a stage, where some rest in host memory.
-        self._layouts: dict[tuple[Slot, int], Any] = {}
+        # Of values at a stage, where some are offloaded to host memory.
+        self._layouts: dict[tuple[Slot, int], Layout | None] = {}
         self.owners = owners
         # Copies of values that live in another process, by slot and the stage that reads them.
-        self.copies: dict[tuple[Slot, int], Any] = {}
+        self.copies: dict[tuple[Slot, int], jax.Array] = {}
         self._stages = builder.stages.split.stages
         self._groups = groups
-        self._values: dict[str, list[Any]] = {
+        self._values: dict[str, Arrays] = {
             role: list(values) for role, values in zip(self._roles, state, strict=True)
         }
         for role, values in self._values.items():
@@ -51,23 +53,23 @@ class StageState:
         groups_of_slots = [state_groups(stage) for stage in self._stages]
         self._fixed_slots = [fixed for fixed, _ in groups_of_slots]
         self._changing_slots = [changing for _, changing in groups_of_slots]
-        # What forward and backward take, by stage.
-        self.weights: list[list[Any]] = []
-        self.fixed: list[list[Any]] = []
-        self.changing: list[list[Any]] = [
+        # Inputs of forward and backward, by stage.
+        self.weights: list[Arrays] = []
+        self.fixed: list[Arrays] = []
+        self.changing: list[Arrays] = [
             self._changing(stage, slots) if groups[stage].local else []
             for stage, slots in enumerate(self._changing_slots)
         ]
         self.refresh()
 
-    def __getitem__(self, slot: Slot) -> Any:
+    def __getitem__(self, slot: Slot) -> jax.Array:
         return self._values[slot.role][slot.index]
 
-    def __setitem__(self, slot: Slot, value: Any) -> None:
+    def __setitem__(self, slot: Slot, value: jax.Array) -> None:
         self._values[slot.role][slot.index] = value
 
-    def lay(self, value: Any, slot: Slot, stage: int) -> Any:
-        """Returns a value as it lies at `stage`: itself, or a copy that has been started."""
+    def lay(self, value: jax.Array, slot: Slot, stage: int) -> jax.Array:
+        """Returns a value in its layout at `stage`: itself, or a copy that has been started."""
         if moves(self._builder.stages.plan):
             if (slot, stage) not in self._layouts:
                 self._layouts[slot, stage] = self._builder.layouts.of(stage, slot)
@@ -75,8 +77,8 @@ class StageState:
                 return put_on(value, layout)
         return on_device(value, self._groups[stage].devices[0])
 
-    def at(self, slot: Slot, stage: int) -> Any:
-        """Returns a value of the state as it lies at `stage`."""
+    def at(self, slot: Slot, stage: int) -> jax.Array:
+        """Returns a value of the state in its layout at `stage`."""
         copy = self.copies.get((slot, stage))
         return self.lay(self[slot], slot, stage) if copy is None else copy
 
@@ -103,11 +105,11 @@ class StageState:
                 self[slot] = value
         return tuple(Values(map(uncommitted, self._values[role])) for role in self._roles)
 
-    def metrics(self) -> tuple[Any, ...]:
-        """Returns what the program of logs takes: values of the metrics, at the last stage."""
+    def metrics(self) -> tuple[Arrays]:
+        """Returns the arguments of the program of logs: the metrics' values, at the last stage."""
         device = self._groups[-1].devices[0]
         return ([on_device(value, device) for value in self.state()[-1]],)
 
-    def _changing(self, stage: int, slots: Sequence[Slot]) -> list[Any]:
+    def _changing(self, stage: int, slots: Sequence[Slot]) -> Arrays:
         del stage
         return [self[slot] for slot in slots]

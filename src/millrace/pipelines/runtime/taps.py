@@ -1,15 +1,15 @@
-"""What the stages of a pipeline tapped, as parts like those of a model in one piece.
+"""The values that the stages of a pipeline tap, as call results like those of a model in one piece.
 
-    forward 0, forward 1, ...  backward 1, backward 0   ->  a part for each micro-batch
-    final 0, final 1, ...                               ->  the updates of the last part
+    forward 0, forward 1, ...  backward 1, backward 0   ->  a call result for each micro-batch
+    final 0, final 1, ...                               ->  the updates of the last of these
 
-A value whose leaves come from several stages is whole again here. In a process that has no device
-of a stage there is nothing of what that stage taps, and no value that has leaves from it.
+A value whose leaves come from several stages is put together here. A process that has no device of
+a stage gets none of the stage's tapped values, and no value with a leaf from that stage.
 """
 
 from collections import OrderedDict
 from collections.abc import Hashable, Iterable, Sequence
-from typing import Any
+from typing import cast
 
 import jax
 import jax.numpy as jnp
@@ -19,6 +19,7 @@ from millrace.compiled_loop.result import CallResult, Halted, TapSink
 from millrace.devices import DeviceGroup
 from millrace.errors import TapError
 from millrace.pipelines.programs.builder import StageBuilder
+from millrace.pipelines.programs.split import Arrays
 from millrace.pipelines.programs.stage_taps import HALTED, Bundle, LossScale
 from millrace.pipelines.runtime.buffers import Buffers
 from millrace.pipelines.runtime.changing_state import ChangingState
@@ -26,6 +27,7 @@ from millrace.pipelines.runtime.micro_batches import MicroBatch, Shape
 from millrace.pipelines.runtime.stage_state import StageState
 from millrace.pipelines.runtime.transfer import ToAll
 from millrace.plan import Mode, Plan
+from millrace.pytrees import ArrayTree
 from millrace.records.tensors import COUNTS
 from millrace.steps.state import State
 from millrace.taps.entries import Taps
@@ -33,16 +35,16 @@ from millrace.taps.taps import Tapped
 from millrace.taps.tensors import Rows
 
 
-class TapParts:
-    """Makes the parts of an execution's taps, and says where it has to be halted."""
+class TapCollector:
+    """Collects the taps of an execution, and says whether it has to be halted."""
 
     def __init__(self, plan: Plan, groups: Sequence[DeviceGroup], outlet: TapSink):
-        """Makes none yet.
+        """Starts without an execution.
 
         Args:
             plan: of the mode.
             groups: of each stage.
-            outlet: takes the parts of each update.
+            outlet: takes the call results of each update.
         """
         self._outlet = outlet
         self._replicas, self._groups = plan.replicas, groups
@@ -51,33 +53,33 @@ class TapParts:
         self._stops = self._trains and plan.taps.stops
         self._count = UpdateCount()
         self._to_all: dict[int, ToAll] = {}  # by the stage that a flag is from
-        self._nothing: dict[tuple[int, ...], Any] = {}  # by shape
-        self._done = 0  # steps of a running execution
+        self._no_statistics: dict[tuple[int, ...], jax.Array] = {}  # by shape
+        self._done = 0  # steps of the running execution so far
         self.halted: Halted | None = None  # the update before which the execution ended
 
     def forget(self) -> None:
-        """Forgets the execution before."""
+        """Forgets the previous execution."""
         self._done, self.halted = 0, None
 
     def begin(self, state: State, shape: Shape) -> None:
-        """Takes note of the state that an execution begins with."""
+        """Reads the update count from the state with which an execution begins."""
         if self._every > 1:
             self._count.begin(state[2][shape.builder.stages.taps.iterations])
 
     def end(self, state: State, shape: Shape) -> None:
-        """Takes note of the state that an execution has left."""
+        """Remembers which value of the state is the update count after an execution."""
         if self._every > 1:
             self._count.end(state[2][shape.builder.stages.taps.iterations])
 
     def before(self, state: StageState, shape: Shape) -> ChangingState | None:
-        """Returns what brings a state back to where it is now, if the update may be halted."""
+        """Returns a copy of the changing state to restore, if the update may be halted."""
         return ChangingState(state, shape.builder) if self._stops else None
 
     def add(self, micro_batches: Sequence[MicroBatch], buffers: Buffers) -> bool:
-        """Adds what the tasks of an update have tapped, and the update itself.
+        """Adds the tapped values of an update and of its tasks.
 
         Returns:
-            Whether the update was not applied. Where that may be, this waits for it.
+            Whether the update was halted. If it may be, this call waits for the update.
         """
         update = micro_batches[0].shape.update
         updates = Tapped() if update is None else gathered(update.tapped)
@@ -95,34 +97,34 @@ class TapParts:
             self.halted = Halted(batches, self._done)
         self._done += sum(each.steps for each in micro_batches)
         if any(steps):
-            made = [
+            results = [
                 CallResult(None, each.steps, self._replicas, each.first, Taps(steps=tapped))
                 for each, tapped in zip(micro_batches, steps, strict=True)
             ]
-        elif updates or halted is not None:  # nothing that tells the micro-batches apart
-            made = [CallResult(None, sum(each.steps for each in micro_batches), self._replicas)]
+        elif updates or halted is not None:  # one result, as the micro-batches have tapped nothing
+            results = [CallResult(None, sum(each.steps for each in micro_batches), self._replicas)]
         else:
             return False
         if self._trains:
-            taps = made[-1].taps._replace(updates=updates, halted=halted)
-            made[-1] = made[-1]._replace(taps=taps, updates=1)
-        self._outlet(made)
+            taps = results[-1].taps._replace(updates=updates, halted=halted)
+            results[-1] = results[-1]._replace(taps=taps, updates=1)
+        self._outlet(results)
         return bool(halted)
 
     def _steps(
         self, micro_batches: Sequence[MicroBatch], buffers: Buffers, updates: Tapped
     ) -> list[Tapped]:
-        """Returns what was tapped of each micro-batch."""
+        """Returns the tapped values of each micro-batch."""
         scales = {key.stage: value for key, value in updates.items() if isinstance(key, LossScale)}
-        made: list[list[tuple[Bundle, list[Any]]]] = [[] for _ in micro_batches]
+        tapped: list[list[tuple[Bundle, Arrays]]] = [[] for _ in micro_batches]
         for number, bundle, arrays in buffers.tapped:
             if bundle.trace in scales and bundle.rows is not None:  # statistics of gradients
                 arrays[0] = _divided(arrays[0], scales[bundle.trace])
-            made[number].append((bundle, arrays))
-        return list(map(gathered, made))
+            tapped[number].append((bundle, arrays))
+        return list(map(gathered, tapped))
 
     def _flag(self, shape: Shape, updates: Tapped) -> np.bool | None:
-        """Returns whether an update was not applied, in all processes; None if none looks."""
+        """Returns whether an update was halted, in all processes; None if no update is checked."""
         stage = shape.update.home_of(HALTED) if shape.update is not None else None
         if stage is None:
             return None
@@ -134,55 +136,55 @@ class TapParts:
         return np.asarray((flags or [])[0])[0]
 
     def _blank(self, tapped: Tapped) -> Tapped:
-        """Returns taps with the statistics of an update that nobody wants to look at.
+        """Returns taps with the statistics of an update that is not recorded.
 
-        They are computed all the same: only the host knows which update it is.
+        They are computed all the same: only the host knows the number of the update.
         """
         values = [
-            self._no_statistics(value.shape) if isinstance(key, Rows) else value
+            self._blank_statistics(value.shape) if isinstance(key, Rows) else value
             for key, value in tapped.items()
         ]
         return Tapped(tapped.keys, tuple(values))
 
-    def _no_statistics(self, shape: tuple[int, ...]) -> Any:
-        if shape not in self._nothing:
+    def _blank_statistics(self, shape: tuple[int, ...]) -> jax.Array:
+        if shape not in self._no_statistics:
             values = np.full(shape, np.nan, np.float32)
-            values[..., COUNTS] = -1.0  # a count that no tensor has, as in tensor_taps
-            self._nothing[shape] = jnp.asarray(values)
-        return self._nothing[shape]
+            values[..., COUNTS] = -1.0  # a count that no tensor has, as in taps/tensors.py
+            self._no_statistics[shape] = jnp.asarray(values)
+        return self._no_statistics[shape]
 
 
 class UpdateCount:
-    """Which update runs next, without waiting for the device, which counts them too.
+    """The number of the next update, without waiting for the count on the device.
 
-    An update that the optimizer itself skips, as loss scaling may, is one here and none there:
-    until the count is read again, from values that were set from outside.
+    An update that the optimizer itself skips, as loss scaling may, counts here but not on the
+    device, until values set from outside make the count be read again.
     """
 
     def __init__(self) -> None:
-        self._known: tuple[Any, int] = (None, 0)
+        self._last: tuple[jax.Array | None, int] = (None, 0)  # the device's value, its count
         self.number = 0
 
-    def begin(self, iterations: Any) -> None:
-        """Begins at the count in a state."""
-        known, self.number = self._known
-        if iterations is not known:
+    def begin(self, iterations: jax.Array) -> None:
+        """Begins at the count in a state, which is read only if it is not the last one."""
+        last, self.number = self._last
+        if iterations is not last:
             whole = getattr(iterations, "is_fully_addressable", True)
             self.number = int(np.asarray(iterations if whole else iterations.addressable_data(0)))
 
-    def end(self, iterations: Any) -> None:
-        """Takes note of the value that stands for the count."""
-        self._known = iterations, self.number
+    def end(self, iterations: jax.Array) -> None:
+        """Remembers the device's value of the count."""
+        self._last = iterations, self.number
 
 
 def check_queues(builder: StageBuilder) -> None:
     """Refuses queues whose values cannot be put together.
 
     Raises:
-        TapError: if one takes values of a layer and of gradients, or of the gradients of several
-            stages which are no dicts, or dicts with the same key.
+        TapError: if a queue takes values of both a layer and gradients, or gradients of several
+            stages that are not dicts or are dicts with a common key.
     """
-    keys: dict[Hashable, dict[int, Sequence[Any] | None]] = {}
+    keys: dict[Hashable, dict[int, Sequence[str] | None]] = {}
     for index in range(len(builder.stages.split.stages)):
         bundle = builder.stages.taps.backward(index)
         if bundle is None:
@@ -210,22 +212,25 @@ def check_queues(builder: StageBuilder) -> None:
             )
 
 
-def gathered(made: Iterable[tuple[Bundle, list[Any]]]) -> Tapped:
-    """Returns what several programs have tapped: statistics by stage, and whole values."""
-    keys: list[Any] = []
-    values: list[Any] = []
-    found: dict[Hashable, dict[int | None, tuple[Any, dict[int, Any]]]] = {}
-    for bundle, arrays in sorted(made, key=lambda each: each[0].stage):
+_TracedLeaves = tuple[jax.tree_util.PyTreeDef, dict[int, jax.Array]]
+
+
+def gathered(tapped: Iterable[tuple[Bundle, Arrays]]) -> Tapped:
+    """Puts the values tapped by several programs together: statistics by stage, whole values."""
+    keys: list[Hashable] = []
+    values: list[ArrayTree] = []
+    leaves_of: dict[Hashable, dict[int | None, _TracedLeaves]] = {}  # by key and trace
+    for bundle, arrays in sorted(tapped, key=lambda each: each[0].stage):
         if bundle.rows is not None:
             keys.append(bundle.rows)
             values.append(arrays[0])
         leaves = arrays[len(arrays) - len(bundle.leaves) :]
-        for (key, place), array in zip(bundle.leaves, leaves, strict=True):
-            traces = found.setdefault(key, {})
-            traces.setdefault(bundle.trace, (bundle.trees[key], {}))[1][place] = array
-    for key, traces in found.items():
+        for (key, leaf), array in zip(bundle.leaves, leaves, strict=True):
+            traces = leaves_of.setdefault(key, {})
+            traces.setdefault(bundle.trace, (bundle.trees[key], {}))[1][leaf] = array
+    for key, traces in leaves_of.items():
         whole = [
-            jax.tree.unflatten(tree, [leaves[place] for place in range(tree.num_leaves)])
+            jax.tree.unflatten(tree, [leaves[leaf] for leaf in range(tree.num_leaves)])
             for tree, leaves in traces.values()
             if len(leaves) == tree.num_leaves
         ]
@@ -235,18 +240,19 @@ def gathered(made: Iterable[tuple[Bundle, list[Any]]]) -> Tapped:
     return Tapped(tuple(keys), tuple(values))
 
 
-def _merged(parts: list[Any]) -> Any:
-    """Returns the dicts that the stages enqueued as one: the last stage's first, as backward runs.
+def _merged(by_stage: list[ArrayTree]) -> ArrayTree:
+    """Merges the dicts that the stages enqueued, that of the last stage first, as backward runs.
 
-    `check_queues` has seen to it that they are dicts.
+    `check_queues` has made sure that several values are dicts.
     """
-    if len(parts) == 1:
-        return parts[0]
-    return OrderedDict(item for part in reversed(parts) for item in part.items())
+    if len(by_stage) == 1:
+        return by_stage[0]
+    dicts = cast(list[dict[str, ArrayTree]], by_stage)
+    return OrderedDict(item for entries in reversed(dicts) for item in entries.items())
 
 
 def _for_others(tapped: Tapped) -> Tapped:
-    """Returns taps without those that only this file reads."""
+    """Returns taps without those that only this module reads."""
     kept = [
         (key, value)
         for key, value in tapped.items()

@@ -1,7 +1,6 @@
-"""The tasks of one stage: each takes its inputs from the buffers, and leaves there what it made."""
+"""The tasks of one stage: each takes its inputs from the buffers and leaves its results there."""
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import jax
 import numpy as np
@@ -11,10 +10,11 @@ from millrace.compiling.executable import Executable
 from millrace.devices import DeviceGroup
 from millrace.errors import MillraceError, NonFiniteError, TaskError
 from millrace.pipelines.programs.builder import StageBuilder
+from millrace.pipelines.programs.split import Arrays
 from millrace.pipelines.runtime.buffers import Buffers
 from millrace.pipelines.runtime.replica_stage_state import ReplicaStageState
 from millrace.pipelines.runtime.stage_state import StageState
-from millrace.pipelines.runtime.transfer import Copies, ToAll, routes
+from millrace.pipelines.runtime.transfer import Copies, Sent, ToAll, routes
 from millrace.plan import Mode
 from millrace.schedules.task import Schedule, Task
 from millrace.schedules.text import grid
@@ -22,7 +22,7 @@ from millrace.steps.program import Program
 
 
 def task_error(error: Exception, task: Task, schedule: Schedule) -> MillraceError:
-    """Returns the error that names the task, and shows it in its schedule."""
+    """Returns an error that names the task and shows it in its schedule."""
     where = f"the {task.kind.name.lower()} pass of stage {task.stage} on micro-batch"
     where = f"{where} {task.micro_batch}"
     drawing = grid(schedule, marked=task)
@@ -37,17 +37,17 @@ def task_error(error: Exception, task: Task, schedule: Schedule) -> MillraceErro
 
 
 # (name, stage, how to make the program) -> executable
-Find = Callable[[str, int, Callable[[], Program]], Executable]
+FindExecutable = Callable[[str, int, Callable[[], Program]], Executable]
 
 
 class StageTasks:
     """Runs the tasks of one stage on micro-batches of one shape.
 
-    With replicas each takes one more argument: which of them have a batch. In a process that
-    has no device of the stage, a task only takes what is sent to the stages that are here.
+    With replicas each task takes one more argument: the replicas that have a batch. In a process
+    that has no device of the stage, a task only receives values for the stages of this process.
 
     Calls return before the device has computed anything, so a task costs the time of its dispatch:
-    what can be looked up is looked up once, here.
+    everything that can be looked up beforehand is looked up once, here.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class StageTasks:
         mode: Mode,
         index: int,
         groups: Sequence[DeviceGroup],
-        find: Find,
+        find: FindExecutable,
     ):
         self._stage = stage = builder.stages.split.stages[index]
         self._builder = builder
@@ -66,16 +66,14 @@ class StageTasks:
         self.is_here = bool(group.local)
         self._copies = Copies(group) if self.is_here else None
         values = builder.stages.split.values
-        # For each group: (place among the sent values, number, stages that take it there).
-        self._routes = routes(
-            [(k, n, values[n].consumers) for k, n in enumerate(stage.sent)], builder, index, groups
-        )
+        sent = [Sent(k, number, values[number].consumers) for k, number in enumerate(stage.sent)]
+        self._routes = routes(sent, builder, index, groups)
         self._to_all = self._result_specs = None
         if stage.results and any(not each.is_local for each in groups):
             self._to_all = ToAll(group, groups)
             program = builder.forward(index)
-            made = jax.eval_shape(program.function, *program.arguments)
-            self._result_specs = made[2][: len(stage.results)]
+            specs = jax.eval_shape(program.function, *program.arguments)
+            self._result_specs = specs[2][: len(stage.results)]
         self._forward_taps = builder.stages.taps.forward(index)
         self._backward_taps = builder.stages.taps.backward(index)
         self._executables: dict[str, Executable] = {}
@@ -85,23 +83,21 @@ class StageTasks:
         passes = builder.stages.passes(index)
         self._passes = passes
         sources = ("batch", "carried", "sent", "residual")
-        self._held = [(sources.index(source), place) for source, place in passes.held]
-        self._answers = routes(
-            [(k, n, (values[n].producer,)) for k, n in enumerate(passes.returns)],
-            builder,
-            index,
-            groups,
-        )
+        self._held = [(sources.index(source), position) for source, position in passes.held]
+        returned = [
+            Sent(k, number, (values[number].producer,)) for k, number in enumerate(passes.returns)
+        ]
+        self._answers = routes(returned, builder, index, groups)
 
     def forward(
         self,
         micro_batch: int,
-        leaves: Sequence[Any],
+        leaves: Sequence[np.ndarray],
         state: StageState,
         buffers: Buffers,
         *steps: np.ndarray,
-    ) -> dict[int, Any]:
-        """Runs the stage forward, and returns the leaves of the step's result that it makes."""
+    ) -> dict[int, jax.Array]:
+        """Runs the stage forward, and returns its leaves of the step's result by their index."""
         stage, index = self._stage, self._index
         sent, results = None, None
         if self._copies is not None:
@@ -120,8 +116,9 @@ class StageTasks:
                 results, taps = results[: len(stage.results)], results[len(stage.results) :]
                 buffers.tapped.append((micro_batch, self._forward_taps, taps))
             if self._held is not None:
-                made = (batch, carried, sent, residuals)
-                buffers.hold(index, micro_batch, [made[s][place] for s, place in self._held])
+                sources = (batch, carried, sent, residuals)
+                held = [sources[source][position] for source, position in self._held]
+                buffers.hold(index, micro_batch, held)
         for route in self._routes:
             for array, number, stages in route.carry(sent):
                 for consumer in stages:
@@ -135,7 +132,7 @@ class StageTasks:
         micro_batch: int,
         state: StageState,
         buffers: Buffers,
-        sums: list[Any],
+        sums: list[Arrays],
         weight: np.float32,
         *steps: np.ndarray,
     ) -> None:
@@ -162,26 +159,26 @@ class StageTasks:
             return
         held = buffers.take_held(index, micro_batch)
         cotangents = buffers.take_cotangents(index, micro_batch, passes.cotangents)
-        kept: list[Any] = []
-        if passes.returns:  # the first stage gives nothing back: all its work is the other half
+        kept: Arrays = []
+        if passes.returns:  # the first stage returns no cotangents: it has only the other half
             run = self._executables.get("backward_input") or self._get(
                 "backward_input", self._builder.backward_input
             )
             returned, kept = run(state.weights[index], held, cotangents)
             self._answer(micro_batch, returned, buffers)
-        rest = (
+        left = (
             [held[k] for k in passes.weight_held],
             [cotangents[k] for k in passes.weight_cotangents],
             kept,
         )
-        buffers.keep(index, micro_batch, rest)
+        buffers.keep(index, micro_batch, left)
 
     def backward_weight(
         self,
         micro_batch: int,
         state: StageState,
         buffers: Buffers,
-        sums: list[Any],
+        sums: list[Arrays],
         weight: np.float32,
         *steps: np.ndarray,
     ) -> None:
@@ -192,22 +189,24 @@ class StageTasks:
         run = self._executables.get("backward_weight") or self._get(
             "backward_weight", self._builder.backward_weight
         )
-        rest = buffers.take_kept(index, micro_batch)
-        made = run(state.weights[index], *rest, sums[index], weight, *steps)
+        kept = buffers.take_kept(index, micro_batch)
+        result = run(state.weights[index], *kept, sums[index], weight, *steps)
         if self._backward_taps is not None:
-            made, taps = made
+            result, taps = result
             buffers.tapped.append((micro_batch, self._backward_taps, taps))
-        sums[index] = made
+        sums[index] = result
 
-    def zeros(self) -> list[Any]:
-        """Returns what the stage accumulates into; nothing where it is not here."""
+    def zeros(self) -> Arrays:
+        """Returns the gradient accumulators of the stage; none if it is in another process."""
         if not self.is_here:
             return []
         run = self._executables.get("zeros") or self._get("zeros", self._builder.zeros)
         return run()
 
-    def reduce_replicas(self, sums: list[Any], state: ReplicaStageState, steps: np.ndarray) -> None:
-        """Adds up over replicas what an update left, in `sums[stage]` and in the state."""
+    def reduce_replicas(
+        self, sums: list[Arrays], state: ReplicaStageState, steps: np.ndarray
+    ) -> None:
+        """Adds up the results of an update over replicas, in `sums[stage]` and in the state."""
         index = self._index
         if not self.is_here:
             return
@@ -216,15 +215,16 @@ class StageTasks:
         run = self._executables.get("reduce_replicas") or self._get(
             "reduce_replicas", replicated.reduce_replicas
         )
-        sums[index], parts, whole = run(sums[index], state.unsettled(index), steps)
-        state.reduce_replicas(index, parts, whole)
+        by_replica = state.values_by_replica(index)
+        sums[index], by_replica, whole = run(sums[index], by_replica, steps)
+        state.reduce_replicas(index, by_replica, whole)
 
-    def _answer(self, micro_batch: int, returned: list[Any] | None, buffers: Buffers) -> None:
+    def _answer(self, micro_batch: int, returned: Arrays | None, buffers: Buffers) -> None:
         for route in self._answers:
             for array, number, (producer,) in route.carry(returned):
                 buffers.answer(producer, micro_batch, (number, self._index), array)
 
     def _get(self, name: str, make: Callable[[int], Program]) -> Executable:
-        found = self._find(name, self._index, lambda: make(self._index))
-        self._executables[name] = found
-        return found
+        executable = self._find(name, self._index, lambda: make(self._index))
+        self._executables[name] = executable
+        return executable

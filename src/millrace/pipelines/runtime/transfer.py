@@ -1,20 +1,21 @@
-"""Moving arrays between the devices of stages, also in other processes.
+"""Moves of arrays between the devices of stages, also in other processes.
 
     source  d0 ──────> e0  target      replica 0: within a process, a copy
             d1 ══════> e1              replica 1: to another process, see links.py
 
-Every process that has a device of either stage makes the edge, and calls `move` as often and in the
-same order as the others. No call waits for the other processes or for the arrays.
+Every process that has a device of either stage creates the edge, and calls `move` as often and in
+the same order as the others. No call waits for the other processes or for the arrays.
 
 Copies    within this process
-Edge      between processes (edge.py); those that have a device of either group call it together
+Edge      between processes; those that have a device of either group call it together
 ToAll     from one group to every process that has no device of it
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
+import numpy as np
 from jax.sharding import Sharding
 
 from millrace._compat.jax_arrays import DeviceCopies
@@ -22,23 +23,25 @@ from millrace._compat.jax_memory import in_device_memory
 from millrace._compat.jax_transfer import Assembly, shards
 from millrace.devices import DeviceGroup
 from millrace.pipelines.programs.builder import StageBuilder
+from millrace.pipelines.programs.split import Arrays
 from millrace.pipelines.runtime.links import Specs, link
 from millrace.processes.agreement import own_copy
+from millrace.pytrees import Array
 
 
 class Edge:
     """Moves arrays from one device group to another."""
 
     def __init__(self, source: DeviceGroup, target: DeviceGroup, transport: str | None = None):
-        """Makes an edge. Where processes send to each other, it waits until the others do so, too.
+        """Creates the links. Where processes pull from each other, it waits for their servers.
 
         Args:
             source: devices that arrays come from, one for each replica.
             target: devices that they go to, as many.
-            transport: between processes, "pull" or "permute"; None for the platform's.
+            transport: between processes, "pull" or "permute"; None: the faster one.
 
         Raises:
-            ProcessError: if a process of the edge does not come.
+            ProcessError: if the server of another process does not start in time.
         """
         here = jax.process_index()
         pairs = list(enumerate(zip(source.devices, target.devices, strict=True)))
@@ -46,8 +49,8 @@ class Edge:
         self._assemblies: dict[Sharding, Assembly] = {}
         self._is_split = target.replicas > 1
         self._replicas = target.replicas
-        sends = {replica: place for place, replica in enumerate(source.local)}
-        # Replicas of which this process has an end, each with its place among the local shards.
+        sends = {replica: index for index, replica in enumerate(source.local)}
+        # Replicas of which this process has an end, each with its index among the local shards.
         self._links = [
             (sends.get(replica), link(start, end, transport), end.process_index == here)
             for replica, (start, end) in pairs
@@ -60,30 +63,31 @@ class Edge:
 
         Args:
             arrays: on the source; None in a process that has no device of it. With several
-                replicas each is `[replicas, ...]` and lies with its first axis over the devices.
-                They must not be donated before they have arrived, that is before something that
-                was computed of them comes back.
-            specs: shapes and types of the arrays, the same in all processes; with several
-                replicas of the whole `[replicas, ...]`, unless a spec has another sharding over
-                the target: then each device's part goes to the device of the same replica.
+                replicas each is `[replicas, ...]`, its first axis divided over the devices.
+                They must not be donated before they have arrived, that is before a result
+                computed from them has come back.
+            specs: shapes and types of the arrays, the same in all processes. With several
+                replicas they are of the whole `[replicas, ...]`, unless a spec has another
+                sharding over the target: then each device's shard goes to the device of the same
+                replica.
 
         Returns:
-            The same on the target, or None in a process that has no device of it.
+            The arrays on the target; None in a process that has no device of it.
         """
         if not self._is_split:
-            for _, one, _ in self._links:
-                return one.move(arrays, specs)
+            for _, only, _ in self._links:
+                return only.move(arrays, specs)
             return None
         shardings = [spec.sharding or self._sharding for spec in specs]
-        parts = [
+        shard_specs = [
             jax.ShapeDtypeStruct(sharding.shard_shape(spec.shape), spec.dtype)
             for spec, sharding in zip(specs, shardings, strict=True)
         ]
         local = [shards(array) for array in arrays or ()]
         arrived: list[list[jax.Array]] = []
-        for place, one, arrives in self._links:
-            mine = None if place is None else [each[place] for each in local]
-            moved = one.move(mine, parts)
+        for index, one, arrives in self._links:
+            own = None if index is None else [each[index] for each in local]
+            moved = one.move(own, shard_specs)
             if arrives and moved is not None:
                 arrived.append(moved)
         if not self._receives:
@@ -100,13 +104,11 @@ class Edge:
         return self._assemblies[sharding]
 
 
-Specs = Sequence[jax.ShapeDtypeStruct]
-# Takes arrays of a group, None where another process has it; returns them on another group, None
-# where another process has that.
-MoveArrays = Callable[[list[Any] | None, Specs], list[Any] | None]
+# Takes arrays on one group and returns them on another; None in a process without that group.
+MoveArrays = Callable[[Arrays | None, Specs], Arrays | None]
 
 
-def on_device(value: Any, device: jax.Device) -> Any:
+def on_device(value: jax.Array, device: jax.Device) -> jax.Array:
     """Returns an array on `device`: itself if it is there, else a copy that has been started."""
     value = in_device_memory(value)
     return value if value.devices() == {device} else jax.device_put(value, device)
@@ -118,12 +120,12 @@ class Copies:
     def __init__(self, group: DeviceGroup):
         self._copies = DeviceCopies(group.split(0), group.local)
 
-    def batch(self, leaves: Sequence[Any]) -> list[Any]:
-        """Copies leaves of a batch, which are in host memory."""
+    def batch(self, leaves: Sequence[np.ndarray]) -> Arrays:
+        """Copies leaves of a batch from host memory."""
         return [self._copies.from_host(leaf) for leaf in leaves]
 
-    def values(self, arrays: list[Any]) -> list[Any]:
-        """Copies what another stage made."""
+    def values(self, arrays: Arrays) -> Arrays:
+        """Copies arrays from another stage."""
         return self._copies.from_device(arrays)
 
 
@@ -132,8 +134,8 @@ def takes_part(*groups: DeviceGroup) -> bool:
     return any(group.local for group in groups)
 
 
-def make_carry(source: DeviceGroup, target: DeviceGroup) -> MoveArrays:
-    """Returns what carries arrays from one group to another, of which this process has a device."""
+def make_move(source: DeviceGroup, target: DeviceGroup) -> MoveArrays:
+    """Returns the move from one group to another, of which this process has a device."""
     if source == target:
         return lambda arrays, specs: arrays
     if source.is_local and target.is_local:
@@ -143,14 +145,14 @@ def make_carry(source: DeviceGroup, target: DeviceGroup) -> MoveArrays:
 
 
 class ToAll:
-    """Gives what is the same on all devices of a group to the processes that have none of them."""
+    """Sends values that are the same on all devices of a group to the processes without one."""
 
     def __init__(self, source: DeviceGroup, groups: Sequence[DeviceGroup]):
-        """Makes the edges; every process does so at the same point.
+        """Creates the edges; every process does so at the same point.
 
         Args:
-            source: whose values everyone gets.
-            groups: of all stages; each process gets the values on its first device of these.
+            source: the group whose values all processes get.
+            groups: of all stages; each process gets the values on its first device in these.
         """
         here = jax.process_index()
         first = source.devices[0]
@@ -167,11 +169,11 @@ class ToAll:
             if here in (first.process_index, process)
         ]
 
-    def share(self, arrays: list[Any] | None, specs: Specs) -> list[Any]:
+    def share(self, arrays: Sequence[Array] | None, specs: Specs) -> Arrays:
         """Returns the values in this process.
 
         Args:
-            arrays: in the processes that have the group.
+            arrays: in the processes that have the group; None in the others.
             specs: of the arrays, in all processes.
         """
         own = None if arrays is None else list(map(own_copy, arrays))
@@ -182,35 +184,43 @@ class ToAll:
 
 
 class Sent(NamedTuple):
-    """A value that goes along a route."""
+    """A value that a stage sends to others."""
 
-    place: int  # among what the stage made
+    position: int  # among the values that the stage computes
     number: int  # of the value
-    stages: tuple[int, ...]  # that take it there
+    stages: tuple[int, ...]  # that take it
+
+
+class Arrival(NamedTuple):
+    """A value that has come to stages of this process."""
+
+    array: jax.Array
+    number: int  # of the value
+    stages: tuple[int, ...]  # that take it
 
 
 class Route(NamedTuple):
-    """The way to one group."""
+    """The values that a stage sends to one group."""
 
     move: MoveArrays
     sent: list[Sent]
     specs: Specs
 
-    def carry(self, made: list[Any] | None) -> Iterator[tuple[Any, int, tuple[int, ...]]]:
-        """Moves values, and yields those that arrive here: array, number, stages.
+    def carry(self, values: Arrays | None) -> Iterator[Arrival]:
+        """Moves values, and yields those that arrive in this process.
 
         Args:
-            made: by the stage; None where that is in another process.
+            values: of the stage; None where the stage is in another process.
         """
-        given = None if made is None else [made[each.place] for each in self.sent]
-        arrived = self.move(given, self.specs)
+        arrays = None if values is None else [values[each.position] for each in self.sent]
+        arrived = self.move(arrays, self.specs)
         if arrived is not None:
             for array, (_, number, stages) in zip(arrived, self.sent, strict=True):
-                yield array, number, stages
+                yield Arrival(array, number, stages)
 
 
 def routes(
-    sent: Sequence[tuple[int, int, tuple[int, ...]]],
+    sent: Sequence[Sent],
     builder: StageBuilder,
     index: int,
     groups: Sequence[DeviceGroup],
@@ -218,22 +228,22 @@ def routes(
     """Returns the routes of which this process has an end, in an order that all processes share.
 
     Args:
-        sent: (place, number, stages that take it) of each value.
+        sent: the values.
         builder: of the stages, for the values' shapes.
-        index: of the stage that makes them.
+        index: of the stage that sends them.
         groups: of each stage.
     """
     by_group: dict[DeviceGroup, list[Sent]] = {}
-    for place, number, stages in sent:
+    for position, number, stages in sent:
         for group in dict.fromkeys(groups[stage] for stage in stages):
             there = tuple(stage for stage in stages if groups[stage] == group)
-            by_group.setdefault(group, []).append(Sent(place, number, there))
-    found = []
+            by_group.setdefault(group, []).append(Sent(position, number, there))
+    by_target = []
     for group, values in by_group.items():
         if not takes_part(groups[index], group):
             continue
         lead = (group.replicas,) if group.replicas > 1 else ()
         shapes = [builder.stages.split.values[each.number] for each in values]
         specs = [jax.ShapeDtypeStruct((*lead, *shape.shape), shape.dtype) for shape in shapes]
-        found.append(Route(make_carry(groups[index], group), values, specs))
-    return found
+        by_target.append(Route(make_move(groups[index], group), values, specs))
+    return by_target

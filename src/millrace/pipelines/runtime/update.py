@@ -1,16 +1,16 @@
-"""One update of a pipelined model: the parts that stages run, and what moves between them.
+"""One update of a pipelined model: the parts that stages run, and the moves between them.
 
     begin           gradients of a weight that lives elsewhere; the optimizer's scalars
-    after partial   each stage's part of a norm, to the last stage
+    after partial   each stage's contribution to a norm, to the last stage
     after shared    the norm, to all stages
     after final     new values of a weight, to the other stages that use it
 
-Within a process the parts of an update fetch what they need. Between processes all of them go
-through these lists, in one order.
+Within a process the parts of an update fetch their inputs. Between processes all values move in
+these four groups, in one order.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Hashable, Iterable, Iterator, Sequence
+from typing import NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
@@ -19,23 +19,24 @@ import numpy as np
 from millrace.compiling.executable import Executable
 from millrace.devices import DeviceGroup
 from millrace.pipelines.programs.builder import StageBuilder, replaced_by
-from millrace.pipelines.programs.split import Slot
+from millrace.pipelines.programs.split import Arrays, Slot
 from millrace.pipelines.programs.split_update import UpdatePart
 from millrace.pipelines.programs.stage_taps import Bundle, bundle_of_update
 from millrace.pipelines.programs.stage_update import contributions
+from millrace.pipelines.runtime.links import Specs
 from millrace.pipelines.runtime.stage_state import StageState
-from millrace.pipelines.runtime.tasks import Find
-from millrace.pipelines.runtime.transfer import MoveArrays, Specs, make_carry, takes_part
+from millrace.pipelines.runtime.tasks import FindExecutable
+from millrace.pipelines.runtime.transfer import MoveArrays, make_move, takes_part
 
-# Values of an update by slot and stage; None for the stage that made them.
-Known = dict[tuple[Slot, int | None], Any]
+# By slot and the stage that got them from another process; None: where they were computed.
+UpdateValues = dict[tuple[Slot, int | None], jax.Array]
 
 
 class _Move(NamedTuple):
     source: int  # stage
     target: int
     slots: list[Slot]
-    carry: MoveArrays
+    run: MoveArrays
     specs: Specs
 
 
@@ -46,8 +47,8 @@ class UpdateMoves:
         self._builder, self._groups = builder, groups
         update, last = builder.stages.update, len(groups) - 1
         self._owners = {**builder.stages.split.owners, **update.owners}
-        made = contributions(builder.stages.split)
-        homes = {Slot("gradient", k): stage for k, (stage, _) in enumerate(made)}
+        gradients = contributions(builder.stages.split)
+        homes = {Slot("gradient", k): stage for k, (stage, _) in enumerate(gradients)}
         homes.update(
             (slot, stage) for stage, part in update.partial.items() for slot in part.outputs
         )
@@ -69,58 +70,58 @@ class UpdateMoves:
         self._shared = self._moves(n for n in needs if n[0].role == "shared")
         self._tied = self._moves(tied)
 
-    def begin(self, known: Known, state: StageState) -> None:
-        """Moves gradients, and values of the state, which their owners are about to replace."""
+    def begin(self, values: UpdateValues, state: StageState) -> None:
+        """Moves gradients, and values of the state that their owners are about to replace."""
         for move in self._begin:
             arrays = None
             if self._groups[move.source].local:
                 arrays = [
-                    known[slot, None] if slot.role == "gradient" else jnp.copy(state[slot])
+                    values[slot, None] if slot.role == "gradient" else jnp.copy(state[slot])
                     for slot in move.slots
                 ]
-            known.update(_arrived(move, arrays))
+            values.update(_arrived(move, arrays))
 
-    def after_partial(self, known: Known) -> None:
-        """Moves what each stage gives towards a value of all of them."""
-        self._run(self._partial, known)
+    def after_partial(self, values: UpdateValues) -> None:
+        """Moves each stage's contribution to a shared value."""
+        self._run(self._partial, values)
 
-    def after_shared(self, known: Known) -> None:
-        """Moves that value."""
-        self._run(self._shared, known)
+    def after_shared(self, values: UpdateValues) -> None:
+        """Moves the shared values."""
+        self._run(self._shared, values)
 
     def after_final(self, state: StageState) -> None:
         """Moves new weights."""
         for move in self._tied:
             arrays = None
             if self._groups[move.source].local:
-                # A copy: the next update gives up the weight before the other process has it.
+                # A copy: the next update donates the weight before the other process has it.
                 arrays = [jnp.copy(state[slot]) for slot in move.slots]
             state.copies.update(_arrived(move, arrays))
 
-    def _run(self, moves: list[_Move], known: Known) -> None:
+    def _run(self, moves: list[_Move], values: UpdateValues) -> None:
         for move in moves:
             arrays = None
             if self._groups[move.source].local:
-                arrays = [known[slot, None] for slot in move.slots]
-            known.update(_arrived(move, arrays))
+                arrays = [values[slot, None] for slot in move.slots]
+            values.update(_arrived(move, arrays))
 
     def _moves(self, needs: Iterable[tuple[Slot, int]]) -> list[_Move]:
         """Returns the moves between processes of which this one has an end."""
-        found: dict[tuple[int, int], list[Slot]] = {}
+        by_ends: dict[tuple[int, int], list[Slot]] = {}
         for slot, target in dict.fromkeys(needs):
             source = self._homes.get(slot, self._owners.get(slot, target))
             ends = self._groups[source], self._groups[target]
             if ends[0] != ends[1] and not (ends[0].is_local and ends[1].is_local):
-                found.setdefault((source, target), []).append(slot)
+                by_ends.setdefault((source, target), []).append(slot)
         return [
             _Move(
                 source,
                 target,
                 slots,
-                make_carry(self._groups[source], self._groups[target]),
+                make_move(self._groups[source], self._groups[target]),
                 [self._spec(slot, target) for slot in slots],
             )
-            for (source, target), slots in sorted(found.items())
+            for (source, target), slots in sorted(by_ends.items())
             if takes_part(self._groups[source], self._groups[target])
         ]
 
@@ -132,8 +133,8 @@ class UpdateMoves:
         return jax.ShapeDtypeStruct(spec.shape, spec.dtype, sharding=sharding)
 
 
-def _arrived(move: _Move, arrays: list[Any] | None) -> Iterator[tuple[tuple[Slot, int], Any]]:
-    moved = move.carry(arrays, move.specs)
+def _arrived(move: _Move, arrays: Arrays | None) -> Iterator[tuple[tuple[Slot, int], jax.Array]]:
+    moved = move.run(arrays, move.specs)
     if moved is not None:
         for slot, array in zip(move.slots, moved, strict=True):
             yield (slot, move.target), array
@@ -142,15 +143,16 @@ def _arrived(move: _Move, arrays: list[Any] | None) -> Iterator[tuple[tuple[Slot
 class StageUpdate:
     """Updates the weights of each stage where they live."""
 
-    def __init__(self, builder: StageBuilder, groups: Sequence[DeviceGroup], find: Find):
+    def __init__(self, builder: StageBuilder, groups: Sequence[DeviceGroup], find: FindExecutable):
         self._builder = builder
         self._find = find
         self._update = builder.stages.update
         self._last = len(groups) - 1
         self._here = [bool(group.local) for group in groups]
         self._moves = UpdateMoves(builder, groups)
-        self._found: dict[tuple[str, int], tuple[Executable, list[Slot]]] = {}
-        self.tapped: list[tuple[Bundle, list[Any]]] = []  # by the last update
+        # By name and stage, each with the slots whose memory the results take over.
+        self._executables: dict[tuple[str, int], tuple[Executable, list[Slot]]] = {}
+        self.tapped: list[tuple[Bundle, Arrays]] = []  # by the last update
         self._taps = {
             stage: bundle_of_update(self._update.taps, part, stage)
             for stage, part in self._update.final.items()
@@ -159,37 +161,37 @@ class StageUpdate:
         # Calls of compiled code in one update.
         self.dispatches = len(self._update.partial) + shared + len(self._update.final)
 
-    def home_of(self, key: Any) -> int | None:
+    def home_of(self, key: Hashable) -> int | None:
         """Returns the stage at which the update taps a value of one leaf; None if it does not."""
         taps = self._taps.items()
         return next((stage for stage, each in taps if each and (key, 0) in each.leaves), None)
 
-    def run(self, state: StageState, sums: Sequence[Sequence[Any]], scale: np.float32) -> Any:
-        """Applies the accumulated gradients, and returns something that is ready once they are.
+    def run(self, state: StageState, sums: Sequence[Arrays], scale: np.float32) -> Arrays:
+        """Applies the accumulated gradients, and returns arrays that are ready once it is done.
 
         Args:
             state: gets the new weights and optimizer state.
-            sums: accumulated gradients, by stage and place in `Stage.trainable`; none of a stage
-                that is not here.
-            scale: what a gradient is multiplied by.
+            sums: accumulated gradients, by stage and in the order of `Stage.trainable`; none of a
+                stage in another process.
+            scale: factor for all gradients.
         """
         update = self._update
-        known: Known = {(Slot("scale", 0), None): scale}
+        values: UpdateValues = {(Slot("scale", 0), None): cast(jax.Array, scale)}
         number = 0
         for stage, gradients in zip(self._builder.stages.split.stages, sums, strict=True):
-            for place, array in enumerate(gradients):
-                known[Slot("gradient", number + place), None] = array
+            for position, array in enumerate(gradients):
+                values[Slot("gradient", number + position), None] = array
             number += len(stage.trainable)
-        self._moves.begin(known, state)
+        self._moves.begin(values, state)
         for stage, part in update.partial.items():
-            self._run("partial", stage, part, known, state)
-        self._moves.after_partial(known)
+            self._run("partial", stage, part, values, state)
+        self._moves.after_partial(values)
         if update.shared is not None:
-            self._run("shared", self._last, update.shared, known, state)
-        self._moves.after_shared(known)
+            self._run("shared", self._last, update.shared, values, state)
+        self._moves.after_shared(values)
         final = {stage: part for stage, part in update.final.items() if self._here[stage]}
-        # All inputs first: a stage's results take over the memory of its old values.
-        inputs = {stage: self._inputs(part, stage, known, state) for stage, part in final.items()}
+        # All inputs first: the results of a stage take over the memory of its old values.
+        inputs = {stage: self._inputs(part, stage, values, state) for stage, part in final.items()}
         probes, self.tapped = [], []
         for stage, part in final.items():
             *outputs, probe = self._call("final", stage, part, inputs[stage])
@@ -204,31 +206,33 @@ class StageUpdate:
         return probes
 
     def _run(
-        self, name: str, stage: int, part: UpdatePart, known: Known, state: StageState
+        self, name: str, stage: int, part: UpdatePart, values: UpdateValues, state: StageState
     ) -> None:
         if self._here[stage]:
-            *outputs, _ = self._call(name, stage, part, self._inputs(part, stage, known, state))
-            known.update(((s, None), v) for s, v in zip(part.outputs, outputs, strict=True))
+            *outputs, _ = self._call(name, stage, part, self._inputs(part, stage, values, state))
+            values.update(((s, None), v) for s, v in zip(part.outputs, outputs, strict=True))
 
     def _inputs(
-        self, part: UpdatePart, stage: int, known: Known, state: StageState
-    ) -> dict[Slot, Any]:
-        values: dict[Slot, Any] = {}
+        self, part: UpdatePart, stage: int, values: UpdateValues, state: StageState
+    ) -> dict[Slot, jax.Array]:
+        inputs: dict[Slot, jax.Array] = {}
         for slot in part.inputs:
-            if (slot, stage) in known:  # from another process
-                values[slot] = known[slot, stage]
-            elif (slot, None) not in known:
-                values[slot] = state.at(slot, stage)
+            if (slot, stage) in values:  # from another process
+                inputs[slot] = values[slot, stage]
+            elif (slot, None) not in values:
+                inputs[slot] = state.at(slot, stage)
             elif slot.role == "scale":
-                values[slot] = known[slot, None]  # a number on the host
+                inputs[slot] = values[slot, None]  # a number on the host
             else:
-                values[slot] = state.lay(known[slot, None], slot, stage)
-        return values
+                inputs[slot] = state.lay(values[slot, None], slot, stage)
+        return inputs
 
-    def _call(self, name: str, stage: int, part: UpdatePart, values: dict[Slot, Any]) -> list[Any]:
-        if (name, stage) not in self._found:
-            run = self._find(name, stage, lambda: self._builder.part(name, stage, part))
-            self._found[name, stage] = run, replaced_by(self._builder.stages.update, part)
-        run, replaced = self._found[name, stage]
-        others = [value for slot, value in values.items() if slot not in replaced]
-        return run([values[slot] for slot in replaced], others)
+    def _call(
+        self, name: str, stage: int, part: UpdatePart, inputs: dict[Slot, jax.Array]
+    ) -> Arrays:
+        if (name, stage) not in self._executables:
+            run = self._find(name, stage, lambda: self._builder.update_part(name, stage, part))
+            self._executables[name, stage] = run, replaced_by(self._builder.stages.update, part)
+        run, replaced = self._executables[name, stage]
+        others = [value for slot, value in inputs.items() if slot not in replaced]
+        return run([inputs[slot] for slot in replaced], others)

@@ -1,39 +1,43 @@
-"""What waits for its backward rests in host memory, and is back before the backward begins.
+"""Activations that wait for their backward in host memory, and return before it begins.
 
     tasks of a device group   |F0     |F1     |F2     |B0     |B1     |B2     |
-    what F0 left              | device|  to host      |back   |
+    activations of F0         | device|  to host      |back   |
                               |       |  ------->   ->|used   |
 
-A copy runs beside the tasks. One back is begun with the task before the one that takes it, so that
-it has the time of a task, and no more than two micro-batches of a stage are on the device. What the
-very next task takes stays: a stage that goes straight back, as the last one, moves nothing.
+Copies run beside the tasks. A copy back starts with the task before the one that takes it, so that
+it has the time of a task, and at most two micro-batches of a stage are on the device. Activations
+that the very next task takes stay: a stage that goes straight back, as the last one, moves nothing.
 """
 
-from typing import Any
+from collections.abc import Callable
+from typing import TypeVar
 
 import jax
 
 from millrace._compat.jax_memory import DEVICE, HOST, is_on_host
 from millrace.pipelines.runtime.buffers import Buffers
+from millrace.pytrees import ArrayTree
 from millrace.schedules.task import Pass, Schedule, Task
 from millrace.steps.offload import SMALLEST
 
-# The task that takes what a task leaves.
+T = TypeVar("T", bound=ArrayTree)
+
+# The tasks that take what a task has left in the buffers.
 _TAKES = {
     Pass.FORWARD: (Pass.BACKWARD, Pass.BACKWARD_INPUT),
     Pass.BACKWARD_INPUT: (Pass.BACKWARD_WEIGHT,),
 }
 
 
-class Stash:
-    """Moves what waits in the buffers of one update."""
+class ActivationOffload:
+    """Moves the arrays that wait in the buffers of one update to host memory and back."""
 
     def __init__(self, schedule: Schedule, buffers: Buffers):
-        """Makes a stash.
+        """Prepares the moves of one update.
 
         Args:
             schedule: of the update: the tasks of each device group.
-            buffers: where they leave what waits.
+            buffers: in which the tasks leave their arrays.
         """
         self._buffers = buffers
         self._next = {
@@ -43,32 +47,32 @@ class Stash:
         }
 
     def before(self, task: Task) -> None:
-        """Brings back what the task after this one takes, while this one runs."""
+        """Starts to bring back the arrays of the next task, while this one runs."""
         following = self._next[task]
         if following is not None and following.kind is not Pass.FORWARD:
             self._buffers.replace(following.stage, following.micro_batch, _to_device)
 
     def after(self, task: Task) -> None:
-        """Lets rest what a task has left, unless the next one takes it."""
+        """Starts to move the arrays that a task has left, unless the next task takes them."""
         following, takers = self._next[task], _TAKES.get(task.kind, ())
         if takers and following not in [Task(task.stage, k, task.micro_batch) for k in takers]:
             self._buffers.replace(task.stage, task.micro_batch, _to_host)
 
 
-def _to_host(waiting: Any) -> Any:
+def _to_host(waiting: T) -> T:
     return _moved(waiting, HOST, lambda a: a.nbytes >= SMALLEST and not is_on_host(a.sharding))
 
 
-def _to_device(waiting: Any) -> Any:
+def _to_device(waiting: T) -> T:
     return _moved(waiting, DEVICE, lambda array: is_on_host(array.sharding))
 
 
-def _moved(waiting: Any, kind: str, goes: Any) -> Any:
-    """Starts copies of the arrays of a tree that go, all at once."""
+def _moved(waiting: T, kind: str, must_move: Callable[[jax.Array], bool]) -> T:
+    """Starts copies of those arrays of a tree that must move, all at once."""
     leaves, tree = jax.tree.flatten(waiting)
-    places = [k for k, leaf in enumerate(leaves) if goes(leaf)]
-    shardings = [leaves[k].sharding.with_memory_kind(kind) for k in places]
-    moved = jax.device_put([leaves[k] for k in places], shardings)
-    for k, array in zip(places, moved, strict=True):
+    indices = [k for k, leaf in enumerate(leaves) if must_move(leaf)]
+    shardings = [leaves[k].sharding.with_memory_kind(kind) for k in indices]
+    moved = jax.device_put([leaves[k] for k in indices], shardings)
+    for k, array in zip(indices, moved, strict=True):
         leaves[k] = array
     return jax.tree.unflatten(tree, leaves)

@@ -1,14 +1,14 @@
-"""Which stage each equation of a traced step belongs to.
+"""The stage of each equation in a traced step.
 
     scope of the equation               stage
     mr.model/mr.L4/dense_2              that of layer call 4
     mr.model/mr.S1                      1: a `PipelineStage(1)` within a subclassed `call`
-    mr.model                            of the latest value that it takes
+    mr.model                            the latest stage of its inputs
     (outside the model)                 the last: loss and metrics
 
-Two kinds of equations have no stage by this and get one by their neighbours. What follows from
-weights alone, such as the penalty of a regularizer, is computed where these weights live. What
-follows from the batch alone, such as a cast, is computed where it is first needed.
+Two kinds of equations get no stage from these rules, but from their neighbours. Values that follow
+from weights alone, such as the penalty of a regularizer, are computed where these weights live.
+Values that follow from the batch alone, such as a cast, are computed where they are first needed.
 """
 
 import re
@@ -25,14 +25,14 @@ _MARK = re.compile(r"mr\.([LS])(\d+)")
 
 @dataclass(frozen=True, slots=True)
 class Marks:
-    """What the scopes in a traced step stand for."""
+    """The stages and names that the scopes in a traced step stand for."""
 
-    stages: Sequence[int] | None  # of each layer call; None where `call` itself has the scopes
+    stages: Sequence[int] | None  # of each layer call; None where the model's `call` has the scopes
     num_stages: int
     names: Sequence[str]  # of each layer call, for messages
 
     def stage(self, name: str) -> int | None:
-        """Returns the stage that a scope gives, None if it gives none. The innermost decides."""
+        """Returns the stage of the innermost scope that gives one; None if none does."""
         for kind, number in reversed(_MARK.findall(name)):
             if kind == "S" and self.stages is None:
                 return int(number)
@@ -41,18 +41,18 @@ class Marks:
         return None
 
     def name(self, name: str) -> str:
-        """Returns the layer that a scope is in, for a message."""
+        """Returns the layer of a scope, for a message."""
         calls = [int(number) for kind, number in _MARK.findall(name) if kind == "L"]
         return f"Layer {self.names[calls[-1]]!r}" if calls else f"An operation in {name!r}"
 
 
-def place(graph: Graph, weights: Sequence[Var], marks: Marks) -> list[int]:
+def stages_of_equations(graph: Graph, weights: Sequence[Var], marks: Marks) -> list[int]:
     """Returns the stage of each equation.
 
     Args:
-        graph: one step, without equations that nothing needs.
+        graph: one step, without unused equations.
         weights: variables of the graph that are weights or other state of the model.
-        marks: what its scopes stand for.
+        marks: the meaning of its scopes.
 
     Raises:
         ModelError: if a stage takes a value of a later one, or one equation spans several stages.
@@ -77,7 +77,7 @@ def place(graph: Graph, weights: Sequence[Var], marks: Marks) -> list[int]:
         stages.append(stage)
         if stage is not None:
             made_in.update(dict.fromkeys(equation.outvars, stage))
-    return _settle(graph, stages, last)
+    return _with_first_uses(graph, stages, last)
 
 
 def _mark(equation: Equation, marks: Marks) -> int | None:
@@ -108,7 +108,7 @@ def _first_uses(graph: Graph, weights: set[Var], marked: Sequence[int | None]) -
 def _only_weights(
     graph: Graph, inputs: Sequence[Var], follows: Mapping[Var, frozenset[Var]]
 ) -> frozenset[Var]:
-    """Returns the weights that an equation follows from; none if it takes anything else."""
+    """Returns the weights that an equation follows from; none if it also takes other values."""
     if any(var not in follows and var not in graph.constants for var in inputs):
         return frozenset()
     return frozenset().union(*(follows[var] for var in inputs if var in follows))
@@ -130,14 +130,14 @@ def _check_order(
             )
 
 
-def _settle(graph: Graph, stages: Sequence[int | None], last: int) -> list[int]:
-    """Puts what is still without a stage where it is first needed."""
+def _with_first_uses(graph: Graph, stages: Sequence[int | None], last: int) -> list[int]:
+    """Puts equations that still have no stage where their results are first needed."""
     needed: dict[Var, int] = dict.fromkeys(variables(graph.outvars), last)
-    settled: list[int] = []
+    complete: list[int] = []
     for equation, stage in zip(reversed(graph.equations), reversed(stages), strict=True):
         if stage is None:
             stage = min((needed[var] for var in equation.outvars if var in needed), default=last)
-        settled.append(stage)
+        complete.append(stage)
         for var in variables(equation.invars):
             needed[var] = min(stage, needed.get(var, stage))
-    return settled[::-1]
+    return complete[::-1]

@@ -1,10 +1,10 @@
-"""The calls of a subclassed model: nothing but a run shows them, and shapes are enough for one."""
+"""The calls of a subclassed model, observed while it runs on shapes alone."""
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias, cast
 
 import keras
 
@@ -20,26 +20,29 @@ from millrace._compat.keras_graph import (
 from millrace.errors import ModelError
 from millrace.pipelines.assignment.marks import current_stage
 
-Arguments = tuple[Sequence[Any], dict[str, Any]]
+# Shapes and tensors as a model takes them: one, or a structure of several.
+Shapes: TypeAlias = "Sequence[int | None] | Sequence[Shapes] | Mapping[str, Shapes]"
+Tensors: TypeAlias = "keras.KerasTensor | Sequence[Tensors] | Mapping[str, Tensors]"
+Arguments = tuple[Sequence[Any], Mapping[str, Any]]  # positional, by name
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Ran:
-    """A call that was seen."""
+class ObservedCall:
+    """A call observed while its model ran."""
 
-    operation: Any
+    operation: keras.Operation
     node_index: int
     stage: int | None
-    inside: list["Ran"] | None  # the calls that it made, where these were seen
+    inner: list["ObservedCall"] | None  # the calls that it made, where these were observed
 
 
-def run_on_shapes(model: Any, arguments: Arguments | None) -> list[Ran]:
+def run_on_shapes(model: keras.Model, arguments: Arguments | None) -> list[ObservedCall]:
     """Runs a subclassed model and returns the calls that it makes.
 
     Args:
         model: a model with a `call` of its own.
-        arguments: `keras.KerasTensor`s, positional and by name. None takes the shapes with which
-            the model was built.
+        arguments: `keras.KerasTensor`s, positional and by name; None: those of the shapes with
+            which the model was built.
 
     Raises:
         ModelError: if it has no `call`, is not built, or does not run.
@@ -61,8 +64,8 @@ def run_on_shapes(model: Any, arguments: Arguments | None) -> list[Ran]:
             kwargs = {**kwargs, "training": True}  # as `fit` runs it; graphs overwrite it, too
         try:
             if not are_layers_built(model):
-                run_symbolically(model, *args, **kwargs)  # which builds them, by calls of its own
-            return _watch(model, args, kwargs)
+                run_symbolically(model, *args, **kwargs)  # this builds the layers, by extra calls
+            return _observe(model, args, kwargs)
         except Exception as error:
             errors.append(error)
     raise ModelError(
@@ -72,8 +75,8 @@ def run_on_shapes(model: Any, arguments: Arguments | None) -> list[Ran]:
     ) from errors[0]
 
 
-def built_arguments(model: Any) -> Arguments:
-    """Returns what a built model is called with, as `keras.KerasTensor`s."""
+def built_arguments(model: keras.Model) -> Arguments:
+    """Returns the arguments of a built model, as `keras.KerasTensor`s."""
     graph = graph_of(model)
     if graph is not None:
         return (input_structure(graph),), {}
@@ -90,8 +93,8 @@ def built_arguments(model: Any) -> Arguments:
     )
 
 
-def _guess_arguments(model: Any) -> list[Arguments]:
-    """Returns arguments of the shapes that a model was built with; types were not recorded."""
+def _guess_arguments(model: keras.Model) -> list[Arguments]:
+    """Returns arguments of the shapes a model was built with, one guess for each likely dtype."""
     config = model.get_build_config() or {}
     shapes = config.get("shapes_dict") or {}
     guesses: list[Arguments] = []
@@ -104,14 +107,16 @@ def _guess_arguments(model: Any) -> list[Arguments]:
     return guesses
 
 
-def _watch(model: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> list[Ran]:
-    open_lists: list[list[Ran]] = [[]]
+def _observe(
+    model: keras.Model, args: Sequence[object], kwargs: Mapping[str, object]
+) -> list[ObservedCall]:
+    open_lists: list[list[ObservedCall]] = [[]]
 
     @contextmanager
-    def around(_: Any, operation: Any, node_index: int) -> Iterator[None]:
-        inside: list[Ran] = []
-        open_lists[-1].append(Ran(operation, node_index, current_stage(), inside))
-        open_lists.append(inside)
+    def around(_: keras.Model, operation: keras.Operation, node_index: int) -> Iterator[None]:
+        inner: list[ObservedCall] = []
+        open_lists[-1].append(ObservedCall(operation, node_index, current_stage(), inner))
+        open_lists.append(inner)
         try:
             yield
         finally:
@@ -122,7 +127,7 @@ def _watch(model: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> list[Ran]
     return open_lists[0]
 
 
-def _tensors(shapes: Any, dtype: str) -> Any:
+def _tensors(shapes: Shapes, dtype: str) -> Tensors:
     """Returns a `keras.KerasTensor` for each shape of a structure of shapes.
 
     Keras gives the structure back as tracked dicts and lists, which JAX takes for single values.
@@ -131,5 +136,5 @@ def _tensors(shapes: Any, dtype: str) -> Any:
         return {key: _tensors(shape, dtype) for key, shape in shapes.items()}
     if all(size is None or isinstance(size, int) for size in shapes):
         return keras.KerasTensor(tuple(shapes), dtype)
-    tensors = [_tensors(shape, dtype) for shape in shapes]
+    tensors = [_tensors(cast(Shapes, shape), dtype) for shape in shapes]
     return tuple(tensors) if isinstance(shapes, tuple) else tensors
