@@ -14,7 +14,8 @@ from millrace.compiled_loop.calls import Call
 from millrace.compiled_loop.programs import ProgramBuilder
 from millrace.compiling.executable import Executable, compile_program
 from millrace.compiling.log import CompileLog
-from millrace.compiling.lowering import Request, tracing
+from millrace.compiling.lowering import Request
+from millrace.compiling.tracing import tracing
 from millrace.explain.fingerprint import describe_model
 from millrace.explain.key import Identity, key_of
 from millrace.explain.walk import Description
@@ -161,7 +162,7 @@ class Executables:
             self._describe(plan)
             self._log.begin(f"{plan.mode.value}_run of {self._model.name!r}")
             make = ProgramBuilder if plan.replicas == 1 else ReplicaProgramBuilder
-            with tracing, chains_seen() as chains, boundaries_found() as found:
+            with tracing(self._model), chains_seen() as chains, boundaries_found() as found:
                 self._builders[key] = make(self._model, plan, self._specs)
             self._chains[key] = chains[0] if chains else None
             if not self._has_said:
@@ -221,7 +222,9 @@ class Executables:
         make = getattr(builder, name)
         program: Program = make(LoopForm(unroll)) if name in _WITH_STEPS else make()
         spent, builder.trace_seconds = builder.trace_seconds, 0.0  # counted once
-        request = Request(program, plan, wanted.key, trace_seconds=spent, layers=layers)
+        request = Request(
+            program, plan, wanted.key, trace_seconds=spent, layers=layers, model=self._model
+        )
         executable = compile_program(request, self._log)
         self._exports.made(wanted, executable, builder.form)
         return executable

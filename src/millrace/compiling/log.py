@@ -32,19 +32,19 @@ class CompileLog:
         self,
         on_recompile: RecompilePolicy = RecompilePolicy.LOG,
         directory: RunDirectory | None = None,
-        is_rehearsal: bool = False,
+        is_dry_run: bool = False,
     ):
         """Begins an empty log.
 
         Args:
             on_recompile: what is done when a program is compiled that was compiled before.
             directory: where records are written, too, as they come.
-            is_rehearsal: whether nothing that it compiles is ever run.
+            is_dry_run: whether nothing that it compiles is ever run.
         """
         # Where the running loop is in its data: "batch 3 of epoch 1".
         self.position: Callable[[], str] = str
         self.on_recompile = on_recompile
-        self.is_rehearsal = is_rehearsal
+        self.is_dry_run = is_dry_run
         self.budgets: list[BudgetChoice] = []  # what budgets have chosen, in order
         self._directory = directory
         self._records: list[CompileRecord] = []
@@ -123,7 +123,7 @@ class CompileLog:
         Raises:
             RecompilationError: if that is to refuse it.
         """
-        if not again or self.is_rehearsal or self.on_recompile is RecompilePolicy.LOG:
+        if not again or self.is_dry_run or self.on_recompile is RecompilePolicy.LOG:
             return
         text = f"{what} is compiled again: {cause.text}.{_after(' ', cause.remedy)}"
         if self.on_recompile is RecompilePolicy.ERROR:
@@ -137,12 +137,12 @@ class CompileLog:
         with self._lock:
             self._records.append(record)
             self._write(record)
-        if not self.is_rehearsal:
+        if not self.is_dry_run:
             for listener in listeners:
                 listener(record)
         logger.info("%s", sentence(record))
         phases.loaded(record)
-        if not self.is_rehearsal and record.is_recompilation:
+        if not self.is_dry_run and record.is_recompilation:
             self._warn_if_often(record)
 
     def _warn_if_often(self, record: CompileRecord) -> None:

@@ -9,10 +9,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
+import keras
 import rich.console
 
 from millrace._compat.jax_arrays import looks_for_non_finite
 from millrace.compiling.log import CompileLog
+from millrace.compiling.tracing import tracing
 from millrace.plan import Plan
 from millrace.recomputation.hold_back import compiler_options as options_of_recomputation
 from millrace.records.compilation import Cause, ProgramKey
@@ -42,8 +44,6 @@ def _announce(line: str) -> None:
         console.print(line, style="dim", highlight=False, markup=False)
 
 
-# Held by a thread that traces: layers keep state while they are called.
-tracing = threading.RLock()
 MODEL_OBJECT = "model object"  # the name of a field of identity
 
 
@@ -57,6 +57,7 @@ class Request:
     trace_seconds: float = 0.0  # that tracing the program's step has taken already
     compiler_options: Mapping[str, Any] | None = None  # of XLA, for this program alone
     layers: tuple[str, ...] = ()  # names of those of the model, in order
+    model: keras.Model | None = None  # that the program calls; None if it calls none
 
     @property
     def what(self) -> str:
@@ -109,7 +110,8 @@ def lower(request: Request, log: CompileLog) -> Lowering:
     # With no arguments to follow, results would lie on the default device.
     results = program.results if program.arguments else program.results or plan.group.whole
     jitted = jax.jit(program.function, donate_argnums=donated, out_shardings=results)
-    with log.attempt(group, again), tracing, progress("tracing", request.what):
+    one_at_a_time = contextlib.nullcontext() if request.model is None else tracing(request.model)
+    with log.attempt(group, again), one_at_a_time, progress("tracing", request.what):
         begin = time.perf_counter()
         traced = jitted.trace(*arguments)
         between = time.perf_counter()

@@ -8,7 +8,7 @@ from millrace.fit.controller import Controller
 from millrace.fit.loop_functions import KeptFunction
 from millrace.memory_report.needs import measure, with_limits
 from millrace.plan import Mode
-from millrace.precompile.rehearse import Batches
+from millrace.precompile.dry_runs import Batches
 from millrace.records.memory_report import MemoryReport
 
 

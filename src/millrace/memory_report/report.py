@@ -19,7 +19,7 @@ from millrace.memory_report.needs import Needs, measure, with_limits
 from millrace.options import bytes_or_share, whole_number
 from millrace.plan import Mode
 from millrace.precompile.batch_of_zeros import batch_of_zeros
-from millrace.precompile.rehearse import Batches
+from millrace.precompile.dry_runs import Batches
 from millrace.records.memory_report import MemoryReport
 
 

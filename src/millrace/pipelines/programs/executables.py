@@ -14,7 +14,8 @@ from millrace._compat.jax_arrays import looks_for_non_finite
 from millrace.compiled_loop.executables import say_if_boundaries_rest
 from millrace.compiling.executable import Executable, compile_program, compile_programs
 from millrace.compiling.log import CompileLog
-from millrace.compiling.lowering import Request, tracing
+from millrace.compiling.lowering import Request
+from millrace.compiling.tracing import tracing
 from millrace.devices import DeviceGroup
 from millrace.errors import RecompilationError
 from millrace.explain.fingerprint import describe_model, describe_state
@@ -108,7 +109,7 @@ class StageExecutables:
     def _trace(self, plan: Plan, specs: State, groups: Sequence[DeviceGroup]) -> StageBuilder:
         self._describe(plan)
         self._log.begin(f"{plan.mode.value} of {self._model.name!r}")
-        with tracing, boundaries_found() as found:
+        with tracing(self._model), boundaries_found() as found:
             builder = make_builder(self._model, plan, self._calls, self._marks, specs, groups)
         if not self._has_said:
             self._has_said = say_if_boundaries_rest(plan, found, self._model.name)
@@ -223,6 +224,7 @@ class StageExecutables:
             wanted.key,
             compiler_options=self._options(name, stage),
             layers=wanted.layers,
+            model=self._model,
         )
 
     def _key(
