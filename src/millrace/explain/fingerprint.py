@@ -23,7 +23,7 @@ import keras
 
 from millrace._compat.keras_build import compile_arguments
 from millrace._compat.keras_layers import (
-    Origin,
+    LayerOrigin,
     bookkeeping,
     connections,
     layers_inside,
@@ -179,7 +179,7 @@ def _write_connections(walk: Walk, model: keras.Model, label: str) -> None:
     inputs = itertools.count(1)
 
     def origin(value: Any) -> Any:
-        if not isinstance(value, Origin):
+        if not isinstance(value, LayerOrigin):
             return text_of(walk, value)
         name = names.get(id(value.operation))
         if name is None:
