@@ -301,8 +301,8 @@ MUTANTS = (
     # What identifies a program, and why another one is compiled.
     Mutant(
         "keys",
-        "each = (_changes(new, key) for key in reversed(known))",
-        "each = (_changes(new, key) for key in known)",
+        "candidates = (_changes(new, key) for key in reversed(earlier))",
+        "candidates = (_changes(new, key) for key in earlier)",
     ),
     Mutant(
         "keys",

@@ -17,7 +17,7 @@ from millrace.compiling.log import CompileLog
 from millrace.compiling.lowering import Request
 from millrace.compiling.tracing import tracing
 from millrace.explain.fingerprint import describe_model
-from millrace.explain.key import Identity, key_of
+from millrace.explain.key import ObjectNumbers, key_of
 from millrace.explain.walk import Description
 from millrace.export.exported import Wanted
 from millrace.export.exporting import Exports, why_not
@@ -78,7 +78,7 @@ class Executables:
         self,
         model: keras.Model,
         log: CompileLog,
-        identity: Identity = (),
+        identity: ObjectNumbers = (),
         exports: Exports | None = None,
     ):
         self._model = model

@@ -19,7 +19,7 @@ from millrace.compiling.tracing import tracing
 from millrace.devices import DeviceGroup
 from millrace.errors import RecompilationError
 from millrace.explain.fingerprint import describe_model, describe_state
-from millrace.explain.key import Identity, key_of
+from millrace.explain.key import ObjectNumbers, key_of
 from millrace.explain.walk import Description
 from millrace.export.exported import Wanted
 from millrace.export.exporting import Exports, why_not
@@ -66,7 +66,7 @@ class StageExecutables:
         marks: Marks,
         log: CompileLog,
         pipelining: Pipelining,
-        identity: Identity = (),
+        identity: ObjectNumbers = (),
         exports: Exports | None = None,
     ):
         self._model = model
