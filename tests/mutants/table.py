@@ -368,8 +368,8 @@ MUTANTS = (
     Mutant("cache", 'if fields["key"] != key:', "if False:"),
     Mutant(
         "cache",
-        "for file in sorted(found, key=lambda file: file.used):\n            if total",
-        "for file in sorted(found, key=lambda file: -file.used):\n            if total",
+        "for file in sorted(all_files, key=lambda file: file.used):\n            if total",
+        "for file in sorted(all_files, key=lambda file: -file.used):\n            if total",
     ),
     Mutant("cache", "if total <= limit * _KEPT:", "if total <= limit * _KEPT / 2:"),
     Mutant(

@@ -34,7 +34,7 @@ class _Frame:
 
 Around = Callable[[Any, Any, int], AbstractContextManager[Any]]
 See = Callable[[tuple[Any, ...], Any], None]
-Function = Callable[..., object]
+KerasCall = Callable[..., object]
 RecomputeFunction = Callable[[Any], Any]
 _frame = ScopedValue[_Frame | None](None)
 _around = ScopedValue[Around | None](None)
@@ -94,7 +94,7 @@ def _wrapped_calls() -> Iterator[None]:
         yield
 
 
-def _wrapped_call(original: Function) -> Function:
+def _wrapped_call(original: KerasCall) -> KerasCall:
     def framed(self: keras.Layer, *args: object, **kwargs: object) -> object:
         frame = _frame.get()
         if frame is None:
@@ -120,15 +120,15 @@ def _wrapped_call(original: Function) -> Function:
     return __call__
 
 
-def _wrapped_remat(original: Function) -> Function:
-    def remat(f: Function) -> object:
+def _wrapped_remat(original: KerasCall) -> KerasCall:
+    def remat(f: KerasCall) -> object:
         recompute = _recompute.get()
         return original(f) if recompute is None else recompute(f)
 
     return remat
 
 
-def _wrapped_stateless_call(original: Function) -> Function:
+def _wrapped_stateless_call(original: KerasCall) -> KerasCall:
     def stateless_call(self: keras.Layer, *args: object, **kwargs: object) -> object:
         frame = _frame.get()
         if frame is not None and frame.model is self:
@@ -138,19 +138,19 @@ def _wrapped_stateless_call(original: Function) -> Function:
     return stateless_call
 
 
-def _wrapped_graph_run(original: Function) -> Function:
+def _wrapped_graph_run(original: KerasCall) -> KerasCall:
     def _run_through_graph(
         self: KerasFunction,
         inputs: object,
-        operation_fn: Callable[[keras.Operation], Function] = lambda op: op,
-        call_fn: Function | None = None,
+        operation_fn: Callable[[keras.Operation], KerasCall] = lambda op: op,
+        call_fn: KerasCall | None = None,
     ) -> object:
         frame = _frame.get()
         if frame is None or call_fn is not None or graph_of(frame.model) is not self:
             return original(self, inputs, operation_fn=operation_fn, call_fn=call_fn)
         nodes = iter(numbered_nodes(self))
 
-        def wrapped_fn(operation: keras.Operation) -> Function:
+        def wrapped_fn(operation: keras.Operation) -> KerasCall:
             # Keras skips nodes that lack an optional input, so this may skip some, too.
             node_index = next(index for node, index in nodes if node.operation is operation)
             function = operation_fn(operation)

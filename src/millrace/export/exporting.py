@@ -42,7 +42,7 @@ def why_not(plan: Plan, key: ProgramKey, gaps: Sequence[str] = ()) -> str | None
 
 
 @dataclass(frozen=True, slots=True)
-class _Made:
+class _Export:
     """An executable or stages to export, or the obstacle."""
 
     key: ProgramKey
@@ -60,7 +60,7 @@ class Exports:
     def __init__(self) -> None:
         self.loaded = Exported()
         self._lock = threading.Lock()
-        self._made: dict[tuple[str, str, str], _Made] = {}  # by kind, program and digest
+        self._exports: dict[tuple[str, str, str], _Export] = {}  # by kind, program and digest
 
     def made(
         self,
@@ -82,7 +82,7 @@ class Exports:
         layers = tuple(olds.get(name, name) for name in wanted.layers)
         source = weakref.ref(compiled_of(executable))
         obstacle = obstacle or why_not(wanted.plan, wanted.key, wanted.gaps)
-        self._add(_Made(wanted.key, wanted.plan, EXECUTABLE, source, layers, form, obstacle))
+        self._add(_Export(wanted.key, wanted.plan, EXECUTABLE, source, layers, form, obstacle))
 
     def stages(self, key: ProgramKey, plan: Plan, source: Callable[[], object]) -> None:
         """Registers the stages of a pipeline.
@@ -92,7 +92,7 @@ class Exports:
             plan: of the stages.
             source: returns the content of the file; None if its model is gone.
         """
-        self._add(_Made(key, plan, STAGES, source, obstacle=why_not(plan, key)))
+        self._add(_Export(key, plan, STAGES, source, obstacle=why_not(plan, key)))
 
     def write(self, directory: str | os.PathLike[str]) -> int:
         """Writes everything that is still in use, and returns the number of executables.
@@ -102,60 +102,60 @@ class Exports:
         """
         root = pathlib.Path(directory).expanduser().absolute()
         with self._lock:
-            all_made = list(self._made.values())
+            exports = list(self._exports.values())
         try:
             # Only for its owner: whoever can write here can have others run any code.
             root.mkdir(mode=0o700, parents=True, exist_ok=True)
-            files = [(made, data) for made in all_made if (data := _packed(made)) is not None]
-            for made, data in files:
-                cache_files.write(root / _name(made), data)
+            files = [(export, data) for export in exports if (data := _packed(export)) is not None]
+            for export, data in files:
+                cache_files.write(root / _name(export), data)
         except OSError as error:
             raise OptionError(
                 f"export_executables() cannot write {os.fspath(directory)!r}: "
                 f"{error.strerror or error}. Give it a directory that can be written."
             ) from error
-        count = sum(made.kind == EXECUTABLE for made, _ in files)
+        count = sum(export.kind == EXECUTABLE for export, _ in files)
         logger.info("%d executables are exported to %s", count, root)
         return count
 
-    def _add(self, made: _Made) -> None:
+    def _add(self, export: _Export) -> None:
         with self._lock:
-            self._made[made.kind, made.key.program, made.key.digest] = made
+            self._exports[export.kind, export.key.program, export.key.digest] = export
 
 
-def _packed(made: _Made) -> bytes | None:
+def _packed(export: _Export) -> bytes | None:
     """Returns the bytes of a file; None if it cannot be written, which is logged."""
-    source = made.source()
+    source = export.source()
     if source is None:  # its model is gone
         return None
-    why = made.obstacle
+    why = export.obstacle
     if why is None:
         try:
-            return _bytes_of(made, source)
+            return _bytes_of(export, source)
         except Exception as error:  # of XLA and pickle: kinds that cannot be written
             why = str(error) or repr(error)
-    if made.kind == EXECUTABLE:
-        logger.info("%s of %r is not exported: %s", made.key.program, made.key.model, why)
+    if export.kind == EXECUTABLE:
+        logger.info("%s of %r is not exported: %s", export.key.program, export.key.model, why)
     return None
 
 
-def _bytes_of(made: _Made, source: Any) -> bytes:  # a compiled program, or facts of stages
-    devices = made.plan.group.devices
+def _bytes_of(export: _Export, source: Any) -> bytes:  # a compiled program, or facts of stages
+    devices = export.plan.group.devices
     content = source
-    if made.kind == EXECUTABLE:
+    if export.kind == EXECUTABLE:
         content = serialize(source, tuple(device.id for device in devices))
         # XLA also writes executables that it cannot read. An error now is better than one then.
         from_bytes(content.data, content.in_tree, content.out_tree, content.numbers, devices)
     header = Header(
-        kind=made.kind,
-        key=made.key,
+        kind=export.kind,
+        key=export.key,
         environment=environment(devices[0]),
-        layers=made.layers,
-        unroll=None if made.form is None else made.form.unroll,
+        layers=export.layers,
+        unroll=None if export.form is None else export.form.unroll,
     )
     return export_file.pack(header, content)
 
 
-def _name(made: _Made) -> str:
-    slug = "".join(c if c.isalnum() else "_" for c in made.key.program)[:80]
-    return f"{slug}-{made.kind}-{made.key.digest}{export_file.SUFFIX}"
+def _name(export: _Export) -> str:
+    slug = "".join(c if c.isalnum() else "_" for c in export.key.program)[:80]
+    return f"{slug}-{export.kind}-{export.key.digest}{export_file.SUFFIX}"
