@@ -1,4 +1,4 @@
-"""Keras reads its backend once, when it is imported. This runs before, or checks what it read."""
+"""The choice of JAX as Keras's backend, which Keras reads once, when it is imported."""
 
 import os
 import sys

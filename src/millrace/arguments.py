@@ -1,11 +1,11 @@
-"""What a call is given that it does not take: refused, with the name that was meant.
+"""Unknown arguments of a call, refused with the name that was probably meant.
 
-    gradient_accumulation_steps_per_replicas    -> spelled nearly so
+    gradient_accumulation_steps_per_replicas    -> a misspelling
     steps, micro_batches, accumulation          -> other words for it
     prefetch                                    -> a part of prefetch_depth
-    zzz                                         -> the list of what there is
+    zzz                                         -> the list of all names
 
-A wrong guess costs more than none: nothing is suggested for a name that is far from all.
+A wrong guess costs more than none: nothing is suggested for a name unlike all others.
 """
 
 import difflib
@@ -16,11 +16,11 @@ from typing import ParamSpec, TypeVar
 
 from millrace.errors import OptionError
 
-Given = ParamSpec("Given")
+CallArguments = ParamSpec("CallArguments")
 Result = TypeVar("Result")
 
 _CUTOFF = 0.75  # of `difflib`: below, names have little but an ending in common
-# What other libraries call it. Of several names that a call has, the first one is meant.
+# Names of the same option in other libraries. Of several options of a call, the first is suggested.
 _OTHER_WORDS: Mapping[str, str] = {
     "gradient_accumulation_steps_per_replica": (
         "steps micro_batches microbatches num_micro_batches num_microbatches micro_batch "
@@ -66,18 +66,18 @@ _OTHER_WORDS: Mapping[str, str] = {
 }  # fmt: skip
 
 
-def names_meant(name: str, known: Iterable[str]) -> list[str]:
-    """Returns those of the known names that somebody who wrote `name` can have meant."""
-    known = list(known)
-    near = difflib.get_close_matches(name, known, n=1, cutoff=_CUTOFF)
+def names_meant(name: str, names: Iterable[str]) -> list[str]:
+    """Returns those of `names` that the writer of `name` may have meant."""
+    names = list(names)
+    near = difflib.get_close_matches(name, names, n=1, cutoff=_CUTOFF)
     if near:
         return near
-    words = {option: _OTHER_WORDS.get(option, "").split() for option in known}
+    words = {option: _OTHER_WORDS.get(option, "").split() for option in names}
     for option in _OTHER_WORDS:
         if name.lower() in words.get(option, ()):
             return [option]
-    parts = {_singular(part) for part in name.lower().split("_") if part}
-    return [each for each in known if parts <= {_singular(part) for part in each.split("_")}][:3]
+    parts = {_singular(word) for word in name.lower().split("_") if word}
+    return [each for each in names if parts <= {_singular(word) for word in each.split("_")}][:3]
 
 
 def _singular(word: str) -> str:
@@ -85,28 +85,28 @@ def _singular(word: str) -> str:
 
 
 def refuse_unknown(
-    setter: str, unknown: Iterable[str], known: Iterable[str], reasons: Mapping[str, str]
+    setter: str, unknown: Iterable[str], options: Iterable[str], reasons: Mapping[str, str]
 ) -> None:
-    """Raises for the first unknown option of `setter`, with its reason or the name that was meant.
+    """Raises for the first unknown option of `setter`, with a reason or the name that was meant.
 
     Raises:
-        OptionError: as said.
+        OptionError: if `unknown` has a name.
     """
-    known = list(known)
+    options = list(options)
     for name in unknown:
         if name in reasons:
             raise OptionError(f"{setter}() does not take {name}: {reasons[name]}")
-        meant = names_meant(name, known)
+        meant = names_meant(name, options)
         hint = f"Did you mean {' or '.join(meant)}? " if meant else ""
-        has = f"It has: {', '.join(known)}." if known else "It has none."
+        has = f"It has: {', '.join(options)}." if options else "It has none."
         raise OptionError(f"{setter}() has no option {name!r}. {hint}{has}")
 
 
-def checked(function: Callable[Given, Result]) -> Callable[Given, Result]:
+def checked(function: Callable[CallArguments, Result]) -> Callable[CallArguments, Result]:
     """Makes a function or an `__init__` refuse a misspelled argument with the name that was meant.
 
     Raises:
-        OptionError: for an argument by an unknown name, or one by position too many.
+        OptionError: for an unknown argument, or too many positional ones.
     """
     signature = inspect.signature(function)
     is_class = function.__name__ == "__init__"
@@ -115,12 +115,12 @@ def checked(function: Callable[Given, Result]) -> Callable[Given, Result]:
     takes_self = is_class or (bool(owner) and not owner.endswith("<locals>"))
 
     @functools.wraps(function)
-    def call(*args: Given.args, **kwargs: Given.kwargs) -> Result:
+    def call(*args: CallArguments.args, **kwargs: CallArguments.kwargs) -> Result:
         try:
             signature.bind(*args, **kwargs)
         except TypeError:
             check_call(shown, signature, args, kwargs, takes_self)
-        return function(*args, **kwargs)  # raises what Python says of an argument that is missing
+        return function(*args, **kwargs)  # raises Python's own error for a missing argument
 
     return call
 
@@ -135,11 +135,11 @@ def check_call(
     """Raises for an argument that a call does not take.
 
     Args:
-        shown: what is called, without its parentheses.
-        signature: of what is called.
-        args: given by position.
-        kwargs: given by name.
-        takes_self: whether the first of them is not the user's.
+        shown: name of the function.
+        signature: of the function.
+        args: its positional arguments.
+        kwargs: its keyword arguments.
+        takes_self: whether the first positional argument is not the user's.
 
     Raises:
         OptionError: with the name that was meant, or the one to give the value by.
@@ -151,9 +151,9 @@ def check_call(
     if any(p.kind is p.VAR_POSITIONAL for p in parameters):
         return
     by_position = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
-    given = args[takes_self:]
-    if len(given) > len(by_position):
-        value = given[len(by_position)]
+    of_user = args[takes_self:]
+    if len(of_user) > len(by_position):
+        value = of_user[len(by_position)]
         others = [p.name for p in parameters if p.kind is p.KEYWORD_ONLY]
         advice = f"Give it by its name, such as {others[0]}=." if others else "Leave it out."
         count = f"{len(by_position) or 'no'} argument{'' if len(by_position) == 1 else 's'}"

@@ -1,24 +1,24 @@
-"""Everything millrace raises on purpose.
+"""The errors that millrace raises on purpose.
 
     MillraceError
-    ├── BackendError       Keras runs on something else than JAX              (also RuntimeError)
+    ├── BackendError       Keras runs on another backend than JAX             (also RuntimeError)
     ├── DeviceError        the devices asked for do not exist                 (also RuntimeError)
-    ├── DTypeError         a value has a type that devices do not compute in  (also TypeError)
-    ├── LoopError          what a loop calls does not fit what the loop gives (also TypeError)
+    ├── DTypeError         a value has a type that devices cannot compute in  (also TypeError)
+    ├── LoopError          a loop's function does not fit the loop's values   (also TypeError)
     ├── OptionError        an option has an invalid value, or does not exist    (also ValueError)
-    ├── ModelError         the model does what a compiled loop cannot run     (also RuntimeError)
+    ├── ModelError         a compiled loop cannot run the model               (also RuntimeError)
     │   └── NotCompiledError   it has no optimizer and no loss yet              (also ValueError)
     ├── DataError          the data cannot be fed to a compiled loop          (also ValueError)
     ├── NonFiniteError     jax_debug_nans or _infs found one            (also FloatingPointError)
-    ├── OutOfMemoryError   a device has no memory for what it was to run       (also MemoryError)
+    ├── OutOfMemoryError   a device has not enough memory for an execution     (also MemoryError)
     ├── PlanError          options, model and data do not fit together        (also RuntimeError)
     ├── ProcessError       a process of the run did not come, or failed       (also RuntimeError)
-    ├── QueueError         a queue was read in a way that it cannot be        (also RuntimeError)
-    ├── RecompilationError something would be compiled that must not be       (also RuntimeError)
+    ├── QueueError         a queue cannot be read in this way                 (also RuntimeError)
+    ├── RecompilationError a compilation that the user has forbidden          (also RuntimeError)
     ├── ScheduleError      tasks that no pipeline could run in that order     (also ValueError)
     ├── TapError           a value cannot be carried out of a program         (also ValueError)
     ├── TaskError          one task of a running pipeline failed              (also RuntimeError)
-    ├── UnsupportedError   options that nothing runs together         (also NotImplementedError)
+    ├── UnsupportedError   options that cannot run together           (also NotImplementedError)
     └── VersionError       the installed Keras or JAX does not fit         (also ImportError)
 
 Each is also the builtin error that users of Keras would catch in its place. A message says what
@@ -61,7 +61,7 @@ class DeviceError(MillraceError, RuntimeError):
 
 
 class DTypeError(MillraceError, TypeError):
-    """A value has a type that devices do not compute in.
+    """A value has a type that devices cannot compute in.
 
     Wrong: `strategy.run(fn, [numpy.zeros(3)])`
 
@@ -70,7 +70,7 @@ class DTypeError(MillraceError, TypeError):
 
 
 class LoopError(MillraceError, TypeError):
-    """The body or the condition of a loop does not fit what the loop gives it, or carries.
+    """The body or the condition of a loop does not fit the values that it gets or carries.
 
     Wrong: `millrace.repeat(10, lambda count: count * 0.5, inputs=0)`
 
@@ -88,7 +88,7 @@ class OptionError(MillraceError, ValueError):
 
 
 class ModelError(MillraceError, RuntimeError):
-    """The model, as written or compiled, does what a compiled loop cannot run.
+    """A compiled loop cannot run the model as it is written or compiled.
 
     Wrong: `model.compile(..., run_eagerly=True)` with several replicas or stages.
 
@@ -115,7 +115,7 @@ class DataError(MillraceError, ValueError):
 
 
 class NonFiniteError(MillraceError, FloatingPointError):
-    """A NaN or an infinity came out of an execution while JAX was told to look for one.
+    """An execution returned a NaN or an infinity while JAX's options ask for a check.
 
     Wrong: `jax.config.update("jax_debug_nans", True)` with a learning rate of 1e6.
 
@@ -124,16 +124,16 @@ class NonFiniteError(MillraceError, FloatingPointError):
 
 
 class OutOfMemoryError(MillraceError, MemoryError):
-    """A device has no memory left for what it was to run. The message shows where it goes.
+    """A device has not enough memory for an execution. The message shows how it is used.
 
     Wrong: `model.fit(x, y, batch_size=4096)` on a device that 512 rows fill.
 
-    Right: `strategy.memory_report(model, (x[:4096], y[:4096]))` before, and what it advises.
+    Right: `strategy.memory_report(model, (x[:4096], y[:4096]))` before, and a change that it lists.
     """
 
 
 class PlanError(MillraceError, RuntimeError):
-    """Options, model and data are fine alone and do not fit together.
+    """Options, model and data are valid alone, but do not fit together.
 
     Wrong: `steps_per_execution=8` with an accumulation of 3, on an epoch of 100 steps.
 
@@ -142,16 +142,16 @@ class PlanError(MillraceError, RuntimeError):
 
 
 class ProcessError(MillraceError, RuntimeError):
-    """The processes of a run did not all come, or one of them failed.
+    """A process of a run did not arrive, or failed.
 
     Wrong: two runs at once, both with `coordinator_address="node1:1234"`.
 
-    Right: a port for each, the same in all processes of one run.
+    Right: a port for each run, the same in all its processes.
     """
 
 
 class QueueError(MillraceError, RuntimeError):
-    """A queue was read in a way that it cannot be.
+    """A queue cannot be read in this way.
 
     Wrong:
 
@@ -166,7 +166,7 @@ class QueueError(MillraceError, RuntimeError):
 
 
 class RecompilationError(MillraceError, RuntimeError):
-    """Something would be compiled where the user has said that nothing may be.
+    """A program would be compiled where the user has forbidden compilation.
 
     Wrong: `Strategy(on_recompile="error")`, and 100 rows in batches of 32, the last one of 4.
 
@@ -175,7 +175,7 @@ class RecompilationError(MillraceError, RuntimeError):
 
 
 class ScheduleError(MillraceError, ValueError):
-    """A schedule misses a task, or orders tasks in a way that no pipeline could run.
+    """A schedule lacks a task, or has an order of tasks that no pipeline can run.
 
     Wrong: `0F0 0B0 / 1B0 1F0`, where the backward of stage 1 comes before its own forward.
 
@@ -198,7 +198,7 @@ class TapError(MillraceError, ValueError):
 
 
 class TaskError(MillraceError, RuntimeError):
-    """One task of a running pipeline failed. The message shows the schedule with it marked.
+    """A task of a running pipeline failed. The message shows the schedule with the task marked.
 
     Wrong: stages whose activations do not fit their device.
 
@@ -207,7 +207,7 @@ class TaskError(MillraceError, RuntimeError):
 
 
 class UnsupportedError(MillraceError, NotImplementedError):
-    """Options have a meaning together, and nothing runs it.
+    """Options that are valid together, but cannot run together.
 
     Wrong: `set_pipelining_options(batch_serialization_iterations=4, pipeline_schedule="1f1b")`
 
@@ -216,7 +216,7 @@ class UnsupportedError(MillraceError, NotImplementedError):
 
 
 class VersionError(MillraceError, ImportError):
-    """The installed Keras or JAX is too old, or has not got a private name that millrace uses.
+    """The installed Keras or JAX is too old, or lacks a private name that millrace uses.
 
     Wrong: `python -m pip install millrace "keras==3.12"`
 

@@ -26,10 +26,10 @@ def test_a_keras_without_a_name_is_said_at_import():
         check=False,
     ).stderr
     assert (
-        f"millrace.errors.VersionError: keras {keras.__version__} has not got what millrace uses "
-        "of it:\n    keras.src.ops.node.Node    a call in a graph, which notes its stage\n"
+        f"millrace.errors.VersionError: keras {keras.__version__} lacks names that millrace uses:\n"
+        "    keras.src.ops.node.Node    a call in a graph, which notes its stage\n"
     ) in last
-    assert "millrace is known to work with keras 3.13 to 3.16. Install one of those:\n" in last
+    assert "millrace is tested with keras 3.13 to 3.16. Install one of those:\n" in last
     assert 'python -m pip install "keras>=3.13,<3.17"' in last
 
 
@@ -38,12 +38,11 @@ def test_a_jax_without_a_module_is_said(monkeypatch):
     with pytest.raises(VersionError) as caught:
         versions.check()
     assert str(caught.value) == (
-        f"jax {jax.__version__} has not got what millrace uses of "
-        "it:\n"
-        "    jax._src.clusters.ClusterEnv    what Slurm and others say of a process\n"
+        f"jax {jax.__version__} lacks names that millrace uses:\n"
+        "    jax._src.clusters.ClusterEnv    the facts that Slurm and others give about a process\n"
         "    jax._src.clusters.ClusterEnv.auto_detect_unset_distributed_params"
-        "    what Slurm and others say of a process\n"
-        "millrace is known to work with jax 0.10 to 0.12. Install one of those:\n"
+        "    the facts that Slurm and others give about a process\n"
+        "millrace is tested with jax 0.10 to 0.12. Install one of those:\n"
         '    python -m pip install "jax>=0.10,<0.13"'
     )
 

@@ -130,9 +130,9 @@ def damage(kind, path):
     [
         ("truncated", "it has 4 of 7 bytes"),
         ("in its header", "its header is damaged"),
-        ("flipped", "its checksum is another"),
+        ("flipped", "its checksum is wrong"),
         ("emptied", "it is empty"),
-        ("foreign", "it is not a file of millrace's, or of another version of it"),
+        ("foreign", "it is not a file of millrace, or is of another version"),
         ("of another machine", "it is for 0.1-cpu-00000000"),
         ("of another key", "it is another program"),
     ],
@@ -148,7 +148,7 @@ def test_a_damaged_file_is_removed_with_one_warning(tmp_path, caplog, kind, reas
     assert not path.exists()
     assert warnings_of(caplog) == [
         f"{path} cannot be used: {reason}. It was removed, and the program is compiled again. If "
-        "this happens again, look at the disk, or run `millrace cache clear`."
+        "this happens again, check the disk, or run `millrace cache clear`."
     ]
     damage("emptied", path_of(tmp_path, key_of(2)))
     assert store.get(key_of(2)) is None
@@ -265,7 +265,7 @@ def test_a_file_in_place_of_the_directory(tmp_path, caplog):
     (line,) = warnings_of(caplog)
     assert line.startswith(f"Compiled programs cannot be kept in {root}: ")
     assert line.endswith(
-        "This run goes on, and later ones compile them again. Set MILLRACE_CACHE_DIR or "
+        "This run continues, and later ones will compile them again. Set MILLRACE_CACHE_DIR or "
         "Strategy(cache_dir=...) to a directory that can be written, or MILLRACE_CACHE_DIR=off to "
         "do without."
     )
@@ -287,7 +287,7 @@ def test_a_full_disk(tmp_path, monkeypatch, caplog):
     store.put(key_of(2), b"payload")
     store.put(key_of(3), b"payload")
     (line,) = warnings_of(caplog)
-    assert f"in {tmp_path}: No space left on device. This run goes on" in line
+    assert f"in {tmp_path}: No space left on device. This run continues" in line
     assert "Free some space, or set MILLRACE_CACHE_DIR" in line
     assert [path.name for path in path_of(tmp_path).parent.iterdir()] == [f"{key_of(1)}.mrx"]
     assert store.get(key_of(1)) == b"payload"

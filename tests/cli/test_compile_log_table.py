@@ -163,7 +163,10 @@ def test_a_run_that_has_compiled_nothing(tmp_path):
         ('{"origin": "compiled"}\n', "Line 1 of "),
         ('{"origin": "elsewhere"}\n', "Line 1 of "),
         (line(FIRST) + "[1, 2]\n", "Line 2 of "),
-        (b"\xff\xfe\x00", "is no record of a compilation. Give the directory of Strategy(report_"),
+        (
+            b"\xff\xfe\x00",
+            "is not a record of a compilation. Give the directory of Strategy(report_",
+        ),
     ],
 )
 def test_errors_are_one_line(tmp_path, content, message):

@@ -38,7 +38,7 @@ def test_many_recompilations_of_one_program_are_said_once(caplog):
 
 
 def test_what_is_only_rehearsed_is_not_said(caplog):
-    log = CompileLog(is_rehearsal=True)
+    log = CompileLog(is_dry_run=True)
     with caplog.at_level(logging.WARNING, "millrace"):
         for _ in range(9):
             log.add(RECORD)

@@ -124,5 +124,5 @@ def test_lines_name_the_program_in_words_that_can_be_replaced(strategy, caplog, 
 
 def test_no_level(monkeypatch):
     monkeypatch.setenv(phases.VARIABLE, "LOUD")
-    with pytest.raises(OptionError, match=r"MILLRACE_LOG_LEVEL=LOUD is no level.*INFO"):
+    with pytest.raises(OptionError, match=r"MILLRACE_LOG_LEVEL=LOUD is not a level.*INFO"):
         millrace.Strategy(devices=1)

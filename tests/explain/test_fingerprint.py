@@ -187,7 +187,7 @@ def test_what_is_nested_too_deep_is_left_out():
     deep = []
     for _ in range(3000):
         deep = [deep]
-    assert describe(lambda: deep, "function").gaps == ("what is nested 50 deep",)
+    assert describe(lambda: deep, "function").gaps == ("values nested 50 deep",)
 
 
 def test_neither_secrets_of_the_environment_nor_paths_are_in_a_field():

@@ -66,7 +66,7 @@ def test_a_file_that_ends_early_is_found(file, length):
 
 def test_a_file_of_something_else_is_none(file):
     file.write_bytes(b"PK\3\4 something else")
-    with pytest.raises(DamagedEntryError, match=r"not an export of millrace's"):
+    with pytest.raises(DamagedEntryError, match=r"not an export of millrace, or is of another"):
         read_header(file)
     file.write_bytes(b"")
     with pytest.raises(DamagedEntryError, match=r"empty"):

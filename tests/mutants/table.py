@@ -301,8 +301,8 @@ MUTANTS = (
     # What identifies a program, and why another one is compiled.
     Mutant(
         "keys",
-        "each = (_changes(new, key) for key in reversed(known))",
-        "each = (_changes(new, key) for key in known)",
+        "candidates = (_changes(new, key) for key in reversed(earlier))",
+        "candidates = (_changes(new, key) for key in earlier)",
     ),
     Mutant(
         "keys",
@@ -368,8 +368,8 @@ MUTANTS = (
     Mutant("cache", 'if fields["key"] != key:', "if False:"),
     Mutant(
         "cache",
-        "for file in sorted(found, key=lambda file: file.used):\n            if total",
-        "for file in sorted(found, key=lambda file: -file.used):\n            if total",
+        "for file in sorted(all_files, key=lambda file: file.used):\n            if total",
+        "for file in sorted(all_files, key=lambda file: -file.used):\n            if total",
     ),
     Mutant("cache", "if total <= limit * _KEPT:", "if total <= limit * _KEPT / 2:"),
     Mutant(

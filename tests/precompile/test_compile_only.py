@@ -1,5 +1,7 @@
 """What is compiled where nothing runs, against what the same calls compile where they do run."""
 
+import threading
+
 import keras
 import numpy as np
 import pytest
@@ -373,3 +375,39 @@ def test_outputs_of_any_structure(strategy):
         found = model.predict(data(10)[0], batch_size=4, verbose=0)
     assert found["a"].shape == (10, 2)
     assert (found["b"][0].shape, found["b"][0].dtype) == ((10, 3), np.float16)
+
+
+def test_each_thread_compiles_the_programs_of_its_own_loop():
+    strategies = [millrace.Strategy(1) for _ in range(2)]
+    barrier = threading.Barrier(2)
+    losses = []
+
+    def drawn():
+        barrier.wait(60)  # both loops have begun before either goes on
+        yield from batches(4)
+
+    def fit(strategy):
+        with strategy.scope():
+            history = mlp().fit(drawn(), steps_per_epoch=4, verbose=0, shuffle=False)
+        losses.append(history.history["loss"])
+
+    with compiling_only():
+        threads = [threading.Thread(target=fit, args=(each,), daemon=True) for each in strategies]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(120)
+    assert losses == [[0.0], [0.0]]
+    for strategy in strategies:
+        assert [record.program for record in strategy.compile_log] == ["train_run"]
+
+
+def test_blocks_that_overlap_hold_until_the_last_one_ends(strategy):
+    with strategy.scope():
+        model = mlp()
+    with compiling_only():
+        with compiling_only(functions=True):
+            assert compile_only.is_on_for_functions()
+        assert not compile_only.is_on_for_functions()
+        assert model.fit(*data(40), batch_size=4, verbose=0).history["loss"] == [0.0]
+    assert model.fit(*data(40), batch_size=4, verbose=0).history["loss"][0] > 0.0

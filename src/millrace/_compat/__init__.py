@@ -1,7 +1,7 @@
-"""Private names of Keras and JAX, one file for each purpose; nothing else in millrace uses any.
+"""Private names of Keras and JAX, one file for each purpose; no other package uses any.
 
-All are listed in `names.py`. This file is run before any other one of the package, and so before
-a name that is missing could end in a bare ImportError.
+All are listed in `names.py`. The check below runs before any other file of the package: a name
+that is missing would otherwise end in a bare ImportError.
 """
 
 from millrace._compat.versions import check

@@ -1,12 +1,13 @@
-"""Private JAX: arrays, and what is looked for in them. Checked on jax 0.10.0, 0.10.2 and 0.12.0.1.
+"""Private JAX: arrays, and the search for NaN in them. Checked on jax 0.10.0, 0.10.2 and 0.12.0.1.
 
-`uncommitted`          what a program returns is bound to its device; no public call undoes that.
+`uncommitted`          results of a program are bound to their device; no public call undoes that.
 `DeviceCopies`         transfers that cost less Python than `jax.device_put`.
 `let_arrays_be_numpy`  programs written for TensorFlow ask a result for `.numpy()`; `jax.Array` is
-                       abstract, and nothing public adds a method to what is behind it.
-`non_finite`           the search for NaN and infinity that JAX was told to make.
+                       abstract, and no public call adds a method to the class behind it.
+`non_finite`           the search for NaN and infinity that JAX's options ask for.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -21,41 +22,44 @@ from millrace._compat.patch_table import ARRAY_NUMPY
 from millrace._compat.patches import replace
 
 
-def uncommitted(array: Any) -> Any:
-    """Returns the array, on the device where it is, free to be moved by what uses it.
+def uncommitted(array: jax.Array) -> jax.Array:
+    """Returns the array, on its device, free to be moved by the operations that use it.
 
-    What a compiled program returns is committed: an operation on two such arrays of different
+    Results of a compiled program are committed: an operation on two such arrays of different
     devices is an error, and no public call takes the commitment back.
     """
-    if not array._committed:
+    private: Any = array
+    if not private._committed:
         return array
-    return ArrayImpl(array.aval, array.sharding, array._arrays, committed=False, _skip_checks=True)
+    arrays = private._arrays
+    return ArrayImpl(private.aval, array.sharding, arrays, committed=False, _skip_checks=True)
 
 
 class DeviceCopies:
     """Starts copies to one device, or to one device for each replica, with little Python.
 
-    `jax.device_put` does the same and takes 22 us for an array, these take 3 from host memory and
-    7 from another device: a task of a pipeline is to take 60 in all, and has two or three of them.
+    `jax.device_put` takes 22 us for an array; these take 3 from host memory and 7 from another
+    device. A task of a pipeline, of 60 us in all, has two or three copies.
     """
 
-    def __init__(self, sharding: Any, replicas: tuple[int, ...]):
+    def __init__(self, sharding: jax.sharding.Sharding, replicas: tuple[int, ...]):
         """Prepares copies.
 
         Args:
             sharding: of one device, or of the first axis over the devices of replicas.
             replicas: those whose device belongs to this process.
         """
+        private: Any = sharding
         self._sharding = sharding
-        self._list = sharding._internal_device_list
-        devices = list(sharding._device_assignment)
+        self._list = private._internal_device_list
+        devices = list(private._device_assignment)
         self._is_split = len(devices) > 1
         self._replicas = replicas
         self._devices = [devices[k] for k in replicas]
-        self._avals: dict[Any, Any] = {}
+        self._avals: dict[tuple[tuple[int, ...], np.dtype], ShapedArray] = {}
 
     def from_host(self, array: np.ndarray) -> jax.Array:
-        """Copies a host array, or takes its memory over where that is the device's."""
+        """Copies a host array; on a CPU the copy may take over its memory."""
         key = (array.shape, array.dtype)
         aval = self._avals.get(key)
         if aval is None:
@@ -65,7 +69,7 @@ class DeviceCopies:
         return xla_client.batched_device_put(aval, self._sharding, parts, self._devices, True)
 
     def from_device(self, arrays: list[jax.Array]) -> list[jax.Array]:
-        """Copies arrays that are on other devices; they may still be being computed."""
+        """Copies arrays from other devices, also while they are being computed."""
         number = len(arrays)
         return xla_client.batched_copy_array_to_devices_with_sharding(
             arrays, [self._list] * number, [self._sharding] * number, [_COPY] * number
@@ -78,7 +82,7 @@ _COPY = xla_client.ArrayCopySemantics.ALWAYS_COPY
 def let_arrays_be_numpy() -> None:
     """Gives arrays a method `numpy`, unless they have one."""
 
-    def wrapper(original: Any) -> Any:
+    def wrapper(original: object) -> Callable[[jax.Array], np.ndarray]:
         def numpy(array: jax.Array) -> np.ndarray:
             """Returns the array in host memory."""
             return np.asarray(array)
@@ -91,13 +95,13 @@ def let_arrays_be_numpy() -> None:
 
 
 def looks_for_non_finite() -> bool:
-    """Whether JAX checks what every executable returns for NaN or infinity."""
+    """Whether JAX checks the results of every executable for NaN or infinity."""
     config: Any = jax.config  # which declares its options when it runs
     return bool(config.jax_debug_nans or config.jax_debug_infs)
 
 
 def non_finite(array: jax.Array) -> str | None:
-    """Returns "nan" or "inf" if an array has one and JAX was told to look for it."""
+    """Returns "nan" or "inf" if an array has one and JAX's options ask for the check."""
     config: Any = jax.config
     if config.jax_debug_nans and bool(jnp.isnan(array).any()):
         return "nan"

@@ -1,4 +1,4 @@
-"""Private JAX: what keeps executables between processes. Checked on jax 0.10.0, 0.10.2, 0.12.0.1.
+"""Private JAX: the cache of executables between processes. Checked on jax 0.10.0, 0.10.2, 0.12.0.1.
 
 JAX makes the keys and turns executables into bytes; where these lie is a module variable of its
 `compilation_cache`, and no public call sets it. Its own files are not written atomically, and a
@@ -34,28 +34,28 @@ _OPTIONS = {
 _QUIET_SINCE = (0, 10, 2)
 
 _lock = threading.Lock()
-_before: dict[str, Any] = {}  # options of JAX before ours, while a store of ours is installed
-_ours: dict[str, Any] = {}
+_before: dict[str, object] = {}  # options of JAX before ours, while a store of ours is installed
+_ours: dict[str, object] = {}
 
 
 class Store(Protocol):
-    """Where the bytes of executables lie. Neither call may raise."""
+    """A place for the bytes of executables. Neither call may raise."""
 
     def get(self, key: str) -> bytes | None:
-        """Returns what was put, or None."""
+        """Returns the bytes of a key, or None."""
         ...
 
     def put(self, key: str, value: bytes) -> None:
-        """Keeps `value`."""
+        """Keeps `value` under a key."""
         ...
 
 
 def loads_quietly() -> bool:
-    """Whether an executable can be loaded without a word on stderr.
+    """Whether loading an executable prints nothing to stderr.
 
     jaxlib before 0.10.2 prints lines about "+prefer-no-gather" for each that is loaded on a CPU,
-    beyond the reach of Python. Does not start JAX's devices: before they are, they count as CPUs
-    unless the options of JAX name another platform.
+    beyond the reach of Python. Does not start JAX's devices: until they are started, they count as
+    CPUs unless the options of JAX name another platform.
     """
     if _numbers(jaxlib_version()) >= _QUIET_SINCE:
         return True
@@ -76,25 +76,25 @@ def platform() -> str:
 
 
 def directory_of_user() -> str | None:
-    """Returns the directory that the user has told JAX to keep executables in, if any."""
-    found = getattr(jax.config, _DIRECTORY)
+    """Returns the directory in which the user has JAX keep executables, if any."""
+    directory = getattr(jax.config, _DIRECTORY)
     with _lock:
-        return None if found == _ours.get(_DIRECTORY) else found
+        return None if directory == _ours.get(_DIRECTORY) else directory
 
 
 def is_enabled() -> bool:
-    """Whether JAX asks any cache on disk at all."""
+    """Whether JAX uses a cache on disk."""
     config: Any = jax.config
     return bool(config.jax_enable_compilation_cache)
 
 
 def asks_any() -> bool:
-    """Whether JAX will look for what it compiles next, in a store or in files of its own."""
+    """Whether JAX will look up its next compilation, in a store or in its own files."""
     return is_enabled() and bool(getattr(jax.config, _DIRECTORY))
 
 
 def takes_stores() -> bool:
-    """Whether this JAX can be given a store. Without, it has files of its own in the directory."""
+    """Whether this JAX takes a store; any other one writes its own files into the directory."""
     return private is not None and all(hasattr(private, name) for name in _PRIVATE)
 
 
@@ -121,7 +121,7 @@ def install(store: Store, directory: pathlib.Path) -> None:
 
 
 def uninstall() -> None:
-    """Has JAX do again what it did before `install`. Options that were changed since stay."""
+    """Restores what JAX did before `install`. Options that were changed since stay."""
     take_out(COMPILATION_CACHE)
 
 
@@ -136,7 +136,7 @@ def _restore() -> None:
 
 
 class _Adapter:
-    """What JAX calls; it reads `_path` for its own log."""
+    """A store as JAX calls it; JAX reads `_path` for its own log."""
 
     def __init__(self, store: Store, directory: pathlib.Path):
         self._path = directory

@@ -1,14 +1,14 @@
-"""Private JAX: what executables say of themselves, and executables for other devices.
+"""Private JAX: the facts that executables state, and executables for other devices.
 
 Sizes, FLOPs and XLA's own descriptions are read off an executable.
 
 `jax.experimental.serialize_executable` writes an executable with the numbers of its devices, and
-reads it for these; XLA's own options, which name the devices too, can be given anew when it is
-read. No public call does that. Checked on jax 0.10.0, 0.10.2 and 0.12.0.1.
+reads it for the same ones. XLA's options, which name the devices too, can be replaced when it is
+read, but by no public call. Checked on jax 0.10.0, 0.10.2 and 0.12.0.1.
 """
 
 import io
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,19 +16,24 @@ import jax
 import numpy as np
 from jax._src import compilation_cache, compiler
 from jax.experimental import serialize_executable
+from jax.tree_util import PyTreeDef
 
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """What an executable takes up on each device, in bytes; 0 where its backend does not say."""
+    """Memory of an executable on each device, in bytes; 0 where its backend does not say."""
 
-    peak_bytes: int = 0  # that a call needs, arguments and results included
+    peak_bytes: int = 0  # of a call, arguments and results included
     temporary_bytes: int = 0
     code_bytes: int = 0
 
 
-def sizes_of(compiled: Any) -> Sizes:
-    """Returns what an executable takes up. It is analyzed anew each time: 0.1 s for ResNet50."""
+def sizes_of(compiled: object) -> Sizes:
+    """Returns the memory of an executable, analyzed in each call: 0.1 s for ResNet50.
+
+    Args:
+        compiled: a `jax.stages.Compiled`; any other object has no sizes.
+    """
     memory = _analysis(compiled)
     if memory is None:
         return Sizes()
@@ -43,48 +48,50 @@ def sizes_of(compiled: Any) -> Sizes:
     return Sizes(peak, memory.temp_size_in_bytes or 0, code)
 
 
-def requirement(compiled: Any) -> int:
+def requirement(compiled: jax.stages.Compiled) -> int:
     """Returns the bytes that a call needs on each device, arguments and results included."""
     return sizes_of(compiled).peak_bytes
 
 
-def argument_bytes(compiled: Any) -> int:
+def argument_bytes(compiled: jax.stages.Compiled) -> int:
     """Returns the bytes of the arguments that a program reads, on each device."""
     memory = _analysis(compiled)
     return 0 if memory is None else memory.argument_size_in_bytes
 
 
-def flops(compiled: Any) -> float:
+def flops(compiled: jax.stages.Compiled) -> float:
     """Returns the FLOPs of one call; the body of a loop of unknown length is counted once."""
-    found = compiled.cost_analysis() or {}
-    return float((found[0] if isinstance(found, list) else found).get("flops", 0.0))
+    costs: Any = compiled.cost_analysis() or {}
+    return float((costs[0] if isinstance(costs, list) else costs).get("flops", 0.0))
 
 
-def module_proto(compiled: Any) -> bytes:
+def module_proto(compiled: jax.stages.Compiled) -> bytes:
     """Returns the scheduled program, an `HloModuleProto`."""
-    return compiled.runtime_executable().hlo_modules()[0].as_serialized_hlo_module_proto()
+    executable: Any = compiled.runtime_executable()
+    return executable.hlo_modules()[0].as_serialized_hlo_module_proto()
 
 
-def buffers_proto(compiled: Any) -> bytes:
+def buffers_proto(compiled: jax.stages.Compiled) -> bytes:
     """Returns where its buffers lie, a `BufferAssignmentProto`; empty where XLA does not say."""
     return getattr(_analysis(compiled), "serialized_buffer_assignment_proto", b"") or b""
 
 
-def kept_arguments(compiled: Any) -> list[tuple[Any, ...]]:
+def kept_arguments(compiled: jax.stages.Compiled) -> list[tuple[Any, ...]]:
     """Returns the paths of the arguments that a program reads, by number of its parameter.
 
     JAX drops arguments that are not read, and no public call says which.
     """
     paths = [path for path, _ in jax.tree_util.tree_flatten_with_path(compiled.args_info)[0]]
-    kept = sorted(getattr(compiled._executable, "_kept_var_idx", range(len(paths))))
+    executable: Any = compiled._executable
+    kept = sorted(getattr(executable, "_kept_var_idx", range(len(paths))))
     # The first entry tells positional from keyword arguments; programs have no keywords.
     return [paths[number][1:] for number in kept]
 
 
-def arguments_of(lowered: jax.stages.Lowered) -> tuple[Any, ...]:
-    """Returns what a program is called with, and which of it reaches XLA.
+def arguments_of(lowered: jax.stages.Lowered) -> Hashable:
+    """Returns shapes and dtypes of a program's arguments, and the numbers of those that reach XLA.
 
-    JAX leaves out arguments that nothing uses, so programs that use others of them have one text.
+    JAX leaves out unused arguments, so programs that use different ones can have the same text.
 
     Raises:
         KeyError: if JAX does not say which they are.
@@ -94,14 +101,14 @@ def arguments_of(lowered: jax.stages.Lowered) -> tuple[Any, ...]:
     return tuple(sorted(kept)), tuple((leaf.shape, str(leaf.dtype)) for leaf in leaves)
 
 
-def _analysis(compiled: Any) -> Any:
+def _analysis(compiled: Any) -> Any:  # a class of jaxlib
     return compiled.memory_analysis() if hasattr(compiled, "memory_analysis") else None
 
 
 class _Reader(serialize_executable._JaxPjrtUnpickler):  # type: ignore[misc]
     def __init__(self, data: bytes, numbers: Sequence[int], devices: Sequence[jax.Device]):
         super().__init__(io.BytesIO(data), devices[0].client, tuple(devices))
-        # Also numbers that are none of this process's: those of where it was compiled.
+        # The numbers may be of another process: of the one that compiled it.
         self.devices_by_id = dict(zip(numbers, devices, strict=True))
         self._options = compiler.get_compile_options(
             num_replicas=1,
@@ -110,7 +117,7 @@ class _Reader(serialize_executable._JaxPjrtUnpickler):  # type: ignore[misc]
         )
         self._options.executable_build_options.use_spmd_partitioning = len(devices) > 1
 
-    def persistent_load(self, pid: Any) -> Any:
+    def persistent_load(self, pid: tuple[Any, ...]) -> object:
         if pid[0] != "exec":
             return super().persistent_load(pid)
         return self.backend.deserialize_executable(pid[1], self.execution_devices, self._options)
@@ -121,23 +128,25 @@ class _Writer(serialize_executable._JaxPjrtPickler):  # type: ignore[misc]
         super().__init__(file)
         self._code = code
 
-    def persistent_id(self, obj: Any) -> Any:
+    def persistent_id(self, obj: object) -> tuple[Any, ...] | None:
         # Classes of jaxlib, which lie in another module in each version.
         if type(obj).__name__ in ("LoadedExecutable", "Executable"):
             return "exec", self._code
         return super().persistent_id(obj)
 
 
-def as_bytes(compiled: jax.stages.Compiled, code: bytes | None = None) -> tuple[bytes, Any, Any]:
+def as_bytes(
+    compiled: jax.stages.Compiled, code: bytes | None = None
+) -> tuple[bytes, PyTreeDef, PyTreeDef]:
     """Returns an executable as bytes, and the trees of its arguments and results.
 
     Args:
         compiled: the executable.
-        code: what XLA had written of one that was not compiled but read. Of such a one XLA for CPU
-            writes only a part, without an error; it then cannot be read.
+        code: the bytes that XLA wrote of an executable that was read, not compiled. XLA for CPU
+            would write only a part of such a one, without an error, and could not read that.
 
     Raises:
-        ValueError: if it is of a kind that cannot be written.
+        ValueError: if this kind of executable cannot be written.
         NotImplementedError: likewise.
     """
     if code is None:
@@ -154,22 +163,26 @@ def as_bytes(compiled: jax.stages.Compiled, code: bytes | None = None) -> tuple[
 
 
 def code_of_entry(entry: bytes) -> bytes:
-    """Returns what XLA had written of an executable, from what JAX keeps in its cache."""
+    """Returns the bytes that XLA wrote of an executable, from an entry of JAX's cache."""
     written = compilation_cache.decompress_executable(entry)
     return compilation_cache.extract_executable_and_time(written)[0]
 
 
 def from_bytes(
-    data: bytes, in_tree: Any, out_tree: Any, numbers: Sequence[int], devices: Sequence[jax.Device]
+    data: bytes,
+    in_tree: PyTreeDef,
+    out_tree: PyTreeDef,
+    numbers: Sequence[int],
+    devices: Sequence[jax.Device],
 ) -> jax.stages.Compiled:
     """Returns an executable that was written, for devices of this process.
 
     Args:
-        data: as `as_bytes` returns it; it can run any code, so it must be trusted.
+        data: as `as_bytes` returns it. It can run any code, so its writer must be trusted.
         in_tree: of its arguments.
         out_tree: of its results.
         numbers: the ids of the devices that it was compiled for.
-        devices: that it is to run on, one for each of them.
+        devices: on which it will run, one for each of these ids.
     """
     unloaded, arguments, no_kwargs = _Reader(data, numbers, devices).load()
     return jax.stages.Compiled(

@@ -3,9 +3,9 @@
     device        what programs compute in
     pinned_host   memory of the host that a device copies from and to by itself
 
-A value in host memory has this in its type: an operation on one of each space is an error when it
-is traced, on every backend. Only of a `NamedSharding` does JAX take the type; with a sharding of
-one device the type would say "device", whatever the memory is.
+The memory of a value is part of its type: an operation on one value of each space is an error when
+it is traced, on every backend. JAX takes that type from a `NamedSharding` only; with a sharding of
+one device the type says "device", whatever the memory is.
 """
 
 import functools
@@ -22,7 +22,7 @@ Space: Any = jax.memory.Space  # of a value in a program
 
 
 def host_memory(device: jax.Device) -> str | None:
-    """Returns the kind of the host memory in which values may rest; None where there is none.
+    """Returns the kind of host memory to which values can be offloaded; None where there is none.
 
     Args:
         device: of this process.
@@ -31,7 +31,7 @@ def host_memory(device: jax.Device) -> str | None:
 
 
 def is_another_memory(device: jax.Device) -> bool:
-    """Whether host memory is another than the one that programs compute in, and can be used.
+    """Whether the device computes in another memory than the host's, and can use both.
 
     XLA's CPU backend lists all kinds, enforces them in types, and keeps everything in one memory.
     """
@@ -39,7 +39,7 @@ def is_another_memory(device: jax.Device) -> bool:
 
 
 def on_host(sharding: Sharding, mesh: Mesh) -> NamedSharding:
-    """Returns a sharding as it is, in host memory.
+    """Returns the same sharding in host memory.
 
     Args:
         sharding: of device memory.
@@ -50,8 +50,8 @@ def on_host(sharding: Sharding, mesh: Mesh) -> NamedSharding:
     return sharding.with_memory_kind(HOST)
 
 
-def on_device(layout: Any) -> Any:
-    """Returns a sharding in host memory as the same in device memory. A space may stand for one."""
+def on_device(layout: "Sharding | jax.memory.Space") -> "Sharding | jax.memory.Space":
+    """Returns the same sharding, or the space that stands for one, in device memory."""
     return Space.Device if layout is Space.Host else layout.with_memory_kind(DEVICE)
 
 
@@ -61,7 +61,7 @@ def is_on_host(layout: object) -> bool:
 
 
 def in_device_memory(value: jax.Array) -> jax.Array:
-    """Returns an array itself, or if it rests in host memory its copy on the same devices."""
+    """Returns an array, or its copy on the same devices where it is in host memory."""
     if not is_on_host(getattr(value, "sharding", None)):
         return value
     sharding = value.sharding
@@ -81,16 +81,16 @@ def _moves_there_and_back(device: jax.Device) -> bool:
         return jax.device_put(jax.device_put(value, on_device(host)) + 1, host)
 
     try:
-        given = jax.device_put(np.zeros((64,), np.float32), host)
-        found = jax.jit(probe, out_shardings=host)(given)
-        return is_on_host(found.sharding) and bool((np.asarray(found) == 1).all())
+        value = jax.device_put(np.zeros((64,), np.float32), host)
+        result = jax.jit(probe, out_shardings=host)(value)
+        return is_on_host(result.sharding) and bool((np.asarray(result) == 1).all())
     except (RuntimeError, ValueError, NotImplementedError) as error:
         logger.debug("%s lists %s and cannot use it: %s", device, HOST, error)
         return False
 
 
-def memory_limit(device: Any) -> int | None:
-    """Returns the bytes that JAX may use of a device's memory; None where it does not say."""
+def memory_limit(device: jax.Device) -> int | None:
+    """Returns the bytes that JAX may use of a device's memory; None where that is not known."""
     statistics = device.memory_stats() if device.process_index == jax.process_index() else None
     return (statistics or {}).get("bytes_limit")
 

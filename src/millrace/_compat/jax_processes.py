@@ -5,6 +5,7 @@ be chosen.
 """
 
 import os
+from collections.abc import Sequence
 from typing import Any
 
 from jax._src import clusters, distributed, xla_bridge
@@ -19,7 +20,7 @@ def backends_are_initialized() -> bool:
 
 
 def process_index() -> int:
-    """The number of this process among those that `jax.distributed` has connected.
+    """Returns the number of this process among those that `jax.distributed` has connected.
 
     `jax.process_index()` asks the devices, and so starts them.
     """
@@ -27,12 +28,12 @@ def process_index() -> int:
 
 
 def process_count() -> int:
-    """How many processes `jax.distributed` has connected; 1 without it."""
+    """Returns the number of processes that `jax.distributed` has connected; 1 without it."""
     return distributed.global_state.num_processes
 
 
 def key_value_store() -> Any:
-    """The store that `jax.distributed` has for all processes; None without it.
+    """Returns the store that `jax.distributed` has for all processes; None without it.
 
     Its client has no public name. Of its methods, `key_value_set`, `key_value_dir_get`,
     `blocking_key_value_get` and `key_value_delete` are the same in all versions checked.
@@ -44,15 +45,14 @@ def recognise_cluster(
     coordinator_address: str | None,
     num_processes: int | None,
     process_id: int | None,
-    local_device_ids: Any,
+    local_device_ids: int | Sequence[int] | None,
     timeout: int,
-) -> tuple[str | None, int | None, int | None, Any]:
-    """Fills in what Slurm, MPI, Kubernetes and other clusters say of this process.
+) -> tuple[str | None, int | None, int | None, int | Sequence[int] | None]:
+    """Fills in the facts that Slurm, MPI, Kubernetes and other clusters give about this process.
 
-    `jax.distributed.initialize` does this, too, and then connects at once; the address must be
-    known before, to meet there.
+    `jax.distributed.initialize` does this, too, but connects at once; millrace needs the address
+    before that.
     """
     address = coordinator_address or os.environ.get("JAX_COORDINATOR_ADDRESS")
-    return clusters.ClusterEnv.auto_detect_unset_distributed_params(
-        address, num_processes, process_id, local_device_ids, None, timeout
-    )
+    detect: Any = clusters.ClusterEnv.auto_detect_unset_distributed_params
+    return detect(address, num_processes, process_id, local_device_ids, None, timeout)

@@ -1,8 +1,8 @@
-"""Private JAX: whether something is traced, the options of a trace, and what `jax.jit` was told.
+"""Private JAX: whether a value is traced, the options of a trace, and those of `jax.jit`.
 
 `jax.jit` traces anew when one of these options changes. Executables that were compiled ahead of
-time do not, so whoever keeps them must look, and no public call gives the options together. Checked
-on jax 0.10.0, 0.10.2 and 0.12.0.1.
+time are not compiled anew, so their owner must compare the options, which no public call returns
+together. Checked on jax 0.10.0, 0.10.2 and 0.12.0.1.
 """
 
 import enum
@@ -15,8 +15,8 @@ from jax._src.config import config_ext, trace_context
 from jax._src.core import AxisEnv, Tracer, get_opaque_trace_state, trace_state_clean
 
 
-def trace_state() -> Any:
-    """Returns what is equal for two moments within one trace, and differs between traces.
+def trace_state() -> object:
+    """Returns an object that is equal at all times within one trace, and differs between traces.
 
     A value of an inner trace cannot be used in an outer one, and no public call says which of
     them is current.
@@ -24,8 +24,8 @@ def trace_state() -> Any:
     return get_opaque_trace_state()
 
 
-def is_traced(value: Any) -> bool:
-    """Whether a value is one of a trace, and has no numbers yet.
+def is_traced(value: object) -> bool:
+    """Whether a value is part of a trace, and has no numbers yet.
 
     `jax.core.Tracer` is public, and type checkers do not see the module.
     """
@@ -41,13 +41,13 @@ def is_tracing() -> bool:
 
 
 def trace_options() -> tuple[Any, ...]:
-    """Returns all that tracing may depend on, to be compared with an earlier moment. It is fast."""
+    """Returns all options that tracing may depend on, for comparison with earlier ones; fast."""
     flags: Any = jax.config  # which declares its options when it runs
     return (flags.jax_debug_nans, flags.jax_debug_infs, *config.trace_context())
 
 
 def tracing_options() -> dict[str, str]:
-    """Returns the options that decide what a trace gives, by name, as text."""
+    """Returns the options that decide the result of a trace, by name, as text."""
     return {name: text for name, text in jax_options().items() if name not in _ELSEWHERE}
 
 
@@ -64,16 +64,16 @@ _ELSEWHERE = {
 def jax_options() -> dict[str, str]:
     """Returns the options of JAX that tracing and compiling depend on, as text.
 
-    The names are those by which JAX tells its own traces apart, contexts included; 0.10.0 has no
-    list of them, so there it is a list of ours.
+    The names are those by which JAX tells its own traces apart, contexts included. JAX 0.10.0 has
+    no list of them; there a list in this module takes its place.
     """
     names = getattr(config_ext, "trace_context_names", None)
     if names is None:
-        found = {name: getattr(jax.config, name, None) for name in _TRACE_OPTIONS}
+        options = {name: getattr(jax.config, name, None) for name in _TRACE_OPTIONS}
     else:
-        found = dict(zip(names(), trace_context(), strict=True))
-    found.update({name: getattr(jax.config, name, None) for name in _COMPILE_OPTIONS})
-    return {name: _option_text(value) for name, value in found.items()}
+        options = dict(zip(names(), trace_context(), strict=True))
+    options.update({name: getattr(jax.config, name, None) for name in _COMPILE_OPTIONS})
+    return {name: _option_text(value) for name, value in options.items()}
 
 
 _TRACE_OPTIONS = (
@@ -108,7 +108,7 @@ _COMPILE_OPTIONS = (
 )
 
 
-def _option_text(value: Any) -> str:
+def _option_text(value: object) -> str:
     if isinstance(value, enum.Enum):
         return str(value.value)
     if isinstance(value, AxisEnv):  # the axes that a trace is inside of
@@ -116,13 +116,13 @@ def _option_text(value: Any) -> str:
     return re.sub(r"( object)? at 0x[0-9a-f]+", "", str(value))
 
 
-# What `jax.jit` notes on a function that it returns, with a path of this machine; whatever copies
-# the attributes of that function has them, too.
+# Attributes that `jax.jit` puts on the functions that it returns, with a path of this machine. A
+# wrapper that copies the attributes of such a function has them, too.
 JIT_NOTES = ("_fun", "_jit_info")
 
 
-def static_arguments(function: Any) -> tuple[int | str, ...]:
-    """Returns numbers and names of static arguments; none of what is no function of `jax.jit`."""
+def static_arguments(function: object) -> tuple[int | str, ...]:
+    """Returns numbers and names of the static arguments of a function of `jax.jit`, else none."""
     info = getattr(function, "_jit_info", None)
     return (
         *(getattr(info, "static_argnums", None) or ()),
@@ -130,14 +130,14 @@ def static_arguments(function: Any) -> tuple[int | str, ...]:
     )
 
 
-def compiler_options(function: Any) -> dict[str, Any]:
-    """Returns the options of XLA that `jax.jit` was given."""
+def compiler_options(function: object) -> dict[str, Any]:
+    """Returns the `compiler_options` of a function of `jax.jit`."""
     info = getattr(function, "_jit_info", None)
     return dict(getattr(info, "compiler_options_kvs", None) or ())
 
 
-def jit_options(function: Any) -> dict[str, str]:
-    """Returns what else `jax.jit` was given that a program depends on, by name."""
+def jit_options(function: object) -> dict[str, str]:
+    """Returns the other options of `jax.jit` on which a program depends, by name."""
     info = getattr(function, "_jit_info", None)
     donated = getattr(info, "donate_argnums", None)
     options = {"donate_argnums": str(donated)} if donated else {}

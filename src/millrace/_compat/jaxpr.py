@@ -1,26 +1,68 @@
-"""Taking jaxprs apart and building functions of the parts. Checked on jax 0.10.0, 0.10.2, 0.12.0.1.
+"""Taking jaxprs apart and building functions of parts. Checked on jax 0.10.0, 0.10.2, 0.12.0.1.
 
-`jax.extend.core` has the classes, and says of itself that they may change. What they need besides
-is private: the scope of an equation, the debugging facts that a new jaxpr must carry, and the
-removal of what is not used from conditionals and loops.
+`jax.extend.core` has the classes, whose documentation warns of changes. Private besides: the scope
+of an equation, the debugging facts that a new jaxpr must carry, and the removal of unused
+equations from conditionals and loops.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 import jax
 from jax import api_util
 from jax.extend import core as extend_core
 from jax.interpreters import partial_eval
 
-Var = Any  # of a jaxpr: hashed and compared by identity
-Equation = Any
+if TYPE_CHECKING:
+    from typing_extensions import TypeIs
+
+
+class Var(Protocol):
+    """A variable of a jaxpr, hashed and compared by identity."""
+
+    @property
+    def aval(self) -> Any:
+        """Its abstract value: shape, dtype and more, of a class that is private."""
+        ...
+
+
+class Equation(Protocol):
+    """An equation of a jaxpr: an operation with its inputs and results."""
+
+    invars: list[Any]  # variables or literals
+    outvars: list[Any]  # variables
+    params: dict[str, Any]
+    source_info: Any
+
+    @property
+    def primitive(self) -> Any:
+        """The operation."""
+        ...
+
+    @property
+    def effects(self) -> AbstractSet[Any]:
+        """What it does besides its results."""
+        ...
+
+    def replace(
+        self,
+        *,
+        invars: list[Any] = ...,
+        outvars: list[Any] = ...,
+        params: Mapping[str, object] = ...,
+    ) -> Any:
+        """Returns the equation with other inputs, results or parameters."""
+        ...
+
+
+Atom: TypeAlias = Var | extend_core.Literal
 
 
 @dataclass(frozen=True, slots=True)
 class Graph:
-    """Equations between named values: a jaxpr whose constants lie beside it."""
+    """Equations between variables: a jaxpr, and beside it the values of its constants."""
 
     invars: tuple[Var, ...]
     outvars: tuple[Any, ...]  # variables or literals
@@ -30,9 +72,9 @@ class Graph:
 
 @dataclass(frozen=True, slots=True)
 class Loop:
-    """A `jax.lax.scan` as it was traced. Its inputs are constants, what is carried, sequences."""
+    """A `jax.lax.scan` as it was traced. Its inputs: constants, carried values, sequences."""
 
-    body: Graph  # of one turn
+    body: Graph  # of one iteration
     num_constants: int
     num_carried: int
     length: int
@@ -58,14 +100,14 @@ def as_loop(equation: Equation) -> Loop | None:
 
 
 def _inputs_of_loop(params: dict[str, Any]) -> tuple[int, int]:
-    """Returns how many inputs of a loop are constants, and how many are carried."""
+    """Returns the numbers of constants and of carried values among the inputs of a loop."""
     if "num_consts" in params:
         return params["num_consts"], params["num_carry"]
     constants, carried, _ = params["ft_in"].unpack()  # from jax 0.12 on
     return len(constants), len(carried)
 
 
-def trace(function: Callable[..., Any], *arguments: Any) -> tuple[Graph, Any]:
+def trace(function: Callable[..., object], *arguments: object) -> tuple[Graph, Any]:
     """Traces `function` at specs, and returns its graph and the tree of its result's specs."""
     closed, result = jax.make_jaxpr(function, return_shape=True)(*arguments)
     jaxpr: Any = closed.jaxpr
@@ -73,13 +115,13 @@ def trace(function: Callable[..., Any], *arguments: Any) -> tuple[Graph, Any]:
     return Graph(tuple(jaxpr.invars), tuple(jaxpr.outvars), tuple(jaxpr.eqns), constants), result
 
 
-def is_literal(atom: Any) -> bool:
+def is_literal(atom: Atom) -> "TypeIs[extend_core.Literal]":
     """Whether an input of an equation is a number written into it."""
     return isinstance(atom, extend_core.Literal)
 
 
-def variables(atoms: Iterable[Any]) -> Iterator[Var]:
-    """Yields those of `atoms` that are variables."""
+def variables(atoms: Iterable[Atom]) -> Iterator[Var]:
+    """Yields the variables among `atoms`."""
     return (atom for atom in atoms if not is_literal(atom))
 
 
@@ -109,7 +151,7 @@ def inner_equations(equation: Equation) -> Iterator[Sequence[Equation]]:
 
 
 def primitive_counts(equations: Sequence[Equation]) -> dict[str, int]:
-    """Returns how often each primitive occurs in equations, nested ones included."""
+    """Counts each primitive in equations, nested ones included."""
     counts: dict[str, int] = {}
     pending: list[Sequence[Equation]] = [equations]
     while pending:
@@ -121,29 +163,29 @@ def primitive_counts(equations: Sequence[Equation]) -> dict[str, int]:
 
 
 def with_effects(graph: Graph) -> list[Equation]:
-    """Returns the equations that do something besides their results, such as printing."""
+    """Returns the equations with effects besides their results, such as printing."""
     return [equation for equation in graph.equations if equation.effects]
 
 
 def used(
     graph: Graph,
-    outvars: Sequence[Any],
-    known: Iterable[Var] = (),
+    outvars: Sequence[Atom],
+    inputs: Iterable[Var] = (),
     also: Iterable[Equation] = (),
 ) -> Graph:
-    """Returns the part of `graph` that `outvars` follow from.
+    """Returns the equations of `graph` from which `outvars` follow.
 
     Args:
-        graph: where to take equations from.
-        outvars: results of the part, variables of the graph or literals.
-        known: variables that the part is given, in place of the equations that make them.
-        also: equations to keep for what they do, whether or not their results are needed.
+        graph: with all equations.
+        outvars: the results, variables of the graph or literals.
+        inputs: further inputs, in place of the equations that compute these variables.
+        also: equations to keep for their effects, whether or not their results are needed.
 
     Returns:
-        A graph whose `invars` are those it uses: of the graph's, in their order, then of `known`.
+        A graph whose `invars` are those it uses: of the graph's, in their order, then of `inputs`.
     """
-    known = tuple(known)
-    stop = set(known)
+    inputs = tuple(inputs)
+    stop = set(inputs)
     needed = set(variables(outvars))
     kept: list[Equation] = []
     wanted = set(map(id, also))
@@ -152,28 +194,29 @@ def used(
         if makes or id(equation) in wanted:
             kept.append(equation)
             needed.update(variables(equation.invars))
-    given = [var for var in (*graph.invars, *known) if var in needed]
+    invars = [var for var in (*graph.invars, *inputs) if var in needed]
     constants = {var: value for var, value in graph.constants.items() if var in needed}
-    return Graph(tuple(dict.fromkeys(given)), tuple(outvars), tuple(reversed(kept)), constants)
+    return Graph(tuple(dict.fromkeys(invars)), tuple(outvars), tuple(reversed(kept)), constants)
 
 
 def needed(graph: Graph) -> Graph:
     """Returns `graph` without the equations that its results do not need; its inputs stay."""
-    part = used(graph, graph.outvars, also=with_effects(graph))
-    return Graph(graph.invars, part.outvars, part.equations, part.constants)
+    kept = used(graph, graph.outvars, also=with_effects(graph))
+    return Graph(graph.invars, kept.outvars, kept.equations, kept.constants)
 
 
-def pruned(graph: Graph, known: Iterable[Var] = ()) -> Graph:
-    """Returns `graph` without what its results do not need, inside conditionals and loops too."""
-    part = used(graph, graph.outvars, known)
-    names = (*part.constants, *part.invars)
-    open_part = Graph(names, part.outvars, part.equations, {})
-    jaxpr, is_used = partial_eval.dce_jaxpr(_jaxpr(open_part), [True] * len(part.outvars))
+def pruned(graph: Graph, inputs: Iterable[Var] = ()) -> Graph:
+    """Returns the used equations of `graph`, inside conditionals and loops too; see `used`."""
+    kept = used(graph, graph.outvars, inputs)
+    names = (*kept.constants, *kept.invars)
+    without_constants = Graph(names, kept.outvars, kept.equations, {})
+    jaxpr, is_used = partial_eval.dce_jaxpr(_jaxpr(without_constants), [True] * len(kept.outvars))
     names = [var for var, use in zip(names, is_used, strict=True) if use]
-    # `dce_jaxpr` keeps the variables of what it keeps.
-    constants = {var: part.constants[var] for var in names if var in part.constants}
+    # `dce_jaxpr` keeps the variables of the equations that it keeps.
+    constants = {var: kept.constants[var] for var in names if var in kept.constants}
     invars = tuple(var for var in names if var not in constants)
-    return Graph(invars, tuple(jaxpr.outvars), tuple(jaxpr.eqns), constants)
+    pruned_equations: list[Any] = jaxpr.eqns
+    return Graph(invars, tuple(jaxpr.outvars), tuple(pruned_equations), constants)
 
 
 def as_function(graph: Graph) -> Callable[..., list[Any]]:
@@ -183,16 +226,16 @@ def as_function(graph: Graph) -> Callable[..., list[Any]]:
     return extend_core.jaxpr_as_fun(closed)
 
 
-def renamed(graph: Graph, names: Mapping[Var, Any], constants: Mapping[Var, Any]) -> Graph:
+def renamed(graph: Graph, names: Mapping[Var, Atom], constants: Mapping[Var, Any]) -> Graph:
     """Returns `graph` with other variables or literals in the place of some of its inputs.
 
     Args:
         graph: whose inputs are replaced.
-        names: what replaces an input; several may become one.
-        constants: of another graph; a name that is one of these becomes a constant of this one.
+        names: replacements of inputs; several inputs may become one.
+        constants: of another graph; a replacement among these becomes a constant of this one.
     """
 
-    def read(atom: Any) -> Any:
+    def read(atom: Atom) -> Atom:
         return atom if is_literal(atom) else names.get(atom, atom)
 
     equations = [e.replace(invars=list(map(read, e.invars))) for e in graph.equations]
@@ -204,12 +247,12 @@ def renamed(graph: Graph, names: Mapping[Var, Any], constants: Mapping[Var, Any]
 
 
 def inlined(graph: Graph) -> Graph:
-    """Returns `graph` with its jitted calls opened, so that parts of them can be left out."""
+    """Returns `graph` with the equations of its jitted calls in their place."""
     constants = dict(graph.constants)
     equations: list[Equation] = []
     names: dict[Var, Any] = {}
 
-    def read(atom: Any) -> Any:
+    def read(atom: Atom) -> Atom:
         return atom if is_literal(atom) else names.get(atom, atom)
 
     def add(eqns: Iterable[Equation]) -> None:
@@ -242,21 +285,23 @@ def inlined(graph: Graph) -> Graph:
 
 
 def _like(var: Var) -> Var:
-    # A `DropVar` is a variable whose value nobody reads; a fresh one may as well be a plain one.
+    # A `DropVar` stands for a value that is not used; its copy may be a plain variable.
     return extend_core.Var(var.aval)
 
 
-def _jaxpr(graph: Graph) -> Any:
-    def part(*arguments: Any) -> Any:
+def _jaxpr(graph: Graph) -> extend_core.Jaxpr:
+    def function(*arguments: object) -> object:
         return arguments
 
     effects = frozenset().union(*(equation.effects for equation in graph.equations))
-    info = api_util.debug_info("millrace", part, graph.invars, {})
+    info = api_util.debug_info("millrace", function, graph.invars, {})
     info = info._replace(result_paths=("",) * len(graph.outvars))
+    constants: list[Any] = list(graph.constants)
+    invars: list[Any] = list(graph.invars)
+    equations: list[Any] = list(graph.equations)
     return extend_core.Jaxpr(
-        list(graph.constants), list(graph.invars), list(graph.outvars), list(graph.equations),
-        effects, debug_info=info,
-    )  # fmt: skip
+        constants, invars, list(graph.outvars), equations, effects, debug_info=info
+    )
 
 
 def _is_jaxpr(leaf: object) -> bool:

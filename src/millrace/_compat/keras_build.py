@@ -1,22 +1,29 @@
-"""Private Keras: how a model comes to be. Checked on keras 3.13.0, 3.15.1 and 3.16.0.dev.
+"""Private Keras: the construction of models. Checked on keras 3.13.0, 3.15.1 and 3.16.0.dev.
 
-`after_construction`    every kind of model reaches `keras.Model.__init__`.
-`after_from_config`     where a model is made of a configuration, its own class aside.
-`build_for`             makes the variables that fit would make of a batch.
-`checked_build`         lets the batch be seen from which fit builds a model.
+`after_construction`    calls a function with every model; all reach `keras.Model.__init__`.
+`after_from_config`     calls a function with models that are made from a configuration.
+`build_for`             makes the variables that fit would make for a batch.
+`checked_build`         shows a function the batch from which fit builds a model.
 """
 
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, TypeVar
+
+import keras
 
 from millrace._compat.patch_table import MODEL_FROM_CONFIG, MODEL_INIT, SEQUENTIAL_FROM_CONFIG
 from millrace._compat.patches import replace
 from millrace._compat.versions import keras_is
+from millrace.pytrees import ArrayTree, SpecTree
+
+Config = dict[str, Any]  # of a model, as `get_config` returns it
+RestoredSettings = TypeVar("RestoredSettings")
+Build = TypeVar("Build", bound=Callable[..., object])
 
 CHECKED_BUILD = "_maybe_symbolic_build"  # the method by which fit builds a model, from 3.16 on
 
 
-def build_for(model: Any, batch: Any) -> bool:
+def build_for(model: keras.Model, batch: "ArrayTree | SpecTree") -> bool:
     """Makes the variables that fit would make: of the model, its metrics and its optimizer.
 
     Args:
@@ -33,59 +40,64 @@ def build_for(model: Any, batch: Any) -> bool:
         needed = True
         yield 0, 0, [batch]
 
-    model._symbolic_build(iterator=batches())
+    private: Any = model  # the method is of a mix-in for each backend
+    private._symbolic_build(iterator=batches())
     return needed
 
 
-def checked_build(model: Any, check: Callable[[Any], Any]) -> dict[str, Callable[..., None]]:
-    """Returns the attributes of a model that let `check` see the batch that fit builds it from.
+def checked_build(
+    model: keras.Model, check: Callable[[ArrayTree], object]
+) -> dict[str, Callable[..., None]]:
+    """Returns attributes of a model that show `check` the batch from which fit builds it.
 
     Up to Keras 3.15 fit draws that batch from its epoch iterator, which can check it, and there
-    are none; from 3.16 on it goes past the iterator, to the data adapter.
+    are no attributes; from 3.16 on fit bypasses the iterator, and asks the data adapter.
     """
     if not keras_is("3.16"):
         return {}
 
-    def build(iterator: Any = None, data_batch: Any = None) -> None:
-        if data_batch is None and any(model._get_unbuilt_components()):
+    private: Any = model
+
+    def build(iterator: Any = None, data_batch: ArrayTree = None) -> None:
+        if data_batch is None and any(private._get_unbuilt_components()):
             data_batch = next(iter(iterator.data_adapter.get_jax_iterator()), None)
             check(data_batch)
-        type(model)._maybe_symbolic_build(model, iterator, data_batch)
+        type(private)._maybe_symbolic_build(private, iterator, data_batch)
 
     return {CHECKED_BUILD: build}
 
 
-def compilation_of(model: Any) -> tuple[Any, ...]:
-    """Returns what `compile` has made of its arguments: other objects after each call."""
+def compilation_of(model: keras.Model) -> tuple[object, ...]:
+    """Returns the objects that `compile` makes of its arguments, new ones in each call."""
     names = ("_compile_loss", "_compile_metrics", "optimizer")
     return tuple(getattr(model, name, None) for name in names)
 
 
-def compile_arguments(model: Any) -> dict[str, Any]:
+def compile_arguments(model: keras.Model) -> dict[str, Any]:
     """Returns the arguments of the last `compile()`, as the user gave them; none before it."""
     config = getattr(getattr(model, "_compile_config", None), "config", None)
     return dict(config or {})
 
 
-def as_default_build(build: Any) -> Any:
-    """Marks a function that is put in the place of a layer's `build` as none of the user's.
+def as_default_build(build: Build) -> Build:
+    """Marks a function that replaces a layer's `build` as Keras's own default.
 
-    Keras then finds out by a call on shapes what a layer has to make, and calls `build` after it.
+    Keras then learns from a call on shapes which variables a layer has, and calls `build` after it.
     """
-    build._is_default = True
+    build._is_default = True  # type: ignore[attr-defined]
     return build
 
 
-def has_default_build(layer: Any) -> bool:
-    """Whether a layer has no `build` of the user's."""
+def has_default_build(layer: keras.Layer) -> bool:
+    """Whether a layer's class does not override `build`."""
     return bool(getattr(layer.build, "_is_default", False))
 
 
-def after_construction(then: Callable[[Any], None]) -> None:
-    """Calls `then` with every model that has been constructed."""
+def after_construction(then: Callable[[keras.Model], None]) -> None:
+    """Calls `then` with every model at the end of its construction."""
 
-    def wrapper(original: Any) -> Any:
-        def __init__(self: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807
+    def wrapper(original: Callable[..., None]) -> Callable[..., None]:
+        def __init__(self: keras.Model, *args: object, **kwargs: object) -> None:  # noqa: N807
             original(self, *args, **kwargs)
             then(self)
 
@@ -94,19 +106,24 @@ def after_construction(then: Callable[[Any], None]) -> None:
     replace(MODEL_INIT, wrapper)
 
 
-def after_from_config(note: Callable[[Any], Any], then: Callable[[Any, Any], None]) -> None:
-    """Lets something be done with models that are made of a configuration.
+def after_from_config(
+    read: Callable[[Config], RestoredSettings],
+    then: Callable[[keras.Model, RestoredSettings], None],
+) -> None:
+    """Calls functions before and after a model is made from a configuration.
 
     Args:
-        note: called with the configuration, before Keras takes entries out of it.
-        then: called with the model, and with what `note` has returned.
+        read: called with the configuration, before Keras takes entries out of it.
+        then: called with the model, and the result of `read`.
     """
 
-    def wrapper(original: Any) -> Any:
-        def from_config(cls: Any, config: Any, *args: Any, **kwargs: Any) -> Any:
-            noted = note(config)
+    def wrapper(original: Callable[..., keras.Model]) -> Callable[..., keras.Model]:
+        def from_config(
+            cls: type[keras.Model], config: Config, *args: object, **kwargs: object
+        ) -> keras.Model:
+            settings = read(config)
             model = original(cls, config, *args, **kwargs)
-            then(model, noted)
+            then(model, settings)
             return model
 
         return from_config

@@ -1,8 +1,8 @@
 """Private Keras for the calls that a running model makes. Checked on keras 3.13.0 and 3.15.1.
 
 `around_calls`    wraps every call that a model makes while it runs. Keras runs a graph inside one
-                  private method, and gives what it calls there no name that tells two calls apart.
-`after_calls`     sees what every layer returns, however deep it is called.
+                  private method, where two calls of one operation have the same name.
+`after_calls`     shows a function the outputs of every layer, at any depth.
 """
 
 from collections.abc import Callable, Iterator
@@ -10,6 +10,7 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import keras
+from keras.src.ops.function import Function as KerasFunction
 
 from millrace._compat.keras_graph import graph_of, numbered_nodes
 from millrace._compat.patch_table import GRAPH_RUN, LAYER_CALL, REMAT, STATELESS_CALL
@@ -20,12 +21,12 @@ from millrace.threads.scoped_value import ScopedValue
 class _Frame:
     """A running model, whose calls are counted; None stands for no model or an ordinary layer."""
 
-    def __init__(self, model: Any):
+    def __init__(self, model: keras.Model):
         self.model = model
         self.counts: dict[int, int] = {}
 
-    def count(self, operation: Any) -> int:
-        """Returns how often this run has called `operation` before."""
+    def count(self, operation: keras.Operation) -> int:
+        """Returns the number of earlier calls of `operation` in this run."""
         number = self.counts.get(id(operation), 0)
         self.counts[id(operation)] = number + 1
         return number
@@ -33,38 +34,41 @@ class _Frame:
 
 Around = Callable[[Any, Any, int], AbstractContextManager[Any]]
 See = Callable[[tuple[Any, ...], Any], None]
-Recompute = Callable[[Any], Any]
+KerasCall = Callable[..., object]
+RecomputeFunction = Callable[[Any], Any]
 _frame = ScopedValue[_Frame | None](None)
 _around = ScopedValue[Around | None](None)
 _see = ScopedValue[See | None](None)
-_recompute = ScopedValue[Recompute | None](None)
-_path = ScopedValue[tuple[Any, ...]](())  # layers whose calls are running, the outermost first
+_recompute = ScopedValue[RecomputeFunction | None](None)
+_path = ScopedValue[tuple[keras.Layer, ...]](
+    ()
+)  # layers whose calls are running, the outermost first
 
 
 @contextmanager
-def around_calls(model: Any, around: Around) -> Iterator[None]:
+def around_calls(model: keras.Model, around: Around) -> Iterator[None]:
     """Wraps each call that `model` makes in this thread, and those of models nested in it.
 
-    A call is a node of a graph or, where there is no graph, a layer's `__call__`. What happens
-    inside a layer that is no `keras.Model` is part of that layer's call.
+    A call is a node of a graph or, where there is no graph, a layer's `__call__`. Calls inside a
+    layer that is no `keras.Model` are part of that layer's call.
 
     Args:
         model: the outermost model, called by `__call__`, `stateless_call` or `call`.
-        around: called with the model that makes the call, the operation, and which of the
-            operation's calls by that model it is; returns the context to run the call in. In a
-            graph calls are numbered as by `numbered_nodes`, elsewhere in the order of the run.
+        around: called with the model that makes the call, the operation, and the number of the
+            call among those of this operation by that model; returns the context for the call. In
+            a graph calls are numbered as by `numbered_nodes`, elsewhere in the order of the run.
     """
     with _frame.bound_to(_Frame(model)), _around.bound_to(around), _wrapped_calls():
         yield
 
 
 @contextmanager
-def after_calls(see: See, recompute: Recompute) -> Iterator[None]:
-    """Shows `see` what each layer returns that is called in this thread.
+def after_calls(see: See, recompute: RecomputeFunction) -> Iterator[None]:
+    """Shows `see` the outputs of each layer that is called in this thread.
 
     Args:
         see: called with the layers whose calls are running, from the outermost to the one that
-            has returned, and with what it returned.
+            has returned, and with its outputs.
         recompute: called with a function that Keras is about to have recomputed in the backward
             pass; returns the function to use instead.
     """
@@ -73,7 +77,7 @@ def after_calls(see: See, recompute: Recompute) -> Iterator[None]:
 
 
 @contextmanager
-def _one_call(frame: _Frame, operation: Any, node_index: int) -> Iterator[None]:
+def _one_call(frame: _Frame, operation: keras.Operation, node_index: int) -> Iterator[None]:
     inner = _Frame(operation) if isinstance(operation, keras.Model) else None
     around: Any = _around.get()
     with around(frame.model, operation, node_index), _frame.bound_to(inner):
@@ -90,20 +94,20 @@ def _wrapped_calls() -> Iterator[None]:
         yield
 
 
-def _wrapped_call(original: Any) -> Any:
-    def framed(self: Any, *args: Any, **kwargs: Any) -> Any:
+def _wrapped_call(original: KerasCall) -> KerasCall:
+    def framed(self: keras.Layer, *args: object, **kwargs: object) -> object:
         frame = _frame.get()
         if frame is None:
             return original(self, *args, **kwargs)
         if frame.model is self:
             frame.counts.clear()
             return original(self, *args, **kwargs)
-        if graph_of(frame.model) is not None:  # which is wrapped where the graph is run
+        if graph_of(frame.model) is not None:  # its calls are wrapped where the graph is run
             return original(self, *args, **kwargs)
         with _one_call(frame, self, frame.count(self)):
             return original(self, *args, **kwargs)
 
-    def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N807
+    def __call__(self: keras.Layer, *args: object, **kwargs: object) -> object:  # noqa: N807
         see = _see.get()
         if see is None:
             return framed(self, *args, **kwargs)
@@ -116,16 +120,16 @@ def _wrapped_call(original: Any) -> Any:
     return __call__
 
 
-def _wrapped_remat(original: Any) -> Any:
-    def remat(f: Any) -> Any:
+def _wrapped_remat(original: KerasCall) -> KerasCall:
+    def remat(f: KerasCall) -> object:
         recompute = _recompute.get()
         return original(f) if recompute is None else recompute(f)
 
     return remat
 
 
-def _wrapped_stateless_call(original: Any) -> Any:
-    def stateless_call(self: Any, *args: Any, **kwargs: Any) -> Any:
+def _wrapped_stateless_call(original: KerasCall) -> KerasCall:
+    def stateless_call(self: keras.Layer, *args: object, **kwargs: object) -> object:
         frame = _frame.get()
         if frame is not None and frame.model is self:
             frame.counts.clear()  # a new run: this calls `call`, and not `__call__`
@@ -134,21 +138,24 @@ def _wrapped_stateless_call(original: Any) -> Any:
     return stateless_call
 
 
-def _wrapped_graph_run(original: Any) -> Any:
+def _wrapped_graph_run(original: KerasCall) -> KerasCall:
     def _run_through_graph(
-        self: Any, inputs: Any, operation_fn: Any = lambda op: op, call_fn: Any = None
-    ) -> Any:
+        self: KerasFunction,
+        inputs: object,
+        operation_fn: Callable[[keras.Operation], KerasCall] = lambda op: op,
+        call_fn: KerasCall | None = None,
+    ) -> object:
         frame = _frame.get()
         if frame is None or call_fn is not None or graph_of(frame.model) is not self:
             return original(self, inputs, operation_fn=operation_fn, call_fn=call_fn)
         nodes = iter(numbered_nodes(self))
 
-        def wrapped_fn(operation: Any) -> Any:
+        def wrapped_fn(operation: keras.Operation) -> KerasCall:
             # Keras skips nodes that lack an optional input, so this may skip some, too.
             node_index = next(index for node, index in nodes if node.operation is operation)
             function = operation_fn(operation)
 
-            def call(*args: Any, **kwargs: Any) -> Any:
+            def call(*args: object, **kwargs: object) -> object:
                 with _one_call(frame, operation, node_index):
                     return function(*args, **kwargs)
 

@@ -1,16 +1,16 @@
-"""Private Keras: what its loops draw from. Checked on keras 3.13.0, 3.14.0 and 3.15.1.
+"""Private Keras: the sources from which its loops draw. Checked on keras 3.13.0, 3.14.0 and 3.15.1.
 
 `EpochIterator`   `fit`, `evaluate` and `predict` build one of these per call and draw executions
-                  from it; nothing public decides what they draw.
-`DataAdapter`     what an epoch iterator draws batches from; there is no public base class.
-`get_data_adapter`, `is_array_adapter`   what Keras makes of `x`, in the order it would feed it.
-`is_endless`      whether a data set says of itself that it never ends.
-`stacked`         what Keras's own scan of several steps draws.
+                  from it; nothing public replaces it.
+`DataAdapter`     the source of an epoch iterator's batches; there is no public base class.
+`get_data_adapter`, `is_array_adapter`   the adapter that Keras makes of `x`, in its order of rows.
+`is_endless`      whether a data set declares that it never ends.
+`stacked`         the batches that Keras's own scan of several steps draws.
 `let_data_adapt`  Keras knows data sets by a list of types; nothing public adds one to it.
 """
 
 import abc
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -21,7 +21,9 @@ from keras.src.trainers.data_adapters.data_adapter import DataAdapter
 
 from millrace._compat.patch_table import DATA_ADAPTER
 from millrace._compat.patches import replace, unpatched
-from millrace._compat.versions import keras_is, private
+from millrace._compat.versions import keras_is
+from millrace._compat.versions import private as private_name
+from millrace.pytrees import ArrayTree
 
 __all__ = [
     "DataAdapter",
@@ -38,7 +40,7 @@ _StockEpochIterator = unpatched(_trainer.JAXEpochIterator)
 
 
 class EpochIterator(_StockEpochIterator, abc.ABC):
-    """Keras's epoch iterator, with what it gives out left to a subclass.
+    """Keras's epoch iterator, whose executions a subclass makes.
 
     Keras goes through `(begin, end, executions' iterator)` once per epoch. With `steps_per_epoch`,
     one pass through the data goes on over several epochs; without, each epoch is a pass. An epoch
@@ -47,7 +49,7 @@ class EpochIterator(_StockEpochIterator, abc.ABC):
 
     @abc.abstractmethod
     def executions(self) -> Iterator[tuple[int, int, Any]]:
-        """Yields an epoch's first and last step of each execution, and what it draws from."""
+        """Yields the first and the last step of each execution of an epoch, and its source."""
 
     def _enumerate_iterator(self) -> Iterator[tuple[int, int, Any]]:  # type: ignore[override]
         self.data_adapter.on_epoch_begin()
@@ -63,13 +65,13 @@ class EpochIterator(_StockEpochIterator, abc.ABC):
         return self._current_iterator
 
     def end_pass(self) -> None:
-        """Lets the next batch be the first of the data again."""
+        """Ends the pass: the next batch is the first of the data again."""
         self._current_iterator = None
         self._steps_seen = 0
 
     @property
     def steps_in_pass(self) -> int:
-        """Steps that this pass has given out so far; `executions` counts them up."""
+        """Steps of this pass so far; `executions` counts them."""
         return self._steps_seen
 
     @steps_in_pass.setter
@@ -78,7 +80,7 @@ class EpochIterator(_StockEpochIterator, abc.ABC):
 
     @property
     def pass_length(self) -> int | None:
-        """Batches in one pass through the data; None until an unknown number has been found."""
+        """Batches in one pass through the data; None while the number is not known."""
         return self._num_batches
 
     @pass_length.setter
@@ -86,44 +88,47 @@ class EpochIterator(_StockEpochIterator, abc.ABC):
         self._num_batches = batches
 
     def warn_of_missing_data(self) -> None:
-        """Warns, in Keras's words, that an epoch had fewer batches than it was to have."""
+        """Warns, in Keras's words, that the data ran out before the end of an epoch."""
         self._interrupted_warning()
 
 
-def epoch_order(data: Any, rows: int, shuffle: bool | str) -> np.ndarray:
+def epoch_order(
+    data: array_data_adapter.ArrayDataAdapter, rows: int, shuffle: bool | str
+) -> np.ndarray:
     """Returns the row numbers of one epoch in the order in which Keras would feed them.
 
-    Keras shuffles row numbers, so numbers are what we let it feed. One batch of all of them draws
-    the same permutation as many batches, and is a hundred times faster; where only batches are
-    shuffled, many it is.
+    Keras shuffles row numbers, so it is given row numbers to feed. One batch of all of them draws
+    the same permutation as many batches, and is a hundred times faster. Where only batches are
+    shuffled, there are as many batches as in the epoch.
 
     Args:
-        data: the adapter of the arrays that are fed. From Keras 3.16 on, it has the number that
-            the order of its next epoch is drawn from; before, NumPy's generator decides.
-        rows: how many the arrays have.
+        data: the adapter of the arrays that are fed. From Keras 3.16 on, its `_epoch` decides the
+            order of its next epoch; before, NumPy's generator does.
+        rows: number of rows of the arrays.
         shuffle: as `fit` takes it.
     """
+    private: Any = data
     adapter: Any = get_data_adapter(
         x=np.arange(rows, dtype=np.int32),
-        batch_size=data.batch_size if shuffle == "batch" else rows,
+        batch_size=private.batch_size if shuffle == "batch" else rows,
         shuffle=shuffle,  # type: ignore[arg-type]  # Keras takes "batch", too
     )
     if keras_is("3.16"):
-        adapter._epoch = data._epoch
+        adapter._epoch = private._epoch
     return np.concatenate(
         [np.asarray(jax.tree.leaves(batch)[0]) for batch in adapter.get_jax_iterator()]
     )
 
 
-def is_array_adapter(adapter: Any) -> bool:
+def is_array_adapter(adapter: object) -> bool:
     """Whether Keras slices batches out of arrays in memory."""
     return isinstance(adapter, array_data_adapter.ArrayDataAdapter)
 
 
-def is_endless(adapter: Any) -> bool:
-    """Whether the data set behind `adapter` says that it never ends.
+def is_endless(adapter: DataAdapter) -> bool:
+    """Whether the data set behind `adapter` declares that it never ends.
 
-    tf.data reports it as a cardinality of -1, a PyDataset by having no number of batches.
+    An endless tf.data set has a cardinality of -1, an endless PyDataset no number of batches.
     """
     dataset = getattr(adapter, "_dataset", None)
     cardinality = getattr(dataset, "cardinality", None)
@@ -132,24 +137,24 @@ def is_endless(adapter: Any) -> bool:
     return hasattr(adapter, "py_dataset") and adapter.num_batches is None
 
 
-def stacked(batches: Iterator[Any], steps: int | None) -> Iterator[Any]:
+def stacked(batches: Iterator[ArrayTree], steps: int | None) -> Iterator[ArrayTree]:
     """Returns batches as Keras asks its adapters for them, from 3.16 on several at a time.
 
     Args:
         batches: of one pass.
-        steps: how many are stacked to one; None is none.
+        steps: number of batches that are stacked to one; None returns them as they are.
     """
-    return private("super_batch_iterator")(batches, steps) if steps else batches
+    return private_name("super_batch_iterator")(batches, steps) if steps else batches
 
 
 def let_data_adapt() -> None:
-    """Lets data that has a method `as_data_adapter` say what Keras draws from.
+    """Lets data with a method `as_data_adapter` provide its own data adapter.
 
     The method is given the arguments of `fit`: `y`, `sample_weight` and `class_weight`.
     """
 
-    def wrapper(original: Any) -> Any:
-        def get_data_adapter(x: Any, *args: Any, **kwargs: Any) -> Any:
+    def wrapper(original: Callable[..., DataAdapter]) -> Callable[..., DataAdapter]:
+        def get_data_adapter(x: object, *args: object, **kwargs: object) -> DataAdapter:
             adapt = getattr(x, "as_data_adapter", None)
             if adapt is None:
                 return original(x, *args, **kwargs)

@@ -6,7 +6,7 @@
                   public hook, and a layer's `__call__` does not know the node that it ends with.
 `run_symbolically`   runs a model on shapes only, without adding nodes to its layers.
 `layer_paths`     every layer below a model, with those around it.
-`is_symbolic`     whether layers run only to find out shapes.
+`is_symbolic`     whether layers run on shapes only.
 `is_calling`      whether a layer or a model is running, which Keras keeps as a global.
 """
 
@@ -18,6 +18,8 @@ from keras.src import backend
 from keras.src.backend.common import global_state
 from keras.src.backend.common.symbolic_scope import in_symbolic_scope
 from keras.src.models.functional import Functional
+from keras.src.ops.function import Function
+from keras.src.ops.node import Node
 
 from millrace._compat.patch_table import NODE_INIT, OPERATION_INIT
 from millrace._compat.patches import replace
@@ -25,7 +27,7 @@ from millrace._compat.patches import replace
 _STAGE = "_millrace_stage"
 
 
-def nodes_of(graph: Any) -> list[Any]:
+def nodes_of(graph: Function) -> list[Any]:
     """Returns the nodes of a Functional model in the order in which Keras runs them.
 
     Those of inputs are left out.
@@ -39,11 +41,11 @@ def nodes_of(graph: Any) -> list[Any]:
     ]
 
 
-def numbered_nodes(graph: Any) -> list[tuple[Any, int]]:
-    """Returns `nodes_of(graph)`, each with which of its operation's calls in this graph it is.
+def numbered_nodes(graph: Function) -> list[tuple[Any, int]]:
+    """Returns `nodes_of(graph)`, each with its number among the calls of its operation.
 
-    An operation's nodes are numbered in the order in which they were made; those that belong to
-    other models do not count.
+    An operation's nodes are numbered in the order in which they were made, without those of other
+    graphs.
     """
     nodes = nodes_of(graph)
     mine = {id(node) for node in nodes}
@@ -55,60 +57,61 @@ def numbered_nodes(graph: Any) -> list[tuple[Any, int]]:
     return [(node, index[id(node)]) for node in nodes]
 
 
-def inbound_operations(node: Any) -> list[Any]:
+def inbound_operations(node: Node) -> list[Any]:
     """Returns the operations, `InputLayer`s included, whose values a node takes."""
     return [tensor._keras_history.operation for tensor in node.input_tensors]
 
 
-def has_own_call(model: Any) -> bool:
+def has_own_call(model: keras.Model) -> bool:
     """Whether a model runs a `call` of the user's rather than a graph or a list of layers."""
     return type(model).call not in (Functional.call, keras.Sequential.call)
 
 
-def is_functional(model: Any) -> bool:
+def is_functional(model: keras.Model) -> bool:
     """Whether a model was made of inputs and outputs; a Sequential is not."""
     return isinstance(model, Functional)
 
 
-def graph_of(model: Any) -> Any:
+def graph_of(model: keras.Model) -> Any:
     """Returns the Functional model that runs when `model` is called; None if there is none.
 
     A Sequential has one once it is built, unless its input is a nested structure.
     """
     if has_own_call(model):
         return None
-    return model._functional if isinstance(model, keras.Sequential) else model
+    private: Any = model
+    return private._functional if isinstance(model, keras.Sequential) else model
 
 
-def input_structure(graph: Any) -> Any:
-    """Returns the `keras.KerasTensor`s that a Functional is called with, as it takes them."""
+def input_structure(graph: Functional) -> Any:
+    """Returns the inputs of a Functional, a tree of `keras.KerasTensor`s."""
     return graph._inputs_struct
 
 
-def are_layers_built(model: Any) -> bool:
+def are_layers_built(model: keras.Model) -> bool:
     """Whether `model` and all layers inside have their variables."""
     return all(layer.built for layer in model._flatten_layers())
 
 
-def layer_paths(model: Any) -> list[tuple[Any, ...]]:
+def layer_paths(model: keras.Model) -> list[tuple[Any, ...]]:
     """Returns each layer below `model` as `(outermost, ..., layer)`, without those of inputs.
 
-    A layer that several others hold is there once for each of them.
+    A layer in several others is listed once for each of them.
     """
-    found: list[tuple[Any, ...]] = []
+    paths: list[tuple[Any, ...]] = []
 
-    def enter(path: tuple[Any, ...], layer: Any) -> None:
+    def enter(path: tuple[keras.Layer, ...], layer: keras.Layer) -> None:
         for inner in layer._flatten_layers(include_self=False, recursive=False):
             if inner in path or isinstance(inner, keras.layers.InputLayer):
                 continue
-            found.append((*path, inner))
+            paths.append((*path, inner))
             enter((*path, inner), inner)
 
     enter((), model)
-    return found
+    return paths
 
 
-def takes_training(model: Any) -> bool:
+def takes_training(model: keras.Model) -> bool:
     """Whether the `call` of a model has a `training` argument."""
     return bool(model._call_has_training_arg)
 
@@ -120,39 +123,39 @@ def is_calling() -> bool:
 
 
 def is_symbolic() -> bool:
-    """Whether layers run in this thread only to find out the shapes of what they return."""
+    """Whether layers run in this thread on shapes only, to learn those of their outputs."""
     return in_symbolic_scope()
 
 
-def run_symbolically(model: Any, *args: Any, **kwargs: Any) -> None:
-    """Runs a model on `keras.KerasTensor`s; inside, its layers see values without numbers."""
+def run_symbolically(model: keras.Model, *args: object, **kwargs: object) -> None:
+    """Runs a model on `keras.KerasTensor`s; its layers see values without numbers."""
     backend.compute_output_spec(model, *args, **kwargs)
 
 
 def record_stages(current_stage: Callable[[], int | None]) -> None:
     """Lets new graph nodes and new operations remember the stage in which they were made.
 
-    Where that is so already, nothing happens.
+    A second call changes nothing.
 
     Args:
         current_stage: returns the stage of this thread, or None for no stage.
     """
 
-    def remember(made: Any) -> None:
+    def remember(new: object) -> None:
         stage = current_stage()
         if stage is not None:
-            object.__setattr__(made, _STAGE, stage)  # past Keras's tracking of attributes
+            object.__setattr__(new, _STAGE, stage)  # past Keras's tracking of attributes
 
-    def node(original: Any) -> Any:
-        def __init__(self: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807
+    def node(original: Callable[..., None]) -> Callable[..., None]:
+        def __init__(self: Node, *args: object, **kwargs: object) -> None:  # noqa: N807
             original(self, *args, **kwargs)
             remember(self)
 
         return __init__
 
-    def operation(original: Any) -> Any:
+    def operation(original: Callable[..., None]) -> Callable[..., None]:
         # Keras reads the parameters off this one, to save operations that have no other.
-        def __init__(self: Any, name: str | None = None) -> None:  # noqa: N807
+        def __init__(self: keras.Operation, name: str | None = None) -> None:  # noqa: N807
             original(self, name=name)
             remember(self)
 
@@ -162,6 +165,6 @@ def record_stages(current_stage: Callable[[], int | None]) -> None:
     replace(OPERATION_INIT, operation)
 
 
-def recorded_stage(made: Any) -> int | None:
+def recorded_stage(item: object) -> int | None:
     """Returns the stage in which a node or an operation was made."""
-    return getattr(made, _STAGE, None)
+    return getattr(item, _STAGE, None)

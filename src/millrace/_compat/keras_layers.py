@@ -1,11 +1,11 @@
-"""Private Keras: the layers of a model, and what a layer keeps for itself.
+"""Private Keras: the layers of a model, and the attributes that Keras keeps on them.
 
-`all_layers`, `layers_inside`   nested ones included, or those that a layer holds itself.
+`all_layers`, `layers_inside`   all layers, nested ones included, or the direct ones of a layer.
 `layer_of`        the layer that a variable belongs to.
 `bookkeeping`     the attributes that Keras's own base classes set.
 `OBJECT_BOOKKEEPING`, `variables_without_decay`   the same of optimizers, losses and metrics.
-`remat_mode`      how a layer was told to be run again in backward.
-`connections`     which call in a graph takes the values of which.
+`remat_mode`      the mode in which a layer is run again in backward.
+`connections`     the calls of a graph with their arguments.
 
 Checked on keras 3.13.0 and 3.15.1.
 """
@@ -22,54 +22,56 @@ from keras.src.models.functional import Functional
 from millrace._compat.keras_graph import graph_of, nodes_of, numbered_nodes
 
 
-def all_layers(model: Any) -> list[Any]:
-    """Returns the layers of a model, nested ones and itself included."""
+def all_layers(model: keras.Model) -> list[Any]:
+    """Returns the layers of a model: nested ones, and the model itself."""
     return list(model._flatten_layers())
 
 
-def layer_names(model: Any) -> tuple[str, ...]:
-    """Returns the names of all layers in a model, inner ones included, in their order."""
+def layer_names(model: keras.Model) -> tuple[str, ...]:
+    """Returns the names of all layers in a model, nested ones included, in their order."""
     return tuple(layer.name for layer in model._flatten_layers(include_self=False))
 
 
-def layers_inside(layer: Any) -> list[Any]:
-    """Returns the layers that a layer holds itself, in the order in which it got them.
+def layers_inside(layer: keras.Layer) -> list[Any]:
+    """Returns the direct layers of a layer, in the order in which they were added.
 
-    Without those of inputs, and without the graph in which a Sequential runs the same layers.
+    Input layers are left out, and so is the graph in which a Sequential runs the same layers.
     """
     inside = list(layer._flatten_layers(include_self=False, recursive=False))
     graph = getattr(layer, "_functional", None)
     return [x for x in inside if x is not graph and not isinstance(x, keras.layers.InputLayer)]
 
 
-def layers_without_jit(model: Any) -> list[str]:
-    """Returns the names of layers that say of themselves that they cannot be compiled."""
+def layers_without_jit(model: keras.Model) -> list[str]:
+    """Returns the names of layers that declare that they cannot be compiled."""
     return [x.name for x in all_layers(model) if not getattr(x, "supports_jit", True)]
 
 
-def layer_of(model: Any, variable: Any) -> str | None:
+def layer_of(model: keras.Model, variable: keras.Variable) -> str | None:
     """Returns the name of the innermost layer that has `variable`, None if it is the model's own.
 
-    A variable's path does not always tell: a seed generator's has no layer in it.
+    A variable's path is not enough: that of a seed generator names no layer.
     """
     owners = [x for x in model._flatten_layers() if any(v is variable for v in x.variables)]
     inner = [x for x in owners if x is not model]
     return min(inner, key=lambda x: len(x.variables)).name if inner else None
 
 
-def has_unbuilt_layers(model: Any) -> bool:
+def has_unbuilt_layers(model: keras.Model) -> bool:
     """Whether a layer inside a model has yet to make its variables."""
     return not all(layer.built for layer in model._flatten_layers(include_self=False))
 
 
 @functools.cache
 def bookkeeping(of_models: bool = True) -> frozenset[str]:
-    """Returns the names of attributes that Keras's base classes give to layers and models.
+    """Returns the names of attributes that Keras's base classes set on layers and models.
 
-    Without those of models, `optimizer` and `loss` are what a layer of the user's calls so.
+    They tell an attribute that a user's class adds from one that Keras sets while a layer runs. No
+    list of them exists, so they are read off the code of the classes.
 
-    They are read off the classes' code, since no list of them exists: what a class of the user's
-    adds to a layer must be told from what Keras notes on it while it runs.
+    Args:
+        of_models: whether to include attributes of models. Without them, `optimizer` and `loss`
+            are attributes of a user's layer.
     """
     models = (*keras.Sequential.__mro__, *Functional.__mro__)
     kinds = {*keras.Layer.__mro__, *(models if of_models else ())} - {object}
@@ -78,11 +80,11 @@ def bookkeeping(of_models: bool = True) -> frozenset[str]:
         for member in vars(kind).values():
             for function in _functions_of(member):
                 names.update(_stored(function.__code__))
-    # A layer's own, which Keras only takes away while it runs the layer again in backward.
+    # An attribute of layers, which Keras replaces only while it runs one again in backward.
     return frozenset(names - {"activation"})
 
 
-# What optimizers, losses and metrics keep for themselves; some of it by the ids of variables.
+# Attributes that Keras keeps on optimizers, losses and metrics; some are keyed by variables' ids.
 OBJECT_BOOKKEEPING = frozenset(
     {"name", "built", "_built", "_build_input_shape", "_lock", "_tracker", "_auto_config"}
     | {"_variables", "_trainable_variables", "_trainable_variables_indices", "_metrics", "_dtype"}
@@ -91,36 +93,35 @@ OBJECT_BOOKKEEPING = frozenset(
 )
 
 
-def variables_without_decay(optimizer: Any) -> list[int]:
-    """Returns the places of variables that an optimizer was told to leave out of weight decay.
+def variables_without_decay(optimizer: object) -> list[int]:
+    """Returns the indices of the variables that an optimizer excludes from weight decay.
 
-    It keeps their ids, and a pattern of names whose parts have another order in each process.
+    It keeps their ids, and a pattern of names in an order that differs between processes.
     """
     excluded = getattr(optimizer, "_exclude_from_weight_decay", ())
     pattern = getattr(optimizer, "_exclude_from_weight_decay_pattern", None)
     return [
-        place
-        for place, variable in enumerate(getattr(optimizer, "_trainable_variables", ()))
+        index
+        for index, variable in enumerate(getattr(optimizer, "_trainable_variables", ()))
         if id(variable) in excluded or (pattern is not None and pattern.search(variable.name))
     ]
 
 
-def _functions_of(member: Any) -> list[FunctionType]:
+def _functions_of(member: object) -> list[FunctionType]:
+    candidates: list[Any] = [getattr(member, "__func__", member)]
     if isinstance(member, property):
-        parts = [member.fget, member.fset]
-    else:
-        parts = [getattr(member, "__func__", member)]
-    found = []
-    for part in parts:
-        while hasattr(part, "__wrapped__"):
-            part = part.__wrapped__
-        if isinstance(part, FunctionType):
-            found.append(part)
-    return found
+        candidates = [member.fget, member.fset]
+    functions = []
+    for candidate in candidates:
+        while hasattr(candidate, "__wrapped__"):
+            candidate = candidate.__wrapped__
+        if isinstance(candidate, FunctionType):
+            functions.append(candidate)
+    return functions
 
 
 def _stored(code: CodeType) -> Iterator[str]:
-    """The attributes that a method gives to `self`, or `__new__` to what it makes."""
+    """Yields the attributes that a method sets on `self`, or `__new__` on a new object."""
     before: Any = None
     for instruction in dis.get_instructions(code):
         if instruction.opname == "STORE_ATTR":
@@ -133,36 +134,36 @@ def _stored(code: CodeType) -> Iterator[str]:
             yield from _stored(constant)
 
 
-def remat_mode(layer: Any) -> Any:
-    """Returns the mode or the scope of recomputation that a layer was made in."""
+def remat_mode(layer: keras.Layer) -> object:
+    """Returns the mode or the scope of recomputation in which a layer was made."""
     return getattr(layer, "_remat_mode", None)
 
 
-class Origin:
-    """Where a value in a graph comes from; no operation is the graph's own input."""
+class LayerOrigin:
+    """The call in a graph that computes a value, or the `InputLayer` that the value enters by."""
 
-    def __init__(self, operation: Any, call: int, output: int):
+    def __init__(self, operation: keras.Operation, call: int, output: int):
         self.operation = operation
-        self.call = call  # of the operation in this graph
+        self.call = call  # number among the calls of the operation in this graph
         self.output = output
 
 
-def connections(model: Any) -> list[tuple[Any, Any, Any]]:
+def connections(model: keras.Model) -> list[tuple[Any, Any, Any]]:
     """Returns the calls of a model's graph as `(operation, args, kwargs)`; none if it has no graph.
 
-    A value of the graph is an `Origin` among the arguments.
+    A `LayerOrigin` stands for a value of the graph among the arguments.
     """
     graph = graph_of(model)
     if not isinstance(graph, Functional):
         return []
     numbers = {id(node): number for node, number in numbered_nodes(graph)}
 
-    def origin(value: Any) -> Any:
+    def origin(value: object) -> object:
         history = getattr(value, "_keras_history", None)
         if not isinstance(value, keras.KerasTensor) or history is None:
             return value
         made_by = history.operation._inbound_nodes[history.node_index]
-        return Origin(history.operation, numbers.get(id(made_by), 0), history.tensor_index)
+        return LayerOrigin(history.operation, numbers.get(id(made_by), 0), history.tensor_index)
 
     replace = keras.tree.map_structure
     return [

@@ -1,8 +1,8 @@
 """Private Keras: running loops. Checked on 3.13.0, 3.15.1 and 3.16.0.dev.
 
-Whose loop asks for batches: `fit`, `evaluate` and `predict` look the class of their iterator up in
-their module, and do not say for which model it is. So each notes itself while it runs, in its
-thread, and the innermost one is the one that asks: a callback of one model may run another model.
+`fit`, `evaluate` and `predict` look up the class of their iterator in their module, and do not pass
+the model. So each loop is recorded while it runs, for its thread, and the innermost one is the one
+that asks: a callback of one model may run another model.
 
     fit         the first iterator is for training; any later one is for its validation data
     evaluate    one iterator, or none where fit has made it
@@ -10,15 +10,17 @@ thread, and the innermost one is the one that asks: a callback of one model may 
 
 While a loop runs, Keras keeps the state of the model beside the variables:
 
-`map_loop_state`   that state before Keras gives it back to the variables.
-`restore_state`    gives the variables values, as if the loop had ended.
-`report_logs`      what fit and evaluate report at their end: not always the metrics' own results.
+`map_loop_state`   changes that state before Keras writes it back to the variables.
+`restore_state`    writes values to the variables, as at the end of a loop.
+`report_logs`      decides the logs that fit and evaluate report at their end.
 """
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from typing import Any
+
+import keras
 
 from millrace._compat.patch_table import EPOCH_ITERATOR, EVALUATE, FIT, PREDICT
 from millrace._compat.patches import replace
@@ -32,41 +34,41 @@ _PATCHES = {"train": FIT, "test": EVALUATE, "predict": PREDICT}
 class _Loop:
     """A running fit, evaluate or predict."""
 
-    def __init__(self, model: Any, name: str, iterators: int):
+    def __init__(self, model: keras.Model, name: str, iterators: int):
         self.model = model
         self.name = name
-        self.iterators = iterators  # that it has asked for
+        self.iterators = iterators  # made so far
 
 
-class _Making:
+class _EpochIterators:
     make: Make | None = None
 
 
 _innermost = ScopedValue[_Loop | None](None)
-_making = _Making()
+_epoch_iterators = _EpochIterators()
 
 
 def set_epoch_iterators(make: Make) -> None:
-    """Lets `make` decide what `fit`, `evaluate` and `predict` of models draw from.
+    """Lets `make` provide the epoch iterators of `fit`, `evaluate` and `predict`.
 
     Args:
         make: called with the model, `"train"`, `"test"` or `"predict"`, and the arguments; returns
             an instance of a subclass of `EpochIterator`, or None where Keras's own should be used.
     """
-    _making.make = make
+    _epoch_iterators.make = make
 
 
 def let_loops_ask() -> None:
-    """Puts in what `set_epoch_iterators` builds on."""
+    """Puts in the patches on which `set_epoch_iterators` builds."""
     replace(EPOCH_ITERATOR, _asking)
     for name, patch in _PATCHES.items():
         replace(patch, lambda original, name=name: _noted(original, name))
 
 
-def asks_for_nothing(model: Any, loop: str) -> bool:
+def asks_for_nothing(model: keras.Model, loop: str) -> bool:
     """Whether this loop of `model` runs in this thread, and has not asked for its iterator.
 
-    If it draws batches all the same, Keras makes iterators in another way than this module knows.
+    If it draws batches all the same, Keras makes iterators in a way unknown to this module.
     """
     running = _innermost.get()
     return (
@@ -77,37 +79,37 @@ def asks_for_nothing(model: Any, loop: str) -> bool:
     )
 
 
-def _asking(original: Any) -> Any:
+def _asking(original: Callable[..., object]) -> Callable[..., object]:
     signature = inspect.signature(original)
 
-    def epoch_iterator(*args: Any, **kwargs: Any) -> Any:
-        made, loop = None, _innermost.get()
-        if loop is not None and _making.make is not None:
+    def epoch_iterator(*args: object, **kwargs: object) -> object:
+        own, loop, make = None, _innermost.get(), _epoch_iterators.make
+        if loop is not None and make is not None:
             # `fit` makes the iterator of its validation data itself.
             name = "test" if loop.name == "train" and loop.iterators else loop.name
             loop.iterators += 1
-            made = _making.make(loop.model, name, signature.bind(*args, **kwargs).arguments)
-        return original(*args, **kwargs) if made is None else made
+            own = make(loop.model, name, signature.bind(*args, **kwargs).arguments)
+        return original(*args, **kwargs) if own is None else own
 
     return epoch_iterator
 
 
-def _noted(original: Any, name: str) -> Any:
-    def loop(self: Any, *args: Any, **kwargs: Any) -> Any:
+def _noted(original: Callable[..., object], name: str) -> Callable[..., object]:
+    def loop(self: keras.Model, *args: object, **kwargs: object) -> object:
         with _running(self, name):
             return original(self, *args, **kwargs)
 
     return loop
 
 
-def _running(model: Any, name: str) -> AbstractContextManager[Any]:
-    around = _innermost.get()
-    from_fit = around is not None and around.model is model and name == "test"
-    made = around.iterators - 1 if from_fit else 0  # type: ignore[union-attr]
-    return _innermost.bound_to(_Loop(model, name, max(made, 0)))
+def _running(model: keras.Model, name: str) -> AbstractContextManager[Any]:
+    outer, iterators = _innermost.get(), 0
+    if outer is not None and outer.model is model and name == "test":  # the validation of fit
+        iterators = max(outer.iterators - 1, 0)
+    return _innermost.bound_to(_Loop(model, name, iterators))
 
 
-# The method by which Keras brings the values of a running loop back to the variables.
+# The method by which Keras writes the values of a running loop back to the variables.
 STATE_SYNC = "state_sync" if keras_is("3.16") else "jax_state_sync"
 _KEYS = {
     "trainable": "trainable_variables",
@@ -117,52 +119,57 @@ _KEYS = {
 }
 
 
-def map_loop_state(model: Any, convert: Callable[[str, Any], Any]) -> None:
-    """Replaces the values of a running loop by what `convert` makes of those of each role."""
-    state = getattr(model, "_jax_state", None)
-    if not state or model._jax_state_synced:
+def map_loop_state(model: keras.Model, convert: Callable[[str, list[Any]], list[Any]]) -> None:
+    """Replaces the values of a running loop by the results of `convert`, role by role."""
+    private: Any = model
+    state = getattr(private, "_jax_state", None)
+    if not state or private._jax_state_synced:
         return
     for role, key in _KEYS.items():
         if state.get(key) is not None:
             state[key] = convert(role, state[key])
 
 
-def sync_state(model: Any) -> None:
-    """Brings the values of a running loop back to the variables."""
+def sync_state(model: keras.Model) -> None:
+    """Writes the values of a running loop back to the variables."""
     getattr(model, STATE_SYNC)()
 
 
-def report_logs(model: Any, is_wanted: Callable[[], bool]) -> tuple[str, Callable[[Any], Any]]:
-    """Returns the name and the function of an attribute of a model that decides what is reported.
+def report_logs(
+    model: keras.Model, is_wanted: Callable[[], bool]
+) -> tuple[str, Callable[[object], object]]:
+    """Returns the name and the value of an attribute of a model that decides the reported logs.
 
     Keras reads the metrics once more when an epoch ends; where `is_wanted`, the logs of the last
     execution are reported instead.
     """
+    private: Any = model
 
-    def result_or_logs(logs: Any) -> Any:
+    def result_or_logs(logs: object) -> object:
         if is_wanted() and isinstance(logs, dict):
             return logs
-        return type(model)._get_metrics_result_or_logs(model, logs)
+        return type(private)._get_metrics_result_or_logs(private, logs)
 
     return "_get_metrics_result_or_logs", result_or_logs
 
 
-def restore_state(model: Any, state: Any) -> None:
-    """Gives a model's variables values, as if Keras's loop had ended and put them back.
+def restore_state(model: keras.Model, state: Iterable[Iterable[Any]]) -> None:
+    """Writes a state to a model's variables, as Keras does at the end of a loop.
 
-    While a loop runs its variables hold nothing, and an exception out of the first execution
-    leaves them so.
+    While a loop runs, the variables hold no values, and an exception in the first execution would
+    leave them without.
     """
-    trainable, non_trainable, *rest = state
+    private: Any = model
+    trainable, non_trainable, *others = state
     groups = [
         (model.trainable_variables, trainable),
         (model.non_trainable_variables, non_trainable),
     ]
-    if len(rest) == 2:
-        groups.append((model.optimizer.variables, rest[0]))
-    if rest:
-        groups.append((model.metrics_variables, rest[-1]))
+    if len(others) == 2:
+        groups.append((private.optimizer.variables, others[0]))
+    if others:
+        groups.append((model.metrics_variables, others[-1]))
     for variables, values in groups:
         for variable, value in zip(variables, values, strict=True):
             variable.assign(value)
-    model._jax_state_synced = True
+    private._jax_state_synced = True

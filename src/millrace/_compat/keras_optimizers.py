@@ -1,12 +1,13 @@
 """Keras's optimizers, called as those of Keras 2 were. Checked on 3.13.0 and 3.15.1.
 
-`apply_gradients`   took a name after the pairs, which optimizers that override it still hand on.
-`__init__`          makes variables with values of their own, which no stateless scope lets be made.
+`apply_gradients`   took a name after the pairs; optimizers that override it still pass one.
+`__init__`          makes variables with values at once, which a stateless scope forbids.
 """
 
-from typing import Any
+from collections.abc import Callable, Iterable
 
 import jax
+import keras
 from jax.core import Tracer
 from keras.src.backend.common.global_state import get_global_attribute, set_global_attribute
 
@@ -22,10 +23,13 @@ _SCOPE = "stateless_scope"
 def let_names_be_given() -> None:
     """Lets `optimizer.apply_gradients(pairs, name)` ignore the name."""
 
-    def wrapper(original: Any) -> Any:
+    def wrapper(original: Callable[..., object]) -> Callable[..., object]:
         def apply_gradients(
-            self: Any, grads_and_vars: Any, name: str | None = None, **others: Any
-        ) -> Any:
+            self: keras.optimizers.Optimizer,
+            grads_and_vars: Iterable[tuple[jax.Array, keras.Variable]],
+            name: str | None = None,
+            **others: object,
+        ) -> object:
             del name
             return original(self, grads_and_vars, **others)
 
@@ -35,10 +39,10 @@ def let_names_be_given() -> None:
 
 
 def let_optimizers_be_made() -> None:
-    """Lets optimizers be made in functions that are traced, with values at once."""
+    """Lets optimizers be made in functions that are traced."""
 
-    def wrapper(original: Any) -> Any:
-        def make(self: Any, *args: Any, **kwargs: Any) -> None:
+    def wrapper(original: Callable[..., None]) -> Callable[..., None]:
+        def make(self: keras.optimizers.Optimizer, *args: object, **kwargs: object) -> None:
             scope = get_global_attribute(_SCOPE)
             if scope is None:
                 return original(self, *args, **kwargs)
@@ -55,10 +59,12 @@ def let_optimizers_be_made() -> None:
     replace(OPTIMIZER_INIT, wrapper)
 
 
-def _check_rate(optimizer: Any, learning_rate: Any = None, *_: Any, **__: Any) -> None:
+def _check_rate(
+    optimizer: keras.optimizers.Optimizer, learning_rate: object = None, *_: object, **__: object
+) -> None:
     if isinstance(learning_rate, Tracer):
         raise LoopError(
-            f"{type(optimizer).__name__} was made with a learning rate that only the device knows, "
-            f"{learning_rate}. Make it with a number, and assign optimizer.learning_rate before a "
-            "run that is to have another one; or multiply the loss by the value."
+            f"{type(optimizer).__name__} was made with a learning rate that is computed on the "
+            f"device, {learning_rate}. Make it with a number, and assign optimizer.learning_rate "
+            "before a run with another rate; or multiply the loss by the value."
         )

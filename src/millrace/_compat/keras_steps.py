@@ -1,27 +1,32 @@
 """Private Keras: one micro-batch, without the update. Checked on keras 3.13.0, 3.14.0 and 3.15.1.
 
-`compute_gradient_step`   loss, gradients and metrics, which `train_step` only has together with it.
-`compute_forward`         the same without the gradients, for all three loops.
-`metric_logs`             what the metrics say, once they have given values.
+`compute_gradient_step`   loss, gradients and metrics, which `train_step` computes with the update.
+`compute_forward`         loss and metrics, for all three loops.
+`metric_logs`             the logs of the metrics for given values.
 """
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import jax
 import keras
 
+from millrace.pytrees import ArrayTree
+
 
 def compute_gradient_step(
-    model: Any, state: Any, batch: Any, value_and_grad: Callable[[Any], Any] | None = None
+    model: keras.Model,
+    state: Sequence[Any],
+    batch: ArrayTree,
+    value_and_grad: Callable[[Callable[..., Any]], Callable[..., Any]] | None = None,
 ) -> tuple[Any, Any, Any, Any]:
     """Runs one micro-batch forward and backward.
 
     Args:
         model: a compiled Keras model.
         state: trainable, non-trainable, optimizer and metric values, in the model's order.
-        batch: what the data adapter yields: x, y and sample weights.
+        batch: x, y and sample weights, as the data adapter yields them.
         value_and_grad: differentiates a function of `(loss, auxiliary)`; None is JAX's own.
 
     Returns:
@@ -29,38 +34,46 @@ def compute_gradient_step(
         scales it), new non-trainable values, new metric values, logs.
     """
     differentiate = value_and_grad or functools.partial(jax.value_and_grad, has_aux=True)
-    compute = differentiate(model.compute_loss_and_updates)
+    private: Any = model  # the method is of a mix-in for each backend
+    compute = differentiate(private.compute_loss_and_updates)
     (_, gradients), (_, non_trainable, _, metrics), logs = _run_forward(
         model, compute, state, batch, training=True
     )
     return gradients, non_trainable, metrics, logs
 
 
-def compute_forward(model: Any, loop: str, state: Any, batch: Any) -> tuple[Any, Any, Any]:
+def compute_forward(
+    model: keras.Model, loop: str, state: Sequence[Any], batch: ArrayTree
+) -> tuple[Any, Any, Any]:
     """Runs one micro-batch forward.
 
     Args:
         model: a Keras model, compiled where the loop is not `"predict"`.
         loop: `"train"`, `"test"` or `"predict"`.
         state: the values that this loop passes to a step.
-        batch: what the data adapter yields: x, y and sample weights.
+        batch: x, y and sample weights, as the data adapter yields them.
 
     Returns:
         The loss to differentiate (scaled, where the optimizer scales it; None for other loops
         than `"train"`), the new state, and the logs or the predictions.
     """
+    private: Any = model
     if loop == "predict":
-        outputs, non_trainable = model.predict_step(state, batch)
+        outputs, non_trainable = private.predict_step(state, batch)
         return None, (state[0], non_trainable), outputs
     training = loop == "train"
     (loss, _), new, logs = _run_forward(
-        model, model.compute_loss_and_updates, state, batch, training
+        model, private.compute_loss_and_updates, state, batch, training
     )
     return (loss if training else None), new, logs
 
 
 def _run_forward(
-    model: Any, compute: Any, state: Any, batch: Any, training: bool
+    model: keras.Model,
+    compute: Callable[..., Any],
+    state: Sequence[Any],
+    batch: ArrayTree,
+    training: bool,
 ) -> tuple[tuple[Any, Any], tuple[Any, ...], Any]:
     """Runs one micro-batch by `compute_loss_and_updates`, or by its gradient.
 
@@ -69,7 +82,7 @@ def _run_forward(
     """
     trainable, non_trainable, *optimizer, metrics = state
     x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(batch)
-    result, rest = compute(
+    result, auxiliary = compute(
         trainable,
         non_trainable,
         metrics,
@@ -79,19 +92,20 @@ def _run_forward(
         training=training,
         optimizer_variables=optimizer[0] if training else None,
     )
-    # `value_and_grad` returns (loss, rest), gradients; the function itself loss, rest.
-    (loss, rest), gradients = (
-        (result, rest) if isinstance(result, tuple) else ((result, rest), None)
+    # `value_and_grad` returns (loss, auxiliary), gradients; the function itself loss, auxiliary.
+    (loss, auxiliary), gradients = (
+        (result, auxiliary) if isinstance(result, tuple) else ((result, auxiliary), None)
     )
-    unscaled_loss, y_pred, non_trainable, metrics = rest
-    logs, metrics = model._update_metrics_variables(
+    unscaled_loss, y_pred, non_trainable, metrics = auxiliary
+    private: Any = model
+    logs, metrics = private._update_metrics_variables(
         metrics, unscaled_loss, x, y, y_pred, sample_weight
     )
     return (loss, gradients), (trainable, non_trainable, *optimizer, metrics), logs
 
 
-def metric_logs(model: Any, metric_values: Any) -> dict[str, Any]:
-    """Returns what `compute_metrics` returns once the metrics have these values."""
+def metric_logs(model: keras.Model, metric_values: Iterable[Any]) -> dict[str, Any]:
+    """Returns the result of `compute_metrics` for these values of the metrics' variables."""
     with keras.StatelessScope(
         state_mapping=list(zip(model.metrics_variables, metric_values, strict=True))
     ):

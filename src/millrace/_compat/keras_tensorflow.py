@@ -1,7 +1,7 @@
-"""Private Keras: what it takes for TensorFlow. Checked on keras 3.13.0 and 3.15.1.
+"""Private Keras: the module that it takes for TensorFlow. Checked on keras 3.13.0 and 3.15.1.
 
-`show_tensorflow`  Keras asks `import tensorflow` whether there is one, to save, to set seeds and to
-                   look at types; while a module of ours has that name, it must not find it.
+`show_tensorflow`  Keras imports `tensorflow`, if there is one, to save, to set seeds and to look at
+                   types; it must not find a module of millrace's under that name.
 """
 
 import functools
@@ -17,20 +17,20 @@ __all__ = ["show_own_tensorflow", "show_tensorflow"]
 
 
 def show_tensorflow(module: ModuleType | None) -> None:
-    """Tells Keras which module TensorFlow is, and None that there is none."""
+    """Makes `module` Keras's TensorFlow; None stands for no TensorFlow."""
     if LAZY_TENSORFLOW not in patches_in():
-        put_in(LAZY_TENSORFLOW, functools.partial(_put, *_found()))
+        put_in(LAZY_TENSORFLOW, functools.partial(_put, *_current()))
     _put(module, module is not None)
 
 
 def show_own_tensorflow() -> None:
-    """Lets Keras find TensorFlow by itself again."""
+    """Lets Keras find TensorFlow itself again."""
     take_out(LAZY_TENSORFLOW)
 
 
-def _found() -> tuple[Any, Any]:
+def _current() -> tuple[Any, Any]:
     return module_utils.tensorflow.module, module_utils.tensorflow._available
 
 
-def _put(module: Any, available: Any) -> None:
+def _put(module: ModuleType | None, available: bool) -> None:
     module_utils.tensorflow.module, module_utils.tensorflow._available = module, available

@@ -7,11 +7,11 @@ import keras.ipu.layers   ->   millrace.ipu.keras.layers, also as sys.modules["k
 import functools
 import importlib
 import importlib.abc
-import importlib.machinery
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from importlib.machinery import ModuleSpec
 from types import ModuleType
-from typing import Any
+from typing import cast
 
 from millrace._compat.patch_table import META_PATH
 from millrace._compat.patches import put_in, take_out
@@ -29,63 +29,63 @@ class Aliases(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         """Takes the names.
 
         Args:
-            names: of modules, with those that are meant; what is in a package comes with it.
-            serves: what it is for; one for the same purpose takes its place.
-            otherwise: returns a module by its other name, if the one that is meant is missing.
+            names: of modules, by their aliases; the modules of a package come with it.
+            serves: the purpose; a second finder for the same purpose replaces the first.
+            otherwise: returns a module by its alias where the real one is missing.
         """
         self.names, self.serves, self._otherwise = dict(names), serves, otherwise
-        self._specs: dict[str, Any] = {}
+        self._specs: dict[str, ModuleSpec | None] = {}
 
     def find_spec(
-        self, fullname: str, path: Sequence[str] | None = None, target: Any = None
-    ) -> Any:
-        """Returns where a module is: with us, if it has one of the names."""
+        self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """Returns the specification of an alias; None for any other name."""
         del path, target
-        meant = self.meant(fullname)
-        if meant is None or meant == fullname:
+        real = self.real_name(fullname)
+        if real is None or real == fullname:
             return None
-        around = fullname.rpartition(".")[0]
-        if self.meant(around) is not None and _is_in_a_file(around):
+        package = fullname.rpartition(".")[0]
+        if self.real_name(package) is not None and _is_in_a_file(package):
             return None
-        return importlib.machinery.ModuleSpec(fullname, self)
+        return ModuleSpec(fullname, self)
 
-    def meant(self, fullname: str) -> str | None:
-        """Returns the name of the module that is meant; None for any other name."""
-        name, rest = fullname, ""
+    def real_name(self, fullname: str) -> str | None:
+        """Returns the name of the module behind an alias; None for any other name."""
+        name, suffix = fullname, ""
         while name not in self.names:
             name, dot, last = name.rpartition(".")
             if not dot:
                 return None
-            rest = f".{last}{rest}"
-        return self.names[name] + rest
+            suffix = f".{last}{suffix}"
+        return self.names[name] + suffix
 
-    def create_module(self, spec: Any) -> ModuleType:
-        """Returns the module that is meant."""
-        meant: Any = self.meant(spec.name)
+    def create_module(self, spec: ModuleSpec) -> ModuleType:
+        """Returns the module behind an alias."""
+        real = cast(str, self.real_name(spec.name))
         try:
-            module = importlib.import_module(meant)
+            module = importlib.import_module(real)
         except ModuleNotFoundError as error:
-            if not meant.startswith(str(error.name)):
+            if not real.startswith(str(error.name)):
                 raise
             module = self._otherwise(spec.name)
             if module is not None:
                 self._specs[spec.name] = module.__spec__
                 return module
             raise ModuleNotFoundError(
-                f"No module named {spec.name!r}: it would be {meant}, which there is not.",
+                f"No module named {spec.name!r}: it stands for {real}, which does not exist.",
                 name=spec.name,
             ) from error
         self._specs[spec.name] = module.__spec__
         return module
 
     def exec_module(self, module: ModuleType) -> None:
-        """Gives the module, which has been run, its own specification again."""
-        alias: Any = module.__spec__
+        """Restores the module's own specification; the module itself has run before."""
+        alias = cast(ModuleSpec, module.__spec__)
         module.__spec__ = self._specs.pop(alias.name)
 
 
 def _is_in_a_file(name: str) -> bool:
-    """Whether a package is there under its own name: its modules are found where it is."""
+    """Whether a package is imported under its own name; its modules are then found in its files."""
     package = sys.modules.get(name)
     return package is not None and package.__name__ == name and hasattr(package, "__file__")
 
@@ -95,23 +95,23 @@ def serve(
     purpose: str,
     otherwise: Callable[[str], ModuleType | None] = lambda name: None,
 ) -> None:
-    """Lets modules be imported by other names; the arguments are those of `Aliases`."""
+    """Lets modules be imported by aliases; the arguments are those of `Aliases`."""
     stop_serving(purpose)
     sys.meta_path.insert(0, Aliases(names, purpose, otherwise))
     put_in(META_PATH, functools.partial(_forget, purpose), key=purpose)
 
 
 def stop_serving(purpose: str) -> None:
-    """Forgets names, and the modules that were imported by them."""
+    """Forgets aliases, and the modules that were imported by them."""
     take_out(META_PATH, key=purpose)
-    _forget(purpose)  # also what an earlier import of this module has served
+    _forget(purpose)  # also the finders of an earlier import of this module
 
 
 def _forget(purpose: str) -> None:
     for finder in [f for f in sys.meta_path if getattr(f, "serves", None) == purpose]:
         sys.meta_path.remove(finder)
-        aliases: Any = finder
-        served = [n for n in sys.modules if aliases.meant(n) not in (None, n)]
-        # Not what is there under its own name: TensorFlow cannot be imported twice.
+        aliases = cast(Aliases, finder)
+        served = [n for n in sys.modules if aliases.real_name(n) not in (None, n)]
+        # Modules under their own names stay: TensorFlow cannot be imported twice.
         for name in [n for n in served if sys.modules[n].__name__ != n]:
             del sys.modules[name]

@@ -1,10 +1,10 @@
-"""All private names of Keras and JAX that millrace uses: where each is, and what it is for.
+"""All private names of Keras and JAX that millrace uses, with their places and purposes.
 
 A place is written `module:class`, or `module` alone. `versions.py` looks for all of them when
 millrace is imported; the tests compare the table with what this package uses. An attribute that is
-read off an object is listed under its class, and one that functions are given under the module
-that gives it. What has moved has one place for each version from which on it is there; `()` says
-that a version has no such name, and needs none.
+read off an object is listed under its class, an attribute of functions under the module that sets
+it. A name that has moved has a place for each version from which on it is there; `()` stands for a
+version without the name, which needs none.
 """
 
 from collections.abc import Mapping
@@ -22,7 +22,7 @@ class Private:
 
     Attributes:
         name: such as `cond` or `_nodes_by_depth`.
-        use: what millrace needs it for.
+        use: its purpose in millrace.
         places: the versions from which on it is in these places. Where there are several, the
             library looks it up in each of them.
     """
@@ -62,21 +62,21 @@ _KERAS = (
     *_in(
         "keras.src.ops.node:Node",
         _keras_history="the operation that made a value",
-        arguments="what a call is given",
-        input_tensors="which values a call takes",
+        arguments="the arguments of a call",
+        input_tensors="the values among the arguments of a call",
         is_input="tells inputs from calls",
-        operation="what is called",
+        operation="the layer or operation of a call",
     ),
-    *_in("keras.src.ops.operation", Operation="anything that is called; it notes its stage"),
+    *_in("keras.src.ops.operation", Operation="the base of layers; it notes its stage"),
     *_in("keras.src.ops.operation:Operation", _inbound_nodes="the calls of an operation"),
-    *_in("keras:Layer", _remat_mode="how a layer is told to be recomputed"),
+    *_in("keras:Layer", _remat_mode="the mode in which a layer is recomputed"),
     *_in("keras:Layer", _flatten_layers="the layers inside a layer"),
     *_in("keras:Layer", _call_has_training_arg="whether a `call` takes `training`"),
     *_in("keras:Layer.build", _is_default="tells Keras's `build` from the user's"),
     *_in(
         "keras.src.ops.symbolic_arguments:SymbolicArguments",
-        args="what a call in a graph is given",
-        kwargs="what a call in a graph is given by name",
+        args="the arguments of a call in a graph",
+        kwargs="the keyword arguments of a call in a graph",
     ),
     *_in("keras.src.ops.node:KerasHistory", node_index="the call that made a value"),
     *_in(
@@ -87,35 +87,35 @@ _KERAS = (
     *_in(
         _STATE,
         get_global_attribute="which scopes are open, and which layer is running",
-        set_global_attribute="leaves a scope for as long as an optimizer is made",
+        set_global_attribute="leaves a scope while an optimizer is made",
     ),
     *_in(
         "keras.src.backend.common.stateless_scope",
-        get_stateless_scope="the scope that variables are read from",
+        get_stateless_scope="the scope from which variables are read",
     ),
     *_in(
         "keras.src.backend.common.symbolic_scope",
-        in_symbolic_scope="whether layers run to find out shapes",
+        in_symbolic_scope="whether layers run on shapes only",
     ),
-    *_in("keras:Variable", _value="what a variable holds outside of every scope"),
+    *_in("keras:Variable", _value="the value of a variable outside of every scope"),
     # The loops.
-    *_in(_TRAINER, JAXEpochIterator="decides what fit, evaluate and predict draw"),
+    *_in(_TRAINER, JAXEpochIterator="the source of batches of fit, evaluate and predict"),
     *_in(
         "keras.src.trainers.epoch_iterator:EpochIterator",
         _current_iterator="the pass through the data that is running",
         _enumerate_iterator="yields the executions of an epoch",
         _interrupted_warning="says that the data ended early",
         _num_batches="the length of a pass",
-        _steps_seen="how far a pass is",
-        data_adapter="what the data was made into",
-        steps_per_epoch="how long an epoch is",
+        _steps_seen="the position in a pass",
+        data_adapter="the source of batches",
+        steps_per_epoch="the length of an epoch",
     ),
     *_in(
         "keras:Model",
-        _compile_config="what the user gave to `compile`",
+        _compile_config="the arguments of `compile`",
         _compile_loss="whether a model was compiled anew",
         _compile_metrics="whether a model was compiled anew",
-        _get_metrics_result_or_logs="what fit and evaluate report",
+        _get_metrics_result_or_logs="the logs that fit and evaluate report",
         _jax_state="the values of a running loop",
         _jax_state_synced="whether the variables have the values of a running loop",
         _symbolic_build="makes the variables that fit makes",
@@ -134,7 +134,7 @@ _KERAS = (
     ),
     Private(
         "_maybe_symbolic_build",
-        "checks the batch that fit makes variables from",
+        "checks the batch from which fit makes variables",
         {"0": (), "3.16": ("keras:Model",)},
     ),
     Private(
@@ -143,14 +143,14 @@ _KERAS = (
         {"0": (), "3.16": ("keras:Model",)},
     ),
     # Data.
-    *_in(_DATA, get_data_adapter="what Keras makes of `x`, and adds kinds of data"),
+    *_in(_DATA, get_data_adapter="the data adapter of `x`; further kinds of data"),
     *_in(f"{_DATA}.array_data_adapter", ArrayDataAdapter="tells arrays from other data"),
     *_in(f"{_DATA}.data_adapter", DataAdapter="the base of data sets of other kinds"),
     *_in(f"{_DATA}.tf_dataset_adapter:TFDatasetAdapter", _dataset="whether a tf.data never ends"),
     *_in(f"{_DATA}.py_dataset_adapter:PyDatasetAdapter", py_dataset="a data set of an unknown end"),
     Private(
         "_epoch",
-        "the number that the order of rows is drawn from",
+        "the number that decides the order of rows",
         {"0": (), "3.16": (f"{_DATA}.array_data_adapter:ArrayDataAdapter",)},
     ),
     Private(
@@ -166,7 +166,7 @@ _KERAS = (
         _trainable_variables="the order of an optimizer's variables",
     ),
     # TensorFlow, where a module of millrace stands in for it.
-    *_in("keras.src.utils.module_utils", tensorflow="what Keras takes for TensorFlow"),
+    *_in("keras.src.utils.module_utils", tensorflow="the module that Keras takes for TensorFlow"),
     *_in(
         "keras.src.utils.module_utils:LazyModule",
         _available="whether Keras has looked for TensorFlow",
@@ -194,23 +194,23 @@ _JAX = (
     *_in("jax._src.lib", xla_client="XLA, as JAX calls it"),
     *_in(
         "jax._src.lib:xla_client",
-        ArrayCopySemantics="makes copies copies",
+        ArrayCopySemantics="requires that copies are made",
         batched_copy_array_to_devices_with_sharding="copies from device to device",
         batched_device_put="copies from the host",
     ),
     # Processes.
-    *_in("jax._src.distributed", global_state="who else runs, without starting devices"),
+    *_in("jax._src.distributed", global_state="the processes of a run, without starting devices"),
     *_in(
         "jax._src.distributed:State",
         client="the store that all processes share",
         coordinator_address="where the processes have met",
-        num_processes="how many processes there are",
-        process_id="which process this is",
+        num_processes="the number of processes",
+        process_id="the number of this process",
     ),
-    *_in("jax._src.clusters", ClusterEnv="what Slurm and others say of a process"),
+    *_in("jax._src.clusters", ClusterEnv="the facts that Slurm and others give about a process"),
     *_in(
         "jax._src.clusters:ClusterEnv",
-        auto_detect_unset_distributed_params="what Slurm and others say of a process",
+        auto_detect_unset_distributed_params="the facts that Slurm and others give about a process",
     ),
     # Traces and their options.
     *_in(
@@ -234,12 +234,12 @@ _JAX = (
     *_in(
         "jax._src.pjit",
         _fun="is left out where the attributes of a jitted function are copied",
-        _jit_info="what a function was given to `jax.jit` with",
+        _jit_info="the options of `jax.jit`",
     ),
     *_in(
         "jax._src.pjit:PjitInfo",
         compiler_options_kvs="options of XLA given to `jax.jit`",
-        donate_argnums="arguments given away",
+        donate_argnums="donated arguments",
         in_shardings_leaves="shardings given to `jax.jit`",
         out_shardings_leaves="shardings given to `jax.jit`",
         static_argnames="static arguments",
@@ -254,17 +254,17 @@ _JAX = (
         Var="a value in a program",
         jaxpr_as_fun="runs a program",
     ),
-    *_in("jax.interpreters.partial_eval", dce_jaxpr="removes what is not used"),
-    *_in("jax.api_util", debug_info="what a new program must carry"),
-    *_in("jax._src.core:DebugInfo", result_paths="is one for each result"),
+    *_in("jax.interpreters.partial_eval", dce_jaxpr="removes unused equations"),
+    *_in("jax.api_util", debug_info="the debugging facts of a new program"),
+    *_in("jax._src.core:DebugInfo", result_paths="the names of results"),
     # Executables.
     *_in(
         "jax._src.compilation_cache",
-        _cache="where executables are kept",
+        _cache="the cache of executables",
         _cache_initialized="whether JAX has looked for its cache",
         _cache_initialized_mutex="guards the two",
-        decompress_executable="reads what is kept of an executable",
-        extract_executable_and_time="reads what is kept of an executable",
+        decompress_executable="reads an entry of the cache",
+        extract_executable_and_time="reads an entry of the cache",
     ),
     *_in("jax._src.compiler", get_compile_options="runs an executable on other devices"),
     *_in("jaxlib.version", __version__="the version of the compiler"),

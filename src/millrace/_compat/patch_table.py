@@ -1,7 +1,7 @@
 """All patches. Where a library has moved a name between its versions, `owner` looks for it.
 
-What takes the place of each function is beside the module that puts it in; `docs/patches.md` is
-written from this table.
+The replacement of each function is in the module that puts it in; `docs/patches.md` is written from
+this table.
 """
 
 import sys

@@ -1,8 +1,8 @@
 """What millrace changes in Keras, JAX and Python while it is in use, and how that is taken out.
 
-    Patch(...)                   one place: where it is, why it is changed, and while what goes on
+    Patch(...)                   one place: where it is, why it is changed, and for how long
     replace(patch, wrapper)      puts a function in place of the one that is there
-    put_in(patch, undo)          notes a change that is no function
+    put_in(patch, undo)          records a change that is not to a function
     take_out(patch)              restores what was there
     hold(holder), release(...)   patches for models stay in while anybody holds them
 
@@ -17,6 +17,7 @@ import threading
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from types import ModuleType
 from typing import Any
 
 import jax
@@ -24,7 +25,7 @@ import keras
 
 from millrace.errors import VersionError
 
-_REPLACED = "millrace_replaced"  # of a replacement: what its owner had in its place, None: nothing
+_REPLACED = "millrace_replaced"  # attribute of a replacement: what it replaced; None: nothing
 
 
 class While(enum.Enum):
@@ -43,13 +44,13 @@ class Patch:
     """One place in a library that millrace changes.
 
     Attributes:
-        name: of what is changed, as its users know it.
-        why: what it is good for, for docs/patches.md.
+        name: the public name of the changed place.
+        why: its purpose, for docs/patches.md.
         during: how long it is in.
         owner: returns the class or the module in which the changed name is looked up. Called when
-            the patch is put in, so that a library may move things between its versions.
+            the patch is put in, since a library may move things between its versions.
         attribute: the changed name.
-        parameters: names of the leading parameters that the replacement relies on.
+        parameters: names of the leading parameters on which the replacement relies.
     """
 
     name: str
@@ -66,11 +67,11 @@ _holders: set[Hashable] = set()
 _numbers = itertools.count()
 
 
-def replace(patch: Patch, wrapper: Callable[[Any], Any]) -> None:
-    """Puts a replacement in, unless one of this module's is in place.
+def replace(patch: Patch, wrapper: Callable[[Any], object]) -> None:
+    """Puts a replacement in, unless the patch is in already.
 
     Args:
-        patch: which.
+        patch: the place.
         wrapper: called with the original function; returns its replacement.
 
     Raises:
@@ -81,7 +82,7 @@ def replace(patch: Patch, wrapper: Callable[[Any], Any]) -> None:
             return
         owner: Any = patch.owner() if patch.owner is not None else None
         raw = vars(owner).get(patch.attribute)
-        raw = getattr(_function(raw), _REPLACED, raw)  # of this module before it was reloaded
+        raw = getattr(_function(raw), _REPLACED, raw)  # put in by this module before its reload
         original = _original(patch, owner, raw)
         function: Any = wrapper(original)
         if original is not None:
@@ -93,24 +94,24 @@ def replace(patch: Patch, wrapper: Callable[[Any], Any]) -> None:
         _undo[patch, None] = functools.partial(_restore, owner, patch.attribute, new, raw)
 
 
-def _function(raw: Any) -> Any:
+def _function(raw: object) -> Any:
     return getattr(raw, "__func__", raw)  # of a classmethod
 
 
-def _original(patch: Patch, owner: Any, raw: Any) -> Any:
-    """Returns the function that a name stands for, be it inherited, after a look at its shape."""
+def _original(patch: Patch, owner: type | ModuleType, raw: object) -> Any:
+    """Returns the function behind a name, inherited ones included, and checks its parameters."""
     bases = owner.__mro__[1:] if isinstance(owner, type) else ()
     inherited = (vars(base)[patch.attribute] for base in bases if patch.attribute in vars(base))
     original = _function(raw if raw is not None else next(inherited, None))
     if original is None and not patch.parameters:
         return None  # a name that millrace adds
     if original is None:
-        raise VersionError(f"{_versions()} has no {patch.name}, which millrace builds on.")
+        raise VersionError(f"{_versions()} has no {patch.name}, which millrace uses.")
     taken = tuple(inspect.signature(original).parameters) if patch.parameters else ()
     if taken[: len(patch.parameters)] != patch.parameters:
         raise VersionError(
-            f"{patch.name} takes other arguments in {_versions()} than in the versions that "
-            f"millrace knows: ({', '.join(taken)}), and not ({', '.join(patch.parameters)}). "
+            f"{patch.name} takes other arguments in {_versions()} than in the versions with which "
+            f"millrace is tested: ({', '.join(taken)}), and not ({', '.join(patch.parameters)}). "
             "Install a version of Keras that millrace is tested with."
         )
     return original
@@ -120,34 +121,34 @@ def _versions() -> str:
     return f"keras {keras.__version__} on jax {jax.__version__}"
 
 
-def _restore(owner: Any, attribute: str, new: Any, raw: Any) -> None:
+def _restore(owner: type | ModuleType, attribute: str, new: object, raw: object) -> None:
     if vars(owner).get(attribute) is not new:
-        return  # another library has wrapped it since: ours stays inside, and does nothing there
+        return  # another library has wrapped it since: ours stays inside, without effect
     if raw is None:
         delattr(owner, attribute)
     else:
         setattr(owner, attribute, raw)
 
 
-def unpatched(value: Any) -> Any:
-    """Returns what a replacement stands for; any other value as it is."""
+def unpatched(value: object) -> Any:
+    """Returns the original behind a replacement; any other value as it is."""
     return getattr(value, _REPLACED, value)
 
 
 def put_in(patch: Patch, undo: Callable[[], None], key: Hashable = None) -> None:
-    """Notes that a change was made which is not to one function.
+    """Records a change that is not to one function.
 
     Args:
-        patch: which.
-        undo: takes it out.
-        key: tells several changes under one patch apart.
+        patch: the place.
+        undo: takes the change out.
+        key: distinguishes several changes under one patch.
     """
     with _lock:
         _undo[patch, key] = undo
 
 
 def take_out(patch: Patch, key: Hashable = None) -> None:
-    """Restores what was there before the patch. A patch that is not in stays out."""
+    """Undoes a patch; does nothing if it is not in."""
     with _lock:
         undo = _undo.pop((patch, key), None)
         if undo is not None:
@@ -155,19 +156,19 @@ def take_out(patch: Patch, key: Hashable = None) -> None:
 
 
 def patches_in() -> set[Patch]:
-    """Returns the patches that are in now."""
+    """Returns the patches in place."""
     with _lock:
         return {patch for patch, _ in _undo}
 
 
 def hold(holder: Hashable) -> None:
-    """Keeps patches for models in until `release`, also those that are put in later."""
+    """Keeps patches for models in place until `release`, also those that are put in later."""
     with _lock:
         _holders.add(holder)
 
 
 def release(holder: Hashable) -> None:
-    """Ends what `hold` began. With the last holder, all patches for models go."""
+    """Ends a `hold`. With the last holder, all patches for models are taken out."""
     with _lock:
         _holders.discard(holder)
         if _holders:
@@ -177,13 +178,13 @@ def release(holder: Hashable) -> None:
 
 
 def new_holder() -> Hashable:
-    """Returns a holder that is equal to no other one."""
+    """Returns a new holder, different from all others."""
     return next(_numbers)
 
 
 @contextmanager
 def held() -> Iterator[None]:
-    """Keeps patches for models in for the time of a `with` block."""
+    """Keeps patches for models in place for the time of a `with` block."""
     holder = new_holder()
     hold(holder)
     try:

@@ -1,8 +1,8 @@
-"""Whether the installed Keras and JAX have what millrace builds on, looked up in `names.py`.
+"""A check that the installed Keras and JAX have the private names of `names.py`.
 
 check()              run when millrace is imported, before anything else of Keras or JAX
 private("remat")     a name that has moved between versions
-owners("remat")      the modules that it has to be replaced in
+owners("remat")      the modules in which it has to be replaced
 keras_is("3.16")     whether the installed Keras is that version or a later one
 """
 
@@ -12,7 +12,7 @@ import inspect
 import re
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from types import CodeType, FunctionType
+from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
 import jax
@@ -37,14 +37,14 @@ def keras_is(version: str) -> bool:
 def check(
     versions: Mapping[str, str] | None = None, names: Mapping[str, Sequence[Private]] = NAMES
 ) -> None:
-    """Looks for all private names that millrace uses, and compares versions.
+    """Looks up all private names that millrace uses, and compares versions.
 
     Args:
         versions: the versions to check, by library; None is those that are installed.
-        names: what to look for, by library.
+        names: private names, by library.
 
     Raises:
-        VersionError: if a library is too old, or has not got one of the names.
+        VersionError: if a library is too old, or lacks one of the names.
     """
     for library, version in (versions or installed()).items():
         oldest, newest = TESTED[library]
@@ -59,15 +59,15 @@ def check(
         if _numbers(version)[:2] > _numbers(newest):
             warnings.warn(
                 f"millrace is tested with {library} {oldest} to {newest}, and {version} is "
-                "installed. Every private name that millrace uses is there; what has changed "
-                f"otherwise is not known. For a tested one, run:\n    {_command(library, version)}",
+                "installed. It has every private name that millrace uses; other changes are not "
+                f"known. For a tested version, run:\n    {_command(library, version)}",
                 UserWarning,
                 stacklevel=2,
             )
 
 
 def private(name: str) -> Any:
-    """Returns what a private name of the table stands for in the installed version."""
+    """Returns the object behind a private name of the table in the installed version."""
     return getattr(owners(name)[0], name)
 
 
@@ -80,25 +80,25 @@ def owners(name: str) -> tuple[Any, ...]:
     for library, version in installed().items():
         for each in NAMES[library]:
             if each.name == name:
-                found = _owners(each, version)
-                if found is None:
+                places = _owners(each, version)
+                if places is None:
                     raise VersionError(_missing_text(library, version, [each]))
-                return found
+                return places
     raise LookupError(f"{name} is not in millrace._compat.names")
 
 
 def _owners(each: Private, version: str) -> tuple[Any, ...] | None:
-    """Returns where a name is; none if this version needs none, None if it is missing."""
+    """Returns the owners of a name; none if this version needs none, None if it is missing."""
     due = [since for since in each.places if _numbers(since) <= _numbers(version)]
     # A version before a release may have a name where the last one had it.
     for since in reversed(due):
-        found = [_found(place) for place in each.places[since]]
+        found = [_owner(place) for place in each.places[since]]
         if all(owner is not None and _has(owner, each.name) for owner in found):
             return tuple(found)
     return None
 
 
-def _found(place: str) -> Any:
+def _owner(place: str) -> Any:
     """Returns the module or the class that `place` names, None if there is none."""
     module, _, path = place.partition(":")
     try:
@@ -110,8 +110,8 @@ def _found(place: str) -> Any:
     return owner
 
 
-def _has(owner: Any, name: str) -> bool:
-    """Whether a module or a class has a name, or its functions give one to what they make."""
+def _has(owner: type | ModuleType, name: str) -> bool:
+    """Whether a module or a class has a name, or its functions set it on an object."""
     if hasattr(owner, name):
         return True
     kinds = owner.__mro__ if isinstance(owner, type) else (owner,)
@@ -121,9 +121,9 @@ def _has(owner: Any, name: str) -> bool:
     return any(_stores(function.__code__, name) for function in _functions(members))
 
 
-def _functions(members: Sequence[Any]) -> Iterator[FunctionType]:
+def _functions(members: Sequence[object]) -> Iterator[FunctionType]:
     for member in members:
-        function = member.fset if isinstance(member, property) else member
+        function: Any = member.fset if isinstance(member, property) else member
         function = inspect.unwrap(function) if callable(function) else function
         function = getattr(function, "__func__", function)
         if isinstance(function, FunctionType):
@@ -131,7 +131,7 @@ def _functions(members: Sequence[Any]) -> Iterator[FunctionType]:
 
 
 def _stores(code: CodeType, name: str) -> bool:
-    """Whether a function gives an attribute of this name to something."""
+    """Whether a function sets an attribute of this name."""
     if name in code.co_names and any(
         instruction.opname == "STORE_ATTR" and instruction.argval == name
         for instruction in dis.get_instructions(code)
@@ -145,10 +145,9 @@ def _missing_text(library: str, version: str, missing: Sequence[Private]) -> str
     oldest, newest = TESTED[library]
     return "\n".join(
         [
-            f"{library} {version} has not got what millrace uses of it:",
+            f"{library} {version} lacks names that millrace uses:",
             *lines,
-            f"millrace is known to work with {library} {oldest} to {newest}. "
-            f"{_remedy(library, version)}",
+            f"millrace is tested with {library} {oldest} to {newest}. {_remedy(library, version)}",
         ]
     )
 
@@ -161,7 +160,7 @@ def _where(each: Private, version: str) -> str:
 
 
 def _has_name(place: str, name: str) -> bool:
-    owner = _found(place)
+    owner = _owner(place)
     return owner is not None and _has(owner, name)
 
 
@@ -182,5 +181,5 @@ def _command(library: str, version: str) -> str:
 
 def _numbers(version: str) -> tuple[int, ...]:
     """Returns the leading numbers of a version: 3.16.0.dev2026102704 is (3, 16, 0)."""
-    found = re.match(r"\d+(\.\d+)*", version)
-    return tuple(map(int, found.group().split("."))) if found else ()
+    match = re.match(r"\d+(\.\d+)*", version)
+    return tuple(map(int, match.group().split("."))) if match else ()

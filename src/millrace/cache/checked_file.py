@@ -6,7 +6,7 @@ r"""Files with a header and a checksum: those of the cache, and those of an expo
     SHA-256                  32 bytes, of the header and the content
     content
 
-The checksum finds damage; it proves nothing of who wrote the file.
+The checksum finds damage; it does not prove who wrote the file.
 """
 
 import hashlib
@@ -20,7 +20,7 @@ _DIGEST_BYTES = hashlib.sha256().digest_size
 
 
 class DamagedEntryError(Exception):
-    """A file is not what was written, or not for this key or machine; says how."""
+    """A file is damaged, or for another key or machine; the message has the reason."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ class Format:
         """Reads the header of an open file, and nothing else.
 
         Raises:
-            DamagedEntryError: if it is no file of this kind.
+            DamagedEntryError: if it is not a file of this kind.
         """
         return file.read(self._length(file.read(len(self.magic) + _LENGTH.size)))
 
@@ -48,7 +48,7 @@ class Format:
         """Returns the header of a file's bytes, which may be damaged.
 
         Raises:
-            DamagedEntryError: if it is no file of this kind.
+            DamagedEntryError: if it is not a file of this kind.
         """
         start = len(self.magic) + _LENGTH.size
         return data[start : start + self._length(data)]
@@ -65,7 +65,7 @@ class Format:
         """
         at = self._digest_at(data)
         if _digest(self.header(data), self.content(data)) != data[at : at + _DIGEST_BYTES]:
-            raise DamagedEntryError("its checksum is another")
+            raise DamagedEntryError("its checksum is wrong")
 
     def _digest_at(self, data: bytes) -> int:
         return len(self.magic) + _LENGTH.size + self._length(data)
@@ -74,9 +74,7 @@ class Format:
         if not start:
             raise DamagedEntryError("it is empty")
         if not start.startswith(self.magic):
-            raise DamagedEntryError(
-                f"it is not {self.name} of millrace's, or of another version of it"
-            )
+            raise DamagedEntryError(f"it is not {self.name} of millrace, or is of another version")
         if len(start) < len(self.magic) + _LENGTH.size:
             raise DamagedEntryError("it ends in its header")
         (length,) = _LENGTH.unpack_from(start, len(self.magic))
@@ -86,7 +84,7 @@ class Format:
 
 
 def fields_of(header: bytes) -> dict[str, Any]:
-    """Returns what a header says.
+    """Returns the fields of a header.
 
     Raises:
         DamagedEntryError: if it is not what was written.

@@ -1,10 +1,10 @@
-"""One file of the cache: an executable, and what it is.
+"""One file of the cache: an executable and its labels.
 
     header      JSON: key, environment, module, model, program, batch, ...
     content     the executable, as JAX made it
 
-A file is read in full before anything of it is believed: JAX hands the bytes to XLA, which can
-crash on damaged ones.
+A file is read in full and checked before it is used: JAX passes the bytes to XLA, which can crash
+on damaged ones.
 """
 
 import json
@@ -25,8 +25,8 @@ def pack(key: str, environment: str, labels: EntryLabels, payload: bytes) -> byt
 
     Args:
         key: by which JAX finds the executable, `<module>-<hash>`.
-        environment: version, platform and processor that it is for.
-        labels: what a list shows of it.
+        environment: its version, platform and processor.
+        labels: its description in lists.
         payload: the executable.
     """
     fields = {
@@ -47,7 +47,7 @@ def pack(key: str, environment: str, labels: EntryLabels, payload: bytes) -> byt
 
 
 def unpack(content: bytes, key: str, environment: str) -> tuple[bytes, tuple[str, ...]]:
-    """Returns the executable of a file's bytes, and the layers of the model that it was made for.
+    """Returns the executable in a file's bytes, and the layers of its model.
 
     Raises:
         DamagedEntryError: if the bytes are not what `pack` returned for this key and environment.
@@ -65,7 +65,7 @@ def unpack(content: bytes, key: str, environment: str) -> tuple[bytes, tuple[str
 
 
 def read_entry(path: pathlib.Path, nbytes: int, used: float) -> CacheEntry:
-    """Returns what a file says of itself, without reading the executable; little if damaged."""
+    """Returns the header of a file, without reading the executable; little of it if damaged."""
     try:
         with open(path, "rb") as file:
             fields = fields_of(_FORMAT.read_header(file))

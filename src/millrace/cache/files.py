@@ -1,10 +1,10 @@
-"""The files of a cache: where they lie, how they are written and removed.
+"""The files of a cache: their places, and how they are written and removed.
 
 <root>/
   0.10.2-cpu-1f3a0c9d/                jaxlib, platform, processor: see `environment`
     jit_run-<hash>.mrx                one executable
   keys/
-    train_run-<digest>.key            what identified a program: see cache_keys.py
+    train_run-<digest>.key            the key of a program: see keys.py
 """
 
 import contextlib
@@ -27,7 +27,7 @@ KEY_SUFFIX = ".key"
 
 _ENVIRONMENT = re.compile(r"[\w.+]+-[a-z]+-[0-9a-f]{8}")
 _TEMPORARY = ".writing"
-_ABANDONED_SECONDS = 3600.0  # after which whoever was writing a temporary file is gone
+_ABANDONED_SECONDS = 3600.0  # after which the writer of a temporary file is gone
 _LONGEST_NAME = 200  # bytes of a file's name; file systems end at 255
 
 
@@ -41,15 +41,15 @@ class File:
 
     @property
     def path(self) -> pathlib.Path:
-        """Where it lies; not a field, since most are only counted and there may be many."""
+        """The path; not a field, since files may be many, and most are only counted."""
         return pathlib.Path(self.name)
 
 
 def environment() -> str:
     """Returns the name of the directory for executables that this process can load.
 
-    Those of another jaxlib or for a processor with other instructions have crashed processes, so
-    they are kept apart, though JAX's key should tell them from each other.
+    Executables of another jaxlib, or for a processor with other instructions, have crashed
+    processes. So they are kept apart, although JAX's keys should differ.
     """
     flags = hashlib.sha256(_processor().encode()).hexdigest()[:8]
     return f"{jax_cache.jaxlib_version()}-{jax_cache.platform()}-{flags}"
@@ -71,7 +71,7 @@ def file_name(key: str) -> str:
 
 
 def files(root: pathlib.Path) -> Iterator[File]:
-    """Yields all executables of a cache, of whatever version, in no order."""
+    """Yields all executables of a cache, of all versions, in no order."""
     for directory in _environments(root):
         yield from _files(directory, SUFFIX)
 
@@ -82,13 +82,13 @@ def key_files(root: pathlib.Path) -> Iterator[File]:
 
 
 def entries(root: pathlib.Path) -> list[CacheEntry]:
-    """Returns what all files of a cache say of themselves, the last used first."""
-    found = sorted(files(root), key=lambda file: -file.used)
-    return [read_entry(file.path, file.nbytes, file.used) for file in found]
+    """Returns the headers of all files of a cache, the last used first."""
+    by_use = sorted(files(root), key=lambda file: -file.used)
+    return [read_entry(file.path, file.nbytes, file.used) for file in by_use]
 
 
 def remove(path: pathlib.Path) -> bool:
-    """Removes a file; returns whether it is gone because of this call."""
+    """Removes a file; returns whether this call has removed it."""
     try:
         path.unlink()
     except OSError:
@@ -97,14 +97,14 @@ def remove(path: pathlib.Path) -> bool:
 
 
 def clear(root: pathlib.Path, older_than: float = 0.0) -> tuple[int, int]:
-    """Removes what a cache has written, and nothing else.
+    """Removes the files of a cache, and nothing else.
 
     Args:
         root: of the cache.
-        older_than: seconds; what was used since then stays. 0 removes all.
+        older_than: seconds; files that were used since then stay. 0 removes all.
 
     Returns:
-        How many executables were removed, and their bytes.
+        The number of executables removed, and their bytes.
     """
     before = time.time() - older_than
     count = nbytes = 0
@@ -121,7 +121,7 @@ def clear(root: pathlib.Path, older_than: float = 0.0) -> tuple[int, int]:
 
 
 def remove_abandoned(root: pathlib.Path) -> None:
-    """Removes temporary files that nobody is writing any more."""
+    """Removes temporary files whose writers are gone."""
     before = time.time() - _ABANDONED_SECONDS
     for directory in (*_environments(root), root / KEYS):
         for file in _files(directory, _TEMPORARY):
@@ -136,7 +136,7 @@ def _remove_empty(root: pathlib.Path) -> None:
 
 
 def write(path: pathlib.Path, content: bytes) -> None:
-    """Writes a file of a directory in the root, so that whoever reads it sees all of it or none.
+    """Writes a file of a directory in the root; a reader sees all of it or nothing.
 
     Raises:
         OSError: if it cannot be written.
@@ -158,10 +158,10 @@ def write(path: pathlib.Path, content: bytes) -> None:
 
 def _environments(root: pathlib.Path) -> list[pathlib.Path]:
     try:
-        with os.scandir(root) as found:
+        with os.scandir(root) as directory_entries:
             return [
                 pathlib.Path(entry.path)
-                for entry in found
+                for entry in directory_entries
                 if _ENVIRONMENT.fullmatch(entry.name) and entry.is_dir()
             ]
     except OSError:
@@ -170,8 +170,8 @@ def _environments(root: pathlib.Path) -> list[pathlib.Path]:
 
 def _files(directory: pathlib.Path, suffix: str) -> Iterator[File]:
     try:
-        with os.scandir(directory) as found:
-            for entry in found:
+        with os.scandir(directory) as directory_entries:
+            for entry in directory_entries:
                 if entry.name.endswith(suffix):
                     with contextlib.suppress(OSError):  # another process has removed it
                         status = entry.stat()

@@ -1,7 +1,7 @@
-"""What identified the programs that were compiled before, by this process or an earlier one.
+"""The keys of programs that were compiled before, by this process or an earlier one.
 
-A file for each, apart from the executables: these are removed for the limit and are of no use to
-another version, while what a program was like stays worth comparing.
+Each has a file of its own beside the executables, which are removed for the limit and are of no use
+to another version; the key of a program remains useful for comparison.
 """
 
 import json
@@ -20,7 +20,7 @@ _LONGEST = 1 << 22  # bytes of a key, unpacked
 
 
 def write_key(root: pathlib.Path, key: ProgramKey) -> None:
-    """Writes what identifies a program, or says of what is there that it is the newest.
+    """Writes the key of a program, or marks the existing file as the newest.
 
     Raises:
         OSError: if it cannot be written.
@@ -36,9 +36,9 @@ def write_key(root: pathlib.Path, key: ProgramKey) -> None:
 def read_keys(root: pathlib.Path, program: str, most: int) -> list[ProgramKey]:
     """Returns the keys of a program, the last used first."""
     start = re.compile(re.escape(_slug(program)) + r"-[0-9a-f]{16}\.")
-    found = [file for file in cache_files.key_files(root) if start.match(file.path.name)]
+    matching = [file for file in cache_files.key_files(root) if start.match(file.path.name)]
     keys: list[ProgramKey] = []
-    for file in sorted(found, key=lambda file: -file.used):
+    for file in sorted(matching, key=lambda file: -file.used):
         key = _read(file.path)
         if key is not None and key.program == program:
             keys.append(key)
@@ -49,13 +49,13 @@ def read_keys(root: pathlib.Path, program: str, most: int) -> list[ProgramKey]:
 
 def remove_oldest(root: pathlib.Path) -> None:
     """Removes all but the newest thousand keys."""
-    found = sorted(cache_files.key_files(root), key=lambda file: -file.used)
-    for file in found[_MOST_FILES:]:
+    by_use = sorted(cache_files.key_files(root), key=lambda file: -file.used)
+    for file in by_use[_MOST_FILES:]:
         cache_files.remove(file.path)
 
 
 def current_script() -> str:
-    """Returns the path of the program that runs; empty in a notebook and at a prompt."""
+    """Returns the path of the running script; empty in a notebook and at a prompt."""
     path = getattr(sys.modules.get("__main__"), "__file__", None)
     return os.path.abspath(path) if path else ""
 
@@ -72,7 +72,7 @@ def pack_key(key: ProgramKey) -> bytes:
 
 
 def _read(path: pathlib.Path) -> ProgramKey | None:
-    """Reads a key; a file that holds none is removed, for only a hint is lost."""
+    """Reads a key; a damaged file is removed, since only a hint is lost."""
     try:
         content = path.read_bytes()
     except OSError:
@@ -88,12 +88,14 @@ def unpack_key(content: bytes) -> ProgramKey:
     """Returns the key of these bytes.
 
     Raises:
-        zlib.error: if they are none.
+        zlib.error: if they are not those of a key.
         ValueError: likewise.
         TypeError: likewise.
     """
     values: list[Any] = json.loads(zlib.decompressobj().decompress(content, _LONGEST))
-    model, program, fields, is_complete, *script = values  # files of before have no script
+    model, program, fields, is_complete, *script = (
+        values  # files of earlier versions have no script
+    )
     return ProgramKey(
         model=model,
         program=program,

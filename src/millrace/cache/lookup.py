@@ -1,8 +1,7 @@
-"""What a thread is looking up in the cache, and whether it was there.
+"""The lookup of a thread in the cache, and its result.
 
-JAX says of each compilation whether it was a hit, in the thread that asked for it; it says so for
-its own files as for a store of ours, and after XLA has taken the bytes: bytes that XLA refuses
-count as a miss.
+JAX reports each hit in the thread of the compilation, for its own files as for a store of ours, and
+after XLA has taken the bytes: bytes that XLA refuses count as a miss.
 """
 
 import contextlib
@@ -30,12 +29,12 @@ class Lookup:
     labels: EntryLabels
     hit: bool = False
     seconds: float = 0.0  # spent reading and loading, of a hit
-    layers: tuple[str, ...] = ()  # of the model that the file was made for, of a hit
-    entry: bytes = b""  # what JAX had put there; empty if it lies in files of JAX's own
-    is_compiling: bool = False  # by XLA: it was not there
+    layers: tuple[str, ...] = ()  # of the model in the file, of a hit
+    entry: bytes = b""  # the bytes that JAX had put; empty if JAX has files of its own
+    is_compiling: bool = False  # by XLA, after a miss
 
     def missed(self) -> None:
-        """Says, once, that XLA compiles it."""
+        """Tells the observers, once, that XLA compiles it."""
         if not self.is_compiling:
             self.is_compiling = True
             for observer in compiling:
@@ -43,7 +42,7 @@ class Lookup:
 
 
 class Counts:
-    """How often this process found an executable, and how often it did not."""
+    """The hits and misses of this process."""
 
     def __init__(self):
         self._lock = threading.Lock()
@@ -51,12 +50,12 @@ class Counts:
         self.hits = 0
 
     def clear(self) -> None:
-        """Begins again: what was asked of another cache, or of none, says nothing of this one."""
+        """Starts again from 0, for another cache."""
         with self._lock:
             self.requests = self.hits = 0
 
     def add(self, requests: int, hits: int) -> None:
-        """Adds to both."""
+        """Adds requests, and the hits among them."""
         with self._lock:
             self.requests += requests
             self.hits += hits
@@ -74,7 +73,7 @@ _listens = (
 
 @contextlib.contextmanager
 def looking_up(labels: EntryLabels) -> Iterator[Lookup]:
-    """Says of the one compilation inside what it is, and afterwards whether it was a hit.
+    """Labels the one compilation inside, and records whether it was a hit.
 
         with looking_up(EntryLabels(model="classifier", program="train_run")) as lookup:
             compiled = lowered.compile()
@@ -88,12 +87,12 @@ def looking_up(labels: EntryLabels) -> Iterator[Lookup]:
         if not asks_any():
             lookup.missed()
         yield lookup
-    if not lookup.hit:  # in files of JAX's own, of which it says only afterwards
+    if not lookup.hit:  # of files of JAX's own, which it reports only now
         lookup.missed()
 
 
 def current_lookup() -> Lookup | None:
-    """Returns what this thread looks up; None for what only JAX has asked for."""
+    """Returns the lookup of this thread; None for compilations that JAX alone asks for."""
     return _lookup.get()
 
 

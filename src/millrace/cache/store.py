@@ -1,8 +1,8 @@
 """The store that JAX keeps executables in: files, verified when they are read.
 
-    get   read, verify, and say that it was used          damaged: remove, a miss, one warning
+    get   read, verify, and mark as used                  damaged: remove, a miss, one warning
     put   write to a temporary name, rename               failed: one warning, and no more writes
-          beyond the limit: remove what was not used for longest
+          beyond the limit: remove the least recently used
 
 Nothing here raises: without a cache a run is slower, not wrong. Several threads and processes use
 the same files without locks; a rename is atomic, and a file that is gone is a miss.
@@ -25,8 +25,8 @@ from millrace.records.run import CacheStatistics, EntryLabels
 
 logger = logging.getLogger("millrace")
 
-_KEPT = 0.9  # of the limit, after removing: so that the next write does not remove again
-_UNSEEN = 0.125  # of the limit: writes after which those of other processes are counted, too
+_KEPT = 0.9  # of the limit, after a removal: the next write should not remove again
+_UNSEEN = 0.125  # of the limit: writes after which files of other processes are counted, too
 
 _REMEDY = (
     "set MILLRACE_CACHE_DIR or Strategy(cache_dir=...) to a directory that can be written, or "
@@ -43,7 +43,7 @@ class CacheStore:
         Args:
             root: the directory; made when the first file is written.
             limit: bytes of all files together.
-            lookup: returns what this thread looks up.
+            lookup: returns the lookup of this thread.
         """
         self.root = root
         self.limit = limit
@@ -59,11 +59,11 @@ class CacheStore:
 
     def get(self, key: str) -> bytes | None:
         """Returns the executable of a key, or None."""
-        found = self._get(key)
+        payload = self._get(key)
         lookup = self._lookup()
-        if found is None and lookup is not None:
+        if payload is None and lookup is not None:
             lookup.missed()
-        return found
+        return payload
 
     def _get(self, key: str) -> bytes | None:
         path = self._path(key)
@@ -105,10 +105,10 @@ class CacheStore:
         for observer in saved:
             observer(labels, path)
         self._keep_key(labels)
-        self._make_room(len(content))
+        self._evict_beyond_limit(len(content))
 
     def statistics(self) -> CacheStatistics:
-        """Counts what is on disk, and returns it with what this process did."""
+        """Returns the counts of files on disk, and of the removals of this process."""
         sizes = [file.nbytes for file in cache_files.files(self.root)]
         return CacheStatistics(
             directory=self.root,
@@ -129,7 +129,7 @@ class CacheStore:
             with contextlib.suppress(OSError):  # only a hint is lost
                 write_key(self.root, labels.key)
 
-    def _make_room(self, written: int) -> None:
+    def _evict_beyond_limit(self, written: int) -> None:
         with self._lock:
             if self._total is not None:
                 self._total += written
@@ -143,13 +143,13 @@ class CacheStore:
             logger.debug("removed %d executables from %s", evicted, self.root)
 
     def _remove_damaged(self, path: pathlib.Path, error: DamagedEntryError) -> None:
-        gone = cache_files.remove(path) or not path.exists()  # another process may have been first
+        gone = cache_files.remove(path) or not path.exists()  # or removed by another process
         with self._lock:
             self._corrupt += 1
         self._warn(
             "damaged",
             f"{path} cannot be used: {error}. It {'was' if gone else 'cannot be'} removed, and the "
-            "program is compiled again. If this happens again, look at the disk, or run `millrace "
+            "program is compiled again. If this happens again, check the disk, or run `millrace "
             "cache clear`.",
         )
 
@@ -160,7 +160,7 @@ class CacheStore:
         self._warn(
             "write",
             f"Compiled programs cannot be kept in {self.root}: {error.strerror or error}. This run "
-            f"goes on, and later ones compile them again. {remedy}",
+            f"continues, and later ones will compile them again. {remedy}",
         )
 
     def _warn(self, what: str, message: str) -> None:
@@ -172,18 +172,18 @@ class CacheStore:
 
 
 def evict(root: pathlib.Path, limit: int) -> tuple[int, int]:
-    """Removes what was not used for longest if a cache has more bytes than it may.
+    """Removes the least recently used files of a cache that is larger than its limit.
 
     Returns:
-        The bytes that are left, and how many executables were removed.
+        The bytes that are left, and the number of executables removed.
     """
     cache_files.remove_abandoned(root)
     remove_oldest(root)
-    found = list(cache_files.files(root))
-    total = sum(file.nbytes for file in found)
+    all_files = list(cache_files.files(root))
+    total = sum(file.nbytes for file in all_files)
     removed = 0
     if total > limit:
-        for file in sorted(found, key=lambda file: file.used):
+        for file in sorted(all_files, key=lambda file: file.used):
             if total <= limit * _KEPT:
                 break
             removed += cache_files.remove(file.path)

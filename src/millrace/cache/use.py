@@ -2,13 +2,13 @@
 
     use_cache(directory)      where: argument > MILLRACE_CACHE_DIR > JAX's own option > default
     looking_up(labels)        whether one compilation was a hit              lookup.py
-    known_keys(program)       what identified earlier programs of a name     keys.py
-    cache_statistics()        what is there, and what it did
+    known_keys(program)       keys of earlier programs of a name             keys.py
+    cache_statistics()        contents, hits and misses
                               the files                                      files.py
                               one of them                                    entry.py
-                              what JAX reads and writes                      store.py
+                              the store that JAX reads and writes            store.py
 
-The cache is of the process, as JAX's is: `jax.jit` uses it, too, and Keras's initialisers do.
+The process has one cache, as JAX has: functions of `jax.jit` and Keras's initialisers use it, too.
 """
 
 import dataclasses
@@ -39,7 +39,7 @@ _MOST_KEYS = 50
 
 
 class Default(enum.Enum):
-    """Stands for what the environment says."""
+    """Stands for the directory that the environment names."""
 
     DIRECTORY = "default"
 
@@ -53,8 +53,8 @@ class _Cache:
     def __init__(self):
         self.lock = threading.RLock()
         self.store: CacheStore | None = None
-        self.is_explicit = False  # an argument has decided, and a default does not change it
-        self.has_said = ""  # what was logged last
+        self.is_explicit = False  # set by an argument, which a default does not change
+        self.last_line = ""  # in the log
 
 
 _cache = _Cache()
@@ -64,11 +64,11 @@ def use_cache(directory: str | os.PathLike[str] | Default | None = Default.DIREC
     """Has this process keep its executables on disk, or not.
 
     Args:
-        directory: where, or None for no cache. The default is what the environment says, and
-            leaves what an earlier call has been told.
+        directory: of the cache, or None for no cache. The default is the directory that the
+            environment names, or that of an earlier call.
 
     Raises:
-        OptionError: if `directory` is no path, or MILLRACE_CACHE_MAX_BYTES no number.
+        OptionError: if `directory` is not a path, or MILLRACE_CACHE_MAX_BYTES not a number.
     """
     with _cache.lock:
         listen()
@@ -82,61 +82,61 @@ def use_cache(directory: str | os.PathLike[str] | Default | None = Default.DIREC
 
 
 def known_keys(program: str) -> list[ProgramKey]:
-    """Returns what identified earlier programs of this name, in any process and version.
+    """Returns the keys of earlier programs of this name, of all processes and versions.
 
-    The last used first, and 50 at most. Empty without a cache, or with one of JAX's own.
+    The last used come first; at most 50. Empty without a cache, or with one of JAX's own.
     """
     store = _cache.store
     return [] if store is None else read_keys(store.root, program, _MOST_KEYS)
 
 
 def cache_statistics() -> CacheStatistics:
-    """Counts what the cache has on disk, and returns it with what it did for this process."""
+    """Returns the counts of files on disk, and the hits and misses of this process."""
     store = _cache.store
     if store is not None:
-        found = store.statistics()
+        statistics = store.statistics()
     else:
         own = jax_cache.directory_of_user()
-        found = CacheStatistics(directory=pathlib.Path(own) if own else None)
-    if found.directory is None:
-        return found
-    return dataclasses.replace(found, hits=counts.hits, misses=counts.requests - counts.hits)
+        statistics = CacheStatistics(directory=pathlib.Path(own) if own else None)
+    if statistics.directory is None:
+        return statistics
+    return dataclasses.replace(statistics, hits=counts.hits, misses=counts.requests - counts.hits)
 
 
 def default_root() -> pathlib.Path | None:
-    """Returns the directory of this user's cache: what the environment says, or the usual place.
+    """Returns the directory of this user's cache: that of the environment, or the usual one.
 
-    None if the user has no such place.
+    None if the user has no home directory.
     """
-    told = os.environ.get(VARIABLE)
-    if told is not None and not _is_off(told):
-        return pathlib.Path(told).expanduser().absolute()
-    return _place()
+    value = os.environ.get(VARIABLE)
+    if value is not None and not _is_off(value):
+        return pathlib.Path(value).expanduser().absolute()
+    return _usual_root()
 
 
 def limit_of_environment() -> int:
-    """Returns the most bytes that a cache may have on disk.
+    """Returns the limit of a cache on disk, in bytes.
 
     Raises:
-        OptionError: if MILLRACE_CACHE_MAX_BYTES is no number.
+        OptionError: if MILLRACE_CACHE_MAX_BYTES is not a number.
     """
-    told = os.environ.get(LIMIT_VARIABLE, "").strip()
-    if not told:
+    value = os.environ.get(LIMIT_VARIABLE, "").strip()
+    if not value:
         return DEFAULT_LIMIT
-    if not told.isdecimal() or not int(told):
+    if not value.isdecimal() or not int(value):
         raise OptionError(
             f"{LIMIT_VARIABLE} must be a whole number of bytes, such as {DEFAULT_LIMIT} for 2 GiB. "
-            f"Received: {told!r}. Set {VARIABLE}=off for no cache."
+            f"Received: {value!r}. Set {VARIABLE}=off for no cache."
         )
-    return int(told)
+    return int(value)
 
 
 def _from_environment() -> tuple[pathlib.Path | None, str]:
-    """Returns the root of a store of ours, or None and why."""
-    told = os.environ.get(VARIABLE)
-    if told is not None:
-        if _is_off(told):
-            return None, f"Executables are not cached: {VARIABLE}={told}."
+    """Returns the root of a store of ours, or None and the reason."""
+    value = os.environ.get(VARIABLE)
+    if value is not None:
+        if _is_off(value):
+            return None, f"Executables are not cached: {VARIABLE}={value}."
         return default_root(), ""
     own = jax_cache.directory_of_user()
     if own:
@@ -147,7 +147,7 @@ def _from_environment() -> tuple[pathlib.Path | None, str]:
             f"each that it loads on a CPU. Set {VARIABLE} or Strategy(cache_dir=...) to cache them "
             "all the same, or install jaxlib 0.10.2 or later."
         )
-    root = _place()
+    root = _usual_root()
     if root is None:
         return None, f"Executables are not cached: there is no home directory. Set {VARIABLE}."
     return root, ""
@@ -176,9 +176,9 @@ def _use(root: pathlib.Path | None, why_not: str) -> None:
 
 
 def _say(line: str) -> None:
-    if line != _cache.has_said:
+    if line != _cache.last_line:
         logger.info("%s", line)
-        _cache.has_said = line
+        _cache.last_line = line
 
 
 def _as_path(directory: object) -> pathlib.Path:
@@ -192,18 +192,18 @@ def _as_path(directory: object) -> pathlib.Path:
     return pathlib.Path(path).expanduser().absolute()
 
 
-def _is_off(told: str) -> bool:
-    return told.strip().lower() in _OFF
+def _is_off(value: str) -> bool:
+    return value.strip().lower() in _OFF
 
 
-def _place() -> pathlib.Path | None:
+def _usual_root() -> pathlib.Path | None:
     try:
         if sys.platform == "win32":
             return pathlib.Path(os.environ["LOCALAPPDATA"]) / "millrace"
         if sys.platform == "darwin":
             return pathlib.Path.home() / "Library" / "Caches" / "millrace"
-        told = pathlib.Path(os.environ.get("XDG_CACHE_HOME", ""))
-        base = told if told.is_absolute() else pathlib.Path.home() / ".cache"
+        xdg = pathlib.Path(os.environ.get("XDG_CACHE_HOME", ""))
+        base = xdg if xdg.is_absolute() else pathlib.Path.home() / ".cache"
         return base / "millrace"
     except (KeyError, RuntimeError):  # no such variable, or a user without a home
         return None

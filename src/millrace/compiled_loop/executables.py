@@ -14,9 +14,10 @@ from millrace.compiled_loop.calls import Call
 from millrace.compiled_loop.programs import ProgramBuilder
 from millrace.compiling.executable import Executable, compile_program
 from millrace.compiling.log import CompileLog
-from millrace.compiling.lowering import Request, tracing
+from millrace.compiling.lowering import Request
+from millrace.compiling.tracing import tracing
 from millrace.explain.fingerprint import describe_model
-from millrace.explain.key import Identity, key_of
+from millrace.explain.key import ObjectNumbers, key_of
 from millrace.explain.walk import Description
 from millrace.export.exported import Wanted
 from millrace.export.exporting import Exports, why_not
@@ -77,7 +78,7 @@ class Executables:
         self,
         model: keras.Model,
         log: CompileLog,
-        identity: Identity = (),
+        identity: ObjectNumbers = (),
         exports: Exports | None = None,
     ):
         self._model = model
@@ -161,7 +162,11 @@ class Executables:
             self._describe(plan)
             self._log.begin(f"{plan.mode.value}_run of {self._model.name!r}")
             make = ProgramBuilder if plan.replicas == 1 else ReplicaProgramBuilder
-            with tracing, collected_chains() as chains, collected_boundaries() as boundaries:
+            with (
+                tracing(self._model),
+                collected_chains() as chains,
+                collected_boundaries() as boundaries,
+            ):
                 self._builders[key] = make(self._model, plan, self._specs)
             self._chains[key] = chains[0] if chains else None
             if not self._has_logged:
@@ -221,7 +226,9 @@ class Executables:
         make = getattr(builder, name)
         program: Program = make(LoopForm(unroll)) if name in _WITH_STEPS else make()
         spent, builder.trace_seconds = builder.trace_seconds, 0.0  # counted once
-        request = Request(program, plan, wanted.key, trace_seconds=spent, layers=layers)
+        request = Request(
+            program, plan, wanted.key, trace_seconds=spent, layers=layers, model=self._model
+        )
         executable = compile_program(request, self._log)
         self._exports.made(wanted, executable, builder.form)
         return executable

@@ -1,1 +1,1 @@
-"""Programs -> executables. Nothing else in millrace compiles a user's program."""
+"""Compilation: programs -> executables. No other package compiles a user's program."""

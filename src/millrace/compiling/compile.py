@@ -1,4 +1,4 @@
-"""From a lowered program to an executable: shared, read from disk, or compiled."""
+"""The way from a lowered program to an executable: shared, read from disk, or compiled."""
 
 import logging
 import os
@@ -17,7 +17,7 @@ from millrace.cache.use import known_keys
 from millrace.compiling.log import CompileLog
 from millrace.compiling.lowering import Lowering, progress
 from millrace.compiling.serialized import of_cache, remember
-from millrace.compiling.sharing import Made, copied, serves, share_key, sharing
+from millrace.compiling.sharing import SharedExecutable, copied, serves, share_key, sharing
 from millrace.explain.diagnose import ANOTHER_MODEL, explain, layers_of
 from millrace.explain.history import history
 from millrace.explain.program_difference import difference
@@ -33,66 +33,70 @@ def _number_of_cores() -> int:
     return os.cpu_count() or 1
 
 
-_cores = threading.BoundedSemaphore(_number_of_cores())  # as many compile at the same time
+_cores = threading.BoundedSemaphore(_number_of_cores())  # one compilation for each core
 
 
 @dataclass(frozen=True, slots=True)
-class Making:
-    """How a program came to its executable."""
+class CompileResult:
+    """An executable with its origin, its cause and the time that it took."""
 
     compiled: jax.stages.Compiled
     origin: Origin
     cause: Cause
     layers: tuple[str, ...]  # of the model that it was compiled for, in order
     sizes: Sizes
-    seconds: float  # without those of waiting for others
+    seconds: float  # without the time of waiting for other compilations
 
 
-def make(lowering: Lowering, log: CompileLog) -> Making:
+def share_or_compile(lowering: Lowering, log: CompileLog) -> CompileResult:
     """Returns the executable of a program.
 
     Raises:
-        RecompilationError: if it would have to be compiled again, and the log refuses that.
+        RecompilationError: if this would be a recompilation, and the log refuses those.
     """
     text = lowering.lowered.as_text()
     if not lowering.shares:
         return _compile(lowering, log, text)
     try:
         key = share_key(text, lowering.lowered, lowering.devices, lowering.options or {})
-    except (AttributeError, KeyError):  # of a JAX that does not say which arguments are used
+    except (AttributeError, KeyError):  # a JAX that does not tell the used arguments
         return _compile(lowering, log, text)
     future, is_ours = sharing.claim(key)
     if is_ours:
         try:
-            making = _compile(lowering, log, text)
+            result = _compile(lowering, log, text)
         except BaseException as error:
             sharing.fail(key, error)
             raise
-        made = Made(making.compiled, lowering.devices, making.layers, making.sizes)
-        sharing.keep(key, made)
-        return making
+        shared = SharedExecutable(result.compiled, lowering.devices, result.layers, result.sizes)
+        sharing.keep(key, shared)
+        return result
     return _shared(future, lowering, text) or _compile(lowering, log, text)
 
 
-def _shared(future: Future[Made], lowering: Lowering, text: str) -> Making | None:
-    """Returns what an equal program has, once that is there; None if it cannot be had."""
+def _shared(
+    future: Future[SharedExecutable], lowering: Lowering, text: str
+) -> CompileResult | None:
+    """Waits for the executable of an equal program; returns None if it cannot be used."""
     try:
-        made = future.result()
-    except Exception:  # of the one who compiles it; this one tries, too
+        shared = future.result()
+    except Exception:  # of the thread that compiles it; this one tries, too
         return None
     begin = time.perf_counter()
-    compiled = made.compiled
-    if not serves(made, lowering.lowered, lowering.devices):
+    compiled = shared.compiled
+    if not serves(shared, lowering.lowered, lowering.devices):
         if not _can_copy(lowering.devices):
             return None
         try:
-            compiled = copied(made, lowering.lowered, lowering.devices)
+            compiled = copied(shared, lowering.lowered, lowering.devices)
         except Exception as error:  # a kind of executable that its backend cannot write
             logger.debug("%s is compiled again: %s", lowering.what, error)
             return None
     history.add(lowering.key, text)
     seconds = time.perf_counter() - begin
-    return Making(compiled, Origin.SHARED, lowering.cause, made.layers, made.sizes, seconds)
+    return CompileResult(
+        compiled, Origin.SHARED, lowering.cause, shared.layers, shared.sizes, seconds
+    )
 
 
 def _can_copy(devices: tuple[jax.Device, ...]) -> bool:
@@ -100,11 +104,11 @@ def _can_copy(devices: tuple[jax.Device, ...]) -> bool:
     return loads_quietly() and all(device.process_index == here for device in devices)
 
 
-def _compile(lowering: Lowering, log: CompileLog, text: str) -> Making:
+def _compile(lowering: Lowering, log: CompileLog, text: str) -> CompileResult:
     key = lowering.key
     cause = _with_difference(lowering, text)
     log.allow(lowering.what, cause, lowering.again)
-    known = history.keys(key.program)
+    earlier = history.keys(key.program)
     history.add(key, text)
     labels = EntryLabels(key.model, key.program, lowering.batch, key, lowering.layers)
     with _cores, progress("compiling", lowering.what), looking_up(labels) as lookup:
@@ -114,56 +118,56 @@ def _compile(lowering: Lowering, log: CompileLog, text: str) -> Making:
     if lookup.hit:
         remember(compiled, of_cache(lookup.entry))
         layers = lookup.layers or lowering.layers
-        return Making(compiled, Origin.CACHE, cause, layers, sizes_of(compiled), seconds)
-    if not known:  # in this process; what an earlier one has compiled may tell
+        return CompileResult(compiled, Origin.CACHE, cause, layers, sizes_of(compiled), seconds)
+    if not earlier:  # in this process; an earlier process may have compiled one
         cause = _since_an_earlier_process(lowering, cause)
     sizes = sizes_of(compiled)
-    return Making(compiled, Origin.COMPILED, cause, lowering.layers, sizes, seconds)
+    return CompileResult(compiled, Origin.COMPILED, cause, lowering.layers, sizes, seconds)
 
 
 _REMEDY = (
-    "What a program takes in while it is traced is a constant of it: draw numbers with "
-    "keras.random, and keep what changes in a keras.Variable."
+    "Values that a program reads while it is traced are constants of it: draw numbers with "
+    "keras.random, and keep values that change in a keras.Variable."
 )
 
 
 def _with_difference(lowering: Lowering, text: str) -> Cause:
-    """Returns the cause; where no field of the key is one, with what differs in the program."""
+    """Returns the cause; with the differences of the programs if no field of the key differs."""
     cause = lowering.cause
     if any(aspect is not Aspect.IDENTITY for aspect in cause.aspects):
         return cause
     before = history.text_of(lowering.key)
-    found = difference(before, text) if before else ()
-    if not found:
+    differences = difference(before, text) if before else ()
+    if not differences:
         return cause
-    text = f"{cause.text}; in the program: {'; '.join(found)}"
+    text = f"{cause.text}; in the program: {'; '.join(differences)}"
     return replace(cause, text=text, remedy=_REMEDY)
 
 
 def _since_an_earlier_process(lowering: Lowering, cause: Cause) -> Cause:
-    of_program = known_keys(lowering.key.program)
-    key = lowering.key  # which is among them, too: it has just been written
-    known = [each for each in of_program if each.digest != key.digest and _is_of_same(each, key)]
-    if not known:
+    key, keys = lowering.key, known_keys(lowering.key.program)
+    # The key itself is among them: it has just been written.
+    earlier = [each for each in keys if each.digest != key.digest and _is_of_same(each, key)]
+    if not earlier:
         return cause
-    since = explain(_without_objects(key), [_without_objects(each) for each in known[::-1]])
+    since = explain(_without_objects(key), [_without_objects(each) for each in earlier[::-1]])
     if since.text == ANOTHER_MODEL:
         return cause
     return replace(since, text=f"{cause.text}; since an earlier process: {since.text}")
 
 
 def _without_objects(key: ProgramKey) -> ProgramKey:
-    """Returns a key without its identities: no process has objects of another one."""
+    """Returns a key without its identities, which are objects of one process."""
     return replace(
         key, fields=tuple(each for each in key.fields if each.aspect is not Aspect.IDENTITY)
     )
 
 
 def _is_of_same(earlier: ProgramKey, key: ProgramKey) -> bool:
-    """Whether a program of an earlier process is of the same model, as far as one can tell.
+    """Whether a program of an earlier process is probably of the same model.
 
-    Names tell little: every first `keras.Sequential` is called "sequential". In the same script
-    the model of that name may have changed; in any other one its layers must be the same.
+    The name is not enough: every first `keras.Sequential` is called "sequential". In the same
+    script the model of that name may have changed; in any other its layers must be equal.
     """
     if earlier.model != key.model:
         return False

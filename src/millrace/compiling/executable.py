@@ -1,6 +1,6 @@
-"""Lowering and compiling programs, with a record of what each cost and why it was made.
+"""Lowering and compiling programs, with a record of the cause and the costs of each.
 
-    request -> cause -> lowered -> equal to one that is here?  shared
+    request -> cause -> lowered -> equal to an earlier one?    shared
                                    on disk?                    read
                                    neither                     compiled, if that is allowed
 
@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 
 from millrace._compat.jax_arrays import looks_for_non_finite, non_finite
-from millrace.compiling.compile import make
+from millrace.compiling.compile import share_or_compile
 from millrace.compiling.log import CompileLog
 from millrace.compiling.lowering import Lowering, Request, lower
 from millrace.compiling.record import record_of
@@ -31,8 +31,8 @@ _THREADS = 16
 def compile_program(request: Request, log: CompileLog) -> Executable:
     """Compiles a program for the plan's devices and adds a record to `log`.
 
-    What takes longer than a second says so: on a terminal, and to the `millrace` logger at level
-    INFO.
+    A step that takes longer than a second is announced: on a terminal, and to the `millrace` logger
+    at level INFO.
 
     Raises:
         RecompilationError: if it is a recompilation, and the log refuses those.
@@ -47,7 +47,7 @@ def compile_programs(requests: Iterable[Request], log: CompileLog) -> list[Execu
     Raises:
         RecompilationError: as `compile_program`.
     """
-    # More threads than cores: some wait for others that compile an equal program.
+    # More threads than cores: some wait for another thread that compiles an equal program.
     with ThreadPoolExecutor(_THREADS, thread_name_prefix="millrace-compile") as pool:
         running = []
         for request in requests:
@@ -64,16 +64,16 @@ def finish(lowering: Lowering, log: CompileLog) -> Executable:
     """
     began = time.time()
     with log.attempt(lowering.group, lowering.again):
-        making = make(lowering, log)
+        result = share_or_compile(lowering, log)
     log.add(
         record_of(
             lowering.key,
-            making.origin,
-            making.cause,
+            result.origin,
+            result.cause,
             lowering.again,
-            making.sizes,
+            result.sizes,
             began=began,
-            compile_seconds=making.seconds,
+            compile_seconds=result.seconds,
             trace_seconds=lowering.trace_seconds,
             lower_seconds=lowering.lower_seconds,
             batch=lowering.batch,
@@ -81,24 +81,24 @@ def finish(lowering: Lowering, log: CompileLog) -> Executable:
             unrolled=lowering.unrolled,
         )
     )
-    executable = checked(making.compiled) if looks_for_non_finite() else making.compiled
-    renames = new_names(making.layers, lowering.layers)
+    executable = checked(result.compiled) if looks_for_non_finite() else result.compiled
+    renames = new_names(result.layers, lowering.layers)
     return renamed(executable, renames) if renames else executable
 
 
 def new_names(compiled_for: tuple[str, ...], layers: tuple[str, ...]) -> dict[str, str]:
-    """Returns what layers are called that an executable knows by the names of an equal model."""
+    """Returns the names of layers by those of the equal model that an executable was made for."""
     if len(compiled_for) != len(layers):
         return {}
     pairs = set(zip(compiled_for, layers, strict=True))
-    known = [old for old, _ in pairs]
-    return {old: new for old, new in pairs if old != new and known.count(old) == 1}
+    olds = [old for old, _ in pairs]
+    return {old: new for old, new in pairs if old != new and olds.count(old) == 1}
 
 
 def renamed(executable: Executable, renames: Mapping[str, str]) -> Executable:
-    """Returns an executable that tells which layers its operations belong to; see `renames_of`."""
+    """Returns an executable with the names of its layers; see `renames_of`."""
 
-    def run(*arguments: Any) -> Any:
+    def run(*arguments: object) -> object:
         return executable(*arguments)
 
     run.__wrapped__ = executable  # type: ignore[attr-defined]
@@ -107,18 +107,18 @@ def renamed(executable: Executable, renames: Mapping[str, str]) -> Executable:
 
 
 def renames_of(executable: Executable) -> Mapping[str, str]:
-    """Returns the names of layers by those that the executable has in their place."""
+    """Returns the names of layers by those in the executable; empty where they are the same."""
     return getattr(executable, "renames", {})
 
 
 def checked(executable: Executable) -> Executable:
-    """Returns an executable whose results are looked through for what JAX was told to look for.
+    """Returns an executable that checks its results for NaN or infinity, as JAX's options ask.
 
-    JAX looks through those of an executable's first call itself, and of later ones only where its
-    fast way of calling does not apply.
+    JAX itself checks the results of an executable's first call, and later ones only where its fast
+    path does not apply.
     """
 
-    def run(*arguments: Any) -> Any:
+    def run(*arguments: object) -> object:
         results = executable(*arguments)
         for leaf in jax.tree.leaves(results):
             if jnp.issubdtype(leaf.dtype, jnp.inexact) and (found := non_finite(leaf)):
@@ -130,7 +130,7 @@ def checked(executable: Executable) -> Executable:
 
 
 def compiled_of(executable: Executable) -> Any:
-    """Returns the `jax.stages.Compiled` of an executable, whatever is around it."""
+    """Returns the `jax.stages.Compiled` inside an executable and its wrappers."""
     while not isinstance(executable, jax.stages.Compiled) and hasattr(executable, "__wrapped__"):
         executable = executable.__wrapped__  # type: ignore[attr-defined]
     return executable

@@ -1,4 +1,4 @@
-"""The compile log of a strategy, and which one a thread writes into."""
+"""The compile log of a strategy, and the log of the current thread."""
 
 import contextlib
 import logging
@@ -22,37 +22,37 @@ from millrace.threads.scoped_value import ScopedValue
 
 logger = logging.getLogger("millrace")
 _OFTEN = 8  # recompilations of one program of a model, after which a warning is logged once
-Group = Hashable  # what programs have in common of which the second one is a recompilation
+Group = Hashable  # shared by programs of which the second one is a recompilation
 
 
 class CompileLog:
-    """What one strategy has compiled, and what it does when it compiles again."""
+    """The compilations of one strategy, and its policy for recompilations."""
 
     def __init__(
         self,
         on_recompile: RecompilePolicy = RecompilePolicy.LOG,
         directory: RunDirectory | None = None,
-        is_rehearsal: bool = False,
+        is_dry_run: bool = False,
     ):
         """Begins an empty log.
 
         Args:
-            on_recompile: what is done when a program is compiled that was compiled before.
-            directory: where records are written, too, as they come.
-            is_rehearsal: whether nothing that it compiles is ever run.
+            on_recompile: whether a recompilation is logged, warned of or refused.
+            directory: where records are written, too, one by one.
+            is_dry_run: whether its executables are never run.
         """
-        # Where the running loop is in its data: "batch 3 of epoch 1".
+        # The position of the running loop in its data: "batch 3 of epoch 1".
         self.position: Callable[[], str] = str
         self.on_recompile = on_recompile
-        self.is_rehearsal = is_rehearsal
-        self.budgets: list[BudgetChoice] = []  # what budgets have chosen, in order
+        self.is_dry_run = is_dry_run
+        self.budgets: list[BudgetChoice] = []  # choices of recomputation budgets, in order
         self._directory = directory
         self._records: list[CompileRecord] = []
         self._lock = threading.Lock()
         self._groups: set[Group] = set()
         self._quiet = 0  # nesting of no_recompile()
-        self._running: str | None = None  # what ran last
-        self._switches: dict[tuple[str, str], int] = {}  # places in the records
+        self._running: str | None = None  # the function that ran last
+        self._switches: dict[tuple[str, str], int] = {}  # indices of records
 
     @property
     def records(self) -> tuple[CompileRecord, ...]:
@@ -67,17 +67,17 @@ class CompileLog:
 
     @property
     def seconds(self) -> float:
-        """What it took to make all executables."""
+        """Seconds spent on all executables."""
         return sum(record.seconds for record in self.executables)
 
     @property
     def switches(self) -> int:
-        """How often another function ran than before."""
+        """Number of switches from one function to another."""
         return sum(each.count for each in self.records if each.origin is Origin.SWITCH)
 
     @contextlib.contextmanager
     def no_recompile(self) -> Iterator[None]:
-        """Surrounds code in which nothing may be compiled."""
+        """Surrounds code that must not compile anything."""
         with self._lock:
             self._quiet += 1
         try:
@@ -87,7 +87,7 @@ class CompileLog:
                 self._quiet -= 1
 
     def begin(self, what: str) -> None:
-        """Takes note that a program is about to be traced, which its compilation will follow.
+        """Checks that a program may be traced and compiled now.
 
         Raises:
             RecompilationError: within `no_recompile()`.
@@ -95,8 +95,8 @@ class CompileLog:
         if self._quiet:
             raise RecompilationError(
                 f"{what} would be compiled within no_recompile()"
-                f"{_after(', at ', self.position())}. Run it once before, a model's loops "
-                "by model.precompile(batch_spec), and keep the shapes of the data the same."
+                f"{_after(', at ', self.position())}. Run it once before (a model's loops: "
+                "model.precompile(batch_spec)), and keep the shapes of the data the same."
             )
 
     def cause(self, key: ProgramKey, group: Group) -> tuple[Cause, bool]:
@@ -108,7 +108,7 @@ class CompileLog:
 
     @contextlib.contextmanager
     def attempt(self, group: Group, again: bool) -> Iterator[None]:
-        """Surrounds the work on a program: where a first one fails, the next one is the first."""
+        """Surrounds the work on a program; after a failed first attempt the next is the first."""
         try:
             yield
         except BaseException:
@@ -118,12 +118,12 @@ class CompileLog:
             raise
 
     def allow(self, what: str, cause: Cause, again: bool) -> None:
-        """Does what the user wants to be done about a recompilation, before it takes place.
+        """Applies the user's policy to a recompilation, before it takes place.
 
         Raises:
-            RecompilationError: if that is to refuse it.
+            RecompilationError: if the policy refuses it.
         """
-        if not again or self.is_rehearsal or self.on_recompile is RecompilePolicy.LOG:
+        if not again or self.is_dry_run or self.on_recompile is RecompilePolicy.LOG:
             return
         text = f"{what} is compiled again: {cause.text}.{_after(' ', cause.remedy)}"
         if self.on_recompile is RecompilePolicy.ERROR:
@@ -133,47 +133,47 @@ class CompileLog:
         warnings.warn(text, RuntimeWarning, stacklevel=2)
 
     def add(self, record: CompileRecord) -> None:
-        """Adds a record, and says so."""
+        """Adds a record, and logs it."""
         with self._lock:
             self._records.append(record)
             self._write(record)
-        if not self.is_rehearsal:
+        if not self.is_dry_run:
             for listener in listeners:
                 listener(record)
         logger.info("%s", sentence(record))
         phases.loaded(record)
-        if not self.is_rehearsal and record.is_recompilation:
+        if not self.is_dry_run and record.is_recompilation:
             self._warn_if_often(record)
 
     def _warn_if_often(self, record: CompileRecord) -> None:
         names = record.model, record.program
-        found = [
+        recompilations = [
             each
             for each in self.executables
             if each.is_recompilation and (each.model, each.program) == names
         ]
-        if len(found) == _OFTEN:
+        if len(recompilations) == _OFTEN:
             logger.warning(
                 "%s%s was compiled again %d times, in %.1f s. The last time because of %s. %s",
                 record.program,
                 _after(" of ", record.model and repr(record.model)),
                 _OFTEN,
-                sum(each.seconds for each in found),
+                sum(each.seconds for each in recompilations),
                 record.cause,
                 record.remedy,
             )
 
     def runs(self, name: str) -> None:
-        """Takes note that a function runs; where another one ran before, that is a switch."""
+        """Records that a function runs; it is a switch where another one ran before."""
         with self._lock:
             before, self._running = self._running, name
             if before is None or before == name:
                 return
             pair = (before, name)
-            place = self._switches.get(pair)
-            if place is not None:
-                known = self._records[place]
-                self._records[place] = replace(known, count=known.count + 1)
+            index = self._switches.get(pair)
+            if index is not None:
+                switch = self._records[index]
+                self._records[index] = replace(switch, count=switch.count + 1)
                 return
             self._switches[pair] = len(self._records)
             record = _switch(*pair)
@@ -181,18 +181,18 @@ class CompileLog:
             self._write(record)
 
     def close(self) -> None:
-        """Writes how often functions took turns, once a loop has ended."""
+        """Writes the counts of switches, at the end of a loop."""
         with self._lock:
-            for place in self._switches.values():
-                self._write(self._records[place])
+            for index in self._switches.values():
+                self._write(self._records[index])
 
     def _write(self, record: CompileRecord) -> None:
         if self._directory is not None:
             self._directory.add_compile_record(record)
 
 
-Listener = Callable[[CompileRecord], Any]
-listeners: list[Listener] = []  # of all strategies of this process
+RecordListener = Callable[[CompileRecord], object]
+listeners: list[RecordListener] = []  # of all strategies of this process
 compiling.append(phases.begins)
 
 
@@ -235,15 +235,15 @@ def _after(separator: str, text: str) -> str:
     return f"{separator}{text}" if text else ""
 
 
-without_strategy = CompileLog()  # of functions and loops that are called outside of all of them
+without_strategy = CompileLog()  # of functions and loops that are called outside of strategies
 _log = ScopedValue(without_strategy)
 
 
 def logging_to(log: CompileLog) -> contextlib.AbstractContextManager[Any]:
-    """Surrounds code whose functions and loops write into a log, in this thread."""
+    """Surrounds code whose compilations are logged in `log`, in this thread."""
     return _log.bound_to(log)
 
 
 def current_log() -> CompileLog:
-    """Returns the log that this thread writes into."""
+    """Returns the log of this thread."""
     return _log.get()

@@ -1,4 +1,4 @@
-"""Lowering a program, and saying that its compilation goes on once it takes long."""
+"""Lowering of programs, and the lines that announce slow steps."""
 
 import contextlib
 import logging
@@ -9,10 +9,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
+import keras
 import rich.console
 
 from millrace._compat.jax_arrays import looks_for_non_finite
 from millrace.compiling.log import CompileLog
+from millrace.compiling.tracing import tracing
 from millrace.plan import Plan
 from millrace.recomputation.hold_back import compiler_options as options_of_recomputation
 from millrace.records.compilation import Cause, ProgramKey
@@ -24,9 +26,9 @@ SLOW_SECONDS = 1.0
 
 
 @contextlib.contextmanager
-def progress(doing: str, what: str) -> Iterator[None]:
-    """Surrounds what may take long; says so after a second, on a terminal and to the log."""
-    timer = threading.Timer(SLOW_SECONDS, _announce, (f"{doing} {what} ...",))
+def progress(verb: str, what: str) -> Iterator[None]:
+    """Surrounds a slow step; announces it after a second, on a terminal and in the log."""
+    timer = threading.Timer(SLOW_SECONDS, _announce, (f"{verb} {what} ...",))
     timer.daemon = True
     timer.start()
     try:
@@ -42,21 +44,20 @@ def _announce(line: str) -> None:
         console.print(line, style="dim", highlight=False, markup=False)
 
 
-# Held by a thread that traces: layers keep state while they are called.
-tracing = threading.RLock()
 MODEL_OBJECT = "model object"  # the name of a field of identity
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """A program that is to be compiled."""
+    """A request to compile a program."""
 
     program: Program
     plan: Plan
     key: ProgramKey
-    trace_seconds: float = 0.0  # that tracing the program's step has taken already
+    trace_seconds: float = 0.0  # already spent on tracing the program's step
     compiler_options: Mapping[str, Any] | None = None  # of XLA, for this program alone
-    layers: tuple[str, ...] = ()  # names of those of the model, in order
+    layers: tuple[str, ...] = ()  # names of the model's layers, in order
+    model: keras.Model | None = None  # called by the program, if any
 
     @property
     def what(self) -> str:
@@ -66,13 +67,13 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Lowering:
-    """A program in StableHLO, and what is known of it."""
+    """A program in StableHLO, and the facts about it."""
 
     what: str  # in words
     key: ProgramKey
     lowered: jax.stages.Lowered
     devices: tuple[jax.Device, ...]
-    cause: Cause  # as far as the key tells
+    cause: Cause  # as far as it follows from the key
     again: bool  # whether it is a recompilation
     trace_seconds: float
     lower_seconds: float
@@ -86,8 +87,8 @@ class Lowering:
 
 
 def group_of(key: ProgramKey, plan: Plan, unrolled: int | None) -> Hashable:
-    """Returns what a program has in common with those of which it is a recompilation."""
-    # Two forms of a loop, and what a budget tries, are programs of their own.
+    """Returns the group of a program: the second program of a group is a recompilation."""
+    # Both forms of a loop, and the attempts of a budget, are groups by themselves.
     choice = plan.recompute.choice if plan.recompute is not None else None
     objects = tuple(field.value for field in key.fields if field.name == MODEL_OBJECT)
     return objects, key.program, unrolled, choice
@@ -104,12 +105,13 @@ def lower(request: Request, log: CompileLog) -> Lowering:
         ),
         program.arguments,
     )
-    # What JAX finds non-finite is reported with the state from before, so that must survive.
+    # An error about a non-finite value is reported with the state before it, which must survive.
     donated = () if looks_for_non_finite() else program.donated
     # With no arguments to follow, results would lie on the default device.
     results = program.results if program.arguments else program.results or plan.group.whole
     jitted = jax.jit(program.function, donate_argnums=donated, out_shardings=results)
-    with log.attempt(group, again), tracing, progress("tracing", request.what):
+    one_at_a_time = contextlib.nullcontext() if request.model is None else tracing(request.model)
+    with log.attempt(group, again), one_at_a_time, progress("tracing", request.what):
         begin = time.perf_counter()
         traced = jitted.trace(*arguments)
         between = time.perf_counter()
@@ -133,5 +135,5 @@ def lower(request: Request, log: CompileLog) -> Lowering:
         unrolled=program.unrolled,
         options=options,
         layers=request.layers,
-        shares=not plan.tapped,  # whose trees have queues of values
+        shares=not plan.tapped,  # tapped values are in trees with queues
     )

@@ -1,14 +1,14 @@
-"""Lines that say when a program is compiled, and when an executable comes onto its devices.
+"""Log lines at the compilation of a program, and when its executable is on its devices.
 
-    Compiling train_run                                 XLA begins: no equal program was kept
-    Loaded train_run (41 ms; process +0.6 MB)           it is there: compiled, read or shared
+    Compiling train_run                                 XLA begins: no equal program exists
+    Loaded train_run (41 ms; process +0.6 MB)           done: compiled, read or shared
 
-At level INFO of the logger `millrace.phases`, which only `show_phases` lets through. An executable
-that is read from the cache has no first line, and a loop that is warm has none at all. XLA puts
-what it compiles onto the devices as it compiles, so the time is 0 ms there; and it holds many
-executables, so switching between them loads nothing.
+They have level INFO of the logger `millrace.phases`; `show_phases` enables them. An executable that
+is read from the cache has no first line, and a loop that has run before has no lines. XLA loads a
+program as part of compiling it, so the time is 0 ms there; and the devices hold many executables,
+so a switch between them loads nothing.
 
-`use_phrases` replaces the words, for programs whose users know others.
+`use_phrases` replaces the words, for users who know others.
 """
 
 import logging
@@ -24,7 +24,7 @@ logger = logging.getLogger("millrace.phases")
 logger.setLevel(logging.WARNING)
 
 VARIABLE = "MILLRACE_LOG_LEVEL"
-# As C++ libraries name them, too.
+# With the names that C++ libraries use.
 LEVELS = {
     "TRACE": logging.DEBUG, "DEBUG": logging.DEBUG, "INFO": logging.INFO,
     "WARN": logging.WARNING, "WARNING": logging.WARNING, "ERR": logging.ERROR,
@@ -35,10 +35,10 @@ _FORMAT = "%(asctime)s %(name)s %(levelname)s: %(message)s"
 
 @dataclass(frozen=True, slots=True)
 class Phrases:
-    """What is logged. `%(program)s` stands for the name of the program.
+    """The text of the lines. `%(program)s` stands for the name of the program.
 
-    `%(milliseconds)f` is the time that loading took, and `%(megabytes)f` by how much the process
-    has grown since the last line of this kind.
+    `%(milliseconds)f` is the time of loading, and `%(megabytes)f` the growth of the process since
+    the last line of this kind.
     """
 
     compiling: str = "Compiling %(program)s"
@@ -52,26 +52,26 @@ class _Current:
 
 
 def use_phrases(phrases: Phrases) -> None:
-    """Replaces the words of the lines, in all of the process."""
+    """Replaces the words of the lines, for the whole process."""
     _Current.phrases = phrases
 
 
 def show_phases(variable: str = VARIABLE) -> None:
-    """Has the lines printed to stderr if an environment variable asks for its level.
+    """Prints the lines to stderr if an environment variable asks for their level.
 
     Args:
-        variable: its name; a variable that is not set changes nothing.
+        variable: its name; without the variable nothing changes.
 
     Raises:
-        OptionError: if its value is no level.
+        OptionError: if its value is not a level.
     """
-    told = os.environ.get(variable, "").strip()
-    if not told:
+    value = os.environ.get(variable, "").strip()
+    if not value:
         return
-    level = LEVELS.get(told.upper())
+    level = LEVELS.get(value.upper())
     if level is None:
         raise OptionError(
-            f"{variable}={told} is no level. Set it to one of {', '.join(LEVELS)}; INFO shows "
+            f"{variable}={value} is not a level. Set it to one of {', '.join(LEVELS)}; INFO shows "
             "when programs are compiled and loaded."
         )
     logger.setLevel(level)
@@ -83,12 +83,12 @@ def show_phases(variable: str = VARIABLE) -> None:
 
 
 def begins(labels: EntryLabels) -> None:
-    """XLA begins to compile a program."""
+    """Logs that XLA begins to compile a program."""
     logger.info(_Current.phrases.compiling, {"program": labels.program})
 
 
 def loaded(record: CompileRecord) -> None:
-    """An executable is on its devices."""
+    """Logs that an executable is on its devices."""
     if not logger.isEnabledFor(logging.INFO):
         return
     values = {
@@ -101,13 +101,13 @@ def loaded(record: CompileRecord) -> None:
 
 
 class _Resident:
-    """Megabytes of memory that the process has."""
+    """The resident memory of the process, in megabytes."""
 
     def __init__(self) -> None:
         self._before = self._now()
 
     def grown(self) -> float:
-        """Returns by how much it has grown since it was last asked; 0 where nothing tells."""
+        """Returns the growth since the last call; 0 where it is not known."""
         before, self._before = self._before, self._now()
         return self._before - before
 

@@ -1,4 +1,4 @@
-"""The record of an executable: of its key, the cause, its size and the seconds that it took."""
+"""Records of executables: key, cause, sizes and seconds of each."""
 
 from millrace._compat.jax_executables import Sizes
 from millrace.records.compilation import Cause, CompileRecord, Origin, ProgramKey
@@ -25,15 +25,15 @@ def record_of(
         key: of its program.
         origin: where it came from.
         cause: why it was made.
-        is_recompilation: of what has run before, for other shapes, say.
-        sizes: what it takes up.
+        is_recompilation: whether its program has run before in another form.
+        sizes: its memory.
         began: seconds since 1970.
-        compile_seconds: of XLA, or of reading it.
-        trace_seconds: of Python.
-        lower_seconds: of JAX.
+        compile_seconds: time in XLA, or of reading it.
+        trace_seconds: time in Python.
+        lower_seconds: time in JAX.
         batch: shapes and dtypes of a batch, or of the arguments of a function.
         capacity: steps that its block holds.
-        unrolled: turns in unrolled code; None is a loop of any number of them.
+        unrolled: iterations in unrolled code; None for a loop of any number.
     """
     return CompileRecord(
         model=key.model,

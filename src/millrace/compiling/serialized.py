@@ -1,50 +1,50 @@
-"""Executables as bytes, wherever they came from.
+"""Executables as bytes, whatever their origin.
 
     compiled here              XLA writes it
-    read from the cache        what the cache has of it
-    a copy, for other devices  what it was copied from
-    loaded from an export      the file
+    read from the cache        the bytes in the cache
+    a copy, for other devices  the bytes of the original
+    loaded from an export      the bytes of the file
 
-What was read cannot be written again: XLA for CPU leaves a part of it out, and says nothing.
+An executable that was read cannot be written again: XLA for CPU leaves a part of it out, silently.
 """
 
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import jax
+from jax.tree_util import PyTreeDef
 
 from millrace._compat.jax_executables import as_bytes, code_of_entry
 
 
 @dataclass(frozen=True, slots=True)
-class Written:
+class SerializedExecutable:
     """An executable as bytes."""
 
     data: bytes
-    in_tree: Any  # of its arguments
-    out_tree: Any  # of its results
-    numbers: tuple[int, ...]  # ids of the devices that the bytes name
+    in_tree: PyTreeDef  # of its arguments
+    out_tree: PyTreeDef  # of its results
+    numbers: tuple[int, ...]  # ids of the devices in the bytes
 
 
 Numbers = tuple[int, ...]
-Writer = Callable[[jax.stages.Compiled, Numbers], Written]
+Writer = Callable[[jax.stages.Compiled, Numbers], SerializedExecutable]
 
 _writers: "weakref.WeakKeyDictionary[jax.stages.Compiled, Writer]" = weakref.WeakKeyDictionary()
 
 
 def remember(compiled: jax.stages.Compiled, writer: Writer) -> None:
-    """Takes note of how an executable that was not compiled here is written.
+    """Registers the writer of an executable that was not compiled here.
 
     Args:
         compiled: the executable.
-        writer: is given it with the numbers of its devices, and must not hold it.
+        writer: called with the executable and the ids of its devices; must not keep it alive.
     """
     _writers[compiled] = writer
 
 
-def written(compiled: jax.stages.Compiled, numbers: Numbers) -> Written:
+def serialize(compiled: jax.stages.Compiled, numbers: Numbers) -> SerializedExecutable:
     """Returns an executable as bytes.
 
     Args:
@@ -52,25 +52,25 @@ def written(compiled: jax.stages.Compiled, numbers: Numbers) -> Written:
         numbers: the ids of its devices, in order.
 
     Raises:
-        Exception: of many classes, if it is of a kind that cannot be written.
+        Exception: of many classes, if this kind of executable cannot be written.
     """
     return _writers.get(compiled, _fresh)(compiled, numbers)
 
 
 def of_cache(entry: bytes) -> Writer:
-    """Returns what writes an executable that was read from the cache.
+    """Returns the writer of an executable that was read from the cache.
 
     Args:
-        entry: what the cache has of it; empty if that is not known.
+        entry: its bytes in the cache; empty if they are not known.
     """
 
-    def write(compiled: jax.stages.Compiled, numbers: Numbers) -> Written:
+    def write(compiled: jax.stages.Compiled, numbers: Numbers) -> SerializedExecutable:
         if not entry:
             raise ValueError("it was read from a cache of JAX's own")
-        return Written(*as_bytes(compiled, code_of_entry(entry)), numbers)
+        return SerializedExecutable(*as_bytes(compiled, code_of_entry(entry)), numbers)
 
     return write
 
 
-def _fresh(compiled: jax.stages.Compiled, numbers: Numbers) -> Written:
-    return Written(*as_bytes(compiled), numbers)
+def _fresh(compiled: jax.stages.Compiled, numbers: Numbers) -> SerializedExecutable:
+    return SerializedExecutable(*as_bytes(compiled), numbers)

@@ -1,20 +1,20 @@
-"""Functions that JAX compiles itself, those of `jax.jit`: it is watched while they are called.
+"""Functions of `jax.jit`, which JAX compiles itself while millrace watches the call.
 
-    call -> JAX  traces, lowers, compiles     it tells this thread when each begins and ends
-                 the first that begins:       key, cause; refused here if the log says so
+    call -> JAX  traces, lowers, compiles     reports the begin and the end of each to this thread
+                 at the first begin:          key, cause; refused here if the log says so
          -> a record, if anything was compiled
 
-JAX keeps the executables, and only JAX knows whether it has one for a call. So nothing is worked
-out for calls that compile nothing, and what `no_recompile()` or `on_recompile="error"` refuse is
-refused where JAX is about to begin: an exception in a listener ends what it listens to.
+JAX keeps the executables, and only JAX knows whether it has one for a call. So a call that compiles
+nothing costs nothing more, and what `no_recompile()` or `on_recompile="error"` forbid is refused
+when JAX begins to trace: an exception in a listener ends the step.
 """
 
 import contextlib
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 
@@ -36,6 +36,8 @@ from millrace.records.compilation import Aspect, CompileRecord, Origin, ProgramK
 from millrace.records.run import EntryLabels
 from millrace.threads.scoped_value import ScopedValue
 
+Returned = TypeVar("Returned")
+
 _TRACE = "/jax/core/compile/jaxpr_trace_duration"
 _LOWER = "/jax/core/compile/jaxpr_to_mlir_module_duration"
 _COMPILE = "/jax/core/compile/backend_compile_duration"
@@ -46,14 +48,17 @@ _listens = threading.Lock()  # held from the first use on
 
 
 def call_watched(
-    function: Callable[..., Any], args: Any, kwargs: Mapping[str, Any], log: CompileLog
-) -> Any:
+    function: Callable[..., Returned],
+    args: Sequence[object],
+    kwargs: Mapping[str, object],
+    log: CompileLog,
+) -> Returned:
     """Calls a function of `jax.jit`, or an object that has one inside, and returns its result.
 
     Args:
-        function: what is called.
-        args: by position.
-        kwargs: by name.
+        function: the function or object.
+        args: its positional arguments.
+        kwargs: its keyword arguments.
         log: gets a record if JAX compiles the function.
 
     Raises:
@@ -72,14 +77,20 @@ def call_watched(
 
 
 def unwatched() -> contextlib.AbstractContextManager[Any]:
-    """Surrounds what is compiled within a watched call by those who log it themselves."""
+    """Surrounds compilations within a watched call that are logged elsewhere."""
     return _watch.bound_to(None)
 
 
 class _Watch:
-    """One call of a function, and what JAX does about it."""
+    """One call of a function, and the steps of JAX during it."""
 
-    def __init__(self, function: Any, args: Any, kwargs: Mapping[str, Any], log: CompileLog):
+    def __init__(
+        self,
+        function: Callable[..., object],
+        args: Sequence[object],
+        kwargs: Mapping[str, object],
+        log: CompileLog,
+    ):
         self._function, self._args, self._kwargs, self._log = function, args, kwargs, log
         self._name: str | None = getattr(function, "__name__", None)
         self._key: ProgramKey | None = None
@@ -102,7 +113,7 @@ class _Watch:
         return key
 
     def begins(self, step: str, name: str) -> None:
-        """JAX begins a step; of a function without a name it is the first one in a call."""
+        """Handles the begin of a step; the first of a call names a function without a name."""
         if self._name is None:
             self._name = name
         if not self._is_own(name):
@@ -111,10 +122,10 @@ class _Watch:
         if step == _COMPILE and self._lookup is None:
             self._lookup = contextlib.ExitStack()
             labels = EntryLabels("", key.program, self._batch, key)
-            self._found: Lookup = self._lookup.enter_context(looking_up(labels))
+            self._result: Lookup = self._lookup.enter_context(looking_up(labels))
 
     def ends(self, step: str, name: str, seconds: float) -> None:
-        """JAX has ended a step; one of an inner function of that name has ended before."""
+        """Handles the end of a step; an inner function of the same name ends before."""
         if self._key is None or not self._is_own(name):
             return
         self._seconds[step] = seconds
@@ -126,14 +137,14 @@ class _Watch:
         return name in (self._name, f"jit({self._name})")
 
     def record(self) -> CompileRecord:
-        """Returns the record of what was compiled."""
+        """Returns the record of the compilation."""
         key: Any = self._key
         text, compiled = _kept_by_jax(self._function, self._args, self._kwargs)
         history.add(key, text)
         self._reason.has_led_to_an_executable()
         return record_of(
             key,
-            Origin.CACHE if self._found.hit else Origin.COMPILED,
+            Origin.CACHE if self._result.hit else Origin.COMPILED,
             self._reason.cause,
             self._reason.is_again,
             sizes_of(compiled),
@@ -146,20 +157,25 @@ class _Watch:
 
 
 class _NotKeptError(Exception):
-    """JAX has not kept what was asked for."""
+    """JAX has not kept the executable."""
 
 
 class _Refusal:
-    """Ends whatever JAX begins."""
+    """Ends every step that JAX begins."""
 
     def begins(self, *_: object) -> None:
         raise _NotKeptError
 
     def ends(self, *_: object) -> None:
-        """Nothing has begun."""
+        pass  # no step has begun
 
 
-def _key_of(name: str, function: Any, args: Any, kwargs: Mapping[str, Any]) -> ProgramKey:
+def _key_of(
+    name: str,
+    function: Callable[..., object],
+    args: Sequence[object],
+    kwargs: Mapping[str, object],
+) -> ProgramKey:
     key = key_of_call(
         name,
         function,
@@ -176,10 +192,14 @@ def _key_of(name: str, function: Any, args: Any, kwargs: Mapping[str, Any]) -> P
 _watch = ScopedValue[_Watch | _Refusal | None](None)  # of the call that this thread is in
 
 
-def _kept_by_jax(function: Any, args: Any, kwargs: Mapping[str, Any]) -> tuple[str, Any]:
-    """Returns the text and the executable of what was compiled just now, which JAX still has.
+def _kept_by_jax(
+    function: Any,  # of `jax.jit`, or an object with one inside
+    args: Sequence[object],
+    kwargs: Mapping[str, object],
+) -> tuple[str, Any]:
+    """Returns the text and the executable of the latest compilation, which JAX has kept.
 
-    The arguments may have been given away: JAX looks at their types only.
+    The arguments may have been donated: JAX looks at their types only.
     """
     text = ""
     with _watch.bound_to(_Refusal()):
@@ -187,24 +207,24 @@ def _kept_by_jax(function: Any, args: Any, kwargs: Mapping[str, Any]) -> tuple[s
             lowered = function.lower(*args, **kwargs)
             text = lowered.as_text()
             return text, lowered.compile()
-        except Exception:  # of many classes: what is around a function of jax.jit may do anything
+        except Exception:  # of many classes: wrappers of a function of jax.jit may do anything
             return text, None
 
 
 def _listen() -> None:
-    """Listens to JAX from now on; it calls a listener as often as it has it."""
+    """Listens to JAX from now on, once: JAX calls a listener for each registration."""
     if _listens.acquire(blocking=False):
         jax.monitoring.register_scalar_listener(_on_begin)
         jax.monitoring.register_event_duration_secs_listener(_on_end)
 
 
-def _on_begin(event: str, value: float | int, **names: Any) -> None:
+def _on_begin(event: str, value: float | int, **names: object) -> None:
     watch = _watch.get()
     if watch is not None and event in _STEPS:
         watch.begins(event, str(names.get("fun_name", "")))
 
 
-def _on_end(event: str, duration_secs: float, **names: Any) -> None:
+def _on_end(event: str, duration_secs: float, **names: object) -> None:
     watch = _watch.get()
     if watch is not None and event in _STEPS:
         watch.ends(event, str(names.get("fun_name", "")), duration_secs)

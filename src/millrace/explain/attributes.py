@@ -1,7 +1,8 @@
-"""The attributes of an object that decide how it behaves."""
+"""The attributes of an object on which its behaviour depends."""
 
 import dataclasses
 import enum
+from collections.abc import Collection, Mapping
 from types import FunctionType
 from typing import Any
 
@@ -23,11 +24,11 @@ _KERAS = (
 )
 
 
-def attributes_of(value: Any) -> dict[str, Any] | None:
-    """Returns the attributes that decide how an object behaves; None if it does not show any.
+def attributes_of(value: object) -> dict[str, Any] | None:
+    """Returns the attributes on which an object's behaviour depends; None if it shows none.
 
-    Of Keras's objects these are their arguments, and what was set since. Variables and what is
-    derived from them are left out: their values are state, not part of a program.
+    For Keras's objects these are their arguments, and attributes that were set later. Variables
+    and attributes derived from them are left out: their values are state, not part of a program.
     """
     attributes: dict[str, Any] = {}
     for kind in reversed(type(value).__mro__):
@@ -46,12 +47,12 @@ def attributes_of(value: Any) -> dict[str, Any] | None:
     return {name: attribute for name, attribute in attributes.items() if name not in NO_EFFECT}
 
 
-def _of_layer(layer: Any, attributes: dict[str, Any]) -> dict[str, Any]:
+def _of_layer(layer: keras.Layer, attributes: Mapping[str, object]) -> dict[str, Any]:
     # The last two are made while a model runs.
     hidden = bookkeeping(isinstance(layer, keras.Model)) | {"history", "metrics_names"}
     is_keras = type(layer).__module__.startswith("keras.")
     return {
-        _as_given(name, attributes): value
+        _as_argument(name, attributes): value
         for name, value in attributes.items()
         if name not in hidden
         and not (is_keras and name.endswith("_initializer"))  # variables exist already
@@ -61,39 +62,39 @@ def _of_layer(layer: Any, attributes: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _of_keras(value: Any, attributes: dict[str, Any]) -> dict[str, Any]:
+def _of_keras(value: object, attributes: Mapping[str, object]) -> dict[str, Any]:
     shown = {
-        _as_given(name, attributes): attribute
+        _as_argument(name, attributes): attribute
         for name, attribute in attributes.items()
         if name not in OBJECT_BOOKKEEPING
         and not _is_state(attribute)
-        and not (isinstance(attribute, list) and not attribute)  # of variables, once it is built
+        and not (isinstance(attribute, list) and not attribute)  # variables, once it is built
     }
     without_decay = variables_without_decay(value)
     return shown | ({"exclude_from_weight_decay": without_decay} if without_decay else {})
 
 
-def _as_given(name: str, names: dict[str, Any]) -> str:
-    """Returns `num_heads` for `_num_heads`, as the user gave it."""
+def _as_argument(name: str, names: Collection[str]) -> str:
+    """Returns `num_heads` for `_num_heads`, the name of the argument."""
     plain = name.lstrip("_")
     return plain if plain and plain not in names else name
 
 
-def _is_state(value: Any) -> bool:
+def _is_state(value: object) -> bool:
     if isinstance(value, list | tuple):
         return bool(value) and all(_is_state(item) for item in value)
     return isinstance(value, keras.Variable)
 
 
-def _is_attached(value: Any) -> bool:
+def _is_attached(value: object) -> bool:
     """Whether an attribute of a model is a method that a strategy has attached to it."""
     if not isinstance(value, FunctionType):
         return False
     return str(value.__globals__.get("__name__")).startswith("millrace.")
 
 
-def is_tool(value: Any) -> bool:
-    """Whether an object of millrace's is there to run a model, such as a strategy."""
+def is_tool(value: object) -> bool:
+    """Whether an object of millrace's runs models, as a strategy does."""
     kind = type(value)
     if not str(kind.__module__).startswith("millrace.") or dataclasses.is_dataclass(kind):
         return False

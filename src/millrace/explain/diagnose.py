@@ -1,12 +1,12 @@
-"""Why a program is compiled: which fields of its key differ from one that was compiled before.
+"""The cause of a compilation: the fields of a key that differ from those of an earlier one.
 
     key of the new program
-        -> the nearest known key           of the same model object, with the fewest differences
-        -> the differences                 without the consequences of others
+        -> the nearest earlier key         of the same model object, with the fewest differences
+        -> the differences                 without those that follow from others
         -> a sentence and a remedy         the likeliest cause first
 
 The nearest is not the newest: a batch of 17 rows after many of 32 is compared with those of 32,
-whatever ran in between.
+even if others ran in between.
 """
 
 import difflib
@@ -21,7 +21,7 @@ FIRST = "first compilation"
 ANOTHER_MODEL = "another model"
 SHOWN = 3  # changes that are named; others are counted
 
-# From what a user most likely changed by mistake to what follows from the rest.
+# From the likeliest mistake of a user to the differences that follow from others.
 _ORDER = (
     Aspect.ARGUMENT,
     Aspect.OPTION,
@@ -36,7 +36,7 @@ _ORDER = (
 )
 # The weight of a change in the choice of the nearest key.
 _WEIGHT = {Aspect.STATE: 0.1, Aspect.IDENTITY: 0.5, Aspect.CODE: 0.5}
-# Options that follow from the data, from other options, or from how long a step takes.
+# Options that follow from the data, from other options, or from the time of a step.
 _DERIVED = (
     "steps in a block",
     "steps whose results a call returns",
@@ -46,25 +46,25 @@ _DERIVED = (
     "order of variables",
 )
 _NUMBER = re.compile(r"layer [\d.]+ \(")
-_OBJECTS = ("strategy", "model object")  # programs of another one are its own
-_FUNCTION = "function object"  # another one follows from other code
+_OBJECTS = ("strategy", "model object")  # each has its own programs
+_FUNCTION = "function object"  # differs wherever the code does
 
 
-def explain(new: ProgramKey, known: Sequence[ProgramKey], where: str = "") -> Cause:
-    """Says why a program is compiled.
+def explain(new: ProgramKey, earlier: Sequence[ProgramKey], where: str = "") -> Cause:
+    """Returns the cause of a compilation.
 
     Args:
-        new: its key.
-        known: keys of the programs of that name that were compiled before, the newest last.
-        where: what the program is compiled for, such as "batch 1,875 of epoch 1".
+        new: key of the program.
+        earlier: keys of earlier programs of the same name, the newest last.
+        where: the position in the data, such as "batch 1,875 of epoch 1".
 
     Returns:
         The cause in the user's words. Its aspects are those of the fields that differ; there are
         none for a first compilation, or if no field differs.
     """
-    if not known:
+    if not earlier:
         return Cause(FIRST)
-    changes = _nearest(new, known)
+    changes = _nearest(new, earlier)
     if not changes:
         gap = "The key does not describe everything that the program uses."
         text = "no field of its key differs from that of a program compiled before"
@@ -72,7 +72,7 @@ def explain(new: ProgramKey, known: Sequence[ProgramKey], where: str = "") -> Ca
     shown = _without_consequences(changes)
     aspects = tuple(dict.fromkeys(change.aspect for change in shown))
     if _is_another_model(changes, new):
-        return Cause(ANOTHER_MODEL, "None is needed: its programs are its own.", aspects)
+        return Cause(ANOTHER_MODEL, "None is needed: each model has its own programs.", aspects)
     return Cause(_sentence(shown, where), remedy_of(shown[0]), aspects)
 
 
@@ -81,10 +81,10 @@ def layers_of(key: ProgramKey) -> list[KeyField]:
     return [field for field in key.fields if _is_layer(field)]
 
 
-def _nearest(new: ProgramKey, known: Sequence[ProgramKey]) -> list[Change]:
+def _nearest(new: ProgramKey, earlier: Sequence[ProgramKey]) -> list[Change]:
     """Returns the differences from the nearest key; of equally near ones from the newest."""
-    each = (_changes(new, key) for key in reversed(known))
-    return min(each, key=_distance)
+    candidates = (_changes(new, key) for key in reversed(earlier))
+    return min(candidates, key=_distance)
 
 
 def _changes(new: ProgramKey, old: ProgramKey) -> list[Change]:
@@ -102,7 +102,7 @@ def _changes(new: ProgramKey, old: ProgramKey) -> list[Change]:
 
 
 def _changes_of_layers(new: ProgramKey, old: ProgramKey) -> list[Change]:
-    """Finds the layer that came or went, where all layers behind it have another number now."""
+    """Finds added and removed layers, although all layers behind them are renumbered."""
     before, after = layers_of(old), layers_of(new)
     texts = [[_NUMBER.sub("layer (", f.value) for f in fields] for fields in (before, after)]
     changes = []
@@ -119,7 +119,7 @@ def _distance(changes: list[Change]) -> tuple[int, float]:
 
 
 def _without_consequences(changes: list[Change]) -> list[Change]:
-    """Returns changes in order, without those that follow from the rest."""
+    """Returns changes in order, without those that follow from others."""
     aspects = {change.aspect for change in changes}
     layers = {change.field.name for change in changes if _is_layer(change.field)}
     is_explained = any(not _is_derived(c) and c.aspect is not Aspect.IDENTITY for c in changes)
@@ -130,7 +130,9 @@ def _without_consequences(changes: list[Change]) -> list[Change]:
             (_is_derived(change) and is_explained)
             or (aspect is Aspect.MODEL and name.startswith("connections in ") and bool(layers))
             or (aspect is Aspect.CODE and not change.is_exchange and Aspect.MODEL in aspects)
-            or (aspect is Aspect.JAX and Aspect.VERSION in aspects)  # has other options
+            or (
+                aspect is Aspect.JAX and Aspect.VERSION in aspects
+            )  # another version, other options
             or (aspect is Aspect.STATE and bool(aspects & {Aspect.MODEL, Aspect.CODE}))
             or (aspect is Aspect.IDENTITY and name == _FUNCTION and Aspect.CODE in aspects)
             or _follows_from_structure(change, changes)
@@ -149,7 +151,7 @@ def _is_layer(field: KeyField) -> bool:
 
 
 def _follows_from_structure(change: Change, changes: list[Change]) -> bool:
-    """Whether a leaf came or went because the argument that it is in is built differently."""
+    """Whether a leaf was added or removed because the structure of its argument changed."""
     is_structure = change.field.name.endswith(": structure")
     if change.aspect is not Aspect.ARGUMENT or change.is_exchange or is_structure:
         return False
@@ -157,7 +159,7 @@ def _follows_from_structure(change: Change, changes: list[Change]) -> bool:
 
 
 def _rank(change: Change) -> tuple[int, int, int]:
-    """Orders changes: other objects first, then by aspect; what came or went comes later."""
+    """Orders changes: other objects first, then by aspect; added and removed fields come later."""
     name = change.field.name
     if change.aspect is Aspect.IDENTITY and name in _OBJECTS:
         return -1, _OBJECTS.index(name), 0

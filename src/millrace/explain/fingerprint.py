@@ -1,4 +1,4 @@
-"""Everything that decides the results of a function or a model, field by field.
+"""Descriptions of functions and models, field by field: all that decides their results.
 
     describe(loss, "loss")        CODE     instructions, constants, closures, globals, defaults
     describe_model(model)         MODEL    layers, connections, optimizer, loss, metrics
@@ -6,24 +6,24 @@
     describe_state(model, mode)   STATE    one field for each variable
 
 Equal descriptions mean equal computations, in any process with the same versions, unless a
-description says that it is not complete. Nothing is traced, and no value of a variable is read:
-while a loop runs there are none, and they are no part of a program.
+description is marked as incomplete. Nothing is traced, and no value of a variable is read: values
+are not part of a program, and while a loop runs the variables hold none.
 
-Layers are numbered as the model holds them: `layer 2.1 (Dense)` is the first one in its second.
-Names that Keras counts up are no part of any value, so that two builds of one model are equal; the
-`where` of a field has the name that the user knows.
+Layers are numbered in the order of the model: `layer 2.1 (Dense)` is the first layer in its second.
+Names that Keras numbers are left out, so that two builds of one model are equal; the `where` of a
+field has the user's name.
 """
 
 import itertools
 import json
 import re
-from typing import Any
+from collections.abc import Mapping
 
 import keras
 
 from millrace._compat.keras_build import compile_arguments
 from millrace._compat.keras_layers import (
-    Origin,
+    LayerOrigin,
     bookkeeping,
     connections,
     layers_inside,
@@ -36,15 +36,15 @@ from millrace.explain.walk import Description, Walk
 from millrace.plan import ROLES, Mode
 from millrace.records.compilation import Aspect, KeyField
 
-_COUNTED = re.compile(r"^variable_\d+$")  # names that Keras gives to those without one
+_COUNTED = re.compile(r"^variable_\d+$")  # Keras's names for variables without one
 
 
-def describe(value: Any, name: str, aspect: Aspect = Aspect.CODE) -> Description:
+def describe(value: object, name: str, aspect: Aspect = Aspect.CODE) -> Description:
     """Describes a function, a class or any other value.
 
     Args:
-        value: whatever it is.
-        name: of the field that says what it is: "function step", say.
+        value: any object.
+        name: of the field that describes it, such as "function step".
         aspect: of that field.
     """
     walk = Walk()
@@ -52,23 +52,23 @@ def describe(value: Any, name: str, aspect: Aspect = Aspect.CODE) -> Description
     return finished(walk)
 
 
-def describe_model(model: Any, mode: Mode = Mode.TRAIN) -> Description:
-    """Describes a model, and those arguments of its `compile()` that a mode uses."""
+def describe_model(model: keras.Model, mode: Mode = Mode.TRAIN) -> Description:
+    """Describes a model, and the arguments of its `compile()` that a mode uses."""
     optimizer = getattr(model, "optimizer", None)
     own = [*model.variables, *model.metrics_variables, *getattr(optimizer, "variables", ())]
     walk = Walk(frozenset(map(id, own)), mode)
     walk.label(model, "model", describe=False)
     _label_layers(walk, model)
     names = _variable_names(model)
-    for variable in model.variables:  # attributes refer to them by name: two may be exchanged
+    for variable in model.variables:  # attributes refer to them by name: two may be swapped
         if id(variable) in names:
             walk.label(variable, names[id(variable)], describe=False)
     _write_model(walk, model, "model")
     return finished(walk)
 
 
-def describe_state(model: Any, mode: Mode) -> tuple[KeyField, ...]:
-    """Describes the variables that a program of a mode is given: shape, dtype and role.
+def describe_state(model: keras.Model, mode: Mode) -> tuple[KeyField, ...]:
+    """Describes the variables that a program of a mode takes: shape, dtype and role.
 
     The name of a layer's variable has the number of the layer, since the names of layers differ
     between two builds of one model; `where` has its path.
@@ -95,7 +95,7 @@ def finished(walk: Walk) -> Description:
     while walk.queue:
         thing, label = walk.queue.popleft()
         if isinstance(thing, keras.Layer):
-            _label_layers(walk, thing, around=f" of {label}")  # of those that were met alone
+            _label_layers(walk, thing, around=f" of {label}")  # found outside of a model
             is_whole = isinstance(thing, keras.Model) and label.startswith("model ")
             (_write_model if is_whole else _write_layer)(walk, thing, label)
         elif isinstance(thing, type):
@@ -105,17 +105,17 @@ def finished(walk: Walk) -> Description:
     return walk.description()
 
 
-def _label_layers(walk: Walk, model: Any, path: str = "", around: str = "") -> None:
+def _label_layers(walk: Walk, model: keras.Layer, path: str = "", around: str = "") -> None:
     """Numbers the layers inside a model, before any value refers to one of them."""
     for number, layer in enumerate(layers_inside(model), 1):
         if walk.label_of(layer) is not None:  # shared, or inside itself
             continue
-        place = f"{path}{number}"
-        walk.label(layer, f"layer {place} ({type(layer).__name__}){around}")
-        _label_layers(walk, layer, f"{place}.", around)
+        inner = f"{path}{number}"
+        walk.label(layer, f"layer {inner} ({type(layer).__name__}){around}")
+        _label_layers(walk, layer, f"{inner}.", around)
 
 
-def _variable_names(model: Any) -> dict[int, str]:
+def _variable_names(model: keras.Model) -> dict[int, str]:
     """Returns names of the variables of layers, by id; a number tells equal ones apart."""
     walk = Walk()
     walk.label(model, "the model")
@@ -130,14 +130,15 @@ def _variable_names(model: Any) -> dict[int, str]:
     return names
 
 
-def _write_model(walk: Walk, model: Any, label: str) -> None:
-    """Adds the fields of a model that is not inside another one, and of its `compile()`."""
+def _write_model(walk: Walk, model: keras.Model, label: str) -> None:
+    """Adds the fields of an outermost model, and of its `compile()`."""
     _write_layer(walk, model, label)
     if not getattr(model, "compiled", False):
         return
     suffix = "" if label == "model" else f" of {label}"
-    if model.optimizer is not None and walk.mode is Mode.TRAIN:
-        value = _entries(walk, type(model.optimizer), attributes_of(model.optimizer) or {})
+    optimizer = getattr(model, "optimizer", None)
+    if optimizer is not None and walk.mode is Mode.TRAIN:
+        value = _entries(walk, type(optimizer), attributes_of(optimizer) or {})
         walk.add(Aspect.MODEL, f"optimizer{suffix}", value)
     arguments = compile_arguments(model)
     if walk.mode is not Mode.PREDICT:
@@ -147,7 +148,7 @@ def _write_model(walk: Walk, model: Any, label: str) -> None:
         walk.add(Aspect.OPTION, f"{name}{suffix}", text_of(walk, arguments.get(name)))
 
 
-def _write_layer(walk: Walk, layer: Any, label: str) -> None:
+def _write_layer(walk: Walk, layer: keras.Layer, label: str) -> None:
     """Adds the field of a layer, and one of the calls in it if it is a model with a graph."""
     facts = {
         "dtype": layer.dtype_policy,
@@ -163,7 +164,7 @@ def _write_layer(walk: Walk, layer: Any, label: str) -> None:
         _write_connections(walk, layer, label)
 
 
-def _entries(walk: Walk, kind: type, attributes: dict[str, Any]) -> str:
+def _entries(walk: Walk, kind: type, attributes: Mapping[str, object]) -> str:
     entries = {name: text_of(walk, value) for name, value in attributes.items()}
     return json.dumps({"class": class_name(walk, kind)} | entries)
 
@@ -178,8 +179,8 @@ def _write_connections(walk: Walk, model: keras.Model, label: str) -> None:
             names[id(operation)] = f"operation {next(counter)} ({type(operation).__name__})"
     inputs = itertools.count(1)
 
-    def origin(value: Any) -> Any:
-        if not isinstance(value, Origin):
+    def origin(value: object) -> str:
+        if not isinstance(value, LayerOrigin):
             return text_of(walk, value)
         name = names.get(id(value.operation))
         if name is None:
@@ -189,14 +190,14 @@ def _write_connections(walk: Walk, model: keras.Model, label: str) -> None:
     entries = {}
     for number, (operation, args, kwargs) in enumerate(calls):
         arguments = keras.tree.map_structure(origin, (args, kwargs))
-        made = "" if isinstance(operation, keras.Layer) else f" {_operation(walk, operation)}"
-        entries[f"call {number}"] = f"{names[id(operation)]}{made} {json.dumps(arguments)}"
+        options = "" if isinstance(operation, keras.Layer) else f" {_operation(walk, operation)}"
+        entries[f"call {number}"] = f"{names[id(operation)]}{options} {json.dumps(arguments)}"
     if entries:
         walk.add(Aspect.MODEL, f"connections in {label}", json.dumps(entries), model.name)
 
 
-def _operation(walk: Walk, operation: Any) -> str:
-    """Returns the arguments of an operation that is no layer: the axis of a sum."""
+def _operation(walk: Walk, operation: keras.Operation) -> str:
+    """Returns the arguments of an operation other than a layer, such as the axis of a sum."""
     hidden = bookkeeping()
     shown = {name: value for name, value in vars(operation).items() if name not in hidden}
     return _entries(walk, type(operation), shown)

@@ -1,4 +1,4 @@
-"""Everything that decides the results of a function or a class of the user's.
+"""Descriptions of a user's functions and classes: all that decides their results.
 
     SCALE = 2.0                        global:    `SCALE`, a global that loss() reads
     def make_loss(rate):
@@ -6,9 +6,9 @@
             return rate * SCALE * ...  closure:   `rate`, closed over by loss()
     np.random.rand()  time.time()      gap:       another value in each trace
 
-The user's functions and classes among these values are described in turn, wherever they are. A
-function that reads random numbers, the clock, the environment or a file may give another program
-each time it is traced, so a description of it is not complete. Library functions are trusted.
+The user's functions and classes among these values are described in turn, wherever they are. The
+description of a function that reads random numbers, the clock, the environment or a file is
+incomplete: each trace may give another program. Library functions are trusted.
 """
 
 import builtins
@@ -27,7 +27,7 @@ import numpy as np
 
 from millrace.explain.attributes import NO_EFFECT
 from millrace.explain.values import closure_of, digest, shortened, text_of
-from millrace.explain.walk import Walk, is_library_module, place_of
+from millrace.explain.walk import Walk, is_library_module, source_of
 from millrace.records.compilation import Aspect
 
 Names = tuple[str, ...]  # a global, and the attributes read of it: ("np", "random", "rand")
@@ -37,7 +37,7 @@ _NOT_TRACED = frozenset(
     {"get_config", "from_config", "get_build_config", "build_from_config", "__repr__", "__str__"}
     | {"save_own_variables", "load_own_variables", "get_compile_config", "compile_from_config"}
 )
-# Nothing that these return can be described.
+# Results of these cannot be described.
 _MODULES = frozenset({"numpy.random", "random", "secrets", "socket", "time", "uuid"})
 _OF_OS = frozenset({"getenv", "getpid", "urandom", "getrandom", "listdir", "scandir", "cpu_count"})
 _OF_DATES = frozenset({"now", "today", "utcnow"})
@@ -48,19 +48,19 @@ _KINDS = (random.Random, np.random.Generator, np.random.RandomState, np.random.B
 
 @dataclass(frozen=True, slots=True)
 class _Facts:
-    """Everything that the instructions of a function and of its inner functions say."""
+    """The facts in the instructions of a function and of its inner functions."""
 
     instructions: str  # as a hash
     constants: str
     globals: tuple[Names, ...]
-    imports: tuple[Names, ...]  # by the function itself
+    imports: tuple[Names, ...]  # inside the function
 
 
 def write_function(walk: Walk, function: FunctionType, label: str) -> None:
     """Adds the fields of a function of the user's."""
     code, docstring = function.__code__, function.__doc__
     has_docstring = docstring is not None and code.co_consts[:1] == (docstring,)
-    facts, where = _facts(code, has_docstring), place_of(code)
+    facts, where = _facts(code, has_docstring), source_of(code)
 
     def add(name: str, value: str) -> None:
         walk.add(Aspect.CODE, name, value, where)
@@ -99,7 +99,7 @@ def write_class(walk: Walk, kind: type, label: str) -> None:
             walk.add(Aspect.CODE, f"`{name}`, an attribute of class {label}", text)
 
 
-def _functions_of(member: Any) -> Iterator[Any]:
+def _functions_of(member: object) -> Iterator[Any]:
     if isinstance(member, FunctionType):
         yield member
     elif isinstance(member, staticmethod | classmethod):
@@ -109,7 +109,7 @@ def _functions_of(member: Any) -> Iterator[Any]:
     elif isinstance(member, functools.cached_property):
         yield member.func
     elif type(member).__name__ in ("getset_descriptor", "member_descriptor"):
-        yield None  # of the class itself: it says nothing
+        yield None  # made by the class statement, without information
 
 
 def _defaults(function: FunctionType) -> Iterator[tuple[str, Any]]:
@@ -134,11 +134,11 @@ def _write_global(walk: Walk, function: FunctionType, names: Names, label: str) 
     elif first in function.__builtins__:
         return
     name = f"`{'.'.join(read)}`, a global that {label} reads"
-    walk.add(Aspect.CODE, name, text, place_of(function.__code__))
+    walk.add(Aspect.CODE, name, text, source_of(function.__code__))
 
 
-def _attribute(value: Any, name: str) -> tuple[Any] | None:
-    """Returns the attribute of a value, if that is all that a function reads of it; else None."""
+def _attribute(value: object, name: str) -> tuple[Any] | None:
+    """Returns the attribute of a value, in a tuple, if it stands for the value; else None."""
     if isinstance(value, ModuleType):
         is_own = not is_library_module(value.__name__)
         return (getattr(value, name, "not defined"),) if is_own else None
@@ -153,16 +153,16 @@ def _facts(code: CodeType, has_docstring: bool) -> _Facts:
     constants: list[str] = []
     names: set[Names] = set()
     imports: list[Names] = []
-    for part in _with_inner(code):
-        skipped = part is code and has_docstring
-        kept = [c for c in part.co_consts[skipped:] if not isinstance(c, CodeType)]
+    for each in _with_inner(code):
+        skipped = each is code and has_docstring
+        kept = [c for c in each.co_consts[skipped:] if not isinstance(c, CodeType)]
         constants += map(_constant_text, kept)
-        shape = (part.co_argcount, part.co_posonlyargcount, part.co_kwonlyargcount)
-        calls = (part.co_flags, part.co_names, part.co_varnames, part.co_freevars)
-        hashed.append(repr((part.co_code, part.co_exceptiontable, shape, calls)))
-        instructions = list(dis.get_instructions(part))
+        shape = (each.co_argcount, each.co_posonlyargcount, each.co_kwonlyargcount)
+        calls = (each.co_flags, each.co_names, each.co_varnames, each.co_freevars)
+        hashed.append(repr((each.co_code, each.co_exceptiontable, shape, calls)))
+        instructions = list(dis.get_instructions(each))
         names.update(_global_names(instructions))
-        imports += _imports(instructions, part.co_names)
+        imports += _imports(instructions, each.co_names)
     return _Facts(
         instructions=digest("\n".join(hashed).encode()),
         constants=shortened(f"({', '.join(constants)})"),
@@ -178,14 +178,14 @@ def _with_inner(code: CodeType) -> Iterator[CodeType]:
             yield from _with_inner(constant)
 
 
-def _constant_text(constant: Any) -> str:
-    if isinstance(constant, frozenset):  # whose order is another one in each process
+def _constant_text(constant: object) -> str:
+    if isinstance(constant, frozenset):  # its order differs between processes
         return f"{{{', '.join(sorted(map(repr, constant)))}}}"
     return repr(constant)
 
 
 def _global_names(instructions: Sequence[dis.Instruction]) -> Iterator[Names]:
-    """Yields the globals that a function reads, each with the attributes that it reads of it."""
+    """Yields the globals that a function reads, each with the attributes read from it."""
     chain: Names = ()
     for instruction in instructions:
         if chain and instruction.opname in ("LOAD_ATTR", "LOAD_METHOD"):
@@ -200,9 +200,9 @@ def _global_names(instructions: Sequence[dis.Instruction]) -> Iterator[Names]:
 
 
 def _imports(instructions: Sequence[dis.Instruction], used: Names) -> Iterator[Names]:
-    """Yields the modules that a function itself imports, each with every name that it uses.
+    """Yields the modules that a function imports inside, each with every name that it uses.
 
-    Names are not matched to modules: this finds too many pairs rather than too few.
+    Names are not matched to modules: too many pairs are better than too few.
     """
     modules = [str(i.argval) for i in instructions if i.opname == "IMPORT_NAME"]
     for module in modules:
@@ -211,7 +211,7 @@ def _imports(instructions: Sequence[dis.Instruction], used: Names) -> Iterator[N
 
 
 def _gaps(function: FunctionType, facts: _Facts) -> Iterator[str]:
-    """Yields, in words, the values that a function reads and that cannot be described."""
+    """Yields the names of values that a function reads and that cannot be described."""
     for names in facts.globals:
         if names[0] in function.__globals__:
             yield from _gap_along(function.__globals__[names[0]], names)
@@ -224,7 +224,7 @@ def _gaps(function: FunctionType, facts: _Facts) -> Iterator[str]:
             yield from _gap_along(sys.modules[names[0]], names)
 
 
-def _gap_along(value: Any, names: Names) -> Iterator[str]:
+def _gap_along(value: object, names: Names) -> Iterator[str]:
     """Yields the first of a value and its attributes that cannot be described."""
     if _is_unknown(value):
         yield ".".join(names)
@@ -239,7 +239,7 @@ def _gap_along(value: Any, names: Names) -> Iterator[str]:
             return
 
 
-def _is_unknown(value: Any) -> bool:
+def _is_unknown(value: object) -> bool:
     if isinstance(value, ModuleType):
         return value.__name__ in _MODULES
     if isinstance(value, _KINDS) or any(value is each for each in _OBJECTS):

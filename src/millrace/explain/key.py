@@ -1,16 +1,16 @@
-"""The key of a program: everything that decides what is compiled, field by field.
+"""The key of a program, field by field: all that decides the executable.
 
     ARGUMENT   argument x: shape                  of batches, or of the arguments of a call
     STATE      variable kernel of layer 1 (...)   shape, dtype, role
     OPTION     gradient_accumulation_steps_...    options of the model, by their public names
     MODEL      layer 1 (Dense), optimizer, loss   `fingerprint.py`
     CODE       `rate`, closed over by loss()      `functions.py`
-    JAX        jax_default_matmul_precision       what JAX itself tells traces apart by
-    DEVICE, FLAG, VERSION                         where, with which flags, by which versions
-    IDENTITY   model object, strategy             no part of the digest
+    JAX        jax_default_matmul_precision       by which JAX tells traces apart
+    DEVICE, FLAG, VERSION                         devices, flags and versions
+    IDENTITY   model object, strategy             not part of the digest
 
-Nothing is traced for it. The key of a ResNet50 takes 25 ms on one core of a server, where tracing
-it takes 1 s.
+Nothing is traced for a key. That of a ResNet50 takes 25 ms on one core of a server, where tracing
+the model takes 1 s.
 """
 
 import inspect
@@ -34,7 +34,7 @@ from millrace.plan import BatchSpec, Plan
 from millrace.records.compilation import Aspect, KeyField, ProgramKey
 
 Pairs = Iterable[tuple[str, object]] | Mapping[str, object]
-Identity = Iterable[tuple[str, object]]  # which object each is: ("model object", "number 2")
+ObjectNumbers = Iterable[tuple[str, object]]  # such as ("model object", "number 2")
 
 _BATCH = ("x", "y", "sample_weight")
 _NUMBERS = (bool, int, float, complex)
@@ -46,8 +46,8 @@ def key_of(
     plan: Plan,
     *,
     unroll: int | None = None,
-    compiler_options: Mapping[str, Any] | None = None,
-    identity: Identity = (),
+    compiler_options: Mapping[str, object] | None = None,
+    identity: ObjectNumbers = (),
     options: Pairs = (),
     description: Description | None = None,
     state: Iterable[KeyField] | None = None,
@@ -60,10 +60,10 @@ def key_of(
         plan: of the program.
         unroll: copies of a step in the program; None is a loop.
         compiler_options: of XLA, for this program alone.
-        identity: which objects these are: `"model object"`, `"strategy"`, `"compile() calls"`.
-        options: further options of millrace by their public names, which no plan has.
-        description: of the model for the plan's mode, if it is known; it takes most of the time.
-        state: the result of `describe_state`, if it is known.
+        identity: numbers of objects: `"model object"`, `"strategy"`, `"compile() calls"`.
+        options: options of millrace by their public names that are not part of a plan.
+        description: of the model for the plan's mode; None makes one, which takes most of the time.
+        state: the result of `describe_state`; None calls it.
     """
     description = description or describe_model(model, plan.mode)
     accumulator = describe(plan.accumulation.dtype, "dtype", Aspect.OPTION)
@@ -76,8 +76,8 @@ def key_of(
         *accumulator.fields,
         *description.fields,
         *variables,
-        KeyField(Aspect.OPTION, "order of variables", order),  # which a digest does not have
-        # A plan says where its programs run, whatever the default is.
+        KeyField(Aspect.OPTION, "order of variables", order),  # a digest sorts its fields
+        # The plan decides where its programs run, not the default.
         *(
             field
             for field in _environment(plan.group.devices, compiler_options)
@@ -86,10 +86,10 @@ def key_of(
         *fields_from(Aspect.IDENTITY, identity),
     ]
     is_complete = description.is_complete and accumulator.is_complete
-    # Each has labels of its own: a function there must not hide another one of its name here.
-    known = {(field.aspect, field.name): field.value for field in description.fields}
+    # Labels are given twice: two functions of one name must not hide each other.
+    described = {(field.aspect, field.name): field.value for field in description.fields}
     is_complete &= all(
-        known.get((field.aspect, field.name), field.value) == field.value
+        described.get((field.aspect, field.name), field.value) == field.value
         for field in accumulator.fields
     )
     return ProgramKey(model.name, program_name, _once(fields), is_complete)
@@ -97,23 +97,23 @@ def key_of(
 
 def key_of_call(
     name: str,
-    function: Any,
-    args: tuple[Any, ...],
-    kwargs: Mapping[str, Any],
+    function: object,
+    args: tuple[object, ...],
+    kwargs: Mapping[str, object],
     *,
     static: Collection[int | str] = (),
-    identity: Identity = (),
-    compiler_options: Mapping[str, Any] | None = None,
+    identity: ObjectNumbers = (),
+    compiler_options: Mapping[str, object] | None = None,
 ) -> ProgramKey:
     """Returns the key of the program that a call of a compiled function runs.
 
     Args:
         name: of the program.
         function: plain, or the result of `jax.jit`.
-        args: of the call; arrays that were given away can still be described.
+        args: of the call; donated arrays can still be described.
         kwargs: of the call.
         static: numbers and names of arguments that are constants of the program.
-        identity: which object this is: `"function object"`.
+        identity: number of the function: `"function object"`.
         compiler_options: of XLA.
     """
     walk, inner = Walk(), getattr(function, "__wrapped__", function)
@@ -135,20 +135,20 @@ def fields_from(aspect: Aspect, pairs: Pairs) -> Iterator[KeyField]:
 
 
 def versions() -> dict[str, str]:
-    """Returns the versions of everything that has a part in tracing and compiling."""
+    """Returns the versions of all packages that take part in tracing and compiling."""
     return {
         "python": platform.python_version(),
         "jax": jax.__version__,
         "jaxlib": str(version_of("jaxlib")),
         "keras": keras.__version__,
         "numpy": np.__version__,
-        # Not imported: what imports everything is above everything.
+        # Not imported: the top-level package imports this one.
         "millrace": str(getattr(sys.modules["millrace"], "__version__", "unknown")),
     }
 
 
 def _once(fields: Iterable[KeyField]) -> tuple[KeyField, ...]:
-    """Returns the fields, one of each name: a package's version may be there twice."""
+    """Returns the fields, one for each name: a package's version may be listed twice."""
     return tuple({(field.aspect, field.name): field for field in fields}.values())
 
 
@@ -158,20 +158,20 @@ def _batch_fields(batch: BatchSpec) -> Iterator[KeyField]:
         return
     tree = jax.tree.unflatten(batch.treedef, range(len(batch.shapes)))
     is_tuple = isinstance(tree, tuple | list) and 1 <= len(tree) <= len(_BATCH)
-    # What Keras's data adapter yields; or only an x.
-    named = dict(zip(_BATCH, tree if is_tuple else (tree,), strict=False))
-    for name, part in named.items():
-        if part is not None:
-            yield KeyField(Aspect.ARGUMENT, f"argument {name}: structure", _structure(part))
-        for path, number in jax.tree_util.tree_flatten_with_path(part)[0]:
+    # Of a data adapter of Keras; any other tree is an x.
+    arguments = dict(zip(_BATCH, tree if is_tuple else (tree,), strict=False))
+    for name, argument in arguments.items():
+        if argument is not None:
+            yield KeyField(Aspect.ARGUMENT, f"argument {name}: structure", _structure(argument))
+        for path, number in jax.tree_util.tree_flatten_with_path(argument)[0]:
             leaf = f"argument {name}{jax.tree_util.keystr(path)}"
             shape, dtype = batch.shapes[number], batch.dtypes[number]
             yield KeyField(Aspect.ARGUMENT, f"{leaf}: shape", str(tuple(shape)))
             yield KeyField(Aspect.ARGUMENT, f"{leaf}: dtype", dtype.name)
 
 
-def _structure(tree: Any) -> str:
-    """Returns how a value is built: `{'image': *, 'age': *}`, where `*` is an array."""
+def _structure(tree: object) -> str:
+    """Returns the structure of a value: `{'image': *, 'age': *}`, where `*` is an array."""
     if isinstance(tree, Mapping):
         return f"{{{', '.join(f'{k!r}: {_structure(v)}' for k, v in tree.items())}}}"
     if isinstance(tree, list | tuple):
@@ -209,9 +209,13 @@ def _plan_options(plan: Plan, unroll: int | None) -> Iterator[tuple[str, object]
 
 
 def _write_arguments(
-    walk: Walk, function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], static: Any
+    walk: Walk,
+    function: object,
+    args: tuple[object, ...],
+    kwargs: Mapping[str, object],
+    static: Collection[int | str],
 ) -> None:
-    """Adds arguments as JAX tells calls apart: arrays by kind and place, others by value."""
+    """Adds arguments as JAX tells calls apart: arrays by type and device, others by value."""
     by_keyword = ", ".join(sorted(kwargs))
     walk.add(Aspect.ARGUMENT, "arguments passed by keyword", by_keyword)
     named = [*zip(_parameter_names(function, args), args, strict=True), *kwargs.items()]
@@ -222,7 +226,7 @@ def _write_arguments(
             _write_tree(walk, f"argument {name}", value)
 
 
-def _parameter_names(function: Any, args: tuple[Any, ...]) -> list[str]:
+def _parameter_names(function: Any, args: tuple[object, ...]) -> list[str]:
     """Returns the name of each positional argument; those that share a name are numbered."""
     try:
         parameters = list(inspect.signature(function).parameters.values())
@@ -230,33 +234,35 @@ def _parameter_names(function: Any, args: tuple[Any, ...]) -> list[str]:
         parameters = []
     kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     positional = [p.name for p in parameters if p.kind in kinds]
-    rest = next((p.name for p in parameters if p.kind is p.VAR_POSITIONAL), "args")
-    more = [f"{rest}[{number}]" for number in range(len(args) - len(positional))]
+    variadic = next((p.name for p in parameters if p.kind is p.VAR_POSITIONAL), "args")
+    more = [f"{variadic}[{number}]" for number in range(len(args) - len(positional))]
     return [*positional, *more][: len(args)]
 
 
-def _write_tree(walk: Walk, name: str, value: Any) -> None:
+def _write_tree(walk: Walk, name: str, value: object) -> None:
     leaves, tree = jax.tree_util.tree_flatten_with_path(value)
     text = without_address(str(tree)).removeprefix("PyTreeDef")
     walk.add(Aspect.ARGUMENT, f"{name}: structure", text)
     for path, leaf in leaves:
-        place = f"{name}{jax.tree_util.keystr(path)}"
+        leaf_name = f"{name}{jax.tree_util.keystr(path)}"
         if not isinstance(leaf, (jax.Array, np.ndarray, np.generic, *_NUMBERS)):
-            walk.add(Aspect.ARGUMENT, place, text_of(walk, leaf))
+            walk.add(Aspect.ARGUMENT, leaf_name, text_of(walk, leaf))
             continue
         dtype = jax.dtypes.canonicalize_dtype(jax.dtypes.result_type(leaf))
         is_number = isinstance(leaf, _NUMBERS) and not isinstance(leaf, bool | np.generic)
         is_weak = is_number or getattr(leaf, "weak_type", False)
-        walk.add(Aspect.ARGUMENT, f"{place}: shape", str(np.shape(leaf)))
-        walk.add(Aspect.ARGUMENT, f"{place}: dtype", str(dtype))
+        walk.add(Aspect.ARGUMENT, f"{leaf_name}: shape", str(np.shape(leaf)))
+        walk.add(Aspect.ARGUMENT, f"{leaf_name}: dtype", str(dtype))
         walk.add(
-            Aspect.ARGUMENT, f"{place}: weak type", "yes, of a Python number" if is_weak else "no"
+            Aspect.ARGUMENT,
+            f"{leaf_name}: weak type",
+            "yes, of a Python number" if is_weak else "no",
         )
-        walk.add(Aspect.ARGUMENT, f"{place}: placement", _placement(leaf))
+        walk.add(Aspect.ARGUMENT, f"{leaf_name}: placement", _placement(leaf))
 
 
-def _placement(leaf: Any) -> str:
-    """Returns where an array has to stay; most are free to go where they are used."""
+def _placement(leaf: object) -> str:
+    """Returns the devices to which an array is committed; most arrays are free."""
     if not isinstance(leaf, jax.Array) or not getattr(leaf, "committed", False):
         return "free"
     sharding = leaf.sharding
@@ -266,8 +272,8 @@ def _placement(leaf: Any) -> str:
     return without_address(repr(sharding))
 
 
-def _devices_of(arguments: Any) -> list[Any]:
-    """Returns the devices that a call runs on: those of arguments that are bound to some."""
+def _devices_of(arguments: object) -> list[Any]:
+    """Returns the devices of a call: those of a committed argument, or the default one."""
     for leaf in jax.tree.leaves(arguments):
         if isinstance(leaf, jax.Array) and getattr(leaf, "committed", False):
             return sorted(leaf.sharding.device_set, key=lambda device: device.id)
@@ -276,9 +282,9 @@ def _devices_of(arguments: Any) -> list[Any]:
 
 
 def _environment(
-    devices: Iterable[jax.Device], compiler_options: Mapping[str, Any] | None
+    devices: Iterable[jax.Device], compiler_options: Mapping[str, object] | None
 ) -> Iterator[KeyField]:
-    """Yields fields that mostly are the same for all programs of a process."""
+    """Yields the fields that most programs of a process share."""
     devices, config = list(devices), keras.config
     for name in ("floatx", "epsilon", "image_data_format", "is_flash_attention_enabled"):
         value = getattr(config, name)()

@@ -15,7 +15,6 @@ import re
 from collections import Counter, deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import jax
 
@@ -64,18 +63,20 @@ _Pairs = Iterator[tuple[_Operation | None, _Operation | None]]
 
 
 @checked
-def diff_programs(a: Any, b: Any, limit: int = 5) -> tuple[str, ...]:
-    """Returns what differs between two programs before XLA compiles them, the largest part first.
+def diff_programs(
+    a: jax.stages.Lowered | str, b: jax.stages.Lowered | str, limit: int = 5
+) -> tuple[str, ...]:
+    """Returns the differences of two programs before XLA compiles them, the largest first.
 
         diff_programs(f.lower(x), g.lower(x))  ->  ("constant tensor<f32> 10 -> 0.3",)
 
-    Constants are named with both values, long ones by a hash of each, so that weights which were
-    frozen into a program show, too. Equal programs give an empty tuple.
+    Constants are named with both values, long ones by a hash of each, so that weights frozen into a
+    program are found, too. Equal programs give an empty tuple.
 
     Args:
-        a: what `lower(...)` returns, of `millrace.compile` or `jax.jit`, or its `as_text()`.
-        b: the same.
-        limit: of texts; one more says how many are left.
+        a: the result of `lower(...)` of `millrace.compile` or `jax.jit`, or its `as_text()`.
+        b: the other program, likewise.
+        limit: most differences to return; one more text gives the number of others.
 
     Raises:
         OptionError: if one of them is neither.
@@ -83,7 +84,7 @@ def diff_programs(a: Any, b: Any, limit: int = 5) -> tuple[str, ...]:
     return difference(_text("a", a), _text("b", b), limit)
 
 
-def _text(name: str, program: Any) -> str:
+def _text(name: str, program: object) -> str:
     text = program if isinstance(program, str) else ""
     if isinstance(program, jax.stages.Lowered):
         text = program.as_text()
@@ -96,16 +97,16 @@ def _text(name: str, program: Any) -> str:
 
 
 def difference(old: str, new: str, limit: int = 5) -> tuple[str, ...]:
-    """Returns what differs between two programs, at most `limit` texts and how many are left.
+    """Returns the differences of two programs, at most `limit`, and the number of others.
 
     Args:
-        old: as `jax.stages.Lowered.as_text()` writes it, with or without places in the source.
-        new: the same.
-        limit: of texts.
+        old: text of `jax.stages.Lowered.as_text()`, with or without source locations.
+        new: the other program, likewise.
+        limit: most differences.
     """
     before, after = _operations(old), _operations(new)
     sizes: dict[str, int] = {}  # of each text, in elements
-    shapes: dict[tuple[str, str], list[_Operation]] = {}  # old and new: where
+    shapes: dict[tuple[str, str], list[_Operation]] = {}  # operations by old and new shape
     counts: Counter[str] = Counter()
     for one, other in _pairs(before, after):
         if one is not None and other is not None:
@@ -116,7 +117,7 @@ def difference(old: str, new: str, limit: int = 5) -> tuple[str, ...]:
         elif other is not None:
             counts[other.name] += 1
     for (a, b), operations in shapes.items():
-        text = f"tensor<{a}> -> tensor<{b}>{_places(operations)}"
+        text = f"tensor<{a}> -> tensor<{b}>{_operation_names(operations)}"
         sizes[text] = max(_elements(a), _elements(b))
     texts = sorted(sizes, key=lambda text: -sizes[text])
     texts += [
@@ -126,8 +127,8 @@ def difference(old: str, new: str, limit: int = 5) -> tuple[str, ...]:
     ]
     if not texts and [x.text for x in before] != [x.text for x in after]:
         texts = ["the same operations in another order"]
-    rest = len(texts) - limit
-    return (*texts[:limit], *([f"and {rest} more"] if rest > 0 else []))
+    more = len(texts) - limit
+    return (*texts[:limit], *([f"and {more} more"] if more > 0 else []))
 
 
 def _operations(text: str) -> list[_Operation]:
@@ -137,23 +138,23 @@ def _operations(text: str) -> list[_Operation]:
     operations = []
     for row in rows:
         match = _LOCATION.search(row)
-        place = _place(match[1], locations) if match else ""
+        location = _source(match[1], locations) if match else ""
         kept = _INNER_LOCATION.sub("", row[: match.start()] if match else row)
         if kept not in ("", "}", "{") and not row.startswith("#loc"):
-            operations.append(_Operation(_SYMBOL.sub(r"@\1", _VALUE.sub("%", kept)), place))
+            operations.append(_Operation(_SYMBOL.sub(r"@\1", _VALUE.sub("%", kept)), location))
     return operations
 
 
-def _place(reference: str, locations: dict[str, str], depth: int = 8) -> str:
+def _source(reference: str, locations: dict[str, str], depth: int = 8) -> str:
     """Returns the scope and the line of source of a location, which may refer to others."""
     texts = [reference]
     while depth and (match := re.search(r"#loc\w*", texts[-1])):
         texts.append(locations.get(match[0], ""))
         depth -= 1
     scope = next((m[1] for text in texts if (m := _SCOPE.match(text))), "")
-    line = next((m for text in texts if (m := _FILE.search(text))), None)
-    parts = [scope, f"{line[1].rpartition('/')[2]}:{line[2]}" if line else ""]
-    shown = ", ".join(part for part in parts if part)
+    file = next((m for text in texts if (m := _FILE.search(text))), None)
+    source = f"{file[1].rpartition('/')[2]}:{file[2]}" if file else ""
+    shown = ", ".join(filter(None, (scope, source)))
     return f" at {shown}" if shown else ""
 
 
@@ -231,16 +232,16 @@ def _constant(text: str) -> str:
     return hashlib.blake2b(text.encode(), digest_size=4).hexdigest()
 
 
-def _places(operations: Sequence[_Operation]) -> str:
-    """Returns the operations that have another shape; of a long list the most telling one."""
+def _operation_names(operations: Sequence[_Operation]) -> str:
+    """Returns the operations with another shape; of a long list the most important one."""
     names = Counter(operation.name for operation in operations if operation.name)
     if not names:
         return ""
     heavy = ("stablehlo.dot_general", "stablehlo.convolution")
     first = next((name for name in heavy if name in names), names.most_common(1)[0][0])
     location = next((o.location for o in operations if o.location), "")
-    rest = len(operations) - 1
-    if not rest:
+    count = len(operations) - 1
+    if not count:
         return f" in {first}{location}"
-    others = f"{rest} other operation{'s' if rest > 1 else ''}"
+    others = f"{count} other operation{'s' if count > 1 else ''}"
     return f" in {first}{location}{',' if location else ''} and {others}"

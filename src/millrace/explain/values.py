@@ -5,7 +5,7 @@
     loss()   layer 3 (Dense)         functions, classes and layers by their labels
     Config(rate=0.1, depth=3)        other objects by class and attributes
 
-What a label stands for is described later, from the walk's queue.
+Labelled functions, classes and layers are described later, from the walk's queue.
 """
 
 import enum
@@ -20,7 +20,7 @@ import sys
 import threading
 import types
 import weakref
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from types import FunctionType
 from typing import Any
 
@@ -45,14 +45,14 @@ _WRAPPERS = ("PjitFunction", "_lru_cache_wrapper")  # compiled objects around a 
 _LOCKS = (type(threading.Lock()), type(threading.RLock()))
 # No computation depends on these.
 _SILENT = (logging.Logger, threading.Thread, threading.local, *_LOCKS)
-# These have more in them than their attributes say; and the environment may have secrets.
+# Their state is not in their attributes; and the environment may have secrets.
 _RUNNING = (types.GeneratorType, types.CoroutineType, types.FrameType)
 _OPAQUE = (io.IOBase, random.Random, type(os.environ), *_RUNNING)
 _ADDRESS = re.compile(r"( object)? at 0x[0-9a-fA-F]+")
 
 
-def text_of(walk: Walk, value: Any) -> str:
-    """Returns a value as text, and queues what its labels stand for."""
+def text_of(walk: Walk, value: object) -> str:
+    """Returns a value as text, and queues the labelled objects in it."""
     if type(value) in _PLAIN:
         return shortened(repr(value))
     if (label := walk.label_of(value)) is not None:
@@ -60,7 +60,7 @@ def text_of(walk: Walk, value: Any) -> str:
     if not walk.count():
         return "..."
     if len(walk.open) == MAX_DEPTH:
-        walk.miss(f"what is nested {MAX_DEPTH} deep")
+        walk.miss(f"values nested {MAX_DEPTH} deep")
         return "..."
     if id(value) in walk.open:  # it contains itself
         return f"<{type(value).__name__} number {walk.open.index(id(value))} around this>"
@@ -88,8 +88,8 @@ def without_address(text: str) -> str:
     return _ADDRESS.sub("", text)
 
 
-def _special_text(walk: Walk, value: Any) -> str | None:
-    """Returns the text of a value that has a form of text for its type; None for others."""
+def _special_text(walk: Walk, value: object) -> str | None:
+    """Returns the text of a value of a type with its own form of text; None for others."""
     if isinstance(value, _CODE) or _is_wrapper(value):
         return _function_text(walk, value)
     if isinstance(value, enum.Enum):
@@ -121,7 +121,7 @@ def _special_text(walk: Walk, value: Any) -> str | None:
     return without_address(repr(value)) if isinstance(value, placements) else None
 
 
-def _container(walk: Walk, value: Any) -> str:
+def _container(walk: Walk, value: Collection[object]) -> str:
     name = "" if type(value).__module__ == "builtins" else class_name(walk, type(value))
     if name.startswith("keras.") or name == "types.MappingProxyType":
         name = ""  # a list or a dict that Keras tracks
@@ -137,7 +137,7 @@ def _container(walk: Walk, value: Any) -> str:
     return f"{name}({text})" if name else text
 
 
-def _array(walk: Walk, value: Any) -> str:
+def _array(walk: Walk, value: Any) -> str:  # of NumPy or JAX
     if jnp.issubdtype(value.dtype, jax.dtypes.prng_key):
         return f"key {_array(walk, jax.random.key_data(value))}"
     kind = f"{value.dtype}[{','.join(map(str, value.shape))}]"
@@ -147,7 +147,7 @@ def _array(walk: Walk, value: Any) -> str:
     weak = " weak" if getattr(value, "weak_type", False) else ""
     try:
         host = np.asarray(value)
-    except Exception:  # given away, or on devices of other processes
+    except Exception:  # donated, or on devices of other processes
         walk.miss(f"an array {kind} that cannot be read")
         return f"{kind}{weak} that cannot be read"
     if host.dtype.hasobject:
@@ -161,7 +161,7 @@ def _array(walk: Walk, value: Any) -> str:
     return f"{kind}{weak} {digest(contents.data)}"
 
 
-def _variable(walk: Walk, value: Any) -> str:
+def _variable(walk: Walk, value: keras.Variable) -> str:
     text = f"variable {value.dtype}[{','.join(map(str, value.shape))}]"
     if walk.own_variables is None or id(value) in walk.own_variables:
         return text
@@ -172,13 +172,13 @@ def _variable(walk: Walk, value: Any) -> str:
         return text
 
 
-def _is_wrapper(value: Any) -> bool:
+def _is_wrapper(value: object) -> bool:
     return type(value).__name__ in _WRAPPERS and callable(getattr(value, "__wrapped__", None))
 
 
 def class_name(walk: Walk, kind: type) -> str:
     """Returns the name of a library's class, or the label of one of the user's."""
-    name = spoken(kind.__qualname__)
+    name = short_name(kind.__qualname__)
     if is_library_class(kind):
         walk.uses(kind.__module__)
         _label_replaced_methods(walk, kind)
@@ -187,7 +187,7 @@ def class_name(walk: Walk, kind: type) -> str:
 
 
 def _label_replaced_methods(walk: Walk, kind: type) -> None:
-    """Queues those methods of a library's class that the user has put into it."""
+    """Queues the methods of a library's class that the user has replaced."""
     if kind in walk.searched:
         return
     walk.searched.add(kind)
@@ -198,17 +198,17 @@ def _label_replaced_methods(walk: Walk, kind: type) -> None:
                 file = method.__code__.co_filename
                 # Code that was made from text, such as that of a dataclass, has no file.
                 if not is_library_file(file) and not file.startswith("<"):
-                    walk.label(method, f"{spoken(base.__qualname__)}.{name}()")
+                    walk.label(method, f"{short_name(base.__qualname__)}.{name}()")
 
 
 def _function_text(walk: Walk, function: Any) -> str:
-    """Returns the name of a function or a class; of one that a call made, its parts, too."""
+    """Returns the name of a function or a class, and the parts of one that a call has made."""
     if isinstance(function, type):
         return class_name(walk, function)
     if isinstance(function, FunctionType):
         return _plain_function(walk, function)
     if isinstance(function, functools.partial):
-        texts = [text_of(walk, part) for part in (function.func, *function.args)]
+        texts = [text_of(walk, each) for each in (function.func, *function.args)]
         texts += [f"{name}={text_of(walk, value)}" for name, value in function.keywords.items()]
         return f"partial({', '.join(texts)})"
     if isinstance(function, types.MethodType):
@@ -223,9 +223,9 @@ def _function_text(walk: Walk, function: Any) -> str:
 
 def _plain_function(walk: Walk, function: FunctionType) -> str:
     if not is_library_file(function.__code__.co_filename):
-        return walk.label(function, f"{spoken(function.__qualname__)}()")
+        return walk.label(function, f"{short_name(function.__qualname__)}()")
     walk.uses(function.__module__)
-    name = f"{_public(function.__module__)}.{spoken(function.__qualname__)}"
+    name = f"{_public(function.__module__)}.{short_name(function.__qualname__)}"
     if not function.__closure__ or _is_found_by_name(function):
         return f"{name}()"
     # Made by a call, of `jax.vmap` say, from the function and options that it closes over.
@@ -252,21 +252,21 @@ def _is_found_by_name(function: FunctionType) -> bool:
     return function in (named, getattr(named, "__wrapped__", None))
 
 
-def spoken(qualified_name: str) -> str:
-    """Returns the name of a function as a reader knows it: `loss`, `Scaled.call`, `a lambda`."""
-    *around, name = qualified_name.split(".<locals>.")
+def short_name(qualified_name: str) -> str:
+    """Returns the readable name of a function: `loss`, `Scaled.call`, `lambda in step`."""
+    *outer, name = qualified_name.split(".<locals>.")
     if name == "<lambda>":
-        return f"lambda in {spoken(around[-1])}" if around else "lambda"
+        return f"lambda in {short_name(outer[-1])}" if outer else "lambda"
     return name.replace(".<lambda>", ".lambda")
 
 
 def _public(module: str) -> str:
     """Returns `keras` for `keras.src.losses.losses`."""
-    top, _, rest = module.partition(".")
-    return top if rest.startswith(("src", "_src")) else module
+    top, _, path = module.partition(".")
+    return top if path.startswith(("src", "_src")) else module
 
 
-def _object(walk: Walk, value: Any) -> str:
+def _object(walk: Walk, value: object) -> str:
     kind = type(value)
     if isinstance(value, keras.Layer):
         what = "model" if isinstance(value, keras.Model) else "layer"
@@ -282,8 +282,8 @@ def _object(walk: Walk, value: Any) -> str:
     return f"{name}({_arguments(walk, [*own, *(attributes or {}).items()])})"
 
 
-def _opaque(walk: Walk, value: Any, name: str) -> str:
-    """Returns the text of an object that hides its state; a date or a path still shows it."""
+def _opaque(walk: Walk, value: object, name: str) -> str:
+    """Returns the text of an object without attributes; that of a date or a path is its value."""
     if is_library_class(type(value)) and not isinstance(value, _OPAQUE):
         text = repr(value)
         if not text.startswith("<") and " at 0x" not in text:
@@ -292,7 +292,7 @@ def _opaque(walk: Walk, value: Any, name: str) -> str:
     return f"<{name}>"
 
 
-def _arguments(walk: Walk, items: Iterable[tuple[str, Any]]) -> str:
+def _arguments(walk: Walk, items: Iterable[tuple[str, object]]) -> str:
     return ", ".join(
         f"{name}={text_of(walk, value)}" if name else repr(value) for name, value in items
     )

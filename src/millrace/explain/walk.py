@@ -1,14 +1,14 @@
-"""The walk from a function or a model to everything that decides its results.
+"""The walk from a function or a model to all values that decide its results.
 
     text of a value   the value in one line; functions, classes and layers by a label
-    queue             what has a label and is still to be described, in the order of discovery
+    queue             labelled objects that are still to be described, in the order of discovery
     fields            the description so far
 
-A label says what something is and where it was found: `loss()`, `layer 3 (Dense)`. Two things of
-one name are told apart by a number, in the order of discovery, which is the same in every process:
-no label and no text contains an address, a hash of the process or a creation number.
+A label names an object: `loss()`, `layer 3 (Dense)`. Two objects of one name are told apart by a
+number, in the order of discovery, which is the same in every process: no label and no text contains
+an address, a hash of the process or a creation number.
 
-The code of libraries is not read: the name and version of a package tell what it does.
+The code of libraries is not read: the name and the version of a package stand for it.
 """
 
 import builtins
@@ -28,7 +28,7 @@ import keras
 from millrace.plan import Mode
 from millrace.records.compilation import Aspect, KeyField
 
-# Values looked at in one walk. A closure over a whole application ends here, after 0.2 s.
+# Values in one walk. A closure over a whole application ends here, after 0.2 s.
 MAX_VALUES = 20_000
 # Packages whose versions are in every key.
 _ALWAYS = frozenset({"jax", "jaxlib", "keras", "numpy", "millrace"})
@@ -36,23 +36,23 @@ _ALWAYS = frozenset({"jax", "jaxlib", "keras", "numpy", "millrace"})
 
 @dataclass(frozen=True, slots=True)
 class Description:
-    """Everything that decides the results of a function or a model."""
+    """All that decides the results of a function or a model."""
 
     fields: tuple[KeyField, ...]
     is_complete: bool  # whether equal fields mean an equal computation
-    gaps: tuple[str, ...] = ()  # what is not described, if it is not complete
+    gaps: tuple[str, ...] = ()  # the missing values, if it is not complete
 
 
 class Walk:
-    """Everything that a walk has found so far."""
+    """The state of a walk: queue, labels, and the fields so far."""
 
     def __init__(self, own_variables: frozenset[int] | None = None, mode: Mode = Mode.TRAIN):
         """Begins an empty walk.
 
         Args:
-            own_variables: ids of variables that a program receives and returns. Others are
-                constants of the program. None means that all variables are received.
-            mode: in which models are used.
+            own_variables: ids of variables that a program takes and returns. Others are constants
+                of the program. None means that it takes all variables.
+            mode: of the models.
         """
         self.mode = mode
         self.queue: deque[tuple[Any, str]] = deque()
@@ -66,20 +66,20 @@ class Walk:
         self._gaps: dict[str, None] = {}
         self._values = 0
 
-    def label(self, thing: Any, name: str, describe: bool = True) -> str:
-        """Returns the label of something, and queues it for description if it is new."""
-        known = self._labels.get(id(thing))
-        if known is not None:
-            return known
-        label = self._labels[id(thing)] = self.unique(name)
-        self._alive.append(thing)
+    def label(self, value: object, name: str, describe: bool = True) -> str:
+        """Returns the label of an object, and queues it for description if it is new."""
+        label = self._labels.get(id(value))
+        if label is not None:
+            return label
+        label = self._labels[id(value)] = self.unique(name)
+        self._alive.append(value)
         if describe:
-            self.queue.append((thing, label))
+            self.queue.append((value, label))
         return label
 
-    def label_of(self, thing: Any) -> str | None:
-        """Returns the label of something; None if it has none."""
-        return self._labels.get(id(thing))
+    def label_of(self, value: object) -> str | None:
+        """Returns the label of an object; None if it has none."""
+        return self._labels.get(id(value))
 
     def unique(self, name: str) -> str:
         """Returns the name, with a number if it is taken."""
@@ -91,7 +91,7 @@ class Walk:
         self._fields.setdefault((aspect, name), KeyField(aspect, name, value, where))
 
     def miss(self, what: str) -> None:
-        """Records that something is not described completely."""
+        """Records a value that is not described completely."""
         self._gaps[what] = None
 
     def count(self) -> bool:
@@ -120,7 +120,7 @@ class Walk:
         return Description(tuple(self._fields.values()), not self._gaps, tuple(self._gaps))
 
 
-def place_of(code: CodeType) -> str:
+def source_of(code: CodeType) -> str:
     """Returns the file and the line of a function."""
     name = code.co_filename
     return f"{name if name.startswith('<') else os.path.basename(name)}:{code.co_firstlineno}"
@@ -147,7 +147,7 @@ def is_library_file(path: str) -> bool:
 
 @functools.lru_cache(maxsize=4096)
 def is_library_module(name: str | None) -> bool:
-    """Whether a module of that name belongs to a library. Unknown ones are the user's."""
+    """Whether a module belongs to a library. Modules of unknown origin are the user's."""
     if name is None or name == builtins.__name__ or name in sys.builtin_module_names:
         return True
     if name == "__main__":

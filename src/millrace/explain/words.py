@@ -16,7 +16,7 @@ from millrace.records.compilation import Aspect, KeyField
 
 LONGEST = 60  # characters of a value
 AROUND = 15  # characters shown on both sides of what differs
-MOST_ENTRIES = 3  # of a layer
+MOST_ENTRIES = 3  # of a layer, that are named
 
 _OBJECTS = {
     "strategy": "another Strategy than before",
@@ -37,7 +37,7 @@ class Change:
 
     @property
     def field(self) -> KeyField:
-        """The newer one of both."""
+        """The field, as in the newer key that has it."""
         return cast(KeyField, self.new or self.old)
 
     @property
@@ -52,15 +52,15 @@ class Change:
 
 
 def text_of_change(change: Change) -> str:
-    """Returns what changed."""
+    """Describes a change."""
     field, name = change.field, change.field.name
     if field.aspect is Aspect.IDENTITY:
         return _OBJECTS.get(name, f"another {name} than before")
     if field.aspect is Aspect.ARGUMENT:
         name, _, fact = name.partition(": ")
         if fact == "structure" and not change.is_exchange:
-            spoken = name.removeprefix("argument ")
-            return f"{spoken} is {'not passed any more' if change.new is None else 'passed now'}"
+            argument = name.removeprefix("argument ")
+            return f"{argument} is {'not passed any more' if change.new is None else 'passed now'}"
         return _pair(f"{name}: {fact}" if fact else f"{name}:", change, name)
     if field.aspect is Aspect.MODEL:
         return _model(change)
@@ -72,11 +72,11 @@ def text_of_change(change: Change) -> str:
 
 
 def _pair(start: str, change: Change, name: str) -> str:
-    """Returns both values behind the words that a text starts with."""
+    """Returns the text `start`, followed by both values."""
     if change.old is None or change.new is None:
         return f"{name} is {'new' if change.old is None else 'gone'}"
     old, new = change.old.value, change.new.value
-    if change.aspect is Aspect.FLAG:  # those that came and went, instead of all of them
+    if change.aspect is Aspect.FLAG:  # added and removed flags only
         before, after = old.split(), new.split()
         old = " ".join(flag for flag in before if flag not in after)
         new = " ".join(flag for flag in after if flag not in before)
@@ -84,7 +84,7 @@ def _pair(start: str, change: Change, name: str) -> str:
 
 
 def values(old: str, new: str) -> str:
-    """Returns two values with an arrow between them, long ones cut to where they differ."""
+    """Returns two values with an arrow between them; long ones are cut to their differences."""
     if len(old) > LONGEST or len(new) > LONGEST:
         start = common_start(old, new)
         end = min(common_start(old[::-1], new[::-1]), min(len(old), len(new)) - start)
@@ -93,7 +93,7 @@ def values(old: str, new: str) -> str:
 
 
 def common_start(old: Sequence[str], new: Sequence[str]) -> int:
-    """Returns how many elements two sequences, or characters two texts, have in common at first."""
+    """Returns the length of the common start of two sequences or texts."""
     pairs = zip(old, new, strict=False)
     return next((k for k, (a, b) in enumerate(pairs) if a != b), min(len(old), len(new)))
 
@@ -109,7 +109,7 @@ def _cut(text: str, start: int, end: int) -> str:
 def _model(change: Change) -> str:
     field, name = change.field, change.field.name
     match = _LAYER.fullmatch(name)
-    if match and field.where:  # the name that its user knows, for the number
+    if match and field.where:  # the user's name instead of the number
         name = f"layer {field.where!r} ({match['kind']}){match['rest']}"
     elif name.startswith("layer ") and field.where:
         name = f"{name} {field.where!r}"
@@ -136,7 +136,7 @@ def _entries(field: KeyField | None) -> dict[str, str] | None:
         return None
     try:
         entries: Any = json.loads(field.value)
-    except ValueError:  # a dict of the user's that only looks like one of ours
+    except ValueError:  # the text of a user's dict
         return None
     return entries if isinstance(entries, dict) else None
 

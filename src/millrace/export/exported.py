@@ -1,9 +1,9 @@
-"""Executables that another process has exported, found by what identifies a program.
+"""Executables that another process has exported, looked up by the keys of programs.
 
-load(directory)         headers only: what is for this environment, by key
+load(directory)         reads the headers of files for this environment
 executable(wanted)      equal in every field  ->  read, verified, on the plan's devices
-form(key), stages(key)  what a runner must know of programs that nobody has traced
-                        none, damaged, refused by XLA  ->  None, and it is compiled as ever
+form(key), stages(key)  the facts that a runner needs of programs that were not traced
+                        missing, damaged, refused by XLA  ->  None, and it is compiled
 """
 
 import logging
@@ -11,9 +11,9 @@ import os
 import pathlib
 import threading
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 
@@ -24,7 +24,7 @@ from millrace.compiling.executable import Executable, checked, new_names, rename
 from millrace.compiling.log import CompileLog
 from millrace.compiling.lowering import group_of
 from millrace.compiling.record import record_of
-from millrace.compiling.serialized import Numbers, Written, remember
+from millrace.compiling.serialized import Numbers, SerializedExecutable, remember
 from millrace.errors import OptionError
 from millrace.explain.diagnose import explain
 from millrace.explain.history import history
@@ -36,50 +36,53 @@ from millrace.records.compilation import Aspect, CompileRecord, Origin, ProgramK
 
 logger = logging.getLogger("millrace")
 
-UNROLLED = "steps in unrolled code"  # the field of a key that programs of one plan differ in
+UNROLLED = "steps in unrolled code"  # the one field that differs between programs of a plan
+
+
+Taken = TypeVar("Taken")
 
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """A program that is wanted, before anything is traced."""
+    """A program to look up, before anything is traced."""
 
     key: ProgramKey
     plan: Plan
     unroll: int | None = None
-    layers: tuple[str, ...] = ()  # names of those of the model, in order
-    gaps: tuple[str, ...] = ()  # what the key does not describe
+    layers: tuple[str, ...] = ()  # names of the model's layers, in order
+    gaps: tuple[str, ...] = ()  # values that the key does not describe
 
 
 class Exported:
-    """What one strategy was told to load."""
+    """The exported executables that one strategy has loaded."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._files: dict[tuple[str, str, str], ExportedFile] = {}  # by kind, program and digest
         self._forms: dict[str, tuple[ProgramKey, LoopForm]] = {}  # by the digest of a plan
-        self._explained: set[str] = set()  # programs of which it was said why there is no file
+        self._explained: set[str] = set()  # programs whose missing file was explained
         self._ahead = ReadAhead()
 
     @property
     def is_empty(self) -> bool:
-        """Whether there is nothing to look for."""
+        """Whether no file was loaded."""
         return not self._files
 
     def load(self, directory: str | os.PathLike[str], devices: Sequence[jax.Device]) -> int:
-        """Takes note of a directory's files, and returns how many are for this environment.
+        """Registers a directory's files, and returns the number for this environment.
 
         Args:
             directory: of an export.
             devices: of the strategy.
 
         Raises:
-            OptionError: if it is no directory.
+            OptionError: if it is not a directory.
         """
         root = pathlib.Path(directory).expanduser().absolute()
         if not root.is_dir():
             raise OptionError(
                 "load_executables() takes a directory that export_executables() has written. "
-                f"Received: {os.fspath(directory)!r}, which is none."
+                f"Received: {os.fspath(directory)!r}, which is not a directory."
             )
         here, others = environment(devices[0]), list[Header]()
         count = 0
@@ -100,7 +103,7 @@ class Exported:
         return count
 
     def executable(self, wanted: Wanted, log: CompileLog) -> Executable | None:
-        """Returns the executable of a program, if it is there, and adds a record to `log`."""
+        """Returns the executable of a program, if it was exported, and adds a record to `log`."""
         file = self._find(EXECUTABLE, wanted.key)
         if file is None:
             return None
@@ -117,18 +120,19 @@ class Exported:
         return renamed(executable, renames) if renames else executable
 
     def form(self, key: ProgramKey) -> LoopForm | None:
-        """Returns the loop form of the programs of a plan, if one of them is there.
+        """Returns the loop form of the programs of a plan, if one of them was exported.
 
         Args:
             key: of any program of the plan.
         """
-        found = self._forms.get(_of_plan(key).digest)
-        if found is None or _fields(found[0]) != _fields(_of_plan(key)):
+        plan_key = _of_plan(key)
+        exported_key, form = self._forms.get(plan_key.digest, (None, None))
+        if exported_key is None or _fields(exported_key) != _fields(plan_key):
             return None
-        return found[1]
+        return form
 
     def stages(self, key: ProgramKey) -> Any:
-        """Returns what is known of the stages of a pipeline, if that is there."""
+        """Returns the facts of the stages of a pipeline, if they were exported."""
         file = self._find(STAGES, key)
         return None if file is None else self._content(file, lambda content: content)
 
@@ -152,7 +156,7 @@ class Exported:
         return None
 
     def _explain(self, kind: str, key: ProgramKey) -> None:
-        """Says once for each program why no file is used, if there are some of its name."""
+        """Warns, once for each program, why none of the files of its name is used."""
         with self._lock:
             if key.program in self._explained:
                 return
@@ -170,8 +174,8 @@ class Exported:
             key.program, key.model, cause.text, cause.remedy,
         )  # fmt: skip
 
-    def _content(self, file: ExportedFile, take: Any) -> Any:
-        """Returns what is taken of a file's content; None, with a warning, if that fails."""
+    def _content(self, file: ExportedFile, take: Callable[[Any], Taken]) -> Taken | None:
+        """Returns the result of `take` for a file's content; None, with a warning, if it fails."""
         try:
             ready = self._ahead.take(file)
             if ready is None:
@@ -196,15 +200,17 @@ def _files(root: pathlib.Path) -> Iterable[ExportedFile]:
             logger.warning("%s cannot be used: %s", path, error)
 
 
-def _on_devices(content: Any, file: ExportedFile, devices: Devices) -> jax.stages.Compiled:
+def _on_devices(
+    content: Ready | SerializedExecutable, file: ExportedFile, devices: Devices
+) -> jax.stages.Compiled:
     """Returns a file's executable for devices of this process."""
     if isinstance(content, Ready) and content.devices == devices:
         compiled = content.compiled
     else:
-        source: Written = content.source if isinstance(content, Ready) else content
+        source = content.source if isinstance(content, Ready) else content
         compiled = loaded(source, devices)
 
-    def again(_: jax.stages.Compiled, __: Numbers) -> Written:
+    def again(_: jax.stages.Compiled, __: Numbers) -> SerializedExecutable:
         return export_file.unpack(file.path.read_bytes(), file.header)
 
     remember(compiled, again)
@@ -231,13 +237,13 @@ def _record(
 
 
 def _of_plan(key: ProgramKey) -> ProgramKey:
-    """Returns what the keys of all programs of a plan have in common."""
+    """Returns the common part of the keys of all programs of a plan."""
     fields = tuple(field for field in key.fields if field.name != UNROLLED)
     return replace(key, program="", fields=fields)
 
 
 def _without_identity(key: ProgramKey) -> ProgramKey:
-    """Returns a key as one of any process: no object there is one of here."""
+    """Returns a key without its identities, which are objects of one process."""
     kept = tuple(field for field in key.fields if field.aspect is not Aspect.IDENTITY)
     return replace(key, fields=kept)
 

@@ -1,8 +1,8 @@
-"""What the models of one strategy have made, to be written for other processes.
+"""The executables of one strategy, to be written for other processes.
 
-made(wanted, executable, form)        takes note; holds nothing alive
+made(wanted, executable, form)        registers one; keeps nothing alive
 stages(key, plan, make)
-write(directory)                      one file each; what cannot be written says why
+write(directory)                      one file each; obstacles are logged
 """
 
 import logging
@@ -17,7 +17,7 @@ from typing import Any
 from millrace._compat.jax_executables import from_bytes
 from millrace.cache import files as cache_files
 from millrace.compiling.executable import Executable, compiled_of, renames_of
-from millrace.compiling.serialized import written
+from millrace.compiling.serialized import serialize
 from millrace.errors import OptionError
 from millrace.export import file as export_file
 from millrace.export.exported import Exported, Wanted
@@ -29,9 +29,9 @@ logger = logging.getLogger("millrace")
 
 
 def why_not(plan: Plan, key: ProgramKey, gaps: Sequence[str] = ()) -> str | None:
-    """Returns why no other process may use a plan's programs; None if one may."""
+    """Returns why other processes may not use a plan's programs; None if they may."""
     if not key.is_complete:
-        return f"nobody can tell whether it is the same elsewhere: {'; '.join(gaps[:3])}"
+        return f"it may differ in another process, by {'; '.join(gaps[:3])}"
     if plan.tapped:
         return "values are tapped, and their queues are objects of this process"
     if plan.recompute is not None and (plan.recompute.budget or plan.recompute.choice):
@@ -42,25 +42,25 @@ def why_not(plan: Plan, key: ProgramKey, gaps: Sequence[str] = ()) -> str | None
 
 
 @dataclass(frozen=True, slots=True)
-class _Made:
-    """Something that can be exported, or why it cannot."""
+class _Export:
+    """An executable or stages to export, or the obstacle."""
 
     key: ProgramKey
     plan: Plan
     kind: str
-    source: Callable[[], Any]  # returns it; None if it is gone
+    source: Callable[[], Any]  # returns the content; None if its model is gone
     layers: tuple[str, ...] = ()
     form: LoopForm | None = None
     obstacle: str | None = field(default=None, compare=False)
 
 
 class Exports:
-    """What a strategy's models have made, and what they may load instead."""
+    """The executables of a strategy's models, and those that they may load instead."""
 
     def __init__(self) -> None:
         self.loaded = Exported()
         self._lock = threading.Lock()
-        self._made: dict[tuple[str, str, str], _Made] = {}  # by kind, program and digest
+        self._exports: dict[tuple[str, str, str], _Export] = {}  # by kind, program and digest
 
     def made(
         self,
@@ -69,93 +69,93 @@ class Exports:
         form: LoopForm | None = None,
         obstacle: str | None = None,
     ) -> None:
-        """Takes note of an executable.
+        """Registers an executable.
 
         Args:
-            wanted: what it was made for.
-            executable: is not kept alive.
+            wanted: its program.
+            executable: not kept alive.
             form: of the plan's programs.
-            obstacle: why it cannot be exported, besides what `why_not` says.
+            obstacle: why it cannot be exported, besides the reasons of `why_not`.
         """
         renames = renames_of(executable)
-        known = {new: old for old, new in renames.items()}
-        layers = tuple(known.get(name, name) for name in wanted.layers)
+        olds = {new: old for old, new in renames.items()}
+        layers = tuple(olds.get(name, name) for name in wanted.layers)
         source = weakref.ref(compiled_of(executable))
         obstacle = obstacle or why_not(wanted.plan, wanted.key, wanted.gaps)
-        self._add(_Made(wanted.key, wanted.plan, EXECUTABLE, source, layers, form, obstacle))
+        self._add(_Export(wanted.key, wanted.plan, EXECUTABLE, source, layers, form, obstacle))
 
-    def stages(self, key: ProgramKey, plan: Plan, source: Callable[[], Any]) -> None:
-        """Takes note of the stages of a pipeline.
+    def stages(self, key: ProgramKey, plan: Plan, source: Callable[[], object]) -> None:
+        """Registers the stages of a pipeline.
 
         Args:
-            key: of them.
-            plan: of them.
-            source: returns what is to be written; None if that is gone.
+            key: of the stages.
+            plan: of the stages.
+            source: returns the content of the file; None if its model is gone.
         """
-        self._add(_Made(key, plan, STAGES, source, obstacle=why_not(plan, key)))
+        self._add(_Export(key, plan, STAGES, source, obstacle=why_not(plan, key)))
 
     def write(self, directory: str | os.PathLike[str]) -> int:
-        """Writes what is still in use, and returns how many executables these are.
+        """Writes everything that is still in use, and returns the number of executables.
 
         Raises:
             OptionError: if the directory cannot be made or written.
         """
         root = pathlib.Path(directory).expanduser().absolute()
         with self._lock:
-            found = list(self._made.values())
+            exports = list(self._exports.values())
         try:
             # Only for its owner: whoever can write here can have others run any code.
             root.mkdir(mode=0o700, parents=True, exist_ok=True)
-            files = [(made, data) for made in found if (data := _packed(made)) is not None]
-            for made, data in files:
-                cache_files.write(root / _name(made), data)
+            files = [(export, data) for export in exports if (data := _packed(export)) is not None]
+            for export, data in files:
+                cache_files.write(root / _name(export), data)
         except OSError as error:
             raise OptionError(
                 f"export_executables() cannot write {os.fspath(directory)!r}: "
                 f"{error.strerror or error}. Give it a directory that can be written."
             ) from error
-        count = sum(made.kind == EXECUTABLE for made, _ in files)
+        count = sum(export.kind == EXECUTABLE for export, _ in files)
         logger.info("%d executables are exported to %s", count, root)
         return count
 
-    def _add(self, made: _Made) -> None:
+    def _add(self, export: _Export) -> None:
         with self._lock:
-            self._made[made.kind, made.key.program, made.key.digest] = made
+            self._exports[export.kind, export.key.program, export.key.digest] = export
 
 
-def _packed(made: _Made) -> bytes | None:
-    """Returns the bytes of a file; None, and a line of the log, if there can be none."""
-    source = made.source()
+def _packed(export: _Export) -> bytes | None:
+    """Returns the bytes of a file; None if it cannot be written, which is logged."""
+    source = export.source()
     if source is None:  # its model is gone
         return None
-    why = made.obstacle
+    why = export.obstacle
     if why is None:
         try:
-            return _bytes_of(made, source)
+            return _bytes_of(export, source)
         except Exception as error:  # of XLA and pickle: kinds that cannot be written
             why = str(error) or repr(error)
-    if made.kind == EXECUTABLE:
-        logger.info("%s of %r is not exported: %s", made.key.program, made.key.model, why)
+    if export.kind == EXECUTABLE:
+        logger.info("%s of %r is not exported: %s", export.key.program, export.key.model, why)
     return None
 
 
-def _bytes_of(made: _Made, source: Any) -> bytes:
-    devices = made.plan.group.devices
+def _bytes_of(export: _Export, source: Any) -> bytes:  # a compiled program, or facts of stages
+    devices = export.plan.group.devices
     content = source
-    if made.kind == EXECUTABLE:
-        content = written(source, tuple(device.id for device in devices))
-        # XLA also writes what it cannot read. Better to know now.
+    if export.kind == EXECUTABLE:
+        content = serialize(source, tuple(device.id for device in devices))
+        # XLA also writes executables that it cannot read. An error now is better than one then.
         from_bytes(content.data, content.in_tree, content.out_tree, content.numbers, devices)
     header = Header(
-        kind=made.kind,
-        key=made.key,
+        kind=export.kind,
+        key=export.key,
         environment=environment(devices[0]),
-        layers=made.layers,
-        unroll=None if made.form is None else made.form.unroll,
+        layers=export.layers,
+        unroll=None if export.form is None else export.form.unroll,
     )
     return export_file.pack(header, content)
 
 
-def _name(made: _Made) -> str:
-    slug = "".join(c if c.isalnum() else "_" for c in made.key.program)[:80]
-    return f"{slug}-{made.kind}-{made.key.digest}{export_file.SUFFIX}"
+def _name(export: _Export) -> str:
+    slug = "".join(c if c.isalnum() else "_" for c in export.key.program)[:80]
+    return f"{slug}-{export.kind}-{export.key.digest}{export_file.SUFFIX}"

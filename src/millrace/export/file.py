@@ -1,11 +1,11 @@
-"""One file of an export: what it holds, what it was made for, and what it depends on.
+"""One file of an export: its content, its key, and the environment that it needs.
 
     header      JSON: kind, key, environment, devices, ...
     content     pickled
 
-Headers are read when a directory is loaded, contents when a program is wanted. A file is read in
-full and compared with its checksum before anything of its content is believed: XLA can crash on a
-damaged executable.
+Headers are read when a directory is loaded, contents when a program is needed. A file is read in
+full and compared with its checksum before its content is used: XLA can crash on a damaged
+executable.
 """
 
 import base64
@@ -29,10 +29,10 @@ from millrace.records.compilation import ProgramKey
 
 
 def environment(device: jax.Device) -> dict[str, str]:
-    """Returns what must be equal where executables are made and where they are used, by name.
+    """Returns the facts that must be equal where executables are made and used, by name.
 
     Args:
-        device: one of those that they are for.
+        device: any of the devices of the executables.
     """
     return {
         **versions(),
@@ -45,23 +45,23 @@ def environment(device: jax.Device) -> dict[str, str]:
 
 
 def differences(there: Mapping[str, str], here: Mapping[str, str]) -> list[str]:
-    """Returns what differs between two environments, such as "jax 0.10.2 -> 0.12.0"."""
+    """Returns the differences of two environments, such as "jax 0.10.2 -> 0.12.0"."""
     names = [name for name in {**here, **there} if there.get(name) != here.get(name)]
     return [f"{name} {there.get(name)} -> {here.get(name)}" for name in names]
 
 
 @functools.cache
 def _code() -> str:
-    """Returns a hash of millrace's own code, which a version does not tell while it is developed.
+    """Returns a hash of millrace's own code, which changes between releases without a new version.
 
     250 files take 15 ms.
     """
     root = pathlib.Path(__file__).parent.parent
-    found = hashlib.sha256()
+    digest = hashlib.sha256()
     for path in sorted(root.rglob("*.py")):
-        found.update(f"{path.relative_to(root)}\0".encode())
-        found.update(path.read_bytes())
-    return found.hexdigest()[:12]
+        digest.update(f"{path.relative_to(root)}\0".encode())
+        digest.update(path.read_bytes())
+    return digest.hexdigest()[:12]
 
 
 SUFFIX = ".mrexport"
@@ -72,16 +72,16 @@ _FORMAT = Format("an export", b"MILLRACE-EXPORT-1\n", longest_header=1 << 24)
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """What a file says of its content."""
+    """The header of a file."""
 
     kind: str
     key: ProgramKey
     environment: Mapping[str, str]  # versions, processor, platform: by name
-    layers: tuple[str, ...] = ()  # of the model that it was made for, in order
+    layers: tuple[str, ...] = ()  # of its model, in order
     unroll: int | None = None  # the loop form of the plan's programs
 
 
-def pack(header: Header, content: Any) -> bytes:
+def pack(header: Header, content: object) -> bytes:
     """Returns the bytes of a file.
 
     Raises:
@@ -98,7 +98,7 @@ def pack(header: Header, content: Any) -> bytes:
 
 
 def read_header(path: pathlib.Path) -> Header:
-    """Returns what a file says of its content, which is not read.
+    """Returns the header of a file, without reading its content.
 
     Raises:
         OSError: if it cannot be read.
@@ -113,11 +113,11 @@ def unpack(data: bytes, header: Header) -> Any:
 
     Args:
         data: the bytes.
-        header: that the file had when its directory was loaded.
+        header: of the file when its directory was loaded.
 
     Raises:
         DamagedEntryError: if the bytes are not what `pack` returned for this header.
-        Exception: of many classes, if what is pickled is not known here.
+        Exception: of many classes, if this process cannot unpickle it.
     """
     _FORMAT.check(data)
     if _header(_FORMAT.header(data)) != header:

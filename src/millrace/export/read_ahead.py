@@ -1,10 +1,10 @@
-"""Reads exported executables while their model is still being built.
+"""A thread that reads exported executables while their model is still being built.
 
-    load_executables()   one thread begins with the files, in order
-    build the model      ... reads, verifies, and hands machine code to XLA
-    fit                  takes what is ready, or waits for it; reads what nobody has begun with
+    load_executables()   starts a thread, which begins with the files in order
+    build the model      ... the thread reads, verifies, and passes machine code to XLA
+    fit                  takes a file that is ready, waits for it, or reads it itself
 
-On two cores ResNet50 has its executable when its layers are there (`benchmarks/start_up.py`).
+On two cores the executable of ResNet50 is ready when its layers are (`benchmarks/start_up.py`).
 """
 
 import contextlib
@@ -17,11 +17,11 @@ from typing import Any
 import jax
 
 from millrace._compat.jax_executables import from_bytes
-from millrace.compiling.serialized import Written
+from millrace.compiling.serialized import SerializedExecutable
 from millrace.export import file as export_file
 from millrace.export.file import EXECUTABLE, Header
 
-MAX_BYTES = 256 * 2**20  # of files that are read ahead; the others are read when they are wanted
+MAX_BYTES = 256 * 2**20  # of files that are read ahead; others are read when they are needed
 Devices = tuple[jax.Device, ...]
 
 
@@ -37,13 +37,13 @@ class ExportedFile:
 class Ready:
     """An executable that can be called."""
 
-    source: Written
+    source: SerializedExecutable
     compiled: jax.stages.Compiled
     devices: Devices
 
 
 class ReadAhead:
-    """The contents of files that nobody has asked for yet."""
+    """The contents of files, until they are needed."""
 
     def __init__(self) -> None:
         self._pool: ThreadPoolExecutor | None = None
@@ -55,7 +55,7 @@ class ReadAhead:
 
         Args:
             file: of this environment.
-            devices: of the strategy; an executable is made for those of the same numbers.
+            devices: of the strategy; an executable is made for those with the same ids.
         """
         with contextlib.suppress(OSError):
             self._nbytes += file.path.stat().st_size
@@ -65,13 +65,13 @@ class ReadAhead:
         self._begun[file.path] = self._pool.submit(_content, file, tuple(devices))
 
     def take(self, file: ExportedFile) -> Any:
-        """Returns a file's content, `Ready` if it is an executable; None if nobody has begun."""
+        """Returns a file's content, `Ready` if it is an executable; None if it was not begun."""
         begun = self._begun.pop(file.path, None)
-        # One that waits for its turn is read sooner by the one who wants it.
+        # A file that is still waiting is read sooner by the caller.
         return None if begun is None or begun.cancel() else begun.result()
 
 
-def loaded(source: Written, devices: Devices) -> jax.stages.Compiled:
+def loaded(source: SerializedExecutable, devices: Devices) -> jax.stages.Compiled:
     """Returns an executable for devices of this process."""
     return from_bytes(source.data, source.in_tree, source.out_tree, source.numbers, devices)
 

@@ -9,7 +9,7 @@ from millrace._compat.keras_build import compilation_of
 from millrace.compiled_loop.protocol import Runner
 from millrace.compiled_loop.result import CallResult, Halted
 from millrace.compiling.lowering import MODEL_OBJECT
-from millrace.explain.key import Identity
+from millrace.explain.key import ObjectNumbers
 from millrace.fit.totals import next_number
 from millrace.plan import BatchSpec, Mode
 
@@ -70,7 +70,7 @@ class LoopFunctions:
         self.running: KeptFunction | None = None  # whose state Keras keeps
 
     @property
-    def identity(self) -> Identity:
+    def identity(self) -> ObjectNumbers:
         """Which strategy and which model programs belong to, for their keys."""
         made = compilation_of(self._model)
         if list(map(id, made)) != list(map(id, self._compiled_as)):

@@ -10,7 +10,7 @@ from millrace.compiled_loop.result import TapSink
 from millrace.compiling.log import CompileLog
 from millrace.devices import DeviceGroup
 from millrace.errors import ModelError, OptionError, PlanError
-from millrace.explain.key import Identity
+from millrace.explain.key import ObjectNumbers
 from millrace.export.exporting import Exports
 from millrace.memory.pipeline_budget import chooser
 from millrace.options import Pipelining
@@ -191,7 +191,7 @@ def make_pipeline_runner(
     plan: Plan,
     groups: Sequence[DeviceGroup],
     log: CompileLog,
-    identity: Identity,
+    identity: ObjectNumbers,
     exports: Exports,
     outlet: TapSink,
 ) -> PipelineRunner:

@@ -24,7 +24,7 @@ class Totals:
 
     def __init__(self, compile_log: CompileLog | None = None) -> None:
         self.number = next_number()  # of the strategy
-        self.compile_log = compile_log or CompileLog(is_rehearsal=True)
+        self.compile_log = compile_log or CompileLog(is_dry_run=True)
         self.exports = Exports()
         self.infeed = FeedStatistics()
         self.pipeline = PipelineStatistics()

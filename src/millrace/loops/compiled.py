@@ -19,7 +19,7 @@ from millrace._compat.jax_tracing import is_tracing, trace_options
 from millrace.compiling.call_description import Reason, shapes_of
 from millrace.compiling.executable import Executable, finish
 from millrace.compiling.log import current_log
-from millrace.compiling.lowering import Lowering, progress, tracing
+from millrace.compiling.lowering import Lowering, progress
 from millrace.compiling.watch import call_watched, unwatched
 from millrace.pytrees import Array, ArrayTree
 from millrace.records.compilation import ProgramKey
@@ -130,7 +130,7 @@ class Compiled:
         log.begin(what)
         key = subject.key(arguments)
         reason = Reason(key, log, subject.number, subject.objects)
-        with tracing, unwatched(), progress("tracing", what):
+        with unwatched(), progress("tracing", what):
             begin = time.perf_counter()
             traced = self._jitted.trace(*arguments)
             between = time.perf_counter()

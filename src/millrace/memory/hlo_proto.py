@@ -1,19 +1,21 @@
-"""Reads the two messages in which XLA describes an executable: its program, and its buffers.
+"""Decoders of XLA's two descriptions of an executable: its program, and its buffers.
 
-Their definitions are in no package that is small enough to depend on, so the few fields that
-matter are named here by their numbers, from XLA's `hlo.proto`:
+No small package has their definitions, so the few fields in use are named here by their numbers,
+from XLA's `hlo.proto`:
 
     HloModuleProto           1 name, 3 computations, 6 entry, 7 schedule
     HloInstructionProto      1 name, 2 opcode, 3 shape, 7 metadata, 9 parameter, 13 tuple index,
                              35 id, 36 operands, 38 called computations
     BufferAssignmentProto    1 logical buffers, 3 allocations
 
-A test decodes a known program, so that a change of the numbers is noticed.
+A test decodes a known program, and so finds a change of these numbers.
 """
 
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
+
+Fields = dict[int, list[Any]]  # of a message, by number: ints and bytes
 
 # Of `xla.PrimitiveType`, as XLA writes them.
 _TYPES = {1: "pred", 2: "s8", 3: "s16", 4: "s32", 5: "s64", 6: "u8", 7: "u16", 8: "u32", 9: "u64"}
@@ -97,8 +99,8 @@ def read_module(data: bytes) -> Module:
     fields = _fields(data)
     computations = [_computation(each) for each in fields.get(3, ())]
     schedule: dict[int, tuple[int, ...]] = {}
-    for part in fields.get(7, ()):
-        for entry in _fields(part).get(1, ()):
+    for schedules in fields.get(7, ()):
+        for entry in _fields(schedules).get(1, ()):
             pair = _fields(entry)
             order = _fields(_last(pair, 2, b""))
             schedule[_last(pair, 1)] = tuple(_numbers(order, 1))
@@ -144,9 +146,9 @@ def _shape(data: bytes) -> str:
 
 def _buffer(data: bytes) -> Buffer:
     fields = _fields(data)
-    place = _fields(_last(fields, 3, b""))
-    index = tuple(_numbers(place, 3))
-    return Buffer(_last(fields, 1), _last(fields, 2), _last(place, 4), index)
+    location = _fields(_last(fields, 3, b""))
+    index = tuple(_numbers(location, 3))
+    return Buffer(_last(fields, 1), _last(fields, 2), _last(location, 4), index)
 
 
 def _allocation(data: bytes) -> Allocation:
@@ -166,53 +168,53 @@ def _allocation(data: bytes) -> Allocation:
     )
 
 
-def _fields(data: bytes) -> dict[int, list[Any]]:
+def _fields(data: bytes) -> Fields:
     """Returns the values of a message by the numbers of its fields: ints and bytes."""
-    found: dict[int, list[Any]] = {}
-    place, end = 0, len(data)
-    while place < end:
-        tag, place = _varint(data, place)
+    fields: Fields = {}
+    position, end = 0, len(data)
+    while position < end:
+        tag, position = _varint(data, position)
         kind = tag & 7
         if kind == 0:
-            value, place = _varint(data, place)
+            value, position = _varint(data, position)
         elif kind == 2:
-            length, place = _varint(data, place)
-            value, place = data[place : place + length], place + length
+            length, position = _varint(data, position)
+            value, position = data[position : position + length], position + length
         elif kind in (1, 5):  # 64 and 32 bits
             width = 8 if kind == 1 else 4
-            value, place = data[place : place + width], place + width
+            value, position = data[position : position + width], position + width
         else:
             raise ValueError(f"Field {tag >> 3} of a protocol buffer has wire type {kind}.")
-        found.setdefault(tag >> 3, []).append(value)
-    return found
+        fields.setdefault(tag >> 3, []).append(value)
+    return fields
 
 
-def _varint(data: bytes, place: int) -> tuple[int, int]:
+def _varint(data: bytes, position: int) -> tuple[int, int]:
     value = shift = 0
     while True:
-        byte = data[place]
-        place += 1
+        byte = data[position]
+        position += 1
         value |= (byte & 127) << shift
         if byte < 128:
-            return value, place
+            return value, position
         shift += 7
 
 
-def _numbers(fields: dict[int, list[Any]], number: int) -> Iterator[int]:
-    """Yields repeated numbers, each alone or many packed into one field."""
+def _numbers(fields: Fields, number: int) -> Iterator[int]:
+    """Yields repeated numbers, which are fields of their own or packed into one."""
     for value in fields.get(number, ()):
         if isinstance(value, int):
             yield value
             continue
-        place = 0
-        while place < len(value):
-            one, place = _varint(value, place)
-            yield one
+        position = 0
+        while position < len(value):
+            item, position = _varint(value, position)
+            yield item
 
 
-def _last(fields: dict[int, list[Any]], number: int, default: Any = 0) -> Any:
+def _last(fields: Fields, number: int, default: int | bytes = 0) -> Any:
     return fields.get(number, (default,))[-1]
 
 
-def _text(fields: dict[int, list[Any]], number: int) -> str:
+def _text(fields: Fields, number: int) -> str:
     return _last(fields, number, b"").decode("utf-8", "replace")

@@ -1,19 +1,20 @@
-"""A compiled executable -> how many bytes are alive at each of its operations.
+"""The bytes that are alive at each operation of a compiled executable.
 
     1  the schedule, with bodies of loops and branches in their places: program points
-    2  which buffers a value can be: from where they are made through tuples, loops and calls
-    3  each buffer lives from where it is made to its last use; what a loop carries, all through it
-    4  the bytes at a point are those of the slices of memory that are in use: buffers that XLA
-       laid over each other count once
+    2  the buffers that a value can be, followed through tuples, loops and calls
+    3  each buffer lives from its creation to its last use; carried values live as long as the loop
+    4  the bytes at a point are those of the slices of memory in use: buffers that XLA laid over
+       each other count once
 
-XLA's own figure is lost on CPU (`peak_memory_in_bytes` leaves out temporaries). This one is
+XLA's own figure is wrong on CPU (`peak_memory_in_bytes` leaves out temporaries). This one is
 compared with the heap traces that XLA can dump: equal, or up to 0.03 % above.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
+import jax
 import numpy as np
 
 from millrace._compat.jax_executables import (
@@ -34,24 +35,24 @@ from millrace.memory.owners import LayerOwners
 from millrace.memory.points_to import points_to
 from millrace.records.memory import LiveBuffer, MemoryProfile, largest
 
-# The layer that an operation's name is of, or the variable that an argument is.
+# The layer in an operation's name, and the variable of an argument.
 LayerOf = Callable[[str], str]
 ArgumentName = Callable[[tuple[Any, ...]], str]
 
-# They read where the parts of a tuple lie, and not the parts.
+# They read the addresses in a tuple, and not the values.
 _POINTERS = {"tuple", "get-tuple-element", "bitcast", "opt-barrier"}
 _CONTROL = {"while", "call", "conditional", "async-start"}
 
 
 def memory_profile(
-    compiled: Any,
+    compiled: jax.stages.Compiled,
     layer_of: LayerOf = lambda op_name: "",
     argument_name: ArgumentName | None = None,
 ) -> MemoryProfile:
-    """Returns what an executable needs, and what is alive where it needs most.
+    """Returns the memory of an executable over its operations, and the tensors at the peak.
 
     Args:
-        compiled: a `jax.stages.Compiled`.
+        compiled: the executable.
         layer_of: returns the layer in the name of an operation, empty if there is none.
         argument_name: returns the name of an argument by its path.
     """
@@ -64,7 +65,7 @@ def memory_profile(
         return argument_name(path) if argument_name and path else f"argument {parameter}"
 
     if module.entry not in module.schedule or not assignment.allocations:
-        # A backend that does not say in which order it runs, or where buffers lie.
+        # A backend without a schedule, or without the addresses of buffers.
         return MemoryProfile(module.name, requirement(compiled), (), ())
     live = liveness(module, assignment)
     owners = LayerOwners(module, layer_of)
@@ -104,22 +105,22 @@ def _operation(op_name: str) -> str:
 class Liveness:
     """When the buffers of a program are alive."""
 
-    curve: Any  # NumPy, bytes at each program point
+    curve: np.ndarray  # bytes at each program point
     ranges: dict[int, tuple[int, int]]  # first and last point of each buffer
     makers: dict[int, Instruction]  # of buffers
     assignment: BufferAssignment
 
     def at_peak(self) -> list[tuple[Instruction, int]]:
-        """Returns what made the memory in use at the peak, and its bytes: each slice once."""
+        """Returns the operations whose results are in memory at the peak, each slice once."""
         peak = int(self.curve.argmax())
-        found: list[tuple[Instruction, int]] = []
+        alive_operations: list[tuple[Instruction, int]] = []
         for allocation in self.assignment.allocations:
             if allocation.is_thread_local or allocation.is_parameter:
                 continue
             if not allocation.is_temporary:
                 makers = [self.makers[b] for b, _, _ in allocation.assigned if b in self.makers]
                 if allocation.size and makers:
-                    found.append((makers[-1], allocation.size))
+                    alive_operations.append((makers[-1], allocation.size))
                 continue
             alive = [
                 each
@@ -130,9 +131,9 @@ class Liveness:
             for buffer, offset, size in sorted(alive, key=lambda each: (each[1], -each[2])):
                 new = offset + size - max(offset, covered)
                 if new > 0 and buffer in self.makers:
-                    found.append((self.makers[buffer], new))
+                    alive_operations.append((self.makers[buffer], new))
                     covered = offset + size
-        return found
+        return alive_operations
 
 
 def liveness(module: Module, assignment: BufferAssignment) -> Liveness:
@@ -140,12 +141,12 @@ def liveness(module: Module, assignment: BufferAssignment) -> Liveness:
     values = points_to(module, assignment)
     points: list[Instruction] = []
     begins: list[int] = []  # of each point: the first one of what it calls
-    roots: list[tuple[int, int]] = []  # what a computation returns is alive where it is called
+    roots: list[tuple[int, int]] = []  # results of a computation are alive where it is called
 
     def visit(computation: int) -> None:
-        known = {each.number: each for each in module.computations[computation].instructions}
+        by_number = {each.number: each for each in module.computations[computation].instructions}
         for number in module.schedule[computation]:
-            instruction, begin = known[number], len(points)
+            instruction, begin = by_number[number], len(points)
             if instruction.opcode in _CONTROL:
                 called = [c for c in instruction.called if c in module.schedule]
                 # A loop's condition comes before its body, whichever is named first.
@@ -158,11 +159,11 @@ def liveness(module: Module, assignment: BufferAssignment) -> Liveness:
     visit(module.entry)
     end = len(points) - 1
     roots.append((module.computations[module.entry].root, end))
-    position = {each.number: place for place, each in enumerate(points)}
+    position = {each.number: point for point, each in enumerate(points)}
     first = {b.number: position.get(b.instruction, 0) for b in assignment.buffers.values()}
     last = dict(first)
 
-    def extend(buffers: Any, point: int) -> None:
+    def extend(buffers: Iterable[int], point: int) -> None:
         for buffer in buffers:
             if point > last[buffer]:
                 last[buffer] = point
@@ -177,7 +178,7 @@ def liveness(module: Module, assignment: BufferAssignment) -> Liveness:
             for buffers in values[instruction.number].values():
                 for buffer in buffers:
                     if assignment.buffers[buffer].instruction != instruction.number:
-                        # It goes through the loop as it is, or was made in it.
+                        # It passes through the loop unchanged, or was made in it.
                         first[buffer] = min(first[buffer], begins[point])
                         extend([buffer], point)
     for root, point in roots:
@@ -189,19 +190,19 @@ def liveness(module: Module, assignment: BufferAssignment) -> Liveness:
 
 
 def _makers(module: Module, assignment: BufferAssignment) -> dict[int, Instruction]:
-    known = {
+    instructions = {
         each.number: each
         for computation in module.computations.values()
         for each in computation.instructions
     }
     buffers = assignment.buffers.values()
-    return {b.number: known[b.instruction] for b in buffers if b.instruction in known}
+    return {b.number: instructions[b.instruction] for b in buffers if b.instruction in instructions}
 
 
 def _curve(
     allocations: tuple[Allocation, ...], ranges: dict[int, tuple[int, int]], points: int
-) -> Any:
-    """Returns the bytes in use at each point: what lies over each other counts once."""
+) -> np.ndarray:
+    """Returns the bytes in use at each point: overlapping buffers count once."""
     fixed = sum(
         each.size for each in allocations if not (each.is_thread_local or each.is_temporary)
     )
@@ -225,9 +226,9 @@ def _curve(
     used = 0
     for point in range(points):
         for change, low, high in changes[point]:
-            part = counts[low:high]
-            before = widths[low:high][part > 0].sum()
-            part += change
-            used += int(widths[low:high][part > 0].sum() - before)
+            slice_counts = counts[low:high]
+            before = widths[low:high][slice_counts > 0].sum()
+            slice_counts += change
+            used += int(widths[low:high][slice_counts > 0].sum() - before)
         curve[point] += used
     return curve

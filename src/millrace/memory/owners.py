@@ -1,8 +1,8 @@
-"""The layer that an operation belongs to, where XLA has kept its name, and where it has not.
+"""The layers of operations, also of those whose names XLA has not kept.
 
-Keras opens a name scope for each layer, so most operations know theirs. Copies and changes of
-layout do not, and on CPU they are often what is alive at the peak: such an operation is taken for
-one of the nearest that have a name: within its fusion, else among its operands and users.
+Keras opens a name scope for each layer, so most operations carry their layer's name. Copies and
+changes of layout do not, and on CPU they are often alive at the peak. Such an operation gets the
+layer of the nearest named one: within its fusion, else among its operands and users.
 """
 
 import re
@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Mapping
 
 from millrace.memory.hlo_proto import Instruction, Module
 
-_NEAREST = 2_000  # operations that are looked through
+_NEAREST = 2_000  # operations that are searched
 
 _WRAPPED = re.compile(r"^[\w-]+\((.*)\)$")
 
@@ -23,26 +23,26 @@ def layer_finder(
 
     Args:
         names: of all layers of a model, inner ones included.
-        renames: names by those that stand in the program, which was compiled for an equal model.
+        renames: names of layers by those in the program, which was compiled for an equal model.
     """
     renames = renames or {}
-    known = {*names, *renames}
+    all_names = {*names, *renames}
 
     def layer_of(op_name: str) -> str:
         """Returns `encoder/dense` of `jit(run)/transpose(jvp(encoder))/dense/dot_general`."""
         for each in op_name.split(";"):  # XLA joins the names of what it fuses
-            found = [part for part in map(_unwrapped, each.strip().split("/")) if part in known]
-            if found:
-                return "/".join(dict.fromkeys(renames.get(part, part) for part in found))
+            path = [name for name in map(_unwrapped, each.strip().split("/")) if name in all_names]
+            if path:
+                return "/".join(dict.fromkeys(renames.get(name, name) for name in path))
         return ""
 
     return layer_of
 
 
-def _unwrapped(part: str) -> str:
-    while match := _WRAPPED.match(part):
-        part = match[1]
-    return part.rstrip(")")
+def _unwrapped(name: str) -> str:
+    while match := _WRAPPED.match(name):
+        name = match[1]
+    return name.rstrip(")")
 
 
 class LayerOwners:
@@ -51,16 +51,16 @@ class LayerOwners:
     def __init__(self, module: Module, layer_of: Callable[[str], str]):
         self._module = module
         self._layer_of = layer_of
-        self._known: dict[int, Instruction] = {}
+        self._instructions: dict[int, Instruction] = {}
         self._users: dict[int, list[int]] = {}
         for computation in module.computations.values():
             for instruction in computation.instructions:
-                self._known[instruction.number] = instruction
+                self._instructions[instruction.number] = instruction
                 for operand in instruction.operands:
                     self._users.setdefault(operand, []).append(instruction.number)
 
     def of(self, instruction: Instruction) -> tuple[str, bool]:
-        """Returns the layer, empty if there is none, and whether it is that of a neighbour."""
+        """Returns the layer, empty if there is none, and whether it is a neighbour's."""
         if layer := self._layer_of(instruction.op_name):
             return layer, False
         if layer := self._in_fusion(instruction):
@@ -80,12 +80,12 @@ class LayerOwners:
         seen, queue = {instruction.number}, deque([instruction.number])
         while queue and len(seen) < _NEAREST:
             number = queue.popleft()
-            for other in (*self._known[number].operands, *self._users.get(number, ())):
+            for other in (*self._instructions[number].operands, *self._users.get(number, ())):
                 if other in seen:
                     continue
                 seen.add(other)
                 queue.append(other)
-                found = self._known[other]
-                if layer := self._layer_of(found.op_name) or self._in_fusion(found):
+                neighbour = self._instructions[other]
+                if layer := self._layer_of(neighbour.op_name) or self._in_fusion(neighbour):
                     return layer
         return ""

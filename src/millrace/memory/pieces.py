@@ -1,10 +1,10 @@
-"""What a model in one piece needs on a device: the largest of the programs of an execution.
+"""The memory of a model in one piece: that of the largest program of an execution.
 
-    run          arguments: state, batches            temporaries: accumulators and all else
+    run          arguments: state, batches            temporaries: accumulators and others
     accumulate   arguments: state, accumulated, batches
-    apply        arguments: state, accumulated        the batches are there, too
+    apply        arguments: state, accumulated        the batches are in memory, too
 
-Sizes are those of the executable, so values that replicas share out count with their parts.
+Sizes are those of the executable: of sharded values, the shards on one device.
 """
 
 from collections import Counter
@@ -41,19 +41,19 @@ ArgumentPath = tuple[Any, ...]
 
 
 def piece_memory(model: keras.Model, programs: LoopPrograms) -> DeviceMemory:
-    """Returns what an execution needs on each device.
+    """Returns the memory of an execution on each device.
 
     Args:
-        model: whose programs they are.
-        programs: all that the execution runs.
+        model: of the programs.
+        programs: of the execution.
     """
     plan = programs.plan  # `zeros` needs less than the others
     calls = [call for call in programs.calls if call.program in _ARGUMENTS]
     sizes = {id(call): _arguments(call) for call in calls}
-    all_sizes = {key: size for found in sizes.values() for key, size in found.items()}
+    all_sizes = {key: size for call_sizes in sizes.values() for key, size in call_sizes.items()}
     resident = sum(all_sizes.values())
-    # What a program is not given is there all the same.
-    absent = {key: resident - sum(found.values()) for key, found in sizes.items()}
+    # Values that are not arguments of a program are in memory all the same.
+    absent = {key: resident - sum(call_sizes.values()) for key, call_sizes in sizes.items()}
 
     def needed(call: CompiledCall) -> int:
         return requirement(compiled_of(call.executable)) + absent[id(call)]
@@ -92,18 +92,18 @@ def piece_memory(model: keras.Model, programs: LoopPrograms) -> DeviceMemory:
 
 
 def _arguments(call: CompiledCall) -> dict[tuple[str, ArgumentPath], int]:
-    """Returns the bytes of each argument on one device, but for numbers."""
+    """Returns the bytes of each argument on one device, numbers excluded."""
     compiled, kinds = compiled_of(call.executable), _ARGUMENTS[call.program]
     paths = kept_arguments(compiled)
-    found: dict[tuple[str, ArgumentPath], int] = {}
+    argument_sizes: dict[tuple[str, ArgumentPath], int] = {}
     for allocation in read_buffers(buffers_proto(compiled)).allocations:
         if allocation.is_parameter and allocation.parameter < len(paths):
             (position, *rest) = paths[allocation.parameter]
             if position.idx < len(kinds):
-                found[kinds[position.idx], tuple(rest)] = allocation.size
-    if not found:  # a backend that does not say where its buffers lie
-        found[kinds[0], ()] = argument_bytes(compiled)
-    return found
+                argument_sizes[kinds[position.idx], tuple(rest)] = allocation.size
+    if not argument_sizes:  # a backend without the addresses of buffers
+        argument_sizes[kinds[0], ()] = argument_bytes(compiled)
+    return argument_sizes
 
 
 def _role(plan: Plan, path: ArgumentPath) -> str:
@@ -125,7 +125,7 @@ def _argument_name(model: keras.Model, plan: Plan, program: str, path: ArgumentP
     if kind == "state":
         variables = variables_of(model, _role(plan, tuple(rest)))
         index = rest[1].key if len(rest) > 1 else 0
-        # With replicas metrics are twice there.
+        # With replicas the state has all metrics twice.
         return variables[index % len(variables)].path if variables else kind
     if kind == "accumulated":
         index = getattr(rest[0], "idx", 0) if rest else 0
@@ -136,7 +136,7 @@ def _argument_name(model: keras.Model, plan: Plan, program: str, path: ArgumentP
 def with_layers_of_variables(
     model: keras.Model, alive: Sequence[LiveBuffer]
 ) -> tuple[LiveBuffer, ...]:
-    """Returns the tensors with the layers of weights, and of what accumulates or optimizes them."""
+    """Returns the tensors with the layers of weights, accumulators and optimizer state."""
     layer_of = layer_finder(layer_names(model))
     layers = {each.path: layer_of(each.path) for each in model.variables}
     names = {path: layer for path, layer in layers.items() if layer}
@@ -158,7 +158,7 @@ def with_layers_of_variables(
 
 
 def variables_of(model: keras.Model, role: str) -> list[Any]:
-    """Returns the variables whose values the state has in one role."""
+    """Returns the variables with one role in the state."""
     return {
         "trainable": lambda: model.trainable_variables,
         "non_trainable": lambda: model.non_trainable_variables,

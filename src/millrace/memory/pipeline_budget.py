@@ -1,7 +1,7 @@
-"""What the stages of a pipeline run again to stay within a budget, on every device.
+"""The choice of what the stages of a pipeline run again, to keep every device within a budget.
 
 choice    0      1      2      3   ...        each stage takes at most 0.75 of the one before
-device 0  1500   1200   980    840            weights, what is in flight, the running program
+device 0  1500   1200   980    840            weights, values in flight, the running program
 device 1  1100   960    810    700
 budget    1000                 ^
 """
@@ -19,17 +19,17 @@ from millrace.plan import Plan
 from millrace.records.memory_report import BudgetChoice
 from millrace.steps.state import State
 
-CHOICES = 16  # the last lets a stage take a hundredth, which is its least
+CHOICES = 16  # the last leaves a stage a hundredth, the least it can take
 
 
 def chooser(
     model: keras.Model, stages: CompiledStages, log: CompileLog
 ) -> Callable[[Plan, State], Plan]:
-    """Returns what finds the plan of a pipeline whose devices all stay within its budget.
+    """Returns a function that chooses the plan with which all devices stay within the budget.
 
     Args:
-        model: that the pipeline trains.
-        stages: whose programs are compiled for it. They are kept.
+        model: of the pipeline.
+        stages: their programs are compiled for each attempt, and kept.
         log: gets the choice.
     """
 
@@ -47,7 +47,7 @@ def chooser(
 
         budget = plan.recompute.budget
         limit, share = (None, budget) if isinstance(budget, float) else (budget, None)
-        # Nothing is predicted: how much is in flight decides, and the search halves the choices.
+        # Nothing can be predicted, since values in flight decide: a binary search over the choices.
         number = find_choice([0] * CHOICES, limit, share, measure)
         kept = "everything is kept" if number == 0 else f"choice {number} of {CHOICES - 1}"
         text = f"on the fullest device, {kept}"

@@ -1,4 +1,4 @@
-"""What a pipelined model needs on each device: what rests there, what waits, and what runs."""
+"""The memory of a pipelined model on each device: resident, waiting and running values."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -22,6 +22,7 @@ from millrace.pipelines.programs.builder import replaced_by
 from millrace.pipelines.programs.split import Slot
 from millrace.pipelines.programs.stages import state_groups
 from millrace.pipelines.runtime.compiled_stages import StagePrograms
+from millrace.pytrees import Spec
 from millrace.records.memory import LiveBuffer, largest
 from millrace.records.memory_report import DeviceMemory, StageMemory
 
@@ -30,11 +31,11 @@ _UPDATE = ("reduce_replicas", "partial", "shared", "final")
 
 
 def pipeline_memory(model: keras.Model, programs: StagePrograms) -> tuple[DeviceMemory, ...]:
-    """Returns what an update needs on the devices of each group that is here.
+    """Returns the memory of an update on the devices of each group of this process.
 
     Args:
-        model: whose programs they are.
-        programs: all that an update runs.
+        model: of the programs.
+        programs: of an update.
     """
     builder, groups = programs.builder, programs.groups
     stages = range(len(groups))
@@ -42,7 +43,7 @@ def pipeline_memory(model: keras.Model, programs: StagePrograms) -> tuple[Device
     walk = UpdateWalk(builder.stages.split, builder.stages.passes, sizes, groups)
     ends = [key for key in programs.programs if key[0] in _UPDATE]
     walk.run(programs.order, ends)
-    found = []
+    devices_of_groups = []
     for group in dict.fromkeys(groups):
         if not group.local:
             continue
@@ -62,8 +63,8 @@ def pipeline_memory(model: keras.Model, programs: StagePrograms) -> tuple[Device
                 LiveBuffer("values of other stages, until they have moved", moving, "", "")
             )
         alive = largest(alive)
-        found.append(DeviceMemory(devices, program.program.name, rows, alive))
-    return tuple(found)
+        devices_of_groups.append(DeviceMemory(devices, program.program.name, rows, alive))
+    return tuple(devices_of_groups)
 
 
 def _sizes(programs: StagePrograms, index: int) -> StageSizes:
@@ -76,8 +77,8 @@ def _sizes(programs: StagePrograms, index: int) -> StageSizes:
         kept=sum(map(_bytes, builder.backward_weight(index).arguments[3])),
         own={
             name: requirement(compiled) - argument_bytes(compiled)
-            for (name, where), each in programs.programs.items()
-            if where == index
+            for (name, stage_index), each in programs.programs.items()
+            if stage_index == index
             for compiled in [compiled_of(each.executable)]
         },
     )
@@ -86,14 +87,14 @@ def _sizes(programs: StagePrograms, index: int) -> StageSizes:
 def _stage_memory(
     programs: StagePrograms, index: int, moment: PeakMoment, seen: set[Slot], moving: int
 ) -> StageMemory:
-    """Returns what a stage has at the peak of its device.
+    """Returns the memory of a stage at the peak of its device.
 
     Args:
         programs: of the pipeline.
         index: of the stage.
         moment: the peak.
-        seen: values that other stages of the device have, and then those of this one, too.
-        moving: bytes of values that are on the device, and not for its stages.
+        seen: values of other stages of the device; those of this stage are added.
+        moving: bytes of values on the device that belong to stages elsewhere.
     """
     resident: Counter[str] = Counter()
     for slot, nbytes in _resident(programs, index).items():
@@ -113,33 +114,33 @@ def _stage_memory(
 
 
 def _resident(programs: StagePrograms, index: int) -> dict[Slot, int]:
-    """Returns the values of the model that a stage has, and their bytes on one device."""
+    """Returns the values of the model that a stage holds, and their bytes on one device."""
     builder = programs.builder
     stage, forward = builder.stages.split.stages[index], builder.forward(index).arguments
     fixed, changing = state_groups(stage)
     weights = [Slot("trainable", k) for k in stage.trainable]
-    found = {
+    resident = {
         slot: _bytes(spec)
         for slots, specs in zip((weights, fixed, changing), forward[:3], strict=True)
         for slot, spec in zip(slots, specs, strict=True)
     }
-    if (part := builder.stages.update.final.get(index)) is not None:
-        replaced = replaced_by(builder.stages.update, part)
-        others = [slot for slot in part.inputs if slot not in replaced]
-        given = builder.update_part("final", index, part).arguments
-        for slot, spec in zip((*replaced, *others), (*given[0], *given[1]), strict=True):
+    if (update := builder.stages.update.final.get(index)) is not None:
+        replaced = replaced_by(builder.stages.update, update)
+        others = [slot for slot in update.inputs if slot not in replaced]
+        new, old = builder.update_part("final", index, update).arguments[:2]
+        for slot, spec in zip((*replaced, *others), (*new, *old), strict=True):
             if slot.role in ("trainable", "optimizer"):
-                found[slot] = _bytes(spec)
-    return found
+                resident[slot] = _bytes(spec)
+    return resident
 
 
 def _moving(
     model: keras.Model, programs: StagePrograms, group: DeviceGroup, here: Sequence[int]
 ) -> int:
-    """Returns the bytes of values that lie on a device of the group, and are for other devices.
+    """Returns the bytes of values on a device of the group that belong to other devices.
 
-    A model is built on one device. Keras keeps the values that an execution begins with until it
-    has ended, so in the first one they are there twice.
+    A model is built on one device. Keras keeps the values from before an execution until it has
+    ended, so during the first one they exist twice.
     """
     wanted = {slot: size for stage in here for slot, size in _resident(programs, stage).items()}
     nbytes: Counter[Any] = Counter()
@@ -148,7 +149,7 @@ def _moving(
             value = stored_value(variable)
             if value is None or value.is_deleted():
                 continue
-            if wanted.get(Slot(role, index)) == value.nbytes:  # not one that replicas share out
+            if wanted.get(Slot(role, index)) == value.nbytes:  # not sharded over replicas
                 continue
             for device in value.devices():
                 nbytes[device] += value.nbytes
@@ -158,22 +159,22 @@ def _moving(
 def _alive(
     model: keras.Model, programs: StagePrograms, moment: PeakMoment, rows: Sequence[StageMemory]
 ) -> list[LiveBuffer]:
-    """Returns the tensors of the program at the peak, and what else there is in a few lumps."""
+    """Returns the tensors of the program at the peak, and the sums of all other values."""
     executable = programs.programs[moment.program, moment.stage].executable
     names = _ArgumentNames(model, programs, moment)
     layers = layer_finder(layer_names(model), renames_of(executable))
     alive = list(memory_profile(compiled_of(executable), layers, names).alive)
-    found = []
+    tensors = []
     for each in alive:
         layer = names.layers.get(each.name, each.layer) if each.opcode == "parameter" else ""
-        found.append(replace(each, layer=layer) if layer else each)
-    found = list(with_layers_of_variables(model, found))
+        tensors.append(replace(each, layer=layer) if layer else each)
+    tensors = list(with_layers_of_variables(model, tensors))
     waiting = sum(each.nbytes for each in alive if each.name in names.in_flight)
-    lumps = {
+    sums = {
         "other micro-batches in flight": sum(r.in_flight + r.batches for r in rows) - waiting,
         "optimizer state": sum(r.optimizer_state for r in rows) * (moment.program != "final"),
     }
-    return found + [LiveBuffer(name, size, "", "") for name, size in lumps.items() if size > 0]
+    return tensors + [LiveBuffer(name, size, "", "") for name, size in sums.items() if size > 0]
 
 
 _ARGUMENTS = {  # of the programs of tasks: pipelines/programs/builder.py
@@ -193,42 +194,42 @@ class _ArgumentNames:
         self._stage = programs.builder.stages.split.stages[moment.stage]
         self._passes = passes = programs.builder.stages.passes(moment.stage)
         self._weight_only = moment.program == "backward_weight"
-        self.in_flight: set[str] = set()  # names of what belongs to a micro-batch
-        self.layers: dict[str, str] = {}  # that made what backward is given, by name
+        self.in_flight: set[str] = set()  # names of values of a micro-batch
+        self.layers: dict[str, str] = {}  # of residuals, by name
         layer_of = layer_finder(layer_names(model))
-        made = {
+        layers = {
             var: layer_of(scope(equation))
             for equation in passes.forward.equations
             for var in equation.outvars
         }
         number = sum(source == "residual" for source, _ in passes.held)
         residuals = passes.forward.outvars[len(passes.forward.outvars) - number :]
-        self._made = [made.get(var, "") for var in residuals]
+        self._layers = [layers.get(var, "") for var in residuals]
 
     def __call__(self, path: tuple[Any, ...]) -> str:
         position, *rest = path
-        place = getattr(rest[0], "idx", 0) if rest else 0
+        index = getattr(rest[0], "idx", 0) if rest else 0
         if position.idx >= len(self._kinds):
             return f"argument{jax.tree_util.keystr(path)}"
         kind = self._kinds[position.idx]
         if kind in ("weights", "accumulated"):
-            weight = self._weights[self._stage.trainable[place]].path
+            weight = self._weights[self._stage.trainable[index]].path
             return weight if kind == "weights" else f"accumulated {weight}"
         if kind != "held":
-            name = f"{kind} {place}"
+            name = f"{kind} {index}"
         else:
             if self._weight_only:
-                place = self._passes.weight_held[place]
-            source, number = self._passes.held[place]
+                index = self._passes.weight_held[index]
+            source, number = self._passes.held[index]
             name = f"{source} {number}"
             if source == "residual":
-                self.layers[name] = self._made[number]
+                self.layers[name] = self._layers[number]
         if kind not in ("fixed", "changing"):
             self.in_flight.add(name)
         return name
 
 
-def _bytes(spec: Any) -> int:
+def _bytes(spec: Spec) -> int:
     """Returns the bytes of a value on one device."""
     sharding = getattr(spec, "sharding", None)
     if sharding is not None and sharding.memory_kind in _HOST:

@@ -1,23 +1,23 @@
-"""What each device of a pipeline holds while the tasks of an update run, one after another.
+"""The values on each device of a pipeline while the tasks of an update run, one after another.
 
     task       0F0      1F0          1B0          0B0
-    device 0   held     held         held         -          what backward needs of a forward
-    device 1            value, held  held         -          and what comes from another stage
+    device 0   held     held         held         -          values that backward needs
+    device 1            value, held  held         -          and values of another stage
 
-It follows `pipelines/runtime/buffers.py`: an array is there from the task that makes it, or sends
-it, to the last one that takes it. To this comes what rests, and what the running program needs.
+The walk follows `pipelines/runtime/buffers.py`: an array exists from the task that makes or sends
+it to the last one that takes it. Resident values and the running program come on top of it.
 """
 
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from millrace.pipelines.programs.passes import Passes
 from millrace.pipelines.programs.split import Split
 from millrace.schedules.task import Pass, Task
 
-Kind = tuple[int, str]  # stage, "batches" or "in flight"
+ArrayKey = tuple[int | str, ...]  # micro-batch, "value", index
+HeldKind = tuple[int, str]  # stage, "batches" or "in flight"
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,44 +26,46 @@ class StageSizes:
 
     batch: Mapping[int, int]  # by leaf
     held: Sequence[int]  # as in `Passes.held`
-    kept: int  # what backward_input leaves for backward_weight
-    own: Mapping[str, int]  # by program: results and temporaries, less what they take over
+    kept: int  # left by backward_input for backward_weight
+    own: Mapping[str, int]  # by program: results and temporaries, less reused arguments
 
 
 @dataclass(frozen=True, slots=True)
 class PeakMoment:
     """The peak of a device."""
 
-    nbytes: int  # besides what rests there
+    nbytes: int  # besides resident values
     stage: int
     program: str
-    held: Mapping[Kind, int]
+    held: Mapping[HeldKind, int]
     own: int  # bytes of the program that runs
 
 
 class UpdateWalk:
-    """Goes through the tasks of an update, and notes the peak of each device."""
+    """Goes through the tasks of an update, and records the peak of each device."""
 
     def __init__(
         self,
         split: Split,
         passes: Callable[[int], Passes],
         sizes: Sequence[StageSizes],
-        places: Sequence[Hashable],
+        devices: Sequence[Hashable],
     ):
-        """Holds nothing yet.
+        """Starts with no values.
 
         Args:
-            split: the stages, and what passes between them.
+            split: the stages, and the values that pass between them.
             passes: of a stage.
             sizes: of each stage.
-            places: the device of each stage.
+            devices: the device of each stage.
         """
-        self._split, self._passes, self._sizes, self._places = split, passes, sizes, places
-        # By device and array: bytes, what for, how many will take it.
-        self._arrays: dict[Hashable, dict[Any, tuple[int, Kind, int]]] = {p: {} for p in places}
+        self._split, self._passes, self._sizes, self._devices = split, passes, sizes, devices
+        # By device and array: bytes, kind, and the number of tasks that will take it.
+        self._arrays: dict[Hashable, dict[ArrayKey, tuple[int, HeldKind, int]]] = {
+            device: {} for device in devices
+        }
         self._totals: Counter[Hashable] = Counter()
-        self._waiting: dict[tuple[str, int, int], list[Any]] = {}
+        self._waiting: dict[tuple[str, int, int], list[ArrayKey]] = {}
         self.peaks: dict[Hashable, PeakMoment] = {}
 
     def run(self, order: Iterable[Task], ends: Iterable[tuple[str, int]]) -> None:
@@ -87,12 +89,12 @@ class UpdateWalk:
         self._look(index, "forward")
         held = []
         names = {"batch": stage.batch, "carried": stage.carried, "sent": stage.sent}
-        for (source, place), nbytes in zip(passes.held, sizes.held, strict=True):
+        for (source, position), nbytes in zip(passes.held, sizes.held, strict=True):
             if source == "residual":
-                key: Any = (number, "residual", index, place)
+                key: ArrayKey = (number, "residual", index, position)
             else:
                 what = "batch" if source == "batch" else "value"
-                key = (number, what, names[source][place])
+                key = (number, what, names[source][position])
             self._hold(index, key, nbytes, "batches" if source == "batch" else "in flight")
             held.append(key)
         self._waiting["held", index, number] = held
@@ -116,10 +118,10 @@ class UpdateWalk:
             self._waiting["kept", index, number] = [(number, "kept", index)]
         passes = self._passes(index)
         held = self._waiting.pop(("held", index, number))
-        rest = [held[k] for k in passes.weight_held]
-        self._waiting["held", index, number] = rest
-        for place, key in enumerate(held):
-            if place not in passes.weight_held:
+        for_weights = [held[k] for k in passes.weight_held]
+        self._waiting["held", index, number] = for_weights
+        for position, key in enumerate(held):
+            if position not in passes.weight_held:
                 self._drop(index, key)
         self._answer(index, number)
 
@@ -136,32 +138,32 @@ class UpdateWalk:
             self._waiting.setdefault(("cotangent", producer, number), []).append(key)
 
     def _look(self, index: int, program: str) -> None:
-        place, own = self._places[index], self._sizes[index].own.get(program, 0)
-        total = self._totals[place] + own
-        before = self.peaks.get(place)
+        device, own = self._devices[index], self._sizes[index].own.get(program, 0)
+        total = self._totals[device] + own
+        before = self.peaks.get(device)
         if before is None or total > before.nbytes:
-            held: Counter[Kind] = Counter()
-            for nbytes, kind, _ in self._arrays[place].values():
+            held: Counter[HeldKind] = Counter()
+            for nbytes, kind, _ in self._arrays[device].values():
                 held[kind] += nbytes
-            self.peaks[place] = PeakMoment(total, index, program, dict(held), own)
+            self.peaks[device] = PeakMoment(total, index, program, dict(held), own)
 
-    def _hold(self, index: int, key: Any, nbytes: int, kind: str) -> None:
-        place = self._places[index]
-        arrays = self._arrays[place]
-        known = arrays.get(key)
-        if known is None:
+    def _hold(self, index: int, key: ArrayKey, nbytes: int, kind: str) -> None:
+        device = self._devices[index]
+        arrays = self._arrays[device]
+        array = arrays.get(key)
+        if array is None:
             arrays[key] = (nbytes, (index, kind), 1)
-            self._totals[place] += nbytes
+            self._totals[device] += nbytes
         else:
-            arrays[key] = (*known[:2], known[2] + 1)
+            arrays[key] = (*array[:2], array[2] + 1)
 
-    def _drop(self, index: int, key: Any) -> None:
-        place = self._places[index]
-        nbytes, kind, takers = self._arrays[place].pop(key)
+    def _drop(self, index: int, key: ArrayKey) -> None:
+        device = self._devices[index]
+        nbytes, kind, takers = self._arrays[device].pop(key)
         if takers > 1:
-            self._arrays[place][key] = (nbytes, kind, takers - 1)
+            self._arrays[device][key] = (nbytes, kind, takers - 1)
         else:
-            self._totals[place] -= nbytes
+            self._totals[device] -= nbytes
 
     def _drop_all(self, index: int, kind: str, number: int) -> None:
         for key in self._waiting.pop((kind, index, number), ()):

@@ -1,1 +1,1 @@
-"""What training a model will need on each device, and what to change where that does not fit."""
+"""The memory that training needs on each device, and changes with which it would fit."""

@@ -1,7 +1,7 @@
-"""What would make a training fit: changes to try, from the least to the most of each kind.
+"""Changes with which a training would fit, from the smallest to the largest of each kind.
 
-Each change is compiled to know its peak. To add a kind, write a function that returns its ladder,
-and name it in `ladders`: the report tries its rungs until one fits.
+Each change is compiled to learn its peak. To add a kind, write a function that returns its ladder,
+and add it to `ladders`: the report tries its rungs until one fits.
 """
 
 from collections.abc import Callable, Sequence
@@ -15,7 +15,7 @@ from millrace.fit.setup import Setup
 from millrace.memory_report.needs import Needs, with_limits
 from millrace.options import Options, Recomputation, RecomputationMode
 from millrace.plan import Mode
-from millrace.precompile.rehearse import Batches
+from millrace.precompile.dry_runs import Batches
 from millrace.records.memory_report import MemoryChange, MemoryReport
 
 CHANGES = 3  # that a report shows
@@ -25,7 +25,7 @@ CHANGES = 3  # that a report shows
 class Candidate:
     """A change to try."""
 
-    code: str  # what the user would write
+    code: str  # for the user to write
     options: Options  # in place of those of the model
     batches: Batches
 
@@ -38,8 +38,8 @@ def ladders(setup: Setup, batches: Batches, report: MemoryReport) -> list[Ladder
 
     Args:
         setup: of a model whose training does not fit.
-        batches: that it is trained on.
-        report: what it needs, and the limits.
+        batches: of the training.
+        report: its memory, and the limits.
     """
     kinds = (
         _recomputation,
@@ -61,34 +61,34 @@ def cheapest_changes(
     needs: Callable[[Controller, Batches], Needs],
     tick: Callable[[str], object],
 ) -> tuple[MemoryChange, ...]:
-    """Returns the changes that make it fit with the fewest FLOPs; else the one that comes nearest.
+    """Returns the changes that make it fit with the fewest FLOPs, or else the nearest one.
 
     Args:
         controller: of the model.
-        batches: that it is trained on.
-        report: what it needs, and the limits.
-        before: what it needs now.
+        batches: of the training.
+        report: its memory, and the limits.
+        before: its needs without a change.
         budget: bytes of a device, as the user gave it.
-        needs: compiles the training of a controller, and returns what it needs.
-        tick: is told what is compiled next.
+        needs: compiles the training of a controller, and returns its needs.
+        tick: called with the code of each change before it is compiled.
     """
-    found: list[MemoryChange] = []
+    changes: list[MemoryChange] = []
     for ladder in ladders(controller.setup, batches, report):
         for candidate in ladder:
             tick(candidate.code)
             variant = controller.variant(candidate.options)
             try:
                 after = needs(variant, candidate.batches)
-            except MillraceError:  # options that do not go with the others
+            except MillraceError:  # options that cannot be combined with the others
                 break
             devices = with_limits(after.devices, variant.setup, budget)
             fits = all(device.fits is not False for device in devices)
             extra = _extra_flops(before, after)
-            found.append(MemoryChange(candidate.code, after.peak, round(extra, 4), fits))
+            changes.append(MemoryChange(candidate.code, after.peak, round(extra, 4), fits))
             if fits:
                 break
-    fitting = sorted((each for each in found if each.fits), key=lambda each: each.extra_flops)
-    nearest = sorted(found, key=lambda each: each.peak)[:1]
+    fitting = sorted((each for each in changes if each.fits), key=lambda each: each.extra_flops)
+    nearest = sorted(changes, key=lambda each: each.peak)[:1]
     return tuple(fitting[:CHANGES] or (each for each in nearest if each.peak < report.peak))
 
 
@@ -100,7 +100,7 @@ def _extra_flops(before: Needs, after: Needs) -> float:
 
 
 def _recomputation(setup: Setup, batches: Batches, report: MemoryReport) -> Ladder:
-    """A budget of what there is, or the modes of a pipeline."""
+    """Returns a budget of the limit, or the mode of a pipeline."""
     options = setup.options
     if options.recomputation != Recomputation():
         return []
@@ -116,7 +116,7 @@ def _recomputation(setup: Setup, batches: Batches, report: MemoryReport) -> Ladd
 
 
 def _offloaded_optimizer_state(setup: Setup, batches: Batches, report: MemoryReport) -> Ladder:
-    """The optimizer's values in host memory, where there is such and they are not there yet."""
+    """Returns the offload of the optimizer's state, where host memory can be used."""
     options = setup.options
     if options.offload.optimizer_state or host_memory(home(setup.devices)) is None:
         return []
@@ -126,7 +126,7 @@ def _offloaded_optimizer_state(setup: Setup, batches: Batches, report: MemoryRep
 
 
 def _blocks_ahead(setup: Setup, report: MemoryReport) -> int:
-    """Returns the bytes of blocks that are on a device besides that of the running program."""
+    """Returns the bytes of prefetched blocks on a device."""
     if setup.destination.is_host_memory:
         return 0
     depth = setup.options.feed.prefetch_depth
@@ -158,37 +158,37 @@ def _shared_weights(setup: Setup, batches: Batches, report: MemoryReport) -> Lad
 
 
 def _shorter_blocks(setup: Setup, batches: Batches, report: MemoryReport) -> Ladder:
-    """Blocks of half, a quarter, ... of their bytes, if that can be enough."""
+    """Returns blocks of half, a quarter, ... of their bytes, where that can be enough."""
     if setup.stages.assignment() is not None:
         return []
     feed, options, replicas = setup.options.feed, setup.options, setup.replicas
     least = batches.spec.nbytes * setup.update_steps(Mode.TRAIN)
     now = _bytes_of_batches(report) * replicas
-    nbytes, found = now // 2, []
+    nbytes, candidates = now // 2, []
     while nbytes >= least:
         if now - nbytes >= _excess(report) * replicas:
             changed = replace(options, feed=replace(feed, max_block_bytes=nbytes))
             code = f"model.set_infeed_queue_options(max_block_bytes={nbytes})"
-            found.append(Candidate(code, changed, batches))
+            candidates.append(Candidate(code, changed, batches))
         nbytes //= 2
-    return found
+    return candidates
 
 
 def _smaller_micro_batches(setup: Setup, batches: Batches, report: MemoryReport) -> Ladder:
-    """Half the rows and twice the accumulation, again and again: the same update."""
-    found = []
-    # Not the batches: an execution has more of them then, and a block as many bytes.
+    """Returns half the rows with twice the accumulation, a quarter with ...: the same update."""
+    candidates = []
+    # Not the batches: an execution then has more of them, and a block has as many bytes.
     scaling = max(
         sum(stage.temporaries + stage.in_flight for stage in device.stages)
         for device in report.devices
     )
     rows, factor = batches.spec.rows, 2
     while rows % factor == 0:
-        # At best all that grows with the rows shrinks with them.
+        # At best, all values that grow with the rows shrink with them.
         if scaling * (factor - 1) >= _excess(report) * factor or rows == factor:
-            found.append(_divided(setup, batches, factor))
+            candidates.append(_divided(setup, batches, factor))
         factor *= 2
-    return found
+    return candidates
 
 
 def _divided(setup: Setup, batches: Batches, factor: int) -> Candidate:
@@ -216,7 +216,7 @@ def _divided(setup: Setup, batches: Batches, factor: int) -> Candidate:
 
 
 def _excess(report: MemoryReport) -> int:
-    """Returns how many bytes are too much."""
+    """Returns the bytes above the limit."""
     return max(d.peak - d.limit for d in report.devices if d.limit is not None)
 
 

@@ -1,4 +1,4 @@
-"""Compiles what training would run, and adds up what that needs.
+"""The memory and FLOPs of a training, read off its compiled programs.
 
 model in one piece, replicas   memory/pieces.py    the largest program of an execution
 pipeline                       memory/stages.py    a walk through the tasks of an update
@@ -7,7 +7,6 @@ pipeline                       memory/stages.py    a walk through the tasks of a
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import singledispatch
-from typing import Any
 
 from millrace._compat.jax_executables import flops
 from millrace._compat.jax_memory import memory_limit
@@ -20,7 +19,7 @@ from millrace.memory.pieces import piece_memory
 from millrace.memory.stages import pipeline_memory
 from millrace.pipelines.runtime.compiled_stages import StagePrograms
 from millrace.plan import Mode
-from millrace.precompile.rehearse import Batches, described_execution, dry_run_of, state_specs
+from millrace.precompile.dry_runs import Batches, described_execution, dry_run_of, state_specs
 from millrace.records.memory import LiveBuffer, largest
 from millrace.records.memory_report import DeviceMemory
 from millrace.schedules.task import Pass
@@ -28,12 +27,12 @@ from millrace.schedules.task import Pass
 
 @dataclass(frozen=True, slots=True)
 class Needs:
-    """What training needs."""
+    """The memory and FLOPs of a training."""
 
     devices: tuple[DeviceMemory, ...]
-    # Of one update on one device; of a pipeline, on all of them. To count may take a compilation.
+    # Of one update on one device; of a pipeline, on all devices. May compile a program.
     update_flops: Callable[[], float]
-    # The share that a budget of recomputation adds to them, which XLA's count of loops hides.
+    # The share added by a recomputation budget, which XLA's count of loops hides.
     added_flops: float | None = None
 
     @property
@@ -43,7 +42,7 @@ class Needs:
 
 
 def measure(controller: Controller, runner: Runner, batches: Batches) -> Needs:
-    """Compiles what training on such batches runs, for the runner to have it, and runs nothing."""
+    """Compiles the programs of a training on such batches; the runner keeps them."""
     execution = described_execution(controller, Mode.TRAIN, batches)
     state = state_specs(controller.model, Mode.TRAIN)
     programs = dry_run_of(controller, runner, batches).programs(state, execution)
@@ -51,8 +50,8 @@ def measure(controller: Controller, runner: Runner, batches: Batches) -> Needs:
 
 
 @singledispatch
-def _needs(programs: Any, setup: Setup) -> Needs:
-    """Returns what programs need, each kind in its way."""
+def _needs(programs: object, setup: Setup) -> Needs:
+    """Returns the needs of programs of a runner."""
     raise NotImplementedError(type(programs))
 
 
@@ -73,18 +72,18 @@ def _(programs: LoopPrograms, setup: Setup) -> Needs:
 def with_limits(
     devices: Sequence[DeviceMemory], setup: Setup, budget: int | None
 ) -> tuple[DeviceMemory, ...]:
-    """Returns the devices with what may be used of each: the budget, or less if they have less."""
-    known = {str(device): memory_limit(device) for device in setup.devices}
+    """Returns the devices with their limits: the budget, or their memory if that is less."""
+    limits = {str(device): memory_limit(device) for device in setup.devices}
 
     def limit(device: DeviceMemory) -> int | None:
-        given = [known.get(name) for name in device.devices] + [budget]
-        return min((each for each in given if each is not None), default=None)
+        bounds = [limits.get(name) for name in device.devices] + [budget]
+        return min((each for each in bounds if each is not None), default=None)
 
     return tuple(replace(device, limit=limit(device)) for device in devices)
 
 
 def _with_blocks_ahead(memory: DeviceMemory, blocks: int) -> DeviceMemory:
-    """Adds the blocks that are on an accelerator before their turn comes."""
+    """Adds the blocks that are prefetched to an accelerator."""
     (stage,) = memory.stages
     ahead = stage.batches * blocks
     alive = largest([*memory.alive, LiveBuffer("blocks prepared ahead", ahead, "", "")])
@@ -92,7 +91,7 @@ def _with_blocks_ahead(memory: DeviceMemory, blocks: int) -> DeviceMemory:
 
 
 def _piece_flops(programs: LoopPrograms) -> float:
-    """Returns the FLOPs of one update. XLA counts the body of a loop once, however it turns."""
+    """Returns the FLOPs of one update. XLA counts the body of a loop once."""
     plan = programs.plan
     call = max((call for call in programs.calls if call.steps), key=lambda call: call.steps)
     counted, steps = flops(compiled_of(call.executable)), plan.accumulation.steps

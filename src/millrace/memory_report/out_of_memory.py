@@ -1,4 +1,4 @@
-"""What is said when a device has no memory left: where it goes, and how to learn what would fit."""
+"""The error of a device without memory: how it was used, and how to find options that fit."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -8,20 +8,20 @@ from millrace.fit.controller import Controller
 from millrace.fit.loop_functions import KeptFunction
 from millrace.memory_report.needs import measure, with_limits
 from millrace.plan import Mode
-from millrace.precompile.rehearse import Batches
+from millrace.precompile.dry_runs import Batches
 from millrace.records.memory_report import MemoryReport
 
 
 @contextmanager
 def explained(controller: Controller) -> Iterator[None]:
-    """Surrounds Keras's loops, and says more where a device had no memory for an execution.
+    """Surrounds Keras's loops, and explains the error of a device without memory.
 
     Raises:
-        OutOfMemoryError: with a table of what the memory is for, if that can be found out.
+        OutOfMemoryError: with a table of the uses of memory, if it can be made.
     """
     try:
         yield
-    except OutOfMemoryError:  # of the validation within fit, which has said it
+    except OutOfMemoryError:  # of the validation within fit, already explained
         raise
     except BaseException as error:
         function = controller.functions.running
@@ -38,13 +38,13 @@ def explained(controller: Controller) -> Iterator[None]:
 
 
 def _table(controller: Controller, function: KeptFunction) -> str:
-    """Returns what the memory is for, from executables that are there; "" if nobody can tell."""
+    """Returns a table of the uses of memory, from existing executables; "" if they have none."""
     model, spec = controller.model, function.last.batch
     if spec is None or function.mode is not Mode.TRAIN:
         return ""
     try:
         needs = measure(controller, function.runner(), Batches(spec, model.steps_per_execution))
         devices = with_limits(needs.devices, controller.setup, None)
-    except Exception:  # the compilation itself may be what had no memory
+    except Exception:  # the compilation itself may have had no memory
         return ""
     return f"\n{MemoryReport(model.name, str(spec), devices)}"

@@ -1,9 +1,8 @@
-"""What training a model will need, before anything runs."""
+"""The memory report of a model, before anything runs."""
 
 import contextlib
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import Any
 
 import keras
 from rich.console import Console
@@ -18,27 +17,30 @@ from millrace.memory_report.changes import cheapest_changes
 from millrace.memory_report.needs import Needs, measure, with_limits
 from millrace.options import bytes_or_share, whole_number
 from millrace.plan import Mode
-from millrace.precompile.batch_of_zeros import batch_of_zeros
-from millrace.precompile.rehearse import Batches
+from millrace.precompile.batch_of_zeros import BatchDescription, batch_of_zeros
+from millrace.precompile.dry_runs import Batches
 from millrace.records.memory_report import MemoryReport
 
 
 def memory_report(
-    controller: Controller, given: Any, budget: int | str | None, steps_per_epoch: int | None
+    controller: Controller,
+    batch_spec: BatchDescription,
+    budget: int | str | None,
+    steps_per_epoch: int | None,
 ) -> MemoryReport:
-    """Returns what training needs, and what would make it fit; see `Strategy.memory_report`."""
+    """Returns the needs of training, and changes that fit; see `Strategy.memory_report`."""
     model, limit = controller.model, None if budget is None else _limit(budget)
     if not model.compiled:
         raise NotCompiledError(
-            f"What {model.name!r} needs depends on its optimizer and its loss, and it is not "
-            "compiled. Call model.compile(optimizer, loss) before memory_report()."
+            f"{model.name!r} is not compiled, and the memory of its training depends on its "
+            "optimizer and its loss. Call model.compile(optimizer, loss) before memory_report()."
         )
-    batch = batch_of_zeros(given)
+    batch = batch_of_zeros(batch_spec)
     if steps_per_epoch is not None:
         steps_per_epoch = whole_number("steps_per_epoch", steps_per_epoch, 1)
     controller.setup.check(Mode.TRAIN)
     if keras.utils.unpack_x_y_sample_weight(batch)[1] is None:
-        several = "A list is x alone, of several inputs. " if isinstance(given, list) else ""
+        several = "A list is x alone, of several inputs. " if isinstance(batch_spec, list) else ""
         check_targets(model, "memory_report()", f"{several}Set batch_spec to (x[:32], y[:32])")
     controller.feeds.is_built_ahead |= build_for(model, batch)
     model.make_train_function()
@@ -57,11 +59,11 @@ def _needs(controller: Controller, batches: Batches) -> Needs:
     return measure(controller, LoopFunction(controller, Mode.TRAIN).runner(), batches)
 
 
-def _limit(budget: Any) -> int:
+def _limit(budget: int | str) -> int:
     nbytes = bytes_or_share(budget)
     if isinstance(nbytes, float):
         raise OptionError(
-            f"budget is of one device, in bytes. Received: {budget!r}. Set it to a whole number "
+            f"budget is the bytes of one device. Received: {budget!r}. Set it to a whole number "
             "of bytes, or text such as '1.5GB'."
         )
     return nbytes
@@ -69,7 +71,7 @@ def _limit(budget: Any) -> int:
 
 @contextlib.contextmanager
 def _progress() -> Iterator[Callable[[str], object]]:
-    """Gives what shows, on a terminal, which change is being compiled."""
+    """Yields a function that shows, on a terminal, the change that is being compiled."""
     console = Console(stderr=True)
     if not console.is_terminal:
         yield lambda code: None

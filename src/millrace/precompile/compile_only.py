@@ -5,8 +5,11 @@
           train_function(state, execution)           takes note of it; zeros, and the same state
     compile all that was noted, at the same time     training and validation, all stages
 
-What decides what is compiled is as in a real run: which loops there are, what Keras's data
-adapters make of the data, how long executions are, what millrace's callbacks watch.
+The loops, the batches that Keras's data adapters make, the lengths of executions and the requests
+of millrace's callbacks decide what is compiled, as in a real run.
+
+The switch is of the process, not of a thread: a script may train in threads of its own, and none
+of them is to train. What a loop would run is kept by the thread that runs the loop.
 """
 
 import contextlib
@@ -14,9 +17,10 @@ import functools
 import inspect
 import logging
 import os
-from collections.abc import Callable, Iterator, Sequence
+import threading
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeGuard, TypeVar
 
 import jax
 import keras
@@ -27,7 +31,7 @@ from millrace._compat.keras_loops import set_epoch_iterators
 from millrace._compat.keras_steps import metric_logs
 from millrace.cache.use import cache_statistics
 from millrace.compiled_loop.protocol import DryRun, ExecutionSteps, Runner
-from millrace.compiling.lowering import tracing
+from millrace.compiling.tracing import tracing
 from millrace.errors import OptionError
 from millrace.feeds.block import batch_spec
 from millrace.fit.controller import Controller, controller_of
@@ -41,69 +45,89 @@ from millrace.precompile.described_epochs import (
     DescribedSteps,
     streamed,
 )
+from millrace.precompile.dry_runs import state_specs
 from millrace.precompile.precompile import at_once
-from millrace.precompile.rehearse import state_specs
+from millrace.pytrees import ArrayTree, SpecTree
 from millrace.steps.state import State
 from millrace.steps.step import logs_follow_from_metrics
+from millrace.threads.scoped_value import ScopedValue
 
 logger = logging.getLogger("millrace")
+LoopResult = TypeVar("LoopResult")
 
 
 @dataclass(frozen=True, slots=True)
-class _Noted:
-    """What is to be compiled for one call."""
+class _Call:
+    """A call of a train, test or predict function, to be compiled."""
 
     runner: Runner  # which knows what is watched while the call goes on
     steps: DescribedSteps
 
     @property
-    def key(self) -> Any:
+    def key(self) -> Hashable:
         return id(self.runner), self.steps.executions, self.steps.longest
 
 
-class _Process:
-    """Whether this process only compiles, and what is to be compiled."""
+_Jobs = dict["DescribedFunction", list[_Call]]
+_jobs = ScopedValue[_Jobs | None](None)  # of the loop that this thread runs
 
-    is_on = False
-    has_functions = False  # whether functions of millrace.compile run nothing, either
+
+class _Switch:
+    """The blocks of `compiling_only` that are open, in all threads."""
 
     def __init__(self) -> None:
-        self.jobs: dict[DescribedFunction, list[_Noted]] = {}
+        self._lock = threading.Lock()
+        self.blocks = 0
+        self.of_functions = 0  # those in which functions of millrace.compile run nothing, either
+
+    def turn_on(self, functions: bool) -> None:
+        with self._lock:
+            if not self.blocks:
+                set_epoch_iterators(_make_described)
+            self.blocks += 1
+            self.of_functions += functions
+
+    def turn_off(self, functions: bool) -> None:
+        with self._lock:
+            self.blocks -= 1
+            self.of_functions -= functions
+            if not self.blocks:
+                set_epoch_iterators(make_epoch_iterator)
 
 
-_process = _Process()
+_switch = _Switch()
 
 
 def is_on() -> bool:
     """Whether this process only compiles."""
-    return _process.is_on
+    return _switch.blocks > 0
 
 
 def is_on_for_functions() -> bool:
     """Whether functions of `millrace.compile` are only compiled, too."""
-    return _process.has_functions
+    return _switch.of_functions > 0
 
 
 @contextlib.contextmanager
 def compiling_only(*, functions: bool = False) -> Iterator[None]:
-    """Surrounds code in which the loops of all attached models compile and run nothing.
+    """Surrounds code during which the loops of all attached models compile and run nothing.
+
+    It holds in all threads. Where blocks overlap, it holds until the last one ends.
 
     Args:
-        functions: whether that goes for functions of `millrace.compile`, too: they return zeros,
-            and leave variables as they are. Code that waits for a result may wait forever.
+        functions: whether functions of `millrace.compile` are only compiled, too: they return
+            zeros, and leave variables as they are. Code that waits for a result may wait forever.
     """
-    set_epoch_iterators(_make_described)
-    _process.is_on = True
-    _process.has_functions = functions
+    _switch.turn_on(functions)
     try:
         yield
     finally:
-        _process.is_on = _process.has_functions = False
-        _process.jobs.clear()
-        set_epoch_iterators(make_epoch_iterator)
+        _switch.turn_off(functions)
 
 
-def _make_described(model: keras.Model, loop: str, arguments: Any) -> Any | None:
+def _make_described(
+    model: keras.Model, loop: str, arguments: dict[str, Any]
+) -> DescribedEpochIterator | None:
     controller = controller_of(model)
     if controller is None:
         return None
@@ -111,38 +135,39 @@ def _make_described(model: keras.Model, loop: str, arguments: Any) -> Any | None
 
 
 def compile_loop(
-    controller: Controller, stock: Callable[..., Any], bound: inspect.BoundArguments
-) -> Any:
-    """Calls Keras's fit, evaluate or predict for its results' structure, and compiles what it ran.
+    controller: Controller, stock: Callable[..., LoopResult], bound: inspect.BoundArguments
+) -> LoopResult:
+    """Calls Keras's fit, evaluate or predict for the structure of its result, and compiles.
 
     Args:
         controller: of the model.
         stock: Keras's method.
-        bound: what it is given, all defaults included.
+        bound: its arguments, all defaults included.
+
+    Returns:
+        What `stock` returns, with zeros for all values.
 
     Raises:
-        OptionError: if nothing would keep what is compiled.
+        OptionError: if this process has no cache of executables.
     """
     check_cache()
-    if controller.is_running:  # the validation of a fit, which has done what follows
+    if controller.is_running:  # the validation of a fit, which compiles both
         return stock(*bound.args, **bound.kwargs)
     arguments = bound.arguments
     arguments["verbose"] = 0
     arguments["callbacks"] = _watching(arguments["callbacks"])
-    try:
-        with controller.running():
-            result = stock(*bound.args, **bound.kwargs)
-        _compile_jobs()
-    finally:
-        _process.jobs.clear()
+    jobs: _Jobs = {}
+    with _jobs.bound_to(jobs), controller.running():
+        result = stock(*bound.args, **bound.kwargs)
+    _compile(jobs)
     return result
 
 
 def check_cache() -> None:
-    """Refuses to compile for a cache that is not there.
+    """Refuses to compile where no cache would keep the executables.
 
     Raises:
-        OptionError: saying how to have one.
+        OptionError: if this process has no cache of executables.
     """
     if not is_enabled() or cache_statistics().directory is None:
         raise OptionError(
@@ -151,11 +176,11 @@ def check_cache() -> None:
         )
 
 
-def sparing(write: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns `save` or `save_weights` that spares files where weights are not the trained ones."""
+def sparing(write: Callable[..., LoopResult]) -> Callable[..., LoopResult | None]:
+    """Wraps `save` or `save_weights`: files that exist keep their trained weights."""
 
     @functools.wraps(write)
-    def spare(*args: Any, **kwargs: Any) -> Any:
+    def spare(*args: object, **kwargs: object) -> LoopResult | None:
         path = args[0] if args else kwargs.get("filepath")
         if not is_on() or not isinstance(path, str | os.PathLike) or not os.path.exists(path):
             return write(*args, **kwargs)
@@ -165,40 +190,38 @@ def sparing(write: Callable[..., Any]) -> Callable[..., Any]:
     return spare
 
 
-def _compile_jobs() -> None:
-    jobs = dict(_process.jobs)
-    _process.jobs.clear()
+def _compile(jobs: _Jobs) -> None:
     if jobs:
         controller = next(iter(jobs)).controller
         at_once(controller, [functools.partial(each.compile, jobs[each]) for each in jobs])
 
 
 class _Watching(keras.callbacks.Callback):
-    """Begins and ends what a callback of millrace's watches, and shows it nothing."""
+    """Lets a callback of millrace's ask for values as in a real run, and passes it none."""
 
-    def __init__(self, callback: Any):
+    def __init__(self, callback: keras.callbacks.Callback):
         super().__init__()
         self._callback = callback
 
-    def set_model(self, model: Any) -> None:
+    def set_model(self, model: keras.Model) -> None:
         super().set_model(model)
         self._callback.set_model(model)
 
-    def on_train_begin(self, logs: Any = None) -> None:
+    def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         self._callback.on_train_begin(logs)
 
-    def on_train_end(self, logs: Any = None) -> None:
+    def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
         self._callback.on_train_end(logs)
 
 
-def _watching(callbacks: Any) -> list[keras.callbacks.Callback]:
-    """Returns what decides what programs carry out; other callbacks could write files."""
+def _watching(callbacks: object) -> list[keras.callbacks.Callback]:
+    """Returns the callbacks that decide which values programs return; others could write files."""
     callbacks = getattr(callbacks, "callbacks", callbacks)  # of a CallbackList
-    given = callbacks if isinstance(callbacks, list | tuple) else [callbacks]
-    return [_Watching(each) for each in given if _is_ours(each)]
+    several = callbacks if isinstance(callbacks, list | tuple) else [callbacks]
+    return [_Watching(each) for each in several if _is_ours(each)]
 
 
-def _is_ours(callback: Any) -> bool:
+def _is_ours(callback: object) -> TypeGuard[keras.callbacks.Callback]:
     return any(each.__module__.startswith("millrace.") for each in type(callback).__mro__)
 
 
@@ -206,14 +229,13 @@ class DescribedFunction(LoopFunction):
     """Train, test or predict function that compiles what the real one would run."""
 
     def __init__(self, controller: Controller, mode: Mode):
-        """Knows nothing yet."""
         super().__init__(controller, mode)
         self.controller = controller
-        # By runner. What one has compiled decides on what it compiles next, as in a real run.
+        # By runner. What it has compiled decides what it compiles next, as in a real run.
         self._dry_runs: dict[int, DryRun[Any]] = {}
 
-    def __call__(self, state: State, iterator: Iterator[Any]) -> tuple[Any, State]:
-        """Takes note of what is to be compiled, and returns zeros.
+    def __call__(self, state: State, iterator: Iterator[ArrayTree]) -> tuple[ArrayTree, State]:
+        """Keeps a description of the call, to be compiled when the loop ends, and returns zeros.
 
         Args:
             state: values of the model's variables; returned as they are.
@@ -222,26 +244,28 @@ class DescribedFunction(LoopFunction):
 
         Raises:
             StopIteration: if the data has no batch.
-            OptionError: if nothing would keep what is compiled.
+            OptionError: if this process has no cache of executables.
         """
         if not is_on():
             return super().__call__(state, iterator)
         check_cache()
         described = isinstance(iterator, DescribedExecution)
         steps = iterator.describe() if described else self._on_batch(iterator)
-        controller = self._controller
-        # By what is watched now: the callbacks end that before anything is compiled.
-        noted, jobs = _Noted(self.runner(), steps), _process.jobs.setdefault(self, [])
-        if not jobs or jobs[-1].key != noted.key:  # not for every epoch
-            jobs.append(noted)
+        # The runner of now: callbacks end what they watch before anything is compiled.
+        call = _Call(self.runner(), steps)
         result = self._zeros(state, steps)
-        if not controller.is_running:  # of a single batch
-            _compile_jobs()
+        jobs = _jobs.get()
+        if jobs is None or not self._controller.is_running:  # a single batch, outside of fit
+            _compile({self: [call]})
+            return result, state
+        calls = jobs.setdefault(self, [])
+        if not calls or calls[-1].key != call.key:  # not for every epoch
+            calls.append(call)
         return result, state
 
-    def compile(self, noted: Sequence[_Noted]) -> None:
+    def compile(self, calls: Sequence[_Call]) -> None:
         """Compiles what some calls would run, in their order."""
-        for each in noted:
+        for each in calls:
             dry_run = self._dry_runs.get(id(each.runner))
             if dry_run is None:
                 dry_run = self._dry_runs[id(each.runner)] = each.runner.dry_run()
@@ -249,7 +273,7 @@ class DescribedFunction(LoopFunction):
             for slices in each.steps.executions:
                 dry_run.compile(state, ExecutionSteps(slices, each.steps.longest))
 
-    def _on_batch(self, iterator: Iterator[Any]) -> DescribedSteps:
+    def _on_batch(self, iterator: Iterator[ArrayTree]) -> DescribedSteps:
         controller = self._controller
         longest = max(
             controller.model.steps_per_execution, controller.setup.update_steps(self.mode)
@@ -263,12 +287,12 @@ class DescribedFunction(LoopFunction):
         counts = {spec: specs.count(spec) for spec in specs}
         return DescribedSteps(tuple(executions), len(batches), batches[0], counts)
 
-    def _zeros(self, state: State, steps: DescribedSteps) -> Any:
+    def _zeros(self, state: State, steps: DescribedSteps) -> ArrayTree:
         if self.mode is Mode.PREDICT:
             return self._zero_outputs(state, steps)
         model = self._controller.model
         if logs_follow_from_metrics(model, self.mode):
-            with tracing:
+            with tracing(model):
                 logs = jax.eval_shape(functools.partial(metric_logs, model), list(state[-1]))
         else:
             logs = self._result(state, steps.batch)
@@ -278,7 +302,7 @@ class DescribedFunction(LoopFunction):
             lead = (self._controller.setup.replicas,) if reduction is MetricReduction.LIST else ()
         return jax.tree.map(lambda leaf: np.zeros((*lead, *leaf.shape), leaf.dtype), logs)
 
-    def _zero_outputs(self, state: State, steps: DescribedSteps) -> Any:
+    def _zero_outputs(self, state: State, steps: DescribedSteps) -> ArrayTree:
         """Returns outputs `[rows, ...]` of all steps; the rows of a batch may be any number."""
         leaves = jax.tree.leaves(steps.batch)
         outputs, rows = None, None
@@ -286,14 +310,14 @@ class DescribedFunction(LoopFunction):
             shapes = zip(leaves, spec.shapes, strict=True)
             batch = [jax.ShapeDtypeStruct(shape, leaf.dtype) for leaf, shape in shapes]
             outputs = self._result(state, jax.tree.unflatten(spec.treedef, batch))
-            found = jax.tree.map(lambda leaf, count=count: leaf.shape[0] * count, outputs)
-            rows = found if rows is None else jax.tree.map(int.__add__, rows, found)
+            more = jax.tree.map(lambda leaf, count=count: leaf.shape[0] * count, outputs)
+            rows = more if rows is None else jax.tree.map(int.__add__, rows, more)
         return jax.tree.map(
             lambda leaf, length: np.zeros((length, *leaf.shape[1:]), leaf.dtype), outputs, rows
         )
 
-    def _result(self, state: State, batch: Any) -> Any:
-        """Returns the specs of what a step gives."""
+    def _result(self, state: State, batch: "ArrayTree | SpecTree") -> SpecTree:
+        """Returns the specs of the logs or the predictions of a step."""
         step = getattr(self._controller.model, f"{self.mode.value}_step")
-        with tracing:
+        with tracing(self._controller.model):
             return jax.eval_shape(step, tuple(map(list, state)), batch)[0]

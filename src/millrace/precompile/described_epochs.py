@@ -1,13 +1,14 @@
-"""What Keras's loops draw from where nothing is run: executions as shapes.
+"""Epochs in which nothing is run: their executions, described by the shapes of their batches.
 
     data of 10 batches, the last one smaller; steps_per_execution=4
     executions of an epoch    4 full | 4 full | 1 full, 1 small
     described by              4 full |          1 full, 1 small
 
-One batch is drawn from the data. An epoch is a single execution for Keras, which stands for all.
+One batch is drawn from the data. Keras sees a single execution for each epoch.
 """
 
-from collections.abc import Iterable, Iterator
+from collections import Counter
+from collections.abc import Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,16 +17,17 @@ from millrace.feeds.block import Block, BlockSlice, batch_spec
 from millrace.feeds.blocks import BlockShape, resident_cuts
 from millrace.fit.epochs import Execution, FeedEpochIterator
 from millrace.plan import BatchSpec
+from millrace.pytrees import ArrayTree
 
 
 @dataclass(frozen=True, slots=True)
 class DescribedSteps:
-    """The executions of a loop that differ, and how many steps they all have."""
+    """The different executions of a loop, and the number of steps of all."""
 
     executions: tuple[tuple[BlockSlice, ...], ...]
     longest: int  # steps of a full execution
-    batch: Any  # one of them, as the data adapter gives it
-    counts: dict[BatchSpec, int]  # steps, by the spec of their batches
+    batch: ArrayTree  # one of them, as the data adapter gives it
+    counts: Mapping[BatchSpec, int]  # steps, by the spec of their batches
 
 
 class DescribedExecution(Execution):
@@ -38,23 +40,23 @@ class DescribedExecution(Execution):
         self._position = position  # of the first step in its pass through the data
 
     def describe(self) -> DescribedSteps:
-        """Returns what the executions are made of.
+        """Describes the executions.
 
         Raises:
             StopIteration: if the data has no batch.
         """
         return self._described.describe(self._counts, self._position)
 
-    def __next__(self) -> Any:
+    def __next__(self) -> ArrayTree:
         return self._described.first_batch()
 
 
 class DescribedEpochIterator(FeedEpochIterator):
-    """Draws one batch, and takes all others to be of its shape; but arrays say what theirs is."""
+    """Draws one batch, and takes all others to have its shapes, but for the last rows of arrays."""
 
-    _first: Any = None
+    _first: ArrayTree = None
 
-    def first_batch(self) -> Any:
+    def first_batch(self) -> ArrayTree:
         """Returns the first batch of the data, which is drawn once.
 
         Raises:
@@ -65,7 +67,7 @@ class DescribedEpochIterator(FeedEpochIterator):
         return self._first
 
     def executions(self) -> Iterator[tuple[int, int, Execution]]:
-        """Yields one execution for an epoch, and counts on as if all had been run."""
+        """Yields one execution for an epoch, and counts the steps of all."""
         self.number += 1
         total, position = self.num_batches, self.steps_in_pass
         counts = [self.steps_per_execution]
@@ -77,10 +79,10 @@ class DescribedEpochIterator(FeedEpochIterator):
         yield 0, sum(counts) - 1, DescribedExecution(self, counts, position)
 
     def describe(self, counts: list[int], position: int) -> DescribedSteps:
-        """Returns what executions of so many steps are made of.
+        """Describes the executions of an epoch.
 
         Args:
-            counts: steps of each.
+            counts: steps of each execution.
             position: of the first step in its pass through the data.
         """
         batch = self.first_batch()
@@ -89,30 +91,30 @@ class DescribedEpochIterator(FeedEpochIterator):
             self._controller.setup, self._mode, self.steps_per_execution
         )
         adapter: Any = self.data_adapter
-        rest = adapter.partial_batch_size if is_array_adapter(adapter) else None
-        has_rest = bool(rest) and position + sum(counts) == self.pass_length
+        last_rows = adapter.partial_batch_size if is_array_adapter(adapter) else None
+        ends_short = bool(last_rows) and position + sum(counts) == self.pass_length
         if is_array_adapter(adapter) and self.would_reside(batch):
             full = adapter.batch_size
-            rows = (sum(counts) - has_rest) * full + (rest if has_rest else 0)
+            rows = (sum(counts) - ends_short) * full + (last_rows if ends_short else 0)
             on_host = self._controller.setup.destination.is_host_memory
             executions = _cut(resident_cuts(spec, rows, full, shape, on_host), counts)
         else:
             steps = [spec] * sum(counts)
-            if has_rest and rest:
-                steps[-1] = spec.of_rows(rest)
+            if ends_short and last_rows:
+                steps[-1] = spec.of_rows(last_rows)
             executions = streamed(steps, counts, shape)
-        found: dict[BatchSpec, int] = {}
+        numbers: Counter[BatchSpec] = Counter()
         for block_slice in (block_slice for each in executions for block_slice in each):
-            found[block_slice.block.spec] = found.get(block_slice.block.spec, 0) + block_slice.count
+            numbers[block_slice.block.spec] += block_slice.count
         return DescribedSteps(
-            _distinct(executions, shape.replicas), self.steps_per_execution, batch, found
+            _distinct(executions, shape.replicas), self.steps_per_execution, batch, numbers
         )
 
 
 def streamed(
     steps: list[BatchSpec], counts: Iterable[int], shape: BlockShape
 ) -> list[tuple[BlockSlice, ...]]:
-    """Returns the slices of executions whose blocks are stacked as batches come.
+    """Returns the slices of executions whose blocks are stacked from batches in their order.
 
     Args:
         steps: specs of the batches.
@@ -127,8 +129,7 @@ def streamed(
             first = position % shape.replicas
             spec = steps[position]
             capacity = shape.capacity(spec, first + end - position)
-            room = shape.limit_at(position)
-            most = min(capacity - first, end - position, room or capacity)
+            most = min(capacity - first, end - position, shape.limit_at(position) or capacity)
             number = next((n for n in range(most) if steps[position + n] != spec), most)
             slices.append(BlockSlice(Block(None, spec, capacity, number, first), first, number))
             position += number
@@ -137,7 +138,7 @@ def streamed(
 
 
 def _cut(blocks: Iterable[Block], counts: Iterable[int]) -> list[tuple[BlockSlice, ...]]:
-    """Returns the slices of executions that go on through blocks, as `Infeed.take` gives them."""
+    """Returns the slices of consecutive executions, cut from blocks as by `Infeed.take`."""
     executions: list[tuple[BlockSlice, ...]] = []
     blocks = iter(blocks)
     block, used = next(blocks), 0
@@ -156,12 +157,12 @@ def _cut(blocks: Iterable[Block], counts: Iterable[int]) -> list[tuple[BlockSlic
 def _distinct(
     executions: Iterable[tuple[BlockSlice, ...]], replicas: int
 ) -> tuple[tuple[BlockSlice, ...], ...]:
-    """Returns executions of which no two run the same programs; where in a block is no matter."""
-    found: dict[Any, tuple[BlockSlice, ...]] = {}
+    """Returns one execution for each set of programs, wherever in a block its slices begin."""
+    distinct: dict[Hashable, tuple[BlockSlice, ...]] = {}
     for execution in executions:
         key = tuple(
             (each.block.spec, each.block.capacity, each.start % replicas, each.count)
             for each in execution
         )
-        found.setdefault(key, execution)
-    return tuple(found.values())
+        distinct.setdefault(key, execution)
+    return tuple(distinct.values())

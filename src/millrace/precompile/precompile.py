@@ -1,8 +1,9 @@
-"""Compiling everything that a model will run, before there is data."""
+"""Compilation of all programs of a model, before there is data."""
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from contextlib import AbstractContextManager
+from typing import cast
 
 import jax
 import keras
@@ -15,54 +16,59 @@ from millrace.feeds.block import batch_spec as spec_of
 from millrace.fit.controller import Controller
 from millrace.options import whole_number
 from millrace.plan import Mode
-from millrace.precompile.batch_of_zeros import batch_of_zeros
-from millrace.precompile.rehearse import Batches, rehearse, steps_of_execution
+from millrace.precompile.batch_of_zeros import BatchDescription, batch_of_zeros
+from millrace.precompile.dry_runs import Batches, compile_loop_programs, steps_of_execution
+from millrace.pytrees import ArrayTree
 
-_KNOWN = ("steps_per_epoch",)
+_OPTIONS = ("steps_per_epoch",)
 _REASONS = {"batch_size": "it follows from the shapes of batch_spec."}
 
 
 def precompile(
-    controller: Controller, batch_spec: Any, *, steps_per_epoch: int | None = None, **unknown: Any
+    controller: Controller,
+    batch_spec: BatchDescription,
+    *,
+    steps_per_epoch: int | None = None,
+    **unknown: object,
 ) -> None:
-    """Compiles what fit, evaluate and predict will run on such batches, and runs nothing.
+    """Compiles the programs that fit, evaluate and predict will run on such batches.
 
-    All programs are compiled at the same time, those of all stages included, and kept in the cache
-    on disk if there is one. The model gets the variables that `fit` would give it: of its metrics
-    and its optimizer.
+    Nothing is run. All programs are compiled at the same time, those of all stages included, and
+    kept in the cache on disk if there is one. The model gets the variables that `fit` would make:
+    those of its metrics and its optimizer.
 
     Args:
         controller: of the model whose method this becomes.
         batch_spec: one micro-batch as `fit` sees it, `(x, y)` or `(x, y, sample_weight)`, of
-            arrays, `jax.ShapeDtypeStruct`s or pairs of shape and dtype. Numbers do not matter.
-            With x alone only what predict runs is compiled.
-        steps_per_epoch: batches in an epoch. Arrays that stay on the device are cut into blocks of
-            up to so many; None cuts them into blocks of one execution.
+            arrays, `jax.ShapeDtypeStruct`s or pairs of shape and dtype. The values do not matter.
+            For x alone only predict is compiled.
+        steps_per_epoch: batches in an epoch, which is the most that a block of arrays that stay on
+            the device holds; None cuts them into blocks of one execution.
         **unknown: refused, with the nearest name.
 
     Raises:
-        OptionError: for a batch that is none of these, or an unknown option.
-        NotCompiledError: if the model is not compiled, and would be trained.
-        PlanError: if options and stages do not fit together, as `fit` would say.
+        OptionError: for any other batch, or an unknown option.
+        NotCompiledError: if there are targets, and the model is not compiled.
+        PlanError: if options and stages do not fit together, as in `fit`.
     """
-    refuse_unknown("precompile", unknown, _KNOWN, _REASONS)
+    refuse_unknown("precompile", unknown, _OPTIONS, _REASONS)
     if steps_per_epoch is not None:
         whole_number("steps_per_epoch", steps_per_epoch, 1)
-    given = batch_of_zeros(batch_spec)
+    whole = batch_of_zeros(batch_spec)
     batches = {}
-    for mode in _modes(controller, given):
+    for mode in _modes(controller, whole):
         controller.setup.check(mode)
-        is_whole = mode is not Mode.PREDICT or not _has_targets(given)
-        batch = given if is_whole else batch_of_zeros((batch_spec[0],))
+        is_x_alone = mode is Mode.PREDICT and _has_targets(whole)
+        batch = batch_of_zeros((cast(tuple, batch_spec)[0],)) if is_x_alone else whole
         batches[mode] = Batches(spec_of(batch), _steps(controller), steps_per_epoch)
         steps_of_execution(controller.setup, mode, batches[mode])  # refuses what no loop could run
-    _build(controller, given)
+    _build(controller, whole)
     for mode in batches:
         getattr(controller.model, f"make_{mode.value}_function")()
 
     def job(mode: Mode) -> Callable[[], None]:
         runner = controller.functions.compiled[mode].runner()
-        return lambda: rehearse(controller, runner, mode, batches[mode])
+        return lambda: compile_loop_programs(controller, runner, mode, batches[mode])
 
     at_once(controller, [job(mode) for mode in batches])
     for mode in batches:
@@ -70,8 +76,8 @@ def precompile(
 
 
 def at_once(controller: Controller, jobs: Sequence[Callable[[], None]]) -> None:
-    """Does jobs that compile programs of a model, each in a thread, and waits for all."""
-    # As in the thread that will run what is compiled, and not as in a new one.
+    """Runs jobs that compile programs of a model, each in a thread, and waits for all."""
+    # The default of the thread that will run the programs, not that of a new thread.
     device = jax.config.jax_default_device  # type: ignore[attr-defined]
 
     def do(job: Callable[[], None]) -> None:
@@ -83,19 +89,19 @@ def at_once(controller: Controller, jobs: Sequence[Callable[[], None]]) -> None:
             each.result()
 
 
-def _modes(controller: Controller, given: Any) -> list[Mode]:
-    if not _has_targets(given):
+def _modes(controller: Controller, batch: ArrayTree) -> list[Mode]:
+    if not _has_targets(batch):
         return [Mode.PREDICT]
     if not controller.model.compiled:
         raise NotCompiledError(
-            f"What {controller.model.name!r} trains depends on its optimizer and its loss, and it "
-            "is not compiled. Call model.compile(optimizer, loss) before precompile(), or give it "
-            "x alone for what predict runs."
+            f"{controller.model.name!r} is not compiled, and the programs of its training depend "
+            "on its optimizer and its loss. Call model.compile(optimizer, loss) before "
+            "precompile(), or give it x alone to compile predict."
         )
     return list(Mode)
 
 
-def _has_targets(batch: Any) -> bool:
+def _has_targets(batch: ArrayTree) -> bool:
     return keras.utils.unpack_x_y_sample_weight(batch)[1] is not None
 
 
@@ -103,7 +109,7 @@ def _steps(controller: Controller) -> int:
     return controller.model.steps_per_execution if controller.model.compiled else 1
 
 
-def _build(controller: Controller, batch: Any) -> None:
+def _build(controller: Controller, batch: ArrayTree) -> None:
     model = controller.model
     if model.compiled:
         controller.feeds.is_built_ahead |= build_for(model, batch)
@@ -112,7 +118,7 @@ def _build(controller: Controller, batch: Any) -> None:
         model.build(jax.tree.map(lambda leaf: leaf.shape, x))
 
 
-def _status(controller: Controller) -> Any:
+def _status(controller: Controller) -> AbstractContextManager[object]:
     console = Console(stderr=True)
     name = controller.model.name
     return console.status(f"compiling {name} ...") if console.is_terminal else console

@@ -1,4 +1,4 @@
-"""How fast data came, alone and together with the model that it is for."""
+"""The speed of a data set, alone and together with its model."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -10,7 +10,7 @@ Bottleneck = Literal["model", "input pipeline", "overlap"]
 
 @dataclass(frozen=True, slots=True)
 class SupplyEpoch:
-    """What came in one epoch of a benchmark. An element is one batch."""
+    """The elements of one epoch of a benchmark. An element is one batch."""
 
     elements_processed: float
     total_bytes_processed: float
@@ -42,10 +42,10 @@ class SupplyEpoch:
 
 @dataclass(frozen=True, slots=True)
 class Supply:
-    """What a benchmark of a data set or of an infeed measured."""
+    """The result of a benchmark of a data set or of an infeed."""
 
     epochs: tuple[SupplyEpoch, ...]
-    first_element_seconds: float  # from opening the data set on; part of the first epoch's time
+    first_element_seconds: float  # from the opening of the data set; part of the first epoch
 
     def as_json(self) -> dict[str, object]:
         """Returns everything by name; times and rates are of each epoch."""
@@ -57,11 +57,11 @@ class Supply:
 
 @dataclass(frozen=True, slots=True)
 class FeedVerdict:
-    """Seconds per step of loading, of training, and of both at once. Prints with the verdict."""
+    """Seconds per step of loading, of training, and of both together. Prints with the verdict."""
 
     steps: int  # in each epoch that was measured
-    loader_seconds: float  # the data set alone, for nobody
-    model_seconds: float  # fit on one batch over and over
+    loader_seconds: float  # the data set alone
+    model_seconds: float  # fit on one batch, repeated
     both_seconds: float  # fit on the data set
 
     @property
@@ -71,7 +71,7 @@ class FeedVerdict:
 
     @property
     def bottleneck(self) -> Bottleneck:
-        """What sets the pace: the slower of the two, or that they do not overlap."""
+        """The bottleneck: the slower of the two, or their missing overlap."""
         if self.model_share >= UNLIMITED:
             return "model"
         return "overlap" if self.loader_seconds < self.model_seconds else "input pipeline"
@@ -89,7 +89,7 @@ class FeedVerdict:
 
     @property
     def advice(self) -> str:
-        """What to change, empty where faster loading would gain nothing."""
+        """A change to make; empty where faster loading would gain nothing."""
         return _ADVICE[self.bottleneck]
 
     def __str__(self) -> str:
@@ -103,7 +103,7 @@ class FeedVerdict:
 
     @property
     def verdict(self) -> str:
-        """The share, the bottleneck, and what to change."""
+        """The share, the bottleneck, and a change to make."""
         return (
             f"Your input pipeline limits training to {self.model_share:.0%} of what the model "
             f"could do. {_REASON[self.bottleneck]}"

@@ -1,6 +1,6 @@
-"""What is left of the update at which training went wrong: enough to run it again.
+"""A record of the update at which training went wrong, with all data to run it again.
 
-record.json       what was found where, and how the update was made
+record.json       the tensor, its place, and the options of the update
 statistics.npz    the watched tensors of the last updates
 state.npz         the model's values from before the update, by role
 batches.npz       its micro-batches
@@ -18,6 +18,8 @@ import numpy as np
 from millrace.errors import DataError
 from millrace.records.tensors import STATISTICS, NonFiniteData, Tensor
 
+_JsonTree = int | dict[str, Any] | None  # a number of an array, or {"dict" or "list": ...}
+
 MODEL_FILE = "model.keras"
 _SHOWN = 4  # arguments and batches that are named
 _RECORD, _STATISTICS, _STATE, _BATCHES = (
@@ -27,24 +29,24 @@ _RECORD, _STATISTICS, _STATE, _BATCHES = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FlightRecord:
-    """Which tensor of which update was the first that was not finite. All numbers begin at 0."""
+    """The first tensor that was not finite, and its update. All numbers begin at 0."""
 
     model: str  # its name
     epoch: int
     step: int  # batches of this fit before those of the update, over all epochs
     update: int  # of this fit, over all epochs
-    micro_batch: int | None  # of the update; None if no single one of them did it
+    micro_batch: int | None  # of the update; None if it is not known
     tensor: Tensor | None  # None if running the update again found none
     nans: int = 0
     infs: int = 0
     stages: int = 1  # of the model as a pipeline
     micro_batches: int = 1  # that make the update
     reduction: str = "mean"  # of their gradients
-    accumulator: str | None = None  # dtype of what they are added up in
+    accumulator: str | None = None  # dtype of the accumulator of gradients
     versions: Mapping[str, str] = field(default_factory=dict[str, str])
     # Of the epoch, as Keras counts: that of the micro-batch, or else the first one of the update.
     batch: int | None = None
-    data: tuple[NonFiniteData, ...] = ()  # what the update was given that was not finite already
+    data: tuple[NonFiniteData, ...] = ()  # arguments of the update that were not finite
 
     def __str__(self) -> str:
         if self.tensor is None:
@@ -66,7 +68,7 @@ class FlightRecord:
         return where
 
     def of_data(self) -> list[str]:
-        """Returns what to say of the data of the update, a line for each argument and batch."""
+        """Describes the data of the update that is not finite, a line per argument and batch."""
         first = None
         if self.batch is not None:
             first = self.batch - (self.micro_batch or 0)
@@ -93,7 +95,7 @@ class Flight:
 def write_flight(directory: pathlib.Path, flight: Flight) -> None:
     """Writes everything but the model."""
     directory.mkdir(parents=True, exist_ok=True)
-    trees = [_taken_apart(batch) for batch in flight.batches]
+    trees = [_without_arrays(batch) for batch in flight.batches]
     record = {
         **asdict(flight.record),
         "batches": [tree for tree, _ in trees],
@@ -109,16 +111,16 @@ def write_flight(directory: pathlib.Path, flight: Flight) -> None:
 
 
 def read_flight(directory: pathlib.Path) -> Flight:
-    """Reads what `write_flight` wrote.
+    """Reads the files of `write_flight`.
 
     Raises:
-        DataError: if it is not there.
+        DataError: if there are none.
     """
     path = directory / _RECORD
     if not path.is_file():
-        found = sorted(p.name for p in directory.glob("*")) if directory.is_dir() else "nothing"
+        names = sorted(p.name for p in directory.glob("*")) if directory.is_dir() else "nothing"
         raise DataError(
-            f"{directory} holds no flight record: there is no {_RECORD}, only {found}. Give the "
+            f"{directory} holds no flight record: there is no {_RECORD}, only {names}. Give the "
             "directory that NaNWatch has printed."
         )
     data = json.loads(path.read_text())
@@ -134,50 +136,50 @@ def read_flight(directory: pathlib.Path) -> Flight:
         tensors=[Tensor(**tensor) for tensor in tensors],
         statistics=np.load(directory / _STATISTICS)["statistics"],
         state=_load(directory / _STATE),
-        batches=[_put_together(tree, leaves[str(k)]) for k, tree in enumerate(trees)],
+        batches=[_with_arrays(tree, leaves[str(k)]) for k, tree in enumerate(trees)],
     )
 
 
-def _taken_apart(tree: Any) -> tuple[Any, list[np.ndarray]]:
-    """Returns a structure as JSON can hold it, with numbers for its arrays, and the arrays."""
+def _without_arrays(tree: object) -> tuple[Any, list[np.ndarray]]:
+    """Returns a structure for JSON, with numbers in place of its arrays, and the arrays."""
     leaves: list[np.ndarray] = []
 
-    def visit(node: Any) -> Any:
+    def visit(node: object) -> object:
         if node is None:
             return None
         if isinstance(node, dict):
-            items = cast(dict[Any, Any], node)
+            items = cast(dict[object, object], node)
             return {"dict": {str(key): visit(value) for key, value in items.items()}}
         if isinstance(node, list | tuple):
             kind = "list" if isinstance(node, list) else "tuple"
-            return {kind: [visit(item) for item in cast(Sequence[Any], node)]}
+            return {kind: [visit(item) for item in cast(Sequence[object], node)]}
         leaves.append(np.asarray(node))
         return len(leaves) - 1
 
     return visit(tree), leaves
 
 
-def _put_together(tree: Any, leaves: Sequence[np.ndarray]) -> Any:
+def _with_arrays(tree: _JsonTree, leaves: Sequence[np.ndarray]) -> Any:
     if tree is None:
         return None
     if isinstance(tree, int):
         return leaves[tree]
     ((kind, items),) = tree.items()
     if kind == "dict":
-        return {key: _put_together(value, leaves) for key, value in items.items()}
-    made = [_put_together(value, leaves) for value in items]
-    return made if kind == "list" else tuple(made)
+        return {key: _with_arrays(value, leaves) for key, value in items.items()}
+    values = [_with_arrays(value, leaves) for value in items]
+    return values if kind == "list" else tuple(values)
 
 
 def _save(path: pathlib.Path, groups: Mapping[str, Sequence[np.ndarray]]) -> None:
-    """Saves lists of arrays. NumPy's files know no bfloat16, so that is kept as bytes."""
+    """Saves lists of arrays. NumPy's files have no bfloat16, so it is saved as bytes."""
     arrays: dict[str, np.ndarray] = {}
     index: dict[str, list[Any]] = {}
     for name, values in groups.items():
         index[name] = [(value.dtype.name, value.shape) for value in values]
         for number, value in enumerate(values):
-            own = value.dtype.kind in "biufc"
-            raw = value if own else np.frombuffer(value.tobytes(), np.uint8)
+            is_native = value.dtype.kind in "biufc"
+            raw = value if is_native else np.frombuffer(value.tobytes(), np.uint8)
             arrays[f"{name}/{number}"] = raw
     arrays["index"] = np.array(json.dumps(index))
     np.savez(path, **arrays)  # type: ignore[arg-type]

@@ -14,20 +14,20 @@ NO_LAYER = "(no layer)"  # optimizer state of several layers, batches, metrics, 
 
 @dataclass(frozen=True, slots=True)
 class LiveBuffer:
-    """A tensor that is alive where a program needs most memory."""
+    """A tensor that is alive at the peak of a program's memory."""
 
-    name: str  # of the operation that makes it, or of the variable that it is
+    name: str  # of its operation, or of its variable
     nbytes: int  # on one device
     layer: str  # empty if it belongs to none
     opcode: str  # of XLA: "dot", "fusion", "parameter", ...; empty for several tensors
     shape: str = ""  # such as `f32[32,64]`, where it is one array
-    operation: str = ""  # of JAX, such as "dot_general, backward", where XLA has kept it
-    inferred: bool = False  # whether `layer` is that of a neighbour
+    operation: str = ""  # of JAX, such as "dot_general, backward", if XLA has kept it
+    inferred: bool = False  # whether `layer` is that of a neighbouring operation
 
 
 @dataclass(frozen=True, slots=True)
 class LayerMemory:
-    """The tensors of one layer that are alive where a program needs most memory."""
+    """The tensors of one layer that are alive at the peak of a program's memory."""
 
     layer: str  # `NO_LAYER` for all tensors that belong to none
     nbytes: int  # on one device
@@ -36,7 +36,7 @@ class LayerMemory:
 
 @dataclass(frozen=True, slots=True)
 class MemoryProfile:
-    """What a compiled program needs on each device."""
+    """The memory of a compiled program on each device."""
 
     program: str
     requirement: int  # bytes: arguments + results - what they share + temporaries
@@ -45,7 +45,7 @@ class MemoryProfile:
 
     @property
     def peak(self) -> int:
-        """Bytes at the peak of the curve; `requirement` can be more where memory has holes."""
+        """Bytes at the peak of the curve; `requirement` is more where memory is fragmented."""
         return max(self.curve, default=self.requirement)
 
     @property
@@ -55,7 +55,7 @@ class MemoryProfile:
 
 
 def bytes_text(nbytes: float) -> str:
-    """Writes bytes as people read them: `1.50 GB`, with 1 KB = 1000 bytes."""
+    """Returns bytes as text: `1.50 GB`, with 1 KB = 1000 bytes."""
     for unit in ("B", "KB", "MB", "GB"):
         if abs(nbytes) < 1000 or unit == "GB":
             break
@@ -73,5 +73,8 @@ def by_layer(buffers: Iterable[LiveBuffer]) -> tuple[LayerMemory, ...]:
     sizes: dict[str, list[int]] = {}
     for buffer in buffers:
         sizes.setdefault(buffer.layer or NO_LAYER, []).append(buffer.nbytes)
-    sums = (LayerMemory(layer, sum(found), len(found)) for layer, found in sizes.items())
+    sums = (
+        LayerMemory(layer, sum(layer_sizes), len(layer_sizes))
+        for layer, layer_sizes in sizes.items()
+    )
     return tuple(sorted(sums, key=lambda each: -each.nbytes))

@@ -1,4 +1,4 @@
-"""What training a model will need on each device, and what to change where that does not fit."""
+"""The memory that training needs on each device, and changes with which it would fit."""
 
 from dataclasses import dataclass
 
@@ -14,10 +14,10 @@ class BudgetChoice:
     """The choice for one program of a model, or for the stages of its pipeline."""
 
     model: str  # its name
-    budget: int | float  # as given: bytes, or a share of what training takes without it
-    peak_bytes: int  # what training takes so, on the fullest device
-    extra_flops: float | None  # the share of a step's FLOPs that it adds; None for a pipeline
-    choice: str  # what is run again, in words
+    budget: int | float  # as the user gave it: bytes, or a share of training without a budget
+    peak_bytes: int  # of training with this choice, on the fullest device
+    extra_flops: float | None  # added, as a share of a step's FLOPs; None for a pipeline
+    choice: str  # the recomputed part, in words
 
     def __str__(self) -> str:
         return f"keeps to {self.peak_bytes:,} bytes: {self.choice}"
@@ -30,7 +30,7 @@ _LAYERS_SHOWN = 12
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageMemory:
-    """Bytes on one device at its peak, by what they are for. A model in one piece has one stage."""
+    """Bytes on one device at its peak, by purpose. A model in one piece has one stage."""
 
     stage: int
     parameters: int  # weights and moving statistics
@@ -57,13 +57,13 @@ class StageMemory:
 
 @dataclass(frozen=True, slots=True)
 class DeviceMemory:
-    """The peak of one device, and of those that hold the same for other replicas."""
+    """The peak of one device, and of the devices of other replicas with the same values."""
 
     devices: tuple[str, ...]
     program: str  # that runs at the peak
     stages: tuple[StageMemory, ...]
     alive: tuple[LiveBuffer, ...]  # at the peak, largest first
-    limit: int | None = None  # bytes that may be used
+    limit: int | None = None  # in bytes
     curve: tuple[int, ...] = ()  # bytes alive at each operation of that program
 
     @property
@@ -73,28 +73,28 @@ class DeviceMemory:
 
     @property
     def layers(self) -> tuple[LayerMemory, ...]:
-        """What is alive at the peak, added up by layer, the largest first."""
+        """Bytes alive at the peak, by layer, the largest first."""
         return by_layer(self.alive)
 
     @property
     def fits(self) -> bool | None:
-        """Whether the peak is within the limit; None if there is no limit known."""
+        """Whether the peak is within the limit; None if no limit is known."""
         return None if self.limit is None else self.peak <= self.limit
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryChange:
-    """A change of options or batch, and what it would bring."""
+    """A change of options or batch, and its effect."""
 
     code: str  # for the user to write
     peak: int  # bytes of the fullest device
-    extra_flops: float  # of one update on one device, relative to now: 0.25 is a quarter more
+    extra_flops: float  # added to one update on one device: 0.25 is a quarter more
     fits: bool
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryReport:
-    """What training a model needs. Prints as tables."""
+    """The memory that training a model needs. Prints as tables."""
 
     model: str
     batch: str
@@ -108,16 +108,16 @@ class MemoryReport:
 
     @property
     def fits(self) -> bool | None:
-        """Whether all devices have room; None if no limit is known."""
-        known = [device.fits for device in self.devices if device.fits is not None]
-        return all(known) if known else None
+        """Whether all devices have enough memory; None if no limit is known."""
+        checked = [device.fits for device in self.devices if device.fits is not None]
+        return all(checked) if checked else None
 
     @property
     def verdict(self) -> str:
-        """Says whether it fits."""
+        """One sentence on whether it fits."""
         peak = bytes_text(self.peak)
         if self.fits is None:
-            return f"Needs {peak}. There is no limit known: set budget, such as budget='16GB'."
+            return f"Needs {peak}. No limit is known: set one, such as budget='16GB'."
         limits = {device.limit for device in self.devices if device.limit is not None}
         limit = " or ".join(bytes_text(each) for each in sorted(limits))
         if self.fits:
@@ -126,7 +126,7 @@ class MemoryReport:
         return f"Does not fit: needs {peak} of {limit}, {bytes_text(over)} too much."
 
     def show(self, console: Console | None = None) -> None:
-        """Prints the report on a console, None is standard output."""
+        """Prints the report on a console; None is standard output."""
         console = console or Console(highlight=False)
         if not console.is_terminal:
             console = Console(highlight=False, width=_WIDTH, file=console.file)
@@ -183,10 +183,10 @@ class MemoryReport:
         for column in table.columns[:3]:
             column.justify, column.no_wrap = "right", True
         layers = device.layers
-        shown, rest = layers[:_LAYERS_SHOWN], layers[_LAYERS_SHOWN:]
-        if rest:
-            nbytes, tensors = sum(e.nbytes for e in rest), sum(e.tensors for e in rest)
-            shown = (*shown, LayerMemory(f"{len(rest)} other layers", nbytes, tensors))
+        shown, others = layers[:_LAYERS_SHOWN], layers[_LAYERS_SHOWN:]
+        if others:
+            nbytes, tensors = sum(e.nbytes for e in others), sum(e.tensors for e in others)
+            shown = (*shown, LayerMemory(f"{len(others)} other layers", nbytes, tensors))
         total = sum(each.nbytes for each in layers) or 1
         for each in shown:
             share = f"{each.nbytes / total:.1%}"
@@ -201,9 +201,9 @@ class MemoryReport:
             is_named = each.opcode in ("parameter", "")
             tensor = each.name if is_named else each.operation or f"{each.opcode} {each.name}"
             table.add_row(bytes_text(each.nbytes), Text(layer), Text(each.shape), Text(tensor))
-        if rest := device.alive[_SHOWN:]:
-            nbytes = sum(each.nbytes for each in rest)
-            table.add_row(bytes_text(nbytes), "", "", f"{len(rest)} others")
+        if others := device.alive[_SHOWN:]:
+            nbytes = sum(each.nbytes for each in others)
+            table.add_row(bytes_text(nbytes), "", "", f"{len(others)} others")
         return table
 
     def _change_table(self) -> Table:

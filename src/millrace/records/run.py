@@ -1,4 +1,4 @@
-"""Where the time of a strategy's runs went: its feeds, its pipeline, its compile cache."""
+"""The time of a strategy's runs: its feeds, its pipeline, its compile cache."""
 
 import pathlib
 from collections.abc import Iterator
@@ -17,11 +17,11 @@ class FeedStatistics:
     steps: int = 0  # batches in them
     bytes: int = 0  # of these batches, on the device
     prepare_seconds: float = 0.0  # the feeding thread: reading, stacking, starting the transfer
-    wait_seconds: float = 0.0  # the training loop, for a block that was not there yet
-    peak_depth: int = 0  # most blocks that were ready at once
+    wait_seconds: float = 0.0  # the training loop, for a block that was not ready
+    peak_depth: int = 0  # most blocks that were ready at one time
 
     def __add__(self, other: "FeedStatistics") -> "FeedStatistics":
-        """Adds counts and seconds; of the two peaks the higher one stays."""
+        """Adds counts and seconds, and takes the higher peak."""
         return FeedStatistics(
             blocks=self.blocks + other.blocks,
             steps=self.steps + other.steps,
@@ -46,13 +46,15 @@ class PipelineStatistics:
 
 @dataclass(frozen=True, slots=True)
 class EntryLabels:
-    """What an executable is, in the user's words. Nothing finds it by these."""
+    """The description of an executable in the user's words; not used to look it up."""
 
     model: str = ""
-    program: str = ""  # such as "train_run"; empty for what millrace has not asked for
+    program: str = ""  # such as "train_run"; empty if millrace did not ask for it
     batch: str = ""
     key: ProgramKey | None = None
-    layers: tuple[str, ...] = ()  # names of the model's, in order: XLA's operations bear them
+    layers: tuple[
+        str, ...
+    ] = ()  # names of the model's layers, in order; XLA's operations have them
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,49 +72,49 @@ class CacheEntry:
 
     @property
     def environment(self) -> str:
-        """Version, platform and processor that it was made for."""
+        """Its version, platform and processor."""
         return self.path.parent.name
 
 
 @dataclass(frozen=True, slots=True)
 class CacheStatistics:
-    """What a cache of executables holds, and what it did for this process."""
+    """The contents of a cache of executables, and its use by this process."""
 
     directory: pathlib.Path | None  # None without a cache
     entries: int = 0  # on disk, of all versions
     nbytes: int = 0  # on disk
-    limit: int = 0  # bytes, beyond which the least recently used are removed; 0 is none
-    hits: int = 0  # executables that were read in place of compiling them
+    limit: int = 0  # bytes, beyond which the least recently used are removed; 0 is no limit
+    hits: int = 0  # executables that were read instead of compiled
     misses: int = 0
-    corrupt: int = 0  # files that were removed because they were not what was written
+    corrupt: int = 0  # files that were removed because they were damaged
     evicted: int = 0  # files that this process removed for the limit
 
 
-_FEW_STEPS = 20  # say nothing yet of whether executions should be longer
-_LONG_WAIT = 0.2  # of the loops' time, from which on the data set is worth a look
+_FEW_STEPS = 20  # too few for a hint to longer executions
+_LONG_WAIT = 0.2  # of the loops' time, from which on the data set deserves a hint
 _LONG_SECONDS = 1.0
-_OFTEN = 3  # recompilations of which somebody should know
+_OFTEN = 3  # recompilations, from which on there is a hint
 
 
 @dataclass(frozen=True, slots=True)
 class RunStatistics:
-    """Totals over everything that ran under one strategy so far. Prints as a table."""
+    """Totals over all runs of one strategy so far. Prints as a table."""
 
     executions: int  # calls of the loop's function: `steps_per_execution` steps each
     dispatches: int  # calls of compiled code behind them
     compilations: int  # by XLA
-    compile_seconds: float  # of tracing, lowering, compiling and reading
+    compile_seconds: float  # tracing, lowering, compiling and reading
     infeed: FeedStatistics
     pipeline: PipelineStatistics  # of the pipelined function that ran last
     cache_hits: int = 0  # executables read from the cache on disk
-    shared: int = 0  # executables that an equal program had already
+    shared: int = 0  # executables of an equal, earlier program
     loaded: int = 0  # executables that another process has exported
     switches: int = 0  # calls of another function than before
-    loop_seconds: float = 0.0  # from the beginning of fit, evaluate and predict to their end
-    loop_compile_seconds: float = 0.0  # that part of `compile_seconds` that these waited for
-    recompilations: int = 0  # of programs that a model had run before, in another form
+    loop_seconds: float = 0.0  # from the begin of fit, evaluate and predict to their end
+    loop_compile_seconds: float = 0.0  # the part of `compile_seconds` within loops
+    recompilations: int = 0  # of programs that a model had run before in another form
     recompile_seconds: float = 0.0
-    budgets: tuple[BudgetChoice, ...] = ()  # what recomputation budgets have chosen, in order
+    budgets: tuple[BudgetChoice, ...] = ()  # choices of recomputation budgets, in order
 
     def __str__(self) -> str:
         return "\n".join([*self._rows(), *(f"Hint: {hint}" for hint in self._hints())])
@@ -120,14 +122,14 @@ class RunStatistics:
     def _rows(self) -> Iterator[str]:
         compiling = min(self.loop_compile_seconds, self.loop_seconds)
         waiting = min(self.infeed.wait_seconds, self.loop_seconds - compiling)
-        rest = self.loop_seconds - compiling - waiting
+        others = self.loop_seconds - compiling - waiting
         feed, steps = self.infeed, self.infeed.steps
         yield self._row("fit, evaluate, predict", self.loop_seconds, _counted(steps, "step"))
         yield self._row("  compiling", compiling, self._executables())
         fed = f"{_counted(feed.blocks, 'block')}, {bytes_text(feed.bytes)}"
         yield self._row("  waiting for data", waiting, fed)
         runs = f"{_counted(self.executions, 'execution')}, {_counted(self.dispatches, 'call')}"
-        yield self._row("  steps, and Keras", rest, runs)
+        yield self._row("  steps, and Keras", others, runs)
         if (elsewhere := self.compile_seconds - self.loop_compile_seconds) > 0.005:
             yield f"{'compiling elsewhere':<22} {elsewhere:9.2f} s"
         if self.pipeline.executions:
@@ -139,13 +141,13 @@ class RunStatistics:
         return f"{name:<22} {seconds:9.2f} s {share:6.1%}  {details}"
 
     def _executables(self) -> str:
-        parts = {
+        counts = {
             "compiled": self.compilations,
             "from the cache": self.cache_hits,
             "shared": self.shared,
             "loaded": self.loaded,
         }
-        shown = [f"{count} {name}" for name, count in parts.items() if count]
+        shown = [f"{count} {name}" for name, count in counts.items() if count]
         return ", ".join(shown) or "nothing compiled"
 
     def _hints(self) -> Iterator[str]:

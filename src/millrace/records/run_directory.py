@@ -1,16 +1,16 @@
-"""What a run leaves behind in a directory of its own.
+"""The directory with the records of a run.
 
-    compile_log.jsonl    one CompileRecord a line, written as it is made
+    compile_log.jsonl    one CompileRecord in each line, written when it is made
 
-Lines are whole or missing: a run that was killed leaves all that it had said. A line about the same
-switch as an earlier one takes its place.
+Lines are complete or missing, also after a run was killed. A later line about a switch replaces an
+earlier one about the same switch.
 """
 
 import json
 import pathlib
 from collections.abc import Mapping
 from dataclasses import asdict, fields
-from typing import Any, cast
+from typing import Any
 
 from millrace.errors import DataError, OptionError
 from millrace.records.compilation import CompileRecord, Origin
@@ -19,14 +19,14 @@ COMPILE_LOG = "compile_log"
 
 
 class RunDirectory:
-    """Writes records into a directory. Files that are there are added to."""
+    """Writes records into a directory, at the end of existing files."""
 
     def __init__(self, directory: str | pathlib.Path, process: int = 0):
         """Makes the directory.
 
         Args:
             directory: of the run.
-            process: this one's number among those of the run; each writes a file of its own.
+            process: number of this process in the run; each writes its own file.
 
         Raises:
             OptionError: if it cannot be made.
@@ -50,7 +50,7 @@ class RunDirectory:
 
 
 def read_compile_log(path: str | pathlib.Path) -> tuple[CompileRecord, ...]:
-    """Reads the records of a run, of all its processes, in the order in which they began.
+    """Reads the records of a run, of all its processes, in the order of their begin.
 
     Args:
         path: a run directory, or one file of it.
@@ -88,22 +88,21 @@ def _read(file: pathlib.Path) -> list[CompileRecord]:
             record = _record(values)
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise _no_log(file, number) from error
-        same = (record.cause, record.began) if not record.is_executable else number
-        records[same] = record
+        key = (record.cause, record.began) if not record.is_executable else number
+        records[key] = record
     return list(records.values())
 
 
-def _record(values: Any) -> CompileRecord:
-    given = cast(Mapping[str, Any], values)
-    known = {field.name for field in fields(CompileRecord)}  # a newer version may have more
-    kept: dict[str, Any] = {name: value for name, value in given.items() if name in known}
-    kept["origin"] = Origin(given["origin"])
-    return CompileRecord(**kept)
+def _record(values: Mapping[str, Any]) -> CompileRecord:
+    names = {field.name for field in fields(CompileRecord)}  # a newer version may have more
+    arguments: dict[str, Any] = {name: value for name, value in values.items() if name in names}
+    arguments["origin"] = Origin(values["origin"])
+    return CompileRecord(**arguments)
 
 
 def _no_log(file: pathlib.Path, line: int) -> DataError:
     return DataError(
-        f"Line {line} of {file} is no record of a compilation. Give the directory of "
+        f"Line {line} of {file} is not a record of a compilation. Give the directory of "
         f"Strategy(report_dir=...) or a {COMPILE_LOG}*.jsonl in it, and read it with the millrace "
         "that wrote it, or a newer one."
     )

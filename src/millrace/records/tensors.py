@@ -1,8 +1,8 @@
-"""Tensors that were looked at while a model trained, and what of an update's data is not finite."""
+"""Statistics of tensors from training, and the parts of an update's data that are not finite."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import cast
 
 import numpy as np
 
@@ -32,12 +32,12 @@ class TensorRows:
     """Statistics of some tensors, entry by entry."""
 
     tensors: tuple[Tensor, ...]
-    values: Any  # NumPy, [entries, tensors, statistics]
+    values: np.ndarray  # [entries, tensors, statistics]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StatisticsBlock:
-    """What one call of compiled code has carried out."""
+    """The statistics that one call of compiled code has returned."""
 
     steps: int
     updates: int
@@ -66,29 +66,29 @@ class NonFiniteData:
         )
 
 
-def non_finite_data(batches: Sequence[Any]) -> tuple[NonFiniteData, ...]:
-    """Returns what is not finite in some micro-batches, in their order.
+def non_finite_data(batches: Iterable[Iterable[object]]) -> tuple[NonFiniteData, ...]:
+    """Returns the arguments with NaNs or infinities in some micro-batches, in their order.
 
     Args:
         batches: as Keras's data adapters yield them: x, y and sample weights, each a tree.
     """
     return tuple(
-        found
+        non_finite
         for number, batch in enumerate(batches)
         for argument, tree in zip(_ARGUMENTS, batch, strict=False)
         for name, leaf in _leaves(argument, tree)
-        if (found := _look(name, number, leaf)) is not None
+        if (non_finite := _look(name, number, leaf)) is not None
     )
 
 
-def _leaves(name: str, tree: Any) -> Iterator[tuple[str, np.ndarray]]:
+def _leaves(name: str, tree: object) -> Iterator[tuple[str, np.ndarray]]:
     if tree is None:
         return
     if isinstance(tree, Mapping):
-        for key, item in cast(Mapping[Any, Any], tree).items():
+        for key, item in cast(Mapping[object, object], tree).items():
             yield from _leaves(f"{name}[{key!r}]", item)
     elif isinstance(tree, list | tuple):
-        for key, item in enumerate(cast(Sequence[Any], tree)):
+        for key, item in enumerate(cast(Sequence[object], tree)):
             yield from _leaves(f"{name}[{key}]", item)
     else:
         yield name, np.asarray(tree)

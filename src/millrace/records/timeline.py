@@ -1,4 +1,4 @@
-"""Which task ran where and when, simulated or measured.
+"""The tasks of an update over time, simulated or measured.
 
     group 0 |F0 F1       B0---    B1---    busy 6, idle 3
     group 1 |   F0 B0--- F1 B1---          busy 6, idle 3
@@ -34,7 +34,7 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class Timeline:
-    """All tasks of one update, and what follows from their times."""
+    """All tasks of one update with their times."""
 
     spans: tuple[Span, ...]
     num_groups: int

@@ -1,4 +1,4 @@
-"""A timeline as a picture: SVG text that needs no other file, for pages in light and in dark.
+"""A timeline as a picture: SVG text without other files, for light and dark pages.
 
     title          1f1b: 4 stages, 8 micro-batches
     numbers        bubble 27.3 %: 36 of 132 idle
@@ -6,8 +6,8 @@
     time axis              0        5        10       15
     legend         [] F forward  [] B backward  [] idle
 
-Widths are to scale. A task's tooltip says what it is and when it ran. Labels that their tasks have
-no room for are left out.
+Widths are to scale. A task's tooltip has its name and its times. Labels that do not fit into their
+tasks are left out.
 """
 
 import math
@@ -24,19 +24,19 @@ LETTER = 7.6  # pixels of a label's letter, in the widest of the usual fonts
 TICKS = 10  # at most
 
 
-class Kind(NamedTuple):
-    """How the tasks of one pass look."""
+class PassStyle(NamedTuple):
+    """The style of the tasks of one pass."""
 
     name: str
     color: str
     ink: str  # of the label
 
 
-KINDS = {
-    "F": Kind("forward", "#12805f", "#ffffff"),
-    "B": Kind("backward", "#3a67b1", "#ffffff"),
-    "I": Kind("backward, for inputs", "#7dbbe6", "#10202e"),
-    "W": Kind("backward, for weights", "#efb541", "#2a1d00"),
+PASS_STYLES = {
+    "F": PassStyle("forward", "#12805f", "#ffffff"),
+    "B": PassStyle("backward", "#3a67b1", "#ffffff"),
+    "I": PassStyle("backward, for inputs", "#7dbbe6", "#10202e"),
+    "W": PassStyle("backward, for weights", "#efb541", "#2a1d00"),
 }
 
 # Two sets of colours for everything but the tasks; the page's own background may be either.
@@ -81,7 +81,7 @@ def timeline_svg(timeline: Timeline, title: str, unit: str = "") -> str:
     bubble = f"bubble {timeline.bubble:.1%}: {idle:g}{unit} of {whole:g}{unit} idle"
     colors = [
         f"    .{kind} rect {{ fill: {color} }}\n    .{kind} text {{ fill: {ink} }}\n"
-        for kind, (_, color, ink) in KINDS.items()
+        for kind, (_, color, ink) in PASS_STYLES.items()
     ]
     return "\n".join(
         [
@@ -103,7 +103,7 @@ def timeline_svg(timeline: Timeline, title: str, unit: str = "") -> str:
 
 
 def _scale(timeline: Timeline) -> float:
-    """Pixels per unit of time: room for the label of a task of middle length."""
+    """Returns pixels per unit of time: enough for the label of a task of median length."""
     lengths = [span.duration for span in timeline.spans if span.duration > 0]
     if not lengths:
         return 0.0
@@ -169,14 +169,17 @@ def _label(timeline: Timeline, span: Span) -> str:
 
 def _tooltip(span: Span, unit: str) -> str:
     return (
-        f"{span}: {KINDS[span.kind].name}, stage {span.stage}, micro-batch {span.micro_batch}; "
+        f"{span}: {PASS_STYLES[span.kind].name}, stage {span.stage}, "
+        f"micro-batch {span.micro_batch}; "
         f"{span.start:.6g} to {span.end:.6g}{unit}"
     )
 
 
 def _legend(timeline: Timeline, y: float) -> Iterator[str]:
     used = {span.kind for span in timeline.spans}
-    entries = [(kind, f"{kind} {named.name}") for kind, named in KINDS.items() if kind in used]
+    entries = [
+        (kind, f"{kind} {named.name}") for kind, named in PASS_STYLES.items() if kind in used
+    ]
     x = LEFT
     for kind, words in [*entries, ("", "idle")]:
         box = f'<rect x="{_n(x)}" y="{_n(y - 11)}" width="14" height="14" rx="2"/>'

@@ -14,11 +14,12 @@ from millrace._compat.jax_arrays import looks_for_non_finite
 from millrace.compiled_loop.executables import log_ignored_boundaries
 from millrace.compiling.executable import Executable, compile_program, compile_programs
 from millrace.compiling.log import CompileLog
-from millrace.compiling.lowering import Request, tracing
+from millrace.compiling.lowering import Request
+from millrace.compiling.tracing import tracing
 from millrace.devices import DeviceGroup
 from millrace.errors import RecompilationError
 from millrace.explain.fingerprint import describe_model, describe_state
-from millrace.explain.key import Identity, key_of
+from millrace.explain.key import ObjectNumbers, key_of
 from millrace.explain.walk import Description
 from millrace.export.exported import Wanted
 from millrace.export.exporting import Exports, why_not
@@ -74,7 +75,7 @@ class StageExecutables:
         marks: Marks,
         log: CompileLog,
         pipelining: Pipelining,
-        identity: Identity = (),
+        identity: ObjectNumbers = (),
         exports: Exports | None = None,
     ):
         self._model = model
@@ -117,7 +118,7 @@ class StageExecutables:
     def _trace(self, plan: Plan, specs: State, groups: Sequence[DeviceGroup]) -> StageBuilder:
         self._describe(plan)
         self._log.begin(f"{plan.mode.value} of {self._model.name!r}")
-        with tracing, collected_boundaries() as boundaries:
+        with tracing(self._model), collected_boundaries() as boundaries:
             builder = make_builder(self._model, plan, self._calls, self._marks, specs, groups)
         if not self._has_warned:
             self._has_warned = log_ignored_boundaries(plan, boundaries, self._model.name)
@@ -235,6 +236,7 @@ class StageExecutables:
             wanted.key,
             compiler_options=self._options(name, stage),
             layers=wanted.layers,
+            model=self._model,
         )
 
     def _key(

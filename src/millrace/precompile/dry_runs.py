@@ -1,9 +1,10 @@
-"""What a loop would run on batches that are described."""
+"""Dry runs of loops: batches by their specs, and the compilation of all that a loop would run."""
 
 from dataclasses import dataclass
 from typing import Any
 
 import jax
+import keras
 
 from millrace.compiled_loop.protocol import DryRun, ExecutionSteps, Runner
 from millrace.feeds.block import Block, BlockSlice
@@ -16,17 +17,19 @@ from millrace.steps.state import State, Values
 
 @dataclass(frozen=True, slots=True)
 class Batches:
-    """What a loop is given."""
+    """The batches of a loop."""
 
     spec: BatchSpec  # of one micro-batch
     per_execution: int  # steps, as given to compile()
-    per_epoch: int | None = None  # steps; None is not known
+    per_epoch: int | None = None  # steps; None if not known
 
 
-def rehearse(controller: Controller, runner: Runner, mode: Mode, batches: Batches) -> None:
-    """Compiles what a loop over such batches runs, for the runner to have it."""
+def compile_loop_programs(
+    controller: Controller, runner: Runner, mode: Mode, batches: Batches
+) -> None:
+    """Compiles the programs of a loop over such batches; the runner keeps them."""
     execution = described_execution(controller, mode, batches)
-    # Calls that return what each step gives have room for as many steps from now on.
+    # From now on, calls that return the results of steps hold as many as this execution has.
     runner.extend_records(execution.longest)
     dry_run_of(controller, runner, batches).compile(state_specs(controller.model, mode), execution)
 
@@ -34,7 +37,7 @@ def rehearse(controller: Controller, runner: Runner, mode: Mode, batches: Batche
 def dry_run_of(controller: Controller, runner: Runner, batches: Batches) -> DryRun[Any]:
     """Returns the dry run of a runner.
 
-    A change that is being tried may have executions of other lengths than the model has now.
+    Its executions may be longer or shorter than the model's, where a change is tried out.
     """
     return runner.dry_run(single_steps=batches.per_execution == controller.setup.replicas == 1)
 
@@ -59,20 +62,21 @@ def described_execution(controller: Controller, mode: Mode, batches: Batches) ->
 
 
 def steps_of_execution(setup: Setup, mode: Mode, batches: Batches) -> int:
-    """Returns how many steps the loop would run in one execution.
+    """Returns the number of steps of one execution.
 
     Raises:
         PlanError: if an update would begin in one execution and end in another.
     """
-    given = (batches.per_execution, batches.per_epoch, setup.replicas)
-    steps = check_steps(setup.accumulation, mode, *given)
+    steps = check_steps(
+        setup.accumulation, mode, batches.per_execution, batches.per_epoch, setup.replicas
+    )
     if mode is not Mode.TRAIN:
         return steps
     return shortened_to_stop(steps, setup.options.stop_within, setup.update_steps(mode))
 
 
-def state_specs(model: Any, mode: Mode) -> State:
-    """Returns the specs of what Keras passes to a function of this mode."""
+def state_specs(model: keras.Model, mode: Mode) -> State:
+    """Returns the specs of the state that Keras passes to a function of this mode."""
     groups = {
         "trainable": model.trainable_variables,
         "non_trainable": model.non_trainable_variables,
