@@ -15,7 +15,7 @@ import keras
 
 from millrace._compat.keras_graph import layer_paths
 from millrace.errors import ModelError, OptionError
-from millrace.options import Moment, TapRequest, moment, whole_number
+from millrace.options import Moment, TapRequest, member, whole_number
 from millrace.records.tensors import Tensor
 from millrace.taps.tensors import gradient_name, matches
 
@@ -73,7 +73,7 @@ def choose(activations: Any, gradients: Any, when: Any, every: Any, bins: int = 
     choice = TensorChoice(
         patterns_of("activations", activations),
         patterns_of("gradients", gradients),
-        moment(when),
+        member(Moment, "when", when),
         whole_number("every", every, 1),
         bins,
     )

@@ -51,7 +51,7 @@ class LoopFunction:
         self._accumulation = setup.accumulation
         trains = mode is Mode.TRAIN
         self._optimizer_taps = trains and tapping_optimizer(controller.model) is not None
-        schedule = None if assignment is None else setup.options.pipelining.schedule
+        schedule = None if assignment is None else setup.options.pipelining.schedule_in_force
         recomputation = setup.options.recomputation
         self._recompute = (
             recompute_of(recomputation, schedule, setup.spans_processes) if trains else None

@@ -19,16 +19,11 @@ import jax
 from millrace._compat.jax_memory import host_memory, in_device_memory, is_on_host
 from millrace.devices import home
 from millrace.errors import OptionError
-from millrace.options import NO_OFFLOAD, Accumulation, Offload, Replication
+from millrace.options import NO_OFFLOAD, TABLE, Accumulation, Offload, Replication
 
 logger = logging.getLogger("millrace")
 
-NAMES = {
-    "optimizer_state": "offload_weight_update_variables",
-    "activations": "offload_activations",
-    "accumulators": "offload_gradient_accumulation_buffers",
-    "weights": "offload_weights",
-}
+_NAMES = {entry.field: entry.option.name for entry in TABLE if entry.record == "offload"}
 
 
 def check_offload(
@@ -40,14 +35,13 @@ def check_offload(
         OptionError: if an option is True and the devices have no such memory, or is for weights
             and replicas do not share these out.
     """
-    asked = [name for field, name in NAMES.items() if getattr(offload, field)]
+    asked = [name for field, name in _NAMES.items() if getattr(offload, field)]
     device = home(devices)
     if asked and host_memory(device) is None:
         raise OptionError(
             f"{asked[0]}=True lets values rest in host memory, and the backend {device.platform!r} "
             f"({device.device_kind}) has no memory besides the one that its programs compute in. "
-            f"Set {asked[0]}=False, or leave it at None on a model that has not set it yet: that "
-            "never fails."
+            f"Set {asked[0]}=False, or 'auto', which never fails."
         )
     if offload.weights and not replication.shard_weights:
         raise OptionError(
@@ -94,7 +88,7 @@ def log_what_stays(
     """
     device = home(devices)
     chosen = _chosen(offload, accumulation, is_pipelined)
-    names = [NAMES[field] for field, rests in chosen.items() if rests]
+    names = [_NAMES[field] for field, rests in chosen.items() if rests]
     if names and host_memory(device) is None and is_new(f"{device.platform}: {names}"):
         logger.info(
             "%s stays off: the backend %r has no memory besides the one that its programs "

@@ -210,7 +210,7 @@ def _schedule(pipelining: Pipelining, num_stages: int, num_micro_batches: int) -
         first = dict(zip(reversed(levels), reversed(devices), strict=True))
         num_stages, devices = max(levels) + 1, tuple(first[level] for level in sorted(first))
     return make_schedule(
-        pipelining.schedule,
+        pipelining.schedule_in_force,
         num_stages,
         num_micro_batches,
         devices,

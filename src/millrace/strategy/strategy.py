@@ -23,7 +23,7 @@ from millrace.errors import ModelError, PlanError
 from millrace.fit.controller import controller_of
 from millrace.fit.totals import Totals
 from millrace.memory_report.report import memory_report
-from millrace.options import RecompilePolicy, directory_path, recompile_policy
+from millrace.options import RecompilePolicy, directory_path, member
 from millrace.pipelines.assignment.marks import stages_allowed
 from millrace.processes.facts import process_index
 from millrace.records.compilation import CompileRecord, Origin
@@ -71,7 +71,7 @@ class Strategy(Misused):
         report_dir: str | os.PathLike[str] | None = None,
         on_recompile: str | RecompilePolicy = "log",
     ):
-        policy = recompile_policy(on_recompile)
+        policy = member(RecompilePolicy, "on_recompile", on_recompile)
         self._devices = find_devices(devices)
         use_cache(cache_dir)
         show_phases()

@@ -36,7 +36,7 @@ from millrace.pipelines.assignment.lists import (
     PipelineStageAssignment,
 )
 from millrace.pipelines.assignment.summary import summary_lines
-from millrace.strategy import pipeline_methods
+from millrace.strategy import methods
 
 logger = logging.getLogger("millrace")
 
@@ -118,12 +118,12 @@ def set_pipeline_stage_assignment(controller: Controller, pipeline_stage_assignm
     """
     _check_call(controller.model)
     check_names(controller.model, pipeline_stage_assignment)
-    pipeline_methods.set_pipeline_stage_assignment(controller, pipeline_stage_assignment)
+    methods.set_pipeline_stage_assignment(controller, pipeline_stage_assignment)
 
 
 def reset_pipeline_stage_assignment(controller: Controller) -> None:
     """Makes the model one that is not pipelined."""
-    pipeline_methods.reset_pipeline_stage_assignment(controller)
+    methods.reset_pipeline_stage_assignment(controller)
 
 
 def print_pipeline_stage_assignment_summary(
