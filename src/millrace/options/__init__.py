@@ -1,8 +1,8 @@
-"""What the user chose: every option of a model, declared once.
+"""Every option of a model, declared once.
 
-    choices.py           Reduction, RecomputationMode, ...: what is chosen by name
-    checks.py            whole_number, truth, ...: a value, or an error that says what to set
-    table.py             what the declaration of an option says: name, setters, check, doc, ...
+    choices.py           Reduction, RecomputationMode, ...: choices by name
+    checks.py            whole_number, truth, ...: a value, or an error with the value to set
+    table.py             the declaration of an option: name, setters, check, doc, ...
     update_records.py    Accumulation, Pipelining: frozen, a field for each option
     records.py           Replication, Offload, ...; and Options, which has all
     tap_request.py       the tensors that callbacks watch

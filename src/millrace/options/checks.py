@@ -1,4 +1,4 @@
-"""Checks of single values, each by a name and a value: returns the value, or says what to set.
+"""Checks of single values, each by a name and a value: returns the value, or raises.
 
 whole_number("updates", 4.0, 1)   OptionError: updates must be a whole number ... Set updates=4.
 member(Reduction, "reduction_method", "SUM")   -> Reduction.SUM

@@ -1,40 +1,40 @@
-"""Choices of the user by name: enumerations, which options and arguments take as text, too."""
+"""Choices by name: enumerations, which options and arguments also take as text."""
 
 import enum
 
 
 class Moment(enum.Enum):
-    """When the gradients of an update are looked at."""
+    """When gradients are read."""
 
-    AFTER_COMPUTE = "after_compute"  # those of every micro-batch
-    BEFORE_APPLY = "before_apply"  # what is about to be applied, once per update
+    AFTER_COMPUTE = "after_compute"  # of every micro-batch
+    BEFORE_APPLY = "before_apply"  # as they are applied, once per update
 
 
 class QueueMode(enum.Enum):
-    """What an outfeed queue keeps."""
+    """The values that an outfeed queue keeps."""
 
     ALL = "all"
     LAST = "last"
 
 
 class Reduction(enum.Enum):
-    """How the gradients of one update's micro-batches become one: first those of each replica."""
+    """How the gradients of micro-batches are combined: first within, then across replicas."""
 
     MEAN = "mean"
     SUM = "sum"
-    RUNNING_MEAN = "running_mean"  # no sum is ever made, which float16 might not hold
+    RUNNING_MEAN = "running_mean"  # without a sum, which float16 might not hold
     SUM_THEN_MEAN = "sum_then_mean"
     MEAN_THEN_SUM = "mean_then_sum"
     RUNNING_MEAN_THEN_SUM = "running_mean_then_sum"
 
     @property
     def is_running(self) -> bool:
-        """Whether what is accumulated is a mean at any time."""
+        """Whether the accumulator is a mean at any time."""
         return self in (Reduction.RUNNING_MEAN, Reduction.RUNNING_MEAN_THEN_SUM)
 
 
 class MetricReduction(enum.Enum):
-    """What is reported of the metrics of several replicas."""
+    """How the metrics of several replicas are reported."""
 
     MEAN = "mean"  # over the batches of all replicas: their states are added
     SUM = "sum"  # of the replicas' values
@@ -43,16 +43,16 @@ class MetricReduction(enum.Enum):
 
 
 class RecomputationMode(enum.Enum):
-    """What backward computes again instead of having kept it."""
+    """The values that backward computes again instead of keeping them from forward."""
 
     NONE = "none"
-    AUTO = "auto"  # what suits the schedule; boundaries act where a model has no pipeline
+    AUTO = "auto"  # by the schedule; by boundaries for a model in one piece
     RECOMPUTE_THEN_BACKPROPAGATE = "recompute_then_backpropagate"  # a stage whole
     RECOMPUTE_AND_BACKPROPAGATE_INTERLEAVED = "recompute_and_backpropagate_interleaved"  # segments
 
 
 class RecompilePolicy(enum.Enum):
-    """What is done when a program is compiled that was compiled before, in another form."""
+    """The reaction to a program that is compiled again, in another form."""
 
     LOG = "log"
     WARN = "warn"

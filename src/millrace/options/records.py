@@ -1,4 +1,4 @@
-"""The other records of options, and all of them together."""
+"""Options of replicas, recomputation, offloading, feeds and callbacks; and all of a model."""
 
 from dataclasses import dataclass
 
@@ -21,7 +21,7 @@ MIB = 2**20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Replication:
-    """What replicas report, and what they share out instead of holding it all."""
+    """The metrics that replicas report, and the values that they share out."""
 
     metrics: MetricReduction = declare(
         MetricReduction.MEAN,
@@ -57,7 +57,7 @@ class Replication:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recomputation:
-    """What backward computes again. A budget chooses the boundaries itself, and needs no mode."""
+    """The values that backward computes again: by a mode, or as few as a budget needs."""
 
     mode: RecomputationMode = declare(
         RecomputationMode.NONE,
@@ -89,7 +89,7 @@ class Recomputation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Offload:
-    """What rests in host memory between its uses: None where that is known to be worth it."""
+    """The values kept in host memory between their uses; None where that is known to pay."""
 
     optimizer_state: bool | None = declare(
         None,
@@ -143,12 +143,12 @@ NO_OFFLOAD = Offload(optimizer_state=False, activations=False, accumulators=Fals
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Feed:
-    """How data reaches the device. The defaults are measured in `benchmarks/infeed.py`.
+    """The feed of a device. The defaults are measured in `benchmarks/infeed.py`.
 
-    Two blocks ahead cover the hand-over between the threads; more only costs memory. 32 MiB is
-    some hundred steps of a small model, which makes dispatch disappear, and one step of a large
-    one. 256 MiB keeps MNIST, CIFAR and tabular data on the device and leaves it to the model
-    otherwise.
+    Two blocks ahead cover the hand-over between the threads; more only costs memory. 32 MiB are
+    some hundred steps of a small model, which hides the cost of dispatch, and one step of a large
+    one. With 256 MiB, MNIST, CIFAR and tabular data stay on the device, and larger data leaves the
+    memory to the model.
     """
 
     prefetch_depth: int = declare(

@@ -13,18 +13,18 @@ class TapRequest:
 
     activations: tuple[str, ...] = ()
     micro_gradients: tuple[str, ...] = ()  # of every micro-batch
-    gradients: tuple[str, ...] = ()  # that are about to be applied
+    gradients: tuple[str, ...] = ()  # as they are applied
     every: int = 1  # updates
-    bins: int = 0  # of histograms; 0 makes none
-    norms: bool = False  # of these, and counts of NaNs and infinities, are all that is wanted
-    loss: bool = False  # of every micro-batch, too
-    stops: bool = False  # at the first update with a gradient that is not finite, before it
+    bins: int = 0  # of histograms; 0 for none
+    norms: bool = False  # only norms, and counts of NaNs and infinities, are wanted
+    loss: bool = False  # the loss of every micro-batch, too
+    stops: bool = False  # before the first update with a gradient that is not finite
 
     def __bool__(self) -> bool:
         return bool(self.activations or self.micro_gradients or self.gradients)
 
     def __or__(self, other: "TapRequest") -> "TapRequest":
-        """Returns what serves both."""
+        """Returns the request that covers both."""
         return TapRequest(
             activations=_union(self.activations, other.activations),
             micro_gradients=_union(self.micro_gradients, other.micro_gradients),

@@ -21,7 +21,7 @@ AccumulatorDtype = str | Callable[[Any], str | None] | None
 CompilerOptions = Mapping[str, Any]  # of XLA, by name
 # A name, text in the notation of schedules/text.py, a path of such text, or a function of the
 # numbers of stages and micro-batches.
-ScheduleChoice = str | pathlib.Path | Callable[[int, int], object]
+ScheduleChoice = str | pathlib.Path | Callable[[int, int], Any]
 
 _STEPS = "gradient_accumulation_steps_per_replica"
 _REDUCTION = "gradient_accumulation_reduction_method"
@@ -30,7 +30,7 @@ _SERIALIZATION = "batch_serialization_iterations"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Accumulation:
-    """How many micro-batches make one weight update, and how their gradients are combined."""
+    """The micro-batches of one weight update, and how their gradients are combined."""
 
     steps: int = declare(
         1,
@@ -67,7 +67,7 @@ class Accumulation:
             is_in_key=False,  # a function is described, not named
         ),
     )
-    # Of `steps`, which are a whole number of these turns.
+    # `steps` is a multiple of it.
     batch_serialization: int = declare(
         1,
         Option(
@@ -81,10 +81,10 @@ class Accumulation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pipelining:
-    """How the stages of a pipelined model run."""
+    """The update, schedule, devices and compiler options of a pipelined model."""
 
-    # None until set: how many micro-batches an update has decides how long devices idle, so no
-    # default is right for many.
+    # None until set: the number of micro-batches decides how long devices idle, and no default
+    # suits most models.
     steps: int | None = declare(
         None,
         Option(
@@ -172,7 +172,7 @@ class Pipelining:
             accepts=CompilerOptions | str,
         ),
     )
-    # `steps` counts turns of so many micro-batches.
+    # `steps` is the number of such groups in an update.
     batch_serialization: int = declare(
         1,
         Option(
@@ -189,7 +189,7 @@ class Pipelining:
 
     @property
     def accumulation(self) -> Accumulation | None:
-        """How micro-batches make one update; None until their number is set."""
+        """The accumulation of one update; None until its steps are set."""
         if self.steps is None:
             return None
         return Accumulation(

@@ -1,11 +1,11 @@
-"""All methods that attachment adds to a model, and those that make it a pipeline."""
+"""The methods that attachment adds to a model, among them those that assign stages."""
 
 from collections.abc import Callable
-from typing import Any
 
 from millrace.errors import OptionError
 from millrace.fit.controller import Controller
 from millrace.options import whole_number
+from millrace.pipelines.assignment.assignment import AnyAssignment
 from millrace.pipelines.assignment.costs import balanced, stage_summary
 from millrace.precompile.precompile import precompile
 from millrace.strategy.setters import SETTERS
@@ -31,15 +31,15 @@ def set_pipeline_stage_assignment(
         controller.setup.stages.put(balanced(controller.model, assignment, num_stages))
     elif num_stages is not None:
         raise OptionError(
-            f"num_stages={num_stages} goes with the assignment 'auto'. A list says by itself how "
-            "many stages there are: leave num_stages out."
+            f"num_stages={num_stages} goes with the assignment 'auto'. A list has its own number "
+            "of stages: leave num_stages out."
         )
     else:
         controller.setup.stages.set(assignment)
     controller.put_options(controller.setup.options)
 
 
-def get_pipeline_stage_assignment(controller: Controller) -> list[Any]:
+def get_pipeline_stage_assignment(controller: Controller) -> list[AnyAssignment]:
     """Returns an object for each layer call, in execution order, with its stage or None.
 
     Set `pipeline_stage` of the objects, and give the list to `set_pipeline_stage_assignment`.
@@ -51,7 +51,7 @@ def get_pipeline_stage_assignment(controller: Controller) -> list[Any]:
 
 
 def reset_pipeline_stage_assignment(controller: Controller) -> None:
-    """Makes the model one that is not pipelined."""
+    """Removes the pipeline stages of the model."""
     controller.setup.stages.reset()
     controller.put_options(controller.setup.options)
 

@@ -1,11 +1,11 @@
 """A setter of options, made from the table of options.
 
     @setter(reasons={...})                      options that users of other libraries look for
-    def set_replication_options(controller, options, given): ...
+    def set_replication_options(controller, options, arguments): ...
 
     model.set_replication_options(replicated_weight_sharding=True)
       an unknown name          OptionError, with the nearest one
-      each given value         checked, and put into a copy of the model's options
+      each value               checked, and put into a copy of the model's options
       the function above       checks that concern several options; returns what comes in force
 
 The table gives the arguments, their types and `Args` of the docstring. An argument left out, or
@@ -21,8 +21,8 @@ from millrace.arguments import refuse_unknown
 from millrace.fit.controller import Controller
 from millrace.options import MIB, Entry, Options, arguments_of, as_plain, replaced
 
-Given = Mapping[str, object]  # arguments that are not None, by name
-Finish = Callable[[Controller, Options, Given], Options]
+Arguments = Mapping[str, object]  # arguments that are not None, by name
+Finish = Callable[[Controller, Options, Arguments], Options]
 Setter = Callable[..., None]
 
 
@@ -53,9 +53,9 @@ def setter(
             refuse_unknown(name, unknown, entries, reasons or {})
             bound = signature.bind(controller, *args, **kwargs)
             bound.apply_defaults()
-            given = {n: value for n in entries if (value := bound.arguments[n]) is not None}
-            options = replaced(controller.setup.options, name, given)
-            controller.put_options(finish(controller, options, given), keeps_functions)
+            arguments = {n: value for n in entries if (value := bound.arguments[n]) is not None}
+            options = replaced(controller.setup.options, name, arguments)
+            controller.put_options(finish(controller, options, arguments), keeps_functions)
 
         set_options.__signature__ = signature  # type: ignore[attr-defined]
         set_options.__doc__ = _docstring(finish.__doc__ or "", entries)

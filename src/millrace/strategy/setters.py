@@ -14,7 +14,7 @@ from millrace.options import (
 )
 from millrace.schedules.table import check_at_a_time, check_choice
 from millrace.steps.accumulate import accumulator_dtype
-from millrace.strategy.option_setter import Given, default_text, setter
+from millrace.strategy.option_setter import Arguments, default_text, setter
 
 
 @setter(
@@ -27,15 +27,15 @@ from millrace.strategy.option_setter import Given, default_text, setter
     }
 )
 def set_gradient_accumulation_options(
-    controller: Controller, options: Options, given: Given
+    controller: Controller, options: Options, arguments: Arguments
 ) -> Options:
     """Lets several steps make one weight update.
 
     Raises:
-        OptionError: for an invalid value, an unknown option, or if something is to rest in host
-            memory and the device has none.
+        OptionError: for an invalid value, an unknown option, or offloading on a device without
+            host memory.
     """
-    _check_dtype(controller, given.get("dtype"), options.accumulation.dtype)
+    _check_dtype(controller, arguments.get("dtype"), options.accumulation.dtype)
     check_offload(options.offload, options.replication, controller.setup.devices)
     return options
 
@@ -73,27 +73,29 @@ _FOLLOWS = "it follows from the model, its compile() and the data given to fit."
         ),
     }
 )
-def set_pipelining_options(controller: Controller, options: Options, given: Given) -> Options:
+def set_pipelining_options(
+    controller: Controller, options: Options, arguments: Arguments
+) -> Options:
     """Chooses how the stages of a pipelined model run. The numbers do not depend on it.
 
     Raises:
-        OptionError: for an invalid value, an unknown option, or if something is to rest in host
-            memory and the devices have none.
+        OptionError: for an invalid value, an unknown option, or offloading on devices without
+            host memory.
         ScheduleError: for an unknown schedule.
         UnsupportedError: for `batch_serialization_iterations` on several devices, or in another
             schedule than `"sequential"`.
     """
     pipelining = options.pipelining
-    if "pipeline_schedule" in given:
+    if "pipeline_schedule" in arguments:
         check_choice(pipelining.schedule_in_force)
-    _check_dtype(controller, given.get("gradient_accumulation_dtype"), pipelining.dtype)
+    _check_dtype(controller, arguments.get("gradient_accumulation_dtype"), pipelining.dtype)
     check_at_a_time(
         pipelining.schedule_in_force,
         pipelining.device_mapping or (),
         pipelining.batch_serialization,
     )
     check_offload(options.offload, options.replication, controller.setup.devices)
-    if "recomputation_mode" in given:
+    if "recomputation_mode" in arguments:
         return _without_budget(options)
     return options
 
@@ -103,14 +105,16 @@ def set_pipelining_options(controller: Controller, options: Options, given: Give
         "replicas": "their number follows from the devices of the strategy and of the pipeline.",
     }
 )
-def set_replication_options(controller: Controller, options: Options, given: Given) -> Options:
-    """Chooses what several replicas report, and what they share out among them.
+def set_replication_options(
+    controller: Controller, options: Options, arguments: Arguments
+) -> Options:
+    """Chooses the metrics that replicas report, and the values that they share out.
 
     A value whose axes the replicas cannot share out equally stays whole.
 
     Raises:
-        OptionError: for an invalid value, an unknown option, or if something is to rest in host
-            memory and the devices have none, or weights that are not shared out.
+        OptionError: for an invalid value, an unknown option, or offloading on devices without
+            host memory, or of weights that are not shared out.
     """
     check_offload(options.offload, options.replication, controller.setup.devices)
     return options
@@ -128,8 +132,10 @@ def set_replication_options(controller: Controller, options: Options, given: Giv
     },
     defaults={"mode": "auto"},
 )
-def set_recomputation_options(controller: Controller, options: Options, given: Given) -> Options:
-    """Lets backward compute again what forward would have kept for it.
+def set_recomputation_options(
+    controller: Controller, options: Options, arguments: Arguments
+) -> Options:
+    """Makes backward compute values again instead of keeping them from forward.
 
     Losses, weights and dropout masks stay those of plain training. A mode and a budget exclude
     each other: the one that is set last is in force. A call that names no mode sets `"auto"`, or
@@ -138,10 +144,10 @@ def set_recomputation_options(controller: Controller, options: Options, given: G
     Raises:
         OptionError: for an invalid value, an unknown option, or a mode and a budget in one call.
     """
-    if "budget" not in given:
-        return _without_budget(options) if "mode" in given else options
-    mode, budget = options.recomputation.mode, given["budget"]
-    if "mode" in given and mode is not RecomputationMode.AUTO:
+    if "budget" not in arguments:
+        return _without_budget(options) if "mode" in arguments else options
+    mode, budget = options.recomputation.mode, arguments["budget"]
+    if "mode" in arguments and mode is not RecomputationMode.AUTO:
         raise OptionError(
             f"mode={mode.value!r} says what is computed again, and budget={budget!r} lets "
             "millrace choose. Set one of them, and leave the other out."
@@ -156,7 +162,9 @@ _FROM_DATA = "it follows from the data given to fit, evaluate or predict."
 @setter(
     reasons={"dataset": _FROM_DATA, "infeed_spec": _FROM_DATA, "element_spec": _FROM_DATA},
 )
-def set_infeed_queue_options(controller: Controller, options: Options, given: Given) -> Options:
+def set_infeed_queue_options(
+    controller: Controller, options: Options, arguments: Arguments
+) -> Options:
     """Chooses how data reaches the device. Results do not depend on it.
 
     Raises:
@@ -166,24 +174,25 @@ def set_infeed_queue_options(controller: Controller, options: Options, given: Gi
 
 
 @setter(by_position=("asynchronous",), keeps_functions=True)
-def set_asynchronous_callbacks(controller: Controller, options: Options, given: Given) -> Options:
+def set_asynchronous_callbacks(
+    controller: Controller, options: Options, arguments: Arguments
+) -> Options:
     """Delivers batch callbacks for every step while an execution runs, or once per execution.
 
     Takes effect at the next fit, evaluate or predict. Compiled programs stay; those that return
     every step's logs are compiled when they are first needed.
 
     Raises:
-        OptionError: if `asynchronous` is neither True nor False, or `stop_within` is below 1, or
-            set where callbacks see no single steps.
+        OptionError: for an invalid value, or `stop_within` without callbacks for every step.
     """
     if options.asynchronous_callbacks or options.stop_within is None:
         return options
-    if "stop_within" in given:
+    if "stop_within" in arguments:
         raise OptionError(
-            f"stop_within={options.stop_within} does nothing without callbacks for every step. Set "
+            f"stop_within={options.stop_within} needs callbacks for every step. Set "
             "asynchronous=True, or compile with a lower steps_per_execution."
         )
-    return replace(options, stop_within=None)  # which belongs to callbacks for every step
+    return replace(options, stop_within=None)  # it needs callbacks for every step
 
 
 SETTERS = (
@@ -207,9 +216,9 @@ def as_markdown() -> str:
     return "\n".join(lines)
 
 
-def _check_dtype(controller: Controller, given: object, dtype: AccumulatorDtype) -> None:
+def _check_dtype(controller: Controller, argument: object, dtype: AccumulatorDtype) -> None:
     """Refuses a dtype of accumulators when it is set, not in a trace."""
-    if given is not None:
+    if argument is not None:
         for variable in controller.model.trainable_variables:
             accumulator_dtype(dtype, variable)
 
