@@ -121,7 +121,7 @@ def test_an_unknown_schedule_is_refused_when_it_is_set(strategy, schedule):
         ({"gradient_accumulation_dtype": "int8"}, "cannot hold gradients"),
     ],
 )
-def test_values_that_nothing_can_do_with(strategy, options, message):
+def test_invalid_values(strategy, options, message):
     with pytest.raises(OptionError, match=message):
         sequential(strategy).set_pipelining_options(**options)
 

@@ -40,8 +40,8 @@ from millrace.options.tap_request import TapRequest as TapRequest
 from millrace.options.update_records import Accumulation as Accumulation
 from millrace.options.update_records import AccumulatorDtype as AccumulatorDtype
 from millrace.options.update_records import CompilerOptions as CompilerOptions
+from millrace.options.update_records import PipelineSchedule as PipelineSchedule
 from millrace.options.update_records import Pipelining as Pipelining
-from millrace.options.update_records import ScheduleChoice as ScheduleChoice
 
 TABLE = table_of(Options)
 

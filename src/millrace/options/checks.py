@@ -17,7 +17,7 @@ import numpy as np
 from millrace.errors import OptionError
 
 Check = Callable[[str, Any], object]  # (name of an argument, value) -> value as it is kept
-Member = TypeVar("Member", bound=enum.Enum)
+EnumMember = TypeVar("EnumMember", bound=enum.Enum)
 
 
 def whole_number(name: str, value: object, minimum: int) -> int:
@@ -82,7 +82,7 @@ def truth_or_auto(name: str, value: object) -> bool:
     return value
 
 
-def member(members: type[Member], name: str, value: object) -> Member:
+def member(members: type[EnumMember], name: str, value: object) -> EnumMember:
     """Returns the member of an enumeration that `value` is or names, in upper or lower case.
 
     Raises:

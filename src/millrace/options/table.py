@@ -15,6 +15,7 @@ set; `"auto"` puts it back to that default.
 
 import dataclasses
 import enum
+import functools
 import os
 import pathlib
 import typing
@@ -124,8 +125,10 @@ class Entry:
         return dataclasses.replace(options, **changes)
 
 
-def entries_of(record: type, name: str = "") -> Iterator[Entry]:
-    """Yields the options that a class of records declares; `name` is its field in `Options`."""
+@functools.cache
+def entries_of(record: type, name: str = "") -> tuple[Entry, ...]:
+    """Returns the options that a class of records declares; `name` is its field in `Options`."""
+    entries: list[Entry] = []
     types = typing.get_type_hints(record)
     for each in dataclasses.fields(record):
         option: Option | None = each.metadata.get(_KEY)
@@ -133,7 +136,8 @@ def entries_of(record: type, name: str = "") -> Iterator[Entry]:
             accepts = option.accepts or types[each.name]
             if isinstance(accepts, type) and issubclass(accepts, enum.Enum):
                 accepts = str | accepts
-            yield Entry(name, each.name, option, each.default, accepts | None)
+            entries.append(Entry(name, each.name, option, each.default, accepts | None))
+    return tuple(entries)
 
 
 def table_of(options: type) -> tuple[Entry, ...]:

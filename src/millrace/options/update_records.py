@@ -21,7 +21,7 @@ AccumulatorDtype = str | Callable[[Any], str | None] | None
 CompilerOptions = Mapping[str, Any]  # of XLA, by name
 # A name, text in the notation of schedules/text.py, a path of such text, or a function of the
 # numbers of stages and micro-batches.
-ScheduleChoice = str | pathlib.Path | Callable[[int, int], Any]
+PipelineSchedule = str | pathlib.Path | Callable[[int, int], Any]
 
 _STEPS = "gradient_accumulation_steps_per_replica"
 _REDUCTION = "gradient_accumulation_reduction_method"
@@ -116,7 +116,7 @@ class Pipelining:
             doc="as in `set_gradient_accumulation_options`.",
         ),
     )
-    schedule: ScheduleChoice | None = declare(
+    schedule: PipelineSchedule | None = declare(
         None,
         Option(
             "pipeline_schedule",
@@ -200,7 +200,7 @@ class Pipelining:
         )
 
     @property
-    def schedule_in_force(self) -> ScheduleChoice:
+    def schedule_in_force(self) -> PipelineSchedule:
         """The schedule that was set, or the default."""
         if self.schedule is not None:
             return self.schedule

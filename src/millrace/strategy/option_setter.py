@@ -21,8 +21,8 @@ from millrace.arguments import refuse_unknown
 from millrace.fit.controller import Controller
 from millrace.options import MIB, Entry, Options, arguments_of, as_plain, replaced
 
-Arguments = Mapping[str, object]  # arguments that are not None, by name
-Finish = Callable[[Controller, Options, Arguments], Options]
+OptionArguments = Mapping[str, object]  # arguments that are not None, by name
+Finish = Callable[[Controller, Options, OptionArguments], Options]
 Setter = Callable[..., None]
 
 

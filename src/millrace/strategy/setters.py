@@ -14,7 +14,7 @@ from millrace.options import (
 )
 from millrace.schedules.table import check_at_a_time, check_choice
 from millrace.steps.accumulate import accumulator_dtype
-from millrace.strategy.option_setter import Arguments, default_text, setter
+from millrace.strategy.option_setter import OptionArguments, default_text, setter
 
 
 @setter(
@@ -27,7 +27,7 @@ from millrace.strategy.option_setter import Arguments, default_text, setter
     }
 )
 def set_gradient_accumulation_options(
-    controller: Controller, options: Options, arguments: Arguments
+    controller: Controller, options: Options, arguments: OptionArguments
 ) -> Options:
     """Lets several steps make one weight update.
 
@@ -74,7 +74,7 @@ _FOLLOWS = "it follows from the model, its compile() and the data given to fit."
     }
 )
 def set_pipelining_options(
-    controller: Controller, options: Options, arguments: Arguments
+    controller: Controller, options: Options, arguments: OptionArguments
 ) -> Options:
     """Chooses how the stages of a pipelined model run. The numbers do not depend on it.
 
@@ -106,7 +106,7 @@ def set_pipelining_options(
     }
 )
 def set_replication_options(
-    controller: Controller, options: Options, arguments: Arguments
+    controller: Controller, options: Options, arguments: OptionArguments
 ) -> Options:
     """Chooses the metrics that replicas report, and the values that they share out.
 
@@ -133,7 +133,7 @@ def set_replication_options(
     defaults={"mode": "auto"},
 )
 def set_recomputation_options(
-    controller: Controller, options: Options, arguments: Arguments
+    controller: Controller, options: Options, arguments: OptionArguments
 ) -> Options:
     """Makes backward compute values again instead of keeping them from forward.
 
@@ -163,7 +163,7 @@ _FROM_DATA = "it follows from the data given to fit, evaluate or predict."
     reasons={"dataset": _FROM_DATA, "infeed_spec": _FROM_DATA, "element_spec": _FROM_DATA},
 )
 def set_infeed_queue_options(
-    controller: Controller, options: Options, arguments: Arguments
+    controller: Controller, options: Options, arguments: OptionArguments
 ) -> Options:
     """Chooses how data reaches the device. Results do not depend on it.
 
@@ -175,7 +175,7 @@ def set_infeed_queue_options(
 
 @setter(by_position=("asynchronous",), keeps_functions=True)
 def set_asynchronous_callbacks(
-    controller: Controller, options: Options, arguments: Arguments
+    controller: Controller, options: Options, arguments: OptionArguments
 ) -> Options:
     """Delivers batch callbacks for every step while an execution runs, or once per execution.
 
