@@ -81,7 +81,7 @@ def _argument(item: pytest.Item, name: str, right: str) -> Any:
 
 def _bytes(size: Any) -> int:
     from millrace.errors import OptionError  # not in projects without the marks
-    from millrace.strategy.recomputation_methods import bytes_or_share
+    from millrace.options import bytes_or_share
 
     try:
         nbytes = bytes_or_share(size)

@@ -83,12 +83,12 @@ METHODS = {
         "gradient_accumulation_reduction_method=None, pipeline_schedule=None, "
         "gradient_accumulation_dtype=None, forward_propagation_stages_compiler_options=None, "
         "backward_propagation_stages_compiler_options=None, weight_update_compiler_options=None, "
-        "replicated_optimizer_state_sharding=None, replicated_weight_sharding=None, "
+        "batch_serialization_iterations=None, replicated_optimizer_state_sharding=None, "
+        "replicated_weight_sharding=None, "
         "recomputation_mode=None, offload_weight_update_variables=None, offload_activations=None, "
-        "offload_gradient_accumulation_buffers=None, offload_weights=None, "
-        "batch_serialization_iterations=1)"
+        "offload_gradient_accumulation_buffers=None, offload_weights=None)"
     ),
-    "set_asynchronous_callbacks": "(asynchronous=False, *, stop_within=None)",
+    "set_asynchronous_callbacks": "(asynchronous=None, *, stop_within=None)",
     "set_gradient_accumulation_options": (
         "(*, gradient_accumulation_steps_per_replica=None, "
         "gradient_accumulation_reduction_method=None, dtype=None, "

@@ -34,7 +34,7 @@
     cache/               executables on disk
     arguments.py         refuses a misspelled argument, with the name that was meant
     interrupts.py        Ctrl-C waits for a place where the model is whole
-    options.py           what the user chose
+    options/             what the user chose
     records/             what a run leaves behind
     _compat/             private names of Keras and JAX, used nowhere else
     _backend.py          makes JAX the backend of Keras

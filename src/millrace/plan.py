@@ -1,4 +1,4 @@
-"""What one program is to do: everything that decides what gets compiled, and nothing else."""
+"""The description of one program: everything that decides its code, and nothing else."""
 
 import enum
 import math
@@ -12,14 +12,14 @@ from millrace.options import NO_OFFLOAD, NO_TAPS, Accumulation, Offload, Replica
 
 
 class Mode(enum.Enum):
-    """Which of Keras's three loops a program serves."""
+    """The loop of Keras that a program serves."""
 
     TRAIN = "train"
     TEST = "test"
     PREDICT = "predict"
 
 
-# What of a model's variables a loop of Keras passes to its function, in order.
+# The groups of a model's variables that a loop of Keras passes to its function, in order.
 ROLES = {
     Mode.TRAIN: ("trainable", "non_trainable", "optimizer", "metric"),
     Mode.TEST: ("trainable", "non_trainable", "metric"),
@@ -31,7 +31,7 @@ ROLES = {
 class BatchSpec:
     """Structure, shapes and dtypes of one batch, as Keras's data adapter yields it."""
 
-    treedef: Any  # of x, y and sample weights
+    treedef: Any  # JAX's, of x, y and sample weights; None where a program takes no batch
     shapes: tuple[tuple[int, ...], ...]
     dtypes: tuple[np.dtype, ...]
 
@@ -49,7 +49,7 @@ class BatchSpec:
         )
 
     def of_rows(self, rows: int) -> "BatchSpec":
-        """Returns the spec of a batch of so many rows."""
+        """Returns the spec of a batch with another number of rows."""
         shapes = tuple((rows, *shape[1:]) for shape in self.shapes)
         return BatchSpec(self.treedef, shapes, self.dtypes)
 
@@ -63,11 +63,11 @@ class BatchSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recompute:
-    """Which segments backward runs again: as a budget or a choice says, else by boundaries."""
+    """The segments that backward runs again: by a budget, by a choice, else by boundaries."""
 
     budget: int | float | None = None  # as in `options.Recomputation`; programs have a choice
-    choice: int | None = None  # of a chain's choices; 0 would be to keep everything
-    whole_stages: bool = False  # whatever boundaries a stage has
+    choice: int | None = None  # index in a chain's choices; 0 keeps everything
+    whole_stages: bool = False  # ignoring boundaries in a stage
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,38 +76,38 @@ class Plan:
 
     mode: Mode
     batch: BatchSpec
-    capacity: int  # steps that a block holds: the length of its leaves' first axis
+    capacity: int  # steps in a block: the length of its leaves' first axis
     accumulation: Accumulation
-    step_logs: bool  # deliver the logs of every step, not of the last one only
-    records: int  # steps whose results one call can return, where those of every step are wanted
+    step_logs: bool  # return the logs of every step, not only of the last one
+    records: int  # steps whose results one call returns, where those of every step are wanted
     group: DeviceGroup
     replication: Replication
     recompute: Recompute | None = None
-    offload: Offload = NO_OFFLOAD  # what is True rests in host memory
+    offload: Offload = NO_OFFLOAD  # each option True or False
     taps: TapRequest = NO_TAPS
-    tapped: bool = False  # whether a step carries out more than its result
+    tapped: bool = False  # whether a step returns more than its result
 
     @property
     def replicas(self) -> int:
-        """Copies of the model, each with a batch of its own in every step."""
+        """Copies of the model; each takes another batch in every step."""
         return self.group.replicas
 
     @property
     def update_steps(self) -> int:
-        """Steps that belong together: those of one update; outside of training, one a replica."""
+        """Steps of one update; outside of training, one step of each replica."""
         return self.replicas * (self.accumulation.steps if self.mode is Mode.TRAIN else 1)
 
     @property
     def each_step(self) -> bool:
-        """Whether the results of every step are wanted, not of the last one only."""
+        """Whether the results of every step are wanted, not only of the last one."""
         return self.step_logs or self.mode is Mode.PREDICT
 
 
 @dataclass(frozen=True, slots=True)
 class LoopForm:
-    """How a program runs several steps: a compiled loop, or `unroll` copies of the step."""
+    """The form of several steps in a program: a compiled loop, or `unroll` copies of the step."""
 
-    unroll: int | None  # None is a loop of any number of steps
+    unroll: int | None  # None for a loop of any number of steps
 
     @property
     def is_loop(self) -> bool:
@@ -122,7 +122,7 @@ MAX_UNROLLED_STEPS = 8
 
 
 def choose_loop_form(mode: Mode, platform: str, primitives: dict[str, int]) -> LoopForm:
-    """Chooses the loop form by what the step computes and where.
+    """Chooses the loop form by the operations of the step and the platform.
 
     XLA's CPU compiler does not bring the weight gradient of a convolution into the layout of its
     fast kernel when it stands inside a loop: a small convnet then takes twice the time of a step
@@ -134,7 +134,7 @@ def choose_loop_form(mode: Mode, platform: str, primitives: dict[str, int]) -> L
     Args:
         mode: only training has gradients.
         platform: of the device, as JAX names it.
-        primitives: how often each JAX primitive occurs in one step.
+        primitives: counts of the JAX primitives in one step.
     """
     if mode is not Mode.TRAIN or platform != "cpu" or not primitives.get("conv_general_dilated"):
         return LoopForm(unroll=None)

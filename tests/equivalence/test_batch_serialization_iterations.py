@@ -181,7 +181,7 @@ def test_several_devices_are_refused_when_they_are_set():
     [
         (0, "batch_serialization_iterations must be at least 1. Received: 0"),
         (2.0, "whole number.*Received: 2.0.*Set batch_serialization_iterations=2"),
-        (None, "whole number of at least 1. Received: None"),
+        ("auto", "whole number of at least 1. Received: 'auto'"),
     ],
 )
 def test_the_number_is_whole(given, message):
@@ -189,15 +189,23 @@ def test_the_number_is_whole(given, message):
         build(batch_serialization_iterations=given)
 
 
-def test_every_call_replaces_it_and_the_schedule():
-    model = build(**TWICE, pipeline_schedule="Sequential")
-    options = model._millrace.setup.options
-    assert options.pipelining.accumulation.steps == 6
+def test_the_default_schedule_follows_it():
+    def in_force():
+        pipelining = model._millrace.setup.options.pipelining
+        return pipelining.schedule_in_force, pipelining.accumulation.steps
+
+    model = build(**TWICE)
+    assert in_force() == ("sequential", 6)
     model.set_pipelining_options(batch_serialization_iterations=2)
-    assert model._millrace.setup.options.pipelining.schedule == "sequential"
-    model.set_pipelining_options()
-    pipelining = model._millrace.setup.options.pipelining
-    assert (pipelining.schedule, pipelining.accumulation.steps) == ("1f1b", 2)
+    assert in_force() == ("sequential", 4)
+    model.set_pipelining_options(batch_serialization_iterations=1)
+    assert in_force() == ("1f1b", 2)
+    model.set_pipelining_options(pipeline_schedule="gpipe")
+    with pytest.raises(UnsupportedError, match="pipeline_schedule='gpipe'"):
+        model.set_pipelining_options(batch_serialization_iterations=2)
+    assert in_force() == ("gpipe", 2)
+    model.set_pipelining_options(pipeline_schedule="auto", batch_serialization_iterations=2)
+    assert in_force() == ("sequential", 4)
 
 
 def test_executions_are_whole_updates():

@@ -145,7 +145,7 @@ def test_endless_data_without_a_number_of_steps(strategy):
         model,
         lambda m: m.fit(Endless(), shuffle=False, verbose=0),
     )
-    message = r"evaluate was not told.*steps=None"
+    message = r"evaluate has no number of steps to run: steps=None"
     refuses(strategy, DataError, message, model, lambda m: m.evaluate(Endless(), verbose=0))
     model.fit(Endless(), steps_per_epoch=3, shuffle=False, verbose=0)
     assert int(model.optimizer.iterations) == 3

@@ -49,7 +49,7 @@ def test_f26_steps_are_called_back_while_the_execution_runs(system):
     was_running = []
 
     def look(batch, logs):
-        *_, last = model._millrace.functions.compiled[Mode.TRAIN].parts
+        *_, last = model._millrace.functions.compiled[Mode.TRAIN].calls
         was_running.append(not all(leaf.is_ready() for leaf in jax.tree.leaves(last.result)))
 
     data = np.zeros((32 * 512, 256), "float32")

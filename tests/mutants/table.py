@@ -34,7 +34,7 @@ TESTS = {
     ),
     "accumulation": (
         "tests/steps/test_accumulate.py",
-        "tests/test_options.py",
+        "tests/strategy/test_setters.py",
         "tests/equivalence/test_gradient_accumulation.py",
         "tests/equivalence/test_reductions.py",
     ),

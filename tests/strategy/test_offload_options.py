@@ -59,7 +59,8 @@ def test_true_without_host_memory_is_an_error(setter, name):
 
 @pytest.mark.parametrize(("setter", "name"), PAIRS)
 def test_each_is_true_or_false(setter, name):
-    with pytest.raises(OptionError, match=f"{name} must be True or False. Received: 'yes'"):
+    message = rf"{name} must be True, False or 'auto'\. Received: 'yes'"
+    with pytest.raises(OptionError, match=message):
         getattr(build(), setter)(**{name: "yes"})
 
 

@@ -72,7 +72,28 @@ def test_a_pipeline_sets_the_same_mode():
     model.set_pipelining_options(gradient_accumulation_steps_per_replica=2)
     assert model._millrace.setup.options.recomputation.mode is RecomputationMode.AUTO
     model.set_recomputation_options(mode=None)
-    assert model._millrace.setup.options.recomputation.mode is RecomputationMode.NONE
+    assert model._millrace.setup.options.recomputation.mode is RecomputationMode.AUTO
+    model.set_recomputation_options(mode="none")
+    assert model._millrace.setup.options.recomputation == Recomputation()
+
+
+def test_of_a_mode_and_a_budget_the_last_is_in_force(strategy):
+    def options(**arguments):
+        model.set_recomputation_options(**arguments)
+        return model._millrace.setup.options.recomputation
+
+    model = marked(strategy)
+    interleaved = RecomputationMode.RECOMPUTE_AND_BACKPROPAGATE_INTERLEAVED
+    budget = Recomputation(mode=RecomputationMode.AUTO, budget=0.5)
+    assert options(mode=interleaved.value) == Recomputation(mode=interleaved)
+    assert options(budget=0.5) == budget
+    assert options(mode=None) == budget
+    assert options(mode=interleaved.value) == Recomputation(mode=interleaved)
+    assert options(mode=None, budget=0.5) == budget
+    assert options() == Recomputation(mode=RecomputationMode.AUTO)
+    options(budget=0.5)
+    model.set_pipelining_options(recomputation_mode="none")
+    assert model._millrace.setup.options.recomputation == Recomputation()
 
 
 def test_options_are_saved_with_the_model(strategy, tmp_path):

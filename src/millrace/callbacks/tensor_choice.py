@@ -14,7 +14,7 @@ import keras
 
 from millrace._compat.keras_graph import layer_paths
 from millrace.errors import ModelError, OptionError
-from millrace.options import Moment, TapRequest, moment, whole_number
+from millrace.options import Moment, TapRequest, member, whole_number
 from millrace.records.tensors import Tensor
 from millrace.taps.tensors import gradient_name, matches
 
@@ -78,7 +78,7 @@ def choose(
     choice = TensorChoice(
         patterns_of("activations", activations),
         patterns_of("gradients", gradients),
-        moment(when),
+        member(Moment, "when", when),
         whole_number("every", every, 1),
         bins,
     )

@@ -29,7 +29,7 @@ from millrace._compat.jax_tracing import jax_options
 from millrace.explain.fingerprint import describe, describe_model, describe_state, finished
 from millrace.explain.values import digest, text_of, without_address
 from millrace.explain.walk import Description, Walk, version_of
-from millrace.options import TapRequest
+from millrace.options import TapRequest, key_fields
 from millrace.plan import BatchSpec, Plan
 from millrace.records.compilation import Aspect, KeyField, ProgramKey
 
@@ -182,23 +182,15 @@ def _structure(tree: object) -> str:
 
 def _plan_options(plan: Plan, unroll: int | None) -> Iterator[tuple[str, object]]:
     """Yields the options of a model, and the sizes that follow from them."""
-    accumulation, replication, recompute = plan.accumulation, plan.replication, plan.recompute
-    offload, batch_serialization = plan.offload, plan.accumulation.batch_serialization
+    recompute = plan.recompute
     yield "mode", plan.mode.value
-    yield "gradient_accumulation_steps_per_replica", accumulation.steps // batch_serialization
-    yield "gradient_accumulation_reduction_method", accumulation.reduction.value
-    yield "batch_serialization_iterations", batch_serialization
-    yield "replicated_metric_reduction_method", replication.metrics.value
-    yield "replicated_optimizer_state_sharding", replication.shard_optimizer_state
-    yield "replicated_weight_sharding", replication.shard_weights
+    yield from key_fields(plan.accumulation)
+    yield from key_fields(plan.replication)
     yield "recomputation", "off" if recompute is None else "on"
     yield "recomputation budget", None if recompute is None else recompute.budget
     yield "recomputation choice", None if recompute is None else recompute.choice
     yield "recomputation of whole stages", recompute is not None and recompute.whole_stages
-    yield "offload_weight_update_variables", offload.optimizer_state
-    yield "offload_activations", offload.activations
-    yield "offload_gradient_accumulation_buffers", offload.accumulators
-    yield "offload_weights", offload.weights
+    yield from key_fields(plan.offload)
     for field in fields_of(TapRequest):
         yield f"tensor statistics: {field.name}", getattr(plan.taps, field.name)
     yield "values are tapped", plan.tapped

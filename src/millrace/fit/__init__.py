@@ -1,1 +1,1 @@
-"""What Keras's fit, evaluate and predict ask of an attached model, and what they are given."""
+"""The functions, iterators and checks behind fit, evaluate and predict of attached models."""

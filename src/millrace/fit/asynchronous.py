@@ -14,7 +14,8 @@ by the speed of the execution before: one dispatch each, so the device does not 
 
 import threading
 import time
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, cast
 
 import jax
 import keras
@@ -23,8 +24,11 @@ import numpy as np
 from millrace.fit.controller import Controller
 from millrace.fit.loop_functions import KeptFunction
 from millrace.plan import Mode
+from millrace.pytrees import ArrayTree
 
 CHUNK_SECONDS = 0.02
+
+Logs = Mapping[str, object] | None
 
 
 class StepCallbackList(keras.callbacks.CallbackList):
@@ -35,44 +39,49 @@ class StepCallbackList(keras.callbacks.CallbackList):
     raised by `fit`, and `stop_training` acts after the running execution.
     """
 
-    def __init__(self, callbacks: Any, controller: Controller, **arguments: Any):
+    def __init__(
+        self,
+        callbacks: keras.callbacks.CallbackList | keras.callbacks.Callback | list[object] | None,
+        controller: Controller,
+        **arguments: Any,
+    ):
         if isinstance(callbacks, keras.callbacks.CallbackList):
             callbacks = callbacks.callbacks
         super().__init__(callbacks, model=controller.model, **arguments)
         self._controller = controller
         self._begun = dict.fromkeys(Mode, 0)
 
-    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+    def on_train_batch_begin(self, batch: int, logs: Logs = None) -> None:
         """Begins the first step of an execution."""
         self._begin(Mode.TRAIN, batch, logs)
 
-    def on_test_batch_begin(self, batch: int, logs: Any = None) -> None:
+    def on_test_batch_begin(self, batch: int, logs: Logs = None) -> None:
         """Begins the first step of an execution."""
         self._begin(Mode.TEST, batch, logs)
 
-    def on_predict_batch_begin(self, batch: int, logs: Any = None) -> None:
+    def on_predict_batch_begin(self, batch: int, logs: Logs = None) -> None:
         """Begins the first step of an execution."""
         self._begin(Mode.PREDICT, batch, logs)
 
-    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """Delivers the steps of an execution, and waits until all of them are."""
+    def on_train_batch_end(self, batch: int, logs: Logs = None) -> None:
+        """Delivers the steps of an execution, and waits for the last one."""
         self._end(Mode.TRAIN, batch, logs)
 
-    def on_test_batch_end(self, batch: int, logs: Any = None) -> None:
-        """Delivers the steps of an execution, and waits until all of them are."""
+    def on_test_batch_end(self, batch: int, logs: Logs = None) -> None:
+        """Delivers the steps of an execution, and waits for the last one."""
         self._end(Mode.TEST, batch, logs)
 
-    def on_predict_batch_end(self, batch: int, logs: Any = None) -> None:
-        """Delivers the steps of an execution, and waits until all of them are."""
+    def on_predict_batch_end(self, batch: int, logs: Logs = None) -> None:
+        """Delivers the steps of an execution, and waits for the last one."""
         self._end(Mode.PREDICT, batch, logs)
 
-    def _begin(self, mode: Mode, batch: int, logs: Any) -> None:
+    def _begin(self, mode: Mode, batch: int, logs: Logs) -> None:
         self._begun[mode] = batch
         self._call(mode, "begin", batch, logs)
 
-    def _end(self, mode: Mode, batch: int, logs: Any) -> None:
+    def _end(self, mode: Mode, batch: int, logs: Logs) -> None:
         function = self._controller.functions.compiled.get(mode)
-        if function is None or not function.parts:  # not a loop of ours
+        if function is None or not function.calls:  # Keras's own loop runs it
             self._call(mode, "end", batch, logs)
             return
         errors: list[BaseException] = []
@@ -92,10 +101,10 @@ class StepCallbackList(keras.callbacks.CallbackList):
     def _deliver(self, mode: Mode, function: KeptFunction) -> None:
         step = first = self._begun[mode]
         arrived: list[tuple[float, int]] = []
-        for part in function.parts:
-            values = jax.tree.map(np.asarray, part.result)  # waits for this part only
-            arrived.append((time.perf_counter(), part.steps))
-            for index in range(part.first, part.first + part.steps):
+        for call in function.calls:
+            values = jax.tree.map(np.asarray, call.result)  # waits for this call only
+            arrived.append((time.perf_counter(), call.steps))
+            for index in range(call.first, call.first + call.steps):
                 if step > first:
                     self._call(mode, "begin", step, None)
                 entry = jax.tree.map(lambda leaf, i=index: leaf[i], values)
@@ -105,14 +114,15 @@ class StepCallbackList(keras.callbacks.CallbackList):
             per_step = (arrived[-1][0] - arrived[0][0]) / steps
             function.chunk = max(1, round(CHUNK_SECONDS / max(per_step, 1e-6)))
 
-    def _entry(self, mode: Mode, entry: Any) -> dict[str, Any]:
+    def _entry(self, mode: Mode, entry: ArrayTree) -> dict[str, object]:
         if mode is Mode.PREDICT:
             return {"outputs": entry}
+        logs = cast(Mapping[str, np.ndarray], entry)
         return {
-            name: float(value) if np.ndim(value) == 0 else value for name, value in entry.items()
+            name: float(value) if np.ndim(value) == 0 else value for name, value in logs.items()
         }
 
-    def _call(self, mode: Mode, when: str, step: int, logs: Any) -> None:
+    def _call(self, mode: Mode, when: str, step: int, logs: Logs) -> None:
         name = f"on_{mode.value}_batch_{when}"
         for callback in self.callbacks:
             getattr(callback, name)(step, logs=logs or {})

@@ -1,7 +1,6 @@
-"""Attributes that an attached model has instead of its own, and the patches that it needs."""
+"""The attributes that attachment gives a model, and the patches that these need."""
 
 import weakref
-from typing import Any
 
 import keras
 
@@ -9,18 +8,18 @@ from millrace._compat.patches import hold, new_holder, release
 
 
 class Attributes:
-    """What a model is given as long as it is attached."""
+    """The attributes of one attached model."""
 
     def __init__(self, model: keras.Model) -> None:
         self._model = model
-        self._bound: dict[str, tuple[Any, Any]] = {}  # the model's own, and ours
-        # Ends with the model, too: who has forgotten it need not detach it.
+        self._bound: dict[str, tuple[object, object]] = {}  # the model's own, and ours
+        # Released with the model, too: a model that is collected was never detached.
         holder = new_holder()
         hold(holder)
         self._release_patches = weakref.finalize(model, release, holder)
         self._release_patches.atexit = False
 
-    def bind(self, name: str, value: Any) -> None:
+    def bind(self, name: str, value: object) -> None:
         """Gives the model an attribute, until `unbind`."""
         own, _ = self._bound.get(name, (vars(self._model).get(name), None))
         self._bound[name] = own, value
@@ -28,7 +27,7 @@ class Attributes:
         object.__setattr__(self._model, name, value)
 
     def unbind(self) -> None:
-        """Takes from the model what `bind` gave it, unless someone has put something over it."""
+        """Takes the attributes from the model, but for those that someone has replaced since."""
         attributes = vars(self._model)
         for name, (own, value) in self._bound.items():
             if attributes.get(name) is not value:

@@ -1,12 +1,11 @@
-"""What a compiled loop cannot run, said before anything is compiled."""
+"""Refusals of models and numbers of steps that no compiled loop can run, before compiling."""
 
 import inspect
 import logging
-from typing import Any
 
 import keras
 
-from millrace._compat.keras_data import is_endless
+from millrace._compat.keras_data import DataAdapter, is_endless
 from millrace._compat.keras_layers import layers_without_jit
 from millrace.errors import DataError, ModelError, NotCompiledError, PlanError
 from millrace.options import Accumulation
@@ -18,11 +17,15 @@ _LOOP = {Mode.TRAIN: "fit", Mode.TEST: "evaluate", Mode.PREDICT: "predict"}
 _STEPS = {Mode.TRAIN: "steps_per_epoch", Mode.TEST: "steps", Mode.PREDICT: "steps"}
 
 
-def check_data(adapter: Any, num_batches: int | None, mode: Mode) -> None:
-    """Refuses data without end where no number of steps is given."""
+def check_data(adapter: DataAdapter, num_batches: int | None, mode: Mode) -> None:
+    """Refuses endless data without a number of steps.
+
+    Raises:
+        DataError: naming the argument to set.
+    """
     if num_batches is None and is_endless(adapter):
         raise DataError(
-            f"The data never ends, and {_LOOP[mode]} was not told how many steps to run: "
+            f"The data never ends, and {_LOOP[mode]} has no number of steps to run: "
             f"{_STEPS[mode]}=None. Set {_STEPS[mode]} in {_LOOP[mode]}(), or give the data an end: "
             "no repeat() on a tf.data.Dataset, a num_batches on a PyDataset."
         )
@@ -37,8 +40,8 @@ def check_steps(
 ) -> int:
     """Returns the steps of a full execution: no more than the epoch has.
 
-    With replicas, the one step per execution of Keras's default stands for one update, or outside
-    of training for one step of each replica: less is no work for all of them.
+    With several replicas Keras's default of one step per execution stands for one update, outside
+    of training for one step of each replica: fewer steps would leave some replicas idle.
 
     Raises:
         PlanError: if an update would begin in one execution and end in another.
@@ -72,7 +75,7 @@ def check_steps(
 
 
 def factors(accumulation: Accumulation) -> tuple[str, str]:
-    """Returns the options that an accumulation is the product of, and their values."""
+    """Returns the names of the options whose product is the accumulation, and their values."""
     name, each = "gradient_accumulation_steps_per_replica", accumulation.batch_serialization
     if each == 1:
         return name, str(accumulation.steps)
@@ -104,7 +107,7 @@ def check_model(
     is_pipelined: bool = False,
     replicas: int = 1,
 ) -> None:
-    """Refuses models whose step is not one pure function that can be compiled.
+    """Refuses a model whose step is no pure function that can be compiled.
 
     Raises:
         ModelError: naming the model, what it does and what to change.
@@ -140,11 +143,11 @@ def check_model(
 
 
 def check_made_functions(model: keras.Model, advice: str) -> None:
-    """Refuses a model that makes its functions of a step itself.
+    """Refuses a model that overrides `make_train_function` or its siblings.
 
     Args:
-        model: the one that is about to run.
-        advice: what to do instead, a sentence.
+        model: about to run.
+        advice: a sentence on what to do instead.
 
     Raises:
         ModelError: naming the model and the function.
@@ -152,8 +155,8 @@ def check_made_functions(model: keras.Model, advice: str) -> None:
     for function in ("make_train_function", "make_test_function", "make_predict_function"):
         if getattr(type(model), function) is not getattr(keras.Model, function):
             raise ModelError(
-                f"{_described(model)} overrides {function}(), which is what the strategy "
-                f"provides. {advice}"
+                f"{_described(model)} overrides {function}(), and the strategy provides "
+                f"that function. {advice}"
             )
 
 
@@ -210,7 +213,7 @@ def _refuse_uncompiled(model: keras.Model, mode: Mode) -> None:
 
 
 def check_recomputed(model: keras.Model) -> None:
-    """Refuses to run parts of a step again that is the model's own.
+    """Refuses recomputation for a model with a train step of its own.
 
     Raises:
         ModelError: naming the model, and what to change.
@@ -224,7 +227,7 @@ def check_recomputed(model: keras.Model) -> None:
 
 
 def _check_compiled(model: keras.Model, name: str, mode: Mode, is_parted: bool) -> None:
-    # In one piece on one device Keras's own loop runs it, and this is not asked.
+    # A model in one piece on one device is run by Keras's own loop, and never comes here.
     other = (
         ", or run it in one piece on one device: Strategy(devices=1), without pipeline stages"
         if is_parted
@@ -283,7 +286,7 @@ def _check_optimizer(model: keras.Model, name: str, accumulation: Accumulation) 
 
 
 def hint_steps_per_execution(model: keras.Model) -> None:
-    """Logs that executions of one step leave speed on the table."""
+    """Logs the advice to run more than one step per execution."""
     logger.info(
         "model %r runs one step per execution. Set steps_per_execution in compile() to a larger "
         "number, such as 100, for fewer round trips to Python.",
@@ -292,13 +295,13 @@ def hint_steps_per_execution(model: keras.Model) -> None:
 
 
 def log_replicas(name: str, replicas: int, accumulation: Accumulation, rows: int | None) -> None:
-    """Logs what several replicas make of one update.
+    """Logs how many steps and rows an update of several replicas takes.
 
     Args:
         name: of the model.
         replicas: copies of it.
         accumulation: of each.
-        rows: of one batch; None if nobody knows.
+        rows: of one batch; None if unknown.
     """
     total = replicas * accumulation.steps
     names, numbers = factors(accumulation)

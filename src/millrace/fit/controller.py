@@ -1,10 +1,10 @@
-"""What a strategy keeps of one model.
+"""Everything that a strategy keeps of one model.
 
-setup         what the user chose, frozen       setup.py
+setup         choices of the user, frozen       setup.py
 feeds         blocks, open epoch iterators      feeds.py
-watchers      who looks at its tensors          watchers.py
-functions     what Keras's loops call           loop_functions.py
-attributes    what the model is given           attributes.py
+watchers      listeners to its tensors          watchers.py
+functions     called by Keras's loops           loop_functions.py
+attributes    given to the model                attributes.py
 totals        the counters of the strategy      totals.py
 """
 
@@ -12,7 +12,6 @@ import contextlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any
 
 import keras
 
@@ -33,7 +32,7 @@ ATTRIBUTE = "_millrace"  # of a model: its controller
 
 
 class Controller:
-    """One per attached model, as the attribute `_millrace`."""
+    """The attribute `_millrace` of an attached model."""
 
     def __init__(
         self,
@@ -63,18 +62,18 @@ class Controller:
         self.setup = replace(self.setup, rules=rules)
 
     def variant(self, options: Options) -> "Controller":
-        """Returns a controller of the same model with other options, of which it knows nothing."""
+        """Returns another controller of the model, with other options; the model keeps its own."""
         setup = replace(self.setup, options=options)
         return Controller(setup, Totals(), self.attributes, self.watchers)
 
     def watch(self, listener: TapListener, taps: TapRequest) -> None:
-        """Lets a listener have statistics of tensors, from the next execution on.
+        """Sends statistics of tensors to a listener, from the next execution on.
 
-        Until `watchers.unwatch`, and within fit at the latest until that ends.
+        Ends with `watchers.unwatch`, or with the running fit.
 
         Raises:
             ModelError: if the model is not compiled.
-            OptionError: if it has them already.
+            OptionError: if it watches already.
         """
         check_watched(self.setup)
         self.watchers.watch(listener, taps, until_end=self.is_running)
@@ -86,10 +85,10 @@ class Controller:
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """Surrounds fit, evaluate and predict: whichever way they end, their threads end.
+        """Surrounds fit, evaluate and predict, and ends their threads however they end.
 
-        Somebody who interrupts does not wait for the batch that a slow data set is making, and
-        finds the variables with their newest values.
+        After an interrupt nothing waits for the batch that a slow data set is making, and the
+        variables have their newest values.
         """
         with held_back(), self._threads_ended():
             yield
@@ -104,7 +103,7 @@ class Controller:
         except BaseException as error:
             is_interrupted = isinstance(error, KeyboardInterrupt)
             if self._running == 1 and not self.setup.spans_processes:
-                sync_state(self.model)  # evaluate and predict leave that out
+                sync_state(self.model)  # which evaluate and predict do not do
             raise
         finally:
             self._running -= 1
@@ -120,6 +119,6 @@ class Controller:
         self.watchers.close()
 
 
-def controller_of(model: Any) -> Controller | None:
+def controller_of(model: object) -> Controller | None:
     """Returns the controller of an attached model, None for any other."""
     return getattr(model, "__dict__", {}).get(ATTRIBUTE)

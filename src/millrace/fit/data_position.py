@@ -17,17 +17,17 @@ class DataPosition:
         """Begins an execution.
 
         Args:
-            epoch: the number of the epoch, from 1; None outside of `fit` and its kind.
+            epoch: the number of the epoch, from 1; None for `train_on_batch` and the like.
             batch: the number of the first batch in it, from 0.
         """
         self._epoch, self._batch = epoch, batch
 
     def add(self, batches: int) -> None:
-        """Goes on by so many batches."""
+        """Moves on by a number of batches."""
         self._batch += batches
 
     def __call__(self) -> str:
-        """Returns the place in words: `batch 1,875 of epoch 1 of fit`."""
+        """Returns the position in words: `batch 1,875 of epoch 1 of fit`."""
         if self._epoch is None:
             return ""
         return f"batch {self._batch + 1:,} of epoch {self._epoch} of {self._method}"

@@ -1,17 +1,18 @@
-"""What Keras's loops draw executions from: its own epoch iterator, with an infeed behind it.
+"""The epoch iterator of Keras's loops, with an infeed behind it.
 
     for begin, end, execution in epoch_iterator:             Keras
         logs, state = train_function(state, execution)       fit/functions.py
             execution.take() -> slices                     feeds/infeed.py
 
-Where Keras steps through its data adapter, this adapter is stacked into blocks ahead of time.
+Keras takes batches from its data adapter one by one; here they are stacked into blocks ahead of
+time.
 """
 
 import functools
 import itertools
 import threading
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, TypeVar
 
 import jax
 import keras
@@ -34,7 +35,9 @@ from millrace.fit.multi_process import agree_on_data, agree_on_order
 from millrace.fit.uncompiled import runs_uncompiled
 from millrace.interrupts import at_once, raise_if_interrupted
 from millrace.plan import Mode
+from millrace.pytrees import ArrayTree
 
+T = TypeVar("T")
 _DATA = ("x", "y", "sample_weight")
 
 
@@ -44,8 +47,8 @@ class Execution:
     def __init__(self, epoch: "FeedEpochIterator", steps: int, begin: int):
         self._epoch = epoch
         self.steps = steps
-        self.begin = begin  # the number of its first step in the epoch
-        self.missing = 0  # steps that the data had no batch for
+        self.begin = begin  # index of its first step in the epoch
+        self.missing = 0  # steps without a batch, once the data has run out
 
     def take(self) -> Iterator[BlockSlice]:
         """Yields the execution's slices as they become ready."""
@@ -56,10 +59,10 @@ class Execution:
         self.missing = left
 
     def check_mode(self, mode: Mode) -> None:
-        """Refuses batches for one loop in another.
+        """Refuses batches that were made for another loop.
 
         Raises:
-            VersionError: if Keras takes training's for validation's, or the other way round.
+            VersionError: if Keras mixes up the batches of training and validation.
         """
         if self._epoch.mode is not mode:
             raise _unknown_loops(f"batches for '{self._epoch.mode.value}' came to '{mode.value}'")
@@ -74,27 +77,27 @@ class Execution:
         """Steps of a full execution of the same epoch."""
         return self._epoch.steps_per_execution
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self) -> Iterator[ArrayTree]:
         return self
 
-    def __next__(self) -> Any:
+    def __next__(self) -> ArrayTree:
         # Keras builds an unbuilt model from one batch and then starts over. The infeed stays
         # shut: it would draw batches ahead that a generator cannot give twice.
         with at_once():
             batch = next(self._epoch.host_batches())
-        batch_spec(batch)  # refuses with a reason what Keras would only fail to convert
+        batch_spec(batch)  # says why, where Keras would only fail to convert
         return batch
 
 
 class FeedEpochIterator(EpochIterator):
     """Keras's epoch iterator for a model attached to a strategy.
 
-    It gives out the same batches in the same order. Executions end with the epoch and report the
-    numbers of the steps they run; Keras counts on as if the last one were a full one. So do we
-    where nobody knows the number of batches yet: in the first epoch of a generator.
+    It yields the same batches in the same order. Executions end with the epoch and report the
+    numbers of the steps that they run, where Keras counts the last one as a full one. So does this
+    iterator while the number of batches is unknown: in the first epoch of a generator.
 
-    Where the data runs out before an epoch is over, Keras hears of it as with one step per
-    execution: from an execution without a step. It warns, and the next epoch begins a pass.
+    If the data runs out before the epoch is over, the last execution has no step, as Keras expects
+    with one step per execution. It warns, and the next epoch begins another pass.
     """
 
     def __init__(self, controller: Controller, mode: Mode, **arguments: Any):
@@ -106,10 +109,10 @@ class FeedEpochIterator(EpochIterator):
         self._arguments = arguments
         self._infeed: Infeed | None = None
         self._is_closed = threading.Event()
-        self._sizes: Any = ()
+        self._sizes: Iterable[int] = ()
         self._resident: ResidentArrays | None = None
-        self._residency_known = False
-        self.number = 0  # of the epoch that is running
+        self._has_looked_for_resident = False
+        self.number = 0  # of the running epoch, from 1
         rules = controller.setup.rules
         rules.check_data(controller.setup, mode, self.data_adapter, arguments)
         rows = getattr(self.data_adapter, "batch_size", None)
@@ -139,11 +142,11 @@ class FeedEpochIterator(EpochIterator):
         return self._infeed
 
     def reset(self) -> None:
-        """Starts over, as Keras does after it built the model from the first batch."""
+        """Starts over, as Keras does when it has built the model from the first batch."""
         self.close()
         if self._controller.feeds.is_built_ahead and self._mode is not Mode.PREDICT:
-            # Else the data would be in another order than it would have been: the first batch of
-            # shuffled arrays draws the order of all.
+            # The first batch of shuffled arrays draws the order of all. Keras would have drawn one
+            # to build the model; without it, later epochs would come in another order.
             self._controller.feeds.is_built_ahead = False
             with at_once():
                 next(self.host_batches(), None)
@@ -151,10 +154,10 @@ class FeedEpochIterator(EpochIterator):
         super().reset()
 
     def close(self, wait: bool = True) -> None:
-        """Ends the infeed, if there is one, and adds up what it did.
+        """Ends the infeed, if there is one, and adds its counts to the totals.
 
         Args:
-            wait: for a batch that the data set is making.
+            wait: whether to wait for the batch that the data set is making.
         """
         if self._infeed is not None:
             self._is_closed.set()
@@ -167,12 +170,12 @@ class FeedEpochIterator(EpochIterator):
         self.close()
         self.number += 1
         total = self.num_batches
-        for each in self._unknown_number() if total is None else self._known_number(total):
+        for each in self._of_unknown_length() if total is None else self._of_length(total):
             raise_if_interrupted()
             yield each
         self.close()
 
-    def _known_number(self, total: int) -> Iterator[tuple[int, int, Execution]]:
+    def _of_length(self, total: int) -> Iterator[tuple[int, int, Execution]]:
         self._sizes = self._sizes_of(total)
         begin = 0
         for count in self._sizes:
@@ -182,22 +185,22 @@ class FeedEpochIterator(EpochIterator):
             begin += count - execution.missing
             if execution.missing:
                 yield begin, begin, Execution(self, 1, begin)
-        self._end_known(begin, total)
+        self._end_epoch(begin, total)
 
     def _sizes_of(self, total: int) -> list[int]:
-        """Returns the steps of each execution of an epoch that is to have `total` steps."""
+        """Returns the steps of each execution in an epoch of `total` steps."""
         left = total if self.pass_length is None else self.pass_length - self.steps_in_pass
         steps, size = min(total, left), self.steps_per_execution
         return [min(size, steps - begin) for begin in range(0, steps, size)]
 
-    def _end_known(self, steps: int, total: int) -> None:
-        """Ends an epoch of `steps` that was to have `total`."""
+    def _end_epoch(self, steps: int, total: int) -> None:
+        """Ends an epoch that should have had `total` steps, after `steps`."""
         if steps < total:
             self.warn_of_missing_data()
         if self.pass_length is not None and self.steps_in_pass >= self.pass_length:
             self.end_pass()
 
-    def _unknown_number(self) -> Iterator[tuple[int, int, Execution]]:
+    def _of_unknown_length(self) -> Iterator[tuple[int, int, Execution]]:
         size = self.steps_per_execution
         self._sizes = itertools.repeat(size)
         for begin in itertools.count(0, size):
@@ -211,8 +214,8 @@ class FeedEpochIterator(EpochIterator):
         shape = controller.feeds.block_shape(controller.setup, self._mode, self.steps_per_execution)
         resident = self._resident_arrays()
         if resident is not None:
-            # Drawn here, on the thread that Keras would draw it on: it uses NumPy's generator.
-            batch_size: Any = self.data_adapter.batch_size
+            # Drawn on the thread on which Keras would draw it, since it uses NumPy's generator.
+            batch_size: int = self.data_adapter.batch_size
             shuffle = self._arguments.get("shuffle", False)
             order = epoch_order(self.data_adapter, resident.rows, shuffle)
             agree_on_order(controller.setup, order)
@@ -224,21 +227,21 @@ class FeedEpochIterator(EpochIterator):
 
     @property
     def _residency_limit(self) -> int:
-        """Bytes that data may have that is read from start to end; 0 for any other."""
+        """The most bytes of resident data; 0 if the data is not read from start to end."""
         whole = self.steps_per_epoch in (None, self.pass_length)
         may = whole and is_array_adapter(self.data_adapter)
         return self._controller.setup.options.feed.max_resident_bytes if may else 0
 
-    def would_reside(self, batch: Any) -> bool:
-        """Whether the data, of which this is a batch, would stay on the device."""
+    def would_reside(self, batch: ArrayTree) -> bool:
+        """Whether the data would stay on the device; `batch` is one of it."""
         data = [self._arguments.get(name) for name in _DATA]
         limit = self._residency_limit
         return bool(limit) and _within(data, limit) and _is_dense(batch)
 
     def _resident_arrays(self) -> ResidentArrays | None:
         """Returns the data as arrays on the device, if it is small and read from start to end."""
-        if not self._residency_known:
-            self._residency_known = True
+        if not self._has_looked_for_resident:
+            self._has_looked_for_resident = True
             if limit := self._residency_limit:
                 arrays = _whole_arrays(self._arguments, limit)
                 if arrays is not None:
@@ -246,8 +249,8 @@ class FeedEpochIterator(EpochIterator):
         return self._resident
 
 
-def _until(is_closed: threading.Event, batches: Iterator[Any]) -> Iterator[Any]:
-    """Yields batches, and draws no other one once the infeed that takes them is closed."""
+def _until(is_closed: threading.Event, batches: Iterator[T]) -> Iterator[T]:
+    """Yields batches, and draws none once their infeed is closed."""
     while not is_closed.is_set():
         try:
             batch = next(batches)
@@ -256,17 +259,17 @@ def _until(is_closed: threading.Event, batches: Iterator[Any]) -> Iterator[Any]:
         yield batch
 
 
-def _within(data: Any, limit: int) -> bool:
+def _within(data: object, limit: int) -> bool:
     sizes = [getattr(leaf, "nbytes", None) for leaf in jax.tree.leaves(data)]
     return None not in sizes and sum(map(int, sizes)) <= limit  # type: ignore[arg-type]
 
 
-def _is_dense(batch: Any) -> bool:
+def _is_dense(batch: object) -> bool:
     return all(isinstance(leaf, np.ndarray | jax.Array) for leaf in jax.tree.leaves(batch))
 
 
-def _whole_arrays(arguments: dict[str, Any], limit: int) -> Any | None:
-    """Returns what the data adapter would slice batches from, or None if that exceeds `limit`."""
+def _whole_arrays(arguments: Mapping[str, Any], limit: int) -> ArrayTree:
+    """Returns the arrays that the data adapter slices batches from; None if they exceed `limit`."""
     data: dict[str, Any] = {name: arguments.get(name) for name in _DATA}
     if not _within(data, limit):
         return None
@@ -280,10 +283,10 @@ def _whole_arrays(arguments: dict[str, Any], limit: int) -> Any | None:
 
 
 def check_iterator(controller: Controller, mode: Mode) -> None:
-    """Refuses batches that come from no iterator of ours, in fit, evaluate or predict.
+    """Refuses batches of fit, evaluate or predict that come from no iterator of millrace.
 
     Raises:
-        VersionError: if Keras has made its iterator in a way that nothing of ours sees.
+        VersionError: if Keras has made its iterator in an unknown way.
     """
     if asks_for_nothing(controller.model, mode.value):
         raise _unknown_loops("the loop asked for no iterator where millrace gives it one")
@@ -296,8 +299,10 @@ def _unknown_loops(what: str) -> VersionError:
     )
 
 
-def make_epoch_iterator(model: keras.Model, loop: str, arguments: Any) -> Any | None:
-    """Returns what an attached model's loop draws from; None where Keras's own loop runs it."""
+def make_epoch_iterator(
+    model: keras.Model, loop: str, arguments: Mapping[str, Any]
+) -> FeedEpochIterator | None:
+    """Returns the iterator of an attached model's loop; None where Keras's own loop runs it."""
     controller = controller_of(model)
     if controller is None or runs_uncompiled(controller.setup):
         return None

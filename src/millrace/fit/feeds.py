@@ -8,20 +8,20 @@ from millrace.plan import BatchSpec, Mode
 
 
 class Closable(Protocol):
-    """An epoch iterator, of which only its end matters here."""
+    """An epoch iterator, as the feeds see it."""
 
     def close(self, wait: bool = True) -> None:
-        """Ends its threads; `wait` for a batch that the data set is making."""
+        """Ends its threads; `wait` says whether to wait for the batch that is being made."""
 
 
 class Feeds:
-    """What is remembered of the blocks of a model, and closed when a loop ends."""
+    """The capacities of the blocks of one model, and its open iterators."""
 
     def __init__(self) -> None:
         self._capacities: dict[tuple[Mode, bool], dict[BatchSpec, int]] = {}
         self._fixed: dict[tuple[Mode, bool], set[BatchSpec]] = {}
-        self._iterators: list[Closable] = []  # that the running call has opened
-        self.is_built_ahead = False  # of a fit that would have drawn a batch for it
+        self._iterators: list[Closable] = []  # opened by the running call
+        self.is_built_ahead = False  # where fit would have drawn a batch to build the model
 
     def block_shape(
         self, setup: Setup, mode: Mode, steps_per_execution: int, on_batch: bool = False
@@ -32,7 +32,7 @@ class Feeds:
             setup: of the model.
             mode: blocks of the three modes run in different executables.
             steps_per_execution: after truncation to the epoch.
-            on_batch: for `train_on_batch` and its kind, whose one step should not be padded.
+            on_batch: for `train_on_batch` and the like, whose one step is not padded.
         """
         return BlockShape(
             max_bytes=setup.options.feed.max_block_bytes,
@@ -44,15 +44,15 @@ class Feeds:
         )
 
     def fix_capacity(self, mode: Mode, spec: BatchSpec) -> None:
-        """Keeps the capacity of blocks that executables are there for, however long the data is."""
+        """Keeps the capacity of blocks with compiled executables, however long the data is."""
         self._fixed.setdefault((mode, False), set()).add(spec)
 
     def opened(self, iterator: Closable) -> None:
-        """Takes note of an epoch iterator to close when the running call ends."""
+        """Remembers an epoch iterator, to close it when the running call ends."""
         self._iterators.append(iterator)
 
     def close(self, wait: bool) -> None:
-        """Ends the threads of the call that ends; `wait` for a batch that is being made."""
+        """Closes the iterators of the call that ends; `wait` is as of `Closable.close`."""
         for iterator in self._iterators:
             iterator.close(wait=wait)
         self._iterators.clear()

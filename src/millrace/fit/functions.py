@@ -1,8 +1,7 @@
-"""What Keras's loops call once per execution: `logs, state = function(state, execution)`."""
+"""The function that Keras's loop calls: `logs, state = function(state, execution)`."""
 
 import contextlib
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -22,11 +21,12 @@ from millrace.fit.data_position import DataPosition
 from millrace.fit.epochs import Execution, check_iterator
 from millrace.fit.loop_functions import LastExecution, out_of_memory
 from millrace.fit.multi_process import raise_failure_of_others
-from millrace.fit.offloading import log_what_stays
+from millrace.fit.offloading import log_not_offloaded
 from millrace.fit.stages import make_pipeline_runner, marks_of
 from millrace.options import NO_OFFLOAD, NO_TAPS, TapRequest
 from millrace.plan import BatchSpec, Mode, Plan
 from millrace.processes.agreement import own_copy
+from millrace.pytrees import ArrayTree
 from millrace.recomputation.options import recompute_of
 from millrace.steps.state import State, as_state
 from millrace.steps.tapped_step import tapping_optimizer
@@ -39,19 +39,19 @@ LIVE_SECONDS, LIVE_STEPS = 0.002, 2
 
 
 class LoopFunction:
-    """Train, test or predict function of one model. It holds the executables of its mode."""
+    """Train, test or predict function of one model, with the executables of its mode."""
 
     def __init__(self, controller: Controller, mode: Mode):
         setup = controller.setup
         setup.check(mode)
         self._controller = controller
         self.mode = mode
-        # Found out now: while a loop runs, Keras takes the values out of the variables.
+        # Now: while a loop runs, Keras takes the values out of the variables.
         assignment = setup.stages.assignment()
         self._accumulation = setup.accumulation
         trains = mode is Mode.TRAIN
         self._optimizer_taps = trains and tapping_optimizer(controller.model) is not None
-        schedule = None if assignment is None else setup.options.pipelining.schedule
+        schedule = None if assignment is None else setup.options.pipelining.schedule_in_force
         recomputation = setup.options.recomputation
         self._recompute = (
             recompute_of(recomputation, schedule, setup.spans_processes) if trains else None
@@ -62,7 +62,7 @@ class LoopFunction:
         if trains:
             self._offload = setup.offload
             is_new, is_pipelined = controller.totals.notes.is_new, assignment is not None
-            log_what_stays(
+            log_not_offloaded(
                 setup.options.offload, self._accumulation, is_pipelined, setup.devices, is_new
             )
         self._pipeline = None if assignment is None else marks_of(controller.model, assignment)
@@ -72,18 +72,18 @@ class LoopFunction:
             controller.model, self._log, controller.functions.identity, exports
         )
         self._name = f"{mode.value} of {controller.model.name!r}"
-        self._place = DataPosition(mode)
+        self._position = DataPosition(mode)
         self._runners: dict[tuple[bool, TapRequest], Runner] = {}
-        # For `asynchronous.py`, when the results of every step are wanted: what the last execution
-        # gave, still on the device, and how many steps a call may run before it gives something.
-        self.parts: list[CallResult] = []
+        # For `asynchronous.py`, where the results of every step are wanted: those of the last
+        # execution, still on the device, and how many steps a call may run before it returns some.
+        self.calls: list[CallResult] = []
         self.chunk = 8
-        # The update before which the last execution was halted, if it was.
+        # The update before which the last execution was halted, if any.
         self.halted: Halted | None = None
         self.last = LastExecution()
-        self._is_queued = False  # whether taps go into queues, which may be read at any time
+        self._is_queued = False  # whether taps go into queues, which users read at any time
 
-    def __call__(self, state: State, iterator: Iterator[Any]) -> tuple[Any, State]:
+    def __call__(self, state: State, iterator: Iterator[ArrayTree]) -> tuple[ArrayTree, State]:
         """Runs one execution.
 
         Args:
@@ -91,31 +91,31 @@ class LoopFunction:
             iterator: an `Execution`, or any iterator of batches, such as `train_on_batch` makes.
 
         Raises:
-            StopIteration: if there is no step left, which ends the epoch.
+            StopIteration: if no step is left, which ends the epoch.
         """
         step_logs = self._controller.setup.options.asynchronous_callbacks
         runner = self._runner(step_logs)
         self._controller.functions.running = self
         self._log.runs(self._name)
-        self._log.position = self._place
+        self._log.position = self._position
         if isinstance(iterator, Execution):
             iterator.check_mode(self.mode)
             slices: Iterable[BlockSlice] = iterator.take()
             longest = iterator.longest
-            self._place.begin(iterator.epoch, iterator.begin)
+            self._position.begin(iterator.epoch, iterator.begin)
         else:
             check_iterator(self._controller, self.mode)
-            self._place.begin(None, 0)
+            self._position.begin(None, 0)
             slices = self._slices_of(iterator)
             longest = sum(block_slice.count for block_slice in slices)
         self.last = LastExecution(longest, self.last.batch)
-        slices = self._noted(slices)
+        slices = self._remembered(slices)
         dispatches = runner.dispatches
         chunk = self._chunk(step_logs)
         try:
-            state, parts = runner.run(as_state(state), ExecutionSteps(slices, longest, chunk))
+            state, calls = runner.run(as_state(state), ExecutionSteps(slices, longest, chunk))
         except BaseException as error:
-            with contextlib.suppress(Exception):  # what follows from this one
+            with contextlib.suppress(Exception):  # errors that follow from this one
                 self._end_deliveries()
             raise_failure_of_others(error)
             self._rescue(runner.state)
@@ -131,60 +131,59 @@ class LoopFunction:
         self.halted = runner.halted
         self._end_deliveries()
         self._controller.totals.add_execution(runner.dispatches - dispatches, runner.statistics)
-        if not parts:
+        if not calls:
             raise StopIteration
-        parts = [part._replace(result=jax.tree.map(own_copy, part.result)) for part in parts]
-        self.parts = parts if step_logs else []
-        return self._combine(parts, step_logs), state
+        calls = [call._replace(result=jax.tree.map(own_copy, call.result)) for call in calls]
+        self.calls = calls if step_logs else []
+        return self._combine(calls, step_logs), state
 
     def _chunk(self, step_logs: bool) -> int | None:
-        """Returns how many steps a call may run at most; None: as many as there are."""
+        """Returns the most steps of a call; None for no limit."""
         chunks = [self.chunk] if step_logs else []
         if self._is_queued:
             seconds = self._controller.watchers.outfeed.seconds_per_step
             chunks.append(max(LIVE_STEPS, round(LIVE_SECONDS / seconds) if seconds else 0))
         return min(chunks, default=None)
 
-    def _deliver(self, parts: Sequence[CallResult]) -> None:
-        """Hands over what taps have carried out. Runners call it while an execution runs."""
-        wanted = self.mode is Mode.TRAIN and bool(
-            self._controller.watchers.taps
-        )  # steps are counted
-        tapped = [part for part in parts if wanted or part.taps.steps or part.taps.updates]
+    def _deliver(self, calls: Sequence[CallResult]) -> None:
+        """Delivers tapped values. Runners call it while an execution runs."""
+        # A listener counts steps, so it gets those without taps, too.
+        wanted = self.mode is Mode.TRAIN and bool(self._controller.watchers.taps)
+        tapped = [call for call in calls if wanted or call.taps.steps or call.taps.updates]
         if not tapped:
             return
         outfeed = self._controller.watchers.outfeed
-        self._is_queued = any(queues_of(part.taps) for part in tapped)
+        self._is_queued = any(queues_of(call.taps) for call in tapped)
         outfeed.deliver(tapped, self._controller.setup.replicas)
 
     def _end_deliveries(self) -> None:
-        """Ends the outfeed's thread after a single batch, after which nobody else does."""
+        """Ends the outfeed's thread after `train_on_batch`, which no loop surrounds."""
         if not self._controller.is_running:
             self._controller.watchers.outfeed.close()
 
     def runner(self) -> Runner:
-        """Returns what runs an execution, with the options that are in force now."""
+        """Returns the runner for the options in force."""
         return self._runner(self._controller.setup.options.asynchronous_callbacks)
 
-    def _noted(self, slices: Iterable[BlockSlice]) -> Iterator[BlockSlice]:
-        """Takes note of the batches, for what is said of an execution that fails."""
+    def _remembered(self, slices: Iterable[BlockSlice]) -> Iterator[BlockSlice]:
+        """Yields slices, and remembers their batches for the error of an execution that fails."""
         for block_slice in slices:
             self.last = self.last._replace(batch=block_slice.block.spec)
             yield block_slice
-            self._place.add(block_slice.count)
+            self._position.add(block_slice.count)
 
     @property
     def offloads(self) -> bool:
-        """Whether something rests in host memory."""
+        """Whether some values are kept in host memory."""
         return self._offload != NO_OFFLOAD
 
-    def gather(self, role: str, values: Any) -> Any:
-        """Returns values of the state as variables of the model can hold them."""
+    def gather(self, role: str, values: Iterable[jax.Array]) -> Iterable[jax.Array]:
+        """Returns values of the state in the form that variables of the model hold."""
         return self.runner().gather(role, values)
 
     def release(self) -> None:
-        """Lets go of the data of a loop that has ended."""
-        self.parts = []
+        """Frees the data of a loop that has ended."""
+        self.calls = []
         for runner in self._runners.values():
             runner.release()
 
@@ -233,11 +232,11 @@ class LoopFunction:
         )
 
     def _rescue(self, state: State | None) -> None:
-        """Puts the newest values back into the model, from where Keras took them."""
+        """Puts the newest values back into the model's variables."""
         if state is not None and not any(leaf.is_deleted() for leaf in jax.tree.leaves(state)):
             restore_state(self._controller.model, state)
 
-    def _slices_of(self, iterator: Iterator[Any]) -> list[BlockSlice]:
+    def _slices_of(self, iterator: Iterator[ArrayTree]) -> list[BlockSlice]:
         controller, setup = self._controller, self._controller.setup
         longest = max(controller.model.steps_per_execution, setup.update_steps(self.mode))
         batches = [batch for batch, _ in zip(iterator, range(longest), strict=False)]
@@ -245,36 +244,36 @@ class LoopFunction:
         blocks = stacked_blocks(iter(batches), [len(batches)], shape, setup.destination)
         return [BlockSlice(block, 0, block.steps) for block in blocks]
 
-    def _combine(self, parts: list[CallResult], step_logs: bool) -> Any:
+    def _combine(self, calls: list[CallResult], step_logs: bool) -> ArrayTree:
         if self.mode is Mode.PREDICT:
-            return _concatenate([(_merged if step_logs else _used_rows)(part) for part in parts])
-        last = parts[-1]
+            return _concatenate([(_merged if step_logs else _used_rows)(call) for call in calls])
+        last = calls[-1]
         if step_logs:
             return jax.tree.map(lambda leaf: leaf[last.first + last.steps - 1], last.result)
         return last.result
 
 
-def _used_rows(part: CallResult) -> Any:
-    """Outputs `[records * rows, ...]` without those of steps that were not run.
+def _used_rows(call: CallResult) -> ArrayTree:
+    """Returns outputs `[records * rows, ...]` without those of steps that were not run.
 
-    `rows` is the output's own number: it may differ from the input's.
+    `rows` is that of the output, which may differ from the input's.
     """
 
     def used(leaf: jax.Array) -> jax.Array:
-        rows = len(leaf) // part.records
-        whole = part.steps == part.records
-        return leaf if whole else leaf[part.first * rows : (part.first + part.steps) * rows]
+        rows = len(leaf) // call.records
+        whole = call.steps == call.records
+        return leaf if whole else leaf[call.first * rows : (call.first + call.steps) * rows]
 
-    return jax.tree.map(used, part.result)
-
-
-def _merged(part: CallResult) -> Any:
-    """Outputs `[records, rows, ...]` as `[steps * rows, ...]`."""
-    used = slice(part.first, part.first + part.steps)
-    return jax.tree.map(lambda leaf: leaf[used].reshape(-1, *leaf.shape[2:]), part.result)
+    return jax.tree.map(used, call.result)
 
 
-def _concatenate(outputs: list[Any]) -> Any:
+def _merged(call: CallResult) -> ArrayTree:
+    """Returns outputs `[records, rows, ...]` as `[steps * rows, ...]`."""
+    used = slice(call.first, call.first + call.steps)
+    return jax.tree.map(lambda leaf: leaf[used].reshape(-1, *leaf.shape[2:]), call.result)
+
+
+def _concatenate(outputs: list[ArrayTree]) -> ArrayTree:
     if len(outputs) == 1:
         return outputs[0]
     return jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *outputs)

@@ -1,29 +1,32 @@
-"""The data of fit, evaluate and predict that no model can be trained with.
+"""Checks of the data given to fit, evaluate and predict.
 
     y            (rows, steps, values)
     losses       (rows, steps)           a loss of Keras is a mean over the last axis
     weights      (rows,) or (rows, steps)
 
-A loss of the user's own may have any shape, and is not judged.
+The shape of losses of the user's own is unknown, and not checked.
 
-They are refused before Keras sees them: it would say less, and leave an unbuilt model half built.
+Unsuitable data is refused before Keras sees it: its errors say less, and an unbuilt model would be
+left half built.
 """
 
 import os
 import types
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypeGuard, cast
 
-import jax
 import keras
 import numpy as np
 
 from millrace.errors import DataError, OptionError
 from millrace.options import whole_number
 from millrace.plan import Mode
+from millrace.pytrees import Array
 
 
-def check_sample_weight(model: Any, y: Any, weights: Any, name: str = "sample_weight") -> None:
+def check_sample_weight(
+    model: keras.Model, y: object, weights: object, name: str = "sample_weight"
+) -> None:
     """Refuses weights with more axes than the losses of the model have.
 
     Args:
@@ -35,8 +38,9 @@ def check_sample_weight(model: Any, y: Any, weights: Any, name: str = "sample_we
     Raises:
         DataError: with the shapes.
     """
-    arrays = isinstance(y, np.ndarray | jax.Array) and isinstance(weights, np.ndarray | jax.Array)
-    if not arrays or weights.ndim < 2 or not weights.size:
+    if not (isinstance(y, Array) and isinstance(weights, Array)):
+        return
+    if weights.ndim < 2 or not weights.size:
         return
     axes = _axes_of_losses(model, y)
     if axes is None or weights.ndim <= axes or set(weights.shape[axes:]) == {1}:
@@ -51,32 +55,32 @@ def check_sample_weight(model: Any, y: Any, weights: Any, name: str = "sample_we
     )
 
 
-def _axes_of_losses(model: Any, y: Any) -> int | None:
-    """Returns how many axes the losses have at most, None where that is not known."""
+def _axes_of_losses(model: keras.Model, y: Array) -> int | None:
+    """Returns the most axes that the losses can have; None if unknown."""
     try:
         loss: Any = keras.losses.get(model.loss)
     except (TypeError, ValueError):  # several losses, or none that Keras knows
         return None
     function = getattr(loss, "fn", loss)
-    kind: Any = function if hasattr(function, "__name__") else type(function)
-    if loss is None or not kind.__module__.startswith("keras."):
+    named: Any = function if hasattr(function, "__name__") else type(function)
+    if loss is None or not named.__module__.startswith("keras."):
         return None
-    has_class_numbers = "sparse" in kind.__name__.lower()
+    has_class_numbers = "sparse" in named.__name__.lower()
     axes = max(y.ndim - (not has_class_numbers), 1)
     if not model.built:
         return axes if y.ndim > 1 else None
-    shape: Any = getattr(model, "output_shape", None)
+    shape: object = getattr(model, "output_shape", None)
     return max(axes, len(shape) - 1) if _is_shape(shape) else None
 
 
-def _is_shape(shape: Any) -> bool:
+def _is_shape(shape: object) -> TypeGuard[tuple[int | None, ...]]:
     return isinstance(shape, tuple) and all(size is None or isinstance(size, int) for size in shape)
 
 
 _LOOPS = {Mode.TRAIN: "fit", Mode.TEST: "evaluate", Mode.PREDICT: "predict"}
 _DATA = ("x", "y", "sample_weight")
 _KINDS = {"S": "text", "U": "text", "O": "Python objects", "m": "time spans", "M": "dates"}
-# What types of them hold no batches, but for generators, lists, tuples and dicts.
+# Modules whose types hold no batches, apart from generators, lists, tuples and dicts.
 _PLAIN = ("builtins", "itertools", "pathlib")
 _ADVICE = {
     "text": (
@@ -89,14 +93,13 @@ _ADVICE = {
 
 
 def check_steps_per_execution(model: keras.Model) -> None:
-    """Refuses what is not a number of steps.
+    """Refuses a value that is no number of steps.
 
     Raises:
-        OptionError: with a number to set in place of it.
+        OptionError: with a number to set instead.
     """
-    given: Any = model.steps_per_execution
     try:
-        whole_number("steps_per_execution", given, 1)
+        whole_number("steps_per_execution", model.steps_per_execution, 1)
     except OptionError as error:
         raise OptionError(
             f"{error} It is the argument of {model.name!r}.compile(): the steps that run in one "
@@ -104,7 +107,7 @@ def check_steps_per_execution(model: keras.Model) -> None:
         ) from None
 
 
-def check_data_arguments(model: keras.Model, mode: Mode, arguments: Mapping[str, Any]) -> None:
+def check_data_arguments(model: keras.Model, mode: Mode, arguments: Mapping[str, object]) -> None:
     """Refuses data that no model can be trained with.
 
     Args:
@@ -114,10 +117,10 @@ def check_data_arguments(model: keras.Model, mode: Mode, arguments: Mapping[str,
 
     Raises:
         DataError: for no data, arrays without rows, of text or of objects, missing targets,
-            sample weights of a wrong shape, and what cannot be iterated.
+            sample weights of a wrong shape, and objects that hold no batches.
     """
     loop, x, y = f"{_LOOPS[mode]}()", arguments.get("x"), arguments.get("y")
-    _check_given(loop, [arguments.get(name) for name in _DATA])
+    _check_not_empty(loop, [arguments.get(name) for name in _DATA])
     for name in _DATA:
         _check_data(name, arguments.get(name))
     if mode is not Mode.PREDICT and _are_arrays(x) and y is None:
@@ -132,38 +135,44 @@ def check_data_arguments(model: keras.Model, mode: Mode, arguments: Mapping[str,
             _check_validation(model, (validation,))
 
 
-def check_batch(model: keras.Model, method: str, mode: Mode, args: Any, kwargs: Any) -> None:
-    """Refuses a batch of `train_on_batch` and its kind that lacks x, or targets.
+def check_batch(
+    model: keras.Model,
+    method: str,
+    mode: Mode,
+    args: Sequence[object],
+    kwargs: Mapping[str, object],
+) -> None:
+    """Refuses a batch of `train_on_batch` or the like without x, or without targets.
 
     Raises:
         DataError: saying what to pass.
     """
-    given = dict(zip(_DATA, args, strict=False)) | kwargs
-    x = given.get("x")
+    batch = {**dict(zip(_DATA, args, strict=False)), **kwargs}
+    x = batch.get("x")
     if x is None or (isinstance(x, dict | list | tuple) and not x):
-        _check_given(f"{method}()", [given.get(name) for name in _DATA])
-    elif mode is not Mode.PREDICT and given.get("y") is None and _are_arrays(x):
+        _check_not_empty(f"{method}()", [batch.get(name) for name in _DATA])
+    elif mode is not Mode.PREDICT and batch.get("y") is None and _are_arrays(x):
         check_targets(model, f"{method}()", "Pass y")
 
 
-def _check_given(taker: str, data: Sequence[Any]) -> None:
+def _check_not_empty(taker: str, data: Sequence[object]) -> None:
     if all(leaf is None for leaf in keras.tree.flatten(data)):
         raise DataError(
             f"{taker} was given no data: x={data[0]!r}. Pass x, an array or a data set of batches."
         )
 
 
-def _check_validation(model: keras.Model, validation: Sequence[Any]) -> None:
+def _check_validation(model: keras.Model, validation: Sequence[object]) -> None:
     if not 1 <= len(validation) <= len(_DATA):
         raise DataError(
             "validation_data must be (x, y) or (x, y, sample_weight), or a data set of batches. "
             f"Received: a {type(validation).__name__} of {len(validation)}."
         )
     rows: dict[str, int] = {}
-    for name, part in zip(_DATA, validation, strict=False):
-        _check_data(f"{name} of validation_data", part)
-        if isinstance(part, np.ndarray | jax.Array):
-            rows[name] = len(part)
+    for name, data in zip(_DATA, validation, strict=False):
+        _check_data(f"{name} of validation_data", data)
+        if isinstance(data, Array):
+            rows[name] = len(data)
     if len(set(rows.values())) > 1:
         raise DataError(
             "The arrays of validation_data have different numbers of rows: "
@@ -176,11 +185,11 @@ def _check_validation(model: keras.Model, validation: Sequence[Any]) -> None:
     check_sample_weight(model, y, weights, "sample_weight of validation_data")
 
 
-def check_targets(model: Any, taker: str, advice: str) -> None:
+def check_targets(model: keras.Model, taker: str, advice: str) -> None:
     """Refuses data without targets where the loss needs them.
 
     Raises:
-        DataError: if `compile` was given a loss that needs them.
+        DataError: if the loss given to `compile` needs them.
     """
     needs = model.loss is not None and not isinstance(model.loss, dict | list | tuple)
     stock = all(
@@ -194,17 +203,17 @@ def check_targets(model: Any, taker: str, advice: str) -> None:
         )
 
 
-def _text(loss: Any) -> str:
+def _text(loss: object) -> str:
     return repr(loss) if isinstance(loss, str) else getattr(loss, "name", type(loss).__name__)
 
 
-def _are_arrays(data: Any) -> bool:
+def _are_arrays(data: object) -> bool:
     leaves = keras.tree.flatten(data) if isinstance(data, dict | list | tuple) else [data]
-    return bool(leaves) and all(isinstance(leaf, np.ndarray | jax.Array) for leaf in leaves)
+    return bool(leaves) and all(isinstance(leaf, Array) for leaf in leaves)
 
 
-def _other_forms(loop: str, x: Any) -> str:
-    """Returns what else to pass where x holds the targets, too."""
+def _other_forms(loop: str, x: object) -> str:
+    """Returns other arguments to pass if x holds the targets, too."""
     if isinstance(x, tuple) and len(x) == 2:
         return f", which {loop[:-1]}*x) does if x is (data, targets)"
     if isinstance(x, list) and all(isinstance(batch, tuple) for batch in x):
@@ -212,7 +221,7 @@ def _other_forms(loop: str, x: Any) -> str:
     return ""
 
 
-def _check_data(name: str, data: Any) -> None:
+def _check_data(name: str, data: object) -> None:
     if isinstance(data, list) and data and _is_number(_first(data)):
         raise DataError(
             f"{name} is a list of Python numbers, and a list stands for several inputs. Pass one "
@@ -220,16 +229,16 @@ def _check_data(name: str, data: Any) -> None:
         )
     leaves = keras.tree.flatten(data) if isinstance(data, dict | list | tuple) else [data]
     for leaf in leaves:
-        _check_kind(name, leaf)
-    for leaf in leaves if _are_arrays(data) else ():
+        _check_holds_batches(name, leaf)
+    for leaf in cast(list[Array], leaves) if _are_arrays(data) else ():
         _check_array(name, leaf)
 
 
-def _check_kind(name: str, data: Any) -> None:
-    """Refuses objects of Python that hold no data, or whose batches Keras does not draw.
+def _check_holds_batches(name: str, data: object) -> None:
+    """Refuses Python objects without data, or with batches that Keras does not draw.
 
     Raises:
-        DataError: naming the type, and what to pass in place of it.
+        DataError: naming the type, and what to pass instead.
     """
     is_plain = type(data).__module__ in _PLAIN or isinstance(data, np.generic)
     is_data = data is None or isinstance(data, dict | list | tuple | types.GeneratorType)
@@ -258,10 +267,12 @@ def _check_kind(name: str, data: Any) -> None:
     raise DataError(f"{name} is {what}, which a model cannot take batches from. {advice}.")
 
 
-def _check_array(name: str, leaf: Any) -> None:
-    kind = _KINDS.get(np.dtype(leaf.dtype).kind) if isinstance(leaf, np.ndarray) else None
-    if kind == "Python objects" and leaf.size and isinstance(leaf.flat[0], str | bytes):
-        kind = "text"
+def _check_array(name: str, leaf: Array) -> None:
+    kind = None
+    if isinstance(leaf, np.ndarray):
+        kind = _KINDS.get(leaf.dtype.kind)
+        if kind == "Python objects" and leaf.size and isinstance(leaf.flat[0], str | bytes):
+            kind = "text"
     if kind is not None:
         raise DataError(
             f"{name} is an array of {kind} (dtype {leaf.dtype}, shape {leaf.shape}), and a "
@@ -277,11 +288,11 @@ def _check_array(name: str, leaf: Any) -> None:
         )
 
 
-def _first(data: Any) -> Any:
+def _first(data: object) -> object:
     while isinstance(data, list) and data:
         data = data[0]
     return data
 
 
-def _is_number(value: Any) -> bool:
+def _is_number(value: object) -> bool:
     return isinstance(value, bool | int | float)

@@ -1,7 +1,9 @@
 """The functions of one model that Keras's loops call, with their executables."""
 
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple, Protocol
 
+import jax
 import keras
 
 from millrace._compat.jax_memory import is_out_of_memory
@@ -15,66 +17,74 @@ from millrace.plan import BatchSpec, Mode
 
 
 class LastExecution(NamedTuple):
-    """What the last execution of a function was given, for what is said if it failed."""
+    """The arguments of the last execution of a function, for the error if it failed."""
 
     number: int = 0  # of steps
-    batch: BatchSpec | None = None  # None if no batch was taken
-    out_of_memory: BaseException | None = None  # what JAX raised, if a device had none left
+    batch: BatchSpec | None = None  # None before the first one
+    out_of_memory: BaseException | None = None  # raised by JAX, if a device had no memory left
 
 
 def out_of_memory(error: BaseException) -> BaseException | None:
-    """Returns what JAX raised, if `error` is or follows from a lack of memory."""
-    found: BaseException | None = error
-    while found is not None and not is_out_of_memory(found):
-        found = found.__cause__
-    return found
+    """Returns the error that JAX raised, if `error` is or follows from a lack of memory."""
+    cause: BaseException | None = error
+    while cause is not None and not is_out_of_memory(cause):
+        cause = cause.__cause__
+    return cause
 
 
 class KeptFunction(Protocol):
-    """A train, test or predict function, as those see it who do not call it."""
+    """A train, test or predict function, apart from calling it."""
 
     mode: Mode
     last: LastExecution
 
-    parts: list[CallResult]  # of the last execution, where the results of every step are wanted
-    chunk: int  # steps that a call may run before it gives some of them
+    calls: list[CallResult]  # of the last execution, where the results of every step are wanted
+    chunk: int  # steps that a call may run before it returns some
     halted: Halted | None  # the update before which the last execution was halted
 
     @property
     def offloads(self) -> bool:
-        """Whether something rests in host memory."""
+        """Whether some values are kept in host memory."""
         ...
 
     def runner(self) -> Runner:
-        """Returns what runs an execution."""
+        """Returns the runner for the options in force."""
         ...
 
-    def gather(self, role: str, values: Any) -> Any:
-        """Returns values of the state as variables of the model can hold them."""
+    def gather(self, role: str, values: Iterable[jax.Array]) -> Iterable[jax.Array]:
+        """Returns values of the state in the form that variables of the model hold."""
+        ...
 
     def release(self) -> None:
-        """Lets go of the data of a loop that has ended."""
+        """Frees the data of a loop that has ended."""
+
+
+class UncompiledFunction(NamedTuple):
+    """A train, test or predict function of Keras, step by step."""
+
+    function: Callable[..., Any]
+    settings: tuple[object, str | None]  # of the model when it was made
 
 
 class LoopFunctions:
-    """The functions that are there, and which of them has the state of the running loop."""
+    """The functions of one model, and which of them has the state of the running loop."""
 
     def __init__(self, model: keras.Model, strategy_number: int) -> None:
         self._model = model
         self._strategy_number = strategy_number
         self._number = next_number()
-        self._compiled_as: tuple[Any, ...] = ()  # what the newest compile() of the model has made
+        self._compiled_as: tuple[object, ...] = ()  # made by the newest compile() of the model
         self._compile_calls = 0
         self.compiled: dict[Mode, KeptFunction] = {}
-        self.uncompiled: dict[Mode, tuple[Any, Any]] = {}  # functions of Keras, and made for what
+        self.uncompiled: dict[Mode, UncompiledFunction] = {}
         self.running: KeptFunction | None = None  # whose state Keras keeps
 
     @property
     def identity(self) -> ObjectNumbers:
-        """Which strategy and which model programs belong to, for their keys."""
-        made = compilation_of(self._model)
-        if list(map(id, made)) != list(map(id, self._compiled_as)):
-            self._compiled_as = made
+        """The strategy and the model of programs, for their keys."""
+        compilation = compilation_of(self._model)
+        if list(map(id, compilation)) != list(map(id, self._compiled_as)):
+            self._compiled_as = compilation
             self._compile_calls += 1
         return (
             ("strategy", f"number {self._strategy_number}"),
@@ -84,11 +94,11 @@ class LoopFunctions:
 
     @property
     def offload(self) -> bool:
-        """Whether something of the model rests in host memory."""
+        """Whether some values of the model are kept in host memory."""
         return any(function.offloads for function in self.compiled.values())
 
-    def gather(self, role: str, values: Any) -> Any:
-        """Returns values of a running loop as variables of the model can hold them."""
+    def gather(self, role: str, values: Iterable[jax.Array]) -> Iterable[jax.Array]:
+        """Returns values of a running loop in the form that variables of the model hold."""
         return values if self.running is None else self.running.gather(role, values)
 
     def clear(self) -> None:
@@ -97,6 +107,6 @@ class LoopFunctions:
         self._model.train_function = None
 
     def release(self) -> None:
-        """Lets go of the data of a loop that has ended."""
+        """Frees the data of a loop that has ended."""
         for function in self.compiled.values():
             function.release()

@@ -1,13 +1,13 @@
-"""The numbers and the callbacks that fit, evaluate and predict are given.
+"""Checks of the numbers and callbacks given to fit, evaluate and predict.
 
-What Keras takes stays as it is, `epochs=0` and `steps_per_epoch=0` too. What it would stumble over
-later, in a `range` or in the validation of the first epoch, is refused here.
+Values that Keras takes are left alone, `epochs=0` and `steps_per_epoch=0` too. Values that would
+fail later, in a `range` or in the validation of the first epoch, are refused here.
 """
 
 import inspect
 import operator
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, SupportsFloat, SupportsIndex, cast
 
 import keras
 import numpy as np
@@ -21,8 +21,8 @@ _NUMBERS = (int, float, np.number)
 _CALLBACK_METHODS = ("set_model", "on_epoch_end", "on_train_batch_end")
 
 
-def check_options(arguments: Mapping[str, Any]) -> None:
-    """Refuses numbers and callbacks that no loop can run with.
+def check_options(arguments: Mapping[str, object]) -> None:
+    """Refuses numbers and callbacks that no loop can use.
 
     Args:
         arguments: of Keras's fit, evaluate or predict, with their defaults.
@@ -37,8 +37,8 @@ def check_options(arguments: Mapping[str, Any]) -> None:
             _check_whole(name, arguments[name])
     for name in _COUNTS:
         if arguments.get(name) is not None:
-            _check_whole(name, arguments[name], "None or ")
-            if arguments[name] < 0:
+            number = _check_whole(name, arguments[name], "None or ")
+            if number < 0:
                 raise OptionError(
                     f"{name} must be at least 1. Received: {arguments[name]}. Set {name}=None to "
                     "take all batches of the data."
@@ -52,9 +52,9 @@ def check_options(arguments: Mapping[str, Any]) -> None:
         _check_callbacks(arguments["callbacks"])
 
 
-def _check_whole(name: str, value: Any, otherwise: str = "") -> None:
+def _check_whole(name: str, value: object, otherwise: str = "") -> int:
     try:
-        operator.index(value)
+        return operator.index(cast(SupportsIndex, value))
     except TypeError:
         raise OptionError(
             f"{name} must be {otherwise}a whole number. Received: {value!r} of type "
@@ -62,15 +62,15 @@ def _check_whole(name: str, value: Any, otherwise: str = "") -> None:
         ) from None
 
 
-def _whole_advice(name: str, value: Any) -> str:
+def _whole_advice(name: str, value: object) -> str:
     try:
-        number = float(value)
+        number = float(cast(SupportsFloat, value))
     except (TypeError, ValueError):
         return ""
     return f" Set {name}={int(number)}." if number.is_integer() else ""
 
 
-def _check_validation(arguments: Mapping[str, Any]) -> None:
+def _check_validation(arguments: Mapping[str, object]) -> None:
     for name in _OF_VALIDATION:
         if arguments.get(name) is not None:
             _check_whole(name, arguments[name], "None or ")
@@ -83,26 +83,26 @@ def _check_validation(arguments: Mapping[str, Any]) -> None:
         )
 
 
-def _check_split(split: Any) -> None:
+def _check_split(split: object) -> None:
     if isinstance(split, _NUMBERS) and 0 < split < 1:
         return
-    is_percentage = isinstance(split, _NUMBERS) and 1 < split < 100
-    advice = split / 100 if is_percentage else _share(split)
+    percentage = cast(Any, split) if isinstance(split, _NUMBERS) and 1 < split < 100 else None
+    advice = _share(split) if percentage is None else percentage / 100
     raise OptionError(
         "validation_split must be the share of the rows to validate with, above 0 and below 1. "
         f"Received: {split!r}. Set validation_split={advice}."
     )
 
 
-def _share(text: Any) -> float:
+def _share(text: object) -> float:
     try:
-        share = float(text)
+        share = float(cast(SupportsFloat, text))
     except (TypeError, ValueError):
         return 0.2
     return share if 0 < share < 1 else 0.2
 
 
-def _check_class_weight(weights: Any) -> None:
+def _check_class_weight(weights: object) -> None:
     if weights is None or isinstance(weights, Mapping):
         return
     raise OptionError(
@@ -112,7 +112,7 @@ def _check_class_weight(weights: Any) -> None:
     )
 
 
-def _check_callbacks(callbacks: Any) -> None:
+def _check_callbacks(callbacks: object) -> None:
     if isinstance(callbacks, keras.callbacks.CallbackList):
         return
     for callback in keras.tree.flatten(callbacks):

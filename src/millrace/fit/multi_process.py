@@ -1,9 +1,9 @@
-"""What the processes of a run do together when they train one model.
+"""Training of one model by several processes.
 
 before a call    compare model, options, weights and data: see `processes/agreement.py`
 while it runs    the first one prints
 when it fails    the error names the process that failed first
-files            each is complete or not there, whoever writes it and whenever that one dies
+files            complete or absent, whichever process writes them and whenever it dies
 """
 
 import inspect
@@ -26,21 +26,21 @@ from millrace.processes.agreement import check_same
 from millrace.processes.facts import process_count, process_index
 from millrace.processes.failure import failure_of_others
 
-AGREEMENT_SECONDS = 600.0  # between the first process and the last: one may load data for longer
+AGREEMENT_SECONDS = 600.0  # from the first process to the last, which may have more data to load
 
 
 def agree(setup: Setup, mode: Mode, is_running: bool) -> None:
-    """Compares what all processes need alike for a call of fit, evaluate or predict.
+    """Compares model, options and weights of all processes before fit, evaluate or predict.
 
     Raises:
-        PlanError: in every process, naming what differs.
-        ProcessError: if a process does not come.
+        PlanError: in every process, naming the difference.
+        ProcessError: if a process does not arrive.
     """
     if not setup.spans_processes:
         return
     model = setup.model
     assignment = setup.stages.assignment()
-    parts = {
+    facts = {
         "call": f"{mode.value} of {model.name!r}",
         "devices": ", ".join(map(str, setup.devices)),
         "model": _layers(model),
@@ -49,29 +49,33 @@ def agree(setup: Setup, mode: Mode, is_running: bool) -> None:
         "compile": _compilation(model),
     }
     if not is_running:  # validation within fit has the weights of that fit
-        parts["weights"] = _checksum(variable.value for variable in model.variables)
-    check_same(parts, AGREEMENT_SECONDS)
+        facts["weights"] = _checksum(variable.value for variable in model.variables)
+    check_same(facts, AGREEMENT_SECONDS)
 
 
 def agree_on_order(setup: Setup, order: np.ndarray) -> None:
-    """Compares the order in which the rows of an epoch come."""
+    """Compares the order of the rows of an epoch."""
     if setup.spans_processes:
         check_same({"data order": f"{len(order)} rows, {_checksum([order])}"}, AGREEMENT_SECONDS)
 
 
 def agree_on_data(setup: Setup, batches: int | None, rows: int | None) -> None:
-    """Compares how many batches of how many rows an epoch has."""
+    """Compares the numbers of batches and of rows in them."""
     if setup.spans_processes:
         check_same({"data": f"{batches} batches of {rows} rows"}, AGREEMENT_SECONDS)
 
 
 def raise_failure_of_others(error: BaseException) -> None:
-    """Raises for the process that failed first, if `error` only follows from its failure."""
+    """Raises the failure of another process, if `error` follows from it.
+
+    Raises:
+        ProcessError: naming the process that failed first.
+    """
     if process_count() > 1 and isinstance(error, Exception) and (why := failure_of_others()):
         raise ProcessError(why) from error
 
 
-def quiet_unless_first(setup: Setup, arguments: dict[str, Any]) -> None:
+def quiet_unless_first(setup: Setup, arguments: dict[str, object]) -> None:
     """Turns the progress bar of a call off in all processes but the first."""
     if setup.spans_processes and process_index():
         arguments["verbose"] = 0
@@ -80,17 +84,17 @@ def quiet_unless_first(setup: Setup, arguments: dict[str, Any]) -> None:
 def whole_files(model: keras.Model, name: str) -> Callable[..., Any]:
     """Returns a method that writes a file, such as `save`, in a run of many processes.
 
-    All of them write the same, perhaps to the same place, and each may be ended at any time. So
-    the file is written under another name and takes its own when it is complete.
+    All of them write the same, perhaps to the same path, and each may be killed at any time. So
+    the file is written under another name, and renamed when it is complete.
     """
     stock = getattr(type(model), name)
     signature = inspect.signature(stock)
 
-    def write(*args: Any, **kwargs: Any) -> Any:
+    def write(*args: object, **kwargs: object) -> Any:
         bound = signature.bind(model, *args, **kwargs)
-        given = bound.arguments.get("filepath")
-        replaces = bound.arguments.get("overwrite", True) or not os.path.exists(str(given))
-        path = pathlib.Path(given) if isinstance(given, str | os.PathLike) else None
+        filepath = bound.arguments.get("filepath")
+        replaces = bound.arguments.get("overwrite", True) or not os.path.exists(str(filepath))
+        path = pathlib.Path(filepath) if isinstance(filepath, str | os.PathLike) else None
         if process_count() == 1 or not replaces or path is None or not path.suffix:
             return stock(*bound.args, **bound.kwargs)
         # Keras looks at all suffixes: "model.weights.h5".
@@ -126,7 +130,7 @@ def _compilation(model: keras.Model) -> str:
     return f"steps_per_execution={model.steps_per_execution}, optimizer {text}"
 
 
-def _checksum(values: Iterable[Any]) -> str:
+def _checksum(values: Iterable[object]) -> str:
     total = 0
     for value in values:
         if getattr(value, "is_fully_addressable", True):

@@ -1,53 +1,47 @@
-"""What of a model rests in host memory: its options, and whether its devices have such memory.
+"""Offloading to host memory: the defaults, and whether the devices have such memory.
 
-    option                                   None
+    option                                   "auto"
     offload_weight_update_variables          where an update takes several micro-batches
     offload_activations                      where stages take several micro-batches at a time
     offload_gradient_accumulation_buffers    there, too
     offload_weights                          nowhere
 
-Without such memory None is False, and True an error. A step that updates the weights by itself
-would wait for the optimizer's values in every step: there they rest only where someone asks.
+Without such memory "auto" is False, and True an error. Where every step updates the weights, each
+would wait for the optimizer's values: they rest in host memory only if True was set.
 """
 
 import logging
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
 
 import jax
+import keras
 
 from millrace._compat.jax_memory import host_memory, in_device_memory, is_on_host
 from millrace.devices import home
 from millrace.errors import OptionError
-from millrace.options import NO_OFFLOAD, Accumulation, Offload, Replication
+from millrace.options import NO_OFFLOAD, TABLE, Accumulation, Offload, Replication
 
 logger = logging.getLogger("millrace")
 
-NAMES = {
-    "optimizer_state": "offload_weight_update_variables",
-    "activations": "offload_activations",
-    "accumulators": "offload_gradient_accumulation_buffers",
-    "weights": "offload_weights",
-}
+_NAMES = {entry.field: entry.option.name for entry in TABLE if entry.record == "offload"}
 
 
 def check_offload(
     offload: Offload, replication: Replication, devices: Sequence[jax.Device]
 ) -> None:
-    """Refuses what is to rest in host memory where it cannot.
+    """Refuses offloading that the devices do not have.
 
     Raises:
-        OptionError: if an option is True and the devices have no such memory, or is for weights
-            and replicas do not share these out.
+        OptionError: if an option is True and the devices have no such memory, or if weights are to
+            be offloaded that replicas do not share out.
     """
-    asked = [name for field, name in NAMES.items() if getattr(offload, field)]
+    asked = [name for field, name in _NAMES.items() if getattr(offload, field)]
     device = home(devices)
     if asked and host_memory(device) is None:
         raise OptionError(
-            f"{asked[0]}=True lets values rest in host memory, and the backend {device.platform!r} "
-            f"({device.device_kind}) has no memory besides the one that its programs compute in. "
-            f"Set {asked[0]}=False, or leave it at None on a model that has not set it yet: that "
-            "never fails."
+            f"{asked[0]}=True keeps values in host memory, and the backend {device.platform!r} "
+            f"({device.device_kind}) has no other memory than the one its programs compute in. "
+            f"Set {asked[0]}=False, or 'auto', which never fails."
         )
     if offload.weights and not replication.shard_weights:
         raise OptionError(
@@ -63,49 +57,51 @@ def offload_in_force(
     is_pipelined: bool,
     devices: Sequence[jax.Device],
 ) -> Offload:
-    """Returns what of training rests in host memory, each True or False.
+    """Returns the offloading of training, each option True or False.
 
     Args:
-        offload: what was chosen.
+        offload: as the user set it.
         accumulation: of an update.
         is_pipelined: whether the model has stages.
         devices: of the strategy.
     """
     if host_memory(home(devices)) is None:
         return NO_OFFLOAD
-    return Offload(**_chosen(offload, accumulation, is_pipelined))
+    return Offload(**_with_defaults(offload, accumulation, is_pipelined))
 
 
-def log_what_stays(
+def log_not_offloaded(
     offload: Offload,
     accumulation: Accumulation,
     is_pipelined: bool,
     devices: Sequence[jax.Device],
     is_new: Callable[[str], bool],
 ) -> None:
-    """Logs once which values stay on devices that have no host memory beside their own.
+    """Logs once which values stay on devices without host memory.
 
     Args:
-        offload: what was chosen.
+        offload: as the user set it.
         accumulation: of an update.
         is_pipelined: whether the model has stages.
         devices: of the strategy.
-        is_new: whether a note was not logged before.
+        is_new: whether a note has not been logged before.
     """
     device = home(devices)
-    chosen = _chosen(offload, accumulation, is_pipelined)
-    names = [NAMES[field] for field, rests in chosen.items() if rests]
+    resolved = _with_defaults(offload, accumulation, is_pipelined)
+    names = [_NAMES[field] for field, rests in resolved.items() if rests]
     if names and host_memory(device) is None and is_new(f"{device.platform}: {names}"):
         logger.info(
-            "%s stays off: the backend %r has no memory besides the one that its programs "
+            "%s stays off: the backend %r has no other memory than the one its programs "
             "compute in.",
             " and ".join(names),
             device.platform,
         )
 
 
-def _chosen(offload: Offload, accumulation: Accumulation, is_pipelined: bool) -> dict[str, bool]:
-    """Returns what is offloaded where there is host memory: None of an option is its default."""
+def _with_defaults(
+    offload: Offload, accumulation: Accumulation, is_pipelined: bool
+) -> dict[str, bool]:
+    """Returns the offloading where there is host memory, with defaults for None."""
     batch_serialized = is_pipelined and accumulation.batch_serialization > 1
     several = accumulation.steps > 1
     return {
@@ -116,10 +112,10 @@ def _chosen(offload: Offload, accumulation: Accumulation, is_pipelined: bool) ->
     }
 
 
-def bring_back(variables: Iterable[Any]) -> None:
-    """Moves the values of Keras variables out of host memory, so that anyone can compute with them.
+def bring_back(variables: Iterable[keras.Variable]) -> None:
+    """Moves the values of Keras variables out of host memory, so that any code can use them.
 
-    An optimizer that averages weights assigns what it has of them, where it rests, to the weights.
+    An optimizer that averages weights assigns the averages, with their memory, to the weights.
     """
     for variable in variables:
         if is_on_host(getattr(variable.value, "sharding", None)):

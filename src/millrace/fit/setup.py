@@ -1,4 +1,4 @@
-"""What the user chose for one model, what follows from it, and the rules that it must keep.
+"""The choices of the user for one model, their consequences, and the rules that they must keep.
 
 options, stages, devices -> device groups, replicas, steps of an update, what is offloaded
 """
@@ -10,6 +10,7 @@ from typing import Any
 import jax
 import keras
 
+from millrace._compat.keras_data import DataAdapter
 from millrace.devices import DeviceGroup, share_out
 from millrace.feeds.block import Destination
 from millrace.fit.checks import check_data, check_model, check_steps, log_replicas
@@ -22,12 +23,12 @@ from millrace.processes.facts import process_index
 
 
 class Rules:
-    """What a loop asks before it runs. A package with other rules derives from these."""
+    """Rules that a loop keeps. A package with other rules derives from these."""
 
     runs_uncompiled = True  # whether Keras's own loop may run models that are not to be compiled
 
     def devices_of_replica(self, stages: int, mapping: Sequence[int], number: int) -> int:
-        """Returns how many devices one replica of a pipeline takes up.
+        """Returns how many devices one replica of a pipeline takes.
 
         Args:
             stages: their number.
@@ -40,12 +41,12 @@ class Rules:
         return groups_needed(stages, mapping, number)
 
     def check(self, setup: "Setup", mode: Mode) -> None:
-        """Refuses more than every model is refused for, before anything is compiled."""
+        """Refuses more than `Setup.check` does, before anything is compiled."""
 
     def check_data(
-        self, setup: "Setup", mode: Mode, adapter: Any, arguments: Mapping[str, Any]
+        self, setup: "Setup", mode: Mode, adapter: DataAdapter, arguments: Mapping[str, Any]
     ) -> None:
-        """Refuses data that cannot be fed.
+        """Refuses unsuitable data.
 
         Args:
             setup: of the model.
@@ -69,22 +70,22 @@ class Rules:
             setup: of the model.
             mode: of the loop.
             steps_per_execution: as compiled.
-            steps: of the epoch; None if nobody knows.
-            rows: of one batch; None if nobody knows.
+            steps: of the epoch; None if unknown.
+            rows: of one batch; None if unknown.
 
         Raises:
             PlanError: if executions and updates do not fit together.
         """
         replicas, accumulation = setup.replicas, setup.accumulation
-        found = check_steps(accumulation, mode, steps_per_execution, steps, replicas)
+        full = check_steps(accumulation, mode, steps_per_execution, steps, replicas)
         if mode is Mode.TRAIN and replicas > 1:
             log_replicas(setup.model.name, replicas, accumulation, rows)
-        return found
+        return full
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class Setup:
-    """What the loops of one model follow. Another choice is another setup."""
+    """All that decides how the loops of one model run. Another choice is another setup."""
 
     model: keras.Model
     devices: tuple[jax.Device, ...]  # of the strategy
@@ -113,7 +114,7 @@ class Setup:
 
     @property
     def destination(self) -> Destination:
-        """Where blocks of batches go: those of a pipeline are cut up in host memory."""
+        """Where blocks of batches go; a pipeline cuts them up in host memory."""
         is_pipelined = self.stages.assignment() is not None
         return Destination(self.groups[0], stays_on_host=is_pipelined)
 
@@ -124,32 +125,32 @@ class Setup:
 
     @property
     def accumulation(self) -> Accumulation:
-        """What one update of the model accumulates; a pipeline has options of its own."""
+        """The accumulation of one update; a pipeline has separate options for it."""
         own = self.options.pipelining.accumulation
         if own is None or (self.stages.assignment() is None and self.model.built):
             return self.options.accumulation
         return own
 
     def update_steps(self, mode: Mode) -> int:
-        """Steps that belong together: those of one update; outside of training, one a replica."""
+        """Steps of one update; outside of training, one step of each replica."""
         return self.replicas * (self.accumulation.steps if mode is Mode.TRAIN else 1)
 
     @property
     def offload(self) -> Offload:
-        """What of training rests in host memory, each True or False."""
+        """The offloading of training, each option True or False."""
         is_pipelined = self.stages.assignment() is not None
         return offload_in_force(self.options.offload, self.accumulation, is_pipelined, self.devices)
 
     @property
     def reports_each_replica(self) -> bool:
-        """Whether logs are of the replicas, not of the metrics over all batches."""
+        """Whether logs are those of single replicas, not of the metrics over all batches."""
         return self.options.replication.metrics is not MetricReduction.MEAN and self.replicas > 1
 
     def check(self, mode: Mode) -> None:
-        """Refuses what the model cannot run, before anything is compiled.
+        """Refuses options and models that do not go together, before anything is compiled.
 
         Raises:
-            MillraceError: of the class that says what does not fit.
+            MillraceError: of the class for the mistake.
         """
         check_steps_per_execution(self.model)
         assignment = self.stages.assignment()

@@ -1,4 +1,4 @@
-"""What makes a model a pipeline: its stages, their devices, and the runner of its loops."""
+"""The stages of a pipelined model, their devices, and the runner of its loops."""
 
 import functools
 from collections.abc import Sequence
@@ -38,17 +38,17 @@ class StageAssignment:
     """The stages of one model: set by its methods, or by `PipelineStage` scopes.
 
     Finding the calls of a subclassed model runs it, which needs values in its variables, and a
-    running loop of Keras has taken them out. So what was found is kept while the layers are the
-    same, and the first to ask are those who make a loop's function.
+    running loop of Keras has taken them out. So the assignment is kept while the layers are the
+    same, and asked for first where a loop's function is made.
     """
 
     def __init__(self, model: keras.Model):
         self._model = model
         self._set: Assignment | None = None
-        self._set_for: Any = None  # the layers that it was set for
+        self._set_for: object = None  # the layers that it was set for
         self._by_scopes = True  # until a method sets or resets the stages
         self._scoped: Assignment | None = None
-        self._scoped_for: Any = None
+        self._scoped_for: object = None
         self._unreadable: ModelError | None = None
 
     def assignment(self) -> Assignment | None:
@@ -70,7 +70,7 @@ class StageAssignment:
         return None
 
     def check_readable(self) -> None:
-        """Says why the scopes of a model that is meant to be a pipeline cannot be read.
+        """Refuses a model with options of a pipeline whose scopes cannot be read.
 
         Raises:
             ModelError: if it is a subclassed model that does not run on shapes.
@@ -82,9 +82,9 @@ class StageAssignment:
         """Returns an object for each layer call, with its present stage."""
         return get_assignment(self._model, self.assignment())
 
-    def set(self, given: Any) -> None:
+    def set(self, stages: object) -> None:
         """Puts a list of stages in force."""
-        self.put(set_assignment(self._model, given))
+        self.put(set_assignment(self._model, stages))
 
     def put(self, assignment: Assignment) -> None:
         """Puts a checked assignment in force."""
@@ -94,8 +94,8 @@ class StageAssignment:
         """Makes the model one that is not a pipeline, whatever its scopes say."""
         self._set, self._by_scopes = None, False
 
-    def _layers(self) -> Any:
-        """Returns what tells whether layers came or went, which they can in a Sequential only."""
+    def _layers(self) -> object:
+        """Returns the identity of the layers, which can come and go in a Sequential only."""
         if isinstance(self._model, keras.Sequential):
             return tuple(map(id, self._model.layers))
         return "built"
@@ -105,7 +105,7 @@ class StageAssignment:
         try:
             return default_assignment(self._model)
         except ModelError as error:
-            self._unreadable = error  # of no interest where nobody asked for a pipeline
+            self._unreadable = error  # which matters only to a model that is meant to be a pipeline
             return None
 
 
@@ -116,20 +116,20 @@ def groups_needed(num_stages: int, mapping: Sequence[int], num_devices: int) -> 
         PlanError: if the mapping has another length than the stages, or the strategy has fewer
             devices than it needs.
     """
-    given = list(mapping)
-    if len(given) != num_stages:
+    numbers = list(mapping)
+    if len(numbers) != num_stages:
         raise PlanError(
-            f"device_mapping={given} has {len(given)} entries, and the model has {num_stages} "
+            f"device_mapping={numbers} has {len(numbers)} entries, and the model has {num_stages} "
             "pipeline stages. Give one device for each stage in set_pipelining_options()."
         )
-    if max(given) >= num_devices:
+    if max(numbers) >= num_devices:
         raise PlanError(
-            f"The {num_stages} pipeline stages need the devices {sorted(set(given))}, and the "
-            f"strategy has {num_devices}. Set devices to {max(given) + 1} or more, such as "
-            f"Strategy(devices='cpu:{max(given) + 1}'), or let stages share devices: "
+            f"The {num_stages} pipeline stages need the devices {sorted(set(numbers))}, and the "
+            f"strategy has {num_devices}. Set devices to {max(numbers) + 1} or more, such as "
+            f"Strategy(devices='cpu:{max(numbers) + 1}'), or let stages share devices: "
             f"device_mapping={[k % num_devices for k in range(num_stages)]}."
         )
-    return max(given) + 1
+    return max(numbers) + 1
 
 
 def check_pipeline(
@@ -152,21 +152,21 @@ def check_pipeline(
             f"A pipeline has at least two stages, and all layers of {model.name!r} are on stage 0. "
             "Put some of them on stage 1, or call reset_pipeline_stage_assignment()."
         )
-    for which, given in (
+    for which, options in (
         ("forward", pipelining.forward_options),
         ("backward", pipelining.backward_options),
     ):
-        if given is not None and len(given) != stages:
+        if options is not None and len(options) != stages:
             raise PlanError(
-                f"{which}_propagation_stages_compiler_options has {len(given)} entries, and the "
+                f"{which}_propagation_stages_compiler_options has {len(options)} entries, and the "
                 f"model has {stages} pipeline stages. Give a dict for each stage, {{}} for none."
             )
     if mode is not Mode.TRAIN:
         return
     if pipelining.steps is None:
         raise PlanError(
-            f"The pipelined model {model.name!r} was not told how many micro-batches make one "
-            "weight update. Call model.set_pipelining_options("
+            f"The pipelined model {model.name!r} has no number of micro-batches for one weight "
+            "update. Call model.set_pipelining_options("
             "gradient_accumulation_steps_per_replica=...) before fit: several times the number of "
             f"stages, here {stages}, keeps the devices busy."
         )
@@ -174,7 +174,7 @@ def check_pipeline(
 
 
 def marks_of(model: keras.Model, assignment: Assignment) -> tuple[tuple[LayerCall, ...], Marks]:
-    """Returns the layer calls of a model that are to be marked, and what their marks stand for.
+    """Returns the layer calls to mark, and the meaning of their marks.
 
     A subclassed model is run for it, so its variables must have their values.
     """
@@ -210,7 +210,7 @@ def _schedule(pipelining: Pipelining, num_stages: int, num_micro_batches: int) -
         first = dict(zip(reversed(levels), reversed(devices), strict=True))
         num_stages, devices = max(levels) + 1, tuple(first[level] for level in sorted(first))
     return make_schedule(
-        pipelining.schedule,
+        pipelining.schedule_in_force,
         num_stages,
         num_micro_batches,
         devices,

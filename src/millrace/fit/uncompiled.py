@@ -3,37 +3,42 @@
     compile(run_eagerly=True)      every operation by itself
     compile(jit_compile=False)     the same on JAX; also what a layer without support for it means
 
-Such a model has to be in one piece on one device. What only compiled programs do is refused, not
-left out: accumulation, recomputation, offloading, and whatever looks into a step.
+Such a model has to be in one piece on one device. Options of compiled programs are refused, not
+ignored: accumulation, recomputation, offloading, and callbacks that look into a step.
 """
 
 import logging
 from collections.abc import Callable
-from typing import Any
+from typing import TypeVar
 
 import jax
+import keras
 
 from millrace._compat.keras_layers import all_layers, layers_without_jit
 from millrace._compat.keras_loops import restore_state
 from millrace.errors import ModelError, PlanError
 from millrace.fit.checks import check_distribution
-from millrace.fit.loop_functions import LoopFunctions
+from millrace.fit.loop_functions import LoopFunctions, UncompiledFunction
 from millrace.fit.setup import Setup
 from millrace.interrupts import raise_if_interrupted
-from millrace.options import NO_OFFLOAD, Recomputation, RecomputationMode
+from millrace.options import NO_OFFLOAD, Recomputation
 from millrace.plan import Mode
 from millrace.steps.tapped_step import tapping_optimizer
+
+S = TypeVar("S")
+T = TypeVar("T")
+R = TypeVar("R")
 
 logger = logging.getLogger("millrace")
 
 
-def uncompiled_because(model: Any) -> str | None:
-    """Returns what keeps a model from being compiled, None if nothing does."""
+def uncompiled_because(model: keras.Model) -> str | None:
+    """Returns why a model is not compiled; None if it is."""
     if getattr(model, "run_eagerly", False):
         return "run_eagerly=True"
     if model.compiled and model.jit_compile:
         return None
-    # Not `jit_compile` of a model that was never compiled: reading it would settle it.
+    # Not `jit_compile` of a model that was never compiled: reading it would set it.
     if layers := layers_without_jit(model):
         return f"layers that do not support compilation, {layers}"
     return "jit_compile=False" if model.compiled else None
@@ -50,11 +55,11 @@ def runs_uncompiled(setup: Setup) -> bool:
 
 
 def check_uncompiled(setup: Setup, mode: Mode) -> None:
-    """Refuses what would be left out without a word.
+    """Refuses options and layers that would silently have no effect.
 
     Raises:
         PlanError: for an option that needs compiled programs.
-        ModelError: for a layer or an optimizer that carries values out of them, and where a
+        ModelError: for a layer or an optimizer that carries values out of a program, or if a
             `keras.distribution` is set.
     """
     model, options = setup.model, setup.options
@@ -89,12 +94,12 @@ def _check_training(setup: Setup, why: str) -> None:
             f" or give the optimizer gradient_accumulation_steps={steps} and set "
             "gradient_accumulation_steps_per_replica=1."
         )
-    if options.recomputation not in (Recomputation(), Recomputation(mode=RecomputationMode.NONE)):
+    if options.recomputation != Recomputation():
         raise PlanError(
             f"{why}: set_recomputation_options() has no effect there. {remedy}, or set mode='none'."
         )
     if setup.offload != NO_OFFLOAD:
-        raise PlanError(f"{why}: nothing rests in host memory there. {remedy}, or offload nothing.")
+        raise PlanError(f"{why}: offloading has no effect there. {remedy}, or offload nothing.")
     if tapping_optimizer(model) is not None:
         raise ModelError(
             f"{why}: an OutfeedOptimizer would enqueue nothing there. {remedy}, or use the "
@@ -103,10 +108,10 @@ def _check_training(setup: Setup, why: str) -> None:
 
 
 def check_watched(setup: Setup) -> None:
-    """Refuses to look into the steps of a model that is not compiled.
+    """Refuses to watch tensors of a model that is not compiled.
 
     Raises:
-        ModelError: saying what to remove.
+        ModelError: naming what to remove.
     """
     if runs_uncompiled(setup):
         model = setup.model
@@ -117,7 +122,7 @@ def check_watched(setup: Setup) -> None:
         )
 
 
-def _remedy(model: Any) -> str:
+def _remedy(model: keras.Model) -> str:
     if getattr(model, "run_eagerly", False):
         return "Remove run_eagerly from compile()"
     if layers_without_jit(model):
@@ -128,16 +133,16 @@ def _remedy(model: Any) -> str:
 def make_uncompiled_function(setup: Setup, functions: LoopFunctions, mode: Mode) -> None:
     """Gives the model Keras's own train, test or predict function, on the strategy's device.
 
-    A function that is there is kept, as Keras does, unless the settings have changed since.
+    As in Keras a function is kept until the settings change.
     """
     check_uncompiled(setup, mode)
     model, attribute = setup.model, f"{mode.value}_function"
     settings = (getattr(model, "run_eagerly", False), uncompiled_because(model))
-    made = functions.uncompiled
-    function, of = made.get(mode, (None, None))
-    if function is not None and function is getattr(model, attribute) and of == settings:
+    before = functions.uncompiled
+    last = before.get(mode)
+    if last and last.function is getattr(model, attribute) and last.settings == settings:
         return
-    if settings not in [of for _, of in made.values()]:
+    if settings not in [each.settings for each in before.values()]:
         logger.info(
             "model %r has %s, so Keras's own loop runs it, one step at a time: nothing is compiled "
             "around the steps, no data is prepared ahead, and strategy.statistics() and the "
@@ -148,18 +153,18 @@ def make_uncompiled_function(setup: Setup, functions: LoopFunctions, mode: Mode)
     getattr(type(model), f"make_{attribute}")(model, force=True)
     function = _on_device(setup, functions, getattr(model, attribute))
     setattr(model, attribute, function)
-    made[mode] = (function, settings)
+    before[mode] = UncompiledFunction(function, settings)
 
 
 def _on_device(
-    setup: Setup, functions: LoopFunctions, function: Callable[..., Any]
-) -> Callable[..., Any]:
-    def run(state: Any, iterator: Any) -> Any:
-        functions.running = None  # what the loop holds is as Keras knows it
+    setup: Setup, functions: LoopFunctions, function: Callable[[S, T], R]
+) -> Callable[[S, T], R]:
+    def run(state: S, iterator: T) -> R:
+        functions.running = None  # the loop holds the values of the variables
         try:
             raise_if_interrupted()
         except KeyboardInterrupt:
-            restore_state(setup.model, state)  # of which only the loop knows
+            restore_state(setup.model, state)  # which only the loop has
             raise
         with jax.default_device(setup.devices[0]):
             return function(state, iterator)

@@ -1,4 +1,4 @@
-"""Who watches the tensors of one model, and the thread that brings them what taps carry out."""
+"""The listeners to tensors of one model, and the thread that brings them values."""
 
 import functools
 import operator
@@ -9,7 +9,7 @@ from millrace.taps.delivery import Delivery, TapListener
 
 
 class Watchers:
-    """The listeners of one model, and what each of them wants to see."""
+    """The listeners of one model, and the tensors that each wants."""
 
     def __init__(self) -> None:
         self.outfeed = Delivery()
@@ -18,20 +18,20 @@ class Watchers:
 
     @property
     def taps(self) -> TapRequest:
-        """Tensors whose statistics somebody wants."""
-        wanted = list(self._wanted.values())  # not with NO_TAPS: that is one of every update
+        """All tensors that are watched."""
+        wanted = list(self._wanted.values())  # without NO_TAPS, which says `every=1`
         return functools.reduce(operator.or_, wanted) if wanted else NO_TAPS
 
     def watch(self, listener: TapListener, taps: TapRequest, until_end: bool) -> None:
-        """Lets a listener have statistics of tensors, from the next execution on.
+        """Sends statistics of tensors to a listener, from the next execution on.
 
         Args:
-            listener: who has them, until `unwatch`.
-            taps: which tensors.
-            until_end: of the running call, so that nothing is left of one that fails.
+            listener: gets them until `unwatch`.
+            taps: the tensors.
+            until_end: whether to stop at the end of the running call, even if that fails.
 
         Raises:
-            OptionError: if it has them already: every number would be counted twice.
+            OptionError: if it watches already: every number would be counted twice.
         """
         if listener in self._wanted:
             raise OptionError(
@@ -44,7 +44,7 @@ class Watchers:
             self._until_end.append(listener)
 
     def unwatch(self, listener: TapListener) -> None:
-        """Ends what `watch` began, once all is delivered."""
+        """Delivers all values, and ends `watch`."""
         try:
             if listener in self._wanted:
                 self.outfeed.flush()
@@ -52,7 +52,7 @@ class Watchers:
             self._forget(listener)
 
     def close(self) -> None:
-        """Delivers what there is, and forgets who watches until the end of the running call."""
+        """Delivers all values, and forgets the listeners of the call that ends."""
         try:
             self.outfeed.close()
         finally:

@@ -14,7 +14,7 @@ import keras
 from millrace.arguments import checked
 from millrace.errors import OptionError, TapError
 from millrace.optimizers.wrapping import Gradient, WrappingOptimizer
-from millrace.options import Moment, moment
+from millrace.options import Moment, member
 from millrace.taps.maybe_outfeed import MaybeOutfeedQueue
 from millrace.taps.outfeed import OutfeedQueue
 from millrace.taps.taps import belongs_here, is_open
@@ -50,7 +50,7 @@ class OutfeedOptimizer(WrappingOptimizer):
         name: str = "OutfeedOptimizer",
         model: keras.Model | None = None,
     ):
-        mode = moment(outfeed_optimizer_mode)
+        mode = member(Moment, "when", outfeed_optimizer_mode)
         prefix = _checked(outfeed_queue, model)
         super().__init__(wrapped_optimizer, name)
         self.mode = mode

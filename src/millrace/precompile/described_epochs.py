@@ -75,7 +75,7 @@ class DescribedEpochIterator(FeedEpochIterator):
             self.host_batches()  # the pass has begun, and the next epoch goes on with it
             counts = self._sizes_of(total)
             self.steps_in_pass += sum(counts)
-            self._end_known(sum(counts), total)
+            self._end_epoch(sum(counts), total)
         yield 0, sum(counts) - 1, DescribedExecution(self, counts, position)
 
     def describe(self, counts: list[int], position: int) -> DescribedSteps:

@@ -24,7 +24,7 @@ from millrace.fit.setup import Setup
 from millrace.fit.stages import StageAssignment
 from millrace.fit.totals import Totals
 from millrace.memory_report.out_of_memory import explained
-from millrace.options import Accumulation, Options, TapRequest, directory_path, reduction
+from millrace.options import Accumulation, Options, Reduction, TapRequest, directory_path, member
 from millrace.plan import ROLES, Mode
 from millrace.pytrees import Array, ArrayTree
 from millrace.records.flight import MODEL_FILE, Flight, FlightRecord, read_flight
@@ -135,7 +135,8 @@ def replay(
             "millrace replay DIRECTORY --import my_module."
         ) from error
     record = flight.record
-    accumulation = Accumulation(reduction=reduction(record.reduction), dtype=record.accumulator)
+    reduction = member(Reduction, "gradient_accumulation_reduction_method", record.reduction)
+    accumulation = Accumulation(reduction=reduction, dtype=record.accumulator)
     return Replayed(flight, run_again(model, flight.state, flight.batches, accumulation))
 
 

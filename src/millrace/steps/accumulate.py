@@ -94,8 +94,8 @@ def accumulator_dtype(choice: AccumulatorDtype, variable: keras.Variable) -> jnp
         dtype = jnp.dtype(keras.backend.standardize_dtype(chosen))
     except (TypeError, ValueError) as error:
         raise OptionError(
-            f"dtype={chosen!r} is not a dtype (for variable {variable.path}). Set dtype=None, a "
-            "name such as 'float32', or a function that returns one for a variable."
+            f"dtype={chosen!r} is not a dtype (for variable {variable.path}). Set a name such "
+            "as 'float32', or a function that returns one for a variable."
         ) from error
     if not jnp.issubdtype(dtype, jnp.floating):
         raise OptionError(

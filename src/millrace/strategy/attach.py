@@ -1,22 +1,22 @@
-"""Binding millrace to one model, without changing its class.
+"""Attaching one model to a strategy, without changing its class.
 
 Methods are bound to the instance: a changed class would break saving, loading and pickling, which
 look classes up by name. What attachment adds to a model:
 
-    make_train_function and its kind   return our functions to Keras's loops; Keras's own where the
-                                       model is not to be compiled (`uncompiled.py`)
-    fit, evaluate, predict             Keras's, with threads that end whichever way they end
-    train_on_batch and its kind        Keras's, without Ctrl-C in the middle
-    set_*_options ...                  `methods.py`
-    state_sync                         what lies on several devices comes back to the variables
-    save, save_weights                 with many processes, files that are never half written
-    save_assets, load_assets           the options travel in a `.keras` file; stock Keras skips them
+    make_train_function, ...       return compiled functions to Keras's loops; Keras's own where the
+                                   model is not to be compiled (`fit/uncompiled.py`)
+    fit, evaluate, predict         Keras's, with threads that end however the loop ends
+    train_on_batch, ...            Keras's, without Ctrl-C in the middle
+    set_*_options, ...             `methods.py`
+    state_sync                     brings values that lie on several devices back to the variables
+    save, save_weights             with many processes, files that are never half written
+    save_assets, load_assets       the options travel in a `.keras` file; stock Keras skips them
 """
 
 import functools
 import inspect
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 import jax
 import keras
@@ -48,16 +48,19 @@ from millrace.strategy.methods import METHODS
 from millrace.strategy.saving import load_options, save_options
 from millrace.threads.scoped_value import ScopedValue
 
+P = ParamSpec("P")
+T = TypeVar("T")
+
 _FILES = ("save", "save_weights")
 _ON_BATCH = {f"{mode.value}_on_batch": mode for mode in Mode}
 _LOOPS = {"fit": Mode.TRAIN, "evaluate": Mode.TEST, "predict": Mode.PREDICT}
 
 
 def attach(model: keras.Model, devices: Sequence[jax.Device], totals: Totals) -> Controller:
-    """Attaches `model`; at the start of its construction too, so no layer is looked at."""
+    """Attaches `model`, perhaps at the start of its construction: layers are not read here."""
     setup = Setup(model=model, devices=tuple(devices), stages=StageAssignment(model))
     controller = Controller(setup, totals)
-    attributes: dict[str, Any] = {ATTRIBUTE: controller}
+    attributes: dict[str, object] = {ATTRIBUTE: controller}
     for method in METHODS:
         attributes[method.__name__] = bound(method, controller)
     for mode in Mode:
@@ -75,7 +78,7 @@ def attach(model: keras.Model, devices: Sequence[jax.Device], totals: Totals) ->
     for name in _FILES:
         attributes[name] = compile_only.sparing(whole_files(model, name))
     if isinstance(model, keras.Sequential):
-        attributes["build"] = _making_graph(model.build)
+        attributes["build"] = _build_of_sequential(model.build)
     attributes["save_assets"] = _save_assets(model, controller)
     attributes["load_assets"] = _load_assets(model, controller)
     for name, value in attributes.items():
@@ -88,7 +91,7 @@ def detach(model: keras.Model) -> None:
     """Makes `model` a stock one again. Weights, optimizer and compilation stay.
 
     Raises:
-        ModelError: while fit, evaluate or predict of it goes on, in any thread.
+        ModelError: while its fit, evaluate or predict runs, in any thread.
     """
     controller = controller_of(model)
     if controller is None:
@@ -107,43 +110,43 @@ def detach(model: keras.Model) -> None:
     model.train_function = model.test_function = model.predict_function = None
 
 
-def _put_on_default_device(variables: Iterable[Any]) -> None:
-    """Moves values to where Keras computes; a strategy may have them elsewhere, or in parts."""
+def _put_on_default_device(variables: Iterable[keras.Variable]) -> None:
+    """Moves values to Keras's device; a strategy may keep them elsewhere, or in parts."""
     device = jax.config.jax_default_device or jax.local_devices()[0]  # type: ignore[attr-defined]
     for variable in variables:
         value = gathered(variable.value)
         variable.assign(uncommitted(jax.device_put(value, device)))
 
 
-_is_making_graph = ScopedValue(False)
+_builds_inner_graph = ScopedValue(False)
 
 
-def is_making_graph() -> bool:
-    """Whether a Sequential in this thread makes the Functional model that it runs: none to attach.
+def builds_inner_graph() -> bool:
+    """Whether a Sequential in this thread builds its inner Functional model, which is not attached.
 
-    A Sequential makes one with every layer that is added, and keeps them all.
+    A Sequential builds another one with every layer that is added, and keeps them all.
     """
-    return _is_making_graph.get()
+    return _builds_inner_graph.get()
 
 
-def _making_graph(build: Callable[..., None]) -> Callable[..., None]:
+def _build_of_sequential(build: Callable[P, None]) -> Callable[P, None]:
     @functools.wraps(build)
-    def making(*args: Any, **kwargs: Any) -> None:
-        with _is_making_graph.bound_to(True):
+    def build_graph(*args: P.args, **kwargs: P.kwargs) -> None:
+        with _builds_inner_graph.bound_to(True):
             build(*args, **kwargs)
 
-    return making
+    return build_graph
 
 
-def bound(function: Callable[..., Any], controller: Controller) -> Callable[..., Any]:
+def bound(function: Callable[..., T], controller: Controller) -> Callable[..., T]:
     """Returns a function of a controller as the method of its model."""
     signature = inspect.signature(function)
-    _, *own = signature.parameters.values()  # without the controller
-    of_user = signature.replace(parameters=own)
+    _, *parameters = signature.parameters.values()  # without the controller
+    public = signature.replace(parameters=parameters)
 
     @functools.wraps(function)
-    def method(*args: Any, **kwargs: Any) -> Any:
-        check_call(function.__name__, of_user, args, kwargs)
+    def method(*args: object, **kwargs: object) -> T:
+        check_call(function.__name__, public, args, kwargs)
         return function(controller, *args, **kwargs)
 
     visible = [p for p in signature.parameters.values() if p.name not in ("controller", "unknown")]
@@ -172,9 +175,9 @@ def _make_function(controller: Controller, mode: Mode) -> Callable[..., None]:
 def _loop(model: keras.Model, name: str, mode: Mode, controller: Controller) -> Callable[..., Any]:
     signature = inspect.signature(getattr(type(model), name))
 
-    def loop(*args: Any, **kwargs: Any) -> Any:
+    def loop(*args: object, **kwargs: object) -> Any:
         model = controller.model
-        if controller_of(model) is not controller:  # kept by someone, since the model was detached
+        if controller_of(model) is not controller:  # a method of a detached model
             return getattr(model, name)(*args, **kwargs)
         stock = getattr(type(model), name)
         is_uncompiled = runs_uncompiled(controller.setup) and not compile_only.is_on()
@@ -188,7 +191,7 @@ def _loop(model: keras.Model, name: str, mode: Mode, controller: Controller) -> 
                 hint_steps_per_execution(model)
         bound = _bound_call(model, name, signature, args, kwargs)
         if stock is getattr(keras.Model, name):  # an override may give its arguments any meaning
-            if not controller.is_running:  # in the validation of fit, which has looked at them
+            if not controller.is_running:  # validation within fit, which has checked them
                 check_options(bound.arguments)
             if not is_uncompiled:  # layers that are not compiled may take text
                 check_data_arguments(model, mode, bound.arguments)
@@ -221,15 +224,19 @@ def _loop(model: keras.Model, name: str, mode: Mode, controller: Controller) -> 
 
 
 def _bound_call(
-    model: keras.Model, name: str, signature: inspect.Signature, args: Any, kwargs: Any
+    model: keras.Model,
+    name: str,
+    signature: inspect.Signature,
+    args: tuple[object, ...],
+    kwargs: dict[str, object],
 ) -> inspect.BoundArguments:
     """Returns the arguments of a loop, with their defaults.
 
     Raises:
-        OptionError: for an argument that it does not take.
+        OptionError: for an unknown argument.
     """
     check_call(name, signature, (model, *args), kwargs, takes_self=True)
-    bound = signature.bind_partial(model, *args, **kwargs)  # what is missing is said later
+    bound = signature.bind_partial(model, *args, **kwargs)  # Keras says which argument is missing
     bound.apply_defaults()
     return bound
 
@@ -241,7 +248,7 @@ def _on_batch(
     is_stock = getattr(type(model), name) is getattr(keras.Model, name)
 
     @functools.wraps(method)
-    def on_batch(*args: Any, **kwargs: Any) -> Any:
+    def on_batch(*args: object, **kwargs: object) -> Any:
         if is_stock:
             check_batch(model, name, mode, args, kwargs)
         with held_back(), explained(controller):

@@ -1,182 +1,92 @@
-"""The methods that attachment adds to a model: each replaces one record of its options."""
+"""The methods that attachment adds to a model, among them those that assign stages."""
 
-from dataclasses import replace
-from typing import Any
+from collections.abc import Callable
 
-from millrace.arguments import refuse_unknown
 from millrace.errors import OptionError
 from millrace.fit.controller import Controller
-from millrace.options import (
-    Accumulation,
-    Feed,
-    reduction,
-    truth,
-    whole_number,
-)
+from millrace.options import whole_number
+from millrace.pipelines.assignment.assignment import AnyAssignment
+from millrace.pipelines.assignment.costs import balanced, stage_summary
 from millrace.precompile.precompile import precompile
-from millrace.steps.accumulate import accumulator_dtype
-from millrace.strategy.pipeline_methods import PIPELINE_METHODS
-from millrace.strategy.recomputation_methods import set_recomputation_options, with_offload
-from millrace.strategy.replication_methods import set_replication_options
-
-_ACCUMULATION_REASONS = {
-    "opt": "the optimizer is the one given to compile().",
-    "num_mini_batches": "set gradient_accumulation_steps_per_replica instead.",
-    "experimental_normalize_gradients": (
-        "set gradient_accumulation_reduction_method='mean' for True, 'sum' for False."
-    ),
-}
-_FOLLOWS = "it follows from the data given to fit, evaluate or predict."
-_FEED_REASONS = {"dataset": _FOLLOWS, "infeed_spec": _FOLLOWS, "element_spec": _FOLLOWS}
+from millrace.strategy.setters import SETTERS
 
 
-def set_gradient_accumulation_options(
+def set_pipeline_stage_assignment(
+    controller: Controller, assignment: object, *, num_stages: int | None = None
+) -> None:
+    """Chooses the stage of each layer call.
+
+    Args:
+        controller: of the model whose method this becomes.
+        assignment: for a Sequential a list of whole numbers, one for each layer; for any model
+            the list of `get_pipeline_stage_assignment`, with stages set. `"auto"` balances the
+            FLOPs of the calls over `num_stages`.
+        num_stages: of `"auto"`.
+
+    Raises:
+        OptionError: if the list does not fit the model, has gaps, or flows backwards.
+        ModelError: if it is a subclassed model, or `"auto"`, and the model is not built.
+    """
+    if isinstance(assignment, str):
+        controller.setup.stages.put(balanced(controller.model, assignment, num_stages))
+    elif num_stages is not None:
+        raise OptionError(
+            f"num_stages={num_stages} goes with the assignment 'auto'. A list has its own number "
+            "of stages: leave num_stages out."
+        )
+    else:
+        controller.setup.stages.set(assignment)
+    controller.put_options(controller.setup.options)
+
+
+def get_pipeline_stage_assignment(controller: Controller) -> list[AnyAssignment]:
+    """Returns an object for each layer call, in execution order, with its stage or None.
+
+    Set `pipeline_stage` of the objects, and give the list to `set_pipeline_stage_assignment`.
+
+    Raises:
+        ModelError: if it is a subclassed model that is not built.
+    """
+    return controller.setup.stages.get()
+
+
+def reset_pipeline_stage_assignment(controller: Controller) -> None:
+    """Removes the pipeline stages of the model."""
+    controller.setup.stages.reset()
+    controller.put_options(controller.setup.options)
+
+
+def print_pipeline_stage_assignment_summary(
     controller: Controller,
-    *,
-    gradient_accumulation_steps_per_replica: int | None = None,
-    gradient_accumulation_reduction_method: Any = None,
-    dtype: Any = None,
-    offload_weight_update_variables: bool | None = None,
-    offload_gradient_accumulation_buffers: bool | None = None,
-    **unknown: Any,
+    line_length: int | None = None,
+    print_fn: Callable[[str], object] | None = None,
 ) -> None:
-    """Lets several steps make one weight update.
+    """Prints the stage of each layer call, and the parameters and FLOPs of each stage.
 
     Args:
         controller: of the model whose method this becomes.
-        gradient_accumulation_steps_per_replica: steps (batches) in one update; 1 turns it off.
-            None keeps the number set before.
-        gradient_accumulation_reduction_method: `"mean"` (default) divides by the rows, so that the
-            update equals that of one big batch; `"sum"` adds the batches' gradients;
-            `"running_mean"` is a mean at any time, so that float16 never has to hold a sum.
-            `"mean_then_sum"` and `"running_mean_then_sum"` are means over the batches of a
-            replica, added up over replicas. None keeps what was set before.
-        dtype: of the accumulator. None is each variable's own, a name is for all, a function of
-            the variable chooses for each. Not kept from an earlier call.
-        offload_weight_update_variables: True lets the optimizer's values rest in host memory
-            between updates; False never; None keeps what was set before, at first: where the
-            device has such memory and an update takes several steps.
-        offload_gradient_accumulation_buffers: True lets the accumulators rest there between
-            steps. None keeps what was set before, at first False.
-        **unknown: refused, with the nearest name.
+        line_length: characters of a line.
+        print_fn: called with each line; None is `print`.
 
     Raises:
-        OptionError: for a number below 1, an unknown method or dtype, an unknown option, or if
-            something is to rest in host memory and the device has none.
+        OptionError: if `line_length` is no number, or `print_fn` no function.
     """
-    setter = "set_gradient_accumulation_options"
-    known = (
-        "gradient_accumulation_steps_per_replica",
-        "gradient_accumulation_reduction_method",
-        "dtype",
-        "offload_weight_update_variables",
-        "offload_gradient_accumulation_buffers",
-    )
-    refuse_unknown(setter, unknown, known, _ACCUMULATION_REASONS)
-    before = controller.setup.options.accumulation
-    steps = (
-        before.steps
-        if gradient_accumulation_steps_per_replica is None
-        else whole_number(known[0], gradient_accumulation_steps_per_replica, 1)
-    )
-    method = (
-        before.reduction
-        if gradient_accumulation_reduction_method is None
-        else reduction(gradient_accumulation_reduction_method)
-    )
-    for variable in controller.model.trainable_variables:
-        accumulator_dtype(dtype, variable)  # refuses now what it would refuse in a trace
-    accumulation = Accumulation(steps=steps, reduction=method, dtype=dtype)
-    offload = with_offload(
-        controller,
-        controller.setup.options.replication,
-        offload_weight_update_variables=offload_weight_update_variables,
-        offload_gradient_accumulation_buffers=offload_gradient_accumulation_buffers,
-    )
-    controller.put_options(
-        replace(controller.setup.options, accumulation=accumulation, offload=offload)
-    )
+    if line_length is not None:
+        whole_number("line_length", line_length, 1)
+    if print_fn is not None and not callable(print_fn):
+        raise OptionError(
+            f"print_fn must be a function of one line. Received: {print_fn!r}. Set print_fn=print, "
+            "or leave it out."
+        )
+    for line in stage_summary(controller.model, controller.setup.stages.assignment(), line_length):
+        (print_fn or print)(line)
 
 
-def set_infeed_queue_options(
-    controller: Controller,
-    *,
-    prefetch_depth: int | None = None,
-    max_block_bytes: int | None = None,
-    max_resident_bytes: int | None = None,
-    **unknown: Any,
-) -> None:
-    """Chooses how data reaches the device. Results do not depend on it.
-
-    Args:
-        controller: of the model whose method this becomes.
-        prefetch_depth: blocks prepared ahead of the one in use; at least 1.
-        max_block_bytes: bytes of one block of stacked batches; an execution of more steps than
-            fit is run from several blocks.
-        max_resident_bytes: arrays of at most so many bytes in all stay on the device and are
-            shuffled there; 0 never keeps any.
-        **unknown: refused, with the nearest name.
-
-    Each call replaces all three; None is the default of each.
-
-    Raises:
-        OptionError: for a number below its minimum, or an unknown option.
-    """
-    setter = "set_infeed_queue_options"
-    given = {
-        "prefetch_depth": (prefetch_depth, 1),
-        "max_block_bytes": (max_block_bytes, 1),
-        "max_resident_bytes": (max_resident_bytes, 0),
-    }
-    refuse_unknown(setter, unknown, given, _FEED_REASONS)
-    chosen = {
-        name: whole_number(name, value, minimum)
-        for name, (value, minimum) in given.items()
-        if value is not None
-    }
-    controller.put_options(replace(controller.setup.options, feed=Feed(**chosen)))
-
-
-def set_asynchronous_callbacks(
-    controller: Controller, asynchronous: bool = False, *, stop_within: int | None = None
-) -> None:
-    """Delivers batch callbacks for every step while an execution runs, or once per execution.
-
-    Takes effect at the next fit, evaluate or predict. Programs that are there stay; those that
-    return every step's logs are compiled when they are first needed.
-
-    Args:
-        controller: of the model whose method this becomes.
-        asynchronous: True calls `on_train_batch_end` and its kind once per step, in order, from
-            a worker thread. A callback that reads weights then waits for the execution.
-        stop_within: steps after which `fit` has stopped, at most, once a callback sets
-            `model.stop_training`; whole updates. 1 stops with the state of that very step. Longer
-            executions run in pieces of so many steps. None stops after the execution.
-
-    Raises:
-        OptionError: if `asynchronous` is neither True nor False, or `stop_within` is below 1 or
-            given where callbacks see no single steps.
-    """
-    value = truth("asynchronous", asynchronous)
-    if stop_within is not None:
-        whole_number("stop_within", stop_within, 1)
-        if not value:
-            raise OptionError(
-                f"stop_within={stop_within} does nothing without callbacks for every step. Set "
-                "asynchronous=True, or compile with a lower steps_per_execution."
-            )
-    options = replace(
-        controller.setup.options, asynchronous_callbacks=value, stop_within=stop_within
-    )
-    controller.put_options(options, keep_functions=True)
-
-
-METHODS = (
-    set_gradient_accumulation_options,
-    set_infeed_queue_options,
-    set_asynchronous_callbacks,
-    set_replication_options,
-    set_recomputation_options,
+METHODS: tuple[Callable[..., object], ...] = (
+    *SETTERS,
     precompile,
-    *PIPELINE_METHODS,
+    set_pipeline_stage_assignment,
+    get_pipeline_stage_assignment,
+    reset_pipeline_stage_assignment,
+    print_pipeline_stage_assignment_summary,
 )

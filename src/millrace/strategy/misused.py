@@ -1,4 +1,4 @@
-"""A strategy that is taken for something else: for its scope, or for a model."""
+"""Errors for a strategy that is used as its own scope, or as a model."""
 
 from typing import TYPE_CHECKING, NoReturn
 
@@ -9,7 +9,7 @@ _OF_MODELS = {"compile", "evaluate", "fit", "predict", *(method.__name__ for met
 
 
 class Misused:
-    """Says what was meant. The base of `Strategy`."""
+    """Base of `Strategy`: errors for `with strategy:` and `strategy.fit()`."""
 
     def __enter__(self) -> NoReturn:
         raise PlanError(
@@ -18,12 +18,12 @@ class Misused:
         )
 
     def __exit__(self, *_: object) -> None:
-        """Is never reached. Without it, Python would not call `__enter__`."""
+        """Never runs; without it, Python would not call `__enter__`."""
 
-    if not TYPE_CHECKING:  # where any attribute would be there
+    if not TYPE_CHECKING:  # which would then take any attribute
 
         def __getattr__(self, name: str) -> NoReturn:
-            """Says of a model's method whose it is."""
+            """Raises an error that tells a model's method from a name that does not exist."""
             error = f"{type(self).__name__!r} object has no attribute {name!r}"
             if name in _OF_MODELS:
                 error += f". It is a method of the models of a strategy: model.{name}(...)."

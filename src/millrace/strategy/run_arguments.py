@@ -1,15 +1,14 @@
-"""What `strategy.run` is given."""
+"""Checks of the arguments of `strategy.run`."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import jax
 
 from millrace.errors import DTypeError, OptionError
 
 
-def check_run(fn: Any, args: Any, kwargs: Any) -> None:
-    """Refuses what cannot be called with these arguments on a device.
+def check_run(fn: object, args: object, kwargs: object) -> None:
+    """Refuses a function or arguments that cannot run on a device.
 
     Raises:
         OptionError: if `fn` is a plain Python function, or the arguments are not a sequence and a

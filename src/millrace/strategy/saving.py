@@ -1,58 +1,38 @@
-"""A model's options as an asset of its `.keras` file: `millrace.json`, which stock Keras skips."""
+"""A model's options as an asset of its `.keras` file: `millrace.json`, which stock Keras skips.
 
+    {"accumulation": {"steps": 4, "reduction": "mean", ...}, ..., "stop_within": null,
+     "stages": [...] or null}
+
+The keys come from the table of options. A file without one of them has its default.
+"""
+
+import enum
 import json
 import logging
 import pathlib
-from dataclasses import asdict
-from typing import Any
+from collections.abc import Mapping
+from dataclasses import fields, is_dataclass
+from typing import TypeVar
 
 from millrace.fit.controller import Controller
-from millrace.options import (
-    Accumulation,
-    Feed,
-    MetricReduction,
-    Offload,
-    Options,
-    Pipelining,
-    Recomputation,
-    RecomputationMode,
-    Reduction,
-    Replication,
-)
+from millrace.options import TABLE, Options
 from millrace.pipelines.assignment.assignment import from_json, to_json
 
 OPTIONS_FILE = "millrace.json"
+
+T = TypeVar("T")
+Json = Mapping[str, object]
+_ENTRIES = {(entry.record, entry.field): entry for entry in TABLE}
 
 logger = logging.getLogger("millrace")
 
 
 def save_options(controller: Controller, directory: str) -> None:
     """Writes the options and the stages of a model."""
-    options = controller.setup.options
-    data = asdict(options)
-    # The file calls it as it did when it was first written.
-    data["accumulation"]["at_a_time"] = data["accumulation"].pop("batch_serialization")
-    for name, part in (("accumulation", options.accumulation), ("pipelining", options.pipelining)):
-        data[name]["reduction"] = part.reduction.value
-    data["replication"]["metrics"] = options.replication.metrics.value
-    data["recomputation"]["mode"] = options.recomputation.mode.value
-    functions = {
-        "gradient accumulation dtype": (data["accumulation"], "dtype", None),
-        "gradient_accumulation_dtype": (data["pipelining"], "dtype", None),
-        "pipeline_schedule": (data["pipelining"], "schedule", Pipelining().schedule),
-    }
-    for option, (part, name, default) in functions.items():
-        if callable(part[name]):
-            part[name] = default
-            logger.info(
-                "%s of %r is a function, which is the program's and not saved with the model: "
-                "set it again after loading.",
-                option,
-                controller.model.name,
-            )
-    data["pipelining"]["schedule"] = _text(data["pipelining"]["schedule"])
+    model = controller.model
+    data = _saved(controller.setup.options, "", model.name)
     assignment = controller.setup.stages.assignment()
-    data["stages"] = None if assignment is None else to_json(assignment, controller.model)
+    data["stages"] = None if assignment is None else to_json(assignment, model)
     path = pathlib.Path(directory)
     path.mkdir(parents=True, exist_ok=True)
     (path / OPTIONS_FILE).write_text(json.dumps(data, indent=1))
@@ -64,39 +44,45 @@ def load_options(controller: Controller, directory: str) -> None:
     if not directory or not path.is_file():
         return
     data = json.loads(path.read_text())
-    controller.put_options(_options(data))
+    controller.put_options(_loaded(Options(), "", data))
     if data.get("stages") is not None:
         controller.setup.stages.put(from_json(data["stages"], controller.model))
 
 
-def _options(data: dict[str, Any]) -> Options:
-    def part(name: str) -> dict[str, Any]:
-        values = dict(data.get(name, {}))
-        if "at_a_time" in values:
-            values["batch_serialization"] = values.pop("at_a_time")
-        if "reduction" in values:
-            values["reduction"] = Reduction(values["reduction"])
-        if "metrics" in values:
-            values["metrics"] = MetricReduction(values["metrics"])
-        if "mode" in values:
-            values["mode"] = RecomputationMode(values["mode"])
-        # JSON has lists where the records have tuples.
-        return {key: tuple(v) if isinstance(v, list) else v for key, v in values.items()}
-
-    return Options(
-        accumulation=Accumulation(**part("accumulation")),
-        pipelining=Pipelining(**part("pipelining")),
-        replication=Replication(**part("replication")),
-        recomputation=Recomputation(**part("recomputation")),
-        offload=Offload(**part("offload")),
-        feed=Feed(**data["feed"]),
-        asynchronous_callbacks=data["asynchronous_callbacks"],
-        stop_within=data.get("stop_within"),
-    )
+def _saved(record: object, name: str, model_name: str) -> dict[str, object]:
+    """Returns a record of options as JSON has it; `name` is its field in `Options`."""
+    data: dict[str, object] = {}
+    for each in fields(record):  # type: ignore[arg-type]
+        value, entry = getattr(record, each.name), _ENTRIES.get((name, each.name))
+        if is_dataclass(value):
+            data[each.name] = _saved(value, each.name, model_name)
+        elif entry is None:
+            data[each.name] = value
+        elif callable(value):
+            data[entry.saved_as] = entry.default
+            logger.info(
+                "%s of %r is a function, which belongs to the program and is not saved with the "
+                "model. Set it again after loading.",
+                entry.option.name,
+                model_name,
+            )
+        else:
+            data[entry.saved_as] = entry.option.to_json(value)
+    return data
 
 
-def _text(schedule: Any) -> str:
-    """Returns a schedule as a name or as text; the text of a file, which may not travel along."""
-    path = pathlib.Path(str(schedule))
-    is_file = isinstance(schedule, pathlib.Path) or ("\n" not in str(schedule) and path.is_file())
-    return path.read_text() if is_file else str(schedule)
+def _loaded(record: T, name: str, data: Json) -> T:
+    """Returns a record of options with the saved values."""
+    values: dict[str, object] = {}
+    for each in fields(record):  # type: ignore[arg-type]
+        default, entry = getattr(record, each.name), _ENTRIES.get((name, each.name))
+        keys = [each.name] if entry is None else [entry.saved_as, each.name]
+        value = next((data[key] for key in keys if key in data), default)
+        if is_dataclass(default):
+            value = _loaded(default, each.name, data.get(each.name, {}))  # type: ignore[arg-type]
+        elif isinstance(default, enum.Enum):
+            value = type(default)(value)
+        elif isinstance(value, list):  # JSON has lists where the records have tuples
+            value = tuple(value)
+        values[each.name] = value
+    return type(record)(**values)

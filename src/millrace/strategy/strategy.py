@@ -1,4 +1,4 @@
-"""A strategy: the devices to run on, and a scope in which models are attached to it."""
+"""The strategy: devices to run on, and a scope in which models are attached."""
 
 import collections
 import gc
@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any
+from typing import TypeVar
 
 import jax
 import keras
@@ -23,17 +23,19 @@ from millrace.errors import ModelError, PlanError
 from millrace.fit.controller import controller_of
 from millrace.fit.totals import Totals
 from millrace.memory_report.report import memory_report
-from millrace.options import RecompilePolicy, directory_path, recompile_policy
+from millrace.options import RecompilePolicy, directory_path, member
 from millrace.pipelines.assignment.marks import stages_allowed
 from millrace.processes.facts import process_index
 from millrace.records.compilation import CompileRecord, Origin
 from millrace.records.memory_report import MemoryReport
 from millrace.records.run import RunStatistics
 from millrace.records.run_directory import RunDirectory
-from millrace.strategy.attach import attach, detach, is_making_graph
+from millrace.strategy.attach import attach, builds_inner_graph, detach
 from millrace.strategy.misused import Misused
 from millrace.strategy.run_arguments import check_run
 from millrace.threads.scoped_value import ScopedValue
+
+T = TypeVar("T")
 
 
 class Strategy(Misused):
@@ -47,19 +49,19 @@ class Strategy(Misused):
 
     Args:
         devices: None for the default platform's, a number of them, `"cpu:8"` for eight virtual
-            CPU devices, or a sequence of JAX devices. A model runs as many replicas as there are
-            devices for: one on each, or on as many as its pipeline takes.
+            CPU devices, or a sequence of JAX devices. A model runs as many replicas as the devices
+            hold: one on each, or on as many as its pipeline takes.
         cache_dir: the directory in which this process keeps its executables for others, or None
-            for no such cache. The default is what `MILLRACE_CACHE_DIR` says, or a directory of
-            the user's own.
-        report_dir: a directory for the records of this run, made if it is missing; each is
-            written as it comes. `millrace compile-log DIRECTORY` shows them.
-        on_recompile: what is done when a program that a model has run must be compiled again, for
-            batches of another shape, say: `"log"` it, `"warn"`, or `"error"`. Each says why.
+            for no such cache. The default is `MILLRACE_CACHE_DIR`, or else a directory in the
+            user's cache.
+        report_dir: a directory for the records of this run, made if it is missing; each record is
+            written at once. `millrace compile-log DIRECTORY` shows them.
+        on_recompile: `"log"`, `"warn"` or `"error"` when a program that a model has run must be
+            compiled again, for batches of another shape, say. Each gives the reason.
 
     Raises:
         DeviceError: if there are no such devices, or JAX started too early to make them.
-        OptionError: if an argument is none of the above, or `report_dir` cannot be made.
+        OptionError: for an invalid argument, or if `report_dir` cannot be made.
     """
 
     @checked
@@ -71,7 +73,7 @@ class Strategy(Misused):
         report_dir: str | os.PathLike[str] | None = None,
         on_recompile: str | RecompilePolicy = "log",
     ):
-        policy = recompile_policy(on_recompile)
+        policy = member(RecompilePolicy, "on_recompile", on_recompile)
         self._devices = find_devices(devices)
         use_cache(cache_dir)
         show_phases()
@@ -90,14 +92,14 @@ class Strategy(Misused):
 
     @property
     def compile_log(self) -> tuple[CompileRecord, ...]:
-        """What has been compiled so far, read from the cache or shared, and why; in order.
+        """Records of all programs compiled, read from the cache or shared so far, with reasons.
 
-        Where functions take turns, there is a record for each such pair: `origin` is `SWITCH`.
+        Two functions that take turns have one record with the `origin` `SWITCH`.
         """
         return self._totals.compile_log.records
 
     def statistics(self) -> RunStatistics:
-        """Returns where the time went so far, over all models of the strategy."""
+        """Returns counts and times so far, over all models of the strategy."""
         log = self._totals.compile_log
         origins = collections.Counter(record.origin for record in log.executables)
         again = [record for record in log.executables if record.is_recompilation]
@@ -121,17 +123,17 @@ class Strategy(Misused):
 
     @checked
     def export_executables(self, directory: str | os.PathLike[str]) -> int:
-        """Writes what this strategy's models have made, so that others need not even trace it.
+        """Writes the executables of this strategy's models for other processes to load.
 
-        Of models that are in use: what fit, evaluate and predict have run or `precompile` has
-        made, all stages of pipelines included, one file each. What cannot be used elsewhere is
-        left out, and the log says why at level INFO.
+        Of models that are in use: the executables that fit, evaluate and predict have run or
+        `precompile` has compiled, all stages of pipelines included, one file each. The log names
+        those that cannot be used elsewhere, with the reason, at level INFO.
 
         Args:
             directory: made if it is missing. Files of equal programs in it are replaced.
 
         Returns:
-            How many executables were written.
+            The number of executables written.
 
         Raises:
             OptionError: if the directory cannot be written.
@@ -140,23 +142,23 @@ class Strategy(Misused):
 
     @checked
     def load_executables(self, directory: str | os.PathLike[str]) -> int:
-        """Lets this strategy's models use what another process has exported.
+        """Lets this strategy's models use executables that another process has exported.
 
-        An executable is used where all that decides it is equal: model, options, code of the
-        user's, data, devices, versions. Otherwise, or if a file is damaged, a warning says why and
-        the program is compiled. Call this before fit; files are read when their program is wanted.
+        An executable is used if all that decides it is equal: model, options, the user's code,
+        data, devices, versions. Otherwise, or if a file is damaged, a warning gives the reason and
+        the program is compiled. Call this before fit; files are read when their program is needed.
 
-        Loading runs code of the files: whoever can write into the directory can run any code in
-        this process.
+        Loading runs code from the files: anyone who can write into the directory can run any code
+        in this process.
 
         Args:
-            directory: that `export_executables` has written.
+            directory: written by `export_executables`.
 
         Returns:
-            How many executables are there for this environment.
+            The number of executables for this environment.
 
         Raises:
-            OptionError: if it is no directory.
+            OptionError: if there is no such directory.
         """
         return self._totals.exports.loaded.load(
             directory_path("directory", directory), self._devices
@@ -164,9 +166,9 @@ class Strategy(Misused):
 
     @contextmanager
     def no_recompile(self) -> Iterator[None]:
-        """Surrounds code that is warm, such as what a benchmark measures: nothing is compiled.
+        """Refuses to compile in the code inside, such as the measured part of a benchmark.
 
-        Whatever would be compiled inside raises a `RecompilationError` that says why.
+        A program that would be compiled raises a `RecompilationError` with the reason.
         """
         log = self._totals.compile_log
         with log.no_recompile(), logging_to(log):
@@ -198,11 +200,11 @@ class Strategy(Misused):
     def attach(self, model: keras.Model) -> keras.Model:
         """Attaches a model that was built outside the scope, and returns it.
 
-        A model of another strategy is detached from it first. Its options and its stages stay with
-        it; whether they fit the devices of this strategy is found out when it is trained.
+        A model of another strategy is detached from it first. It keeps its options and its stages;
+        training it checks whether they fit the devices of this strategy.
 
         Raises:
-            ModelError: if it is not a Keras model, or if it is running under another strategy.
+            ModelError: if it is no Keras model, or is running under another strategy.
         """
         if not isinstance(model, keras.Model):
             raise ModelError(
@@ -223,13 +225,13 @@ class Strategy(Misused):
     def detach(self, model: keras.Model) -> keras.Model:
         """Makes a model of this strategy a stock Keras model again, and returns it.
 
-        Its weights, its optimizer with its state, its metrics and what `compile` was given stay;
-        training goes on where it was. The methods and options of millrace are gone, and Keras
-        makes its own functions. With the last attached model Keras itself is stock again:
-        docs/patches.md lists what is restored.
+        Its weights, its optimizer with its state, its metrics and the arguments of `compile` stay,
+        so training can go on. The methods and options of millrace are gone, and Keras makes its
+        own functions. With the last attached model Keras itself is stock again: docs/patches.md
+        lists the functions that are restored.
 
         Raises:
-            ModelError: if the model is not one of this strategy, or while it runs.
+            ModelError: if the model is not attached to this strategy, or while it runs.
         """
         if not isinstance(model, keras.Model):
             raise ModelError(f"detach() takes a keras.Model. Received: {type(model).__name__}.")
@@ -240,10 +242,10 @@ class Strategy(Misused):
                 f"to {'another one' if controller_of(model) else 'none'}. {other}"
             )
         detach(model)
-        gc.collect()  # models that nobody has any more are cycles, and keep Keras patched till then
+        gc.collect()  # models without references are cycles, and keep Keras patched until collected
         return model
 
-    def _has(self, model: Any) -> bool:
+    def _has(self, model: object) -> bool:
         controller = controller_of(model)
         return controller is not None and controller.totals is self._totals
 
@@ -251,30 +253,31 @@ class Strategy(Misused):
     def memory_report(
         self,
         model: keras.Model,
-        batch_spec: Any,
+        batch_spec: Sequence[object],
         budget: int | str | None = None,
         *,
         steps_per_epoch: int | None = None,
     ) -> MemoryReport:
-        """Compiles what `fit` would run, and returns what that needs on each device. Runs nothing.
+        """Compiles the programs of `fit`, and returns the memory that they need on each device.
 
-        The executables are those that `fit` then finds. Where training does not fit, the report
-        has up to three changes that would make it fit, each compiled to know its peak. The model
-        gets the variables that `fit` would give it: of its metrics and its optimizer.
+        Nothing runs, and `fit` then finds the executables. If training does not fit, the report
+        has up to three changes that would make it fit, each compiled to measure its peak. The
+        model gets the variables that `fit` would give it: of its metrics and its optimizer.
 
         Args:
             model: a compiled model of this strategy.
             batch_spec: one micro-batch as `fit` sees it, `(x, y)` or `(x, y, sample_weight)`, of
-                arrays, `jax.ShapeDtypeStruct`s or pairs of shape and dtype. Numbers do not matter.
-            budget: bytes of one device, or text such as `"1.5GB"`; what a device says of itself
+                arrays, `jax.ShapeDtypeStruct`s or pairs of shape and dtype. Values do not matter.
+            budget: bytes of one device, or text such as `"1.5GB"`; the memory that a device reports
                 is a limit, too.
-            steps_per_epoch: batches in an epoch. Arrays that stay on the device are cut into
-                blocks of up to so many; None counts those of one execution.
+            steps_per_epoch: batches in an epoch, the longest block of arrays that stay on the
+                device. None for the steps of one execution.
 
         Raises:
-            ModelError: if the model is not one of this strategy; NotCompiledError if not compiled.
-            OptionError: for a batch or a budget that is none of these.
-            PlanError: if options and stages do not fit together, as `fit` would say.
+            ModelError: if the model is not attached to this strategy.
+            NotCompiledError: if it is not compiled.
+            OptionError: for an invalid batch or budget.
+            PlanError: if options and stages do not fit together, as in `fit`.
         """
         controller = controller_of(model)
         if controller is None or not self._has(model):
@@ -290,20 +293,20 @@ class Strategy(Misused):
     @checked
     def run(
         self,
-        fn: Callable[..., Any],
-        args: Sequence[Any] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:
+        fn: Callable[..., T],
+        args: Sequence[object] = (),
+        kwargs: Mapping[str, object] | None = None,
+    ) -> T:
         """Runs a compiled function on the strategy's device and waits until it is done.
 
         Args:
-            fn: made by `jax.jit` or `millrace.compile`. What it compiles is in `compile_log`.
+            fn: made by `jax.jit` or `millrace.compile`; its programs are in `compile_log`.
             args: its positional arguments.
             kwargs: its keyword arguments.
 
         Raises:
             OptionError: if `fn` is a plain Python function, or `args` is not a sequence.
-            RecompilationError: if it would be compiled, and that is to be refused.
+            RecompilationError: if it would be compiled within `no_recompile`.
             DTypeError: if an argument is float64.
         """
         check_run(fn, args, kwargs)
@@ -313,17 +316,17 @@ class Strategy(Misused):
 
 
 _in_scope = ScopedValue[Strategy | None](None)
-_running = ScopedValue[Strategy | None](None)  # whose `run` is going on
+_running = ScopedValue[Strategy | None](None)  # the one whose `run` is active
 
 
 def strategy_in_scope() -> Strategy | None:
-    """Returns the strategy whose scope this thread is in, or whose `run` is going on."""
+    """Returns the strategy of this thread: the one in `run`, or else in whose scope it is."""
     return _running.get() or _in_scope.get()
 
 
-def _attach_in_scope(model: Any) -> None:
+def _attach_in_scope(model: keras.Model) -> None:
     """Attaches a model that has been constructed, if this thread is in a scope."""
-    is_for_scopes = not (getattr(type(model), "attaches_itself", False) or is_making_graph())
+    is_for_scopes = not (getattr(type(model), "attaches_itself", False) or builds_inner_graph())
     strategy = _in_scope.get()
     if is_for_scopes and strategy is not None and controller_of(model) is None:
         strategy.attach(model)

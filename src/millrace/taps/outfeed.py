@@ -20,7 +20,7 @@ import numpy as np
 from millrace._compat.keras_graph import is_symbolic
 from millrace.arguments import checked
 from millrace.errors import QueueError
-from millrace.options import QueueMode, queue_mode, whole_number
+from millrace.options import QueueMode, member, whole_number
 from millrace.pytrees import ArrayTree
 from millrace.taps.structure import ordered, plain
 from millrace.taps.taps import tap
@@ -51,7 +51,7 @@ class OutfeedQueue:
 
     @checked
     def __init__(self, mode: str | QueueMode = "all", *, max_bytes: int = GIB):
-        self._mode = queue_mode(mode)
+        self._mode = member(QueueMode, "mode", mode)
         self._max_bytes = whole_number("max_bytes", max_bytes, 1)
         self._blocks: deque[_Block] = deque()
         self._bytes = 0

@@ -246,7 +246,7 @@ class StageExecutables:
         group: DeviceGroup | None = None,
         compiler_options: CompilerOptions | None = None,
     ) -> ProgramKey:
-        marks, schedule = self._marks, self._pipelining.schedule
+        marks, schedule = self._marks, self._pipelining.schedule_in_force
         stages = "as PipelineStage says" if marks.stages is None else str(tuple(marks.stages))
         description, state = self._describe(plan)
         return key_of(

@@ -36,7 +36,7 @@ from millrace.pipelines.assignment.lists import (
     PipelineStageAssignment,
 )
 from millrace.pipelines.assignment.summary import summary_lines
-from millrace.strategy import pipeline_methods
+from millrace.strategy import methods
 
 logger = logging.getLogger("millrace")
 
@@ -123,12 +123,12 @@ def set_pipeline_stage_assignment(
     """
     _check_call(controller.model)
     check_names(controller.model, pipeline_stage_assignment)
-    pipeline_methods.set_pipeline_stage_assignment(controller, pipeline_stage_assignment)
+    methods.set_pipeline_stage_assignment(controller, pipeline_stage_assignment)
 
 
 def reset_pipeline_stage_assignment(controller: Controller) -> None:
     """Removes all stages, so that the model is not a pipeline."""
-    pipeline_methods.reset_pipeline_stage_assignment(controller)
+    methods.reset_pipeline_stage_assignment(controller)
 
 
 def print_pipeline_stage_assignment_summary(

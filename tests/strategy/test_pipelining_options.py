@@ -121,7 +121,7 @@ def test_an_unknown_schedule_is_refused_when_it_is_set(strategy, schedule):
         ({"gradient_accumulation_dtype": "int8"}, "cannot hold gradients"),
     ],
 )
-def test_values_that_nothing_can_do_with(strategy, options, message):
+def test_invalid_values(strategy, options, message):
     with pytest.raises(OptionError, match=message):
         sequential(strategy).set_pipelining_options(**options)
 
@@ -134,7 +134,7 @@ def test_compiler_options_are_one_dict_for_each_stage(strategy, which):
         fit(model)
 
 
-def test_a_second_call_resets_schedule_dtype_compiler_options_and_serialization_only(strategy):
+def test_a_second_call_keeps_what_it_leaves_out(strategy):
     model = sequential(strategy)
     stages = [{"xla_cpu_enable_fast_math": True}] * 2
     model.set_pipelining_options(
@@ -151,12 +151,18 @@ def test_a_second_call_resets_schedule_dtype_compiler_options_and_serialization_
         batch_serialization_iterations=2,
     )
     first = model._millrace.setup.options
-    assert first.pipelining.schedule == "sequential"
+    assert first.pipelining.schedule_in_force == "sequential"
     model.set_pipelining_options()
+    assert model._millrace.setup.options == first
+    model.set_pipelining_options(
+        gradient_accumulation_dtype="auto",
+        device_mapping="auto",
+        forward_propagation_stages_compiler_options=[],
+        backward_propagation_stages_compiler_options="auto",
+        weight_update_compiler_options={},
+    )
     second = model._millrace.setup.options
-    kept = Pipelining(steps=4, reduction=Reduction.SUM, device_mapping=(0, 0))
-    assert second.pipelining == kept  # all else is as in a model whose options were never set
-    assert first.pipelining != kept
+    kept = Pipelining(steps=4, reduction=Reduction.SUM, batch_serialization=2, update_options={})
     assert second == replace(first, pipelining=kept)
     assert second.replication.shard_optimizer_state
     assert second.recomputation.mode is not RecomputationMode.NONE
