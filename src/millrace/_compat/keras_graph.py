@@ -67,7 +67,7 @@ def has_own_call(model: keras.Model) -> bool:
     return type(model).call not in (Functional.call, keras.Sequential.call)
 
 
-def is_functional(model: keras.Model) -> bool:
+def is_functional(model: object) -> bool:
     """Whether a model was made of inputs and outputs; a Sequential is not."""
     return isinstance(model, Functional)
 

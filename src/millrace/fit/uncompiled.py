@@ -8,7 +8,7 @@ ignored: accumulation, recomputation, offloading, and callbacks that look into a
 """
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TypeVar
 
 import jax
@@ -25,7 +25,7 @@ from millrace.options import NO_OFFLOAD, Recomputation
 from millrace.plan import Mode
 from millrace.steps.tapped_step import tapping_optimizer
 
-S = TypeVar("S")
+S = TypeVar("S", bound=Iterable[Iterable[object]])
 T = TypeVar("T")
 R = TypeVar("R")
 

@@ -45,7 +45,7 @@ class Outlet:
         """
         self.queue, self.loss, self.mask = queue, loss, None if mask is None else tuple(mask)
 
-    def take(self, outputs: object, loss: jax.Array | None, trains: bool) -> None:
+    def take(self, outputs: ArrayTree, loss: jax.Array | None, trains: bool) -> None:
         """Enqueues the selected results, in the trace of the last stage."""
         if self.queue is None:
             return

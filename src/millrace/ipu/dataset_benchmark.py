@@ -10,6 +10,7 @@ import logging
 from typing import TypeAlias
 
 from millrace.benchmark import throughput
+from millrace.benchmark.sources import BatchSource
 from millrace.errors import DTypeError
 from millrace.feeds.infeed_queue import InfeedQueue
 from millrace.ipu.deferral import call_or_defer
@@ -22,7 +23,7 @@ Report: TypeAlias = list[str] | Deferred  # one text in JSON
 
 
 def dataset_benchmark(
-    dataset: object,
+    dataset: BatchSource,
     number_of_epochs: int,
     elements_per_epochs: int,
     print_stats: bool = True,
@@ -75,7 +76,7 @@ def infeed_benchmark(
 
 
 def _measured(
-    dataset: object, epochs: int, elements: int, print_stats: bool, do_memcpy: bool
+    dataset: BatchSource, epochs: int, elements: int, print_stats: bool, do_memcpy: bool
 ) -> Report:
     whole_number("number_of_epochs", epochs, 1)
     whole_number("elements_per_epochs", elements, 1)

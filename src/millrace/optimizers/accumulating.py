@@ -56,7 +56,7 @@ class AccumulatingOptimizer(WrappingOptimizer):
         steps: int,
         *,
         reduction: str = "sum",
-        dtype: DTypeLike | Callable[[keras.Variable], DTypeLike] | None = None,
+        dtype: DTypeLike | Callable[[keras.Variable], DTypeLike | None] | None = None,
         keeps_dtype: bool = False,
         name: str = "AccumulatingOptimizer",
     ):

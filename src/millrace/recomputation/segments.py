@@ -63,7 +63,9 @@ def without_boundaries(graph: Graph) -> Graph:
             equations.append(equation)
         else:
             (marked,), (result,) = equation.invars, equation.outvars
-            names[result] = marked if is_literal(marked) else names.get(marked, marked)
+            names[result] = marked
+            if not is_literal(marked) and marked in names:
+                names[result] = names[marked]
     plain = Graph(graph.invars, graph.outvars, tuple(equations), graph.constants)
     return renamed(plain, names, {}) if names else graph
 

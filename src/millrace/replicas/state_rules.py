@@ -18,9 +18,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.extend.core import Literal, Var
+from jax.extend.core import Literal
 
-from millrace._compat.jaxpr import Graph, as_function, is_literal, spec_of, used
+from millrace._compat.jaxpr import Graph, Var, as_function, is_literal, spec_of, used
 
 
 class MergeRule(enum.Enum):

@@ -260,7 +260,7 @@ def _on_batch(
 def _state_sync(controller: Controller) -> Callable[[], None]:
     def state_sync() -> None:
         model = controller.model
-        map_loop_state(model, controller.functions.gather)
+        map_loop_state(model, lambda role, values: list(controller.functions.gather(role, values)))
         getattr(type(model), STATE_SYNC)(model)
 
     return state_sync

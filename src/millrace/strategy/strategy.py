@@ -25,6 +25,7 @@ from millrace.fit.totals import Totals
 from millrace.memory_report.report import memory_report
 from millrace.options import RecompilePolicy, directory_path, member
 from millrace.pipelines.assignment.marks import stages_allowed
+from millrace.precompile.batch_of_zeros import BatchDescription
 from millrace.processes.facts import process_index
 from millrace.records.compilation import CompileRecord, Origin
 from millrace.records.memory_report import MemoryReport
@@ -253,7 +254,7 @@ class Strategy(Misused):
     def memory_report(
         self,
         model: keras.Model,
-        batch_spec: Sequence[object],
+        batch_spec: BatchDescription,
         budget: int | str | None = None,
         *,
         steps_per_epoch: int | None = None,

@@ -11,7 +11,7 @@ from typing import TypeAlias, TypedDict
 from millrace.errors import OptionError
 from millrace.feeds.infeed_queue import InfeedQueue
 from millrace.function_pipelines.chain import make_chain
-from millrace.function_pipelines.pipeline import pipeline
+from millrace.function_pipelines.pipeline import DTypeChoice, pipeline
 from millrace.ipu.accumulator_dtype import AnyDtype
 from millrace.ipu.config import current_system
 from millrace.ipu.gradient_accumulation import (
@@ -68,7 +68,7 @@ class PipelineArguments(TypedDict):
     continuous_weight_updates: bool
     outfeed_loss: bool
     accumulate_outfeed: bool
-    accumulate_outfeed_dtype: AnyDtype
+    accumulate_outfeed_dtype: DTypeChoice | None
     outfeed_mask: Sequence[bool] | None
     reduction_method: ReductionMethod
     gradient_accumulation_for_captured_grads: bool

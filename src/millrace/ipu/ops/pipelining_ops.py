@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from typing import TypeVar, cast
 
 from millrace.feeds.infeed_queue import InfeedQueue
+from millrace.function_pipelines.pipeline import DTypeChoice
 from millrace.ipu.accumulator_dtype import AnyDtype
 from millrace.ipu.gradient_accumulation import ReductionMethod
 from millrace.ipu.ops.optimizer_function import (
@@ -56,7 +57,7 @@ def pipeline(
     continuous_weight_updates: bool = False,
     outfeed_loss: bool = False,
     accumulate_outfeed: bool = False,
-    accumulate_outfeed_dtype: AnyDtype = None,
+    accumulate_outfeed_dtype: DTypeChoice | None = None,
     outfeed_mask: Sequence[bool] | None = None,
     reduction_method: ReductionMethod = "sum",
     gradient_accumulation_for_captured_grads: bool = True,

@@ -48,7 +48,7 @@ class Minimizing(WrappingOptimizer):
         if var_list is None:
             touched = look_at(loss)
             var_list = [v for v in (*touched.fixed, *touched.changed) if v.trainable]
-        _, gradients = value_and_grad(loss, var_list)
+        gradients = value_and_grad(loss, var_list)[1]
         return list(zip(gradients, var_list, strict=True))
 
     def minimize(

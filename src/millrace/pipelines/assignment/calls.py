@@ -20,6 +20,7 @@ import keras
 
 from millrace._compat.keras_calls import around_calls
 from millrace._compat.keras_graph import (
+    Functional,
     graph_of,
     has_own_call,
     inbound_operations,
@@ -145,14 +146,6 @@ class _Node(Protocol):
     arguments: _Arguments
 
 
-class _Graph(Protocol):
-    """The graph of a Functional model."""
-
-    inputs: Sequence[keras.KerasTensor]
-    outputs: Sequence[keras.KerasTensor]
-    input: object  # a structure of `inputs`
-
-
 @dataclass(frozen=True, slots=True)
 class _Opened:
     """A model's calls, and for each of its outputs the leaves that produce it."""
@@ -194,7 +187,7 @@ def _open_list(path: LayerPath, producers: Producers, observed: Sequence[Observe
 
 
 def _open_graph(
-    graph: _Graph, path: LayerPath, behind_inputs: list[Producers], is_sequential: bool
+    graph: Functional, path: LayerPath, behind_inputs: list[Producers], is_sequential: bool
 ) -> _Opened:
     if len(behind_inputs) != len(graph.inputs):
         behind_inputs = [_merge(behind_inputs)] * len(graph.inputs)
