@@ -67,7 +67,7 @@ class ScanRunner:
         plan: Plan,
         max_pending: int,
         single_steps: bool,
-        outlet: TapSink,
+        tap_sink: TapSink,
     ):
         """Makes a runner.
 
@@ -76,14 +76,14 @@ class ScanRunner:
             plan: of the mode; batch and capacity are replaced by those of each block.
             max_pending: most blocks that may be queued on the device besides the current one.
             single_steps: whether executions have one step, which needs no loop around it.
-            outlet: receives results with taps while an execution runs.
+            tap_sink: receives results with taps while an execution runs.
         """
         self._executables = executables
         self._plan, self._replicas, self._update_steps = plan, plan.replicas, plan.update_steps
         self._max_pending = max_pending
         self._single_steps = single_steps
-        self._outlet = outlet
-        self._handed_over = 0  # results of a running execution that the outlet has
+        self._tap_sink = tap_sink
+        self._handed_over = 0  # results of a running execution that the tap_sink has
         self.halted: Halted | None = None
         self._pending: deque[Any] = deque()
         self._blocks = BlockPlans(executables, plan)
@@ -200,10 +200,10 @@ class ScanRunner:
         return self._update
 
     def _hand_over(self, results: list[CallResult]) -> None:
-        """Hands the results of whole updates to the outlet while later updates are dispatched."""
+        """Hands the results of whole updates to the tap_sink while later updates are dispatched."""
         new, self._handed_over = results[self._handed_over :], len(results)
         if new:
-            self._outlet(new)
+            self._tap_sink(new)
 
     @property
     def state(self) -> State | None:

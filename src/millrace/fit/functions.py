@@ -228,7 +228,7 @@ class LoopFunction:
             plan,
             max_pending=options.feed.prefetch_depth,
             single_steps=controller.model.steps_per_execution == plan.replicas == 1,
-            outlet=self._deliver,
+            tap_sink=self._deliver,
         )
 
     def _rescue(self, state: State | None) -> None:

@@ -193,7 +193,7 @@ def make_pipeline_runner(
     log: CompileLog,
     identity: ObjectNumbers,
     exports: Exports,
-    outlet: TapSink,
+    tap_sink: TapSink,
 ) -> PipelineRunner:
     """Makes the runner of one mode of a pipelined model."""
     executables = StageExecutables(model, calls, marks, log, pipelining, identity, exports)
@@ -201,7 +201,7 @@ def make_pipeline_runner(
     schedule = functools.partial(_schedule, pipelining, marks.num_stages)
     of_stages = [groups[number] for number in numbers]
     compiled = CompiledStages(executables, of_stages, Orders(schedule, of_stages))
-    return PipelineRunner(Shapes(compiled, plan, chooser(model, compiled, log)), outlet)
+    return PipelineRunner(Shapes(compiled, plan, chooser(model, compiled, log)), tap_sink)
 
 
 def _schedule(pipelining: Pipelining, num_stages: int, num_micro_batches: int) -> Schedule:

@@ -19,9 +19,9 @@ from millrace.fit.controller import controller_of
 from millrace.function_pipelines.chain import next_arguments, run_chain
 from millrace.function_pipelines.model import (
     ElementRow,
-    Outlet,
     PipelineFunctions,
     PipelineVariables,
+    ResultOutfeed,
     StagesModel,
     call_optimizer_function,
 )
@@ -143,7 +143,7 @@ def _variables_of(
         ]
         touched, again = (look_at(whole, specs, element) for _ in range(2))
     _check_same(touched, again)
-    _check_outputs(touched, functions.outlet)
+    _check_outputs(touched, functions.outfeed)
     variables = [*touched.changed, *touched.fixed]
     if not returned:
         return PipelineVariables(variables, [], None)
@@ -160,14 +160,14 @@ def _variables_of(
     return PipelineVariables(variables, trainable, optimizer)
 
 
-def _check_outputs(touched: Touched, outlet: Outlet) -> None:
+def _check_outputs(touched: Touched, outfeed: ResultOutfeed) -> None:
     if touched.tapped.keys:
         raise OptionError(
             f"{touched.tapped.keys[0]!r} is enqueued by a stage of a pipeline. Return the values "
             "from the last stage, and set outfeed to the queue."
         )
     outputs, kwargs, *_ = touched.result
-    if outlet.queue is None and (outputs or kwargs):
+    if outfeed.queue is None and (outputs or kwargs):
         leaves = jax.tree.leaves((outputs, kwargs))
         texts = ", ".join(f"{leaf.dtype}{list(leaf.shape)}" for leaf in leaves)
         raise OptionError(

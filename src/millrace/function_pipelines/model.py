@@ -30,7 +30,7 @@ from millrace.taps.outfeed import OutfeedQueue
 OptimizerFunction = Callable[..., object]
 
 
-class Outlet:
+class ResultOutfeed:
     """Selects results of a pipeline, and enqueues them."""
 
     def __init__(
@@ -70,11 +70,11 @@ class Outlet:
 
 @dataclass(frozen=True, slots=True)
 class PipelineFunctions:
-    """The user's functions in a pipeline, and the outlet of their results."""
+    """The user's functions in a pipeline, and the outfeed of their results."""
 
     chain: FunctionChain
     optimizer_function: OptimizerFunction | None  # takes the last outputs; None does not train
-    outlet: Outlet
+    outfeed: ResultOutfeed
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,7 +160,7 @@ class StagesModel(keras.Model):
             result = outputs[0] if len(outputs) == 1 else next_arguments(outputs)[0]
             if self._functions.optimizer_function is None:
                 with PipelineStage(len(chain.stages) - 1):
-                    self._functions.outlet.take(result, None, trains=False)
+                    self._functions.outfeed.take(result, None, trains=False)
                     # Results go through the queue, but Keras's predict needs a result, too.
                     return jnp.zeros((1,))
         return result
@@ -179,7 +179,7 @@ class StagesModel(keras.Model):
         with self._in_replica(x["replica"][0]):
             function = cast(OptimizerFunction, self._functions.optimizer_function)
             _, loss, *_ = call_optimizer_function(function, args, kwargs)
-        self._functions.outlet.take(y_pred, loss, trains=True)
+        self._functions.outfeed.take(y_pred, loss, trains=True)
         return jnp.sum(loss)  # of a vector, TensorFlow differentiates the sum, too
 
 

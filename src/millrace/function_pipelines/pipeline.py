@@ -23,7 +23,7 @@ from millrace.function_pipelines.chain import (
     check_captures,
     make_chain,
 )
-from millrace.function_pipelines.model import OptimizerFunction, Outlet, PipelineFunctions
+from millrace.function_pipelines.model import OptimizerFunction, PipelineFunctions, ResultOutfeed
 from millrace.loops.host_driven import require_host
 from millrace.loops.iteration import specs_of
 from millrace.loops.log_subject import identity
@@ -208,10 +208,10 @@ def pipeline(
         queue = outfeed
         if queue is not None and accumulate_outfeed:
             queue = UpdateSums(queue, update_steps, _dtype_of(accumulate_outfeed_dtype))
-        outlet = Outlet(queue, outfeed_loss, outfeed_mask)
+        result_outfeed = ResultOutfeed(queue, outfeed_loss, outfeed_mask)
         all_options = {"gradient_accumulation_steps_per_replica": micro_batches, **options}
         return make_pipeline(
-            PipelineFunctions(chain, optimizer_function, outlet),
+            PipelineFunctions(chain, optimizer_function, result_outfeed),
             PipelineSettings(strategy, name, casts_gradients, all_options),
             values,
             element,

@@ -80,14 +80,14 @@ class _Switch:
         self.blocks = 0
         self.of_functions = 0  # those in which functions of millrace.compile run nothing, either
 
-    def turn_on(self, functions: bool) -> None:
+    def switch_on(self, functions: bool) -> None:
         with self._lock:
             if not self.blocks:
                 set_epoch_iterators(_make_described)
             self.blocks += 1
             self.of_functions += functions
 
-    def turn_off(self, functions: bool) -> None:
+    def switch_off(self, functions: bool) -> None:
         with self._lock:
             self.blocks -= 1
             self.of_functions -= functions
@@ -118,11 +118,11 @@ def compiling_only(*, functions: bool = False) -> Iterator[None]:
         functions: whether functions of `millrace.compile` are only compiled, too: they return
             zeros, and leave variables as they are. Code that waits for a result may wait forever.
     """
-    _switch.turn_on(functions)
+    _switch.switch_on(functions)
     try:
         yield
     finally:
-        _switch.turn_off(functions)
+        _switch.switch_off(functions)
 
 
 def _make_described(

@@ -29,7 +29,7 @@ from millrace.options import Accumulation, Reduction
 
 Gradients: TypeAlias = list[jax.Array]
 Factor: TypeAlias = float | jax.Array
-AccumulatorDtype: TypeAlias = DTypeLike | Callable[[keras.Variable], DTypeLike | None] | None
+AccumulatorDtypeLike: TypeAlias = DTypeLike | Callable[[keras.Variable], DTypeLike | None] | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +85,7 @@ def make_accumulator(
     return Accumulator(zeros, add, finish)
 
 
-def accumulator_dtype(choice: AccumulatorDtype, variable: keras.Variable) -> jnp.dtype:
+def accumulator_dtype(choice: AccumulatorDtypeLike, variable: keras.Variable) -> jnp.dtype:
     """Returns the dtype in which the gradients of one variable are accumulated."""
     chosen = choice(variable) if callable(choice) and not _is_dtype(choice) else choice
     if chosen is None:

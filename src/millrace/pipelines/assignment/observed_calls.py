@@ -21,8 +21,8 @@ from millrace.errors import ModelError
 from millrace.pipelines.assignment.marks import current_stage
 
 # Shapes and tensors as a model takes them: one, or a structure of several.
-Shapes: TypeAlias = "Sequence[int | None] | Sequence[Shapes] | Mapping[str, Shapes]"
-Tensors: TypeAlias = "keras.KerasTensor | Sequence[Tensors] | Mapping[str, Tensors]"
+InputShapes: TypeAlias = "Sequence[int | None] | Sequence[InputShapes] | Mapping[str, InputShapes]"
+InputTensors: TypeAlias = "keras.KerasTensor | Sequence[InputTensors] | Mapping[str, InputTensors]"
 Arguments = tuple[Sequence[Any], Mapping[str, Any]]  # positional, by name
 
 
@@ -127,7 +127,7 @@ def _observe(
     return open_lists[0]
 
 
-def _tensors(shapes: Shapes, dtype: str) -> Tensors:
+def _tensors(shapes: InputShapes, dtype: str) -> InputTensors:
     """Returns a `keras.KerasTensor` for each shape of a structure of shapes.
 
     Keras gives the structure back as tracked dicts and lists, which JAX takes for single values.
@@ -136,5 +136,5 @@ def _tensors(shapes: Shapes, dtype: str) -> Tensors:
         return {key: _tensors(shape, dtype) for key, shape in shapes.items()}
     if all(size is None or isinstance(size, int) for size in shapes):
         return keras.KerasTensor(tuple(shapes), dtype)
-    tensors = [_tensors(cast(Shapes, shape), dtype) for shape in shapes]
+    tensors = [_tensors(cast(InputShapes, shape), dtype) for shape in shapes]
     return tuple(tensors) if isinstance(shapes, tuple) else tensors

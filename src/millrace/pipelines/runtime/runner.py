@@ -45,12 +45,12 @@ FORWARD_AHEAD = 2  # micro-batches per stage by which evaluation may be ahead of
 class PipelineRunner:
     """Runs the executions of one mode of one pipelined model."""
 
-    def __init__(self, shapes: Shapes, outlet: TapSink):
+    def __init__(self, shapes: Shapes, tap_sink: TapSink):
         """Makes a runner.
 
         Args:
             shapes: the executables for each shape of micro-batches.
-            outlet: takes tapped values, while an execution runs.
+            tap_sink: takes tapped values, while an execution runs.
         """
         plan, compiled = shapes.plan, shapes.compiled
         self._shapes, self._plan, self._compiled = shapes, plan, compiled
@@ -61,7 +61,7 @@ class PipelineRunner:
         self._values: StageState | None = None
         self._kept = KeptState(self._groups)
         # Separate from the results of `run`: micro-batches without a result have taps, too.
-        self._taps = TapCollector(plan, self._groups, outlet)
+        self._taps = TapCollector(plan, self._groups, tap_sink)
         self._probes: deque[ArrayTree] = deque()
         self._task_seconds: list[float] = []
         self._in_flight: tuple[int, ...] = ()

@@ -38,15 +38,15 @@ from millrace.taps.tensors import Rows
 class TapCollector:
     """Collects the taps of an execution, and says whether it has to be halted."""
 
-    def __init__(self, plan: Plan, groups: Sequence[DeviceGroup], outlet: TapSink):
+    def __init__(self, plan: Plan, groups: Sequence[DeviceGroup], tap_sink: TapSink):
         """Starts without an execution.
 
         Args:
             plan: of the mode.
             groups: of each stage.
-            outlet: takes the call results of each update.
+            tap_sink: takes the call results of each update.
         """
-        self._outlet = outlet
+        self._tap_sink = tap_sink
         self._replicas, self._groups = plan.replicas, groups
         self._trains = plan.mode is Mode.TRAIN
         self._every = plan.taps.every if self._trains else 1
@@ -108,7 +108,7 @@ class TapCollector:
         if self._trains:
             taps = results[-1].taps._replace(updates=updates, halted=halted)
             results[-1] = results[-1]._replace(taps=taps, updates=1)
-        self._outlet(results)
+        self._tap_sink(results)
         return bool(halted)
 
     def _steps(
