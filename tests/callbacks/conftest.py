@@ -9,11 +9,11 @@ from millrace.compiling import executable
 def compiled_texts(monkeypatch):
     """Fills with the text of every program that is compiled, as JAX has lowered it."""
     texts = []
-    make = executable.make
+    make = executable.share_or_compile
 
     def spy(lowering, log):
         texts.append(lowering.lowered.as_text())
         return make(lowering, log)
 
-    monkeypatch.setattr(executable, "make", spy)
+    monkeypatch.setattr(executable, "share_or_compile", spy)
     return texts

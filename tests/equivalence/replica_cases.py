@@ -290,14 +290,14 @@ def watch_programs(monkeypatch: Any, strategy: Any) -> Callable[[], list[tuple[s
     """From now on notes what is compiled; the result returns names and texts of the programs."""
     del strategy
     programs: list[tuple[str, str]] = []
-    make = executable.make
+    make = executable.share_or_compile
 
     def spy(lowering: Any, log: Any) -> Any:
         making = make(lowering, log)
         programs.append((lowering.key.program, making.compiled.as_text()))
         return making
 
-    monkeypatch.setattr(executable, "make", spy)
+    monkeypatch.setattr(executable, "share_or_compile", spy)
     return lambda: programs
 
 

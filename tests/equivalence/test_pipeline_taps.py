@@ -489,8 +489,8 @@ def test_programs_without_taps_are_those_of_no_taps(monkeypatch):
         texts.append((lowering.key.program, lowering.lowered.as_text()))
         return make(lowering, log)
 
-    make = executable.make
-    monkeypatch.setattr(executable, "make", spy)
+    make = executable.share_or_compile
+    monkeypatch.setattr(executable, "share_or_compile", spy)
     fit(pipeline(small, SMALL), 3)
     plain, texts = texts, []
     nothing = ("none of them",)

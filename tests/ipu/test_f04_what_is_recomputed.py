@@ -54,7 +54,7 @@ def test_f04_masks_are_the_same_when_they_are_replayed(system):
 def tanhs(monkeypatch):
     """Fills with the number of tanh operations in each compiled program, by its name."""
     counts = {}
-    make = executable.make
+    make = executable.share_or_compile
 
     def spy(lowering, log):
         text = lowering.lowered.as_text()
@@ -62,7 +62,7 @@ def tanhs(monkeypatch):
             counts[lowering.key.program] = text.count("stablehlo.tanh")
         return make(lowering, log)
 
-    monkeypatch.setattr(executable, "make", spy)
+    monkeypatch.setattr(executable, "share_or_compile", spy)
     return counts
 
 

@@ -157,13 +157,13 @@ def test_the_updates_before_a_failed_one_stay(strategy):
 
 def test_compiler_options_reach_the_programs_of_their_stage_only(strategy, monkeypatch):
     seen = {}
-    make = executable.make
+    make = executable.share_or_compile
 
     def spy(lowering, log):
         seen[lowering.key.program] = lowering.options
         return make(lowering, log)
 
-    monkeypatch.setattr(executable, "make", spy)
+    monkeypatch.setattr(executable, "share_or_compile", spy)
     fast = {"xla_cpu_enable_fast_min_max": True}
     model = pipeline(
         strategy,

@@ -85,14 +85,15 @@ class Exported:
                 f"Received: {os.fspath(directory)!r}, which is not a directory."
             )
         here, others = environment(devices[0]), list[Header]()
-        count = 0
+        usable = list[ExportedFile]()
         for file in _files(root):
             if file.header.environment == here:
                 self._add(file)
-                self._ahead.read(file, devices)
-                count += file.header.kind == EXECUTABLE
+                usable.append(file)
             else:
                 others.append(file.header)
+        self._ahead.read(usable, devices)
+        count = sum(file.header.kind == EXECUTABLE for file in usable)
         if others:
             what = "; ".join(differences(others[0].environment, here))
             logger.warning(

@@ -46,23 +46,24 @@ class ReadAhead:
     """The contents of files, until they are needed."""
 
     def __init__(self) -> None:
-        self._pool: ThreadPoolExecutor | None = None
         self._begun: dict[pathlib.Path, Future[Any]] = {}
         self._nbytes = 0
 
-    def read(self, file: ExportedFile, devices: Sequence[jax.Device]) -> None:
-        """Begins to read a file.
+    def read(self, files: Sequence[ExportedFile], devices: Sequence[jax.Device]) -> None:
+        """Begins to read files, in a thread that ends after the last one.
 
         Args:
-            file: of this environment.
+            files: of this environment.
             devices: of the strategy; an executable is made for those with the same ids.
         """
-        with contextlib.suppress(OSError):
-            self._nbytes += file.path.stat().st_size
-        if self._nbytes > MAX_BYTES:
-            return
-        self._pool = self._pool or ThreadPoolExecutor(1, "millrace-read-ahead")
-        self._begun[file.path] = self._pool.submit(_content, file, tuple(devices))
+        pool = ThreadPoolExecutor(1, "millrace-read-ahead")
+        for file in files:
+            with contextlib.suppress(OSError):
+                self._nbytes += file.path.stat().st_size
+            if self._nbytes > MAX_BYTES:
+                break
+            self._begun[file.path] = pool.submit(_content, file, tuple(devices))
+        pool.shutdown(wait=False)
 
     def take(self, file: ExportedFile) -> Any:
         """Returns a file's content, `Ready` if it is an executable; None if it was not begun."""
