@@ -21,7 +21,7 @@ import numpy as np  # noqa: E402
 import pytest  # noqa: E402
 
 import millrace  # noqa: E402
-from millrace.explain.history import history  # noqa: E402
+from millrace.explain.diagnose import history  # noqa: E402
 from quick_compiler import QuickCompiler  # noqa: E402
 from slow_names import SlowNames  # noqa: E402
 

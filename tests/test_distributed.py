@@ -25,7 +25,7 @@ millrace.distributed.initialize(initialization_timeout=120, heartbeat_timeout=12
 import jax, keras, numpy as np
 from jax.sharding import NamedSharding, PartitionSpec as P
 from millrace.processes.agreement import check_same
-from millrace.processes.facts import process_count, process_index
+from millrace.processes.agreement import process_count, process_index
 from millrace.processes.failure import failure_of_others
 
 index = process_index()

@@ -18,8 +18,8 @@ from millrace._compat.jax_processes import backends_are_initialized, recognise_c
 from millrace.arguments import checked
 from millrace.errors import DeviceError, OptionError, ProcessError
 from millrace.options import whole_number
+from millrace.processes.agreement import Launched, process_count, process_index
 from millrace.processes.bootstrap import Rendezvous, meet
-from millrace.processes.facts import Launched, process_count, process_index
 from millrace.processes.failure import end_together
 
 _LOGGER = logging.getLogger("millrace")

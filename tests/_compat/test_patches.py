@@ -11,8 +11,12 @@ import numpy as np
 import pytest
 
 from millrace._compat import patch_table, patches
-from millrace._compat.keras_tensorflow import show_own_tensorflow, show_tensorflow
-from millrace._compat.module_aliases import serve, stop_serving
+from millrace._compat.module_aliases import (
+    serve,
+    show_own_tensorflow,
+    show_tensorflow,
+    stop_serving,
+)
 from millrace._compat.patch_table import PATCHES, as_markdown
 from millrace._compat.patches import Patch, While, patches_in, replace, take_out
 from millrace.errors import MillraceError

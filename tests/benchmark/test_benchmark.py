@@ -14,8 +14,7 @@ import numpy as np
 import pytest
 
 from millrace.benchmark.command import load
-from millrace.benchmark.supply import DEPTH
-from millrace.benchmark.throughput import dataset_benchmark, infeed_benchmark
+from millrace.benchmark.throughput import DEPTH, dataset_benchmark, infeed_benchmark
 from millrace.benchmark.verdict import ROUNDS, feed_verdict
 from millrace.errors import DataError, DTypeError, ModelError, OptionError
 from millrace.records.feed_benchmark import FeedVerdict

@@ -11,8 +11,7 @@ import pytest
 
 from millrace.cache import files as cache_files
 from millrace.cache import keys as cache_keys
-from millrace.cache.checked_file import DamagedEntryError
-from millrace.cache.entry import pack, unpack
+from millrace.cache.entry import DamagedEntryError, pack, unpack
 from millrace.cache.lookup import Lookup
 from millrace.cache.store import CacheStore, evict
 from millrace.records.compilation import Aspect, KeyField, ProgramKey

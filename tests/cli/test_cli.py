@@ -7,8 +7,8 @@ import pytest
 from click.testing import CliRunner
 
 from millrace.cli.main import main
-from millrace.schedules.batch_serialization import batch_serialized
 from millrace.schedules.one_f_one_b import one_f_one_b
+from millrace.schedules.sequential import batch_serialized
 from millrace.schedules.text import grid, write
 
 SIZE = ["--stages", "4", "--micro-batches", "8"]

@@ -206,7 +206,7 @@ def test_processes_are_interrupted_where_the_launcher_ignores_interrupts(command
 @pytest.mark.skipif(sys.platform != "linux", reason="of Linux only")
 def test_connected_processes_end_with_a_launcher_that_was_killed(command):
     process, pids = command(
-        "from millrace.processes.facts import Launched; Launched.take().end_with_launcher()"
+        "from millrace.processes.agreement import Launched; Launched.take().end_with_launcher()"
     )
     assert len(pids) == 2
     process.kill()

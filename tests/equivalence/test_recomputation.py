@@ -14,7 +14,7 @@ import millrace
 from millrace.fit import functions
 from millrace.layers import RecomputationCheckpoint
 from millrace.plan import Recompute
-from millrace.recomputation import options as recomputation
+from millrace.recomputation import plan as recomputation
 
 pytestmark = pytest.mark.shipped_compiler
 

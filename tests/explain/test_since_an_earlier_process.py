@@ -11,7 +11,7 @@ import millrace
 import millrace.cache.use as cache
 from millrace._compat import jax_cache
 from millrace.compiling.sharing import sharing
-from millrace.explain.history import history
+from millrace.explain.diagnose import history
 
 X, Y = np.ones((12, 4), "float32"), np.ones((12, 1), "float32")
 FIRST = "first compilation"

@@ -17,7 +17,7 @@ from keras import layers, ops
 import millrace
 from millrace.compiling.sharing import sharing
 from millrace.errors import OptionError
-from millrace.explain.history import history
+from millrace.explain.diagnose import history
 from millrace.export import file as export_file
 from millrace.export import read_ahead
 from millrace.records.compilation import Origin

@@ -6,7 +6,7 @@ import struct
 import jax
 import pytest
 
-from millrace.cache.checked_file import DamagedEntryError
+from millrace.cache.entry import DamagedEntryError
 from millrace.export.file import (
     EXECUTABLE,
     Header,

@@ -15,7 +15,7 @@ from millrace import ipu
 from millrace.cache.use import use_cache
 from millrace.errors import OptionError, PlanError
 from millrace.ipu import environment, no_effect
-from millrace.threads.notes import Notes
+from millrace.threads.scoped_value import Notes
 
 START, LOAD = "Starting phase: graphConstruction", "Loading executable"
 

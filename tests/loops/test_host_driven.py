@@ -4,7 +4,7 @@ import pytest
 
 import millrace
 from millrace.errors import ModelError, PlanError
-from millrace.loops.host_driven import OnHost, require_host
+from millrace.loops.host_loop import OnHost, require_host
 from millrace.loops.scope import enclosing_loop
 
 

@@ -5,9 +5,17 @@ import pytest
 from click.testing import CliRunner
 
 from millrace.cli.main import main
-from millrace.porting.names import canonical, exists
 from millrace.porting.port import port
-from millrace.porting.replacements import IPU, KEYWORDS, METHODS, MODULES, OPERATIONS, TENSORFLOW
+from millrace.porting.replacements import (
+    IPU,
+    KEYWORDS,
+    METHODS,
+    MODULES,
+    OPERATIONS,
+    TENSORFLOW,
+    canonical,
+    exists,
+)
 
 IMPORTS = """
 import tensorflow as tf

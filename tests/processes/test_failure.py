@@ -3,8 +3,8 @@ import pytest
 
 from millrace.errors import ProcessError, TaskError
 from millrace.processes import failure
+from millrace.processes.agreement import Member
 from millrace.processes.control_channel import ControlChannel
-from millrace.processes.facts import Member
 from millrace.processes.failure import FailureMonitor, describe, failure_of_others
 
 MEMBERS = [Member(0, "node1", 10), Member(1, "node2", 11)]

@@ -3,10 +3,9 @@ import pathlib
 import pytest
 
 from millrace.errors import ScheduleError
-from millrace.schedules import batch_serialization as module
-from millrace.schedules.batch_serialization import batch_serialized
+from millrace.schedules import sequential as module
 from millrace.schedules.check import check
-from millrace.schedules.sequential import sequential
+from millrace.schedules.sequential import batch_serialized, sequential
 from millrace.schedules.simulate import UNIT_COST, merged, simulate
 from millrace.schedules.task import Pass
 from millrace.schedules.text import grid, parse, write

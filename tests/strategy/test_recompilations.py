@@ -18,7 +18,7 @@ from keras import layers
 import millrace
 from millrace.compiling.sharing import sharing
 from millrace.errors import RecompilationError
-from millrace.explain.history import history
+from millrace.explain.diagnose import history
 from millrace.records.compilation import Origin
 
 SCALE = 3.0
@@ -391,7 +391,7 @@ def test_records_are_there_when_a_run_was_killed(tmp_path):
         os._exit(1)
     """
     subprocess.run([sys.executable, "-c", textwrap.dedent(code)], check=False)
-    (record,) = millrace.records.run_directory.read_compile_log(tmp_path)
+    (record,) = millrace.records.run.read_compile_log(tmp_path)
     assert (record.program, record.cause) == ("train_run", "first compilation")
     assert record.peak_bytes > 0
 

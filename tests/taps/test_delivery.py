@@ -2,7 +2,7 @@
 
 import jax.numpy as jnp
 
-from millrace.compiled_loop.result import CallResult
+from millrace.compiled_loop.protocol import CallResult
 from millrace.records.tensors import Tensor
 from millrace.taps.delivery import Delivery
 from millrace.taps.entries import Taps

@@ -1,4 +1,9 @@
-"""Private Keras: one micro-batch, without the update. Checked on keras 3.13.0, 3.14.0 and 3.15.1.
+"""Private Keras: scopes and steps.
+
+`current_scope`   the stateless scope from which this thread reads variables.
+`stored_value`    the value of a variable outside of every scope; its `value` asks the scope first.
+`let_scopes_branch`   `keras.ops.cond` on JAX loses the assignments of its branches, such as those
+                  of optimizers that scale the loss; it has no public hook.
 
 `compute_gradient_step`   loss, gradients and metrics, which `train_step` computes with the update.
 `compute_forward`         loss and metrics, for all three loops.
@@ -11,8 +16,43 @@ from typing import Any
 
 import jax
 import keras
+from jax.typing import ArrayLike
+from keras.src.backend.common.stateless_scope import get_stateless_scope
 
+from millrace._compat.patch_table import COND, COND_OF_OPTIMIZERS
+from millrace._compat.patches import replace
+from millrace._compat.versions import owners
 from millrace.pytrees import ArrayTree
+
+
+def current_scope() -> Any:
+    """Returns the innermost `keras.StatelessScope` that is entered, None if there is none."""
+    return get_stateless_scope()
+
+
+def stored_value(variable: keras.Variable) -> Any:
+    """Returns a variable's own array; None if it was created in a scope that is still open."""
+    private: Any = variable
+    return private._value
+
+
+def let_scopes_branch() -> None:
+    """Lets a scope with a method `branch` run Keras's conditionals inside it."""
+
+    def wrapper(original: Callable[..., object]) -> Callable[..., object]:
+        def cond(
+            pred: ArrayLike, true_fn: Callable[[], object], false_fn: Callable[[], object]
+        ) -> object:
+            branch = getattr(get_stateless_scope(), "branch", None)
+            if branch is None:
+                return original(pred, true_fn, false_fn)
+            return branch(original, pred, true_fn, false_fn)
+
+        return cond
+
+    replace(COND, wrapper)
+    if len(owners("cond")) > 1:  # else both are one place
+        replace(COND_OF_OPTIMIZERS, wrapper)
 
 
 def compute_gradient_step(

@@ -1,4 +1,7 @@
-"""Modules under other names: `import tensorflow.python.ipu` gives the very module `millrace.ipu`.
+"""Modules under other names, TensorFlow among them.
+
+`show_tensorflow`  Keras imports `tensorflow`, if there is one, to save, to set seeds and to look at
+                   types; it must not find a module of millrace's under that name.
 
 serve({"keras.ipu": "millrace.ipu.keras"}, "keras")
 import keras.ipu.layers   ->   millrace.ipu.keras.layers, also as sys.modules["keras.ipu.layers"]
@@ -11,10 +14,34 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from importlib.machinery import ModuleSpec
 from types import ModuleType
-from typing import cast
+from typing import Any, cast
 
-from millrace._compat.patch_table import META_PATH
-from millrace._compat.patches import put_in, take_out
+from keras.src.utils import module_utils
+
+from millrace._compat.patch_table import LAZY_TENSORFLOW, META_PATH
+from millrace._compat.patches import patches_in, put_in, take_out
+
+__all__ = ["show_own_tensorflow", "show_tensorflow"]
+
+
+def show_tensorflow(module: ModuleType | None) -> None:
+    """Makes `module` Keras's TensorFlow; None stands for no TensorFlow."""
+    if LAZY_TENSORFLOW not in patches_in():
+        put_in(LAZY_TENSORFLOW, functools.partial(_put, *_current()))
+    _put(module, module is not None)
+
+
+def show_own_tensorflow() -> None:
+    """Lets Keras find TensorFlow itself again."""
+    take_out(LAZY_TENSORFLOW)
+
+
+def _current() -> tuple[Any, Any]:
+    return module_utils.tensorflow.module, module_utils.tensorflow._available
+
+
+def _put(module: ModuleType | None, available: bool) -> None:
+    module_utils.tensorflow.module, module_utils.tensorflow._available = module, available
 
 
 class Aliases(importlib.abc.MetaPathFinder, importlib.abc.Loader):

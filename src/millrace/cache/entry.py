@@ -1,4 +1,12 @@
-"""One file of the cache: an executable and its labels.
+r"""Files that are written whole and verified when they are read, and the entries of the cache.
+
+    MILLRACE-...-1\n          the kind of file; the number changes with its format
+    length of the header       4 bytes, big-endian
+    header                    JSON
+    SHA-256                  32 bytes, of the header and the content
+    content
+
+The checksum finds damage; it does not prove who wrote the file.
 
     header      JSON: key, environment, module, model, program, batch, ...
     content     the executable, as JAX made it
@@ -7,12 +15,104 @@ A file is read in full and checked before it is used: JAX passes the bytes to XL
 on damaged ones.
 """
 
+import hashlib
 import json
 import pathlib
+import struct
 import time
+from dataclasses import dataclass
+from typing import Any, BinaryIO
 
-from millrace.cache.checked_file import DamagedEntryError, Format, fields_of
 from millrace.records.run import CacheEntry, EntryLabels
+
+_LENGTH = struct.Struct(">I")
+_DIGEST_BYTES = hashlib.sha256().digest_size
+
+
+class DamagedEntryError(Exception):
+    """A file is damaged, or for another key or machine; the message has the reason."""
+
+
+@dataclass(frozen=True, slots=True)
+class Format:
+    """A kind of file."""
+
+    name: str  # "an export", for messages
+    magic: bytes  # the first bytes
+    longest_header: int  # bytes; a longer one is damage
+
+    def pack(self, header: bytes, content: bytes) -> bytes:
+        """Returns the bytes of a file."""
+        digest = _digest(header, content)
+        return b"".join((self.magic, _LENGTH.pack(len(header)), header, digest, content))
+
+    def read_header(self, file: BinaryIO) -> bytes:
+        """Reads the header of an open file, and nothing else.
+
+        Raises:
+            DamagedEntryError: if it is not a file of this kind.
+        """
+        return file.read(self._length(file.read(len(self.magic) + _LENGTH.size)))
+
+    def header(self, data: bytes) -> bytes:
+        """Returns the header of a file's bytes, which may be damaged.
+
+        Raises:
+            DamagedEntryError: if it is not a file of this kind.
+        """
+        start = len(self.magic) + _LENGTH.size
+        return data[start : start + self._length(data)]
+
+    def content(self, data: bytes) -> memoryview:
+        """Returns the content of a file's bytes, which may be damaged."""
+        return memoryview(data)[self._digest_at(data) + _DIGEST_BYTES :]
+
+    def check(self, data: bytes) -> None:
+        """Compares a file's bytes with the checksum in them.
+
+        Raises:
+            DamagedEntryError: if they are not what was written.
+        """
+        at = self._digest_at(data)
+        if _digest(self.header(data), self.content(data)) != data[at : at + _DIGEST_BYTES]:
+            raise DamagedEntryError("its checksum is wrong")
+
+    def _digest_at(self, data: bytes) -> int:
+        return len(self.magic) + _LENGTH.size + self._length(data)
+
+    def _length(self, start: bytes) -> int:
+        if not start:
+            raise DamagedEntryError("it is empty")
+        if not start.startswith(self.magic):
+            raise DamagedEntryError(f"it is not {self.name} of millrace, or is of another version")
+        if len(start) < len(self.magic) + _LENGTH.size:
+            raise DamagedEntryError("it ends in its header")
+        (length,) = _LENGTH.unpack_from(start, len(self.magic))
+        if length > self.longest_header:
+            raise DamagedEntryError("its header is damaged")
+        return length
+
+
+def fields_of(header: bytes) -> dict[str, Any]:
+    """Returns the fields of a header.
+
+    Raises:
+        DamagedEntryError: if it is not what was written.
+    """
+    try:
+        fields = json.loads(header)
+    except ValueError as error:
+        raise DamagedEntryError("its header is damaged") from error
+    if not isinstance(fields, dict):
+        raise DamagedEntryError("its header is damaged")
+    return fields
+
+
+def _digest(header: bytes, content: bytes | memoryview) -> bytes:
+    digest = hashlib.sha256(header)
+    digest.update(content)
+    return digest.digest()
+
 
 SUFFIX = ".mrx"
 

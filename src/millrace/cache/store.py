@@ -17,8 +17,7 @@ import threading
 from collections.abc import Callable
 
 from millrace.cache import files as cache_files
-from millrace.cache.checked_file import DamagedEntryError
-from millrace.cache.entry import pack, unpack
+from millrace.cache.entry import DamagedEntryError, pack, unpack
 from millrace.cache.keys import remove_oldest, write_key
 from millrace.cache.lookup import Lookup, saved
 from millrace.records.run import CacheStatistics, EntryLabels

@@ -27,11 +27,11 @@ import millrace.fit.controller as controllers
 from millrace._compat.keras_loops import sync_state
 from millrace.arguments import checked
 from millrace.callbacks.tensor_choice import check_gradients, patterns_of
-from millrace.compiled_loop.result import Halted
+from millrace.compiled_loop.protocol import Halted
 from millrace.errors import ModelError, OptionError
 from millrace.options import TapRequest, whole_number
 from millrace.pipelines.assignment.assignment import Assignment
-from millrace.processes.facts import process_index
+from millrace.processes.agreement import process_index
 from millrace.records.flight import MODEL_FILE, Flight, FlightRecord, write_flight
 from millrace.records.tensors import LOSS, STATISTICS, StatisticsBlock, Tensor, non_finite_data
 from millrace.replay.run import Replay, counts, is_non_finite, run_again, state_of

@@ -30,7 +30,7 @@ from millrace.errors import ModelError, OptionError
 from millrace.fit.controller import Controller, controller_of
 from millrace.options import Moment, truth, whole_number
 from millrace.plan import Mode
-from millrace.processes.facts import process_index
+from millrace.processes.agreement import process_index
 from millrace.records.tensors import STATISTICS, StatisticsBlock, Tensor, TensorRows
 
 BINS = 64  # of a histogram

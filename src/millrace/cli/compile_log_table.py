@@ -24,7 +24,7 @@ from rich.text import Text
 
 from millrace.records.compilation import CompileRecord, Origin
 from millrace.records.memory import bytes_text
-from millrace.records.run_directory import read_compile_log
+from millrace.records.run import read_compile_log
 
 _PIPE_WIDTH = 160  # characters of a line that does not go to a terminal
 _WIDE_WIDTH = 120  # columns of a terminal at which the parts of the time fit in

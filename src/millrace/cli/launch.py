@@ -16,7 +16,7 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 
-from millrace.processes.facts import Launched
+from millrace.processes.agreement import Launched
 
 _POLL_SECONDS = 0.05
 _SHOWN_LINES = 20  # of the output of the process that failed first

@@ -14,8 +14,7 @@ from millrace.compiled_loop.calls import Call
 from millrace.compiled_loop.programs import ProgramBuilder
 from millrace.compiling.executable import Executable, compile_program
 from millrace.compiling.log import CompileLog
-from millrace.compiling.lowering import Request
-from millrace.compiling.tracing import tracing
+from millrace.compiling.lowering import Request, tracing
 from millrace.explain.fingerprint import describe_model
 from millrace.explain.key import ObjectNumbers, key_of
 from millrace.explain.walk import Description

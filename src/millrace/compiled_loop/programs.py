@@ -26,15 +26,18 @@ from millrace._compat.jaxpr import primitive_counts
 from millrace.plan import LoopForm, Mode, Plan, choose_loop_form
 from millrace.pytrees import ArrayTree
 from millrace.steps.accumulate import Accumulator, Gradients, coefficient_of, make_accumulator
-from millrace.steps.halting import Computed, can_wait, run_until_halted, unless
 from millrace.steps.loop import (
     BatchRange,
+    Computed,
     Index,
     LoopCarry,
     PendingUpdate,
     UpdateLoop,
     batch_at,
+    can_wait,
     repeat,
+    run_until_halted,
+    unless,
 )
 from millrace.steps.offload import (
     fetched,
@@ -47,9 +50,14 @@ from millrace.steps.offload import (
 )
 from millrace.steps.program import FACTOR, INDEX, Program, batch_specs, merge_steps
 from millrace.steps.state import State, StateLayouts, StateSpecs
-from millrace.steps.step import final_logs, logs_follow_from_metrics, make_gradient_step, make_step
+from millrace.steps.step import (
+    apply_gradients,
+    final_logs,
+    logs_follow_from_metrics,
+    make_gradient_step,
+    make_step,
+)
 from millrace.steps.tapped_step import make_tapped_step, make_tapped_update
-from millrace.steps.update import apply_gradients
 from millrace.taps.entries import Taps, empty_taps, max_tapped_steps, record_at
 from millrace.taps.taps import Tapped, collection_open
 

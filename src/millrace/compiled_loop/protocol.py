@@ -1,18 +1,119 @@
-"""The interface of runners, which run executions, and of their dry runs, which only compile.
+"""The protocol of runners, and what a call of one returns.
 
-A model in one piece     runner.py, dry_run.py
-A pipeline               pipelines/runtime/
+    a model in one piece     runner.py, dry_run.py
+    a pipeline               pipelines/runtime/
+
+A program that watches gradients inspects an update before it applies it (`steps/tapped_step.py`).
+So the state of a halted execution is that from before the update, and the batches of the update are
+still in the blocks.
 """
 
-from collections.abc import Iterable
-from typing import Any, NamedTuple, Protocol, TypeVar
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol, TypeAlias, TypeVar
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 
-from millrace.compiled_loop.result import CallResult, Halted
-from millrace.feeds.block import BlockSlice
+from millrace.feeds.block import Block, BlockSlice
 from millrace.records.run import PipelineStatistics
+from millrace.records.tensors import COUNTS
 from millrace.steps.state import State
+from millrace.taps.entries import Taps
+from millrace.taps.tensors import Rows
+
+
+class CallResult(NamedTuple):
+    """The result, steps and taps of one call of compiled code, or of one micro-batch."""
+
+    result: Any  # logs or outputs
+    steps: int
+    records: int  # length of the result's first axis, where every step has one
+    first: int = 0  # of these, where replicas before it had no batch
+    taps: Taps = Taps()  # entries of all `steps` from `first` on, and of their updates
+    updates: int = 0  # that ended in this call
+
+
+# Receives results with taps, in order, as soon as their calls are dispatched.
+TapSink: TypeAlias = Callable[[Sequence[CallResult]], None]
+BlockSpan: TypeAlias = tuple[Block, int, int]  # block, first step, steps
+
+
+@dataclass(frozen=True, slots=True)
+class Halted:
+    """An update that was not applied."""
+
+    batches: tuple[Any, ...]  # its micro-batches, in host memory
+    step: int  # of the execution, the first of the update
+
+
+def is_halted(taps: Taps) -> bool:
+    """Whether a call has halted. Waits for the call."""
+    return taps.halted is not None and bool(np.asarray(taps.halted))
+
+
+def updates_before(taps: Taps) -> int:
+    """Returns how many updates of a call that has halted were applied."""
+    for key, value in taps.updates.items():
+        if isinstance(key, Rows):
+            return int(np.argmax((np.asarray(value)[:, :, COUNTS] > 0).any(axis=(1, 2))))
+    return 0
+
+
+def batches_of(spans: Iterable[BlockSpan], replicas: int) -> tuple[Any, ...]:
+    """Returns copies of the micro-batches of some steps, in host memory."""
+    batches = []
+    for block, first, steps in spans:
+        for step in range(first, first + steps):
+            index = (step,) if replicas == 1 else divmod(step, replicas)
+            batches.append(jax.tree.map(lambda leaf, i=index: np.array(leaf[i]), block.batches))
+    return tuple(batches)
+
+
+def kept(state: State) -> State:
+    """Returns a state with copies of the values that each micro-batch changes.
+
+    An update of several calls needs them to undo its changes: each call reuses the memory of the
+    values before it.
+    """
+    changing = (1, len(state) - 1)
+    return tuple(
+        jax.tree.map(jnp.copy, values) if index in changing else values
+        for index, values in enumerate(state)
+    )
+
+
+def with_kept(state: State, before: State) -> State:
+    """Returns a state with the values that each micro-batch changes taken from `before`."""
+    return (state[0], before[1], *state[2:-1], before[-1])
+
+
+def halted_in_call(
+    results: list[CallResult], block: Block, start: int, update_steps: int, replicas: int
+) -> Halted:
+    """Shortens the last result, of a call that has halted, to end with the refused update.
+
+    Args:
+        results: of the execution so far; its last item is replaced.
+        block: block of the call.
+        start: first step of the call in the block.
+        update_steps: steps of an update.
+        replicas: number of replicas.
+    """
+    *before, last = results
+    applied = updates_before(last.taps)
+    results[-1] = last._replace(steps=(applied + 1) * update_steps, updates=applied + 1)
+    batches = batches_of([(block, start + applied * update_steps, update_steps)], replicas)
+    return Halted(batches, sum(result.steps for result in before) + applied * update_steps)
+
+
+def halted_in_calls(results: list[CallResult], spans: Iterable[BlockSpan], replicas: int) -> Halted:
+    """Returns the batches and the first step of a refused update of several calls."""
+    spans = list(spans)
+    steps = sum(steps for _, _, steps in spans)
+    return Halted(batches_of(spans, replicas), sum(result.steps for result in results) - steps)
+
 
 Programs = TypeVar("Programs", covariant=True)
 

@@ -18,10 +18,10 @@ from millrace.compiled_loop.block_plans import BlockPlans
 from millrace.compiled_loop.calls import Call, CallPlan
 from millrace.compiled_loop.dry_run import LoopDryRun
 from millrace.compiled_loop.executables import Executables
-from millrace.compiled_loop.protocol import ExecutionSteps
-from millrace.compiled_loop.result import (
+from millrace.compiled_loop.protocol import (
     BlockSpan,
     CallResult,
+    ExecutionSteps,
     Halted,
     TapSink,
     halted_in_call,

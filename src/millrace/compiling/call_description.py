@@ -15,8 +15,7 @@ from typing import Any
 import jax
 
 from millrace.compiling.log import CompileLog
-from millrace.explain.diagnose import explain
-from millrace.explain.history import history
+from millrace.explain.diagnose import explain, history
 from millrace.explain.walk import source_of
 from millrace.records.compilation import ProgramKey
 

@@ -16,10 +16,16 @@ from millrace.cache.lookup import looking_up
 from millrace.cache.use import known_keys
 from millrace.compiling.log import CompileLog
 from millrace.compiling.lowering import Lowering, progress
-from millrace.compiling.serialized import of_cache, remember
-from millrace.compiling.sharing import SharedExecutable, copied, serves, share_key, sharing
-from millrace.explain.diagnose import ANOTHER_MODEL, explain, layers_of
-from millrace.explain.history import history
+from millrace.compiling.sharing import (
+    SharedExecutable,
+    copied,
+    of_cache,
+    remember,
+    serves,
+    share_key,
+    sharing,
+)
+from millrace.explain.diagnose import ANOTHER_MODEL, explain, history, layers_of
 from millrace.explain.program_difference import difference
 from millrace.records.compilation import Aspect, Cause, Origin, ProgramKey
 from millrace.records.run import EntryLabels

@@ -17,9 +17,8 @@ import jax.numpy as jnp
 
 from millrace._compat.jax_arrays import looks_for_non_finite, non_finite
 from millrace.compiling.compile import share_or_compile
-from millrace.compiling.log import CompileLog
+from millrace.compiling.log import CompileLog, record_of
 from millrace.compiling.lowering import Lowering, Request, lower
-from millrace.compiling.record import record_of
 from millrace.interrupts import raise_if_interrupted
 
 # Called with positional arguments as the program specifies them.

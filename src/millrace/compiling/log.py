@@ -1,4 +1,4 @@
-"""The compile log of a strategy, and the log of the current thread."""
+"""The compile log of a strategy, and its records."""
 
 import contextlib
 import logging
@@ -9,16 +9,69 @@ from collections.abc import Callable, Hashable, Iterator
 from dataclasses import replace
 from typing import Any
 
+from millrace._compat.jax_executables import Sizes
 from millrace.cache.lookup import compiling
 from millrace.compiling import phases
 from millrace.errors import RecompilationError
-from millrace.explain.diagnose import explain
-from millrace.explain.history import history
+from millrace.explain.diagnose import explain, history
 from millrace.options import RecompilePolicy
 from millrace.records.compilation import Cause, CompileRecord, Origin, ProgramKey
 from millrace.records.memory_report import BudgetChoice
-from millrace.records.run_directory import RunDirectory
+from millrace.records.run import RunDirectory
 from millrace.threads.scoped_value import ScopedValue
+
+
+def record_of(
+    key: ProgramKey,
+    origin: Origin,
+    cause: Cause,
+    is_recompilation: bool,
+    sizes: Sizes,
+    *,
+    began: float,
+    compile_seconds: float,
+    trace_seconds: float = 0.0,
+    lower_seconds: float = 0.0,
+    batch: str = "",
+    capacity: int = 0,
+    unrolled: int | None = None,
+) -> CompileRecord:
+    """Returns the record of an executable.
+
+    Args:
+        key: of its program.
+        origin: where it came from.
+        cause: why it was made.
+        is_recompilation: whether its program has run before in another form.
+        sizes: its memory.
+        began: seconds since 1970.
+        compile_seconds: time in XLA, or of reading it.
+        trace_seconds: time in Python.
+        lower_seconds: time in JAX.
+        batch: shapes and dtypes of a batch, or of the arguments of a function.
+        capacity: steps that its block holds.
+        unrolled: iterations in unrolled code; None for a loop of any number.
+    """
+    return CompileRecord(
+        model=key.model,
+        program=key.program,
+        batch=batch,
+        capacity=capacity,
+        unrolled=unrolled,
+        trace_seconds=trace_seconds,
+        compile_seconds=compile_seconds,
+        temporary_bytes=sizes.temporary_bytes,
+        peak_bytes=sizes.peak_bytes,
+        lower_seconds=lower_seconds,
+        origin=origin,
+        key=key.digest,
+        cause=cause.text,
+        remedy=cause.remedy,
+        is_recompilation=is_recompilation,
+        code_bytes=sizes.code_bytes,
+        began=began,
+    )
+
 
 logger = logging.getLogger("millrace")
 _OFTEN = 8  # recompilations of one program of a model, after which a warning is logged once

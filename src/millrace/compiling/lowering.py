@@ -1,9 +1,18 @@
-"""Lowering of programs, and the lines that announce slow steps."""
+"""Traces a step and lowers it to StableHLO.
+
+JAX and Keras keep the state of a trace by thread, so traces need no lock of the process, and none
+is held while a user's function is traced. A model is an object that traces share, though. Keras's
+`compute_loss_and_updates` leaves the losses of its layers on the model (`_losses_override`) until
+it has added them up, and recomputation of activations exchanges `layer.activation` for the time of
+a call. `precompile` traces the training and the validation step of one model in two threads:
+without the lock, one would add up losses of the other's trace.
+"""
 
 import contextlib
 import logging
 import threading
 import time
+import weakref
 from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -14,11 +23,20 @@ import rich.console
 
 from millrace._compat.jax_arrays import looks_for_non_finite
 from millrace.compiling.log import CompileLog
-from millrace.compiling.tracing import tracing
 from millrace.plan import Plan
 from millrace.recomputation.hold_back import compiler_options as options_of_recomputation
 from millrace.records.compilation import Cause, ProgramKey
 from millrace.steps.program import Program
+
+_table = threading.Lock()  # held for a look-up only
+_locks: "weakref.WeakKeyDictionary[keras.Model, threading.RLock]" = weakref.WeakKeyDictionary()
+
+
+def tracing(model: keras.Model) -> "threading.RLock":
+    """Returns the lock to hold while a step of `model` is traced. A trace may contain others."""
+    with _table:
+        return _locks.setdefault(model, threading.RLock())
+
 
 logger = logging.getLogger("millrace")
 

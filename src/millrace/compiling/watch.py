@@ -28,9 +28,8 @@ from millrace.compiling.call_description import (
     number_of,
     shapes_of,
 )
-from millrace.compiling.log import CompileLog
-from millrace.compiling.record import record_of
-from millrace.explain.history import history
+from millrace.compiling.log import CompileLog, record_of
+from millrace.explain.diagnose import history
 from millrace.explain.key import fields_from, key_of_call
 from millrace.records.compilation import Aspect, CompileRecord, Origin, ProgramKey
 from millrace.records.run import EntryLabels

@@ -19,15 +19,13 @@ import jax
 
 from millrace._compat.jax_arrays import looks_for_non_finite
 from millrace._compat.jax_executables import sizes_of
-from millrace.cache.checked_file import DamagedEntryError
+from millrace.cache.entry import DamagedEntryError
 from millrace.compiling.executable import Executable, checked, new_names, renamed
-from millrace.compiling.log import CompileLog
+from millrace.compiling.log import CompileLog, record_of
 from millrace.compiling.lowering import group_of
-from millrace.compiling.record import record_of
-from millrace.compiling.serialized import Numbers, SerializedExecutable, remember
+from millrace.compiling.sharing import Numbers, SerializedExecutable, remember
 from millrace.errors import OptionError
-from millrace.explain.diagnose import explain
-from millrace.explain.history import history
+from millrace.explain.diagnose import explain, history
 from millrace.export import file as export_file
 from millrace.export.file import EXECUTABLE, STAGES, Header, differences, environment
 from millrace.export.read_ahead import Devices, ExportedFile, ReadAhead, Ready, loaded

@@ -17,7 +17,7 @@ from typing import Any
 from millrace._compat.jax_executables import from_bytes
 from millrace.cache import files as cache_files
 from millrace.compiling.executable import Executable, compiled_of, renames_of
-from millrace.compiling.serialized import serialize
+from millrace.compiling.sharing import serialize
 from millrace.errors import OptionError
 from millrace.export import file as export_file
 from millrace.export.exported import Exported, Wanted

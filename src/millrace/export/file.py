@@ -21,7 +21,7 @@ from typing import Any
 
 import jax
 
-from millrace.cache.checked_file import DamagedEntryError, Format, fields_of
+from millrace.cache.entry import DamagedEntryError, Format, fields_of
 from millrace.cache.files import environment as of_cache
 from millrace.cache.keys import pack_key, unpack_key
 from millrace.explain.key import versions

@@ -17,7 +17,7 @@ from typing import Any
 import jax
 
 from millrace._compat.jax_executables import from_bytes
-from millrace.compiling.serialized import SerializedExecutable
+from millrace.compiling.sharing import SerializedExecutable
 from millrace.export import file as export_file
 from millrace.export.file import EXECUTABLE, Header
 

@@ -9,8 +9,7 @@ import jax.numpy as jnp
 from millrace._compat.jax_arrays import is_non_finite_error
 from millrace._compat.keras_loops import restore_state
 from millrace.compiled_loop.executables import Executables
-from millrace.compiled_loop.protocol import ExecutionSteps, Runner
-from millrace.compiled_loop.result import CallResult, Halted
+from millrace.compiled_loop.protocol import CallResult, ExecutionSteps, Halted, Runner
 from millrace.compiled_loop.runner import ScanRunner
 from millrace.errors import NonFiniteError
 from millrace.feeds.block import BlockSlice
@@ -27,7 +26,7 @@ from millrace.options import NO_OFFLOAD, NO_TAPS, TapRequest
 from millrace.plan import BatchSpec, Mode, Plan
 from millrace.processes.agreement import own_copy
 from millrace.pytrees import ArrayTree
-from millrace.recomputation.options import recompute_of
+from millrace.recomputation.plan import recompute_of
 from millrace.steps.state import State, as_state
 from millrace.steps.tapped_step import tapping_optimizer
 from millrace.taps.delivery import queues_of

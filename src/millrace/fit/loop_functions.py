@@ -8,8 +8,7 @@ import keras
 
 from millrace._compat.jax_memory import is_out_of_memory
 from millrace._compat.keras_build import compilation_of
-from millrace.compiled_loop.protocol import Runner
-from millrace.compiled_loop.result import CallResult, Halted
+from millrace.compiled_loop.protocol import CallResult, Halted, Runner
 from millrace.compiling.lowering import MODEL_OBJECT
 from millrace.explain.key import ObjectNumbers
 from millrace.fit.totals import next_number

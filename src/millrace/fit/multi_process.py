@@ -22,8 +22,7 @@ from millrace.errors import ProcessError
 from millrace.fit.setup import Setup
 from millrace.options import Options
 from millrace.plan import Mode
-from millrace.processes.agreement import check_same
-from millrace.processes.facts import process_count, process_index
+from millrace.processes.agreement import check_same, process_count, process_index
 from millrace.processes.failure import failure_of_others
 
 AGREEMENT_SECONDS = 600.0  # from the first process to the last, which may have more data to load

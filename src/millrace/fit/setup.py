@@ -19,7 +19,7 @@ from millrace.fit.offloading import check_offload, offload_in_force
 from millrace.fit.stages import StageAssignment, check_pipeline, groups_needed
 from millrace.options import Accumulation, MetricReduction, Offload, Options
 from millrace.plan import Mode
-from millrace.processes.facts import process_index
+from millrace.processes.agreement import process_index
 
 
 class Rules:

@@ -6,7 +6,7 @@ from typing import Any
 
 import keras
 
-from millrace.compiled_loop.result import TapSink
+from millrace.compiled_loop.protocol import TapSink
 from millrace.compiling.log import CompileLog
 from millrace.devices import DeviceGroup
 from millrace.errors import ModelError, OptionError, PlanError
@@ -25,9 +25,8 @@ from millrace.pipelines.assignment.calls import LayerCall, find_calls, leaves
 from millrace.pipelines.assignment.marks import stages_were_entered
 from millrace.pipelines.programs.equation_stages import Marks
 from millrace.pipelines.programs.executables import StageExecutables
-from millrace.pipelines.runtime.compiled_stages import CompiledStages
 from millrace.pipelines.runtime.runner import PipelineRunner
-from millrace.pipelines.runtime.shapes import Shapes
+from millrace.pipelines.runtime.shapes import CompiledStages, Shapes
 from millrace.pipelines.runtime.stage_programs import Orders
 from millrace.plan import Mode, Plan
 from millrace.schedules.table import make_schedule

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from millrace.compiling.log import CompileLog
 from millrace.export.exporting import Exports
 from millrace.records.run import FeedStatistics, PipelineStatistics
-from millrace.threads.notes import Notes
+from millrace.threads.scoped_value import Notes
 
 _numbers = itertools.count(1)
 

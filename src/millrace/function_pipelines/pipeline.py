@@ -24,7 +24,7 @@ from millrace.function_pipelines.chain import (
     make_chain,
 )
 from millrace.function_pipelines.model import OptimizerFunction, PipelineFunctions, ResultOutfeed
-from millrace.loops.host_driven import require_host
+from millrace.loops.host_loop import require_host
 from millrace.loops.iteration import specs_of
 from millrace.loops.log_subject import identity
 from millrace.options import QueueMode, truth, whole_number

@@ -10,8 +10,8 @@ from typing import TypeVar
 import jax
 
 from millrace._compat.jax_tracing import is_tracing
-from millrace._compat.keras_scope import current_scope
-from millrace.loops.host_driven import OnHost
+from millrace._compat.keras_steps import current_scope
+from millrace.loops.host_loop import OnHost
 from millrace.loops.replication import in_replica
 from millrace.loops.scope import look_at
 from millrace.tensorflow.graph_mode import Deferred, Placeholder, in_graph_mode, is_deferred

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import keras
 import numpy as np
 
-from millrace._compat.keras_scope import stored_value
+from millrace._compat.keras_steps import stored_value
 from millrace.loops.scope import put, value_of
 
 _ATTRIBUTE = "millrace_copies"

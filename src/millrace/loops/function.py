@@ -15,14 +15,14 @@ import numpy as np
 from jax.typing import ArrayLike
 
 from millrace._compat.jax_tracing import is_tracing
-from millrace._compat.keras_scope import current_scope
+from millrace._compat.keras_steps import current_scope
 from millrace.arguments import checked
 from millrace.compiling.call_description import name_of, new_number
 from millrace.compiling.log import current_log
 from millrace.compiling.watch import unwatched
 from millrace.errors import ModelError, OptionError
 from millrace.loops.compiled import ProgramArguments, Subject
-from millrace.loops.host_driven import OnHost
+from millrace.loops.host_loop import OnHost
 from millrace.loops.log_subject import is_array, key_of_function, models_of, objects_of
 from millrace.loops.program import LoopProgram
 from millrace.loops.replication import ReplicaLaunch, current_launch

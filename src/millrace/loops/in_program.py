@@ -24,7 +24,7 @@ from jax.custom_batching import custom_vmap
 from jax.experimental import io_callback
 
 from millrace._compat.jax_tracing import is_traced
-from millrace._compat.keras_scope import current_scope
+from millrace._compat.keras_steps import current_scope
 from millrace.errors import ModelError
 from millrace.feeds.infeed_queue import InfeedQueue
 from millrace.loops.chunk import IterationCarry, empty_outs, run_chunk

@@ -1,4 +1,10 @@
-"""Loops of a fixed number of iterations, and loops that run while a condition holds.
+"""`repeat` and `while_loop`, and how they run.
+
+called in a trace               part of the traced program               in_program.py
+replicas                        one program                              program.py
+on its own, no queues           one program                              program.py
+on its own, infeed or outfeed   a program that the host calls in chunks  host_loop.py
+pipeline in the body            not compiled: the host calls the body    host_loop.py
 
 inputs -> body -> body -> ... n times ... -> body -> values
            ^       ^                          ^
@@ -7,19 +13,167 @@ infeed     x0      x1                         x(n-1)
 inputs -> condition? -> body -> condition? -> body -> ... -> condition? -> values
 """
 
-from collections.abc import Callable
-from typing import Any, TypeAlias
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias, cast
 
 import jax
 import numpy as np
 
-from millrace._compat.jax_tracing import is_traced
+from millrace._compat.jax_tracing import is_traced, is_tracing
+from millrace._compat.keras_steps import current_scope
 from millrace.arguments import checked
+from millrace.compiling.call_description import new_number
+from millrace.compiling.log import current_log
+from millrace.compiling.watch import unwatched
 from millrace.errors import OptionError
 from millrace.feeds.infeed_queue import InfeedQueue
-from millrace.loops.body import Body
-from millrace.loops.run import run_loop
+from millrace.loops.body import Body, Carried, result_of_loop
+from millrace.loops.chunk import IterationCarry
+from millrace.loops.compiled import ProgramArguments, Subject
+from millrace.loops.host_loop import HostLoop, LoopByHost, OnHost
+from millrace.loops.in_program import MANY, run_in_program
+from millrace.loops.iteration import Iteration, specs_of
+from millrace.loops.log_subject import LoopSubject, identity
+from millrace.loops.program import LoopProgram
+from millrace.loops.replication import current_launch
+from millrace.loops.scope import Touched
 from millrace.options import whole_number
+from millrace.pytrees import Array, ArrayTree, SpecTree
+from millrace.threads.made_once import MadeOnce
+
+KEPT = 32  # programs of loops that ran on their own
+
+
+def run_loop(
+    body: Callable[..., object],
+    condition: Callable[..., object] | None,
+    inputs: object,
+    infeed: InfeedQueue | None,
+    limit: int | jax.Array | None,
+) -> Any:
+    """Runs a loop; the arguments are those of `repeat` and `while_loop`."""
+    if infeed is not None and not isinstance(infeed, InfeedQueue):
+        raise OptionError(
+            f"infeed is a millrace.InfeedQueue. Received: {type(infeed).__name__}. Set "
+            "infeed=millrace.InfeedQueue(dataset), created once, outside of the loop."
+        )
+    carried = Carried(inputs)
+    element = None if infeed is None else specs_of(infeed.block().batches)
+    if current_scope() is not None or is_tracing():
+        iteration = Iteration(body, carried, condition, element)
+        if isinstance(limit, int):
+            iteration.loop.check(limit)
+        return result_of_loop(run_in_program(iteration, carried.values, limit, infeed))
+    loop = _loops.find(body, condition, carried, element, infeed)
+    # Only a trace has numbers that are arrays.
+    return result_of_loop(loop.run(carried.values, cast(int | None, limit)))
+
+
+class _WholeLoop:
+    """A loop on its own that is one program: without queues, or as replicas."""
+
+    def __init__(
+        self,
+        iteration: Iteration,
+        carried: Carried,
+        infeed: InfeedQueue | None,
+        subject: LoopSubject,
+    ):
+        self._iteration, self._infeed = iteration, infeed
+        self._treedef = treedef = jax.tree.structure(carried.values)
+
+        def carried_in(arguments: ProgramArguments) -> list[ArrayTree]:
+            *leaves, _ = cast(Sequence[Array], arguments[-1])  # the last one is the limit
+            return jax.tree.unflatten(treedef, leaves)
+
+        self._subject = subject.subject(iteration.touched, carried_in)
+        self._programs = MadeOnce[LoopProgram]()  # one, after the first run
+
+    def run(self, values: list[ArrayTree], limit: int | None) -> list[ArrayTree]:
+        self._iteration.loop.check(limit or 0)
+        arrays = [*jax.tree.leaves(values), np.int32(MANY if limit is None else limit)]
+        return self._programs.get(None, lambda: self._make(arrays)).run(arrays)
+
+    def _make(self, arrays: list[Array]) -> LoopProgram:
+        def subject(_: Touched, seconds: float) -> Subject:
+            return self._subject.after(seconds)
+
+        return LoopProgram(self._loop, arrays, subject, current_launch())
+
+    def _loop(self, arrays: list[Array]) -> list[ArrayTree]:
+        *leaves, limit = arrays
+        values = jax.tree.unflatten(self._treedef, leaves)
+        return run_in_program(self._iteration, values, cast(jax.Array, limit), self._infeed)
+
+
+class _ChunkedLoop:
+    """A loop on its own that has queues."""
+
+    def __init__(self, iteration: Iteration, infeed: InfeedQueue | None, subject: LoopSubject):
+        self._checks = iteration.loop
+        self._loop = HostLoop(iteration, infeed, subject.subject(iteration.touched, _carried_in))
+
+    def run(self, values: list[ArrayTree], limit: int | None) -> list[ArrayTree]:
+        self._checks.check(limit or 0)
+        return self._loop.run(values, MANY if limit is None else limit)
+
+
+def _carried_in(arguments: ProgramArguments) -> Sequence[ArrayTree]:
+    """Returns the carried values among the arguments of a chunk."""
+    values, _ = cast(IterationCarry, arguments[0])
+    return values
+
+
+class _Loops:
+    """The loops that have run on their own most recently."""
+
+    def __init__(self) -> None:
+        # Each with the objects whose addresses are in its key, so that no other object gets one.
+        self._loops = MadeOnce[tuple[_WholeLoop | _ChunkedLoop | LoopByHost, object]](KEPT)
+        self._numbers = MadeOnce[tuple[int, object]](KEPT)  # by body and condition
+
+    def find(
+        self,
+        body: Callable[..., object],
+        condition: Callable[..., object] | None,
+        carried: Carried,
+        element: SpecTree,
+        infeed: InfeedQueue | None,
+    ) -> "_WholeLoop | _ChunkedLoop | LoopByHost":
+        launch = current_launch()
+        leaves, treedef = jax.tree.flatten((carried.specs, element))
+        body_key, alive = identity(body)
+        condition_key, alive_too = identity(condition)
+        key = (
+            body_key,
+            condition_key,
+            treedef,
+            tuple((leaf.shape, leaf.dtype) for leaf in leaves),
+            id(infeed),
+            jax.config.jax_default_device,  # type: ignore[attr-defined]
+            launch and launch.devices,
+        )
+        both = alive, alive_too
+        number, _ = self._numbers.get((body_key, condition_key), lambda: (new_number(), both))
+
+        def make() -> tuple[_WholeLoop | _ChunkedLoop | LoopByHost, object]:
+            subject = LoopSubject(body, condition, element, infeed, number)
+            current_log().begin(subject.name)
+            try:
+                with unwatched():
+                    iteration = Iteration(body, carried, condition, element)
+            except OnHost:
+                return LoopByHost(body, condition, carried, infeed), (both, infeed)
+            has_queues = infeed is not None or iteration.tapped
+            if has_queues and (launch is None or launch.devices == 1):
+                return _ChunkedLoop(iteration, infeed, subject), (both, infeed)
+            return _WholeLoop(iteration, carried, infeed, subject), (both, infeed)
+
+        return self._loops.get(key, make)[0]
+
+
+_loops = _Loops()
+
 
 Number: TypeAlias = int | np.generic | np.ndarray | jax.Array  # a scalar
 

@@ -21,7 +21,7 @@ import keras
 from millrace._compat.jax_arrays import uncommitted
 from millrace._compat.jax_tracing import trace_state
 from millrace._compat.keras_optimizers import let_optimizers_be_made
-from millrace._compat.keras_scope import current_scope, let_scopes_branch, stored_value
+from millrace._compat.keras_steps import current_scope, let_scopes_branch, stored_value
 from millrace._compat.patches import hold, release
 from millrace.errors import ModelError, PlanError, TapError
 from millrace.loops.exchange import Exchange

@@ -31,8 +31,7 @@ from millrace.memory.hlo_proto import (
     read_buffers,
     read_module,
 )
-from millrace.memory.owners import LayerOwners
-from millrace.memory.points_to import points_to
+from millrace.memory.owners import LayerOwners, points_to
 from millrace.records.memory import LiveBuffer, MemoryProfile, largest
 
 # The layer in an operation's name, and the variable of an argument.

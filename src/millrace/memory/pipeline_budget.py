@@ -14,7 +14,7 @@ import keras
 from millrace.compiled_loop.budget import announce, find_choice, has_budget, with_choice
 from millrace.compiling.log import CompileLog
 from millrace.memory.stages import pipeline_memory
-from millrace.pipelines.runtime.compiled_stages import CompiledStages
+from millrace.pipelines.runtime.shapes import CompiledStages
 from millrace.plan import Plan
 from millrace.records.memory_report import BudgetChoice
 from millrace.steps.state import State

@@ -11,7 +11,7 @@ import keras
 from millrace._compat.jax_executables import argument_bytes, requirement
 from millrace._compat.jaxpr import scope
 from millrace._compat.keras_layers import layer_names
-from millrace._compat.keras_scope import stored_value
+from millrace._compat.keras_steps import stored_value
 from millrace.compiling.executable import compiled_of, renames_of
 from millrace.devices import DeviceGroup
 from millrace.memory.liveness import memory_profile
@@ -21,7 +21,7 @@ from millrace.memory.walk import PeakMoment, StageSizes, UpdateWalk
 from millrace.pipelines.programs.builder import replaced_by
 from millrace.pipelines.programs.split import Slot
 from millrace.pipelines.programs.stages import state_groups
-from millrace.pipelines.runtime.compiled_stages import StagePrograms
+from millrace.pipelines.runtime.shapes import StagePrograms
 from millrace.pytrees import Spec
 from millrace.records.memory import LiveBuffer, largest
 from millrace.records.memory_report import DeviceMemory, StageMemory

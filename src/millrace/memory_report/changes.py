@@ -15,7 +15,7 @@ from millrace.fit.setup import Setup
 from millrace.memory_report.needs import Needs, with_limits
 from millrace.options import Options, Recomputation, RecomputationMode
 from millrace.plan import Mode
-from millrace.precompile.dry_runs import Batches
+from millrace.precompile.precompile import Batches
 from millrace.records.memory_report import MemoryChange, MemoryReport
 
 CHANGES = 3  # that a report shows

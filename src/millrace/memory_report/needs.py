@@ -17,9 +17,9 @@ from millrace.fit.controller import Controller
 from millrace.fit.setup import Setup
 from millrace.memory.pieces import piece_memory
 from millrace.memory.stages import pipeline_memory
-from millrace.pipelines.runtime.compiled_stages import StagePrograms
+from millrace.pipelines.runtime.shapes import StagePrograms
 from millrace.plan import Mode
-from millrace.precompile.dry_runs import Batches, described_execution, dry_run_of, state_specs
+from millrace.precompile.precompile import Batches, described_execution, dry_run_of, state_specs
 from millrace.records.memory import LiveBuffer, largest
 from millrace.records.memory_report import DeviceMemory
 from millrace.schedules.task import Pass

@@ -26,17 +26,17 @@ from millrace.options.choices import RecomputationMode as RecomputationMode
 from millrace.options.choices import Reduction as Reduction
 from millrace.options.records import MIB as MIB
 from millrace.options.records import NO_OFFLOAD as NO_OFFLOAD
+from millrace.options.records import NO_TAPS as NO_TAPS
 from millrace.options.records import Feed as Feed
 from millrace.options.records import Offload as Offload
 from millrace.options.records import Options as Options
 from millrace.options.records import Recomputation as Recomputation
 from millrace.options.records import Replication as Replication
+from millrace.options.records import TapRequest as TapRequest
 from millrace.options.table import Entry as Entry
 from millrace.options.table import as_plain as as_plain
 from millrace.options.table import key_fields as key_fields
 from millrace.options.table import table_of
-from millrace.options.tap_request import NO_TAPS as NO_TAPS
-from millrace.options.tap_request import TapRequest as TapRequest
 from millrace.options.update_records import Accumulation as Accumulation
 from millrace.options.update_records import AccumulatorDtype as AccumulatorDtype
 from millrace.options.update_records import CompilerOptions as CompilerOptions

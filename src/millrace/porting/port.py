@@ -1,13 +1,19 @@
-"""The parts of a program that will not run, line by line, found without running it.
+"""What of a program will not carry over, line by line.
+
+    @tf.function                        also in functions that it calls, and in bodies of loops
+    def step(x, y):
+        with tf.GradientTape() as tape:
+            loss = loss_fn(y, model(x))
+        gradients = tape.gradient(loss, model.trainable_variables)
 
 source -> syntax tree -> names, calls and imports under their full names
        -> Finding(line, what, instead, blocks)
 """
 
 import ast
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from millrace.porting.names import canonical, exists, operation, option
 from millrace.porting.replacements import (
     IPU,
     KEYWORDS,
@@ -16,9 +22,75 @@ from millrace.porting.replacements import (
     MODULES,
     OPERATIONS,
     TENSORFLOW,
+    canonical,
+    exists,
     longest,
+    operation,
+    option,
 )
-from millrace.porting.tapes import TAPE, tapes
+
+Resolve = Callable[[ast.AST], str | None]
+
+# The text of the report for a tape.
+TAPE = (
+    "loss, gradients = millrace.value_and_grad(loss_fn, variables) in a function of "
+    "millrace.compile, or model.fit"
+)
+_COMPILE = (
+    "tensorflow.function",
+    "ipu.ipu_compiler.compile",
+    "ipu.loops.repeat",
+    "ipu.loops.while_loop",
+)
+
+
+def tapes(tree: ast.AST, resolve: Resolve) -> Iterator[tuple[ast.Call, bool]]:
+    """Yields the calls that create tapes, and whether each is outside of compiled functions.
+
+    Args:
+        tree: syntax tree of a program.
+        resolve: returns the dotted name that an expression stands for.
+    """
+    compiled = _compiled(tree, resolve)
+    for functions, call in _tapes(tree, resolve, ()):
+        yield call, not compiled.intersection(functions)
+
+
+def _compiled(tree: ast.AST, resolve: Resolve) -> set[str]:
+    """Returns the names of compiled functions, and of the functions that they call."""
+    functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
+    names: set[str] = set()
+    for node in functions:
+        decorators = [d.func if isinstance(d, ast.Call) else d for d in node.decorator_list]
+        if any(resolve(each) in _COMPILE for each in decorators):
+            names.add(node.name)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and resolve(node.func) in _COMPILE:
+            names.update(map(_name, (*node.args[:2], *(each.value for each in node.keywords))))
+    count = 0
+    while count < len(names):
+        count = len(names)
+        for node in functions:
+            if node.name in names:
+                names |= {_name(n.func) for n in ast.walk(node) if isinstance(n, ast.Call)}
+    return names - {""}
+
+
+def _name(node: ast.AST) -> str:
+    """Returns `step` for `step` and `self.step`; an empty string for another expression."""
+    return getattr(node, "attr", getattr(node, "id", ""))
+
+
+def _tapes(
+    node: ast.AST, resolve: Resolve, inside: tuple[str, ...]
+) -> Iterator[tuple[tuple[str, ...], ast.Call]]:
+    """Yields the names of the functions around each tape, and the call that creates it."""
+    for child in ast.iter_child_nodes(node):
+        around = (*inside, child.name) if isinstance(child, ast.FunctionDef) else inside
+        if isinstance(child, ast.Call) and (resolve(child.func) or "").endswith(".GradientTape"):
+            yield inside, child
+        yield from _tapes(child, resolve, around)
+
 
 _OWN = ("ipu", "tensorflow", "keras")
 _INSTALL = "keras.ops or jax.numpy; or install tensorflow, whose names then work, too"

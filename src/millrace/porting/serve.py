@@ -17,8 +17,12 @@ from types import ModuleType
 from typing import Any
 
 from millrace import tensorflow
-from millrace._compat.keras_tensorflow import show_own_tensorflow, show_tensorflow
-from millrace._compat.module_aliases import serve, stop_serving
+from millrace._compat.module_aliases import (
+    serve,
+    show_own_tensorflow,
+    show_tensorflow,
+    stop_serving,
+)
 from millrace._compat.patch_table import SCRIPT_MODULES
 from millrace._compat.patches import put_in, take_out
 from millrace.tensorflow.dispatch import real_name, real_tensorflow, restore_real_modules

@@ -31,7 +31,7 @@ from millrace._compat.keras_loops import set_epoch_iterators
 from millrace._compat.keras_steps import metric_logs
 from millrace.cache.use import cache_statistics
 from millrace.compiled_loop.protocol import DryRun, ExecutionSteps, Runner
-from millrace.compiling.tracing import tracing
+from millrace.compiling.lowering import tracing
 from millrace.errors import OptionError
 from millrace.feeds.block import batch_spec
 from millrace.fit.controller import Controller, controller_of
@@ -45,8 +45,7 @@ from millrace.precompile.described_epochs import (
     DescribedSteps,
     streamed,
 )
-from millrace.precompile.dry_runs import state_specs
-from millrace.precompile.precompile import at_once
+from millrace.precompile.precompile import at_once, state_specs
 from millrace.pytrees import ArrayTree, SpecTree
 from millrace.steps.state import State
 from millrace.steps.step import logs_follow_from_metrics

@@ -1,4 +1,4 @@
-"""Epochs in which nothing is run: their executions, described by the shapes of their batches.
+"""Batches and epochs from a description, without data.
 
     data of 10 batches, the last one smaller; steps_per_execution=4
     executions of an epoch    4 full | 4 full | 1 full, 1 small
@@ -8,16 +8,81 @@ One batch is drawn from the data. Keras sees a single execution for each epoch.
 """
 
 from collections import Counter
-from collections.abc import Hashable, Iterable, Iterator, Mapping
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias, TypeGuard
 
-from millrace._compat.keras_data import is_array_adapter
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.typing import DTypeLike
+
+from millrace._compat.keras_data import get_data_adapter, is_array_adapter
+from millrace.errors import OptionError
 from millrace.feeds.block import Block, BlockSlice, batch_spec
 from millrace.feeds.blocks import BlockShape, resident_cuts
 from millrace.fit.epochs import Execution, FeedEpochIterator
 from millrace.plan import BatchSpec
-from millrace.pytrees import ArrayTree
+from millrace.pytrees import Array, ArrayTree, Spec
+
+ShapeAndDtype: TypeAlias = tuple[Sequence[int], DTypeLike]
+BatchDescription: TypeAlias = (
+    "Array | Spec | ShapeAndDtype | Sequence[BatchDescription] | Mapping[Any, BatchDescription]"
+)
+
+
+def batch_of_zeros(description: BatchDescription) -> ArrayTree:
+    """Returns a batch of zeros as Keras's data adapter would give it to `fit`.
+
+    Args:
+        description: x, or a tuple of x, y and sample weights, each an array, a
+            `jax.ShapeDtypeStruct`, a pair of shape and dtype, or a tree of these.
+
+    Raises:
+        OptionError: for any other value.
+    """
+    arguments: tuple[object, ...] = (description,)
+    if isinstance(description, tuple) and not _is_pair(description):
+        arguments = description
+    if not 1 <= len(arguments) <= 3:
+        raise OptionError(
+            "batch_spec is one batch: (x, y) or (x, y, sample_weight). Received a tuple of "
+            f"{len(arguments)}. Several inputs of a model are a list or a dict within x."
+        )
+    zeros = [jax.tree.map(_zeros, each, is_leaf=_is_pair) for each in arguments]
+    leaves = jax.tree.leaves(zeros)
+    if not leaves or not all(leaf.ndim for leaf in leaves):
+        raise OptionError(
+            "batch_spec has no leaf with rows. Set it to arrays of one batch, such as "
+            "(x[:32], y[:32]), or to ((32, 784), 'float32') for each."
+        )
+    names = dict(zip(("x", "y", "sample_weight"), zeros, strict=False))
+    adapter = get_data_adapter(**names, batch_size=len(leaves[0]), class_weight=None)
+    return next(iter(adapter.get_jax_iterator()))
+
+
+def _is_pair(value: object) -> TypeGuard[tuple[Sequence[int], str | type | np.dtype]]:
+    """Whether a value is a shape and a dtype."""
+    return (
+        isinstance(value, tuple)
+        and len(value) == 2
+        and isinstance(value[0], tuple | list)
+        and all(isinstance(length, int) for length in value[0])
+        and isinstance(value[1], str | type | np.dtype)
+    )
+
+
+def _zeros(leaf: object) -> np.ndarray:
+    # Zeros that are only read take no memory.
+    if _is_pair(leaf):
+        return np.zeros(leaf[0], jnp.dtype(leaf[1]))
+    shape, dtype = getattr(leaf, "shape", None), getattr(leaf, "dtype", None)
+    if shape is not None and dtype is not None:
+        return np.zeros(shape, dtype)
+    raise OptionError(
+        "batch_spec is made of arrays, jax.ShapeDtypeStructs, or pairs of shape and dtype. "
+        f"Received: {leaf!r}. Set it to ((32, 784), 'float32'), say."
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,8 +14,8 @@ import socket
 import time
 
 from millrace.errors import ProcessError
+from millrace.processes.agreement import Member
 from millrace.processes.control_channel import Connection, ControlChannel, Welcome
-from millrace.processes.facts import Member
 
 _HELLO_SECONDS = 5.0  # within which a new connection must introduce itself
 _RETRY_SECONDS = 0.1

@@ -17,7 +17,7 @@ import socket
 import threading
 from typing import Any, Literal, TypedDict
 
-from millrace.processes.facts import Member
+from millrace.processes.agreement import Member
 
 DIED = (
     "it died without a Python error. It was killed (SIGKILL), ran out of memory, crashed in "

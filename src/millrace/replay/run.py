@@ -23,7 +23,7 @@ from millrace.fit.functions import LoopFunction
 from millrace.fit.setup import Setup
 from millrace.fit.stages import StageAssignment
 from millrace.fit.totals import Totals
-from millrace.memory_report.out_of_memory import explained
+from millrace.memory_report.report import explained
 from millrace.options import Accumulation, Options, Reduction, TapRequest, directory_path, member
 from millrace.plan import ROLES, Mode
 from millrace.pytrees import Array, ArrayTree

@@ -25,7 +25,7 @@ from millrace.devices import REPLICA
 from millrace.options import MetricReduction
 from millrace.plan import Mode, Plan
 from millrace.pytrees import ArrayTree, SpecTree
-from millrace.replicas.traced_step import StepOutput
+from millrace.replicas.state_rules import StepOutput
 from millrace.steps.loop import Index
 from millrace.steps.program import merge_steps
 from millrace.steps.state import State

@@ -1,17 +1,110 @@
-"""Conversion of a state between the form that Keras keeps and the form that programs take.
+"""How the state of a model lies on the devices of its replicas.
+
+    weights, state       whole on each device
+    metrics              one set of values for each replica: [replicas, ...], and their sum
+    with sharding        optimizer state, or weights too, in equal parts along one axis
+
+The two kinds of sharding are the first and the third stage of ZeRO (Rajbhandari et al. 2020,
+arXiv 1910.02054): weights are gathered when the micro-batches of an update begin, gradients arrive
+in parts, and each device updates its own part.
 
 Keras     weights, state, optimizer, metrics
 programs  the same on one device; with replicas each value laid out over them, and metrics
           as [replicas, ...] followed by their sums, which go back to Keras
 """
 
+from collections.abc import Iterable, Sequence
+
 import jax
 import numpy as np
 
 from millrace.devices import put_on
 from millrace.plan import ROLES, Mode, Plan
-from millrace.replicas.state import layout_of
+from millrace.steps.offload import Shaped, Tree, host_layout
 from millrace.steps.state import State, Values
+
+
+def own_part(values: Iterable[jax.Array]) -> list[jax.Array]:
+    """Returns this replica's values without the axis of replicas, which is `[1, ...]` here."""
+    return [value[0] for value in values]
+
+
+def with_axis(values: Tree) -> Tree:
+    """Returns one replica's values with the axis of replicas, `[1, ...]`."""
+    return jax.tree.map(lambda value: value[None], values)
+
+
+def whole_spec(plan: Plan, spec: Shaped) -> jax.ShapeDtypeStruct:
+    """Returns the spec of a value that is whole on every replica."""
+    return jax.ShapeDtypeStruct(spec.shape, spec.dtype, sharding=plan.group.whole)
+
+
+def split_spec(plan: Plan, spec: Shaped) -> jax.ShapeDtypeStruct:
+    """Returns the spec of the values of all replicas, `[replicas, ...]`, from that of one."""
+    shape = (plan.replicas, *spec.shape)
+    return jax.ShapeDtypeStruct(shape, spec.dtype, sharding=plan.group.split(0))
+
+
+def shared_axis(shape: tuple[int, ...], replicas: int) -> int | None:
+    """Returns the first axis that replicas can divide equally; None if there is none."""
+    return next((axis for axis, size in enumerate(shape) if size and size % replicas == 0), None)
+
+
+def axis_of(plan: Plan, role: str, shape: tuple[int, ...]) -> int | None:
+    """Returns the axis along which a value of the state is sharded; None if it is whole."""
+    replication = plan.replication
+    is_sharded = {
+        "trainable": replication.shard_weights,
+        "optimizer": replication.shard_optimizer_state,
+    }
+    return shared_axis(shape, plan.replicas) if is_sharded.get(role) else None
+
+
+def layout_of(plan: Plan, role: str, value: Shaped) -> jax.sharding.Sharding:
+    """Returns the layout of a value of the state between updates, on the devices or the host.
+
+    Args:
+        plan: describes the programs.
+        role: role of the value in the state.
+        value: array or spec.
+    """
+    axis = axis_of(plan, role, tuple(value.shape))
+    layout = plan.group.whole if axis is None else plan.group.split(axis)
+    return host_layout(plan, role, value, layout) or layout
+
+
+def layouts(plan: Plan, state: State) -> State:
+    """Returns the layout of each value of a state in the form that programs take."""
+    state_layouts: list[Values] = []
+    for role, values in zip(ROLES[plan.mode], state, strict=True):
+        if role == "metric":
+            half = len(values) // 2
+            state_layouts.append(Values([plan.group.split(0)] * half + [plan.group.whole] * half))
+        else:
+            state_layouts.append(Values(layout_of(plan, role, value) for value in values))
+    return tuple(state_layouts)
+
+
+def of_one_replica(plan: Plan, state: State) -> State:
+    """Returns the specs of the part of a state that one replica's step takes."""
+    return tuple(
+        Values(list(values)[len(values) // 2 :]) if role == "metric" else values
+        for role, values in zip(ROLES[plan.mode], state, strict=True)
+    )
+
+
+def specs_of(plan: Plan, state: State) -> State:
+    """Returns the specs of a state, with the layouts of its values."""
+    return jax.tree.map(
+        lambda value, sharding: jax.ShapeDtypeStruct(value.shape, value.dtype, sharding=sharding),
+        state,
+        layouts(plan, state),
+    )
+
+
+def merged_metrics(parts: Sequence[jax.Array]) -> list[jax.Array]:
+    """Adds up the metric states of the replicas: in Keras these are sums and counts."""
+    return [value.sum(axis=0, dtype=value.dtype) for value in parts]
 
 
 def specs_of_programs(plan: Plan, specs: State) -> State:

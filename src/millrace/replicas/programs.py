@@ -24,18 +24,27 @@ from millrace._compat.jax_memory import is_on_host
 from millrace.plan import LoopForm, Mode, Plan, choose_loop_form
 from millrace.pytrees import ArrayTree
 from millrace.replicas.logs import ReplicaLogs, ReplicaRecords
+from millrace.replicas.placement import layouts, of_one_replica, specs_of, split_spec
 from millrace.replicas.reduce import GradientReduction
 from millrace.replicas.rounds import Rounds, StepRange
-from millrace.replicas.state import layouts, of_one_replica, specs_of, split_spec
-from millrace.replicas.traced_step import TracedStep
+from millrace.replicas.state_rules import TracedStep
 from millrace.steps.accumulate import Gradients, make_accumulator, scale_of
-from millrace.steps.halting import Computed, can_wait, run_until_halted, unless
-from millrace.steps.loop import After, Index, LoopCarry, PendingUpdate, repeat
+from millrace.steps.loop import (
+    After,
+    Computed,
+    Index,
+    LoopCarry,
+    PendingUpdate,
+    can_wait,
+    repeat,
+    run_until_halted,
+    unless,
+)
 from millrace.steps.offload import fetched, fetched_after, offloaded
 from millrace.steps.program import FACTOR, INDEX, Program, batch_specs
 from millrace.steps.state import State, StateLayouts, StateSpecs, Values
+from millrace.steps.step import apply_gradients
 from millrace.steps.tapped_step import make_tapped_update
-from millrace.steps.update import apply_gradients
 from millrace.taps.entries import Taps, empty_taps, max_tapped_steps
 from millrace.taps.taps import Tapped
 

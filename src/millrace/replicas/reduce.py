@@ -23,7 +23,7 @@ from jax.sharding import PartitionSpec
 
 from millrace.devices import REPLICA
 from millrace.plan import Plan
-from millrace.replicas.state import axis_of, split_spec
+from millrace.replicas.placement import axis_of, split_spec
 from millrace.steps.accumulate import Gradients, make_accumulator
 from millrace.steps.offload import host_layouts, with_host_layouts
 

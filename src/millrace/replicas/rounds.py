@@ -22,9 +22,9 @@ from millrace.plan import LoopForm, Mode, Plan
 from millrace.pytrees import ArrayTree
 from millrace.replicas import state_rules
 from millrace.replicas.logs import Records, ReplicaRecords
+from millrace.replicas.placement import own_part, with_axis
 from millrace.replicas.reduce import GradientReduction, add_up
-from millrace.replicas.state import own_part, with_axis
-from millrace.replicas.traced_step import TracedStep
+from millrace.replicas.state_rules import TracedStep
 from millrace.steps.accumulate import Factor, Gradients, coefficient_of, make_accumulator
 from millrace.steps.loop import Index, batch_at, repeat
 from millrace.steps.offload import fetched, fetched_after, offloaded

@@ -15,13 +15,12 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 
 from millrace.errors import ScheduleError, UnsupportedError
-from millrace.schedules.batch_serialization import batch_serialized
 from millrace.schedules.check import check
 from millrace.schedules.concurrent import concurrent
 from millrace.schedules.gpipe import gpipe
 from millrace.schedules.looped import looped
 from millrace.schedules.one_f_one_b import one_f_one_b
-from millrace.schedules.sequential import sequential
+from millrace.schedules.sequential import batch_serialized, sequential
 from millrace.schedules.task import Schedule, Task, parse_task
 from millrace.schedules.text import parse
 from millrace.schedules.zero_bubble import zero_bubble

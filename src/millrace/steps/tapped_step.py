@@ -17,8 +17,7 @@ from millrace.plan import Mode, Plan
 from millrace.pytrees import ArrayTree
 from millrace.steps.accumulate import Gradients
 from millrace.steps.state import State
-from millrace.steps.step import make_gradient_step, make_step
-from millrace.steps.update import apply_gradients
+from millrace.steps.step import apply_gradients, make_gradient_step, make_step
 from millrace.taps.statistics import reduction_of
 from millrace.taps.taps import Tapped, collecting
 from millrace.taps.tensors import (

@@ -40,7 +40,7 @@ from millrace.fit.stages import StageAssignment
 from millrace.fit.totals import Totals
 from millrace.fit.uncompiled import check_uncompiled, make_uncompiled_function, runs_uncompiled
 from millrace.interrupts import held_back
-from millrace.memory_report.out_of_memory import explained
+from millrace.memory_report.report import explained
 from millrace.plan import Mode
 from millrace.precompile import compile_only
 from millrace.processes.agreement import gathered

@@ -6,7 +6,7 @@ from millrace.errors import OptionError
 from millrace.fit.controller import Controller
 from millrace.options import whole_number
 from millrace.pipelines.assignment.assignment import AnyAssignment
-from millrace.pipelines.assignment.costs import balanced, stage_summary
+from millrace.pipelines.assignment.balance import balanced, stage_summary
 from millrace.precompile.precompile import precompile
 from millrace.strategy.setters import SETTERS
 

@@ -25,12 +25,11 @@ from millrace.fit.totals import Totals
 from millrace.memory_report.report import memory_report
 from millrace.options import RecompilePolicy, directory_path, member
 from millrace.pipelines.assignment.marks import stages_allowed
-from millrace.precompile.batch_of_zeros import BatchDescription
-from millrace.processes.facts import process_index
+from millrace.precompile.described_epochs import BatchDescription
+from millrace.processes.agreement import process_index
 from millrace.records.compilation import CompileRecord, Origin
 from millrace.records.memory_report import MemoryReport
-from millrace.records.run import RunStatistics
-from millrace.records.run_directory import RunDirectory
+from millrace.records.run import RunDirectory, RunStatistics
 from millrace.strategy.attach import attach, builds_inner_graph, detach
 from millrace.strategy.misused import Misused
 from millrace.strategy.run_arguments import check_run

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 import jax
 
 from millrace._compat.jax_tracing import is_tracing
-from millrace._compat.keras_scope import current_scope
+from millrace._compat.keras_steps import current_scope
 from millrace.errors import LoopError, OptionError
 from millrace.loops.function import CompiledFunction
 from millrace.pytrees import ArrayTree

@@ -16,7 +16,7 @@ import jax
 import numpy as np
 
 from millrace._compat.jax_tracing import is_tracing
-from millrace._compat.keras_scope import current_scope
+from millrace._compat.keras_steps import current_scope
 from millrace.errors import QueueError, UnsupportedError
 from millrace.feeds.infeed_queue import InfeedQueue
 from millrace.pytrees import ArrayTree

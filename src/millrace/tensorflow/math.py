@@ -9,7 +9,7 @@ from jax.typing import DTypeLike
 
 from millrace.tensorflow.dispatch import op, real_name
 from millrace.tensorflow.dtypes import as_dtype
-from millrace.tensorflow.tensors import TensorLike
+from millrace.tensorflow.values import TensorLike
 
 ops: Any = keras.ops  # whose annotations allow None for all results
 

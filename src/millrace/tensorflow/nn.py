@@ -6,7 +6,7 @@ from typing import Any
 import keras
 
 from millrace.tensorflow.dispatch import op, real_name
-from millrace.tensorflow.tensors import ShapeLike, TensorLike
+from millrace.tensorflow.values import ShapeLike, TensorLike
 
 ops: Any = keras.ops  # whose annotations allow None for all results
 

@@ -16,8 +16,7 @@ from millrace._compat.jax_tracing import is_traced
 from millrace.tensorflow.conversion.convert import recognize
 from millrace.tensorflow.dispatch import op
 from millrace.tensorflow.dtypes import as_dtype
-from millrace.tensorflow.tensors import ShapeLike, TensorLike, TensorValue
-from millrace.tensorflow.values import HostArray
+from millrace.tensorflow.values import HostArray, ShapeLike, TensorLike, TensorValue
 
 ops: Any = keras.ops  # whose annotations allow None for all results
 

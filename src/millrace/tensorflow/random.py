@@ -7,7 +7,7 @@ from jax.typing import DTypeLike
 
 from millrace.tensorflow.dispatch import op, real_name
 from millrace.tensorflow.dtypes import as_dtype
-from millrace.tensorflow.tensors import ShapeLike, TensorLike
+from millrace.tensorflow.values import ShapeLike, TensorLike
 
 
 def set_seed(seed: int) -> None:

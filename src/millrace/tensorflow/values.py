@@ -1,11 +1,11 @@
-"""Variables and arrays in the form that TensorFlow programs expect.
+"""Values of TensorFlow programs: tensors, variables and their types.
 
 tf.Variable(value)         makes a Keras variable, which is an instance of tf.Variable, too
 host_array(tree)           NumPy arrays with `.numpy()`, as eager tensors have
 """
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -15,6 +15,12 @@ from jax.typing import ArrayLike, DTypeLike
 
 from millrace.pytrees import ArrayTree
 from millrace.tensorflow.dtypes import as_dtype
+
+# Computed, or a symbolic tensor of a Keras model that is being built.
+TensorValue: TypeAlias = jax.Array | np.ndarray | keras.KerasTensor
+# Also Python numbers, and nested sequences of all of these.
+TensorLike: TypeAlias = TensorValue | keras.Variable | ArrayLike | Sequence[object]
+ShapeLike: TypeAlias = Sequence[int] | np.ndarray | jax.Array
 
 
 class _VariableType(type):

@@ -1,4 +1,4 @@
-"""Values that are set in one thread for the duration of a `with` block.
+"""Values and notes of one thread, for as long as a block runs.
 
     _log = ScopedValue[CompileLog](default_log)
 
@@ -14,6 +14,27 @@ belong to threads and not to contexts (`contextvars`), like those of Keras and J
 import threading
 from types import TracebackType
 from typing import Generic, TypeVar
+
+
+class Notes:
+    """A set of messages that have been given."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._made: set[str] = set()
+
+    def is_new(self, note: str) -> bool:
+        """Returns True the first time that it is called with a note."""
+        with self._lock:
+            is_new = note not in self._made
+            self._made.add(note)
+            return is_new
+
+    def clear(self) -> None:
+        """Forgets all notes."""
+        with self._lock:
+            self._made.clear()
+
 
 BoundValue = TypeVar("BoundValue")
 

@@ -32,7 +32,7 @@ from millrace.ipu.ops.schedules import (
     check_length,
     schedule_of,
 )
-from millrace.loops.host_driven import require_host
+from millrace.loops.host_loop import require_host
 from millrace.options import whole_number
 from millrace.pytrees import Array, ArrayTree
 from millrace.strategy.strategy import strategy_in_scope

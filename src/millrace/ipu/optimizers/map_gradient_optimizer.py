@@ -14,7 +14,7 @@ import keras
 
 from millrace.errors import OptionError
 from millrace.ipu.optimizers.ipu_optimizer import Minimizing
-from millrace.steps.update import are_prepared
+from millrace.steps.step import are_prepared
 
 
 @keras.saving.register_keras_serializable(package="millrace.ipu")

@@ -24,11 +24,10 @@ import jax
 import jax.numpy as jnp
 
 from millrace._compat.jaxpr import as_function, spec_of
-from millrace.pipelines.programs.layouts import Layouts, moves, with_sums
 from millrace.pipelines.programs.split import Arrays, Slot
 from millrace.pipelines.programs.split_update import SplitUpdate, UpdatePart
 from millrace.pipelines.programs.stage_taps import bundle_of_update
-from millrace.pipelines.programs.stages import Stages, state_groups
+from millrace.pipelines.programs.stages import Layouts, Stages, moves, state_groups, with_sums
 from millrace.plan import ROLES, Mode
 from millrace.pytrees import Spec
 from millrace.steps.offload import with_host_layouts

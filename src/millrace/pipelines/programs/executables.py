@@ -14,8 +14,7 @@ from millrace._compat.jax_arrays import looks_for_non_finite
 from millrace.compiled_loop.executables import log_ignored_boundaries
 from millrace.compiling.executable import Executable, compile_program, compile_programs
 from millrace.compiling.log import CompileLog
-from millrace.compiling.lowering import Request
-from millrace.compiling.tracing import tracing
+from millrace.compiling.lowering import Request, tracing
 from millrace.devices import DeviceGroup
 from millrace.errors import RecompilationError
 from millrace.explain.fingerprint import describe_model, describe_state
@@ -33,9 +32,8 @@ from millrace.pipelines.programs.imported_stages import (
     facts_of,
     is_exchangeable,
 )
-from millrace.pipelines.programs.layouts import DeviceLayouts
 from millrace.pipelines.programs.replica_builder import ReplicaLayouts, ReplicaStageBuilder
-from millrace.pipelines.programs.stages import trace_stages
+from millrace.pipelines.programs.stages import DeviceLayouts, trace_stages
 from millrace.plan import Mode, Plan
 from millrace.recomputation.segments import collected_boundaries
 from millrace.records.compilation import KeyField, ProgramKey

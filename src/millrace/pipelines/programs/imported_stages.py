@@ -14,11 +14,10 @@ import keras
 from millrace._compat.jaxpr import Graph
 from millrace.devices import DeviceGroup
 from millrace.pipelines.programs.builder import OneReplicaBuilder, StageBuilder
-from millrace.pipelines.programs.layouts import DeviceLayouts, Layouts
 from millrace.pipelines.programs.passes import Passes
 from millrace.pipelines.programs.split import Slot, Split
 from millrace.pipelines.programs.split_update import SplitUpdate, UpdatePart
-from millrace.pipelines.programs.stages import Stages
+from millrace.pipelines.programs.stages import DeviceLayouts, Layouts, Stages
 from millrace.plan import Mode, Plan
 from millrace.pytrees import Spec
 from millrace.steps.program import Program

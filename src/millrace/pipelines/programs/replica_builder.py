@@ -30,8 +30,7 @@ from millrace.plan import Mode, Plan
 from millrace.pytrees import Layout, Spec, SpecTree
 from millrace.replicas import state_rules
 from millrace.replicas.logs import ReplicaLogs, across_replicas, side_by_side
-from millrace.replicas.reduce import GradientReduction
-from millrace.replicas.state import (
+from millrace.replicas.placement import (
     layout_of,
     merged_metrics,
     own_part,
@@ -39,6 +38,7 @@ from millrace.replicas.state import (
     whole_spec,
     with_axis,
 )
+from millrace.replicas.reduce import GradientReduction
 from millrace.replicas.state_rules import MergeRule, Rule
 from millrace.steps.program import Program
 from millrace.steps.state import Values

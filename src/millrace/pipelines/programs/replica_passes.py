@@ -15,7 +15,7 @@ from millrace.devices import REPLICA
 from millrace.pipelines.programs.split import Arrays
 from millrace.pipelines.programs.stage_taps import across_rounds
 from millrace.replicas import state_rules
-from millrace.replicas.state import own_part, with_axis
+from millrace.replicas.placement import own_part, with_axis
 from millrace.replicas.state_rules import MergeRule, Rule
 
 # (results of one replica, whether it had a batch, steps) -> results of all

@@ -26,7 +26,7 @@ from millrace.pipelines.programs.split_update import UpdatePart
 from millrace.plan import Mode, Plan
 from millrace.records.tensors import Tensor
 from millrace.steps.accumulate import Gradients
-from millrace.steps.halting import unless
+from millrace.steps.loop import unless
 from millrace.steps.state import State
 from millrace.steps.tapped_step import tapping_optimizer
 from millrace.taps.statistics import reduction_of

@@ -14,7 +14,7 @@ from millrace.pipelines.programs.split_update import SplitUpdate, split_update
 from millrace.pipelines.programs.stage_taps import halted_unless_finite, homes_of, tap_stage_update
 from millrace.pytrees import Spec
 from millrace.steps.accumulate import make_accumulator
-from millrace.steps.update import applying_prepared
+from millrace.steps.step import applying_prepared
 from millrace.taps.taps import collecting
 
 

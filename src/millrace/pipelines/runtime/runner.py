@@ -15,8 +15,7 @@ from typing import cast
 import jax
 import numpy as np
 
-from millrace.compiled_loop.protocol import ExecutionSteps
-from millrace.compiled_loop.result import CallResult, Halted, TapSink
+from millrace.compiled_loop.protocol import CallResult, ExecutionSteps, Halted, TapSink
 from millrace.feeds.block import BlockSlice
 from millrace.interrupts import raise_if_interrupted
 from millrace.pipelines.programs.split import Arrays

@@ -7,9 +7,8 @@ import jax
 from millrace._compat.jax_arrays import uncommitted
 from millrace.devices import DeviceGroup, put_on
 from millrace.pipelines.programs.builder import StageBuilder
-from millrace.pipelines.programs.layouts import moves
 from millrace.pipelines.programs.split import Arrays, Slot
-from millrace.pipelines.programs.stages import state_groups
+from millrace.pipelines.programs.stages import moves, state_groups
 from millrace.pipelines.runtime.transfer import on_device
 from millrace.plan import ROLES, Mode
 from millrace.pytrees import Layout

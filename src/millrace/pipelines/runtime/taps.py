@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from millrace.compiled_loop.result import CallResult, Halted, TapSink
+from millrace.compiled_loop.protocol import CallResult, Halted, TapSink
 from millrace.devices import DeviceGroup
 from millrace.errors import TapError
 from millrace.pipelines.programs.builder import StageBuilder

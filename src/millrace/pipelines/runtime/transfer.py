@@ -20,7 +20,7 @@ from jax.sharding import Sharding
 
 from millrace._compat.jax_arrays import DeviceCopies
 from millrace._compat.jax_memory import in_device_memory
-from millrace._compat.jax_transfer import Assembly, shards
+from millrace._compat.jax_processes import Assembly, shards
 from millrace.devices import DeviceGroup
 from millrace.pipelines.programs.builder import StageBuilder
 from millrace.pipelines.programs.split import Arrays

@@ -14,10 +14,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from millrace._compat.jax_tracing import is_tracing
-from millrace._compat.keras_scope import current_scope
+from millrace._compat.keras_steps import current_scope
 from millrace.errors import DTypeError, LoopError
 from millrace.loops.body import arguments_of, as_array
-from millrace.loops.host_driven import OnHost
+from millrace.loops.host_loop import OnHost
 from millrace.loops.repeat import repeat
 from millrace.loops.scope import look_at
 from millrace.pytrees import ArrayTree

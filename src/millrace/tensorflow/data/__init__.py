@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from types import ModuleType
 from typing import Any, Protocol
 
-from millrace._compat.keras_tensorflow import show_tensorflow
+from millrace._compat.module_aliases import show_tensorflow
 from millrace._compat.patch_table import TENSORFLOW_ITER
 from millrace._compat.patches import put_in
 from millrace.tensorflow.data import dataset as _dataset
