@@ -200,7 +200,7 @@ class ScanRunner:
         return self._update
 
     def _hand_over(self, results: list[CallResult]) -> None:
-        """Hands the results of whole updates to the tap_sink while later updates are dispatched."""
+        """Hands the results of whole updates to the tap sink while later updates are dispatched."""
         new, self._handed_over = results[self._handed_over :], len(results)
         if new:
             self._tap_sink(new)
