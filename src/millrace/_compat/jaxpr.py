@@ -43,7 +43,7 @@ class Equation(Protocol):
 
     @property
     def effects(self) -> AbstractSet[Any]:
-        """What it does besides its results."""
+        """Its side effects."""
         ...
 
     def replace(

@@ -1,4 +1,4 @@
-"""What millrace changes in Keras, JAX and Python while it is in use, and how that is taken out.
+"""The changes that millrace makes in Keras, JAX and Python while it is in use, and their removal.
 
     Patch(...)                   one place: where it is, why it is changed, and for how long
     replace(patch, wrapper)      puts a function in place of the one that is there

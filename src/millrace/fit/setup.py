@@ -114,7 +114,7 @@ class Setup:
 
     @property
     def destination(self) -> Destination:
-        """Where blocks of batches go; a pipeline cuts them up in host memory."""
+        """The devices for blocks of batches; a pipeline cuts them up in host memory."""
         is_pipelined = self.stages.assignment() is not None
         return Destination(self.groups[0], stays_on_host=is_pipelined)
 

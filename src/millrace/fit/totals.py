@@ -20,7 +20,7 @@ def next_number() -> int:
 
 
 class Totals:
-    """What a strategy counts, logs and exports, over all of its models."""
+    """The counters, the log and the exports of a strategy, over all of its models."""
 
     def __init__(self, compile_log: CompileLog | None = None) -> None:
         self.number = next_number()  # of the strategy

@@ -70,7 +70,7 @@ class Pipeline:
 
 @dataclass(frozen=True, slots=True)
 class PipelineSettings:
-    """How a pipeline runs."""
+    """The options of a pipeline."""
 
     strategy: Strategy  # whose devices to use
     name: str

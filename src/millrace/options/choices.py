@@ -18,7 +18,7 @@ class QueueMode(enum.Enum):
 
 
 class Reduction(enum.Enum):
-    """How the gradients of micro-batches are combined: first within, then across replicas."""
+    """The way to combine the gradients of micro-batches: first within, then across replicas."""
 
     MEAN = "mean"
     SUM = "sum"
@@ -34,7 +34,7 @@ class Reduction(enum.Enum):
 
 
 class MetricReduction(enum.Enum):
-    """How the metrics of several replicas are reported."""
+    """The way to report the metrics of several replicas."""
 
     MEAN = "mean"  # over the batches of all replicas: their states are added
     SUM = "sum"  # of the replicas' values

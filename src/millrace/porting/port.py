@@ -1,4 +1,4 @@
-"""What of a program will not carry over, line by line.
+"""The parts of a program that will not run on millrace, line by line.
 
     @tf.function                        also in functions that it calls, and in bodies of loops
     def step(x, y):

@@ -1,4 +1,4 @@
-"""What all processes of a run must have in common.
+"""The agreement of all processes on model, options, weights and data.
 
 an array that is the same on all devices    own_copy: this process's copy
 an array that is split over devices         gathered: by all processes together, then the copy

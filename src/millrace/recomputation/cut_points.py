@@ -1,4 +1,4 @@
-"""Where a traced step is cut into segments, and the fewest bytes that backward needs of each.
+"""The cuts of a traced step into segments, and the fewest bytes that backward needs of each.
 
     z = x @ w      product, 8 bytes          kept: z, 8 bytes
     a = sigmoid(z)     needed                not: a and b, 16 bytes

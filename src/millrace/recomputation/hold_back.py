@@ -35,7 +35,7 @@ def compiler_options(platform: str) -> dict[str, str]:
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """How a segment runs, and how it runs again: calls of a function with its arguments."""
+    """The first and the second run of a segment: calls of a function with its arguments."""
 
     forward: Callable[..., list[jax.Array]]  # run, learned, others -> run(learned, others)
     backward: Callable[..., list[jax.Array]]  # pull, learned, others, cotangents -> gradients

@@ -1,4 +1,4 @@
-"""How the state of a model lies on the devices of its replicas.
+"""The layout of a model's state on the devices of its replicas.
 
     weights, state       whole on each device
     metrics              one set of values for each replica: [replicas, ...], and their sum

@@ -42,7 +42,7 @@ from millrace.taps.taps import Tapped, collection_open
 
 
 class MergeRule(enum.Enum):
-    """How the values of all replicas become one after a round."""
+    """The rule that makes one value of those of all replicas after a round."""
 
     UNCHANGED = "unchanged"
     COUNTER = "counter"

@@ -68,7 +68,7 @@ def make_schedule(
         ScheduleError: if the choice has none of these forms, does not fit, or fails the check.
         UnsupportedError: if the choice and `batch_serialization` do not go together.
     """
-    check_at_a_time(choice, groups, batch_serialization)
+    check_batch_serialization(choice, groups, batch_serialization)
     if batch_serialization > 1:
         schedule = batch_serialized(num_stages, num_micro_batches, batch_serialization)
     elif callable(choice):
@@ -92,7 +92,9 @@ def check_choice(choice: object) -> None:
         parse(_text(choice))
 
 
-def check_at_a_time(choice: object, groups: Sequence[int], batch_serialization: int) -> None:
+def check_batch_serialization(
+    choice: object, groups: Sequence[int], batch_serialization: int
+) -> None:
     """Refuses batch serialization for stages that do not run one after another on one device.
 
     Args:

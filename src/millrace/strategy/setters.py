@@ -12,7 +12,7 @@ from millrace.options import (
     RecomputationMode,
     arguments_of,
 )
-from millrace.schedules.table import check_at_a_time, check_choice
+from millrace.schedules.table import check_batch_serialization, check_choice
 from millrace.steps.accumulate import accumulator_dtype
 from millrace.strategy.option_setter import OptionArguments, default_text, setter
 
@@ -89,7 +89,7 @@ def set_pipelining_options(
     if "pipeline_schedule" in arguments:
         check_choice(pipelining.schedule_in_force)
     _check_dtype(controller, arguments.get("gradient_accumulation_dtype"), pipelining.dtype)
-    check_at_a_time(
+    check_batch_serialization(
         pipelining.schedule_in_force,
         pipelining.device_mapping or (),
         pipelining.batch_serialization,

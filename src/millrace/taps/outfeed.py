@@ -92,7 +92,7 @@ class OutfeedQueue:
 
     @property
     def mode(self) -> QueueMode:
-        """Which elements are kept: all, or the newest."""
+        """The elements that are kept: all, or the newest."""
         return self._mode
 
     def __repr__(self) -> str:

@@ -36,7 +36,7 @@ from millrace.ipu.keras.extensions.native import put
 from millrace.ipu.keras.extensions.settings import accumulating, settings_of
 from millrace.ipu.ops.schedules import NATIVE
 from millrace.options import truth
-from millrace.schedules.table import check_at_a_time
+from millrace.schedules.table import check_batch_serialization
 
 
 def set_gradient_accumulation_options(
@@ -124,7 +124,7 @@ def set_pipelining_options(
         else truth("accumulate_outfeed", accumulate_outfeed),
     )
     schedule = NATIVE[settings.schedule]
-    check_at_a_time(schedule, settings.device_mapping or (), settings.serialization)
+    check_batch_serialization(schedule, settings.device_mapping or (), settings.serialization)
     put(controller, settings)
 
 
