@@ -209,3 +209,27 @@ def test_what_looks_inside(name):
         "<Moment.BEFORE_APPLY: 'before_apply'>", "Moment.BEFORE_APPLY"
     )
     assert shown == INSPECTION[name]
+
+
+def public_objects():
+    for name in sorted(PUBLIC - {"distributed", "errors", "records", *PACKAGES}):
+        yield name, getattr(millrace, name)
+    for package in PACKAGES:
+        for name in vars(getattr(millrace, package)):
+            value = getattr(getattr(millrace, package), name)
+            if getattr(value, "__module__", "").startswith("millrace") and name[0] != "_":
+                yield f"{package}.{name}", value
+
+
+PACKAGES = ("callbacks", "layers", "optimizers")
+
+
+def test_all_that_is_public_has_a_docstring():
+    without = []
+    for name, value in public_objects():
+        members = vars(value) if inspect.isclass(value) else {}
+        for member, each in [("", value), *members.items()]:
+            is_public = not member.startswith("_") and (callable(each) or hasattr(each, "fget"))
+            if is_public and not inspect.getdoc(getattr(value, member) if member else value):
+                without.append(f"{name}.{member}")
+    assert without == []

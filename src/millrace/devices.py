@@ -33,7 +33,6 @@ class DeviceGroup:
 
     @property
     def replicas(self) -> int:
-        """Number of replicas."""
         return len(self.devices)
 
     @property

@@ -37,14 +37,10 @@ class Equation(Protocol):
     source_info: Any
 
     @property
-    def primitive(self) -> Any:
-        """The operation."""
-        ...
+    def primitive(self) -> Any: ...
 
     @property
-    def effects(self) -> AbstractSet[Any]:
-        """Its side effects."""
-        ...
+    def effects(self) -> AbstractSet[Any]: ...
 
     def replace(
         self,

@@ -46,13 +46,11 @@ class History:
         return zlib.decompress(text).decode() if text else ""
 
     def add(self, key: ProgramKey, text: str) -> None:
-        """Adds a compilation."""
         packed = zlib.compress(text.encode(), 1) if len(text) <= MAX_TEXT else b""
         with self._lock:
             self._programs.setdefault(key.program, deque(maxlen=KEPT)).append((key, packed))
 
     def clear(self) -> None:
-        """Forgets everything."""
         with self._lock:
             self._programs.clear()
 

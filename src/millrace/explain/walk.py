@@ -116,7 +116,6 @@ class Walk:
             self.add(Aspect.VERSION, top, version)
 
     def description(self) -> Description:
-        """Returns all fields."""
         return Description(tuple(self._fields.values()), not self._gaps, tuple(self._gaps))
 
 

@@ -72,7 +72,6 @@ class _OutfeedLayer(keras.Layer):
         return layer_call
 
     def compute_output_shape(self, input_shape: Tensors) -> Tensors:
-        """Returns `input_shape`."""
         return input_shape
 
     def get_config(self) -> dict[str, Any]:

@@ -33,7 +33,7 @@ class RecomputationCheckpoint(keras.layers.Layer):
         self.built = True
 
     def call(self, inputs: MarkedTensors) -> MarkedTensors:
-        """Returns `inputs`."""
+        """Returns `inputs`, marked as the values that backward keeps."""
         return recomputation_checkpoint(inputs)
 
 

@@ -97,7 +97,6 @@ class Compiled:
         return jax.tree.map(lambda spec: jnp.zeros(spec.shape, spec.dtype), specs)
 
     def __call__(self, *arguments: ProgramArgument) -> Any:
-        """Runs the program."""
         last = self._last
         if last is not None and last.options == trace_options():
             try:

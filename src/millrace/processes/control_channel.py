@@ -156,7 +156,6 @@ class Connection:
                 self.socket.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
     def close(self) -> None:
-        """Closes the socket."""
         self.socket.close()
 
 

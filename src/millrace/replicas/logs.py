@@ -195,7 +195,6 @@ class ReplicaRecords:
         self.layout = (logs.layout, PartitionSpec(None, REPLICA))
 
     def first(self) -> Records:
-        """Returns empty records."""
         taps = jax.tree.map(lambda s: jnp.zeros((*self._lead, *s.shape), s.dtype), self._tapped)
         return self._logs.first(), taps
 

@@ -31,7 +31,6 @@ class Notes:
             return is_new
 
     def clear(self) -> None:
-        """Forgets all notes."""
         with self._lock:
             self._made.clear()
 

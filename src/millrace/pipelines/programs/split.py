@@ -178,7 +178,6 @@ class _StepFlow:
         return values
 
     def stage(self, index: int, numbers: dict[Var, int]) -> Stage:
-        """Returns one stage."""
         sent = [var for var in numbers if self._made_in[var] == index]
         own = {
             slot: var for slot, var in self._outputs.items() if self._is_output_of(slot, var, index)

@@ -61,7 +61,6 @@ class Bundle:
 
     @property
     def number(self) -> int:
-        """Number of arrays."""
         return len(self.leaves) + (self.rows is not None)
 
     def packed(self, values: Sequence[jax.Array]) -> Arrays:

@@ -90,7 +90,6 @@ class UpdateMoves:
         self._run(self._shared, values)
 
     def after_final(self, state: StageState) -> None:
-        """Moves new weights."""
         for move in self._tied:
             arrays = None
             if self._groups[move.source].local:

@@ -44,7 +44,6 @@ class Accumulating:
 
     @property
     def reduction(self) -> Reduction:
-        """The native reduction."""
         return Reduction.MEAN if self.normalizes else _REDUCTIONS[self.method]
 
 
