@@ -18,6 +18,7 @@ import keras
 
 from millrace.ipu.config import IPUConfig
 from millrace.ipu.config.option import Option, Subcategory, members
+from millrace.tensorflow.math import KERAS_NAMES
 
 _ROOTS = {"ipu": "millrace.ipu", "tensorflow": "millrace.tensorflow", "keras": "keras"}
 _PREFIXES = (
@@ -198,6 +199,7 @@ TENSORFLOW = {
 
 # Operations that have another name in keras.ops.
 OPERATIONS = {
+    **{name: other for name, other in KERAS_NAMES.items() if name != other},
     "acos": "arccos",
     "asin": "arcsin",
     "atan": "arctan",
@@ -210,31 +212,15 @@ OPERATIONS = {
     "conv2d": "conv",
     "conv3d": "conv",
     "fill": "full",
-    "floordiv": "floor_divide",
     "gather": "take",
-    "is_finite": "isfinite",
-    "is_inf": "isinf",
-    "is_nan": "isnan",
     "l2_normalize": "normalize",
     "max_pool2d": "max_pool",
-    "pow": "power",
     "range": "arange",
-    "reduce_all": "all",
-    "reduce_any": "any",
-    "reduce_logsumexp": "logsumexp",
-    "reduce_max": "max",
-    "reduce_mean": "mean",
-    "reduce_min": "min",
-    "reduce_prod": "prod",
-    "reduce_std": "std",
-    "reduce_sum": "sum",
-    "reduce_variance": "var",
     "sigmoid_cross_entropy_with_logits": "binary_crossentropy",
     "softmax_cross_entropy_with_logits": "categorical_crossentropy",
     "sparse_softmax_cross_entropy_with_logits": "sparse_categorical_crossentropy",
     "strided_slice": "slice",
     "tensor_scatter_nd_update": "scatter_update",
-    "truediv": "true_divide",
     "unsorted_segment_sum": "segment_sum",
 }
 

@@ -19,7 +19,8 @@ _SAME = (
     "round rsqrt sigmoid sign sin sinh sqrt square subtract tan tanh erf expm1 argsort sort "
     "floor_divide"
 )
-_OTHER = {
+# Operations that have another name in keras.ops.
+KERAS_NAMES = {
     "floordiv": "floor_divide",
     "is_finite": "isfinite",
     "is_inf": "isinf",
@@ -57,7 +58,7 @@ def _accumulate(inputs: Sequence[jax.Array]) -> jax.Array:
 
 OPS: dict[str, Any] = {
     **{name: op(f"math.{name}", getattr(ops, name)) for name in _SAME.split()},
-    **{name: op(f"math.{name}", getattr(ops, other)) for name, other in _OTHER.items()},
+    **{name: op(f"math.{name}", getattr(ops, other)) for name, other in KERAS_NAMES.items()},
     "add_n": op("math.add_n", _accumulate, keeps_names=True),
     "argmax": op("math.argmax", _index_of(ops.argmax)),
     "argmin": op("math.argmin", _index_of(ops.argmin)),
