@@ -44,7 +44,7 @@ from dataclasses import replace
 
 import cases, keras, millrace
 from millrace.plan import Recompute
-from millrace.strategy import functions
+from millrace.fit import functions
 
 keras.config.set_floatx("float64")
 EXACT = cases.Tolerance(rtol=1e-12, atol=1e-12)

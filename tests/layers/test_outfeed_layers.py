@@ -297,7 +297,7 @@ def test_a_saved_model_gets_its_queues_again(strategy, tmp_path):
         keras.models.load_model(tmp_path / "model.keras")
     again, others = OutfeedQueue(), MaybeOutfeedQueue()
     with (
-        pytest.raises(OptionError, match="MaybeOutfeed 'out' needs its queue"),
+        pytest.raises(OptionError, match="MaybeOutfeed 'out' needs a queue"),
         outfeed_queues({"acts": again}),
     ):
         keras.models.load_model(tmp_path / "model.keras")
@@ -307,7 +307,7 @@ def test_a_saved_model_gets_its_queues_again(strategy, tmp_path):
     assert not loaded.get_layer("out").final_outfeed
     loaded.predict(data()[0], batch_size=ROWS, verbose=0)
     assert again.dequeue()["acts"].shape == (STEPS, ROWS, 16)
-    with pytest.raises(OptionError, match="needs its queue"):
+    with pytest.raises(OptionError, match="needs a queue"):
         keras.models.clone_model(model)
 
 
