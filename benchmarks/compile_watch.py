@@ -23,13 +23,13 @@ CALLS = 10_000
 def watching(model) -> float:
     """Returns the seconds that one execution spends on watching."""
     function = controller_of(model).functions.compiled[Mode.TRAIN]
-    log, place, executables = function._log, function._place, function._executables
+    log, position, executables = function._log, function._position, function._executables
 
     def watch():
         log.runs(function._name)
-        place.begin(1, 0)
+        position.begin(1, 0)
         executables._context_now()
-        place.add(1)
+        position.add(1)
 
     return timeit.timeit(watch, number=CALLS) / CALLS
 
