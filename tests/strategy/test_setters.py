@@ -1,6 +1,7 @@
 """The setters of options, and the one rule for None, over all options of the table."""
 
 import dataclasses
+import inspect
 import json
 import math
 import pathlib
@@ -261,3 +262,18 @@ def test_feed_bounds(model, option, value, message):
 def test_asynchronous_is_true_or_false(model):
     with pytest.raises(OptionError, match=r"asynchronous must be True or False\. Received: 1"):
         model.set_asynchronous_callbacks(1)
+
+
+@pytest.mark.parametrize("set_options", SETTERS, ids=lambda each: each.__name__)
+def test_help_shows_summary_arguments_and_errors(set_options):
+    text = inspect.getdoc(set_options)
+    summary, _, rest = text.partition("\n\n")
+    assert summary.endswith(".")
+    assert not summary.startswith("Args")
+    arguments, raises, errors = rest.partition("\nRaises:\n")
+    assert raises
+    assert "OptionError" in errors
+    for name in arguments_of(set_options.__name__):
+        assert f"\n    {name}: " in arguments
+    assert text.count("Args:") == 1
+    assert "An argument left out, or None, keeps the value in force." in arguments

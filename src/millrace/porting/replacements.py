@@ -102,7 +102,6 @@ _LOOKUP = "keras.layers.Embedding; for a table larger than a device: look rows u
 _SERVING = "model.save('model.keras'), and model.predict in the process that serves"
 _PROCESSES = "millrace.distributed.initialize() in the script, and `millrace launch`"
 _CUSTOM = "a function of jax.numpy, or JAX's FFI for custom code"
-_XLA = "remove it: XLA decides this itself"
 _FEEDS = "model.fit with a tf.data.Dataset, a keras.utils.PyDataset or arrays"
 
 IPU = {

@@ -86,9 +86,9 @@ def _docstring(text: str, entries: Mapping[str, Entry]) -> str:
     """Returns a docstring with the arguments between its text and `Raises`."""
     lines = ["    Args:"]
     for name, entry in entries.items():
-        text = f"{name}: {entry.option.doc} Default: {default_text(entry)}."
+        line = f"{name}: {entry.option.doc} Default: {default_text(entry)}."
         lines += textwrap.wrap(
-            text, 100, initial_indent=" " * 8, subsequent_indent=" " * 12, break_on_hyphens=False
+            line, 100, initial_indent=" " * 8, subsequent_indent=" " * 12, break_on_hyphens=False
         )
     rule = "    An argument left out, or None, keeps the value in force."
     arguments = "\n".join([*lines, "", rule])
