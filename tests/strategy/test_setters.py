@@ -276,4 +276,4 @@ def test_help_shows_summary_arguments_and_errors(set_options):
     for name in arguments_of(set_options.__name__):
         assert f"\n    {name}: " in arguments
     assert text.count("Args:") == 1
-    assert "An argument left out, or None, keeps the value in force." in arguments
+    assert "argument left out, or None, keeps the value in force." in arguments

@@ -58,7 +58,7 @@ def setter(
             controller.put_options(finish(controller, options, arguments), keeps_functions)
 
         set_options.__signature__ = signature  # type: ignore[attr-defined]
-        set_options.__doc__ = _docstring(finish.__doc__ or "", entries)
+        set_options.__doc__ = _docstring(finish.__doc__ or "", entries, defaults or {})
         return set_options
 
     return decorate
@@ -82,16 +82,23 @@ def _signature(
     return inspect.Signature([controller, *options, unknown], return_annotation=None)
 
 
-def _docstring(text: str, entries: Mapping[str, Entry]) -> str:
+def _docstring(text: str, entries: Mapping[str, Entry], defaults: Mapping[str, str]) -> str:
     """Returns a docstring with the arguments between its text and `Raises`."""
     lines = ["    Args:"]
     for name, entry in entries.items():
-        line = f"{name}: {entry.option.doc} Default: {default_text(entry)}."
+        default = f"Default: {default_text(entry)}."
+        if name in defaults:
+            default = (
+                f"A model has {default_text(entry)} until this is called; left out here, it is "
+                f'`"{defaults[name]}"`.'
+            )
+        line = f"{name}: {entry.option.doc} {default}"
         lines += textwrap.wrap(
             line, 100, initial_indent=" " * 8, subsequent_indent=" " * 12, break_on_hyphens=False
         )
-    rule = "    An argument left out, or None, keeps the value in force."
-    arguments = "\n".join([*lines, "", rule])
+    which = "Another" if defaults else "An"
+    rule = f"{which} argument left out, or None, keeps the value in force."
+    arguments = "\n".join([*lines, "", f"    {rule}"])
     before, raises, after = text.partition("    Raises:")
     return f"{before}{arguments}\n\n{raises}{after}"
 
