@@ -41,17 +41,17 @@ class SlowNames:
         if self._told:
             pytest.exit("\n".join([_ERROR, *sorted(self._told)]), pytest.ExitCode.USAGE_ERROR)
 
-    def _gone(self, found: set[str]) -> list[str]:
+    def _gone(self, collected: set[str]) -> list[str]:
         """Returns the names that no test has, of files that were collected as a whole."""
         config = self._config
         here = config.invocation_params.dir
-        asked = {(here / given).resolve() for given in config.args if "::" not in given}
-        ignored = {(here / given).resolve() for given in config.getoption("ignore") or ()}
+        asked = {(here / path).resolve() for path in config.args if "::" not in path}
+        ignored = {(here / path).resolve() for path in config.getoption("ignore") or ()}
         gone = []
         for name in self._names:
             path = (config.rootpath / name.partition("::")[0]).resolve()
             within = {path, *path.parents}
-            if name not in found and within & asked and not within & ignored:
+            if name not in collected and within & asked and not within & ignored:
                 gone.append(name)
         return gone
 
