@@ -28,11 +28,11 @@ from millrace.pipelines.runtime.shapes import PipelineDryRun, Shapes
 from millrace.pipelines.runtime.stage_state import StageState
 from millrace.pipelines.runtime.taps import TapCollector
 from millrace.pipelines.runtime.tasks import task_error
+from millrace.pipelines.runtime.update_tasks import UpdateTasks
 from millrace.plan import Mode
 from millrace.pytrees import ArrayTree
 from millrace.records.run import PipelineStatistics
-from millrace.schedules.task import Pass, Task
-from millrace.steps.accumulate import coefficient_of, scale_of, weight_of
+from millrace.schedules.task import Pass
 from millrace.steps.state import State
 
 MAX_PENDING_UPDATES = 2  # dispatched and not finished: enough that the devices never wait
@@ -140,47 +140,22 @@ class PipelineRunner:
     def _update(self, batches: list[MicroBatch], state: StageState) -> list[CallResult]:
         """Runs one update, and returns a call result for each micro-batch that has one."""
         first = batches[0].shape
-        reduction = self._plan.accumulation.reduction
-        weights = [weight_of(reduction, each.shape.rows, first.rows) for each in batches]
-        steps_arguments = [each.steps_argument(self._replicas) for each in batches]
         schedule, order = self._compiled.orders.of(len(batches), first.builder.stages.split.values)
-        buffers = Buffers()
+        tasks = UpdateTasks(self._plan, batches, state)
+        buffers, sums = tasks.buffers, tasks.sums
         offload = ActivationOffload(schedule, buffers) if self._plan.offload.activations else None
-        sums = [stage.zeros() for stage in first.stages]
-        results: list[dict[int, jax.Array]] = [{} for _ in batches]
-        accumulated = [0] * len(sums)  # micro-batches, by stage
-
-        def coefficient(task: Task) -> np.float32:
-            before = accumulated[task.stage]
-            accumulated[task.stage] += 1
-            weight = 0.0 if reduction.is_running else weights[task.micro_batch]
-            return np.float32(coefficient_of(reduction, weight, before))
-
         call_results: list[CallResult] = []
         before = self._taps.before(state, first)
         for task in order:
-            number = task.micro_batch
-            micro_batch = batches[number]
-            stage = micro_batch.shape.stages[task.stage]
             begin = time.perf_counter()
             try:
                 if offload is not None:
                     offload.before(task)
-                if task.kind is Pass.FORWARD:
-                    results[number] |= stage.forward(
-                        number, micro_batch.leaves, state, buffers, *steps_arguments[number]
-                    )
-                    if task.stage == self._last:
-                        call_results += self._call_results(results[number], micro_batch, state)
-                elif task.kind is Pass.BACKWARD:
-                    stage.backward(
-                        number, state, buffers, sums, coefficient(task), *steps_arguments[number]
-                    )
-                elif task.kind is Pass.BACKWARD_INPUT:
-                    stage.backward_input(number, state, buffers)
-                else:
-                    stage.backward_weight(
-                        number, state, buffers, sums, coefficient(task), *steps_arguments[number]
+                tasks.run(task)
+                if task.kind is Pass.FORWARD and task.stage == self._last:
+                    number = task.micro_batch
+                    call_results += self._call_results(
+                        tasks.results[number], batches[number], state
                     )
                 if offload is not None:
                     offload.after(task)
@@ -190,14 +165,11 @@ class PipelineRunner:
         self._in_flight = tuple(
             max(peak, buffers.peaks.get(stage, 0)) for stage, peak in enumerate(self._in_flight)
         )
-        steps = [each.steps for each in batches]
-        self._reduce_replicas(first, sums, sum(steps))
-        total = sum(weight * each for weight, each in zip(weights, steps, strict=True))
-        scale = np.float32(scale_of(reduction, total, self._replicas))
+        self._reduce_replicas(first, sums, sum(each.steps for each in batches))
         if first.update is not None:
             self.dispatches += len(sums) + first.update.dispatches
             pending = 0 if self._spans_processes else MAX_PENDING_UPDATES
-            self._wait(first.update.run(state, sums, scale), pending)
+            self._wait(first.update.run(state, sums, tasks.scale), pending)
         if self._taps.add(batches, buffers) and before is not None:
             before.restore()
         return call_results
