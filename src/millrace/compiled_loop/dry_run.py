@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from millrace.compiled_loop.block_plans import BlockPlans
-from millrace.compiled_loop.calls import Call, CallPlan, ProgramName
+from millrace.compiled_loop.calls import APPLY, Call, CallRules, ProgramName, slice_calls
 from millrace.compiled_loop.executables import Executables
 from millrace.compiled_loop.protocol import ExecutionSteps
 from millrace.compiling.executable import Executable
@@ -62,13 +62,18 @@ class LoopDryRun:
         try:
             self._executables.see(specs_of_programs(blocks.base, state))
             blocks.extend_records(execution.longest)
-            calls = CallPlan(blocks.base, execution.longest, execution.chunk, self._single_steps)
+            rules = CallRules.of(
+                blocks.base, self._single_steps, execution.longest, execution.chunk
+            )
+            begun = None
             for block_slice in execution.slices:
                 blocks.enter(block_slice.block)
-                for call in calls.of_slice(block_slice.start, block_slice.count, blocks.forms):
+                first = block_slice.start % rules.replicas
+                calls, begun = slice_calls(rules, blocks.forms, begun, first, block_slice.count)
+                for call in calls:
                     self._compile(call, compiled)
-            for call in calls.end():
-                self._compile(call, compiled)
+            if begun is not None:
+                self._compile(APPLY, compiled)
         finally:
             self._executables.forget()
         plan = blocks.of_block

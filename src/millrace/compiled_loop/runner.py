@@ -1,6 +1,6 @@
 """Runs the executions of a model in one piece in as few calls of compiled code as possible.
 
-    execution.slices -> CallPlan -> calls -> executables -> results
+    execution.slices -> slice_calls -> executables -> results
 
 With replicas an update accumulates over the batches of all replicas.
 """
@@ -15,7 +15,7 @@ import numpy as np
 
 from millrace._compat.jax_memory import in_device_memory
 from millrace.compiled_loop.block_plans import BlockPlans
-from millrace.compiled_loop.calls import Call, CallPlan
+from millrace.compiled_loop.calls import APPLY, Call, CallRules, slice_calls
 from millrace.compiled_loop.dry_run import LoopDryRun
 from millrace.compiled_loop.executables import Executables
 from millrace.compiled_loop.protocol import (
@@ -82,6 +82,7 @@ class ScanRunner:
         self._plan, self._replicas, self._update_steps = plan, plan.replicas, plan.update_steps
         self._max_pending = max_pending
         self._single_steps = single_steps
+        self._rules = CallRules.of(plan, single_steps, 1, None)
         self._tap_sink = tap_sink
         self._handed_over = 0  # results of a running execution that the tap_sink has
         self.halted: Halted | None = None
@@ -120,43 +121,57 @@ class ScanRunner:
         return self._placement.leave(state), results
 
     def _run(self, state: State, execution: ExecutionSteps, results: list[CallResult]) -> State:
-        calls = CallPlan(self._plan, execution.longest, execution.chunk, self._single_steps)
+        rules, begun = self._rules_of(execution), None
         for block_slice in execution.slices:
             if block_slice.block is not self._block:
                 self._enter(block_slice.block)
-            for call in calls.of_slice(block_slice.start, block_slice.count, self._blocks.forms):
-                state = self._calls[call.program](call, state, results)
+            start, forms = block_slice.start, self._blocks.forms
+            first = start % self._replicas
+            calls, begun = slice_calls(rules, forms, begun, first, block_slice.count)
+            for call in calls:
+                run = self._calls[call.program]
+                state = run(call, start + call.start, state, results)
                 if self.halted is not None:
                     return state
-        for call in calls.end():  # if the data ended within an update, which has fewer steps
-            state = self._calls[call.program](call, state, results)
+        if begun is not None:  # the data ended within an update, which has fewer steps
+            state = self._apply(APPLY, 0, state, results)
         return state
 
-    def _run_updates(self, call: Call, state: State, results: list[CallResult]) -> State:
+    def _rules_of(self, execution: ExecutionSteps) -> CallRules:
+        """Returns the rules of an execution: those of the one before, nearly always."""
+        longest, chunk = execution.longest, execution.chunk
+        if (longest, chunk) != (self._rules.longest, self._rules.chunk):
+            self._rules = CallRules.of(self._plan, self._single_steps, longest, chunk)
+        return self._rules
+
+    def _run_updates(
+        self, call: Call, start: int, state: State, results: list[CallResult]
+    ) -> State:
         executable = self._executables.of_call(self._blocks.of_block, call)
-        arguments = (state, self._batches, call.start, call.steps)
-        state, result, taps = self._call(executable, *arguments)
+        state, result, taps = self._call(executable, state, self._batches, start, call.steps)
         self._newest = state
         size = self._update_steps
-        results.append(self._result_of(result, taps, call, call.steps // size))
+        results.append(self._result_of(result, taps, start, call.steps, call.steps // size))
         if is_halted(taps):
             self.halted = halted_in_call(
-                results, self._current_block(), call.start, size, self._replicas
+                results, self._current_block(), start, size, self._replicas
             )
             return state
         self._hand_over(results)
         raise_if_interrupted()
         return state
 
-    def _open_update(self, call: Call, state: State, results: list[CallResult]) -> State:
-        del results
+    def _open_update(
+        self, call: Call, start: int, state: State, results: list[CallResult]
+    ) -> State:
+        del start, results
         plan = self._blocks.of_block
         before = kept(state) if plan.taps.stops else None
         zeros = self._call(self._executables.of_call(plan, call), state)
         self._update = OpenUpdate(zeros, self._current_block().spec.rows, before=before)
         return state
 
-    def _accumulate(self, call: Call, state: State, results: list[CallResult]) -> State:
+    def _accumulate(self, call: Call, start: int, state: State, results: list[CallResult]) -> State:
         plan, update, block = self._blocks.of_block, self._opened(), self._current_block()
         reduction = plan.accumulation.reduction
         weight = weight_of(reduction, block.spec.rows, update.first_rows)
@@ -165,18 +180,19 @@ class ScanRunner:
             state,
             update.accumulated,
             self._batches,
-            call.start,
+            start,
             call.steps,
             np.float32(update.steps if reduction.is_running else weight),
         )
         self._newest = state
-        results.append(self._result_of(result, taps, call, 0))
+        results.append(self._result_of(result, taps, start, call.steps, 0))
         update.steps += call.steps
         update.weight += call.steps * weight
-        update.spans.append((block, call.start, call.steps))
+        update.spans.append((block, start, call.steps))
         return state
 
-    def _apply(self, call: Call, state: State, results: list[CallResult]) -> State:
+    def _apply(self, call: Call, start: int, state: State, results: list[CallResult]) -> State:
+        del start
         plan, update = self._blocks.of_block, self._opened()
         scale = scale_of(plan.accumulation.reduction, update.weight, plan.replicas)
         apply = self._executables.of_call(plan, call)
@@ -239,10 +255,12 @@ class ScanRunner:
             leaves = self._destination.put(leaves)
         return jax.tree.unflatten(tree, leaves)
 
-    def _result_of(self, result: ArrayTree, taps: Taps, call: Call, updates: int) -> CallResult:
+    def _result_of(
+        self, result: ArrayTree, taps: Taps, start: int, steps: int, updates: int
+    ) -> CallResult:
         self._last_result = result
-        first = call.start % self._replicas
-        return CallResult(result, call.steps, self._blocks.base.records, first, taps, updates)
+        first = start % self._replicas
+        return CallResult(result, steps, self._blocks.base.records, first, taps, updates)
 
     def _call(self, executable: Executable, *arguments: object) -> Any:
         self.dispatches += 1

@@ -107,7 +107,7 @@ class LoopFunction:
             self._position.begin(None, 0)
             slices = self._slices_of(iterator)
             longest = sum(block_slice.count for block_slice in slices)
-        self.last = LastExecution(longest, self.last.batch)
+        self.last.steps, self.last.out_of_memory = longest, None
         slices = self._remembered(slices)
         dispatches = runner.dispatches
         chunk = self._chunk(step_logs)
@@ -118,7 +118,7 @@ class LoopFunction:
                 self._end_deliveries()
             raise_failure_of_others(error)
             self._rescue(runner.state)
-            self.last = self.last._replace(out_of_memory=out_of_memory(error))
+            self.last.out_of_memory = out_of_memory(error)
             if is_non_finite_error(error) and not isinstance(error, NonFiniteError):
                 raise NonFiniteError(
                     f"A {error.args[-1]} came out of '{self.mode.value}_run' over {longest} "
@@ -167,7 +167,7 @@ class LoopFunction:
     def _remembered(self, slices: Iterable[BlockSlice]) -> Iterator[BlockSlice]:
         """Yields slices, and remembers their batches for the error of an execution that fails."""
         for block_slice in slices:
-            self.last = self.last._replace(batch=block_slice.block.spec)
+            self.last.batch = block_slice.block.spec
             yield block_slice
             self._position.add(block_slice.count)
 

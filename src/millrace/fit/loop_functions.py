@@ -1,6 +1,7 @@
 """The functions of one model that Keras's loops call, with their executables."""
 
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 import jax
@@ -15,10 +16,11 @@ from millrace.fit.totals import next_number
 from millrace.plan import BatchSpec, Mode
 
 
-class LastExecution(NamedTuple):
+@dataclass(slots=True)
+class LastExecution:
     """The arguments of the last execution of a function, for the error if it failed."""
 
-    number: int = 0  # of steps
+    steps: int = 0
     batch: BatchSpec | None = None  # None before the first one
     out_of_memory: BaseException | None = None  # raised by JAX, if a device had no memory left
 

@@ -40,7 +40,7 @@ def explained(controller: Controller) -> Iterator[None]:
         if function is None or function.last.out_of_memory is None:
             raise
         first = str(function.last.out_of_memory).strip().splitlines()[0]
-        name, steps = controller.model.name, function.last.number
+        name, steps = controller.model.name, function.last.steps
         raise OutOfMemoryError(
             f"A device ran out of memory in '{function.mode.value}' of {name!r}, in an "
             f"execution of {steps} steps: {first} "
