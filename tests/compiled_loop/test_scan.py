@@ -23,7 +23,7 @@ def test_an_update_is_an_iteration():
 
 @pytest.mark.parametrize("seed", range(40))
 def test_the_calls_of_slices_run_every_step_once_and_end_every_update(seed):
-    choose = random.Random(seed)  # noqa: S311 - not for secrets
+    choose = random.Random(seed)
     replicas, accumulated = choose.choice([1, 1, 2, 3]), choose.choice([1, 1, 2, 4])
     size = replicas * accumulated
     unroll, fits = choose.choice([(None, True), (8, True), (2, accumulated <= 2)])

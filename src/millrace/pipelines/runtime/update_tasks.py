@@ -31,12 +31,15 @@ class UpdateTasks:
         """
         self._micro_batches, self._state, self._replicas = micro_batches, state, plan.replicas
         self._reduction = plan.accumulation.reduction
+        self._is_running = self._reduction.is_running
         shape = micro_batches[0].shape  # of a full micro-batch: only the last ones are smaller
         self._weights = [
             weight_of(self._reduction, each.shape.rows, shape.rows) for each in micro_batches
         ]
+        # Converted once: a task costs the time of its dispatch.
+        self._coefficients = list(map(np.float32, self._weights))
         self._steps_arguments = [each.steps_argument(plan.replicas) for each in micro_batches]
-        self._accumulated = [0] * len(shape.stages)  # micro-batches, by stage
+        self._accumulated = [0] * len(shape.stages)  # micro-batches of a running mean, by stage
         self.buffers = Buffers()
         self.sums: list[Arrays] = [stage.zeros() for stage in shape.stages]
         # By micro-batch, the leaves of the step's result by their index.
@@ -67,8 +70,9 @@ class UpdateTasks:
         return np.float32(scale_of(self._reduction, total, self._replicas))
 
     def _coefficient(self, task: Task) -> np.float32:
-        """Returns the weight of the task's gradients, and counts them as accumulated."""
+        """Returns the weight of the task's gradients."""
+        if not self._is_running:
+            return self._coefficients[task.micro_batch]
         before = self._accumulated[task.stage]
         self._accumulated[task.stage] += 1
-        weight = 0.0 if self._reduction.is_running else self._weights[task.micro_batch]
-        return np.float32(coefficient_of(self._reduction, weight, before))
+        return np.float32(coefficient_of(self._reduction, 0.0, before))
