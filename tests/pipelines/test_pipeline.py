@@ -76,7 +76,7 @@ def test_nothing_is_left_in_flight_and_bytes_are_flat(strategy, monkeypatch):
             super().hold(*arguments)
             self.peak = max(self.peak, self.nbytes())
 
-    monkeypatch.setattr("millrace.pipelines.runtime.runner.Buffers", Watched)
+    monkeypatch.setattr("millrace.pipelines.runtime.update_tasks.Buffers", Watched)
     for name in ("1f1b", "gpipe"):
         for steps in (4, 32):
             model = pipeline(strategy, steps=steps, pipeline_schedule=name)
