@@ -35,14 +35,14 @@ class Case:
     name: str
     shape: tuple[int, ...]  # of a row
     batch: int  # rows of each replica's micro-batch
-    window: int  # micro-batches of each replica in an update
+    micro_batches: int  # micro-batches of each replica in an update
     updates: int
     build: Callable[[], list[Any]]  # its layers
     claims: bool
 
     def small(self) -> "Case":
         """Returns the case for `--small`."""
-        return Case(self.name, self.shape, 4, min(self.window, 2), 2, self.build, False)
+        return Case(self.name, self.shape, 4, min(self.micro_batches, 2), 2, self.build, False)
 
 
 def _mlp(width: int) -> list[Any]:
@@ -79,7 +79,7 @@ def worker(role: str, name: str, small: bool, address: str, index: int) -> None:
         millrace.distributed.initialize(address, 2, index)
         replicas = 2
     keras.utils.set_random_seed(0)
-    rows = replicas * case.batch * case.window * case.updates
+    rows = replicas * case.batch * case.micro_batches * case.updates
     random = np.random.default_rng(0)
     x = random.standard_normal((rows, *case.shape), dtype=np.float32)
     y = random.integers(0, 10, rows, dtype=np.int32)
@@ -91,7 +91,9 @@ def worker(role: str, name: str, small: bool, address: str, index: int) -> None:
             keras.losses.SparseCategoricalCrossentropy(from_logits=True),
             steps_per_execution=rows // case.batch,
         )
-        model.set_gradient_accumulation_options(gradient_accumulation_steps_per_replica=case.window)
+        model.set_gradient_accumulation_options(
+            gradient_accumulation_steps_per_replica=case.micro_batches
+        )
     fit = functools.partial(model.fit, x, y, batch_size=case.batch, shuffle=False, verbose=0)
     fit()  # compiles
     workers.serve({"fit": fit})
@@ -120,7 +122,7 @@ def measure(case: Case, rounds: int, small: bool) -> str:
         for group in groups.values():
             group.stop()
     case = case.small() if small else case
-    work = f"{case.updates} updates of {case.window} x {case.batch} rows per replica"
+    work = f"{case.updates} updates of {case.micro_batches} x {case.batch} rows per replica"
     print(f"{case.name}: {work}; a step is an update")
     for name, values in times.items():
         harness.row(name, values, case.updates)

@@ -18,7 +18,7 @@ from jax import lax
 import harness
 import models
 
-WINDOW = 4
+MICRO_BATCHES = 4
 CLAIM = 1.05
 LIMITS = ("tiny", "mlp", "lstm")
 EPOCHS = {"tiny": 10}  # one takes a few milliseconds: too few to time
@@ -38,19 +38,24 @@ def measure(case: models.Case, rounds: int) -> list[str]:
     for name, steps in executions.items():
         cases[f"millrace, {name}, 1"] = fit(strategy.attach(case.model(steps_per_execution=steps)))
         model = strategy.attach(case.model(steps_per_execution=steps))
-        model.set_gradient_accumulation_options(gradient_accumulation_steps_per_replica=WINDOW)
-        cases[f"millrace, {name}, {WINDOW}"] = fit(model)
-        cases[f"keras, {name}, {WINDOW}"] = fit(keras_model(case, steps))
+        model.set_gradient_accumulation_options(
+            gradient_accumulation_steps_per_replica=MICRO_BATCHES
+        )
+        cases[f"millrace, {name}, {MICRO_BATCHES}"] = fit(model)
+        cases[f"keras, {name}, {MICRO_BATCHES}"] = fit(keras_model(case, steps))
     if case.name in LIMITS:
         batches = models.stacked(case)
-        for window, epoch in ((1, models.epoch_by_scan(case)), (WINDOW, epoch_by_windows(case))):
+        for micro_batches, epoch in (
+            (1, models.epoch_by_scan(case)),
+            (MICRO_BATCHES, epoch_by_updates(case)),
+        ):
             states = [models.handwritten_state(case)]
 
             def run(epoch=epoch, states=states):
                 for _ in range(epochs):
                     states[0] = jax.block_until_ready(epoch(states[0], batches))
 
-            cases[f"jax scan, epoch, {window}"] = run
+            cases[f"jax scan, epoch, {micro_batches}"] = run
 
     times = harness.paired(cases, rounds)
     print(f"{case.name}: {case.steps} steps of {case.batch} rows")
@@ -63,27 +68,31 @@ def measure(case: models.Case, rounds: int) -> list[str]:
 
     lines = []
     for name in executions:
-        own = f"millrace, {name}, {WINDOW}"
-        gain = line(f"keras / millrace, both {WINDOW}, {name}", f"keras, {name}, {WINDOW}", own)
-        cost = line(f"millrace {WINDOW} / 1, {name}", own, f"millrace, {name}, 1")
+        own = f"millrace, {name}, {MICRO_BATCHES}"
+        gain = line(
+            f"keras / millrace, both {MICRO_BATCHES}, {name}",
+            f"keras, {name}, {MICRO_BATCHES}",
+            own,
+        )
+        cost = line(f"millrace {MICRO_BATCHES} / 1, {name}", own, f"millrace, {name}, 1")
         lines += [gain, f"{cost}   claim <= {CLAIM}x"]
     if case.name in LIMITS:
-        scan = f"jax scan, epoch, {WINDOW}"
-        lines.append(line(f"jax {WINDOW} / 1, epoch", scan, "jax scan, epoch, 1"))
-        own = f"millrace, epoch, {WINDOW}"
-        lines.append(line(f"millrace / jax, both {WINDOW}, epoch", own, scan))
+        scan = f"jax scan, epoch, {MICRO_BATCHES}"
+        lines.append(line(f"jax {MICRO_BATCHES} / 1, epoch", scan, "jax scan, epoch, 1"))
+        own = f"millrace, epoch, {MICRO_BATCHES}"
+        lines.append(line(f"millrace / jax, both {MICRO_BATCHES}, epoch", own, scan))
     return lines
 
 
 def keras_model(case: models.Case, steps: int) -> keras.Model:
     """Returns a stock model whose optimizer accumulates."""
     model = case.model()
-    optimizer = keras.optimizers.Adam(models.RATE, gradient_accumulation_steps=WINDOW)
+    optimizer = keras.optimizers.Adam(models.RATE, gradient_accumulation_steps=MICRO_BATCHES)
     model.compile(optimizer=optimizer, loss=model.loss, steps_per_execution=steps)
     return model
 
 
-def epoch_by_windows(case: models.Case):
+def epoch_by_updates(case: models.Case):
     """Returns an epoch of whole updates in one dispatch: a scan of updates over scans of gradients.
 
     State and loss are those of `models.handwritten_step`.
@@ -96,7 +105,7 @@ def epoch_by_windows(case: models.Case):
         log = jax.nn.log_softmax(case.forward(weights, x))
         return -jnp.mean(jnp.take_along_axis(log, y[:, None], axis=1))
 
-    def update(state, window):
+    def update(state, micro_batches):
         weights, first, second, count, total, seen = state
 
         def micro_batch(carry, batch):
@@ -110,14 +119,14 @@ def epoch_by_windows(case: models.Case):
             ), None
 
         carry = (jax.tree.map(jnp.zeros_like, weights), total, seen)
-        (summed, total, seen), _ = lax.scan(micro_batch, carry, window)
-        gradients = [g / WINDOW for g in summed]
+        (summed, total, seen), _ = lax.scan(micro_batch, carry, micro_batches)
+        gradients = [g / MICRO_BATCHES for g in summed]
         weights, first, second, count = models.adam(weights, first, second, count, gradients)
         return (weights, first, second, count, total, seen), None
 
     def epoch(state, batches):
-        windows = jax.tree.map(lambda a: a.reshape(-1, WINDOW, *a.shape[1:]), batches)
-        return lax.scan(update, state, windows)[0]
+        grouped = jax.tree.map(lambda a: a.reshape(-1, MICRO_BATCHES, *a.shape[1:]), batches)
+        return lax.scan(update, state, grouped)[0]
 
     return jax.jit(epoch, donate_argnums=0)
 
@@ -125,7 +134,9 @@ def epoch_by_windows(case: models.Case):
 def main() -> None:
     """Runs all models and prints the ratios last."""
     options = harness.arguments(__doc__)
-    harness.header(f"Gradient accumulation: time per micro-batch inside fit, {WINDOW} per update")
+    harness.header(
+        f"Gradient accumulation: time per micro-batch inside fit, {MICRO_BATCHES} per update"
+    )
     lines = []
     for case in models.chosen(options.only, options.small):
         lines += measure(case, options.rounds)

@@ -14,7 +14,7 @@ import numpy as np
 import harness
 
 CLAIM_STAGES = 1.10
-WINDOW = 16  # micro-batches in one update
+MICRO_BATCHES = 16  # micro-batches in one update
 
 
 def dense(units: int, depth: int, steps: int) -> keras.Model:
@@ -64,19 +64,19 @@ def stages(rounds: int, small: bool) -> list[str]:
     lines = []
     strategy = millrace.Strategy(devices=1)
     for units, rows in [(64, 8)] if small else [(1024, 256), (4096, 512)]:
-        x, y = arrays(2 * WINDOW * rows, units)
+        x, y = arrays(2 * MICRO_BATCHES * rows, units)
         cases = {}
         for name in ("in one piece", "1f1b", "grouped", "sequential"):
-            model = strategy.attach(dense(units, 8, 2 * WINDOW))
+            model = strategy.attach(dense(units, 8, 2 * MICRO_BATCHES))
             if name == "in one piece":
                 model.set_gradient_accumulation_options(
-                    gradient_accumulation_steps_per_replica=WINDOW,
+                    gradient_accumulation_steps_per_replica=MICRO_BATCHES,
                     offload_weight_update_variables=False,
                 )
             else:
                 model.set_pipeline_stage_assignment([0] * 4 + [1] * 5)
                 model.set_pipelining_options(
-                    gradient_accumulation_steps_per_replica=WINDOW,
+                    gradient_accumulation_steps_per_replica=MICRO_BATCHES,
                     device_mapping=[0, 0],
                     pipeline_schedule=name,
                     offload_weight_update_variables=False,
@@ -84,9 +84,12 @@ def stages(rounds: int, small: bool) -> list[str]:
                 )
             cases[name] = fit(model, x, y, rows)
         times = harness.paired(cases, rounds)
-        print(f"stages, width {units}: 2 updates of {WINDOW} x {rows}, two stages on one device")
+        print(
+            f"stages, width {units}: 2 updates of {MICRO_BATCHES} x {rows}, "
+            "two stages on one device"
+        )
         for name, values in times.items():
-            harness.row(name, values, 2 * WINDOW)
+            harness.row(name, values, 2 * MICRO_BATCHES)
         whole = times.pop("in one piece")
         for name, values in times.items():
             line = harness.ratio(f"width {units}: {name} / in one piece", values, whole)[1]

@@ -16,15 +16,18 @@ CLAIM, SHARE = 1.25, 0.9
 MIB = 2**20
 
 
-def build(strategy: millrace.Strategy, units: int, window: int, offload: bool) -> keras.Model:
+def build(
+    strategy: millrace.Strategy, units: int, micro_batches: int, offload: bool
+) -> keras.Model:
     """Returns a compiled model of `units` per layer."""
     keras.utils.set_random_seed(0)
     with strategy.scope():
         dense = [keras.layers.Dense(units, activation="relu") for _ in range(8)]
         model = keras.Sequential([keras.Input((units,)), *dense, keras.layers.Dense(1)])
-    model.compile("adam", "mse", steps_per_execution=4 * window)
+    model.compile("adam", "mse", steps_per_execution=4 * micro_batches)
     model.set_gradient_accumulation_options(
-        gradient_accumulation_steps_per_replica=window, offload_weight_update_variables=offload
+        gradient_accumulation_steps_per_replica=micro_batches,
+        offload_weight_update_variables=offload,
     )
     return model
 
@@ -43,14 +46,14 @@ def main() -> None:
         )
         return
     harness.header("Optimizer state in host memory: time per step inside fit")
-    units, window, rows = (512, 4, 64) if options.small else (4096, 32, 512)
-    x = np.random.default_rng(0).normal(size=(4 * window * rows, units)).astype("float32")
+    units, micro_batches, rows = (512, 4, 64) if options.small else (4096, 32, 512)
+    x = np.random.default_rng(0).normal(size=(4 * micro_batches * rows, units)).astype("float32")
     y = x[:, :1]
     strategy = millrace.Strategy(devices=1)
     cases, used, state = {}, {}, 0
     for name, offload in (("on the device", False), ("in host memory", True)):
         before = in_use()
-        model = build(strategy, units, window, offload)
+        model = build(strategy, units, micro_batches, offload)
 
         def fit(model=model):
             model.fit(x, y, batch_size=rows, verbose=0)
@@ -60,9 +63,12 @@ def main() -> None:
         state = sum(v.value.nbytes for v in model.optimizer.variables)
         cases[name] = fit
     times = harness.paired(cases, options.rounds)
-    print(f"{8 * units * units / 1e6:.0f} M weights, {window} steps of {rows} rows in an update")
+    print(
+        f"{8 * units * units / 1e6:.0f} M weights, "
+        f"{micro_batches} steps of {rows} rows in an update"
+    )
     for name, values in times.items():
-        harness.row(name, values, 4 * window)
+        harness.row(name, values, 4 * micro_batches)
         print(f"    {used[name] / MIB:10.1f} MiB of the device in use after training")
     saved = (used["on the device"] - used["in host memory"]) / state
     print(f"\nstate {state / MIB:.1f} MiB, of which saved {saved:.2f}   claim >= {SHARE}")

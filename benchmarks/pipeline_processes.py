@@ -42,18 +42,18 @@ class Case:
     kind: str  # "tanh" or "transformer"
     width: int
     rows: int  # of a micro-batch
-    window: int  # micro-batches in an update
+    micro_batches: int  # micro-batches in an update
     updates: int  # in one fit
 
     @property
     def name(self) -> str:
         """Name in the tables."""
-        return f"{self.kind} {self.width}, {self.window} micro-batches of {self.rows}"
+        return f"{self.kind} {self.width}, {self.micro_batches} micro-batches of {self.rows}"
 
     @property
     def words(self) -> list[str]:
         """The case as arguments of a worker."""
-        return [self.kind, *map(str, (self.width, self.rows, self.window, self.updates))]
+        return [self.kind, *map(str, (self.width, self.rows, self.micro_batches, self.updates))]
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -104,7 +104,7 @@ def pipelined(case: Case) -> keras.Model:
         with millrace.PipelineStage(stage):
             x = stage_layers(case, x)
     model = keras.Model(inputs, x)
-    model.set_pipelining_options(gradient_accumulation_steps_per_replica=case.window)
+    model.set_pipelining_options(gradient_accumulation_steps_per_replica=case.micro_batches)
     return model
 
 
@@ -112,7 +112,9 @@ def alone(case: Case) -> keras.Model:
     """Returns one stage as a separate model."""
     inputs = keras.Input(case.shape)
     model = keras.Model(inputs, stage_layers(case, Shift()(inputs)))
-    model.set_gradient_accumulation_options(gradient_accumulation_steps_per_replica=case.window)
+    model.set_gradient_accumulation_options(
+        gradient_accumulation_steps_per_replica=case.micro_batches
+    )
     return model
 
 
@@ -124,7 +126,7 @@ def worker(role: str, case: Case, address: str, index: int) -> None:
     strategy = millrace.Strategy()
     with strategy.scope():
         model = (pipelined if role == "pipeline" else alone)(case)
-        steps = case.window * case.updates
+        steps = case.micro_batches * case.updates
         model.compile(keras.optimizers.SGD(RATE), "mse", steps_per_execution=steps)
     random = np.random.default_rng(0)
     x, y = (
@@ -158,7 +160,7 @@ def measure(case: Case, rounds: int, torch_python: str | None) -> list[str]:
     print(f"{case.name}, {case.updates} updates; a step is an update.  {about}")
     for name, values in times.items():
         harness.row(name, values, case.updates)
-    stretch = (case.window + STAGES - 1) / case.window
+    stretch = (case.micro_batches + STAGES - 1) / case.micro_batches
     ideal = [seconds * stretch for seconds in times["stage alone"]]
     lines = [_share(f"{case.name}: share of ideal", ideal, times["pipeline"])]
     lines[0] += f"   claim >= {BAR}"

@@ -29,16 +29,16 @@ from jax import lax
 
 import harness
 import models
-from millrace.pipelines.runtime import runner as pipeline
+from millrace.pipelines.runtime import update_tasks
 from millrace.pipelines.runtime.buffers import Buffers
 
 LAYERS = 8
-WINDOW = 16  # micro-batches in one update
+MICRO_BATCHES = 16  # micro-batches in one update
 ROWS = 64  # of a micro-batch
 WIDTHS = {512: 8, 1024: 2}  # and how many updates one fit makes
 STAGES = (2, 4)
 SCHEDULES = ("1f1b", "grouped", "zero_bubble", "gpipe")
-MICRO_BATCHES = (4, 16, 64)
+MEMORY_AT = (4, 16, 64)  # micro-batches
 TAX, DISPATCH = 1.10, 60  # the latter in microseconds
 
 
@@ -54,17 +54,21 @@ def dense_case(width: int, batch: int, updates: int) -> models.Case:
             x = jnp.tanh(x @ kernel + bias)
         return x
 
-    rows = batch * WINDOW * updates
+    rows = batch * MICRO_BATCHES * updates
     return models.Case(f"width {width}", rows, batch, (width,), (width,), build, forward)
 
 
 def cut(
-    model: keras.Model, stages: int, window: int = WINDOW, schedule: str = "1f1b", **options: Any
+    model: keras.Model,
+    stages: int,
+    micro_batches: int = MICRO_BATCHES,
+    schedule: str = "1f1b",
+    **options: Any,
 ) -> keras.Model:
     """Puts the layers of a model on stages of equal size."""
     model.set_pipeline_stage_assignment([k * stages // LAYERS for k in range(LAYERS)])
     model.set_pipelining_options(
-        gradient_accumulation_steps_per_replica=window, pipeline_schedule=schedule, **options
+        gradient_accumulation_steps_per_replica=micro_batches, pipeline_schedule=schedule, **options
     )
     return model
 
@@ -78,7 +82,7 @@ def tax(strategy: millrace.Strategy, case: models.Case, rounds: int) -> list[str
         return lambda: model.fit(x, y, **arguments)
 
     whole = strategy.attach(case.model(steps_per_execution=case.steps))
-    whole.set_gradient_accumulation_options(gradient_accumulation_steps_per_replica=WINDOW)
+    whole.set_gradient_accumulation_options(gradient_accumulation_steps_per_replica=MICRO_BATCHES)
     cases = {"in one piece": fit(whole)}
     for stages in STAGES:
         model = strategy.attach(case.model(steps_per_execution=case.steps))
@@ -93,7 +97,8 @@ def tax(strategy: millrace.Strategy, case: models.Case, rounds: int) -> list[str
     cases["jax scan"] = scan
     times = harness.paired(cases, rounds)
     print(
-        f"{case.name}: {LAYERS} layers, {case.steps // WINDOW} updates of {WINDOW} x {case.batch}"
+        f"{case.name}: {LAYERS} layers, "
+        f"{case.steps // MICRO_BATCHES} updates of {MICRO_BATCHES} x {case.batch}"
     )
     for name, values in times.items():
         harness.row(name, values, case.steps)
@@ -114,7 +119,7 @@ def updates_by_scan(case: models.Case) -> Any:
         x, y = batch
         return jnp.mean((case.forward(weights, x) - y) ** 2)
 
-    def update(state, window):
+    def update(state, micro_batches):
         weights, first, second, count, total, seen = state
 
         def micro_batch(carry, batch):
@@ -123,27 +128,27 @@ def updates_by_scan(case: models.Case) -> Any:
             return (jax.tree.map(jnp.add, summed, gradients), total + loss * case.batch), None
 
         carry = (jax.tree.map(jnp.zeros_like, weights), total)
-        (summed, total), _ = lax.scan(micro_batch, carry, window)
-        gradients = [g / WINDOW for g in summed]
+        (summed, total), _ = lax.scan(micro_batch, carry, micro_batches)
+        gradients = [g / MICRO_BATCHES for g in summed]
         weights, first, second, count = models.adam(weights, first, second, count, gradients)
-        return (weights, first, second, count, total, seen + case.batch * WINDOW), None
+        return (weights, first, second, count, total, seen + case.batch * MICRO_BATCHES), None
 
     def updates(state, batches):
-        windows = jax.tree.map(lambda a: a.reshape(-1, WINDOW, *a.shape[1:]), batches)
-        return lax.scan(update, state, windows)[0]
+        grouped = jax.tree.map(lambda a: a.reshape(-1, MICRO_BATCHES, *a.shape[1:]), batches)
+        return lax.scan(update, state, grouped)[0]
 
     return jax.jit(updates, donate_argnums=0)
 
 
-def small_case(window: int, updates: int) -> models.Case:
+def small_case(micro_batches: int, updates: int) -> models.Case:
     """Returns stages that compute almost nothing."""
     case = dense_case(64, 8, 1)
-    return replace(case, rows=case.batch * window * updates)
+    return replace(case, rows=case.batch * micro_batches * updates)
 
 
 def dispatch(strategy: millrace.Strategy, rounds: int) -> str:
     """Returns the host's time per task, of small stages on four devices and all cores."""
-    case = small_case(WINDOW, updates=4)
+    case = small_case(MICRO_BATCHES, updates=4)
     model = cut(strategy.attach(case.model(steps_per_execution=case.steps)), 4)
     medians = []
     for turn in range(rounds + 1):
@@ -175,36 +180,36 @@ class Held:
     nbytes: int  # of all stages together
 
 
-def held(strategy: millrace.Strategy, schedule: str, window: int) -> Held:
+def held(strategy: millrace.Strategy, schedule: str, micro_batches: int) -> Held:
     """Runs one update on four devices."""
-    case = small_case(window, updates=1)
-    model = strategy.attach(case.model(steps_per_execution=window))
-    cut(model, 4, window, schedule)
+    case = small_case(micro_batches, updates=1)
+    model = strategy.attach(case.model(steps_per_execution=micro_batches))
+    cut(model, 4, micro_batches, schedule)
     WatchedBuffers.most = 0
     model.fit(*case.data(), batch_size=case.batch, verbose=0)
     return Held(strategy.statistics().pipeline.last_in_flight, WatchedBuffers.most)
 
 
 def memory(
-    strategy: millrace.Strategy, schedules: Sequence[str], windows: Sequence[int]
+    strategy: millrace.Strategy, schedules: Sequence[str], counts: Sequence[int]
 ) -> list[str]:
     """Prints the memory of each schedule, and returns its growth."""
     case = small_case(1, 1)
     print(f"held in flight: {case.name}, micro-batches of {case.batch} rows, 4 stages")
     print("  schedule      micro-batches   activation sets of each stage      KiB")
     lines = []
-    pipeline.Buffers = WatchedBuffers  # type: ignore[misc]
+    update_tasks.Buffers = WatchedBuffers  # type: ignore[misc]
     for schedule in schedules:
-        found = {window: held(strategy, schedule, window) for window in windows}
-        for window, each in found.items():
+        peaks = {micro_batches: held(strategy, schedule, micro_batches) for micro_batches in counts}
+        for micro_batches, each in peaks.items():
             sets = ", ".join(map(str, each.sets))
-            print(f"  {schedule:14}{window:13}   {sets:30}{each.nbytes / 1024:8.0f}")
-        *_, fewer, more = windows
-        growth = found[more].nbytes / found[fewer].nbytes
+            print(f"  {schedule:14}{micro_batches:13}   {sets:30}{each.nbytes / 1024:8.0f}")
+        *_, fewer, more = counts
+        growth = peaks[more].nbytes / peaks[fewer].nbytes
         claims = {"1f1b": "   claim = 1.00x", "gpipe": f"   claim = {more / fewer:.2f}x"}
         name = f"{schedule}: bytes in flight, {more} / {fewer} micro-batches"
         lines.append(f"{name} = {growth:.2f}x{claims.get(schedule, '')}")
-    pipeline.Buffers = Buffers  # type: ignore[misc]
+    update_tasks.Buffers = Buffers  # type: ignore[misc]
     return lines
 
 
@@ -218,7 +223,7 @@ def tax_and_memory(options: argparse.Namespace) -> list[str]:
             lines += tax(strategy, case, options.rounds)
     if options.only in "memory":
         schedules = ("1f1b", "gpipe") if options.small else SCHEDULES
-        lines += memory(strategy, schedules, MICRO_BATCHES[: 2 if options.small else None])
+        lines += memory(strategy, schedules, MEMORY_AT[: 2 if options.small else None])
     return lines
 
 

@@ -44,7 +44,7 @@ def make_stage(kind: str, width: int) -> nn.Module:
 def main() -> None:
     """Builds the stage of this rank and serves."""
     kind, *sizes, address, rank = sys.argv[1:]
-    width, rows, window, updates = map(int, sizes)
+    width, rows, micro_batches, updates = map(int, sizes)
     index = int(rank)
     torch.set_num_threads(1)
     torch.set_num_interop_threads(1)
@@ -53,9 +53,9 @@ def main() -> None:
     optimizer = torch.optim.SGD(module.parameters(), lr=RATE)
     stage = PipelineStage(module, index, 2, torch.device("cpu"))
     loss_of = nn.functional.mse_loss
-    schedule = Schedule1F1B(stage, window, loss_fn=loss_of)
+    schedule = Schedule1F1B(stage, micro_batches, loss_fn=loss_of)
     shape = (SEQUENCE, width) if kind == "transformer" else (width,)
-    x, y = torch.randn(window * rows, *shape), torch.randn(window * rows, *shape)
+    x, y = torch.randn(micro_batches * rows, *shape), torch.randn(micro_batches * rows, *shape)
 
     def pipeline() -> None:
         for _ in range(updates):
@@ -64,13 +64,13 @@ def main() -> None:
             optimizer.zero_grad()
 
     # The last stage, which also computes the gradient of its input: the longer of the two.
-    inputs = [part.clone().requires_grad_() for part in x.chunk(window)]
-    targets = y.chunk(window)
+    inputs = [part.clone().requires_grad_() for part in x.chunk(micro_batches)]
+    targets = y.chunk(micro_batches)
 
     def alone() -> None:
         for _ in range(updates):
             for part, target in zip(inputs, targets, strict=True):
-                loss_of(module(part), target).div(window).backward()
+                loss_of(module(part), target).div(micro_batches).backward()
                 part.grad = None
             optimizer.step()
             optimizer.zero_grad()
