@@ -21,6 +21,10 @@ def test_an_update_is_an_iteration():
     assert best_unroll(LoopForm(unroll=8), iterations=10, iteration_rounds=16) == 1
 
 
+def is_run(call):
+    return call.program == "run"
+
+
 @pytest.mark.parametrize("seed", range(40))
 def test_the_calls_of_slices_run_every_step_once_and_end_every_update(seed):
     choose = random.Random(seed)
@@ -38,25 +42,24 @@ def test_the_calls_of_slices_run_every_step_once_and_end_every_update(seed):
     if not rules.trains:
         rules = rules._replace(update_steps=replicas)
     forms = Forms(LoopForm(unroll), choose.choice([None, 4]), fits)
-    begun, ended, steps, total, position = None, 0, 0, 0, 0
+    begun, ended, steps, total = None, 0, 0, 0
     for count in [choose.randint(1, 40) for _ in range(6)]:
-        calls, begun = slice_calls(rules, forms, begun, position % replicas, count)
-        assert (calls, begun) == slice_calls.__wrapped__(
-            rules,
-            forms,
-            None if total % rules.update_steps == 0 or not rules.trains else steps,
-            position % replicas,
-            count,
-        )
+        calls, begun = slice_calls(rules, forms, begun, total % replicas, count)
         end = 0
         for call in calls:
             if call.program in ("run", "accumulate"):
                 assert call.start == end
                 end += call.steps
-            if call.program == "run":
+                if call.unroll is not None:  # code of a fixed number of rounds
+                    rounds = call.unroll * (accumulated if is_run(call) and rules.trains else 1)
+                    before = (total + call.start) % replicas
+                    assert before + call.steps <= rounds * replicas
+            if is_run(call):
                 assert steps == 0
                 assert call.steps % rules.update_steps == 0 or not rules.trains
-                assert forms.max_tapped_steps is None or call.steps <= max(4, rules.update_steps)
+                limits = [forms.max_tapped_steps, rules.chunk if call.unroll is None else None]
+                for limit in filter(None, limits):
+                    assert call.steps <= max(limit, rules.update_steps)
                 ended += call.steps // rules.update_steps
             elif call.program == "zeros":
                 assert steps == 0
@@ -67,8 +70,7 @@ def test_the_calls_of_slices_run_every_step_once_and_end_every_update(seed):
                 assert steps == size
                 steps, ended = 0, ended + 1
         assert end == count
+        assert begun == (steps or None)
         total += count
-        position += count
-    assert begun == (steps or None)
     if rules.trains:
         assert ended == total // size

@@ -66,7 +66,7 @@ def slice_calls(
         rules: of the execution.
         forms: of the programs for the block.
         begun: steps so far of an update that earlier slices began; None if there is none.
-        first: first step of the slice within its round: a step of each replica.
+        first: replica of the slice's first step; 0 if the slice begins a round.
         count: steps of the slice.
 
     Returns:

@@ -6,7 +6,6 @@ pipeline                       memory/stages.py    a walk through the tasks of a
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import singledispatch
 
 from millrace._compat.jax_executables import flops
 from millrace._compat.jax_memory import memory_limit
@@ -49,20 +48,11 @@ def measure(controller: Controller, runner: Runner, batches: Batches) -> Needs:
     return _needs(programs, controller.setup)
 
 
-@singledispatch
-def _needs(programs: object, setup: Setup) -> Needs:
-    """Returns the needs of programs of a runner."""
-    raise NotImplementedError(type(programs))
-
-
-@_needs.register
-def _(programs: StagePrograms, setup: Setup) -> Needs:
-    devices = pipeline_memory(setup.model, programs)
-    return Needs(devices, lambda: _pipeline_flops(programs))
-
-
-@_needs.register
-def _(programs: LoopPrograms, setup: Setup) -> Needs:
+def _needs(programs: StagePrograms | LoopPrograms, setup: Setup) -> Needs:
+    """Returns the needs of the programs of a pipeline, or of a model in one piece."""
+    if isinstance(programs, StagePrograms):
+        devices = pipeline_memory(setup.model, programs)
+        return Needs(devices, lambda: _pipeline_flops(programs))
     memory = piece_memory(setup.model, programs)
     if not setup.destination.is_host_memory:
         memory = _with_blocks_ahead(memory, setup.options.feed.prefetch_depth)
