@@ -23,6 +23,7 @@ import numpy as np
 from jax.typing import ArrayLike
 
 from millrace._compat.jaxpr import trace
+from millrace._compat.keras_layers import layers_without_jit
 from millrace.errors import ModelError, OptionError
 from millrace.pipelines.assignment.assignment import Assignment, assign, scoped_stages
 from millrace.pipelines.assignment.calls import (
@@ -45,7 +46,7 @@ def balanced(model: keras.Model, word: str, num_stages: int | None) -> Assignmen
 
     Raises:
         OptionError: if the word is not "auto", or the number of stages is missing or too large.
-        ModelError: if the model is not built.
+        ModelError: if the model is not built, or has layers that cannot be compiled.
     """
     if word.lower() != "auto":
         raise OptionError(
@@ -56,6 +57,14 @@ def balanced(model: keras.Model, word: str, num_stages: int | None) -> Assignmen
         raise OptionError(
             "set_pipeline_stage_assignment('auto') needs the number of stages. Set num_stages=2 or "
             "more: as many as there are devices."
+        )
+    uncompiled = layers_without_jit(model)
+    if uncompiled:
+        raise ModelError(
+            f"{model.name!r} cannot be cut into stages, which are compiled programs: its layers "
+            f"{uncompiled} do not support compilation. Move these layers in front of the model, "
+            "into the data set, or run it in one piece on one device: Strategy(devices=1), "
+            "without pipeline stages."
         )
     calls = find_calls(model)
     flops = call_flops(model, calls)
@@ -71,7 +80,12 @@ def stage_summary(
     if assignment is not None:
         stages = scoped_stages(calls) if assignment.stages is None else assignment.stages
     assigned = [stage for stage in stages or () if stage is not None]
-    can_count = model.built and assigned and len(assigned) == len(leaves(calls))
+    can_count = (
+        model.built
+        and assigned
+        and len(assigned) == len(leaves(calls))
+        and not layers_without_jit(model)  # which may not be traced, either
+    )
     costs = _stage_costs(model, calls, assigned) if can_count else None
     return summary_lines(model, calls, stages, line_length, costs)
 
