@@ -9,7 +9,8 @@
                   equal cost, each on its own device
 
 An optimizer of Keras that accumulates takes the mean of the gradients of its steps, as millrace
-does for steps of equal size; schedules, averages of weights and clipping would count differently.
+does for steps of equal size; it counts schedules, averages of weights and clipping differently, so
+that a Subject with these is compared with accumulated_by_hand.
 What millrace refuses is a Refusal with its error. Nothing here judges: tests and tables do.
 
     losses    largest relative difference of any log of any epoch
@@ -23,13 +24,14 @@ import gc
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import jax
 import keras
 import numpy as np
 import pipeline_cases as pipes
+from accumulated_by_hand import accumulate_by_hand
 
 from millrace.errors import MillraceError
 
@@ -47,6 +49,8 @@ class Subject:
         made with: nothing, or `gradient_accumulation_steps=2`.
     fit: further arguments of `fit`.
     policy: of all layers.
+    by_hand: whether accumulation is compared with a loop of hand in place of an optimizer of Keras
+        that accumulates: for clipping, schedules and averages, and optimizers that cannot.
     """
 
     name: str
@@ -57,6 +61,7 @@ class Subject:
     epochs: int = 2
     fit: Mapping[str, Any] = field(default_factory=dict)
     policy: str = "float32"
+    by_hand: bool = False
 
 
 @dataclass(frozen=True)
@@ -116,6 +121,10 @@ def compare(
 
 def train_plain(subject: Subject, steps: int = 1) -> Trained:
     """Trains in plain Keras, with so many steps in an update."""
+    if subject.by_hand and steps > 1:
+        model = accumulate_by_hand(_built(subject), steps)
+        model.compile(**subject.compile())
+        return _fit(replace(subject, batch_size=steps * (subject.batch_size or 1)), model)
     accumulation = {} if steps == 1 else {"gradient_accumulation_steps": steps}
     model = _built(subject)
     model.compile(**subject.compile(**accumulation))

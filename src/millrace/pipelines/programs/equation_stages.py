@@ -6,11 +6,11 @@
     mr.model                            the latest stage of its inputs
     (outside the model)                 the last: loss and metrics
 
-Three kinds of equations get no stage from these rules, but from their neighbours. Values that follow
-from weights alone, such as the penalty of a regularizer, are computed where these weights live.
-Values that follow from the batch alone, such as a cast, are computed where they are first needed.
-So are values that follow from state outside of every layer, such as random numbers of a seed
-generator of the model; and the next value of that state is computed where its value is used.
+Three kinds of equations get no stage from these rules, but from their neighbours. Values that
+follow from weights alone, such as the penalty of a regularizer, are computed where these weights
+live. Values that follow from the batch alone, such as a cast, or from state outside of every layer,
+such as the random numbers of a model's own seed generator, are computed where they are first
+needed. The next value of such state is computed where the present one is used.
 """
 
 import re
@@ -140,17 +140,18 @@ def _with_first_uses(
     graph: Graph, stages: Sequence[int | None], last: int, state: Mapping[Var, Var]
 ) -> list[int]:
     """Puts equations that still have no stage where their results are first needed."""
-    needed = {var: last for var in variables(graph.outvars) if var not in state}
-    stages = _first_needs(graph, stages, needed)
-    for new, old in state.items():
-        needed.setdefault(new, needed.get(old, last))
-    return [last if each is None else each for each in _first_needs(graph, stages, needed)]
+    results = {var: last for var in variables(graph.outvars) if var not in state}
+    used, _ = _needs(graph, stages, results)
+    renewed = {new: used.get(old, last) for new, old in state.items()}
+    _, complete = _needs(graph, stages, {**results, **renewed})
+    return [last if stage is None else stage for stage in complete]
 
 
-def _first_needs(
-    graph: Graph, stages: Sequence[int | None], needed: dict[Var, int]
-) -> list[int | None]:
-    """Returns stages with those of equations whose results are needed; adds what these need."""
+def _needs(
+    graph: Graph, stages: Sequence[int | None], results: Mapping[Var, int]
+) -> tuple[dict[Var, int], list[int | None]]:
+    """Returns the first stage that needs each variable, and the stages with those that follow."""
+    needed = dict(results)
     complete: list[int | None] = []
     for equation, stage in zip(reversed(graph.equations), reversed(stages), strict=True):
         if stage is None:
@@ -159,4 +160,4 @@ def _first_needs(
         if stage is not None:
             for var in variables(equation.invars):
                 needed[var] = min(stage, needed.get(var, stage))
-    return complete[::-1]
+    return needed, complete[::-1]
