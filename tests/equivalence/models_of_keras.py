@@ -51,7 +51,7 @@ SHORT: dict[str, tuple[str, dict[str, Any]]] = {
     "convnext": ("ConvNeXt", {"depths": [1, 1, 2, 1], "projection_dims": [16, 32, 48, 64]}),
     "densenet": ("DenseNet", {"blocks": [1, 2, 2, 1]}),
     "efficientnet": ("EfficientNet", THIN),
-    "efficientnet_v2": ("EfficientNetV2", {**THIN, "blocks_args": "efficientnetv2-b0"}),
+    "efficientnet_v2": ("EfficientNetV2", {**THIN, "name": "efficientnetv2-b0"}),
     "nasnet": (
         "NASNet",
         {
