@@ -18,6 +18,9 @@ What millrace refuses is a Refusal with its error. Nothing here judges: tests an
               tests here hold below 1e-6
     updates   norm of the difference of all trained weights, over the norm of what training changed
               in them. It counts rounding alone where the others hide it in a small learning rate
+
+Deep models blow rounding up, so that no two programs of one model agree. Which of them is nearer to
+the truth is measured by `reference`: plain Keras in float64, without the random numbers of dropout.
 """
 
 import gc
@@ -121,14 +124,59 @@ def compare(
 
 def train_plain(subject: Subject, steps: int = 1) -> Trained:
     """Trains in plain Keras, with so many steps in an update."""
+    return _fit_plain(subject, _built(subject), steps)
+
+
+def _fit_plain(subject: Subject, model: keras.Model, steps: int) -> Trained:
     if subject.by_hand and steps > 1:
-        model = accumulate_by_hand(_built(subject), steps)
-        model.compile(**subject.compile())
+        accumulate_by_hand(model, steps).compile(**subject.compile())
         return _fit(replace(subject, batch_size=steps * (subject.batch_size or 1)), model)
     accumulation = {} if steps == 1 else {"gradient_accumulation_steps": steps}
-    model = _built(subject)
     model.compile(**subject.compile(**accumulation))
     return _fit(subject, model)
+
+
+@dataclass(frozen=True)
+class Errors:
+    """How far each of both is from float64, as in a Comparison."""
+
+    losses: float
+    losses_of_keras: float
+    updates: float
+    updates_of_keras: float
+
+
+def reference(subject: Subject, way: str) -> Errors:
+    """Returns the errors of both in one of WAYS, without dropout."""
+    steps = 1 if way == "one piece" else ACCUMULATION
+    subject = replace(subject, build=lambda build=subject.build: _without_dropout(build()))
+    exact = train_in_float64(subject, steps)
+    trained = train(subject, way)[0], train_plain(subject, steps)
+    change = distance(exact.trainable, exact.start)
+    updates = [distance(each.trainable, exact.trainable) / change for each in trained]
+    losses = [_of_history(each, exact) for each in trained]
+    return Errors(*losses, *updates)
+
+
+def train_in_float64(subject: Subject, steps: int = 1) -> Trained:
+    """Trains in plain Keras in float64, from the weights that a model in float32 starts with."""
+    weights = _built(subject).get_weights()
+    with jax.enable_x64(True):
+        keras.config.set_floatx("float64")
+        try:
+            model = _built(replace(subject, policy="float64"))
+            model.set_weights(weights)
+            return _fit_plain(subject, model, steps)
+        finally:
+            keras.config.set_floatx("float32")
+            keras.config.set_dtype_policy("float32")
+
+
+def _without_dropout(model: keras.Model) -> keras.Model:
+    for layer in model._flatten_layers():
+        if isinstance(layer, keras.layers.Dropout):
+            layer.rate = 0
+    return model
 
 
 def train(subject: Subject, way: str) -> tuple[Trained, dict[str, Any]]:
@@ -197,11 +245,7 @@ def _compared(found: Trained, expected: Trained, cut: dict[str, Any]) -> Compari
         np.testing.assert_array_equal(value, other)  # else nothing would be compared
     assert list(found.history) == list(expected.history)
     return Comparison(
-        losses=max(
-            _relative(value, other)
-            for name, values in expected.history.items()
-            for value, other in zip(found.history[name], values, strict=True)
-        ),
+        losses=_of_history(found, expected),
         weights=max(
             _largest(value, other)
             for value, other in zip(
@@ -218,6 +262,14 @@ def _compared(found: Trained, expected: Trained, cut: dict[str, Any]) -> Compari
     )
 
 
+def _of_history(found: Trained, expected: Trained) -> float:
+    return max(
+        _relative(value, other)
+        for name, values in expected.history.items()
+        for value, other in zip(found.history[name], values, strict=True)
+    )
+
+
 def distance(values: Sequence[np.ndarray], others: Sequence[np.ndarray]) -> float:
     """Returns the norm of the difference of two lists of arrays, in float64."""
     pairs = zip(values, others, strict=True)
@@ -229,6 +281,8 @@ def distance(values: Sequence[np.ndarray], others: Sequence[np.ndarray]) -> floa
 def _relative(value: Any, other: Any) -> float:
     value, other = float(value), float(other)
     assert math.isfinite(other), "plain Keras ends in NaN or infinity: nothing can be compared"
+    if not math.isfinite(value):
+        return math.inf
     return 0.0 if value == other else abs(value - other) / max(abs(value), abs(other))
 
 
@@ -238,4 +292,6 @@ def _largest(value: np.ndarray, other: np.ndarray) -> float:
     if np.issubdtype(other.dtype, np.integer) or other.dtype == bool:
         return 0.0 if np.array_equal(value, other) else math.inf
     value, other = value.astype("float64"), other.astype("float64")
+    if not np.isfinite(value).all():
+        return math.inf
     return float((np.abs(value - other) / (1 + np.abs(other))).max(initial=0.0))
