@@ -214,6 +214,28 @@ def tied_dense() -> keras.Model:
 TIED_DENSE = [0, 1, 1, 2, 2]
 
 
+def two_towers() -> keras.Model:
+    """A backbone with statistics and random numbers that is called for each of two inputs."""
+    backbone = keras.Sequential(
+        [
+            keras.Input((6,)),
+            layers.Dense(16, use_bias=False),
+            layers.BatchNormalization(),
+            layers.Dense(8, "relu"),
+            layers.Dropout(0.2),
+            layers.Dense(4),
+        ]
+    )
+    left, right = keras.Input((6,)), keras.Input((6,))
+    apart = layers.Subtract()([backbone(left), backbone(right)])
+    return keras.Model([left, right], layers.Dense(1, "sigmoid")(apart))
+
+
+def pairs(rows: int = cases.WHOLE) -> dict[str, Any]:
+    data = cases.table(rows)
+    return {"x": [data["x"], data["x"][::-1].copy()], "y": data["y"]}
+
+
 class Unembed(layers.Layer):
     """Scores for each word, by the table of an Embedding."""
 

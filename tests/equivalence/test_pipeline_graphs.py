@@ -97,3 +97,13 @@ def test_the_order_of_tasks_and_the_devices_change_no_bit(seed):
     schedule = "gpipe" if graph.schedule == "zero_bubble" else graph.schedule
     other = pipes.pipelined(case, stages, pipeline_schedule=schedule, device_mapping=graph.mapping)
     pipes.assert_bits(pipes.fit(case, other), pipes.fit(case, pipes.pipelined(case, stages)))
+
+
+def test_auto_cuts_two_towers_that_share_statistics_and_random_numbers():
+    case = cases.Case("towers", pipes.two_towers, pipes.pairs, compile=cases.optimizer("SGD", 0.1))
+    model = pipes.pipelined(case, None, devices=2)
+    model.set_pipeline_stage_assignment("auto", num_stages=2)
+    calls = pipes.leaf_calls(model.get_pipeline_stage_assignment())
+    assert len({call.pipeline_stage for call in calls}) == 2
+    found = pipes.fit(case, model)
+    cases.assert_same(found, pipes.fit(case, pipes.accumulated(case)))

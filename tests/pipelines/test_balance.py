@@ -1,9 +1,10 @@
 import itertools
 import random
 
+import keras
 import pytest
 
-from millrace.errors import OptionError
+from millrace.errors import ModelError, OptionError
 from millrace.pipelines.assignment import balance as module
 from millrace.pipelines.assignment.balance import balance
 
@@ -81,3 +82,17 @@ def test_calls_without_cost_still_fill_their_stages():
 def test_as_many_stages_as_calls_at_most(num_stages):
     with pytest.raises(OptionError, match=rf"3 layer calls .* into {num_stages} .* from 1 to 3"):
         balance([1, 1, 1], [[], [0], [1]], num_stages)
+
+
+def test_layers_that_cannot_be_compiled_are_refused_before_they_are_traced(strategy):
+    with strategy.scope():
+        crop = keras.layers.RandomCrop(4, 4, name="crop")
+        model = keras.Sequential(
+            [keras.Input((6, 6, 1)), crop, keras.layers.Flatten(), keras.layers.Dense(1)]
+        )
+    with pytest.raises(ModelError, match=r"\['crop'\] do not support compilation.*data set"):
+        model.set_pipeline_stage_assignment("auto", num_stages=2)
+    model.set_pipeline_stage_assignment([0, 0, 1])
+    lines = []
+    model.print_pipeline_stage_assignment_summary(print_fn=lines.append)  # as far as it knows
+    assert "crop" in "\n".join(lines)

@@ -280,3 +280,73 @@ def test_scopes_within_a_call_decide_where_no_list_is_set():
     marks = Marks(None, 2, [])
     found = split(graph, [W[0], X], [LOSS], result, marks, str)
     assert [len(stage.carried) for stage in found.stages] == [0, 1]
+
+
+S = Slot("non_trainable", 0)
+
+
+def outside():
+    """The scope of operations of the model that are in none of its layers."""
+    return jax.named_scope(MODEL_SCOPE)
+
+
+def test_state_outside_of_layers_is_renewed_where_it_is_used():
+    def step(w, s, x):
+        with outside():
+            noise, after = jnp.sin(s), s + 1
+        with call(0):
+            a = x * w + noise
+        with call(1):
+            b = jnp.tanh(a)
+        return jnp.sum(b), after
+
+    found = cut(step, [W[0], S, X], [LOSS, S], [0, 1])
+    assert [stage.new_state for stage in found.stages] == [(S,), ()]
+    assert found.owners[S] == 0
+
+
+def test_state_that_is_renewed_twice_is_on_the_stage_of_its_first_use():
+    """As of a seed generator of the model: its second value goes to the second stage."""
+
+    def step(w, s, x):
+        with outside():
+            first, s = jnp.sin(s), s + 1
+        with call(0):
+            a = x * w + first
+        with outside():
+            second, s = jnp.sin(s), s + 1
+        with call(1):
+            b = jnp.tanh(a) * second
+        return jnp.sum(b), s
+
+    found = cut(step, [W[0], S, X], [LOSS, S], [0, 1])
+    assert [stage.new_state for stage in found.stages] == [(S,), ()]
+    assert operations(found.stages[0]).count("sin") == 1
+    assert operations(found.stages[1]).count("sin") == 1
+    assert [(v.producer, v.consumers) for v in found.values] == [(0, (1,)), (0, (1,))]
+
+
+def test_state_that_nothing_else_uses_is_on_the_last_stage():
+    def step(w, s, x):
+        with outside():
+            after = s + 1
+        with call(0):
+            a = x * w
+        with call(1):
+            b = jnp.tanh(a)
+        return jnp.sum(b), after
+
+    found = cut(step, [W[0], S, X], [LOSS, S], [0, 1])
+    assert [stage.new_state for stage in found.stages] == [(), (S,)]
+
+
+def test_state_that_layers_of_two_stages_use_is_refused():
+    def step(w, s, x):
+        with call(0):
+            a = x * w + s
+        with call(1):
+            b = jnp.tanh(a) * s
+        return jnp.sum(b), s + 1
+
+    with pytest.raises(ModelError, match=r"Variable 0 changes with .* used by the stages \[0, 1\]"):
+        cut(step, [W[0], S, X], [LOSS, S], [0, 1])

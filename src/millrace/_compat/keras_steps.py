@@ -137,6 +137,11 @@ def _run_forward(
         (result, auxiliary) if isinstance(result, tuple) else ((result, auxiliary), None)
     )
     unscaled_loss, y_pred, non_trainable, metrics = auxiliary
+    if training:
+        # A mask is an attribute of its tensor, and Keras's metrics ignore masks in training: those
+        # see what `value_and_grad` has returned, which are other tensors. So must a step be whose
+        # parts are differentiated later.
+        y_pred = jax.lax.stop_gradient(y_pred)
     private: Any = model
     logs, metrics = private._update_metrics_variables(
         metrics, unscaled_loss, x, y, y_pred, sample_weight

@@ -14,6 +14,7 @@ branches has no others.
 """
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 
 import jax
@@ -23,6 +24,7 @@ import numpy as np
 from jax.typing import ArrayLike
 
 from millrace._compat.jaxpr import trace
+from millrace._compat.keras_layers import layers_without_jit
 from millrace.errors import ModelError, OptionError
 from millrace.pipelines.assignment.assignment import Assignment, assign, scoped_stages
 from millrace.pipelines.assignment.calls import (
@@ -33,19 +35,22 @@ from millrace.pipelines.assignment.calls import (
     marked_calls,
 )
 from millrace.pipelines.assignment.observed_calls import Arguments, built_arguments
+from millrace.pipelines.assignment.shared_state import edges_of_groups, groups_by_state
 from millrace.pipelines.assignment.summary import StageCost, summary_lines
 from millrace.pytrees import ArrayTree, Spec
 from millrace.recomputation.costs import flops_of_calls, shares
 
 ROWS = 32  # of the batch for which costs are counted; also the length of any other `None` axis
+NAMES = 4  # of layers that an error lists
 
 
 def balanced(model: keras.Model, word: str, num_stages: int | None) -> Assignment:
     """Returns the assignment that balances the FLOPs of forward and backward over the stages.
 
     Raises:
-        OptionError: if the word is not "auto", or the number of stages is missing or too large.
-        ModelError: if the model is not built.
+        OptionError: if the word is not "auto", or the number of stages is missing or too large:
+            calls that change the same state are on one stage.
+        ModelError: if the model is not built, or has layers that cannot be compiled.
     """
     if word.lower() != "auto":
         raise OptionError(
@@ -57,9 +62,39 @@ def balanced(model: keras.Model, word: str, num_stages: int | None) -> Assignmen
             "set_pipeline_stage_assignment('auto') needs the number of stages. Set num_stages=2 or "
             "more: as many as there are devices."
         )
+    uncompiled = layers_without_jit(model)
+    if uncompiled:
+        raise ModelError(
+            f"{model.name!r} cannot be cut into stages, which are compiled programs: its layers "
+            f"{uncompiled} do not support compilation. Move these layers in front of the model, "
+            "into the data set, or run it in one piece on one device: Strategy(devices=1), "
+            "without pipeline stages."
+        )
     calls = find_calls(model)
-    flops = call_flops(model, calls)
-    return assign(calls, balance(flops, leaf_edges(calls), num_stages))
+    flops, edges = call_flops(model, calls), leaf_edges(calls)
+    groups = groups_by_state(leaves(calls), edges)
+    _check_groups(model, calls, groups, num_stages)
+    costs = np.bincount(groups, weights=flops).tolist()
+    stages = balance(costs, edges_of_groups(groups, edges), num_stages)
+    return assign(calls, [stages[group] for group in groups])
+
+
+def _check_groups(
+    model: keras.Model, calls: Sequence[LayerCall], groups: Sequence[int], num_stages: int
+) -> None:
+    count, flat = max(groups, default=-1) + 1, leaves(calls)
+    if count < num_stages <= len(groups):
+        sizes = Counter(groups)
+        names = dict.fromkeys(
+            call.name for call, group in zip(flat, groups, strict=True) if sizes[group] > 1
+        )
+        remedy = f"set num_stages={count}" if count > 1 else "leave the model in one piece"
+        raise OptionError(
+            f"{model.name!r} cannot be cut into {num_stages} stages, only into {count}: the calls "
+            f"of {list(names)[:NAMES]} change the same state or lie between calls that do, and "
+            "state that changes with every micro-batch has one stage. Use a layer of its own for "
+            f"each call, or {remedy}."
+        )
 
 
 def stage_summary(
@@ -71,7 +106,12 @@ def stage_summary(
     if assignment is not None:
         stages = scoped_stages(calls) if assignment.stages is None else assignment.stages
     assigned = [stage for stage in stages or () if stage is not None]
-    can_count = model.built and assigned and len(assigned) == len(leaves(calls))
+    can_count = (
+        model.built
+        and assigned
+        and len(assigned) == len(leaves(calls))
+        and not layers_without_jit(model)  # which may not be traced, either
+    )
     costs = _stage_costs(model, calls, assigned) if can_count else None
     return summary_lines(model, calls, stages, line_length, costs)
 

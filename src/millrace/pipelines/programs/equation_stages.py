@@ -6,9 +6,11 @@
     mr.model                            the latest stage of its inputs
     (outside the model)                 the last: loss and metrics
 
-Two kinds of equations get no stage from these rules, but from their neighbours. Values that follow
-from weights alone, such as the penalty of a regularizer, are computed where these weights live.
-Values that follow from the batch alone, such as a cast, are computed where they are first needed.
+Three kinds of equations get no stage from these rules, but from their neighbours. Values that
+follow from weights alone, such as the penalty of a regularizer, are computed where these weights
+live. Values that follow from the batch alone, such as a cast, or from state outside of every layer,
+such as the random numbers of a model's own seed generator, are computed where they are first
+needed. The next value of such state is computed where the present one is used.
 """
 
 import re
@@ -19,6 +21,7 @@ from millrace._compat.jaxpr import Equation, Graph, Var, inner_scopes, scope, va
 from millrace.errors import ModelError
 
 MODEL_SCOPE = "mr.model"
+NO_STATE: Mapping[Var, Var] = {}
 
 _MARK = re.compile(r"mr\.([LS])(\d+)")
 
@@ -46,13 +49,16 @@ class Marks:
         return f"Layer {self.names[calls[-1]]!r}" if calls else f"An operation in {name!r}"
 
 
-def stages_of_equations(graph: Graph, weights: Sequence[Var], marks: Marks) -> list[int]:
+def stages_of_equations(
+    graph: Graph, weights: Sequence[Var], marks: Marks, state: Mapping[Var, Var] = NO_STATE
+) -> list[int]:
     """Returns the stage of each equation.
 
     Args:
         graph: one step, without unused equations.
         weights: variables of the graph that are weights or other state of the model.
         marks: the meaning of its scopes.
+        state: for each output that is the next value of a changing state, its present value.
 
     Raises:
         ModelError: if a stage takes a value of a later one, or one equation spans several stages.
@@ -77,7 +83,7 @@ def stages_of_equations(graph: Graph, weights: Sequence[Var], marks: Marks) -> l
         stages.append(stage)
         if stage is not None:
             made_in.update(dict.fromkeys(equation.outvars, stage))
-    return _with_first_uses(graph, stages, last)
+    return _with_first_uses(graph, stages, last, state)
 
 
 def _mark(equation: Equation, marks: Marks) -> int | None:
@@ -130,14 +136,28 @@ def _check_order(
             )
 
 
-def _with_first_uses(graph: Graph, stages: Sequence[int | None], last: int) -> list[int]:
+def _with_first_uses(
+    graph: Graph, stages: Sequence[int | None], last: int, state: Mapping[Var, Var]
+) -> list[int]:
     """Puts equations that still have no stage where their results are first needed."""
-    needed: dict[Var, int] = dict.fromkeys(variables(graph.outvars), last)
-    complete: list[int] = []
+    results = {var: last for var in variables(graph.outvars) if var not in state}
+    used, _ = _needs(graph, stages, results)
+    renewed = {new: used.get(old, last) for new, old in state.items()}
+    _, complete = _needs(graph, stages, {**results, **renewed})
+    return [last if stage is None else stage for stage in complete]
+
+
+def _needs(
+    graph: Graph, stages: Sequence[int | None], results: Mapping[Var, int]
+) -> tuple[dict[Var, int], list[int | None]]:
+    """Returns the first stage that needs each variable, and the stages with those that follow."""
+    needed = dict(results)
+    complete: list[int | None] = []
     for equation, stage in zip(reversed(graph.equations), reversed(stages), strict=True):
         if stage is None:
-            stage = min((needed[var] for var in equation.outvars if var in needed), default=last)
+            stage = min((needed[var] for var in equation.outvars if var in needed), default=None)
         complete.append(stage)
-        for var in variables(equation.invars):
-            needed[var] = min(stage, needed.get(var, stage))
-    return complete[::-1]
+        if stage is not None:
+            for var in variables(equation.invars):
+                needed[var] = min(stage, needed.get(var, stage))
+    return needed, complete[::-1]

@@ -106,11 +106,12 @@ def split(
     """
     slots = dict(zip(graph.invars, inputs, strict=True))
     graph = used(graph, graph.outvars, also=with_effects(graph))
-    state = [var for var, slot in slots.items() if slot.role in STATE]
+    state = {var: slot for var, slot in slots.items() if slot.role in STATE}
     results = dict(zip(outputs, graph.outvars, strict=True))
-    flow = _StepFlow(
-        graph, slots, results, stages_of_equations(graph, state, marks), marks.num_stages - 1
-    )
+    renewed = {results[slot]: var for var, slot in state.items() if slot in results}
+    changed = {new: old for new, old in renewed.items() if not is_literal(new) and new is not old}
+    of_equations = stages_of_equations(graph, list(state), marks, changed)
+    flow = _StepFlow(graph, slots, results, of_equations, marks.num_stages - 1)
     flow.check_state(describe)
     values = flow.values()
     numbers = {var: number for number, var in enumerate(values)}
