@@ -65,7 +65,7 @@ def compile(
 
     def run(*args: object) -> Results:
         devices = find_devices()
-        with jax.default_device(devices[0]), launching(len(devices)):
+        with jax.default_device(devices[0]), launching(devices):
             return _listed(_function_of(computation)(*args))
 
     length = None

@@ -82,7 +82,7 @@ class IPUStrategy(Strategy):
             kwargs: its keyword arguments.
             options: of the original API; ignored.
         """
-        with launching(len(self.devices)):
+        with launching(self.devices):
             return super().run(fn, args, kwargs)
 
     def experimental_run_v2(self, *args: object, **kwargs: object) -> NoReturn:

@@ -64,6 +64,7 @@ class Compiled:
         subject: Subject,
         shares: Callable[[], bool],
         donated: tuple[int, ...] = (),
+        devices: tuple[jax.Device, ...] | None = None,
     ):
         """Prepares the function; compiles nothing yet.
 
@@ -72,10 +73,11 @@ class Compiled:
             subject: for the compile log.
             shares: whether the executable may serve equal programs; called after the trace.
             donated: indices of arguments whose memory the program may reuse.
+            devices: of the program; None for those of its arguments.
         """
         self._jitted = jax.jit(function, donate_argnums=donated)
         self._subject = subject
-        self._shares = shares
+        self._shares, self._devices = shares, devices
         self._executables = MadeOnce[Executable]()
         self._last: _LastCall | None = None
 
@@ -125,7 +127,7 @@ class Compiled:
 
     def _compile(self, arguments: ProgramArguments) -> Executable:
         log, subject = current_log(), self._subject
-        what, devices = subject.what(arguments), _devices(arguments)
+        what, devices = subject.what(arguments), self._devices or _devices(arguments)
         log.begin(what)
         key = subject.key(arguments)
         reason = Reason(key, log, subject.number, subject.objects)

@@ -1,7 +1,7 @@
 """The replicas' copies of a variable, kept as an attribute of it.
 
     variable.value   [...]      replica 0's
-    its copies    [R, ...]      as the last program left them
+    its copies    [R, ...]      as the last program left them: on one device, or a part on each
 
 Copies are valid as long as the variable holds the very array that was stored with them. Any later
 assignment, such as loading a checkpoint, gives all replicas the new value.
@@ -16,24 +16,25 @@ import keras
 import numpy as np
 
 from millrace._compat.keras_steps import stored_value
+from millrace.devices import DeviceGroup, put_on
 from millrace.loops.scope import put, value_of
 
 _ATTRIBUTE = "millrace_copies"
 _SEED = "seed_generator_state"
+_SPREAD = 0x9E3779B9  # between the seeds of neighbours
 
 
 class _ReplicaCopies(NamedTuple):
     stored: jax.Array  # the value of the variable at that time
-    stacked: jax.Array  # [R, ...]
+    stacked: jax.Array  # [R, ...]; [...] if one value serves all replicas
+    is_whole: bool = False  # whether it does
 
 
 def copies_of(variables: Sequence[keras.Variable], count: int) -> list[jax.Array]:
-    """Returns the values of variables for all replicas, `[R, ...]`; for one replica as they are.
+    """Returns the values of variables for all replicas, `[R, ...]`, on one device.
 
     A random seed without copies becomes a different seed on each replica.
     """
-    if count == 1:
-        return list(map(value_of, variables))
     values = [_valid_copies(variable, count) for variable in variables]
     missing = [k for k, copies in enumerate(values) if copies is None]
     if missing:
@@ -44,7 +45,16 @@ def copies_of(variables: Sequence[keras.Variable], count: int) -> list[jax.Array
         )
         for k, copies in zip(missing, new, strict=True):
             values[k] = copies
-    return values  # type: ignore[return-value] - none is missing any more
+    return [_on_one_device(value) for value in values]  # type: ignore[arg-type] - none is missing
+
+
+def copies_on(variables: Sequence[keras.Variable], group: DeviceGroup) -> list[jax.Array]:
+    """Returns the values of variables, `[R, ...]`, the part of each replica on its device."""
+    layout = group.split(0)
+    return [
+        _spread_on(variable, group) if copies is None else put_on(copies, layout)
+        for variable, copies in ((v, _valid_copies(v, group.replicas)) for v in variables)
+    ]
 
 
 def values_to_read(variables: Sequence[keras.Variable], count: int) -> list[jax.Array]:
@@ -53,9 +63,31 @@ def values_to_read(variables: Sequence[keras.Variable], count: int) -> list[jax.
     Variables without copies have one value for all replicas.
     """
     return [
-        value_of(variable) if (copies := _valid_copies(variable, count)) is None else copies
+        value_of(variable)
+        if (copies := _valid_copies(variable, count)) is None
+        else _on_one_device(copies)
         for variable in variables
     ]
+
+
+def values_to_read_on(variables: Sequence[keras.Variable], group: DeviceGroup) -> list[jax.Array]:
+    """Returns values as `values_to_read` does, on the devices of the replicas.
+
+    A value that serves all replicas is kept there until the variable changes.
+    """
+    values = []
+    for variable in variables:
+        copies = _valid_copies(variable, group.replicas)
+        if copies is not None:
+            values.append(put_on(copies, group.split(0)))
+            continue
+        kept: _ReplicaCopies | None = getattr(variable, _ATTRIBUTE, None)
+        stored = stored_value(variable)
+        if kept is None or kept.stored is not stored or kept.stacked.sharding != group.whole:
+            kept = _ReplicaCopies(stored, put_on(value_of(variable), group.whole), is_whole=True)
+            setattr(variable, _ATTRIBUTE, kept)
+        values.append(kept.stacked)
+    return values
 
 
 def replica_axes(
@@ -71,13 +103,36 @@ def replica_axes(
 def put_copies(variables: Sequence[keras.Variable], stacked: Sequence[jax.Array]) -> None:
     """Assigns the values of replica 0 to variables, and keeps those of all replicas."""
     put(variables, _first(list(stacked)))
+    _keep(variables, stacked)
+
+
+def put_copies_of(
+    variables: Sequence[keras.Variable],
+    stacked: Sequence[jax.Array],
+    first: Sequence[jax.Array] | None,
+) -> None:
+    """Does the same for values on the devices of the replicas.
+
+    Args:
+        variables: to be assigned.
+        stacked: values of all replicas.
+        first: those of replica 0, whole on each device; None if its device is of this process.
+    """
+    if first is None:
+        put(variables, _first([value.addressable_data(0) for value in stacked]))
+    else:
+        put(variables, [value.addressable_data(0) for value in first])
+    _keep(variables, stacked)
+
+
+def _keep(variables: Sequence[keras.Variable], stacked: Sequence[jax.Array]) -> None:
     for variable, copies in zip(variables, stacked, strict=True):
         setattr(variable, _ATTRIBUTE, _ReplicaCopies(stored_value(variable), copies))
 
 
 def _valid_copies(variable: keras.Variable, count: int) -> jax.Array | None:
     copies: _ReplicaCopies | None = getattr(variable, _ATTRIBUTE, None)
-    if copies is None or count == 1:
+    if copies is None or copies.is_whole:
         return None
     is_valid = copies.stored is stored_value(variable) and len(copies.stacked) == count
     return copies.stacked if is_valid else None
@@ -93,11 +148,34 @@ def _spread_traced(
     index = jnp.arange(count, dtype=jnp.uint32)[:, None]
     # Keras counts draws in the last number of a seed, so the first one is free.
     return [
-        value + index * jnp.asarray([0x9E3779B9, 0], jnp.uint32)
+        value + index * jnp.asarray([_SPREAD, 0], jnp.uint32)
         if is_seed
         else jnp.broadcast_to(value, (count, *value.shape))
         for value, is_seed in zip(values, are_seeds, strict=True)
     ]
+
+
+def _spread_on(variable: keras.Variable, group: DeviceGroup) -> jax.Array:
+    """Returns a value's copies without holding all of them on one device."""
+    value, local = value_of(variable), group.local
+    if _is_seed(variable):
+        indices = np.arange(group.replicas, dtype=np.uint32)[:, None]
+        seeds = np.asarray(value) + indices * np.asarray([_SPREAD, 0], np.uint32)
+        values = [seeds[index] for index in local]
+    else:
+        values = [value] * len(local)
+    parts = [
+        jax.device_put(value, group.devices[index])[None]
+        for index, value in zip(local, values, strict=True)
+    ]
+    shape = (group.replicas, *variable.shape)
+    return jax.make_array_from_single_device_arrays(shape, group.split(0), parts)
+
+
+def _on_one_device(value: jax.Array) -> jax.Array:
+    if len(value.sharding.device_set) == 1:
+        return value
+    return jnp.asarray(np.asarray(value))
 
 
 _spread = jax.jit(_spread_traced, static_argnums=(1, 2))

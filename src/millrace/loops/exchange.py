@@ -104,7 +104,8 @@ class Exchange:
         self.capacity = chunk_capacity(tapped, capacity)
         self.error: BaseException | None = None
         self._length = ChunkLength(self.capacity, seconds)
-        self._taken = 0  # elements in the last portion
+        self._taken = 0  # iterations in the last portion
+        self._last = self._held = Portion(self.empty, 0, 0)
 
     def open(self) -> None:
         """Begins a run of the program."""
@@ -137,7 +138,7 @@ class Exchange:
         except BaseException as error:  # raised by `close`, in the caller
             self.error = error
             portion = Portion(self.empty, 0, 0)
-        self._taken = portion.iterations
+        self._taken, self._last = portion.iterations, portion
         self._length.begin()
         return portion
 
@@ -158,6 +159,11 @@ class Exchange:
 
     def _portion_of_replicas(self, infeed: InfeedQueue, at_most: int) -> Portion:
         """Copies the elements that are ready, and those that complete an iteration of all."""
+        if held := self._held.iterations:
+            portion = self._held._replace(iterations=min(held, at_most))
+            rest = held - portion.iterations
+            self._held = portion._replace(start=portion.start + portion.iterations, iterations=rest)
+            return portion
         block = jax.tree.map(np.zeros_like, self.empty)
         # Views of the same memory.
         flat = jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), block)
@@ -179,7 +185,18 @@ class Exchange:
         try:
             # Copied: the program reuses the memory, and it has `capacity` entries.
             entries = jax.tree.map(lambda leaf: np.array(np.asarray(leaf)[:used]), values)
-            self._length.end(used)
+            self.end_chunk(used)
+            self.receive(entries, used)
+        except BaseException as error:
+            self.error = self.error or error
+
+    def end_chunk(self, used: int) -> None:
+        """Takes note of the time that these iterations have taken."""
+        self._length.end(used)
+
+    def receive(self, entries: tuple[ArrayTree, ...], used: int) -> None:
+        """Gives taps to the queues: for each a tree of `[used, ...]`, which it may keep."""
+        try:
             for queue, entry in zip(self.queues, entries, strict=True):
                 if used:
                     queue.expect()
@@ -189,8 +206,13 @@ class Exchange:
 
     def give_back(self, used: int) -> None:
         """Puts elements of the last portion back that the loop did not use."""
-        if self.infeed is not None and used < self._taken:
-            self.infeed.give_back(self._taken - used)
+        unused = self._taken - used
+        if self.infeed is not None and unused > 0:
+            if self.replicas == 1:
+                self.infeed.give_back(unused)
+            else:  # where processes agree on fewer iterations; the next portion begins with them
+                start, more = self._last.start + used, unused + self._held.iterations
+                self._held = self._last._replace(start=start, iterations=more)
         self._taken = used
 
 

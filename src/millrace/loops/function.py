@@ -25,6 +25,7 @@ from millrace.loops.compiled import ProgramArguments, Subject
 from millrace.loops.host_loop import OnHost
 from millrace.loops.log_subject import is_array, key_of_function, models_of, objects_of
 from millrace.loops.program import LoopProgram
+from millrace.loops.replica_devices import devices_for
 from millrace.loops.replication import ReplicaLaunch, current_launch
 from millrace.loops.scope import Touched
 from millrace.options import whole_number
@@ -120,7 +121,7 @@ class CompiledFunction:
         static = [x for x, array in zip(leaves, are_arrays, strict=True) if not array]
         launch = self._launch()
         key = (
-            launch and launch.devices,
+            launch and launch.key,
             treedef,
             tuple(are_arrays),
             tuple(map(_type, arrays)),
@@ -141,7 +142,9 @@ class CompiledFunction:
     def _launch(self) -> ReplicaLaunch | None:
         if _is_within_a_trace():  # this function belongs to the replicas of that trace
             return None
-        return current_launch() if self._replicas is None else ReplicaLaunch(self._replicas)
+        if self._replicas is None:
+            return current_launch()
+        return ReplicaLaunch(self._replicas, devices_for(self._replicas))
 
 
 def _traced(

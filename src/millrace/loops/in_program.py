@@ -12,7 +12,6 @@ A callback takes 0.2 to 0.5 ms, as long as a short training step: so there is on
 not one for each iteration.
 """
 
-import functools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -30,10 +29,14 @@ from millrace.feeds.infeed_queue import InfeedQueue
 from millrace.loops.chunk import IterationCarry, empty_outs, run_chunk
 from millrace.loops.exchange import CALLBACK_SECONDS, Exchange
 from millrace.loops.iteration import Iteration
-from millrace.loops.replication import largest, replicas, replication_index
+from millrace.loops.replica_exchange import ReplicaExchange, host_order
+from millrace.loops.replication import current_group, largest, replicas, replication_index
 from millrace.loops.scope import context_of
 from millrace.pytrees import ArrayTree
 from millrace.taps.taps import Tapped
+
+# A block [capacity, ...], the index of its first element, and the iterations of the next chunk.
+Elements = tuple[ArrayTree, jax.Array, jax.Array]
 
 MANY = np.iinfo(np.int32).max  # iterations of a loop that only its condition ends
 
@@ -67,6 +70,8 @@ def run_in_program(
     if context is not None:
         context.claim(iteration.tapped)
         if context.looks_only:
+            if current_group() is not None and (infeed is not None or iteration.tapped):
+                host_order().assign(jnp.int32(0))
             for variable in fixed:
                 scope.get_current_value(variable)  # type: ignore[union-attr] - its context
             for variable in changed:
@@ -78,6 +83,7 @@ def run_in_program(
             limit = context.checked(limit, iteration.loop)
     states = [lax.convert_element_type(v.value, v.dtype) for v in changed]
     carry: IterationCarry = (values, states)
+    order = None
     if infeed is None and not iteration.tapped:
         carry = _compiled_loop(iteration, carry, limit)
     else:
@@ -85,15 +91,24 @@ def run_in_program(
         if context is None:
             exchange = Exchange(infeed, tapped, CALLBACK_SECONDS)
         else:
-            count, ends_early = replicas(), iteration.goes_on is not None
             exchange = context.exchange(
-                lambda: Exchange(infeed, tapped, CALLBACK_SECONDS, count, ends_early)
+                lambda: _exchange_of(infeed, tapped, iteration.goes_on is not None)
             )
-        carry = _loop_with_exchanges(iteration, carry, limit, exchange, raises=context is None)
+        raises = context is None
+        carry, order = _loop_with_exchanges(iteration, carry, limit, exchange, raises)
     values, states = carry
     for variable, value in zip(changed, states, strict=True):
         variable.assign(value)
+    if order is not None:
+        host_order().assign(order)
     return values
+
+
+def _exchange_of(infeed: InfeedQueue | None, tapped: Tapped, may_end_early: bool) -> Exchange:
+    group = current_group()
+    if group is None:
+        return Exchange(infeed, tapped, CALLBACK_SECONDS, replicas(), may_end_early)
+    return ReplicaExchange(infeed, tapped, CALLBACK_SECONDS, group, may_end_early)
 
 
 def _compiled_loop(
@@ -120,7 +135,7 @@ def _loop_with_exchanges(
     limit: int | jax.Array | None,
     exchange: Exchange,
     raises: bool,
-) -> IterationCarry:
+) -> tuple[IterationCarry, jax.Array | None]:
     end = jnp.int32(MANY if limit is None else limit)
     empty = empty_outs(iteration.tapped, exchange.capacity)
     call_host = _host_call(exchange, raises)
@@ -129,16 +144,21 @@ def _loop_with_exchanges(
         return (state.done < end) & state.more & ~state.ended
 
     def chunk(state: _ExchangingLoop) -> _ExchangingLoop:
-        block, start, count = call_host(state.outs.values, state.used, end - state.done)
+        remaining = end - state.done
+        elements, order = call_host(state.outs.values, state.used, remaining, state.order)
+        block, start, count = elements
         new = run_chunk(iteration, iteration.goes_on, state.carry, block, start, count, empty)
         done = state.done + new.used
-        return _ExchangingLoop(done, new.carry, new.outs, new.used, new.more, count == 0)
+        return _ExchangingLoop(done, new.carry, new.outs, new.used, new.more, count == 0, order)
 
+    on_devices = isinstance(exchange, ReplicaExchange)
+    order = lax.convert_element_type(host_order().value, jnp.int32) if on_devices else None
     more = jnp.bool_(True) if iteration.goes_on is None else iteration.goes_on(carry)
-    state = _ExchangingLoop(jnp.int32(0), carry, empty, jnp.int32(0), more, jnp.bool_(False))
+    none = jnp.int32(0)
+    state = _ExchangingLoop(none, carry, empty, none, more, jnp.bool_(False), order)
     state = lax.while_loop(again, chunk, state)
-    call_host(state.outs.values, state.used, jnp.int32(0))
-    return state.carry
+    _, order = call_host(state.outs.values, state.used, none, state.order)
+    return state.carry, order
 
 
 class _ExchangingLoop(NamedTuple):
@@ -150,17 +170,21 @@ class _ExchangingLoop(NamedTuple):
     used: jax.Array  # iterations of the last chunk
     more: jax.Array  # whether the condition holds
     ended: jax.Array  # whether the host has ended the loop
+    order: jax.Array | None  # of the next call of the host, where calls are not in order by JAX
 
 
-# Delivers taps of the last chunk, its number of iterations, and the number that remain;
-# returns a block, the index of the first element in it, and the length of the next chunk.
+# Takes taps of the last chunk, its number of iterations, the number that remain, and the number of
+# the call. Returns the elements of the next chunk, and the number of the next call.
 HostCall = Callable[
-    [tuple[ArrayTree, ...], jax.Array, jax.Array], tuple[ArrayTree, jax.Array, jax.Array]
+    [tuple[ArrayTree, ...], jax.Array, jax.Array, jax.Array | None],
+    tuple[Elements, jax.Array | None],
 ]
 
 
 def _host_call(exchange: Exchange, raises: bool) -> HostCall:
     """Returns the callback of a program between two chunks."""
+    if isinstance(exchange, ReplicaExchange):
+        return exchange.call
     spec = (
         jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), exchange.empty),
         *[jax.ShapeDtypeStruct((), np.int32)] * 2,
@@ -177,18 +201,16 @@ def _host_call(exchange: Exchange, raises: bool) -> HostCall:
             raise exchange.error
         return portion.block, np.int32(portion.start), np.int32(portion.iterations)
 
-    def call(
-        outs: tuple[ArrayTree, ...], used: jax.Array, remaining: jax.Array
-    ) -> tuple[ArrayTree, jax.Array, jax.Array]:
+    def call(outs: tuple[ArrayTree, ...], used: jax.Array, remaining: jax.Array) -> Elements:
         return io_callback(on_host, spec, outs, used, remaining, ordered=True)
 
     if exchange.replicas == 1:
-        return call
+        return lambda outs, used, remaining, order: (call(outs, used, remaining), order)
 
     @custom_vmap
     def of_one(
         _: jax.Array, outs: tuple[ArrayTree, ...], used: jax.Array, remaining: jax.Array
-    ) -> tuple[ArrayTree, jax.Array, jax.Array]:
+    ) -> Elements:
         # Never runs; it only has the shapes of one replica. JAX refuses to batch a loop with
         # ordered callbacks. It batches this function, and finds the callback in the rule below.
         # The replica's index is an argument so that one certainly differs between replicas.
@@ -219,4 +241,5 @@ def _host_call(exchange: Exchange, raises: bool) -> HostCall:
         block = jax.tree.map(lambda leaf: jnp.moveaxis(leaf, 1, 0), block)
         return (block, start, count), (jax.tree.map(lambda _: True, block), False, False)
 
-    return functools.partial(of_one, replication_index())
+    index = replication_index()
+    return lambda outs, used, remaining, order: (of_one(index, outs, used, remaining), order)

@@ -8,16 +8,16 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from types import TracebackType
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import numpy as np
 
 from millrace.loops.compiled import Compiled, Subject
-from millrace.loops.copies import copies_of, put_copies, replica_axes, values_to_read
 from millrace.loops.exchange import Exchange
-from millrace.loops.replication import ReplicaLaunch, as_replicas, in_replica
-from millrace.loops.scope import Context, EnclosingLoop, Touched, VariableScope, look_at, put
+from millrace.loops.replica_forms import ProgramResults, ReplicaForm, form_of
+from millrace.loops.replication import ReplicaLaunch
+from millrace.loops.scope import Context, EnclosingLoop, Touched, VariableScope, look_at
 from millrace.precompile import compile_only
 from millrace.pytrees import Array
 from millrace.taps.outfeed import OutfeedQueue
@@ -49,27 +49,20 @@ class LoopProgram:
             for array in arrays
         ]
         self._function = function
-        if launch is None or launch.devices == 1:
-            self._replicas = 1
-            self._touched = look_at(function, specs)
-        else:
-            self._replicas = 0
-            while self._replicas != launch.replicas:  # fewer if the function has used shards
-                self._replicas = launch.replicas
-                with in_replica(None, self._replicas):
-                    self._touched = look_at(function, specs)
+        self._form, self._touched = _traced_once(function, specs, launch)
         self._exchanges: list[Exchange] | None = None  # of its loops; None before the trace
         self._compiled = Compiled(
             self._traced,
             subject(self._touched, time.perf_counter() - begin),
             shares=lambda: not self._touched.tapped and not self._exchanges,
+            devices=self._form.devices,
         )
         self._loops: list[EnclosingLoop] = []  # whose numbers of iterations the program returns
         self._lock = threading.Lock()
 
     def lower(self, arrays: Sequence[Array]) -> jax.stages.Lowered:
         """Returns the program before XLA compiles it."""
-        return self._compiled.lower(*self._states(), arrays)
+        return self._compiled.lower(*self._arguments(arrays))
 
     def run(self, arrays: Sequence[Array]) -> Any:
         """Runs the program and assigns the variables their new values.
@@ -78,10 +71,10 @@ class LoopProgram:
             Exception: of a data set or a queue of a loop in the program.
         """
         if self._exchanges is None:
-            self._compiled.prepare(*self._states(), arrays)  # finds the loops with exchanges
+            self._compiled.prepare(*self._arguments(arrays))  # finds the loops with exchanges
         if compile_only.is_on_for_functions():
             compile_only.check_cache()
-            return self._compiled.zeros(*self._states(), arrays)[0]
+            return self._compiled.zeros(*self._arguments(arrays))[0]
         exchanges = bool(self._touched.tapped or self._exchanges)
         if not exchanges and not self._touched.changed:
             return self._run(arrays)[0]
@@ -105,34 +98,27 @@ class LoopProgram:
                 queue.receive(jax.tree.map(lambda leaf: np.array(leaf)[None], value), 1)
         return result
 
-    def _states(self) -> tuple[list[jax.Array], list[jax.Array]]:
-        touched = self._touched
-        count = self._replicas
-        return copies_of(touched.changed, count), values_to_read(touched.fixed, count)
+    def _arguments(
+        self, arrays: Sequence[Array]
+    ) -> tuple[list[jax.Array], list[jax.Array], list[Array]]:
+        form, touched = self._form, self._touched
+        return *form.values(touched.changed, touched.fixed), form.arguments(arrays)
 
     def _run(self, arrays: Sequence[Array]) -> tuple[Any, Tapped]:
-        results: _Results = self._compiled(*self._states(), arrays)
-        (put if self._replicas == 1 else put_copies)(self._touched.changed, results.new)
+        results: ProgramResults = self._compiled(*self._arguments(arrays))
+        self._form.assign(self._touched.changed, results)
         for iterations, loop in zip(results.iterations, self._loops, strict=True):
             loop.check(int(iterations))
-        return results.result, results.tapped
+        return self._form.result(results.result), results.tapped
 
     def _traced(
         self, changed: list[jax.Array], fixed: list[jax.Array], arrays: list[Array]
-    ) -> "_Results":
-        count = self._replicas
-        axes = 0, replica_axes(self._touched.fixed, fixed), None
-        results = as_replicas(self._of_one, count, axes)(changed, fixed, arrays)
-        if count == 1:
-            return results
-        result, iterations = jax.tree.map(
-            lambda leaf: leaf[0], (results.result, results.iterations)
-        )
-        return results._replace(result=result, iterations=iterations)
+    ) -> ProgramResults:
+        return self._form.trace(self._of_one, self._touched.fixed, changed, fixed, arrays)
 
     def _of_one(
         self, changed: list[jax.Array], fixed: list[jax.Array], arrays: list[Array]
-    ) -> "_Results":
+    ) -> ProgramResults:
         touched = self._touched
         values = zip([*touched.changed, *touched.fixed], [*changed, *fixed], strict=True)
         exchanges = self._exchanges = self._exchanges or []
@@ -143,16 +129,23 @@ class LoopProgram:
             new = scope.values(touched.changed)
         scope.refuse_others(touched.changed)
         self._loops = [loop for _, loop in context.to_check]
-        return _Results(result, tapped, new, [iterations for iterations, _ in context.to_check])
+        iterations = [iterations for iterations, _ in context.to_check]
+        return ProgramResults(result, tapped, new, iterations)
 
 
-class _Results(NamedTuple):
-    """The results of a program."""
-
-    result: Any  # of the function
-    tapped: Tapped
-    new: list[jax.Array]  # values of the variables that it assigns
-    iterations: list[jax.Array]  # of loops whose numbers the caller checks
+def _traced_once(
+    function: Callable[[list[Array]], object],
+    specs: list[jax.ShapeDtypeStruct],
+    launch: ReplicaLaunch | None,
+) -> tuple[ReplicaForm, Touched]:
+    """Traces a function for as many replicas as there are, which are fewer if it uses shards."""
+    launch = None if launch is None or launch.devices == 1 else launch
+    while True:
+        form = form_of(launch)
+        with form.looking():
+            touched = look_at(function, specs)
+        if launch is None or form.count == launch.replicas:
+            return form, touched
 
 
 class exchanging:  # noqa: N801 - used as a function

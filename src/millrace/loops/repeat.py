@@ -35,6 +35,7 @@ from millrace.loops.in_program import MANY, run_in_program
 from millrace.loops.iteration import Iteration, specs_of
 from millrace.loops.log_subject import LoopSubject, identity
 from millrace.loops.program import LoopProgram
+from millrace.loops.replica_forms import form_of
 from millrace.loops.replication import current_launch
 from millrace.loops.scope import Touched
 from millrace.options import whole_number
@@ -151,7 +152,7 @@ class _Loops:
             tuple((leaf.shape, leaf.dtype) for leaf in leaves),
             id(infeed),
             jax.config.jax_default_device,  # type: ignore[attr-defined]
-            launch and launch.devices,
+            launch and launch.key,
         )
         both = alive, alive_too
         number, _ = self._numbers.get((body_key, condition_key), lambda: (new_number(), both))
@@ -160,7 +161,7 @@ class _Loops:
             subject = LoopSubject(body, condition, element, infeed, number)
             current_log().begin(subject.name)
             try:
-                with unwatched():
+                with unwatched(), form_of(launch).looking():
                     iteration = Iteration(body, carried, condition, element)
             except OnHost:
                 return LoopByHost(body, condition, carried, infeed), (both, infeed)

@@ -1,14 +1,15 @@
 """Replicas of a function: the index of the current one, their number, and sums over them.
 
     launching(devices)            functions compiled inside run as a replica on each device
-    as_replicas(function, R)      replica 0 | replica 1 | ... | replica R - 1      one program
+    as_replicas(function, R)      replica 0 | replica 1 | ... | replica R - 1      a batch
+    on_devices(function, group)   the same, each on a device of the group
     replication_index()           index of the current replica, 0 .. replicas() - 1
     in_replica(index, count)      sets it, for replicas that are run in another way
     cross_replica_sum(x, 2)       groups of neighbours: 0 + 1 | 2 + 3 | ...
 
-All replicas of one program run on the device of the program, side by side as one batch: `jax.vmap`
-turns collective operations into reductions of an axis. The results are those of replicas on
-separate devices, the speed is not.
+A batch runs on one device: `jax.vmap` turns collective operations into reductions of an axis. On
+devices of their own, `jax.shard_map` exchanges the values, and they are added up in the same order
+(`replica_sums.py`).
 """
 
 import functools
@@ -22,8 +23,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from millrace.devices import REPLICA
+from millrace.devices import REPLICA, DeviceGroup
 from millrace.errors import OptionError, PlanError, UnsupportedError
+from millrace.loops.replica_sums import total_of_group, totals
 from millrace.options import whole_number
 from millrace.threads.scoped_value import ScopedValue
 
@@ -43,6 +45,12 @@ class _Replica:
     index: ReplicaIndex | None = None  # None where shapes alone matter
     is_of_batch: bool = False
     total: Total | None = None
+    group: DeviceGroup | None = None  # of devices of their own, also where shapes alone matter
+
+    @property
+    def has_axis(self) -> bool:
+        """Whether the trace has an axis of replicas, over which JAX's collectives work."""
+        return self.is_of_batch or (self.group is not None and self.index is not None)
 
 
 @dataclass(slots=True)
@@ -50,6 +58,7 @@ class ReplicaLaunch:
     """The devices for the replicas of a function, each of which takes `shards` of them."""
 
     devices: int
+    present: tuple[jax.Device, ...] = ()  # those that there are; fewer make a batch of replicas
     shards: int = 1  # grows with the shards that the function uses in its first trace
 
     @property
@@ -67,14 +76,34 @@ class ReplicaLaunch:
             )
         return self.devices // self.shards
 
+    @property
+    def group(self) -> DeviceGroup | None:
+        """The first device of each replica; None for one replica, or too few devices."""
+        if self.replicas == 1 or len(self.present) < self.devices:
+            return None
+        return DeviceGroup(self.present[: self.devices : self.shards])
+
+    @property
+    def key(self) -> tuple[int, tuple[jax.Device, ...]]:
+        """The devices, as part of the key of a program."""
+        return self.devices, self.present
+
 
 _replica = ScopedValue(_Replica(1))
 _launch = ScopedValue[ReplicaLaunch | None](None)
 
 
-def launching(devices: int) -> AbstractContextManager[ReplicaLaunch | None]:
-    """Runs the functions that are compiled inside as replicas on this number of devices."""
-    return _launch.bound_to(ReplicaLaunch(devices))
+def launching(
+    devices: int | Sequence[jax.Device],
+) -> AbstractContextManager[ReplicaLaunch | None]:
+    """Runs the functions that are compiled inside as replicas on these devices.
+
+    Args:
+        devices: the devices; their number alone runs all replicas as a batch on one device.
+    """
+    if isinstance(devices, int):
+        return _launch.bound_to(ReplicaLaunch(devices))
+    return _launch.bound_to(ReplicaLaunch(len(devices), tuple(devices)))
 
 
 def current_launch() -> ReplicaLaunch | None:
@@ -118,6 +147,39 @@ def as_replicas(
     return lambda *args: batched(jnp.arange(count, dtype=jnp.int32), args)
 
 
+def looking(count: int, group: DeviceGroup | None) -> AbstractContextManager[Any]:
+    """Sets the number of replicas for a trace in which the shapes of one replica alone matter."""
+    return _replica.bound_to(_Replica(count, group=group))
+
+
+def on_devices(
+    function: Callable[..., ReplicaResults], group: DeviceGroup, in_specs: Any, out_specs: Any
+) -> Callable[..., ReplicaResults]:
+    """Makes a function of the values of all replicas, each of which runs on a device of its own.
+
+    Args:
+        function: of one replica. It sees its part of a split value as `[1, ...]`.
+        group: a device for each replica.
+        in_specs: `PARTS` or `WHOLE` for each argument, as for `jax.shard_map`.
+        out_specs: of the results.
+    """
+
+    def one(*args: Any) -> ReplicaResults:
+        index = lax.axis_index(REPLICA).astype(jnp.int32)
+        with _replica.bound_to(_Replica(group.replicas, index, group=group)):
+            return function(*args)
+
+    # Replicas may hold different values in what counts as equal: see `check_vma` of JAX.
+    return jax.shard_map(
+        one, mesh=group.mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False
+    )
+
+
+def current_group() -> DeviceGroup | None:
+    """Returns the devices of the replicas that are traced; None where they are a batch."""
+    return _replica.get().group
+
+
 def replicas() -> int:
     """Returns the number of replicas of the program that is being traced."""
     return _replica.get().count
@@ -140,7 +202,8 @@ def cross_replica_sum(value: ReducedTree, replica_group_size: int | None = None)
         OptionError: if it does not divide the number of replicas.
     """
     size = _group_size(replica_group_size)
-    return jax.tree.map(lambda leaf: _sum(jnp.asarray(leaf), size), value)
+    leaves, tree = jax.tree.flatten(value)
+    return jax.tree.unflatten(tree, _sums([jnp.asarray(leaf) for leaf in leaves], size))
 
 
 def cross_replica_mean(value: ReducedTree, replica_group_size: int | None = None) -> ReducedTree:
@@ -151,14 +214,14 @@ def cross_replica_mean(value: ReducedTree, replica_group_size: int | None = None
 
 def holds_anywhere(truth: jax.Array) -> jax.Array:
     """Returns whether a truth value holds on any replica, so that all take the same branch."""
-    if not _replica.get().is_of_batch:
+    if not _replica.get().has_axis:
         return truth
     return lax.pmax(jnp.asarray(truth).astype(jnp.int32), REPLICA) > 0
 
 
 def largest(number: jax.Array) -> jax.Array:
     """Returns the largest of the replicas' numbers, such as numbers of iterations."""
-    return lax.pmax(number, REPLICA) if _replica.get().is_of_batch else number
+    return lax.pmax(number, REPLICA) if _replica.get().has_axis else number
 
 
 def _group_size(size: int | None) -> int:
@@ -175,25 +238,36 @@ def _group_size(size: int | None) -> int:
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(1,))
-def _sum(value: jax.Array, size: int) -> jax.Array:
-    return _total(value, size)
+def _sums(values: list[jax.Array], size: int) -> list[jax.Array]:
+    return _totals(values, size)
 
 
-def _sum_forward(value: jax.Array, size: int) -> tuple[jax.Array, None]:
-    return _total(value, size), None
+def _sums_forward(values: list[jax.Array], size: int) -> tuple[list[jax.Array], None]:
+    return _totals(values, size), None
 
 
-def _sum_backward(size: int, _: None, cotangent: jax.Array) -> tuple[jax.Array]:
-    return (_sum(cotangent, size),)
+def _sums_backward(size: int, _: None, cotangents: list[jax.Array]) -> tuple[list[jax.Array]]:
+    # Those of whole numbers are of a dtype without values.
+    real = [k for k, leaf in enumerate(cotangents) if leaf.dtype != jax.dtypes.float0]
+    new = list(cotangents)
+    for k, total in zip(real, _sums([cotangents[k] for k in real], size), strict=True):
+        new[k] = total
+    return (new,)
 
 
-_sum.defvjp(_sum_forward, _sum_backward)
+_sums.defvjp(_sums_forward, _sums_backward)
 
 
-def _total(value: jax.Array, size: int) -> jax.Array:
+def _totals(values: list[jax.Array], size: int) -> list[jax.Array]:
     replica = _replica.get()
     if size == 1 or replica.count == 1:
-        return value
+        return values
+    if replica.group is not None and replica.index is not None:
+        return totals(values, replica.group, size)
+    return [_total(value, size, replica) for value in values]
+
+
+def _total(value: jax.Array, size: int, replica: _Replica) -> jax.Array:
     if replica.total is not None:
         return replica.total(value, size)
     if replica.index is None:
@@ -203,8 +277,13 @@ def _total(value: jax.Array, size: int) -> jax.Array:
             "A stage of a pipeline cannot exchange values with the stages of other replicas. "
             "Average the gradients: wrap the optimizer in CrossReplicaOptimizer."
         )
+    # Two things keep the bits of replicas on devices: the barrier, since XLA would merge this sum
+    # with the one that made the value, such as a matrix product; and that each replica has its
+    # own result, since a common one would be computed with apart from the values of replicas.
+    value = lax.optimization_barrier(value)
     if size == replica.count:
-        return lax.psum(value, REPLICA)
+        total = lax.psum(value, REPLICA)
+        everyones = jnp.broadcast_to(total, (size, *value.shape))
+        return lax.dynamic_index_in_dim(everyones, jnp.asarray(replica.index), keepdims=False)
     everyone = lax.all_gather(value, REPLICA)
-    groups = everyone.reshape(-1, size, *value.shape).sum(1, dtype=value.dtype)
-    return lax.dynamic_index_in_dim(groups, replica.index // size, keepdims=False)
+    return total_of_group(everyone, replica.index // size, size)

@@ -36,5 +36,6 @@ class CrossReplicaOptimizer(WrappingOptimizer):
     def gradients_to_apply(
         self, gradients: Sequence[Gradient], variables: Sequence[keras.Variable] | None
     ) -> list[Gradient]:
-        """Returns the mean of the replicas' gradients."""
-        return [None if g is None else cross_replica_mean(g) for g in gradients]
+        """Returns the mean of the replicas' gradients, which are exchanged all at once."""
+        means = iter(cross_replica_mean([g for g in gradients if g is not None]))
+        return [None if g is None else next(means) for g in gradients]
