@@ -29,6 +29,7 @@ _PREFIXES = (
     ("tensorflow.keras", "keras"),
     ("tf_keras", "keras"),
     ("keras.ipu", "ipu.keras"),
+    ("ipu_tensorflow_addons", "ipu.addons"),
     ("millrace.ipu", "ipu"),
     ("millrace.tensorflow", "tensorflow"),
 )
