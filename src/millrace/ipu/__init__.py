@@ -35,7 +35,8 @@ _ALIASES = {
 }
 _MODULES = (
     "config", "cross_replica_ops", "dataset_benchmark", "gradient_accumulation", "ipu_compiler",
-    "ipu_infeed_queue", "ipu_outfeed_queue", "ipu_strategy", "keras", "loops", "ops",
+    "ipu_estimator", "ipu_infeed_queue", "ipu_outfeed_queue", "ipu_pipeline_estimator",
+    "ipu_run_config", "ipu_strategy", "keras", "loops", "ops",
     "optimizers", "pipelining_ops", "replication_ops", "scopes", "utils",
 )  # fmt: skip
 

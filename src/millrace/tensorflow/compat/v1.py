@@ -89,6 +89,7 @@ def set_random_seed(seed: int) -> None:
 def __getattr__(name: str) -> Any:
     if name.startswith("__"):
         raise AttributeError(name)
-    if f"tensorflow.compat.v1.{name}" in TENSORFLOW:
+    own = importlib.import_module("millrace.tensorflow")
+    if name not in vars(own) and f"tensorflow.compat.v1.{name}" in TENSORFLOW:
         return real_name(f"compat.v1.{name}")
-    return getattr(importlib.import_module("millrace.tensorflow"), name)
+    return getattr(own, name)
