@@ -8,6 +8,8 @@ ipu_tensorflow_addons           millrace.ipu.addons
 outfeed_wrapper, ...            millrace.ipu.outfeed_wrapper, ..., unless the program has its own
 """
 
+import contextlib
+import importlib
 import pathlib
 import runpy
 import sys
@@ -26,6 +28,8 @@ from millrace._compat.module_aliases import (
 from millrace._compat.patch_table import SCRIPT_MODULES
 from millrace._compat.patches import put_in, take_out
 from millrace.tensorflow.dispatch import real_name, real_tensorflow, restore_real_modules
+from millrace.tensorflow.replacements import MODULES, unsupported_module
+from millrace.tensorflow.unsupported import longest
 
 NAMES = {
     "ipu_tensorflow_addons": "millrace.ipu.addons",
@@ -52,7 +56,7 @@ def serving(directory: pathlib.Path) -> Iterator[None]:
     serve({**NAMES, **helpers}, PURPOSE, _real_module)
     package: Any = ModuleType("tensorflow.python", "Modules of TensorFlow that `ipu` is one of.")
     package.__path__ = []
-    package.__getattr__ = lambda name: real_name(f"python.{name}")
+    package.__getattr__ = _of_tensorflow_python
     sys.modules["tensorflow"] = tensorflow
     sys.modules["tensorflow.python"] = tensorflow.python = package  # type: ignore[attr-defined]
 
@@ -84,14 +88,38 @@ def run_script(script: str, arguments: Sequence[str] = ()) -> None:
     try:
         with serving(directory):
             runpy.run_path(script, run_name="__main__")
+    except ModuleNotFoundError as error:
+        _add_advice(error)
+        raise
     finally:
         sys.argv, sys.path[:] = argv, path
 
 
+def _add_advice(error: ModuleNotFoundError) -> None:
+    """Adds to the message of a package that is not installed what to write in its place.
+
+    It stays a ModuleNotFoundError, for programs that do without the package.
+    """
+    name = error.name or ""
+    instead = longest(MODULES, name)
+    if instead and name not in sys.modules:
+        error.msg = f"{error.msg}. In its place: {instead}."
+
+
+def _of_tensorflow_python(name: str) -> object:
+    """Returns an attribute of `tensorflow.python`: one of the real TensorFlow, or a module."""
+    if not name.startswith("__") and real_tensorflow() is None:
+        with contextlib.suppress(ImportError):
+            return importlib.import_module(f"tensorflow.python.{name}")
+    return real_name(f"python.{name}")
+
+
 def _real_module(name: str) -> ModuleType | None:
-    """Returns a module of the real TensorFlow; None if there is no such module."""
-    if name.partition(".")[0] != "tensorflow" or real_tensorflow() is None:
+    """Returns a module of the real TensorFlow, or one whose names raise; None if there is none."""
+    if name.partition(".")[0] != "tensorflow":
         return None
+    if real_tensorflow() is None:
+        return unsupported_module(name)
     try:
         module = real_name(name.partition(".")[2])
     except AttributeError:
