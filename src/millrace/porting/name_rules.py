@@ -9,6 +9,7 @@ from millrace.porting.imports import ImportRules
 from millrace.porting.names import Names
 from millrace.porting.near_names import shown, what_to_write
 from millrace.porting.private_paths import public_name
+from millrace.porting.signatures import is_importable
 from millrace.porting.replacements import IPU, OPERATIONS, exists, longest, operation
 
 _OWN = ("ipu", "tensorflow", "keras")
@@ -77,6 +78,20 @@ class NameRules:
         edit = self.spelled_anew(node)
         if edit is not None:
             yield Finding(line, "", "", blocks=False, edits=(edit,))
+
+    def of_import(self, node: ast.stmt, name: str) -> Iterator[Finding]:
+        """Yields the findings of a name that a statement imports.
+
+        A name that only raises when it is used is found where it is used.
+        """
+        for finding in self.of_name(node, name):
+            if not (finding.blocks and is_importable(name)):
+                yield finding
+
+    def of_use(self, node: ast.Name, name: str, layer: str) -> Iterator[Finding]:
+        """Yields the findings of a name that was imported by itself, where it is used."""
+        if name.partition(".")[0] in _OWN and is_importable(name):
+            yield from self.of_name(node, name, layer)
 
     def in_layer(self, node: ast.AST, name: str, layer: str) -> Iterator[Finding]:
         """Yields Keras's own operation for TensorFlow's in a layer, where both work."""

@@ -40,6 +40,21 @@ def value_of(name: str) -> Any:
     return owner
 
 
+@functools.cache
+def is_importable(name: str) -> bool:
+    """Whether importing a canonical name works, if only for a name that raises when it is used."""
+    root, *attributes = name.split(".")
+    if root not in _PACKAGES:
+        return False
+    owner: Any = importlib.import_module(_PACKAGES[root])
+    for attribute in attributes:
+        try:
+            owner = getattr(owner, attribute)
+        except (AttributeError, ImportError):
+            return False
+    return True
+
+
 def class_of(name: str) -> type | None:
     """Returns the class with a canonical name; None if there is none."""
     value = value_of(name)
@@ -98,9 +113,10 @@ def parameters_of(function: Callable[..., Any]) -> list[str] | None:
             continue
         names += [name for name in _names(signature) if name not in names]
         names += _popped(start)
-        if not _takes_others(signature):
+        body = _source(start).partition(":\n")[2]
+        if not _takes_others(signature) or "if kwargs" in body:  # which it refuses
             return names
-        if not _minds_others(start):
+        if "**kwargs" not in body:  # it ignores them
             return None
     return names if function.__module__.startswith("keras.") else None
 
@@ -126,12 +142,6 @@ def _takes_others(signature: inspect.Signature) -> bool:
 def _popped(function: Callable[..., Any]) -> list[str]:
     """Returns the names that a function takes out of its `**kwargs`."""
     return [first or second for first, second in _POPPED.findall(_source(function))]
-
-
-def _minds_others(function: Callable[..., Any]) -> bool:
-    """Whether a function hands its `**kwargs` on, or refuses them: if not, it ignores them."""
-    body = _source(function).partition(":\n")[2]
-    return "**kwargs" in body or "if kwargs" in body
 
 
 def _source(function: Callable[..., Any]) -> str:
