@@ -17,6 +17,7 @@ from millrace.porting.near_names import nearest, shown
 from millrace.porting.object_names import ATTRIBUTES, DISTINCTIVE, METHODS, OF_DTYPES, OF_SHAPES
 from millrace.porting.replacements import KEYWORDS, METHOD_KEYWORDS
 from millrace.porting.replacements import METHODS as OLD_METHODS
+from millrace.porting.setter_rules import ATTACHED, SETTER_ARGUMENTS, of_setter
 from millrace.porting.signatures import (
     class_of,
     has_too_many,
@@ -27,6 +28,10 @@ from millrace.porting.signatures import (
 
 _ARRAY_CLASS = "tensorflow.Tensor"
 _CHECKED = ("tensorflow.data.Dataset", "ipu.", ARRAY)  # classes that have all their attributes
+# Classes of Keras whose objects have no callable attributes but methods, or very few.
+_COMPLETE = ("keras.optimizers.", "keras.metrics.", "keras.Model", "keras.Sequential")
+_ATTACHED = {*ATTACHED, "optimizer", "loss", "activation", "kernel_initializer", "gain"}
+_ATTACHED |= {"train_function", "test_function", "predict_function", "loss_tracker"}
 _MODELS = ("keras.Model", "keras.Sequential", "keras.models.", "keras.applications.")
 
 
@@ -110,6 +115,8 @@ class CallRules:
             return []
         label = f".{method}()"
         is_model = _is_model(func.value, kind)
+        if method in SETTER_ARGUMENTS:
+            return of_setter(node, method)
         found = self._habits.of_call(node, f".{method}", label, is_model)
         owner = class_of(_ARRAY_CLASS if kind == ARRAY else kind or "")
         if owner is not None and getattr(owner, method, None) is not None:
@@ -119,7 +126,9 @@ class CallRules:
             return found + self._unknown(node, getattr(owner, method), label, found)
         if any(finding.what == label for finding in found):
             return found
-        if (kind or "").startswith(_CHECKED) and owner is not None and not own:
+        is_checked = (kind or "").startswith(_CHECKED) and not own
+        is_checked |= (kind or "").startswith(_COMPLETE) and method not in _ATTACHED
+        if is_checked and owner is not None and method not in self._defined:
             return [*found, self._missing(node, kind or "", owner, method)]
         instead = DISTINCTIVE.get(method) or OLD_METHODS.get(method)
         if (kind or "").startswith("keras.optimizers."):
@@ -139,6 +148,8 @@ class CallRules:
         instead = METHODS.get(method) or OLD_METHODS.get(method)
         if instead is None:
             instead = f".{near}()" if near else f"one of {', '.join(members[:12])}"
+            if kind.startswith("keras.") and not near:
+                instead = f"a method of {kind}, or one of your own"
         of = "an array" if kind == ARRAY else shown(kind)
         return Finding(node.lineno, f".{method}() of {of}", instead)
 

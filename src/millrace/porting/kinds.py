@@ -16,6 +16,8 @@ from millrace.porting.names import Function, Names, parameters, within
 from millrace.porting.signatures import class_of, value_of
 
 ARRAY = "array"
+_RUNNING = "?"  # of a value that is computed from itself: `data = data.repeat()`
+_DEEPEST = 50
 UNKNOWN_SIZE = -1  # a size of an array, such as x.shape[1]
 _DATASET = "tensorflow.data.Dataset"
 _OTHER_RESULTS = {"as_numpy_iterator", "cardinality", "reduce", "apply"}
@@ -41,8 +43,14 @@ class Kinds:
 
     def of(self, node: ast.AST) -> str | None:
         """Returns the canonical name of an expression's class; None where it is unknown."""
-        if id(node) in self._running or len(self._running) > 50:
+        kind = self._kind(node)
+        return None if kind == _RUNNING else kind
+
+    def _kind(self, node: ast.AST) -> str | None:
+        if len(self._running) > _DEEPEST:
             return None
+        if id(node) in self._running:
+            return _RUNNING
         self._running.add(id(node))
         try:
             return self._of(node)
@@ -105,7 +113,9 @@ class Kinds:
         return None
 
     def _common(self, values: list[ast.expr | None]) -> str | None:
-        kinds = {None if value is None else self.of(value) for value in values}
+        kinds = {None if value is None else self._kind(value) for value in values}
+        if len(kinds) > 1:
+            kinds.discard(_RUNNING)
         return kinds.pop() if len(kinds) == 1 else None
 
     def _of_attribute(self, node: ast.Attribute) -> str | None:
@@ -136,7 +146,9 @@ class Kinds:
             return self._of_function(self._functions.get(node.func.id))
         if not isinstance(node.func, ast.Attribute):
             return None
-        owner = self.of(node.func.value)
+        owner = self._kind(node.func.value)
+        if owner == _RUNNING:
+            return owner
         if owner == _DATASET and node.func.attr not in _OTHER_RESULTS:
             return _DATASET
         return None

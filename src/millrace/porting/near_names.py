@@ -106,7 +106,8 @@ def _of_tensorflow(name: str) -> str:
 
 
 def _of_ipu(name: str) -> str:
-    text = longest(advice.IPU, name) or longest(IPU, name) or _sibling(name)
+    text = longest(advice.IPU, name) or longest(IPU, name)
+    text = text or longest(IPU, f"ipu.keras.{name.rpartition('.')[2]}") or _sibling(name)
     if text is not None:
         return text
     owner = name.rpartition(".")[0]

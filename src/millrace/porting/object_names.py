@@ -35,6 +35,26 @@ METHODS = {
 }
 _BY_NAME = ("add_slot", "get_slot", "get_updates", "experimental_ref", "scatter_nd_update",
             "sparse_read", "enqueue_many", "assign_from_checkpoint")  # fmt: skip
+_RATE = "super().__init__(learning_rate=rate, name=name)"
+_STEP = "update_step(self, gradient, variable, learning_rate)"
+_VARIABLES = "optimizer.variables, each with numpy() and assign()"
+METHODS |= {
+    "get_weights": f"[v.numpy() for v in {_VARIABLES.partition(',')[0]}]",
+    "set_weights": _VARIABLES,
+    "_set_hyper": _RATE,
+    "_get_hyper": "self.learning_rate",
+    "_decayed_lr": "self.learning_rate",
+    "_create_slots": "build(self, variables)",
+    "reset_states": "reset_state()",
+}
+# Methods that subclasses define, which Keras 3 does not call.
+OVERRIDES = {
+    "_resource_apply_dense": _STEP,
+    "_resource_apply_sparse": _STEP,
+    "_apply_dense": _STEP,
+    "_create_slots": "build(self, variables)",
+    "get_updates": _STEP,
+}
 # Those that are looked for where the class of the object is not known.
 DISTINCTIVE = {name: METHODS[name] for name in _BY_NAME}
 

@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from millrace.porting.call_rules import CallRules
+from millrace.porting.class_rules import of_class, of_random
 from millrace.porting.finding import Finding
 from millrace.porting.habit_rules import HabitRules
 from millrace.porting.import_rules import ModuleRules
@@ -188,6 +189,8 @@ class _FindingVisitor(ast.NodeVisitor):
         if isinstance(node.func, ast.Name) and node.func.id in ("isinstance", "issubclass"):
             self._harmless(node)  # with a class that is not here, too
             return
+        if self._layer and name is not None:
+            self._add(of_random(node, name, self._layer))
         if name == "keras.layers.Lambda":
             self._within("Lambda", node)
         else:
@@ -197,6 +200,7 @@ class _FindingVisitor(ast.NodeVisitor):
         """Layers and models: JAX traces their code."""
         bases = [self._names.resolve(base) or "" for base in node.bases]
         is_layer = any(base.startswith(("keras.layers.", "keras.Model")) for base in bases)
+        self._add(of_class(node, bases))
         self._within(node.name if is_layer else "", node)
 
     def visit_Assign(self, node: ast.Assign) -> None:
