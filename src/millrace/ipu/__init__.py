@@ -11,7 +11,9 @@ length of an execution, the count of replicas, the building of models (`keras/ex
 from types import ModuleType
 from typing import TYPE_CHECKING
 
+from millrace._compat.keras_attributes import let_attributes_be_read as _let_attributes_be_read
 from millrace._compat.module_aliases import serve as _serve
+from millrace._compat.patch_table import IPU_ATTRIBUTE as _IPU_ATTRIBUTE
 from millrace.ipu.environment import read_once as _read_once
 from millrace.ipu.lazy_modules import submodule as _submodule
 from millrace.ipu.old_models import porting_guide as porting_guide
@@ -41,5 +43,18 @@ def __getattr__(name: str) -> ModuleType:
     return _submodule(__name__, name, _MODULES)
 
 
-_serve({f"{__name__}.{name}": f"{__name__}.{own}" for name, own in _ALIASES.items()}, __name__)
+def _keras_ipu(module: str, name: str) -> ModuleType:
+    if name == "ipu":
+        return _submodule(__name__, "keras", _MODULES)
+    raise AttributeError(f"module {module!r} has no attribute {name!r}")
+
+
+_serve(
+    {
+        **{f"{__name__}.{name}": f"{__name__}.{own}" for name, own in _ALIASES.items()},
+        "keras.ipu": f"{__name__}.keras",
+    },
+    __name__,
+)
+_let_attributes_be_read(_IPU_ATTRIBUTE, ["keras"], _keras_ipu)
 _read_once()  # TF_POPLAR_FLAGS, POPLAR_LOG_LEVEL
