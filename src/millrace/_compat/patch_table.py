@@ -193,6 +193,11 @@ OLD_ATTRIBUTES = Patch(
     "lets scripts read names of Keras 2, such as `keras.backend.mean`, and `keras.ipu`",
     While.SCRIPT,
 )
+KERAS2_CALLS = Patch(
+    "methods of Keras's layers, models, optimizers, losses and callbacks",
+    "lets scripts call them as those of Keras 2, and adds the methods that they had",
+    While.SCRIPT,
+)
 IPU_ATTRIBUTE = Patch(
     "keras.__getattr__",
     "lets programs read `keras.ipu`",

@@ -73,7 +73,7 @@ class _Replacements:
     def __init__(self, owner: Any, attribute: str, raw: object):
         self.owner, self.attribute, self.raw = owner, attribute, raw
         self.wrappers: dict[tuple[Patch, Hashable], tuple[Callable[[Any], object], object]] = {}
-        self.installed: object = None
+        self.installed: object = self  # of nobody
 
     def install(self) -> None:
         """Puts the replacements around what was there, one around the other."""
@@ -133,6 +133,22 @@ def replace(
         place.wrappers[patch, key] = wrapper, _original(patch, owner, attribute, place.raw)
         place.install()
         _undo[patch, key] = functools.partial(place.remove, (patch, key))
+
+
+def add(patch: Patch, owner: Any, attribute: str, value: object) -> None:
+    """Adds an attribute to a class or a module that has none of its name.
+
+    Args:
+        patch: the entry of the table, one of several places.
+        owner: the class or the module.
+        attribute: its name.
+        value: what it gets.
+    """
+    with _lock:
+        if (patch, (id(owner), attribute)) in _undo or hasattr(owner, attribute):
+            return
+        setattr(owner, attribute, value)
+        _undo[patch, (id(owner), attribute)] = functools.partial(delattr, owner, attribute)
 
 
 def _replacements_of(owner: Any, attribute: str) -> _Replacements:

@@ -26,6 +26,7 @@ from millrace._compat.module_aliases import (
 from millrace._compat.patch_table import OLD_ATTRIBUTES, SCRIPT_MODULES
 from millrace._compat.patches import put_in, take_out, take_out_all
 from millrace.porting.keras2_modules import module_aliases, old_attribute, patched_modules
+from millrace.porting.mending import mending
 from millrace.porting.private_modules import make_private_module, private_module
 from millrace.tensorflow.dispatch import real_name, real_tensorflow, restore_real_modules
 
@@ -69,7 +70,7 @@ def serving(directory: pathlib.Path) -> Iterator[None]:
 
     put_in(SCRIPT_MODULES, undo)
     try:
-        with hidden(aliases):
+        with hidden(aliases), mending():
             yield
     finally:
         take_out(SCRIPT_MODULES)
