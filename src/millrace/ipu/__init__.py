@@ -12,7 +12,9 @@ import importlib as _importlib
 from types import ModuleType
 from typing import TYPE_CHECKING
 
+from millrace._compat.keras_attributes import let_attributes_be_read as _let_attributes_be_read
 from millrace._compat.module_aliases import serve as _serve
+from millrace._compat.patch_table import IPU_ATTRIBUTE as _IPU_ATTRIBUTE
 from millrace.ipu.environment import read_once as _read_once
 from millrace.ipu.lazy_modules import submodule as _submodule
 from millrace.ipu.old_models import porting_guide as porting_guide
@@ -47,6 +49,12 @@ def __getattr__(name: str) -> ModuleType:
     return _submodule(__name__, name, _MODULES)
 
 
+def _keras_ipu(module: str, name: str) -> ModuleType:
+    if name == "ipu":
+        return _submodule(__name__, "keras", _MODULES)
+    raise AttributeError(f"module {module!r} has no attribute {name!r}")
+
+
 _UNSUPPORTED = _unsupported_modules() - {*_MODULES, *_ALIASES}
 _serve(
     {
@@ -54,8 +62,10 @@ _serve(
         # These have no module of their own, so that the last argument makes one.
         **{f"{__name__}.{name}": f"{__name__}.replacements.{name}" for name in _UNSUPPORTED},
         **{f"{__name__}.ops.{name}": f"{__name__}.replacements.{name}" for name in _UNSUPPORTED},
+        "keras.ipu": f"{__name__}.keras",
     },
     __name__,
     _unsupported_module,
 )
+_let_attributes_be_read(_IPU_ATTRIBUTE, ["keras"], _keras_ipu)
 _read_once()  # TF_POPLAR_FLAGS, POPLAR_LOG_LEVEL

@@ -148,7 +148,6 @@ HABITS: tuple[Habit, ...] = (
         value="[n]",
     ),
     _gone(_LAYERS, "dynamic"),
-    _gone(_RECURRENT, "implementation"),
     _renamed(("keras.layers.LeakyReLU",), "alpha", "negative_slope"),
     _renamed(_CONVOLUTIONS + _POOLINGS, "border_mode", "padding"),
     _renamed(_CONVOLUTIONS, "subsample", "strides"),
@@ -164,8 +163,10 @@ HABITS: tuple[Habit, ...] = (
         position=0,
     ),
     Habit((".add_variable",), "", "add_weight", Edit.RENAME, "add_weight"),
-    _by_hand((".add_weight", ".add_variable"), "use_resource", _WITHOUT, mended=True),
-    _by_hand((".add_weight", ".add_variable"), "synchronization", _WITHOUT, mended=True),
+    *(
+        _gone((".add_weight", ".add_variable"), name)
+        for name in ("use_resource", "synchronization", "getter", "collections", "partitioner")
+    ),
     # Models.
     _renamed(("keras.Model", "keras.models.Model"), "input", "inputs"),
     _renamed(("keras.Model", "keras.models.Model"), "output", "outputs"),
@@ -208,6 +209,11 @@ HABITS: tuple[Habit, ...] = (
     _gone((".save_weights", ".save"), "save_format", "the ending of the file name"),
     _gone((".save_weights", ".load_weights", ".save"), "options"),
     _gone((".save",), "include_optimizer"),
+    _by_hand(
+        (".load_weights",),
+        "by_name",
+        "skip_mismatch=True, or layer.set_weights() of the layers that are meant",
+    ),
     Habit((".expect_partial",), "", "nothing: load_weights returns nothing"),
     Habit((".assert_consumed",), "", "nothing: load_weights checks all weights itself"),
     _suffix((".save", "keras.models.save_model", "keras.models.load_model"), "filepath", ".keras"),

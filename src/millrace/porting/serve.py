@@ -16,17 +16,20 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from types import ModuleType
-from typing import Any
 
 from millrace import tensorflow
+from millrace._compat.keras_attributes import hidden, let_attributes_be_read
 from millrace._compat.module_aliases import (
     serve,
     show_own_tensorflow,
     show_tensorflow,
     stop_serving,
 )
-from millrace._compat.patch_table import SCRIPT_MODULES
-from millrace._compat.patches import put_in, take_out
+from millrace._compat.patch_table import OLD_ATTRIBUTES, SCRIPT_MODULES
+from millrace._compat.patches import put_in, take_out, take_out_all
+from millrace.porting.keras2_modules import module_aliases, old_attribute, patched_modules
+from millrace.porting.mending import mending
+from millrace.porting.private_modules import make_private_module, private_module
 from millrace.tensorflow.dispatch import real_name, real_tensorflow, restore_real_modules
 from millrace.tensorflow.replacements import MODULES, unsupported_module
 from millrace.tensorflow.unsupported import longest
@@ -49,27 +52,30 @@ def serving(directory: pathlib.Path) -> Iterator[None]:
     """Serves modules of millrace to the imports of a program in `directory`."""
     own = {path.stem for path in directory.iterdir()} if directory.is_dir() else set()
     helpers = {name: f"millrace.ipu.{name}" for name in TUTORIAL if name not in own}
+    aliases = module_aliases()
     before = {k: m for k, m in sys.modules.items() if k.partition(".")[0] == "tensorflow"}
     for name in before:
         del sys.modules[name]
     show_tensorflow(before.get("tensorflow"))
-    serve({**NAMES, **helpers}, PURPOSE, _real_module)
-    package: Any = ModuleType("tensorflow.python", "Modules of TensorFlow that `ipu` is one of.")
-    package.__path__ = []
-    package.__getattr__ = _of_tensorflow_python
+    serve({**aliases, **NAMES, **helpers}, PURPOSE, _other_module)
+    let_attributes_be_read(OLD_ATTRIBUTES, patched_modules(), old_attribute)
+    package = make_private_module("tensorflow.python")
     sys.modules["tensorflow"] = tensorflow
     sys.modules["tensorflow.python"] = tensorflow.python = package  # type: ignore[attr-defined]
 
     def undo() -> None:
+        take_out_all(OLD_ATTRIBUTES)
         stop_serving(PURPOSE)
         del tensorflow.python  # type: ignore[attr-defined]
+        sys.modules.pop("tensorflow.python", None)
         sys.modules.update(before)
         restore_real_modules()
         show_own_tensorflow()
 
     put_in(SCRIPT_MODULES, undo)
     try:
-        yield
+        with hidden(aliases), mending():
+            yield
     finally:
         take_out(SCRIPT_MODULES)
 
@@ -106,22 +112,17 @@ def _add_advice(error: ModuleNotFoundError) -> None:
         error.msg = f"{error.msg}. In its place: {instead}."
 
 
-def _of_tensorflow_python(name: str) -> object:
-    """Returns an attribute of `tensorflow.python`: one of the real TensorFlow, or a module."""
-    if not name.startswith("__") and real_tensorflow() is None:
-        with contextlib.suppress(ImportError):
-            return importlib.import_module(f"tensorflow.python.{name}")
-    return real_name(f"python.{name}")
-
-
-def _real_module(name: str) -> ModuleType | None:
-    """Returns a module of the real TensorFlow, or one whose names raise; None if there is none."""
+def _other_module(name: str) -> ModuleType | None:
+    """Returns what stands for a module of TensorFlow that millrace does not have; or None."""
     if name.partition(".")[0] != "tensorflow":
         return None
+    module = private_module(name)
+    if module is not None:
+        return module
     if real_tensorflow() is None:
         return unsupported_module(name)
     try:
-        module = real_name(name.partition(".")[2])
+        real = real_name(name.partition(".")[2])
     except AttributeError:
         return None
-    return module if isinstance(module, ModuleType) else None
+    return real if isinstance(real, ModuleType) else None
