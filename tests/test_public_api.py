@@ -123,6 +123,7 @@ ERRORS = {
     "TapError": ValueError,
     "TaskError": RuntimeError,
     "UnsupportedError": NotImplementedError,
+    "UnsupportedNameError": AttributeError,
     "VersionError": ImportError,
 }
 

@@ -108,6 +108,9 @@ ELSEWHERE = {
     patch_table.LAZY_TENSORFLOW: "below",
     patch_table.META_PATH: "below",
     patch_table.SCRIPT_MODULES: "tests/porting/test_serve.py",
+    patch_table.OLD_ATTRIBUTES: "tests/porting/test_idioms_serve.py",
+    patch_table.KERAS2_CALLS: "tests/porting/test_idioms_keras2.py",
+    patch_table.IPU_ATTRIBUTE: "tests/porting/test_idioms_serve.py",
     patch_table.TENSORFLOW_ITER: "tests/tensorflow, where TensorFlow is installed",
     patch_table.INTERRUPTS: "tests/test_interrupts.py",
     patch_table.COMPILATION_CACHE: "tests/cache/test_cache.py",
@@ -259,3 +262,33 @@ def test_names_of_modules_are_served_until_they_are_taken_out():
 def test_the_page_lists_them():
     page = DOCS.read_text()
     assert as_markdown() in page, f"docs/patches.md must have this table:\n{as_markdown()}"
+
+
+def adding(original):
+    return lambda *args: 10 + original(*args)
+
+
+@pytest.mark.parametrize("first_out", [0, 1])
+def test_two_patches_in_one_place_come_out_in_any_order(first_out):
+    library = SimpleNamespace(three=(three := lambda: 3))
+    pair = [Patch("three", why, While.IPU, lambda: library, "three") for why in ("inner", "outer")]
+    replace(pair[0], doubling)
+    replace(pair[1], adding)
+    assert library.three() == 16
+    take_out(pair[first_out])
+    assert library.three() == (13, 6)[first_out]
+    replace(pair[first_out], doubling)
+    assert library.three() == (26, 12)[first_out]
+    take_out(pair[0])
+    take_out(pair[1])
+    assert library.three is three
+
+
+def test_one_patch_of_several_places():
+    library = SimpleNamespace(three=(three := lambda: 3), four=(four := lambda: 4))
+    patch = Patch("three, four", "", While.SCRIPT)
+    for name in ("three", "four", "three"):
+        replace(patch, doubling, library, name)
+    assert (library.three(), library.four()) == (6, 8)
+    patches.take_out_all(patch)
+    assert (library.three, library.four) == (three, four)

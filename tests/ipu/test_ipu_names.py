@@ -21,8 +21,9 @@ NAMES = pathlib.Path(__file__).with_name("ipu_names.txt")
 SOURCE = pathlib.Path(ipu.__file__).parent
 MODULES = (
     "addons.keras.layers", "config", "cross_replica_ops", "dataset_benchmark",
-    "gradient_accumulation", "ipu_compiler", "ipu_infeed_queue", "ipu_outfeed_queue",
-    "ipu_strategy", "keras", "keras.layers", "keras.optimizers", "loops",
+    "gradient_accumulation", "ipu_compiler", "ipu_estimator", "ipu_infeed_queue",
+    "ipu_outfeed_queue", "ipu_pipeline_estimator", "ipu_run_config", "ipu_strategy", "keras",
+    "keras.layers", "keras.optimizers", "loops",
     "ops.cross_replica_ops", "ops.pipelining_ops", "ops.replication_ops", "optimizers",
     "outfeed_callback", "outfeed_layers", "outfeed_optimizer", "outfeed_wrapper",
     "pipelining_ops", "replication_ops", "scopes", "utils",

@@ -5,6 +5,7 @@
 """
 
 from collections.abc import Callable, Iterable
+from typing import Any
 
 import jax
 import keras
@@ -15,7 +16,7 @@ from millrace._compat.patch_table import APPLY_GRADIENTS, OPTIMIZER_INIT
 from millrace._compat.patches import replace
 from millrace.errors import LoopError
 
-__all__ = ["let_names_be_given", "let_optimizers_be_made"]
+__all__ = ["let_names_be_given", "let_optimizers_be_made", "trained_by"]
 
 _SCOPE = "stateless_scope"
 
@@ -57,6 +58,12 @@ def let_optimizers_be_made() -> None:
         return make
 
     replace(OPTIMIZER_INIT, wrapper)
+
+
+def trained_by(optimizer: keras.optimizers.Optimizer) -> list[keras.Variable]:
+    """Returns the variables that an optimizer trains, in the order of its gradients."""
+    private: Any = optimizer
+    return private._trainable_variables
 
 
 def _check_rate(

@@ -62,6 +62,8 @@ class Aliases(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         """
         self.names, self.serves, self._otherwise = dict(names), serves, otherwise
         self._specs: dict[str, ModuleSpec | None] = {}
+        # Attributes that imports of `package.module` have added to packages.
+        self.added: list[tuple[ModuleType, str, ModuleType]] = []
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
@@ -109,6 +111,10 @@ class Aliases(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         """Restores the module's own specification; the module itself has run before."""
         alias = cast(ModuleSpec, module.__spec__)
         module.__spec__ = self._specs.pop(alias.name)
+        package, _, last = alias.name.rpartition(".")
+        parent = sys.modules.get(package)
+        if parent is not None and last not in vars(parent):
+            self.added.append((parent, last, module))
 
 
 def _is_in_a_file(name: str) -> bool:
@@ -142,3 +148,6 @@ def _forget(purpose: str) -> None:
         # Modules under their own names stay: TensorFlow cannot be imported twice.
         for name in [n for n in served if sys.modules[n].__name__ != n]:
             del sys.modules[name]
+        for parent, last, module in aliases.added:
+            if vars(parent).get(last) is module:
+                delattr(parent, last)

@@ -165,6 +165,13 @@ _KERAS = (
         _exclude_from_weight_decay_pattern="the names of variables without weight decay",
         _trainable_variables="the order of an optimizer's variables",
     ),
+    # What programs for Keras 2 use.
+    *_in(
+        "keras.src.legacy.preprocessing",
+        image="the generators of images of Keras 2",
+        sequence="the generators of time series of Keras 2",
+        text="the tokenizer of Keras 2",
+    ),
     # TensorFlow, where a module of millrace stands in for it.
     *_in("keras.src.utils.module_utils", tensorflow="the module that Keras takes for TensorFlow"),
     *_in(

@@ -188,6 +188,21 @@ SCRIPT_MODULES = Patch(
     "runs a script as Python would, with `millrace.tensorflow` for TensorFlow",
     While.SCRIPT,
 )
+OLD_ATTRIBUTES = Patch(
+    "__getattr__ of Keras's modules",
+    "lets scripts read names of Keras 2, such as `keras.backend.mean`, and `keras.ipu`",
+    While.SCRIPT,
+)
+KERAS2_CALLS = Patch(
+    "methods of Keras's layers, models, optimizers, losses and callbacks",
+    "lets scripts call them as those of Keras 2, and adds the methods that they had",
+    While.SCRIPT,
+)
+IPU_ATTRIBUTE = Patch(
+    "keras.__getattr__",
+    "lets programs read `keras.ipu`",
+    While.IPU,
+)
 COMPILATION_CACHE = Patch(
     "jax._src.compilation_cache._cache",
     "lets JAX keep executables in files that are verified, written whole and limited in number",

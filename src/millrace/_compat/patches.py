@@ -67,41 +67,108 @@ _holders: set[Hashable] = set()
 _numbers = itertools.count()
 
 
-def replace(patch: Patch, wrapper: Callable[[Any], object]) -> None:
-    """Puts a replacement in, unless the patch is in already.
+class _Replacements:
+    """A name in a module or a class, and the replacements that are in it, the innermost first."""
+
+    def __init__(self, owner: Any, attribute: str, raw: object):
+        self.owner, self.attribute, self.raw = owner, attribute, raw
+        self.wrappers: dict[tuple[Patch, Hashable], tuple[Callable[[Any], object], object]] = {}
+        self.installed: object = self  # of nobody
+
+    def install(self) -> None:
+        """Puts the replacements around what was there, one around the other."""
+        function: Any = None
+        for wrapper, original in self.wrappers.values():
+            inner: Any = original if function is None else function
+            function = wrapper(inner)
+            if inner is not None:
+                updated = () if isinstance(inner, type) else functools.WRAPPER_UPDATES
+                functools.update_wrapper(function, inner, updated=updated)
+            setattr(function, _REPLACED, self.raw)
+        self.installed = classmethod(function) if isinstance(self.raw, classmethod) else function
+        setattr(self.owner, self.attribute, self.installed)
+
+    def remove(self, name: tuple[Patch, Hashable]) -> None:
+        """Takes one replacement out."""
+        self.wrappers.pop(name, None)
+        if vars(self.owner).get(self.attribute) is not self.installed:
+            return  # another library has wrapped it since: ours stays inside, without effect
+        if self.wrappers:
+            self.install()
+        elif self.raw is None:
+            delattr(self.owner, self.attribute)
+        else:
+            setattr(self.owner, self.attribute, self.raw)
+
+
+_replacements: dict[tuple[int, str], _Replacements] = {}
+
+
+def replace(
+    patch: Patch,
+    wrapper: Callable[[Any], object],
+    owner: Any = None,
+    attribute: str = "",
+) -> None:
+    """Puts a replacement in, around those that are there, unless the patch is in already.
 
     Args:
         patch: the place.
-        wrapper: called with the original function; returns its replacement.
+        wrapper: called with the original function, or with the replacement that is in its place;
+            returns its own. Called again when another replacement is taken out.
+        owner: the class or module, for a patch of several places.
+        attribute: the name in it.
 
     Raises:
         VersionError: if the original is gone, or takes other arguments.
     """
     with _lock:
-        if (patch, None) in _undo:
+        key = None if owner is None else (id(owner), attribute)
+        if (patch, key) in _undo:
             return
-        owner: Any = patch.owner() if patch.owner is not None else None
-        raw = vars(owner).get(patch.attribute)
+        if owner is None:
+            owner = patch.owner() if patch.owner is not None else None
+            attribute = patch.attribute
+        place = _replacements_of(owner, attribute)
+        place.wrappers[patch, key] = wrapper, _original(patch, owner, attribute, place.raw)
+        place.install()
+        _undo[patch, key] = functools.partial(place.remove, (patch, key))
+
+
+def add(patch: Patch, owner: Any, attribute: str, value: object) -> None:
+    """Adds an attribute to a class or a module that has none of its name.
+
+    Args:
+        patch: the entry of the table, one of several places.
+        owner: the class or the module.
+        attribute: its name.
+        value: what it gets.
+    """
+    with _lock:
+        if (patch, (id(owner), attribute)) in _undo or hasattr(owner, attribute):
+            return
+        setattr(owner, attribute, value)
+        _undo[patch, (id(owner), attribute)] = functools.partial(delattr, owner, attribute)
+
+
+def _replacements_of(owner: Any, attribute: str) -> _Replacements:
+    """Returns the place of a name, with the replacements that are in force."""
+    raw = vars(owner).get(attribute)
+    place = _replacements.get((id(owner), attribute))
+    if place is None or place.installed is not raw or not all(n in _undo for n in place.wrappers):
         raw = getattr(_function(raw), _REPLACED, raw)  # put in by this module before its reload
-        original = _original(patch, owner, raw)
-        function: Any = wrapper(original)
-        if original is not None:
-            updated = () if isinstance(original, type) else functools.WRAPPER_UPDATES
-            functools.update_wrapper(function, original, updated=updated)
-        setattr(function, _REPLACED, raw)
-        new = classmethod(function) if isinstance(raw, classmethod) else function
-        setattr(owner, patch.attribute, new)
-        _undo[patch, None] = functools.partial(_restore, owner, patch.attribute, new, raw)
+        place = _replacements[id(owner), attribute] = _Replacements(owner, attribute, raw)
+    return place
 
 
 def _function(raw: object) -> Any:
     return getattr(raw, "__func__", raw)  # of a classmethod
 
 
-def _original(patch: Patch, owner: type | ModuleType, raw: object) -> Any:
+def _original(patch: Patch, owner: type | ModuleType, attribute: str, raw: object) -> Any:
     """Returns the function behind a name, inherited ones included, and checks its parameters."""
     bases = owner.__mro__[1:] if isinstance(owner, type) else ()
-    inherited = (vars(base)[patch.attribute] for base in bases if patch.attribute in vars(base))
+    inherited = (vars(base)[attribute] for base in bases if attribute in vars(base))
     original = _function(raw if raw is not None else next(inherited, None))
     if original is None and not patch.parameters:
         return None  # a name that millrace adds
@@ -119,15 +186,6 @@ def _original(patch: Patch, owner: type | ModuleType, raw: object) -> Any:
 
 def _versions() -> str:
     return f"keras {keras.__version__} on jax {jax.__version__}"
-
-
-def _restore(owner: type | ModuleType, attribute: str, new: object, raw: object) -> None:
-    if vars(owner).get(attribute) is not new:
-        return  # another library has wrapped it since: ours stays inside, without effect
-    if raw is None:
-        delattr(owner, attribute)
-    else:
-        setattr(owner, attribute, raw)
 
 
 def unpatched(value: object) -> Any:
@@ -153,6 +211,13 @@ def take_out(patch: Patch, key: Hashable = None) -> None:
         undo = _undo.pop((patch, key), None)
         if undo is not None:
             undo()
+
+
+def take_out_all(patch: Patch) -> None:
+    """Undoes a patch of several places, the last one first."""
+    with _lock:
+        for each, key in [entry for entry in reversed(_undo) if entry[0] == patch]:
+            take_out(each, key)
 
 
 def patches_in() -> set[Patch]:

@@ -40,15 +40,26 @@ def run_command(context: click.Context, script: str, arguments: tuple[str, ...])
 
 @click.command("port")
 @click.argument("scripts", nargs=-1, required=True, type=click.Path(path_type=pathlib.Path))
+@click.option("--diff", is_flag=True, help="Print the changes that --write makes, as a diff.")
+@click.option("--write", is_flag=True, help="Print that diff, and write the files.")
 @click.pass_context
-def port_command(context: click.Context, scripts: tuple[pathlib.Path, ...]) -> None:
-    """List the parts of IPU programs that will not run.
+def port_command(
+    context: click.Context, scripts: tuple[pathlib.Path, ...], diff: bool, write: bool
+) -> None:
+    """List the parts of IPU programs that will not run, and rewrite what is mechanical.
 
-    Each line says what to write instead. The programs are read, not run. The exit status is 0 if
-    nothing stands in the way, 1 if something does, and 2 if a file cannot be read. Lines that end
-    with `(runs as it is)` are suggestions.
+    Each line says what to write instead. The programs are read, not run, with the modules beside
+    them that they import. The exit status is 0 if nothing stands in the way, 1 if something does,
+    and 2 if a file cannot be read. Lines that end in parentheses do not stand in the way: such code
+    `runs as it is`, under `millrace run`, or is not reached.
+
+    With --write, imports, names and arguments change where this needs no judgement, and the program
+    then runs with `python`. Nothing else in the files changes. What is left to do is listed.
     """
-    context.exit(importlib.import_module("millrace.porting.show").show_findings(scripts))
+    show = importlib.import_module("millrace.porting.show")
+    if diff or write:
+        context.exit(show.show_rewritten(scripts, writes=write))
+    context.exit(show.show_findings(scripts))
 
 
 def _of_script(trace: TracebackType | None, script: str) -> TracebackType | None:

@@ -8,13 +8,18 @@ length of an execution, the count of replicas, the building of models (`keras/ex
 `_ALIASES` lists further names of modules; importing one gives the same module object.
 """
 
+import importlib as _importlib
 from types import ModuleType
 from typing import TYPE_CHECKING
 
+from millrace._compat.keras_attributes import let_attributes_be_read as _let_attributes_be_read
 from millrace._compat.module_aliases import serve as _serve
+from millrace._compat.patch_table import IPU_ATTRIBUTE as _IPU_ATTRIBUTE
 from millrace.ipu.environment import read_once as _read_once
 from millrace.ipu.lazy_modules import submodule as _submodule
 from millrace.ipu.old_models import porting_guide as porting_guide
+from millrace.ipu.replacements import unsupported_module as _unsupported_module
+from millrace.ipu.replacements import unsupported_modules as _unsupported_modules
 
 if TYPE_CHECKING:
     from millrace.ipu.ops import cross_replica_ops as cross_replica_ops
@@ -32,14 +37,35 @@ _ALIASES = {
 }
 _MODULES = (
     "config", "cross_replica_ops", "dataset_benchmark", "gradient_accumulation", "ipu_compiler",
-    "ipu_infeed_queue", "ipu_outfeed_queue", "ipu_strategy", "keras", "loops", "ops",
+    "ipu_estimator", "ipu_infeed_queue", "ipu_outfeed_queue", "ipu_pipeline_estimator",
+    "ipu_run_config", "ipu_strategy", "keras", "loops", "ops",
     "optimizers", "pipelining_ops", "replication_ops", "scopes", "utils",
 )  # fmt: skip
 
 
 def __getattr__(name: str) -> ModuleType:
+    if name in _UNSUPPORTED:
+        return _importlib.import_module(f"{__name__}.{name}")
     return _submodule(__name__, name, _MODULES)
 
 
-_serve({f"{__name__}.{name}": f"{__name__}.{own}" for name, own in _ALIASES.items()}, __name__)
+def _keras_ipu(module: str, name: str) -> ModuleType:
+    if name == "ipu":
+        return _submodule(__name__, "keras", _MODULES)
+    raise AttributeError(f"module {module!r} has no attribute {name!r}")
+
+
+_UNSUPPORTED = _unsupported_modules() - {*_MODULES, *_ALIASES}
+_serve(
+    {
+        **{f"{__name__}.{name}": f"{__name__}.{own}" for name, own in _ALIASES.items()},
+        # These have no module of their own, so that the last argument makes one.
+        **{f"{__name__}.{name}": f"{__name__}.replacements.{name}" for name in _UNSUPPORTED},
+        **{f"{__name__}.ops.{name}": f"{__name__}.replacements.{name}" for name in _UNSUPPORTED},
+        "keras.ipu": f"{__name__}.keras",
+    },
+    __name__,
+    _unsupported_module,
+)
+_let_attributes_be_read(_IPU_ATTRIBUTE, ["keras"], _keras_ipu)
 _read_once()  # TF_POPLAR_FLAGS, POPLAR_LOG_LEVEL

@@ -6,11 +6,13 @@ def __getattr__(name):                       in the package, after PEP 562
 
 import importlib
 from collections.abc import Collection
-from types import ModuleType
+from typing import Any
+
+from millrace.ipu.replacements import other_name
 
 
-def submodule(package: str, name: str, modules: Collection[str]) -> ModuleType:
-    """Imports a module of a package.
+def submodule(package: str, name: str, modules: Collection[str]) -> Any:
+    """Imports a module of a package; returns a name that raises for one that is not here.
 
     Args:
         package: its full name.
@@ -18,8 +20,8 @@ def submodule(package: str, name: str, modules: Collection[str]) -> ModuleType:
         modules: the names of the package's modules.
 
     Raises:
-        AttributeError: for a name that is not among them.
+        AttributeError: for a name that is not among them, and that nothing replaces.
     """
     if name not in modules:
-        raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        return other_name(package, name)
     return importlib.import_module(f"{package}.{name}")

@@ -24,6 +24,7 @@ from millrace.ipu.config import StochasticRoundingBehaviour as StochasticRoundin
 from millrace.ipu.config import configure_ipu_system as configure_ipu_system
 from millrace.ipu.config import current_system
 from millrace.ipu.no_effect import warn_no_effect
+from millrace.ipu.replacements import other_name as _other_name
 
 _REPLACED = {
     "create_ipu_config": "config = ipu.config.IPUConfig()",
@@ -47,7 +48,7 @@ _REPLACED = {
 
 def __getattr__(name: str) -> Callable[..., NoReturn]:
     if name not in _REPLACED:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        return _other_name(__name__, name)
 
     def replaced(*_: object, **__: object) -> NoReturn:
         raise ModelError(

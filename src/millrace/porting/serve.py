@@ -8,24 +8,31 @@ ipu_tensorflow_addons           millrace.ipu.addons
 outfeed_wrapper, ...            millrace.ipu.outfeed_wrapper, ..., unless the program has its own
 """
 
+import contextlib
+import importlib
 import pathlib
 import runpy
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from types import ModuleType
-from typing import Any
 
 from millrace import tensorflow
+from millrace._compat.keras_attributes import hidden, let_attributes_be_read
 from millrace._compat.module_aliases import (
     serve,
     show_own_tensorflow,
     show_tensorflow,
     stop_serving,
 )
-from millrace._compat.patch_table import SCRIPT_MODULES
-from millrace._compat.patches import put_in, take_out
+from millrace._compat.patch_table import OLD_ATTRIBUTES, SCRIPT_MODULES
+from millrace._compat.patches import put_in, take_out, take_out_all
+from millrace.porting.keras2_modules import module_aliases, old_attribute, patched_modules
+from millrace.porting.mending import mending
+from millrace.porting.private_modules import make_private_module, private_module
 from millrace.tensorflow.dispatch import real_name, real_tensorflow, restore_real_modules
+from millrace.tensorflow.replacements import MODULES, unsupported_module
+from millrace.tensorflow.unsupported import longest
 
 NAMES = {
     "ipu_tensorflow_addons": "millrace.ipu.addons",
@@ -45,27 +52,30 @@ def serving(directory: pathlib.Path) -> Iterator[None]:
     """Serves modules of millrace to the imports of a program in `directory`."""
     own = {path.stem for path in directory.iterdir()} if directory.is_dir() else set()
     helpers = {name: f"millrace.ipu.{name}" for name in TUTORIAL if name not in own}
+    aliases = module_aliases()
     before = {k: m for k, m in sys.modules.items() if k.partition(".")[0] == "tensorflow"}
     for name in before:
         del sys.modules[name]
     show_tensorflow(before.get("tensorflow"))
-    serve({**NAMES, **helpers}, PURPOSE, _real_module)
-    package: Any = ModuleType("tensorflow.python", "Modules of TensorFlow that `ipu` is one of.")
-    package.__path__ = []
-    package.__getattr__ = lambda name: real_name(f"python.{name}")
+    serve({**aliases, **NAMES, **helpers}, PURPOSE, _other_module)
+    let_attributes_be_read(OLD_ATTRIBUTES, patched_modules(), old_attribute)
+    package = make_private_module("tensorflow.python")
     sys.modules["tensorflow"] = tensorflow
     sys.modules["tensorflow.python"] = tensorflow.python = package  # type: ignore[attr-defined]
 
     def undo() -> None:
+        take_out_all(OLD_ATTRIBUTES)
         stop_serving(PURPOSE)
         del tensorflow.python  # type: ignore[attr-defined]
+        sys.modules.pop("tensorflow.python", None)
         sys.modules.update(before)
         restore_real_modules()
         show_own_tensorflow()
 
     put_in(SCRIPT_MODULES, undo)
     try:
-        yield
+        with hidden(aliases), mending():
+            yield
     finally:
         take_out(SCRIPT_MODULES)
 
@@ -84,16 +94,35 @@ def run_script(script: str, arguments: Sequence[str] = ()) -> None:
     try:
         with serving(directory):
             runpy.run_path(script, run_name="__main__")
+    except ModuleNotFoundError as error:
+        _add_advice(error)
+        raise
     finally:
         sys.argv, sys.path[:] = argv, path
 
 
-def _real_module(name: str) -> ModuleType | None:
-    """Returns a module of the real TensorFlow; None if there is no such module."""
-    if name.partition(".")[0] != "tensorflow" or real_tensorflow() is None:
+def _add_advice(error: ModuleNotFoundError) -> None:
+    """Adds to the message of a package that is not installed what to write in its place.
+
+    It stays a ModuleNotFoundError, for programs that do without the package.
+    """
+    name = error.name or ""
+    instead = longest(MODULES, name)
+    if instead and name not in sys.modules:
+        error.msg = f"{error.msg}. In its place: {instead}."
+
+
+def _other_module(name: str) -> ModuleType | None:
+    """Returns what stands for a module of TensorFlow that millrace does not have; or None."""
+    if name.partition(".")[0] != "tensorflow":
         return None
+    module = private_module(name)
+    if module is not None:
+        return module
+    if real_tensorflow() is None:
+        return unsupported_module(name)
     try:
-        module = real_name(name.partition(".")[2])
+        real = real_name(name.partition(".")[2])
     except AttributeError:
         return None
-    return module if isinstance(module, ModuleType) else None
+    return real if isinstance(real, ModuleType) else None

@@ -22,6 +22,7 @@ from millrace._compat.module_aliases import serve
 from millrace.tensorflow import compat as compat
 from millrace.tensorflow import data as data
 from millrace.tensorflow import dtypes
+from millrace.tensorflow import estimator as estimator
 from millrace.tensorflow import math as math
 from millrace.tensorflow import nn as nn
 from millrace.tensorflow import ops as _ops

@@ -21,6 +21,7 @@ from typing import Any
 import jax
 
 from millrace.tensorflow.graph_mode import Deferred, is_deferred
+from millrace.tensorflow.replacements import OPERATIONS, operation, unsupported
 
 _FIRST = ("input_tensor", "input", "tensor", "value", "values", "x", "features", "logits")
 _SHARED = ("tensorflow", "tensorflow.python")
@@ -53,23 +54,28 @@ def op(path: str, function: Callable[..., Any], keeps_names: bool = False) -> Ca
 
 
 def real_name(path: str, advice: str = "") -> Any:
-    """Returns an attribute of the real TensorFlow.
+    """Returns an attribute of the real TensorFlow; without it, one that raises when it is used.
 
     Args:
         path: its dotted name, such as `data.TFRecordDataset`.
         advice: an alternative to write, for the message.
 
     Raises:
-        AttributeError: if TensorFlow is not installed, or has no such name.
+        AttributeError: if TensorFlow is not installed and nothing replaces the name, or if it has
+            no such name.
     """
     last = path.rpartition(".")[2]
     # `__internal__` is a module; Python itself asks for all other names of this form.
     is_python = last.startswith("__") and last != "__internal__"
     value: Any = None if is_python else real_tensorflow()
     if value is None:
+        refusing = None if is_python else unsupported(path)
+        if refusing is not None:
+            return refusing
+        instead = operation(path, OPERATIONS) or "keras.ops or jax.numpy"
         raise AttributeError(
             f"millrace.tensorflow has no {path!r}: it has only the names that IPU programs use "
-            f"most. {advice or 'Write it with keras.ops or jax.numpy'}, or install tensorflow: "
+            f"most. {advice or f'Write it with {instead}'}, or install tensorflow: "
             "millrace.tensorflow then has all names of it."
         )
     for name in path.split("."):

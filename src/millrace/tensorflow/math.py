@@ -9,6 +9,7 @@ from jax.typing import DTypeLike
 
 from millrace.tensorflow.dispatch import op, real_name
 from millrace.tensorflow.dtypes import as_dtype
+from millrace.tensorflow.replacements import KERAS_NAMES as KERAS_NAMES
 from millrace.tensorflow.values import TensorLike
 
 ops: Any = keras.ops  # whose annotations allow None for all results
@@ -19,26 +20,6 @@ _SAME = (
     "round rsqrt sigmoid sign sin sinh sqrt square subtract tan tanh erf expm1 argsort sort "
     "floor_divide"
 )
-# Operations that have another name in keras.ops.
-KERAS_NAMES = {
-    "floordiv": "floor_divide",
-    "is_finite": "isfinite",
-    "is_inf": "isinf",
-    "is_nan": "isnan",
-    "pow": "power",
-    "reciprocal": "reciprocal",
-    "reduce_all": "all",
-    "reduce_any": "any",
-    "reduce_logsumexp": "logsumexp",
-    "reduce_max": "max",
-    "reduce_mean": "mean",
-    "reduce_min": "min",
-    "reduce_prod": "prod",
-    "reduce_std": "std",
-    "reduce_sum": "sum",
-    "reduce_variance": "var",
-    "truediv": "true_divide",
-}
 
 
 def _index_of(function: Callable[..., object]) -> Callable[..., object]:

@@ -6,6 +6,8 @@ CrossReplicaGradientAccumulationOptimizerV2(opt, n)   -> accumulating, around cr
 MapGradientOptimizer(opt, function)                   no native counterpart: maps gradients
 """
 
+from typing import Any
+
 from millrace.ipu.optimizers.cross_replica_optimizer import (
     CrossReplicaOptimizer as CrossReplicaOptimizer,
 )
@@ -25,3 +27,8 @@ from millrace.ipu.optimizers.ipu_optimizer import IpuOptimizer as IpuOptimizer
 from millrace.ipu.optimizers.map_gradient_optimizer import (
     MapGradientOptimizer as MapGradientOptimizer,
 )
+from millrace.ipu.replacements import other_name as _other_name
+
+
+def __getattr__(name: str) -> Any:
+    return _other_name(__name__, name)

@@ -11,8 +11,10 @@ from typing import Any
 
 from jax.typing import DTypeLike
 
+from millrace.tensorflow.dispatch import real_name
 from millrace.tensorflow.graph_mode import Deferred, Placeholder, in_graph_mode, set_graph_mode
 from millrace.tensorflow.graph_mode import Session as Session
+from millrace.tensorflow.replacements import TENSORFLOW
 
 
 def placeholder(
@@ -87,4 +89,7 @@ def set_random_seed(seed: int) -> None:
 def __getattr__(name: str) -> Any:
     if name.startswith("__"):
         raise AttributeError(name)
-    return getattr(importlib.import_module("millrace.tensorflow"), name)
+    own = importlib.import_module("millrace.tensorflow")
+    if name not in vars(own) and f"tensorflow.compat.v1.{name}" in TENSORFLOW:
+        return real_name(f"compat.v1.{name}")
+    return getattr(own, name)

@@ -12,6 +12,8 @@ SerialDense                        -> keras.layers.Dense
 AssumeEqualAcrossReplicas          -> keras.layers.Identity
 """
 
+from typing import Any
+
 from millrace.ipu.keras.layers.normalization import GroupNormalization as GroupNormalization
 from millrace.ipu.keras.layers.normalization import InstanceNormalization as InstanceNormalization
 from millrace.ipu.keras.layers.normalization import LayerNormalization as LayerNormalization
@@ -21,7 +23,12 @@ from millrace.ipu.keras.layers.stock import AssumeEqualAcrossReplicas as AssumeE
 from millrace.ipu.keras.layers.stock import Dropout as Dropout
 from millrace.ipu.keras.layers.stock import Embedding as Embedding
 from millrace.ipu.keras.layers.stock import SerialDense as SerialDense
+from millrace.ipu.replacements import other_name as _other_name
 from millrace.layers.recomputation import RecomputationCheckpoint as RecomputationCheckpoint
 
 LSTM, GRU = PopnnLSTM, PopnnGRU
 GroupNorm, InstanceNorm, LayerNorm = GroupNormalization, InstanceNormalization, LayerNormalization
+
+
+def __getattr__(name: str) -> Any:
+    return _other_name(__name__, name)

@@ -6,6 +6,8 @@ CrossReplicaGradientAccumulationOptimizer(opt, n) -> the same with V2
 MapGradientOptimizer(opt, function)               -> ipu.optimizers.MapGradientOptimizer
 """
 
+from typing import Any
+
 from millrace.ipu.optimizers import gradient_accumulation_optimizer as _accumulation
 from millrace.ipu.optimizers.cross_replica_optimizer import (
     CrossReplicaOptimizer as CrossReplicaOptimizer,
@@ -14,8 +16,13 @@ from millrace.ipu.optimizers.ipu_optimizer import IpuOptimizer as IpuOptimizer
 from millrace.ipu.optimizers.map_gradient_optimizer import (
     MapGradientOptimizer as MapGradientOptimizer,
 )
+from millrace.ipu.replacements import other_name as _other_name
 
 GradientAccumulationOptimizer = _accumulation.GradientAccumulationOptimizerV2
 CrossReplicaGradientAccumulationOptimizer = (
     _accumulation.CrossReplicaGradientAccumulationOptimizerV2
 )
+
+
+def __getattr__(name: str) -> Any:
+    return _other_name(__name__, name)

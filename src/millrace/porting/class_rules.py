@@ -1,0 +1,70 @@
+"""Findings for the classes that a program derives from those of Keras.
+
+class Plain(Optimizer): def _resource_apply_dense(...)    Keras 3 calls update_step
+class Hits(Metric): def result(self): return self.hits    a variable is no result of a program
+class Noise(Layer): tf.random.normal(shape)               a trace needs a seed generator
+"""
+
+import ast
+from collections.abc import Iterator, Sequence
+
+from millrace.porting.finding import Finding, replaced
+from millrace.porting.near_names import shown
+from millrace.porting.object_names import OVERRIDES
+
+_RANDOM = ("normal", "uniform", "truncated_normal", "dropout", "categorical", "randint", "gamma")
+_SEED = "{name}(..., seed=self.seed), with self.seed = keras.random.SeedGenerator(0) in __init__"
+
+
+def of_class(node: ast.ClassDef, bases: Sequence[str]) -> Iterator[Finding]:
+    """Yields the findings of a class, without those of the code in its methods.
+
+    Args:
+        node: the class.
+        bases: the canonical names of the classes that it derives from; empty for others.
+    """
+    methods = {each.name: each for each in node.body if isinstance(each, ast.FunctionDef)}
+    if any(base.startswith("keras.optimizers.") for base in bases):
+        for name, method in methods.items():
+            if name in OVERRIDES:
+                what = f"{name}() of an optimizer, which Keras 3 does not call"
+                yield Finding(method.lineno, what, OVERRIDES[name])
+    if any(base.startswith("keras.metrics.") for base in bases) and "result" in methods:
+        yield from _of_result(methods["result"], _weights(node))
+
+
+def of_random(node: ast.Call, name: str, layer: str) -> Iterator[Finding]:
+    """Yields the finding of a random operation in a layer that has no seed.
+
+    Args:
+        node: the call.
+        name: the canonical name of the function.
+        layer: the name of the layer class around it.
+    """
+    module, _, last = name.rpartition(".")
+    if module not in ("tensorflow.random", "keras.random") or last not in _RANDOM:
+        return
+    if all(keyword.arg not in ("seed", None) for keyword in node.keywords):
+        instead = _SEED.format(name=shown(name))
+        yield Finding(node.lineno, f"{shown(name)} without a seed in {layer}", instead)
+
+
+def _weights(node: ast.ClassDef) -> set[str]:
+    """Returns the attributes that a class sets to new variables."""
+    return {
+        target.attr
+        for each in ast.walk(node)
+        if isinstance(each, ast.Assign) and isinstance(each.value, ast.Call)
+        for target in each.targets
+        if isinstance(target, ast.Attribute)
+        and getattr(each.value.func, "attr", "") in ("add_weight", "add_variable", "Variable")
+    }
+
+
+def _of_result(method: ast.FunctionDef, weights: set[str]) -> Iterator[Finding]:
+    for each in ast.walk(method):
+        value = each.value if isinstance(each, ast.Return) else None
+        if isinstance(value, ast.Attribute) and value.attr in weights:
+            text = f"{ast.unparse(value)}.value"
+            what = f"return {ast.unparse(value)}, a variable, as the result of a metric"
+            yield Finding(each.lineno, what, f"return {text}", edits=(replaced(value, text),))

@@ -1,0 +1,72 @@
+"""Optimizers as in Keras 2: `SGD(lr=0.1, decay=1e-4)`, `optimizer.lr`, `optimizer.get_weights()`.
+
+decay=d                    the rate is lr / (1 + d * updates), as it was
+gradient_transformers=[f]  f(pairs of gradients and variables) before they are applied
+"""
+
+import functools
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import keras
+import numpy as np
+
+from millrace._compat.keras_optimizers import trained_by
+from millrace._compat.patch_table import KERAS2_CALLS
+from millrace._compat.patches import add
+from millrace.porting.mended_calls import mended_arguments, replace_method, signed
+
+Transform = Callable[[list[tuple[Any, keras.Variable]]], Iterable[tuple[Any, keras.Variable]]]
+
+
+def mend_optimizers() -> None:
+    """Lets optimizers be made, read and set as in Keras 2."""
+    kind = keras.optimizers.Optimizer
+    replace_method(kind, "__init__", _initializer)
+    rate = property(lambda self: self.learning_rate, _set_rate)
+    add(KERAS2_CALLS, kind, "lr", rate)
+    add(KERAS2_CALLS, kind, "weights", property(lambda self: self.variables))
+    add(KERAS2_CALLS, kind, "get_weights", _values)
+
+
+def _set_rate(optimizer: Any, rate: object) -> None:
+    optimizer.learning_rate = rate
+
+
+def _values(self: keras.optimizers.Optimizer) -> list[np.ndarray]:
+    own = (variable for variable in self.variables if variable.name != "learning_rate")
+    return [np.asarray(variable.value) for variable in own]
+
+
+def _initializer(original: Callable[..., None]) -> Callable[..., None]:
+    @signed(original)
+    def make(self: Any, *args: Any, **kwargs: Any) -> None:
+        args, kwargs = mended_arguments(f"keras.optimizers.{type(self).__name__}", args, kwargs)
+        if args and "learning_rate" in kwargs:
+            args = args[1:]  # the default, which a class has passed on beside its `lr`
+        decay = kwargs.pop("decay", None)
+        transforms = kwargs.pop("gradient_transformers", None)
+        if decay:
+            rate = args[0] if args else kwargs["learning_rate"]
+            schedule = keras.optimizers.schedules.InverseTimeDecay(float(rate), 1, float(decay))
+            args, kwargs["learning_rate"] = args[1:], schedule
+        original(self, *args, **kwargs)
+        if transforms:
+            apply = functools.partial(_apply_transformed, self.apply, tuple(transforms))
+            object.__setattr__(self, "apply", apply)
+
+    return make
+
+
+def _apply_transformed(
+    apply: Callable[..., object],
+    transforms: Sequence[Transform],
+    grads: Sequence[Any],
+    trainable_variables: Sequence[keras.Variable] | None = None,
+) -> object:
+    optimizer: Any = apply.__self__  # type: ignore[attr-defined]
+    variables = trainable_variables or trained_by(optimizer)
+    pairs = list(zip(grads, variables, strict=True))
+    for transform in transforms:
+        pairs = list(transform(pairs))
+    return apply([gradient for gradient, _ in pairs], trainable_variables)

@@ -1,0 +1,26 @@
+"""Lets programs call Keras as they called Keras 2, while they run."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from millrace._compat.patch_table import KERAS2_CALLS
+from millrace._compat.patches import take_out_all
+from millrace.porting.mended_calls import let_classes_take_old_arguments
+from millrace.porting.mended_files import mend_files
+from millrace.porting.mended_layers import mend_layers
+from millrace.porting.mended_models import mend_models
+from millrace.porting.mended_optimizers import mend_optimizers
+
+
+@contextmanager
+def mending() -> Iterator[None]:
+    """Mends the habits of Keras 2 for the time of a `with` block."""
+    try:
+        mend_optimizers()
+        mend_layers()
+        mend_models()
+        mend_files()
+        let_classes_take_old_arguments()  # those that the others have left
+        yield
+    finally:
+        take_out_all(KERAS2_CALLS)
