@@ -59,16 +59,16 @@ def run(path: pathlib.Path, names: Iterable[str]) -> None:
 def rows(results: dict[str, Any]) -> list[str]:
     """Returns the lines of the table."""
     lines = [
-        "| | model | one piece | accumulated | cut in two | layer calls of each stage |",
-        "|---|---|---|---|---|---|",
+        "| model | one piece | accumulated | cut | calls on each stage |",
+        "|---|---|---|---|---|",
     ]
     group = ""
     for name, example in EXAMPLES.items():
         cells = [_cell(results[name][way]) for way in WAYS]
         stages = " + ".join(map(str, results[name]["cut"].get("stages", ())))
-        shown = "" if example.group == group else example.group
+        shown = "" if example.group == group else f"{example.group}: "
         group = example.group
-        lines.append(" | ".join([f"| {shown}", example.title, *cells, f"{stages} |"]))
+        lines.append(" | ".join([f"| {shown}{example.title}", *cells, f"{stages} |"]))
     return lines
 
 
@@ -77,7 +77,9 @@ def _cell(result: dict[str, Any]) -> str:
         named = (said for part, said in REASONS.items() if part in result["text"])
         reason = next(named, result["text"])
         return f"`{result['error']}`: {reason}"
-    return f"{_number(result['losses'])} / {_number(result['weights'])}"
+    if result["losses"] == result["updates"] == 0:
+        return "0"
+    return f"{_number(result['losses'])} ({_number(result['updates'])})"
 
 
 def _number(value: float) -> str:

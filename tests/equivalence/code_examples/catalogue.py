@@ -1,4 +1,4 @@
-"""All code examples: importing this module fills EXAMPLES."""
+"""All code examples, in the order of their groups."""
 
 from code_examples import (
     adversaries,
@@ -12,17 +12,11 @@ from code_examples import (
     text,
     vision,
 )
-from code_examples.example import EXAMPLES as EXAMPLES
+from code_examples.example import EXAMPLES as REGISTERED
+from code_examples.example import GROUPS
 
 MODULES = (
-    text,
-    vision,
-    images,
-    shapes,
-    sequences,
-    graphs,
-    structured,
-    generative,
-    adversaries,
-    mechanics,
+    *(text, vision, images, shapes, sequences, graphs),
+    *(structured, generative, adversaries, mechanics),
 )
+EXAMPLES = dict(sorted(REGISTERED.items(), key=lambda item: GROUPS.index(item[1].group)))

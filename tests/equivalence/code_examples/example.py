@@ -19,6 +19,20 @@ OWN_STEP = {
     "accumulated": "overrides train_step(), which updates the weights at every step",
     "cut": "overrides train_step(), which runs the whole model at once",
 }
+GROUPS = (
+    "Text",
+    "Vision",
+    "Images",
+    "Shapes",
+    "Audio",
+    "Time series",
+    "Graphs",
+    "Structured data",
+    "Recommendations",
+    "Generators",
+    "Adversaries",
+    "Mechanics",
+)
 ROWS = 16  # four batches, so two updates of two batches in each of two epochs
 
 

@@ -119,7 +119,7 @@ def graph_attention() -> Case:
             hidden = hidden + ops.relu(ops.concatenate(heads, axis=-1))
             return ops.take(self.scores(hidden), inputs, axis=0)
 
-    def optimizer(**more: Any) -> Any:
+    def optimizer(epsilon: float = 0, **more: Any) -> Any:  # SGD has none
         return keras.optimizers.SGD(0.3, momentum=0.9, **more)
 
     def loss() -> Any:

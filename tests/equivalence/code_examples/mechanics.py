@@ -284,7 +284,7 @@ def gradient_centralization() -> Case:
 
 @example("Mechanics", "clipping by the global norm, a cosine schedule with warm-up")
 def clipped_and_scheduled() -> Case:
-    def optimizer(**more: Any) -> Any:
+    def optimizer(epsilon: float = 0, **more: Any) -> Any:  # SGD has none
         rate = keras.optimizers.schedules.CosineDecay(
             1e-3, decay_steps=8, warmup_target=1e-2, warmup_steps=2
         )
