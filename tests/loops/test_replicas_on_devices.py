@@ -302,3 +302,45 @@ def test_more_replicas_than_devices_are_a_batch(caplog):
     total = compile_function(lambda: cross_replica_sum(1.0 + replication_index()), replicas=11)
     assert total() == 66
     assert "11 replicas of a function run as a batch on one device: there are 8" in caplog.text
+
+
+def test_replicas_that_take_different_branches_exchange_all_the_same():
+    def run():
+        total = keras.Variable(np.float32(0))
+        queue = OutfeedQueue()
+
+        def exchanging():
+            total.assign_add(cross_replica_sum(1.0 + replication_index()))
+            return cross_replica_mean(total.value)
+
+        def body(n):
+            total.assign_add(0.5)
+            wants = n % 3 <= replication_index()  # of three: all, two, one
+            value = keras.ops.cond(wants, exchanging, lambda: total.value)
+            never = keras.ops.cond(n < 0, exchanging, lambda: total.value)
+            queue.enqueue((value, never))
+            return n + 1
+
+        return compile_function(lambda: repeat(6, body, 0))(), queue.dequeue()
+
+    _, (values, _) = assert_same_bits(run, 3)
+    assert values[1, 0] != values[1, 1]
+
+
+def test_a_loss_scale_decides_on_each_replica():
+    def run():
+        weight = keras.Variable(np.float32(1))
+        inner = keras.optimizers.SGD(1.0)
+        optimizer = keras.optimizers.LossScaleOptimizer(CrossReplicaOptimizer(inner), 8.0)
+        optimizer.build([weight])
+        queue = OutfeedQueue()
+
+        def body(n):
+            bad = (n == 1) & (replication_index() == 1)
+            optimizer.apply([jnp.where(bad, jnp.inf, 8.0)], [weight])
+            queue.enqueue((weight.value, optimizer.dynamic_scale.value))
+            return n + 1
+
+        return compile_function(lambda: repeat(3, body, 0))(), queue.dequeue()
+
+    assert_same_bits(run, 2)

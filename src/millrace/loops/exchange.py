@@ -27,6 +27,7 @@ from millrace.taps.taps import Tapped
 
 HOST_SECONDS = 2e-3  # of a chunk that the host calls: the call takes 0.1 ms, mostly overlapped
 CALLBACK_SECONDS = 8e-3  # between two callbacks: each takes 0.5 ms, in which the device waits
+PROCESS_SECONDS = 5e-2  # the same over processes, which agree on the next chunk: 1 to 3 ms
 GROWTH = 4  # largest factor from one chunk to the next
 
 

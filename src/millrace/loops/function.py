@@ -51,8 +51,9 @@ def compile(fn: Callable[..., object], *, replicas: int | None = None) -> "Compi
     With several replicas the function runs side by side on different data. Each replica has its
     own copies of the variables. Keeping them equal is up to the function, for example with
     CrossReplicaOptimizer. Element j of an infeed goes to replica `j % replicas`, elements of
-    outfeeds have an axis `[replicas]`, and the variables and results are those of replica 0. All
-    replicas run on one device.
+    outfeeds have an axis `[replicas]`, and the variables and results are those of replica 0. Each
+    replica runs on a device of its own, in one process or several; where there are fewer devices,
+    all of them are a batch on one.
 
     A function with a pipeline over several devices cannot be compiled as one program. It is called
     without compilation, and the host drives the pipeline.

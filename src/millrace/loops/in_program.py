@@ -27,7 +27,7 @@ from millrace._compat.keras_steps import current_scope
 from millrace.errors import ModelError
 from millrace.feeds.infeed_queue import InfeedQueue
 from millrace.loops.chunk import IterationCarry, empty_outs, run_chunk
-from millrace.loops.exchange import CALLBACK_SECONDS, Exchange
+from millrace.loops.exchange import CALLBACK_SECONDS, PROCESS_SECONDS, Exchange
 from millrace.loops.iteration import Iteration
 from millrace.loops.replica_exchange import ReplicaExchange, host_order
 from millrace.loops.replication import current_group, largest, replicas, replication_index
@@ -108,7 +108,8 @@ def _exchange_of(infeed: InfeedQueue | None, tapped: Tapped, may_end_early: bool
     group = current_group()
     if group is None:
         return Exchange(infeed, tapped, CALLBACK_SECONDS, replicas(), may_end_early)
-    return ReplicaExchange(infeed, tapped, CALLBACK_SECONDS, group, may_end_early)
+    seconds = CALLBACK_SECONDS if group.is_local else PROCESS_SECONDS
+    return ReplicaExchange(infeed, tapped, seconds, group, may_end_early)
 
 
 def _compiled_loop(

@@ -90,6 +90,7 @@ class ReplicaLaunch:
 
 
 _replica = ScopedValue(_Replica(1))
+_exchanges = ScopedValue[list[int] | None](None)  # numbers of values that are exchanged
 _launch = ScopedValue[ReplicaLaunch | None](None)
 
 
@@ -173,6 +174,11 @@ def on_devices(
     return jax.shard_map(
         one, mesh=group.mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False
     )
+
+
+def watching_exchanges() -> AbstractContextManager[list[int] | None]:
+    """Lists the exchanges of replicas on devices of their own that are traced inside."""
+    return _exchanges.bound_to([])
 
 
 def current_group() -> DeviceGroup | None:
@@ -263,6 +269,8 @@ def _totals(values: list[jax.Array], size: int) -> list[jax.Array]:
     if size == 1 or replica.count == 1:
         return values
     if replica.group is not None and replica.index is not None:
+        if (exchanges := _exchanges.get()) is not None:
+            exchanges.append(len(values))
         return totals(values, replica.group, size)
     return [_total(value, size, replica) for value in values]
 

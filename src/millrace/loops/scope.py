@@ -25,6 +25,7 @@ from millrace._compat.keras_steps import current_scope, let_scopes_branch, store
 from millrace._compat.patches import hold, release
 from millrace.errors import ModelError, PlanError, TapError
 from millrace.loops.exchange import Exchange
+from millrace.loops.replication import holds_anywhere, watching_exchanges
 from millrace.pytrees import ArrayTree, SpecTree
 from millrace.taps.taps import Tapped, collecting
 from millrace.threads.scoped_value import ScopedValue
@@ -221,8 +222,13 @@ class VariableScope(keras.StatelessScope):
         true_fn: Callable[[], BranchResult],
         false_fn: Callable[[], BranchResult],
     ) -> BranchResult:
-        """Runs `keras.ops.cond`; both branches return the variables that either assigns."""
-        looks = look_at(true_fn), look_at(false_fn)
+        """Runs `keras.ops.cond`; both branches return the variables that either assigns.
+
+        A replica takes part in what the others exchange in a branch: where they differ, all run
+        both branches, and each selects its results.
+        """
+        with watching_exchanges() as exchanges:
+            looks = look_at(true_fn), look_at(false_fn)
         changed = list({id(v): v for look in looks for v in look.changed}.values())
 
         def with_states(
@@ -234,7 +240,15 @@ class VariableScope(keras.StatelessScope):
 
             return run
 
-        result, states = cond(pred, with_states(true_fn), with_states(false_fn))
+        branches = with_states(true_fn), with_states(false_fn)
+
+        def selected() -> tuple[BranchResult, list[Any]]:
+            return jax.tree.map(lambda a, b: jax.numpy.where(pred, a, b), *(f() for f in branches))
+
+        if exchanges:
+            result, states = cond(holds_anywhere(pred), selected, branches[1])
+        else:
+            result, states = cond(pred, *branches)
         for variable, state in zip(changed, states, strict=True):
             variable.assign(state)
         return result
