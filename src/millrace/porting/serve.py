@@ -25,6 +25,7 @@ from millrace._compat.module_aliases import (
 )
 from millrace._compat.patch_table import SCRIPT_MODULES
 from millrace._compat.patches import put_in, take_out
+from millrace.porting.device_requests import make_devices
 from millrace.tensorflow.dispatch import real_name, real_tensorflow, restore_real_modules
 
 NAMES = {
@@ -77,6 +78,7 @@ def run_script(script: str, arguments: Sequence[str] = ()) -> None:
         script: path of the file.
         arguments: values of `sys.argv` after the script's name.
     """
+    make_devices(script, arguments)
     directory = pathlib.Path(script).absolute().parent
     argv, path = sys.argv, list(sys.path)
     sys.argv = [script, *arguments]

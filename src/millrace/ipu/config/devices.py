@@ -8,7 +8,6 @@ IPUConfig.configure_ipu_system()     -> `configure`
 "/device:IPU:k"                      -> `System.groups[k]`
 """
 
-import contextlib
 import copy
 import logging
 import re
@@ -18,7 +17,7 @@ from typing import TypeAlias, cast
 
 import jax
 
-from millrace._compat.jax_processes import backends_are_initialized
+from millrace.devices import DEVICES_FLAG, ask_for_virtual, devices_of_environment
 from millrace.errors import DeviceError, OptionError
 from millrace.ipu.config.categories import DeviceConnectionType
 from millrace.ipu.config.option import Category, Option, options
@@ -91,20 +90,21 @@ def _sizes(auto: PerDevice) -> list[int]:
 
 
 def _devices(number: int, option: str) -> Sequence[jax.Device]:
-    if not backends_are_initialized():
-        # Without effect where another platform is the default. XLA_FLAGS may have set a number.
-        with contextlib.suppress(RuntimeError, ValueError):
-            requested = getattr(jax.config, "jax_num_cpu_devices", 0)
-            jax.config.update("jax_num_cpu_devices", max(number, requested, 1))
+    ask_for_virtual(number)
     devices = jax.devices()
     if len(devices) >= number:
         return devices
-    hint = ""
+    hint = f" Set it to {len(devices)} or fewer."
     if devices[0].platform == "cpu":
+        own = devices_of_environment()
         hint = (
-            " JAX can make virtual CPU devices, but only before its first use: call "
-            "configure_ipu_system() above everything that builds a model or an array, or start "
-            f"with XLA_FLAGS=--xla_force_host_platform_device_count={number}."
+            f" JAX makes virtual CPU devices at its first use, before which nothing asked for "
+            f"{number}. Set the environment variable XLA_FLAGS={DEVICES_FLAG}={number} for this "
+            f"program, or call configure_ipu_system() with {number} devices above everything that "
+            "builds a model, a strategy or an array."
+            if own is None
+            else f" The environment sets {own}, by JAX_NUM_CPU_DEVICES or by {DEVICES_FLAG} in "
+            f"XLA_FLAGS. Set the environment variable JAX_NUM_CPU_DEVICES={number} instead."
         )
     raise DeviceError(
         f"{option} takes {number} devices, and there are {len(devices)}: {list(devices)}.{hint}"
