@@ -5,7 +5,13 @@ import subprocess
 import sys
 
 import pytest
+from click.testing import CliRunner
 from idioms import idiom
+
+from millrace.cli.main import main
+from millrace.cli.porting import _RELEASE
+from millrace.errors import PlanError
+from millrace.ipu.release import VARIABLE
 
 # A process of its own: JAX must not have started.
 START = """
@@ -85,3 +91,70 @@ def test_the_advice_for_too_few_devices_works(tmp_path, before, environment, adv
 def test_the_first_configuration_of_a_ported_program_makes_its_devices(tmp_path):
     run = ported(tmp_path, f"{START}\nprint(len(configure(3).devices))", {})
     assert run.stdout == "3\n", run.stderr
+
+
+STEPS = """
+import tensorflow as tf
+from tensorflow import keras
+from tensorflow.python import ipu
+
+config = ipu.config.IPUConfig()
+config.auto_select_ipus = 2
+config.configure_ipu_system()
+batches = 750
+with ipu.ipu_strategy.IPUStrategy().scope():
+    model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse", steps_per_execution=PER_EXECUTION)
+x = tf.ones((batches, 1))
+data = tf.data.Dataset.from_tensor_slices((x, x)).batch(1, drop_remainder=True)
+model.fit(data, verbose=0)
+print(int(model.optimizer.iterations))
+"""
+
+
+@idiom("Steps and batches", "`steps_per_execution = steps_per_epoch // replicas`")
+def test_an_execution_counts_the_batches_of_one_replica(program):
+    assert program(STEPS.replace("PER_EXECUTION", "batches // 2")) == "375\n"
+
+
+@idiom("Steps and batches", "`steps_per_execution` over all replicas, by `--release 2.4`")
+def test_an_execution_counts_the_batches_of_all_replicas(program, monkeypatch):
+    monkeypatch.setenv("MILLRACE_IPU_RELEASE", "2.4")
+    assert program(STEPS.replace("PER_EXECUTION", "250")) == "375\n"
+    with pytest.raises(PlanError, match="375 is right: unset MILLRACE_IPU_RELEASE"):
+        program(STEPS.replace("PER_EXECUTION", "375"))
+
+
+@idiom("Steps and batches", "a data set whose batches are no multiple of the replicas")
+def test_batches_that_are_over_are_left_out(program):
+    text = STEPS.replace("batches = 750", "batches = 9").replace("PER_EXECUTION", "4")
+    assert program(text) == "4\n"
+
+
+@idiom("Steps and batches", "`fit(dataset.repeat(), steps_per_epoch=n, epochs=m)` on replicas")
+def test_steps_of_an_epoch_count_all_replicas(program):
+    text = STEPS.replace("PER_EXECUTION", "2").replace("batches = 750", "batches = 6")
+    text = text.replace("model.fit(data,", "model.fit(data.repeat(), steps_per_epoch=8, epochs=3,")
+    assert program(text) == "12\n"
+
+
+def test_a_program_sets_its_release(program, monkeypatch):
+    monkeypatch.delenv("MILLRACE_IPU_RELEASE", raising=False)
+    text = STEPS.replace("PER_EXECUTION", "10")
+    text = text.replace(
+        "model.fit", "import os\nos.environ['MILLRACE_IPU_RELEASE'] = '2.4'\nmodel.fit"
+    )
+    assert program(text) == "375\n"
+    assert os.environ.pop("MILLRACE_IPU_RELEASE") == "2.4"
+
+
+def test_the_option_release_sets_the_variable(tmp_path, monkeypatch):
+    monkeypatch.delenv("MILLRACE_IPU_RELEASE", raising=False)
+    script = tmp_path / "script.py"
+    script.write_text("import os\nprint(os.environ.get('MILLRACE_IPU_RELEASE'))\n")
+    runner = CliRunner()
+    assert runner.invoke(main, ["run", str(script)]).output == "None\n"
+    assert runner.invoke(main, ["run", "--release", "2.4", str(script)]).output == "2.4\n"
+    monkeypatch.delenv("MILLRACE_IPU_RELEASE")
+    assert "'2.4', '2.5'" in runner.invoke(main, ["run", "--release", "2", str(script)]).output
+    assert _RELEASE == VARIABLE
