@@ -12,7 +12,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING
 
 from millrace._compat.module_aliases import serve as _serve
-from millrace.ipu.environment import read_once as _read_once
+from millrace.ipu.environment import read_variables as _read_variables
 from millrace.ipu.lazy_modules import submodule as _submodule
 from millrace.ipu.old_models import porting_guide as porting_guide
 
@@ -42,4 +42,4 @@ def __getattr__(name: str) -> ModuleType:
 
 
 _serve({f"{__name__}.{name}": f"{__name__}.{own}" for name, own in _ALIASES.items()}, __name__)
-_read_once()  # TF_POPLAR_FLAGS, POPLAR_LOG_LEVEL
+_read_variables()  # TF_POPLAR_FLAGS, POPLAR_LOG_LEVEL

@@ -15,7 +15,7 @@ from millrace.errors import OptionError
 VARIABLE = "MILLRACE_IPU_RELEASE"
 NEWEST: tuple[int, int] = (3, 3)
 _COUNTS_ONE_REPLICA = (2, 5)
-_shown = [NEWEST]  # by the names that the program uses
+_shown: list[tuple[int, int]] = [NEWEST]  # by the names that the program uses
 
 
 def release() -> tuple[int, int]:

@@ -21,6 +21,7 @@ from millrace.devices import DEVICES_FLAG, ask_for_virtual, devices_of_environme
 from millrace.errors import DeviceError, OptionError
 from millrace.ipu.config.categories import DeviceConnectionType
 from millrace.ipu.config.option import Category, Option, options
+from millrace.ipu.environment import read_variables
 from millrace.ipu.no_effect import warn_no_effect
 from millrace.ipu.pre_compile import begin_pre_compile, end_pre_compile
 
@@ -102,7 +103,7 @@ def _devices(number: int, option: str) -> Sequence[jax.Device]:
             f"{number}. Set the environment variable XLA_FLAGS={DEVICES_FLAG}={number} for this "
             f"program, or call configure_ipu_system() with {number} devices above everything that "
             "builds a model, a strategy or an array."
-            if own is None
+            if own is None or own >= number
             else f" The environment sets {own}, by JAX_NUM_CPU_DEVICES or by {DEVICES_FLAG} in "
             f"XLA_FLAGS. Set the environment variable JAX_NUM_CPU_DEVICES={number} instead."
         )
@@ -164,6 +165,7 @@ def configure(config: Category, reset: bool) -> None:
         config: an `IPUConfig`, which is copied.
         reset: whether to drop programs that were compiled under a different configuration.
     """
+    read_variables()  # which programs set after the import, too
     for path, option, value in options(config):
         if option.advice and value != option.default:
             warn_no_effect(f"IPUConfig.{path}", option.advice)
