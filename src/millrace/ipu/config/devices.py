@@ -11,7 +11,7 @@ IPUConfig.configure_ipu_system()     -> `configure`
 import copy
 import logging
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias, cast
 
@@ -145,6 +145,9 @@ class System:
 
 
 _configured: list[System] = []
+# Called with a new system, before and after it is put in force. The first may refuse it.
+checks: list[Callable[[System], None]] = []
+followers: list[Callable[[System], None]] = []
 
 
 def current_system() -> System:
@@ -181,10 +184,15 @@ def _put_in_force(system: System, reset: bool) -> None:
     before = _configured[-1] if _configured else None
     if before is not None and before.config == system.config:
         return
+    for check in checks:
+        check(system)
     if before is not None and reset:
         logger.warning(
-            "The system was configured before, with other options: it is reset, and its compiled "
-            "programs are dropped. Call configure_ipu_system() once, before the first strategy."
+            "The system was configured before, with other options: it is reset, its compiled "
+            "programs are dropped, and its strategies get the new devices. Call "
+            "configure_ipu_system() once, before the first strategy, to compile once."
         )
         jax.clear_caches()
     _configured[:] = [system]
+    for follow in followers:
+        follow(system)
