@@ -5,6 +5,7 @@ TF_POPLAR_FLAGS
     --help                                      prints all flags
     all others                                  accepted, with a warning
 POPLAR_LOG_LEVEL=INFO                           MILLRACE_LOG_LEVEL=INFO, logger millrace.phases
+POPLAR_ENGINE_OPTIONS, PVTI_OPTIONS             a warning
 XLA_FLAGS                                       XLA reads it itself, at the first use of JAX
 
 They are read when `millrace.ipu` is imported, when a system is configured, and before a program is
@@ -31,6 +32,7 @@ logger = logging.getLogger("millrace")
 VARIABLE = "TF_POPLAR_FLAGS"
 LOG_VARIABLE = "POPLAR_LOG_LEVEL"
 _VARIABLES = (VARIABLE, LOG_VARIABLE, "XLA_FLAGS")
+_OF_PROFILES = ("POPLAR_ENGINE_OPTIONS", "PVTI_OPTIONS")
 CACHE = "executable_cache_path"
 POPLAR_PHRASES = Phrases(
     compiling="Starting phase: graphConstruction",
@@ -49,6 +51,9 @@ def read_variables() -> None:
         OptionError: for an unknown flag or level.
     """
     flags, level, _ = now = tuple(os.environ.get(name, "") for name in _VARIABLES)
+    for name in _OF_PROFILES:
+        if os.environ.get(name):
+            warn_no_effect(name, f"{_MEMORY} {_PROFILE}")
     if now == _environment.values:
         return
     with _environment.lock:

@@ -141,9 +141,6 @@ IPU = {
     "ipu.vertex_edsl": _CUSTOM,
     "ipu.keras.layers.Embedding": "keras.layers.Embedding",
     "ipu.utils.extract_": "jax.profiler.trace(directory)",
-    "ipu.utils.create_ipu_config": "ipu.config.IPUConfig, and its attributes",
-    "ipu.utils.set_": "an attribute of ipu.config.IPUConfig",
-    "ipu.utils.configure_ipu_system": "IPUConfig().configure_ipu_system()",
 }  # fmt: skip
 
 TENSORFLOW = {

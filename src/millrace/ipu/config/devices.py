@@ -24,6 +24,7 @@ from millrace.ipu.config.option import Category, Option, options
 from millrace.ipu.environment import read_variables
 from millrace.ipu.no_effect import warn_no_effect
 from millrace.ipu.pre_compile import begin_pre_compile, end_pre_compile
+from millrace.ipu.release import reset_release
 
 logger = logging.getLogger("millrace")
 
@@ -158,6 +159,7 @@ def current_system() -> System:
 def reset_system() -> None:
     """Removes the configuration."""
     _configured.clear()
+    reset_release()
     end_pre_compile()
 
 
