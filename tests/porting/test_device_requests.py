@@ -14,6 +14,14 @@ parser.add_argument("--num-ipus", "-n", type=int, default=2)
 parser.add_argument("--replicated", action="store_true")
 args = parser.parse_args()
 """
+AUTO = "cfg.auto_select_ipus"
+SPLIT = """
+parser.add_argument("--ids", default="AUTO")
+if args.ids == "AUTO":
+    cfg.auto_select_ipus = 1
+else:
+    cfg.select_ipus = [int(each) for each in args.ids.split(",")]
+"""
 
 
 @pytest.fixture
@@ -117,6 +125,15 @@ def test_of_the_command_line(asked, arguments, number):
          ("--ids", "0", "4", "--epochs", "9"), 5),
         ("parser.add_argument('-r', dest='ipus', default=6)\ncfg.auto_select_ipus = args.ipus",
          (), 6),
+        (SPLIT, (), 1),
+        (SPLIT, ("--ids", "0,3"), 4),
+        (f"if args.replicated:\n    {AUTO} = 8\nelse:\n    {AUTO} = 2", (), 2),
+        (f"if args.replicated:\n    {AUTO} = 8\nelse:\n    {AUTO} = 2", ("--replicated",), 8),
+        (f"n = 2\nif args.num_ipus > 2:\n    n = args.num_ipus\n{AUTO} = n", ("-n4",), 4),
+        ("@click.option('--ipus', default=2)\ndef main(ipus):\n    cfg.auto_select_ipus = ipus",
+         ("--ipus=3",), 3),
+        (f"import math\n{AUTO} = 2 ** math.ceil(math.log2(args.num_ipus))", ("-n3",), 4),
+        (f"import numpy as np\n{AUTO} = int(np.prod([2, args.num_ipus]))", (), 4),
         ("parser.add_argument('--ids')\nif args.ids:\n    cfg.select_ipus = args.ids", (), 0),
     ],
 )  # fmt: skip

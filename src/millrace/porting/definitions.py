@@ -43,6 +43,15 @@ class Given:
     is_element: bool = False  # whether the name stands for each element of the value
 
 
+@dataclass(frozen=True, eq=False)
+class Branch:
+    """A branch of an `if`."""
+
+    test: ast.expr
+    scope: NameScope
+    is_taken: bool  # where the test holds; the other one is its `else`
+
+
 @dataclass(eq=False)
 class ProgramTables:
     """The tables of a program."""
@@ -59,6 +68,7 @@ class ProgramTables:
     options: dict[str, list[tuple[ast.Call, NameScope]]] = field(
         default_factory=lambda: defaultdict(list)
     )
+    branches: "dict[ast.AST, tuple[Branch, ...]]" = field(default_factory=dict)  # around it
     values: dict[tuple[ast.expr, NameScope], list[Any]] = field(default_factory=dict)  # so far
 
 
@@ -85,8 +95,8 @@ def last_name(node: ast.AST) -> str:
 class _DefinitionReader(ast.NodeVisitor):
     """Enters the definitions of one scope, and of those inside it."""
 
-    def __init__(self, program: ProgramTables, scope: NameScope):
-        self.program, self.scope = program, scope
+    def __init__(self, program: ProgramTables, scope: NameScope, branches: tuple[Branch, ...] = ()):
+        self.program, self.scope, self.branches = program, scope, branches
 
     def visit_all(self, nodes: Sequence[ast.AST]) -> None:
         for node in nodes:
@@ -100,7 +110,7 @@ class _DefinitionReader(ast.NodeVisitor):
 
     def _enter(self, node: ast.AST) -> None:
         inside = NameScope(self.scope, node)
-        reader = _DefinitionReader(self.program, inside)
+        reader = _DefinitionReader(self.program, inside, self.branches)
         if isinstance(node, ast.ClassDef):
             self.visit_all([*node.decorator_list, *node.bases])
             reader.visit_all(node.body)
@@ -133,6 +143,14 @@ class _DefinitionReader(ast.NodeVisitor):
                 inside.names[parameter.arg].append(Given(value, self.scope))
         for value in (*defaults, *filter(None, parameters.kw_defaults)):
             self.visit(value)
+
+    def visit_If(self, node: ast.If) -> None:
+        self.visit(node.test)
+        around = self.branches
+        for body, is_taken in ((node.body, True), (node.orelse, False)):
+            self.branches = (*around, Branch(node.test, self.scope, is_taken))
+            self.visit_all(body)
+        self.branches = around
 
     def visit_Assign(self, node: ast.Assign) -> None:
         for target in node.targets:
@@ -173,11 +191,14 @@ class _DefinitionReader(ast.NodeVisitor):
     def visit_Call(self, node: ast.Call) -> None:
         name = last_name(node.func)
         self.program.calls[name].append((node, self.scope))
+        self.program.branches[node] = self.branches
         for option in _names_of_option(node, name):
             self.program.options[option].append((node, self.scope))
         self.generic_visit(node)
 
     def _give(self, target: ast.AST, value: ast.expr | None, is_element: bool = False) -> None:
+        if value is not None:
+            self.program.branches.setdefault(value, self.branches)
         if isinstance(target, ast.Name):
             self.scope.names[target.id].append(Given(value, self.scope, is_element))
         elif isinstance(target, ast.Attribute):
@@ -216,9 +237,11 @@ def _pass_arguments(program: ProgramTables) -> None:
             for call, scope in program.calls.get(name, ()):
                 for parameter, value in zip(plain, call.args, strict=False):
                     is_known = not isinstance(value, ast.Starred)
+                    program.branches[value] = program.branches[call]
                     given = Given(value if is_known else None, scope)
                     inside.names[parameter.arg].append(given)
                 for keyword in call.keywords:
+                    program.branches[keyword.value] = program.branches[call]
                     if keyword.arg in named:
                         inside.names[keyword.arg].append(Given(keyword.value, scope))
     for calls in list(program.calls.values()):

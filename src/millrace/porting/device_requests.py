@@ -21,7 +21,12 @@ from collections.abc import Iterator, Sequence
 from millrace._compat.jax_processes import backends_are_initialized
 from millrace.devices import ask_for_virtual
 from millrace.porting.definitions import NameScope, ProgramTables, tables_of
-from millrace.porting.possible_values import UNKNOWN, PossibleValues, values_of
+from millrace.porting.possible_values import (
+    UNKNOWN,
+    PossibleValues,
+    is_reachable,
+    values_of,
+)
 from millrace.porting.program_text import read_program
 
 # For a program that computes its number: as many IPUs as the usual machine had. More devices than
@@ -62,12 +67,14 @@ def _requests(program: ProgramTables) -> Iterator[object]:
     """Yields the numbers of devices of all requests."""
     for name in (_AUTO, _SELECT):
         for given in program.attributes.get(name, ()):
-            yield from _counts(values_of(program, given.value, given.scope), name)
+            if is_reachable(program, given.value):
+                yield from _counts(values_of(program, given.value, given.scope), name)
         for call, scope in program.calls.get(name, ()):
-            if name not in program.functions:
+            if name not in program.functions and is_reachable(program, call):
                 yield from _counts(_argument(program, call, scope, 1), name)
     for call, scope in program.calls.get("setattr", ()):
-        names = values_of(program, call.args[1], scope) if len(call.args) == 3 else []
+        is_request = len(call.args) == 3 and is_reachable(program, call)
+        names = values_of(program, call.args[1], scope) if is_request else []
         for name in {_AUTO, _SELECT}.intersection(map(str, names)):
             yield from _counts(values_of(program, call.args[2], scope), name)
     for call, scope in program.calls.get("Strategy", ()):

@@ -6,11 +6,12 @@
     int(os.environ.get("N", "2"))    -> that of this environment
     json.load(file)["replicas"]      -> [UNKNOWN]
 
-A superset: code that never runs counts as well.
+A superset: code that never runs counts as well, but for branches of an `if` whose test is decided.
 """
 
 import ast
 import enum
+import math
 import operator
 import os
 from collections.abc import Callable, Iterator, Sequence
@@ -50,9 +51,11 @@ _COMPARISONS: dict[type[ast.cmpop], Callable[[Any, Any], bool]] = {
     ast.In: lambda a, b: a in b,
     ast.NotIn: lambda a, b: a not in b,
 }
+_OF_MATH = ("ceil", "floor", "log2", "prod")
 _FUNCTIONS: dict[str, Callable[..., Any]] = {
     "int": int, "float": float, "str": str, "bool": bool, "len": len, "max": max, "min": min,
     "sum": sum, "abs": abs, "list": list, "tuple": tuple, "round": round,
+    "ceil": math.ceil, "floor": math.floor, "log2": math.log2, "prod": math.prod,
     "range": lambda *a: list(range(*a))[:_MOST_VALUES],
 }  # fmt: skip
 
@@ -75,6 +78,22 @@ def values_of(
         program.values[key] = [UNKNOWN]  # for an expression that needs its own value
         program.values[key] = _distinct(_Evaluator(program, scope, depth + 1).visit(node))
     return program.values[key]
+
+
+def is_reachable(program: ProgramTables, node: ast.AST | None) -> bool:
+    """Whether an assigned value or a call is in branches that the program may take.
+
+    Args:
+        program: the tables of its names.
+        node: the value or the call.
+    """
+    return all(
+        any(
+            value is UNKNOWN or bool(value) is branch.is_taken
+            for value in values_of(program, branch.test, branch.scope)
+        )
+        for branch in program.branches.get(node, ())  # type: ignore[arg-type]
+    )
 
 
 def _distinct(values: PossibleValues) -> PossibleValues:
@@ -165,6 +184,8 @@ class _Evaluator(ast.NodeVisitor):
             if node.id in scope.imports:
                 return self._imported(scope.imports[node.id])
             scope = scope.outer
+        if node.id in self.program.options:  # a parameter that click gives
+            return self._of_options(node.id)
         return [UNKNOWN]
 
     def visit_Attribute(self, node: ast.Attribute) -> PossibleValues:
@@ -214,7 +235,8 @@ class _Evaluator(ast.NodeVisitor):
             return [_environment(*arguments) for arguments in self._arguments(node.args)]
         if name in self.program.functions:
             return self._returned(name)
-        if name in _FUNCTIONS and isinstance(node.func, ast.Name) and not node.keywords:
+        is_plain = isinstance(node.func, ast.Name) or name in _OF_MATH
+        if name in _FUNCTIONS and is_plain and not node.keywords:
             return self.combined(node.args, _FUNCTIONS[name])
         if name in ("strip", "lower", "upper", "split") and isinstance(node.func, ast.Attribute):
             return self.combined([node.func.value, *node.args], getattr(str, name))
@@ -228,6 +250,8 @@ class _Evaluator(ast.NodeVisitor):
     def _given(self, definitions: Sequence[Given]) -> PossibleValues:
         found: PossibleValues = []
         for each in definitions:
+            if not is_reachable(self.program, each.value):
+                continue
             values = self.of(each.value, each.scope)
             if each.is_element:
                 values = [part for value in values for part in _elements(value)]
