@@ -158,7 +158,10 @@ def _check_movable(system: System) -> None:
                 check_movable(controller)
 
 
-def _follow(system: System) -> None:
+def _follow(system: System | None) -> None:
+    if system is None:
+        _newest.clear()  # it keeps its devices, and is no longer the one of the system
+        return
     for strategy in list(_strategies):
         strategy._follow(system)
     _newest[:] = [(system, strategy) for _, strategy in _newest]

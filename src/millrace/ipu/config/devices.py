@@ -146,9 +146,10 @@ class System:
 
 
 _configured: list[System] = []
-# Called with a new system, before and after it is put in force. The first may refuse it.
+# Called with a new system, before and after it is put in force. The first may refuse it; the
+# second get None where the configuration is removed.
 checks: list[Callable[[System], None]] = []
-followers: list[Callable[[System], None]] = []
+followers: list[Callable[[System | None], None]] = []
 
 
 def current_system() -> System:
@@ -160,6 +161,8 @@ def reset_system() -> None:
     """Removes the configuration."""
     _configured.clear()
     reset_release()
+    for follow in followers:
+        follow(None)
     end_pre_compile()
 
 
