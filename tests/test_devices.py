@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import millrace
-from millrace.devices import find_devices
+from millrace.devices import devices_of_environment, find_devices
 from millrace.errors import DeviceError, OptionError
 
 
@@ -72,3 +72,19 @@ def test_a_model_runs_on_the_device_of_its_strategy():
     model.compile("sgd", "mse")
     model.fit(np.ones((4, 2)), np.ones((4, 1)), verbose=0)
     assert model.layers[0].kernel.value.devices() == {devices[0]}
+
+
+@pytest.mark.parametrize(
+    ("flags", "number", "wanted"),
+    [
+        ("", "", None),
+        ("--xla_dump_to=x", "", None),
+        ("--xla_force_host_platform_device_count=4 --xla_dump_to=x", "", 4),
+        ("--xla_force_host_platform_device_count=4", "2", 2),  # as JAX decides it
+        ("", "3", 3),
+    ],
+)
+def test_the_number_of_devices_that_the_environment_sets(flags, number, wanted, monkeypatch):
+    monkeypatch.setenv("XLA_FLAGS", flags)
+    monkeypatch.setenv("JAX_NUM_CPU_DEVICES", number)
+    assert devices_of_environment() == wanted

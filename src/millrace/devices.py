@@ -8,6 +8,7 @@ group of stage 1               1     3     5     7
 
 import contextlib
 import functools
+import os
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ from millrace._compat.jax_processes import backends_are_initialized
 from millrace.errors import DeviceError, OptionError, PlanError
 from millrace.pytrees import Array
 
+DEVICES_FLAG = "--xla_force_host_platform_device_count"
 REPLICA = "replica"  # the axis of every mesh
 # Specs of a value on a mesh: the same on all replicas, or split over them along its first axis.
 WHOLE, PARTS = PartitionSpec(), PartitionSpec(REPLICA)
@@ -202,13 +204,38 @@ def _first(number: int, platform: str | None) -> tuple[jax.Device, ...]:
     return tuple(present[:number])
 
 
-def _make_virtual(number: int) -> None:
+def devices_of_environment() -> int | None:
+    """Returns the number of virtual CPU devices that the user has set; None if there is none.
+
+    It is that of JAX_NUM_CPU_DEVICES, or else of the flag in XLA_FLAGS.
+    """
+    value = os.environ.get("JAX_NUM_CPU_DEVICES", "").strip()
+    if value.isdecimal():
+        return int(value)
+    flags = re.findall(rf"{DEVICES_FLAG}=(\d+)", os.environ.get("XLA_FLAGS", ""))
+    return int(flags[-1]) if flags else None
+
+
+def ask_for_virtual(number: int) -> None:
+    """Has JAX start with at least so many virtual CPU devices, unless the user has set a number.
+
+    Without effect once JAX has started, or where another platform is the default.
+    """
+    if devices_of_environment() is None:
+        _ask_for(number)
+
+
+def _ask_for(number: int) -> None:
     if not backends_are_initialized():
-        # XLA_FLAGS may have set a number already; the check below tells whether it suffices.
         with contextlib.suppress(RuntimeError, ValueError):
             # Another strategy may have asked for more devices before.
             asked = getattr(jax.config, "jax_num_cpu_devices", 0)
             jax.config.update("jax_num_cpu_devices", max(number, asked, 1))
+
+
+def _make_virtual(number: int) -> None:
+    # XLA_FLAGS may have set a number already; the check below tells whether it suffices.
+    _ask_for(number)
     present = len(_devices_of("cpu"))
     if present < number:
         raise DeviceError(

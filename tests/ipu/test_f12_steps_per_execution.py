@@ -49,8 +49,9 @@ def test_f12_replicas_share_an_execution(system):
     x, y = rows(24)
     with pytest.raises(
         RuntimeError,
-        match=r"steps_per_execution=6 of .* must be a multiple of the number of replicas, 4. Set "
-        r"steps_per_execution to 8",
+        match=r"steps_per_execution=6 of .* must be a multiple of the number of replicas, 4. It "
+        r"counts the batches of all 4 replicas, as release 2.4 did; an epoch has 12. Set "
+        r"steps_per_execution to 4 or 12",
     ):
         fitted(6, x, y)
     with pytest.raises(RuntimeError, match=r"=16, truncated to the 6 steps of the epoch, .*, 4\."):
@@ -74,10 +75,10 @@ def test_f12_errors_of_evaluate_and_predict_name_steps(system):
         lambda: model.evaluate(x, y, batch_size=2),
         lambda: model.predict(x, batch_size=2),
     ):
-        with pytest.raises(RuntimeError, match="Set steps and steps_per_execution to 4"):
+        with pytest.raises(RuntimeError, match=r"steps=2; .* set steps_per_execution to 2"):
             call()
     model.steps_per_execution = 4
-    with pytest.raises(ValueError, match=r"The epoch has 6 steps.*Set steps to 4"):
+    with pytest.raises(ValueError, match=r"The epoch has 6 steps.*Set steps_per_execution to 2"):
         model.predict(x, batch_size=1)
 
 

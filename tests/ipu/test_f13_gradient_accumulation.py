@@ -26,7 +26,7 @@ def test_f13_updates_do_not_divide_an_execution(model):
     with pytest.raises(
         RuntimeError,
         match=rf"steps_per_execution=8 of .* must be a multiple of {KEY} x replicas = 3 x 1 = 3. "
-        "Set steps_per_execution to 9",
+        r"An epoch has 16 batches. .* steps_per_epoch=15; .* set steps_per_execution to 3 or 15",
     ):
         model.fit(*rows(16), batch_size=1, verbose=0)
 

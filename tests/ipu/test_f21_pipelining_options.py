@@ -110,7 +110,7 @@ def test_f21_batch_serialization_and_the_accumulators_dtype_are_accepted(model):
         batch_serialization_iterations=2,
         gradient_accumulation_dtype=np.float32,
     )
-    with pytest.raises(RuntimeError, match=r"iterations x replicas = 2 x 2 x 2 = 8. Set .* to 8"):
+    with pytest.raises(RuntimeError, match=r"iterations x replicas = 2 x 2 x 2 = 8\. .* to 8"):
         model.fit(x, y, batch_size=2, verbose=0)
     model.compile("sgd", "mse", steps_per_execution=8)
     model.fit(x, y, batch_size=2, verbose=0)

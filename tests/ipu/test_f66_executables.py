@@ -178,13 +178,23 @@ def test_f66_other_flags_of_the_ipu_warn_once(caplog, capsys, monkeypatch):
     assert capsys.readouterr().out.count("  --") == len(environment.FLAGS)
 
 
-def test_f66_the_environment_is_read_once(monkeypatch, no_cache):
+def test_f66_the_environment_is_read_when_it_changes(monkeypatch, no_cache, caplog):
     told = []
     monkeypatch.setattr(environment, "use_cache", told.append)
+    monkeypatch.setattr(environment, "_environment", environment._Environment())
     monkeypatch.setenv("TF_POPLAR_FLAGS", "--executable_cache_path=somewhere")
-    environment.read_once()  # millrace.ipu has read it before
-    assert told == []
-    monkeypatch.setattr(environment._environment, "is_read", False)
-    environment.read_once()
-    environment.read_once()
+    environment.read_variables()
+    environment.read_variables()
     assert told == ["somewhere"]
+    monkeypatch.setenv("TF_POPLAR_FLAGS", "--executable_cache_path=elsewhere")
+    environment.read_variables()
+    assert told == ["somewhere", "elsewhere"]
+    monkeypatch.setenv("XLA_FLAGS", "--xla_dump_to=late")
+    environment.read_variables()
+    environment.read_variables()
+    (record,) = [each for each in caplog.records if "XLA_FLAGS" in each.getMessage()]
+    assert "=--xla_dump_to=late has no effect: XLA has read this" in record.getMessage()
+    monkeypatch.setenv("TF_POPLAR_FLAGS", "--executable_cache")
+    for _ in range(2):
+        with pytest.raises(OptionError, match="unknown flag '--executable_cache'"):
+            environment.read_variables()

@@ -63,7 +63,9 @@ class Counts:
 
 _lookup = ScopedValue[Lookup | None](None)
 counts = Counts()
-# Called in the thread that compiles: when XLA begins, and when an executable is on disk.
+# Called in the thread that compiles: before the cache is asked, when XLA begins, and when an
+# executable is on disk.
+asking: list[Callable[[], Any]] = []
 compiling: list[Callable[[EntryLabels], Any]] = []
 saved: list[Callable[[EntryLabels, pathlib.Path], Any]] = []
 _listens = (
@@ -82,6 +84,8 @@ def looking_up(labels: EntryLabels) -> Iterator[Lookup]:
     Without a cache nothing is a hit.
     """
     listen()
+    for observer in asking:
+        observer()
     lookup = Lookup(labels)
     with _lookup.bound_to(lookup):
         if not asks_any():

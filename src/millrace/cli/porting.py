@@ -14,14 +14,23 @@ import click
 from millrace.cli.types import check_script
 from millrace.porting.serve import run_script
 
+_RELEASE = "MILLRACE_IPU_RELEASE"  # which `ipu/release.py` reads
 _NOT_SOURCE = (".pyc", ".pyz", ".zip")  # Python runs these, too
 
 
 @click.command("run", context_settings={"allow_interspersed_args": False})
+@click.option(
+    "--release",
+    type=click.Choice(["2.4", "2.5", "2.6", "3.0", "3.1", "3.2", "3.3"]),
+    help="Release of the IPU's software that the program was written for. 2.4 counts "
+    "steps_per_execution over all replicas, later ones for each. [default: the newest]",
+)
 @click.argument("script", type=click.Path(exists=True, dir_okay=False))
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 @click.pass_context
-def run_command(context: click.Context, script: str, arguments: tuple[str, ...]) -> None:
+def run_command(
+    context: click.Context, release: str | None, script: str, arguments: tuple[str, ...]
+) -> None:
     """Run an IPU program for TensorFlow unchanged.
 
     `import tensorflow`, `from tensorflow.python import ipu`, `keras.ipu` and
@@ -30,6 +39,8 @@ def run_command(context: click.Context, script: str, arguments: tuple[str, ...])
     """
     if not script.endswith(_NOT_SOURCE):
         check_script(script)
+    if release is not None:
+        os.environ[_RELEASE] = release
     try:
         run_script(script, arguments)
     except Exception as error:  # printed as Python does, from the script's own frames on

@@ -115,6 +115,7 @@ class FeedEpochIterator(EpochIterator):
         self.number = 0  # of the running epoch, from 1
         rules = controller.setup.rules
         rules.check_data(controller.setup, mode, self.data_adapter, arguments)
+        self._leave_out()
         rows = getattr(self.data_adapter, "batch_size", None)
         self.steps_per_execution = rules.steps_of_execution(
             controller.setup, mode, self.steps_per_execution, self.num_batches, rows
@@ -152,6 +153,20 @@ class FeedEpochIterator(EpochIterator):
                 next(self.host_batches(), None)
         self.number = 0
         super().reset()
+        self._leave_out()
+
+    def _leave_out(self) -> None:
+        """Ends epochs before the steps that the rules do not run."""
+        total = self.num_batches
+        if total is None:
+            return
+        setup = self._controller.setup
+        steps = setup.rules.steps_of_epoch(setup, self._mode, total)
+        if steps < total:
+            if self.pass_length == total:
+                self.pass_length = steps  # the data starts again after them
+            if self.steps_per_epoch is not None:
+                self.steps_per_epoch = steps
 
     def close(self, wait: bool = True) -> None:
         """Ends the infeed, if there is one, and adds its counts to the totals.

@@ -56,6 +56,16 @@ class Rules:
         """
         check_data(adapter, arguments.get("steps_per_epoch") or adapter.num_batches, mode)
 
+    def steps_of_epoch(self, setup: "Setup", mode: Mode, steps: int) -> int:
+        """Returns how many of the steps of an epoch are run.
+
+        Args:
+            setup: of the model.
+            mode: of the loop.
+            steps: that the data has, or that the loop is to run.
+        """
+        return steps
+
     def steps_of_execution(
         self,
         setup: "Setup",

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from millrace._compat.keras_attributes import let_attributes_be_read as _let_attributes_be_read
 from millrace._compat.module_aliases import serve as _serve
 from millrace._compat.patch_table import IPU_ATTRIBUTE as _IPU_ATTRIBUTE
-from millrace.ipu.environment import read_once as _read_once
+from millrace.ipu.environment import read_variables as _read_variables
 from millrace.ipu.lazy_modules import submodule as _submodule
 from millrace.ipu.old_models import porting_guide as porting_guide
 from millrace.ipu.replacements import unsupported_module as _unsupported_module
@@ -68,4 +68,4 @@ _serve(
     _unsupported_module,
 )
 _let_attributes_be_read(_IPU_ATTRIBUTE, ["keras"], _keras_ipu)
-_read_once()  # TF_POPLAR_FLAGS, POPLAR_LOG_LEVEL
+_read_variables()  # TF_POPLAR_FLAGS, POPLAR_LOG_LEVEL

@@ -1,25 +1,38 @@
 """Environment variables of IPU programs, and the phrases of Poplar's log.
 
-TF_POPLAR_FLAGS                                 read once, when `millrace.ipu` is imported
+TF_POPLAR_FLAGS
     --executable_cache_path=DIR                 MILLRACE_CACHE_DIR=DIR, Strategy(cache_dir=DIR)
     --help                                      prints all flags
     all others                                  accepted, with a warning
 POPLAR_LOG_LEVEL=INFO                           MILLRACE_LOG_LEVEL=INFO, logger millrace.phases
+POPLAR_ENGINE_OPTIONS, PVTI_OPTIONS             a warning
+XLA_FLAGS                                       XLA reads it itself, at the first use of JAX
+
+They are read when `millrace.ipu` is imported, when a system is configured, and before a program is
+compiled: programs set them after the import, too.
 
 Starting phase: graphConstruction               a program is compiled; by default "Compiling ..."
 Loading executable, Ending phase: ...           it is on its devices; by default "Loaded ..."
 """
 
+import logging
 import os
 import shlex
+import threading
 
+from millrace._compat.jax_processes import backends_are_initialized
+from millrace.cache.lookup import asking
 from millrace.cache.use import cache_statistics, use_cache
 from millrace.compiling.phases import Phrases, show_phases, use_phrases
 from millrace.errors import OptionError
 from millrace.ipu.no_effect import warn_no_effect
 
+logger = logging.getLogger("millrace")
+
 VARIABLE = "TF_POPLAR_FLAGS"
 LOG_VARIABLE = "POPLAR_LOG_LEVEL"
+_VARIABLES = (VARIABLE, LOG_VARIABLE, "XLA_FLAGS")
+_OF_PROFILES = ("POPLAR_ENGINE_OPTIONS", "PVTI_OPTIONS")
 CACHE = "executable_cache_path"
 POPLAR_PHRASES = Phrases(
     compiling="Starting phase: graphConstruction",
@@ -31,20 +44,34 @@ POPLAR_PHRASES = Phrases(
 )
 
 
-def read_once() -> None:
-    """Reads the environment variables and puts them in force, on the first call only.
+def read_variables() -> None:
+    """Reads the environment variables, and puts those in force that have changed.
 
     Raises:
         OptionError: for an unknown flag or level.
     """
-    if _environment.is_read:
+    flags, level, _ = now = tuple(os.environ.get(name, "") for name in _VARIABLES)
+    for name in _OF_PROFILES:
+        if os.environ.get(name):
+            warn_no_effect(name, f"{_MEMORY} {_PROFILE}")
+    if now == _environment.values:
         return
-    use_phrases(POPLAR_PHRASES)
-    show_phases(LOG_VARIABLE)
-    path = cache_path(os.environ.get(VARIABLE, ""))
-    if path is not None:
-        use_cache(path)
-    _environment.is_read = True
+    with _environment.lock:
+        before = _environment.values
+        if now == before:
+            return
+        if level != before[1]:
+            show_phases(LOG_VARIABLE)
+        path = cache_path(flags) if flags != before[0] else None
+        if path is not None:
+            use_cache(path)
+        if now[2] != before[2] and backends_are_initialized():
+            logger.warning(
+                "XLA_FLAGS=%s has no effect: XLA has read this variable at the first use of JAX. "
+                "Set it above everything that builds a model or an array.",
+                now[2],
+            )
+        _environment.values = now
 
 
 def cache_directory() -> str | None:
@@ -120,7 +147,13 @@ FLAGS = {
 
 
 class _Environment:
-    is_read = False
+    """The values in force."""
+
+    def __init__(self) -> None:
+        self.lock = threading.RLock()
+        self.values: tuple[str, ...] = ("", "", os.environ.get("XLA_FLAGS", ""))
 
 
 _environment = _Environment()
+use_phrases(POPLAR_PHRASES)
+asking.append(read_variables)

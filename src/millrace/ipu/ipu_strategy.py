@@ -6,25 +6,37 @@ enable_keras_extensions=False               -> models without the setters of IPU
 IPUStrategy.run                             -> Strategy.run
 """
 
+import logging
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NoReturn
 
+import jax
 import keras
 
-from millrace.errors import PlanError
+from millrace.errors import OptionError, PlanError
+from millrace.fit.controller import Controller, controller_of
 from millrace.ipu.config import System, current_system
+from millrace.ipu.config.devices import checks, followers
 from millrace.ipu.keras.extensions.building import is_extended
 from millrace.ipu.keras.extensions.extend import extend
+from millrace.ipu.keras.extensions.native import put
 from millrace.ipu.keras.extensions.saving import revive_from_configs
+from millrace.ipu.keras.extensions.settings import settings_of
 from millrace.loops.replication import launching
+from millrace.strategy.attach import check_movable, move
 from millrace.strategy.strategy import Strategy
 from millrace.tensorflow.iterators import device_iterators
 from millrace.threads.scoped_value import ScopedValue
 
+logger = logging.getLogger("millrace")
+
 
 class IPUStrategy(Strategy):
     """`millrace.Strategy` on the devices of the configured system.
+
+    A system that is configured later gives it other devices: it may be made first.
 
     Args:
         ipu_device: the logical device.
@@ -43,9 +55,12 @@ class IPUStrategy(Strategy):
     ):
         system = current_system()
         super().__init__(system.devices_of(ipu_device))
+        self._ipu_device = ipu_device
+        self._models: weakref.WeakSet[keras.Model] = weakref.WeakSet()
         self.enable_dataset_iterators = enable_dataset_iterators
         self.enable_keras_extensions = enable_keras_extensions
         _newest[:] = [(system, self)]
+        _strategies.add(self)
 
     @property
     def num_replicas_in_sync(self) -> int:
@@ -55,9 +70,48 @@ class IPUStrategy(Strategy):
     def attach(self, model: keras.Model) -> keras.Model:
         """Attaches a model, and gives it the setters of IPU programs."""
         super().attach(model)
+        self._models.add(model)
         if self.enable_keras_extensions and not is_extended(model):
             extend(model)
         return model
+
+    def _controllers(self) -> list[Controller]:
+        """Returns the controllers of the models that are attached."""
+        found = [controller_of(model) for model in self._models if self._has(model)]
+        return [controller for controller in found if controller is not None]
+
+    def _devices_in(self, system: System) -> tuple[jax.Device, ...] | None:
+        """Returns the devices of its logical device in a system; None if that has none."""
+        try:
+            return system.devices_of(self._ipu_device)
+        except OptionError:
+            return None
+
+    def _follow(self, system: System) -> None:
+        """Gets the devices of a new system, with all models, which keep their weights.
+
+        A system without the logical device of this strategy leaves it as it was.
+        """
+        devices, controllers = self._devices_in(system), self._controllers()
+        if devices is None:
+            logger.warning(
+                "The new system has no %s: a strategy of this name keeps its devices %s.",
+                self._ipu_device,
+                [device.id for device in self.devices],
+            )
+            return
+        if devices != self.devices:
+            self._use(devices)
+            for controller in controllers:
+                move(controller, devices)
+                logger.info(
+                    "model %r has the devices of the new system: %s.",
+                    controller.model.name,
+                    [device.id for device in devices],
+                )
+        for controller in controllers:
+            if is_extended(controller.model):
+                put(controller, settings_of(controller))  # which depend on allow_recompute
 
     @contextmanager
     def scope(self) -> Iterator[Strategy]:
@@ -97,6 +151,22 @@ class IPUStrategy(Strategy):
 IPUStrategyV1 = IPUStrategy
 
 
+def _check_movable(system: System) -> None:
+    for strategy in list(_strategies):
+        if strategy._devices_in(system) not in (None, strategy.devices):
+            for controller in strategy._controllers():
+                check_movable(controller)
+
+
+def _follow(system: System | None) -> None:
+    if system is None:
+        _newest.clear()  # it keeps its devices, and is no longer the one of the system
+        return
+    for strategy in list(_strategies):
+        strategy._follow(system)
+    _newest[:] = [(system, strategy) for _, strategy in _newest]
+
+
 def current_strategy() -> IPUStrategy:
     """Returns the strategy of the current scope, else the newest, else a new one of the system."""
     entered = _strategy.get()
@@ -109,3 +179,6 @@ def current_strategy() -> IPUStrategy:
 
 _strategy = ScopedValue[IPUStrategy | None](None)  # of this thread's current scope
 _newest: list[tuple[System, IPUStrategy]] = []
+_strategies: weakref.WeakSet[IPUStrategy] = weakref.WeakSet()
+checks.append(_check_movable)
+followers.append(_follow)

@@ -65,9 +65,6 @@ IPU = {
     "ipu.keras.layers.CTCInferenceLayer": "keras.ops.ctc_decode",
     "ipu.keras.layers.CTCPredictionsLayer": "keras.ops.ctc_decode",
     "ipu.utils.extract_": "jax.profiler.trace(directory)",
-    "ipu.utils.create_ipu_config": "ipu.config.IPUConfig, and its attributes",
-    "ipu.utils.set_": "an attribute of ipu.config.IPUConfig",
-    "ipu.utils.configure_ipu_system": "IPUConfig().configure_ipu_system()",
 }  # fmt: skip
 
 

@@ -6,7 +6,7 @@ get_num_of_ipus_in_device(ipu_device)   -> len(strategy.devices)
 reset_ipu_seed(seed)                    -> keras.utils.set_random_seed
 move_variable_initialization_to_cpu     without effect
 running_on_ipu_model                    -> False
-create_ipu_config, auto_select_ipus, set_*_options, select_ipus   -> attributes of IPUConfig
+create_ipu_config, auto_select_ipus, select_ipus, set_*_options   -> old_configuration.py
 """
 
 from collections.abc import Callable
@@ -14,7 +14,6 @@ from typing import NoReturn
 
 import keras
 
-from millrace.errors import ModelError
 from millrace.ipu.config import DeviceConnectionType as DeviceConnectionType
 from millrace.ipu.config import IPUConfig as IPUConfig
 from millrace.ipu.config import MergeRemoteBuffersBehaviour as MergeRemoteBuffersBehaviour
@@ -23,40 +22,34 @@ from millrace.ipu.config import SelectionOrder as SelectionOrder
 from millrace.ipu.config import StochasticRoundingBehaviour as StochasticRoundingBehaviour
 from millrace.ipu.config import configure_ipu_system as configure_ipu_system
 from millrace.ipu.config import current_system
+from millrace.ipu.config import reset_ipu_configuration as reset_ipu_configuration
 from millrace.ipu.no_effect import warn_no_effect
+from millrace.ipu.old_configuration import (  # noqa: F401 - names of this module
+    ExecutionProfileType,
+    auto_select_ipus,
+    create_ipu_config,
+    select_ipus,
+    set_compilation_options,
+    set_convolution_options,
+    set_experimental_multi_replica_distribution_options,
+    set_floating_point_behaviour_options,
+    set_gcl_options,
+    set_io_tile_options,
+    set_ipu_connection_type,
+    set_ipu_model_options,
+    set_matmul_options,
+    set_norm_options,
+    set_optimization_options,
+    set_pooling_options,
+    set_recomputation_options,
+    set_report_options,
+    set_serialization_options,
+)
 from millrace.ipu.replacements import other_name as _other_name
-
-_REPLACED = {
-    "create_ipu_config": "config = ipu.config.IPUConfig()",
-    "auto_select_ipus": "config.auto_select_ipus = n",
-    "select_ipus": "config.select_ipus = [0, 1]",
-    "set_ipu_model_options": "config.ipu_model.*",
-    "set_recomputation_options": "config.allow_recompute = True",
-    "set_floating_point_behaviour_options": "config.floating_point_behaviour.*",
-    "set_ipu_connection_type": "config.device_connection.type",
-    "set_io_tile_options": "config.io_tiles.*",
-    "set_convolution_options": "config.convolutions.poplar_options",
-    "set_matmul_options": "config.matmuls.poplar_options",
-    "set_pooling_options": "config.pooling.poplar_options",
-    "set_norm_options": "config.norms.*",
-    "set_optimization_options": "config.optimizations.*",
-    "set_compilation_options": "config.compilation_poplar_options",
-    "set_serialization_options": "config.*",
-    "set_experimental_multi_replica_distribution_options": "config.experimental.*",
-}
 
 
 def __getattr__(name: str) -> Callable[..., NoReturn]:
-    if name not in _REPLACED:
-        return _other_name(__name__, name)
-
-    def replaced(*_: object, **__: object) -> NoReturn:
-        raise ModelError(
-            f"{name}() was replaced by IPUConfig. Set {_REPLACED[name]}, and call "
-            "config.configure_ipu_system()."
-        )
-
-    return replaced
+    return _other_name(__name__, name)
 
 
 def reset_ipu_seed(

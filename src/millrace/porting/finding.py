@@ -1,8 +1,8 @@
 """Findings: the lines of a program that need a change, and the changes that need no judgement.
 
-    keras.optimizers.SGD(lr=0.1)
-                         ^^ Finding("lr= of keras.optimizers.SGD", "learning_rate=")
-                            Edit("learning_rate")
+keras.optimizers.SGD(lr=0.1)
+^^ Finding("lr= of keras.optimizers.SGD", "learning_rate=")
+Edit("learning_rate")
 """
 
 import ast

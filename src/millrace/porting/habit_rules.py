@@ -195,6 +195,4 @@ def _takes(function: str, name: str) -> bool:
 
 def _missing(name: str, suffix: str) -> str:
     """Returns what a file name lacks: `.h5` of `model.weights`."""
-    return next(
-        suffix[n:] for n in range(len(suffix), -1, -1) if name.endswith(suffix[:n])
-    )
+    return next(suffix[n:] for n in range(len(suffix), -1, -1) if name.endswith(suffix[:n]))

@@ -12,7 +12,7 @@ Keras chooses its backend when it is imported, so an import of millrace comes be
 import ast
 from collections.abc import Callable, Iterator
 
-from millrace.porting.finding import Edit, end_of, replaced, start_of
+from millrace.porting.finding import Edit, replaced, start_of
 from millrace.porting.replacements import canonical
 from millrace.porting.source_text import SourceText
 
@@ -95,8 +95,7 @@ class ImportRules:
         if all(line is None for line in lines):
             return
         texts = [
-            line or _statement(node, alias)
-            for line, alias in zip(lines, node.names, strict=True)
+            line or _statement(node, alias) for line, alias in zip(lines, node.names, strict=True)
         ]
         modules = {text.partition(" import ")[0] for text in texts}
         if isinstance(node, ast.ImportFrom) and len(modules) == 1 and _keep(node, texts):
@@ -133,7 +132,7 @@ class ImportRules:
         if name.startswith("millrace."):
             return None
         new = self._rename(canonical(name))
-        if new == name and name.startswith("keras") or new.partition(".")[0] not in _OWN:
+        if (new == name and name.startswith("keras")) or new.partition(".")[0] not in _OWN:
             return None
         if "(" in new or "'" in new or " " in new:
             new = canonical(name)
@@ -180,7 +179,9 @@ def _keep(node: ast.ImportFrom, texts: list[str]) -> bool:
 
 def _statement(node: ast.Import | ast.ImportFrom, alias: ast.alias) -> str:
     one = ast.unparse(alias)
-    return f"from {node.module} import {one}" if isinstance(node, ast.ImportFrom) else f"import {one}"
+    return (
+        f"from {node.module} import {one}" if isinstance(node, ast.ImportFrom) else f"import {one}"
+    )
 
 
 def _bound(tree: ast.Module, rename: Rename) -> Iterator[tuple[str, str]]:

@@ -11,7 +11,6 @@ A name that gets values of several classes, or of one that is not known, has non
 
 import ast
 
-
 from millrace.porting.names import Function, Names, parameters, within
 from millrace.porting.signatures import class_of, value_of
 
@@ -225,5 +224,3 @@ def _defined(node: ast.ClassDef) -> set[str]:
 
 def _is_generator(function: ast.FunctionDef) -> bool:
     return any(isinstance(each, ast.Yield | ast.YieldFrom) for each in within(function))
-
-

@@ -9,8 +9,8 @@ from millrace.porting.imports import ImportRules
 from millrace.porting.names import Names
 from millrace.porting.near_names import shown, what_to_write
 from millrace.porting.private_paths import public_name
-from millrace.porting.signatures import is_importable
 from millrace.porting.replacements import IPU, OPERATIONS, exists, longest, operation
+from millrace.porting.signatures import is_importable
 
 _OWN = ("ipu", "tensorflow", "keras")
 _RAISING = ("keras.optimizers.legacy.",)  # names of Keras 3 that only raise

@@ -13,8 +13,6 @@ import importlib
 import inspect
 from collections.abc import Sequence
 
-import keras
-
 from millrace.porting import advice, keras2_names
 from millrace.porting.private_paths import public_name
 from millrace.porting.replacements import (

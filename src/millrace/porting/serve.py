@@ -8,8 +8,6 @@ ipu_tensorflow_addons           millrace.ipu.addons
 outfeed_wrapper, ...            millrace.ipu.outfeed_wrapper, ..., unless the program has its own
 """
 
-import contextlib
-import importlib
 import pathlib
 import runpy
 import sys
@@ -27,6 +25,7 @@ from millrace._compat.module_aliases import (
 )
 from millrace._compat.patch_table import OLD_ATTRIBUTES, SCRIPT_MODULES
 from millrace._compat.patches import put_in, take_out, take_out_all
+from millrace.porting.device_requests import make_devices
 from millrace.porting.keras2_modules import module_aliases, old_attribute, patched_modules
 from millrace.porting.mending import mending
 from millrace.porting.private_modules import make_private_module, private_module
@@ -87,6 +86,7 @@ def run_script(script: str, arguments: Sequence[str] = ()) -> None:
         script: path of the file.
         arguments: values of `sys.argv` after the script's name.
     """
+    make_devices(script, arguments)
     directory = pathlib.Path(script).absolute().parent
     argv, path = sys.argv, list(sys.path)
     sys.argv = [script, *arguments]

@@ -15,7 +15,8 @@ look classes up by name. What attachment adds to a model:
 
 import functools
 import inspect
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, ParamSpec, TypeVar
 
 import jax
@@ -25,6 +26,7 @@ from millrace._compat.jax_arrays import uncommitted
 from millrace._compat.keras_build import checked_build
 from millrace._compat.keras_loops import STATE_SYNC, let_loops_ask, map_loop_state, report_logs
 from millrace.arguments import check_call
+from millrace.devices import home
 from millrace.errors import ModelError
 from millrace.feeds.block import batch_spec
 from millrace.fit.asynchronous import StepCallbackList
@@ -87,6 +89,34 @@ def attach(model: keras.Model, devices: Sequence[jax.Device], totals: Totals) ->
     return controller
 
 
+def move(controller: Controller, devices: Sequence[jax.Device]) -> None:
+    """Moves an attached model to other devices, with its weights and its optimizer's state.
+
+    Raises:
+        ModelError: while its fit, evaluate or predict runs, in any thread.
+    """
+    check_movable(controller)
+    _bring_back(controller.model, home(devices))
+    controller.setup = replace(controller.setup, devices=tuple(devices))
+    controller.functions.clear()
+    model = controller.model
+    model.train_function = model.test_function = model.predict_function = None
+
+
+def check_movable(controller: Controller) -> None:
+    """Refuses to move a model whose loop is going on.
+
+    Raises:
+        ModelError: while its fit, evaluate or predict runs, in any thread.
+    """
+    if controller.is_running:
+        raise ModelError(
+            f"{controller.model.name!r} cannot get other devices while its fit, evaluate or "
+            "predict is going on, in a callback of it or in another thread. Configure the devices "
+            "before the loop, or after it has returned."
+        )
+
+
 def detach(model: keras.Model) -> None:
     """Makes `model` a stock one again. Weights, optimizer and compilation stay.
 
@@ -102,18 +132,18 @@ def detach(model: keras.Model) -> None:
             "in a callback of it or in another thread. Call strategy.detach(model) after it has "
             "returned; to end fit early, set model.stop_training = True."
         )
-    own = [*model.variables, *getattr(getattr(model, "optimizer", None), "variables", ())]
-    own += [variable for metric in getattr(model, "metrics", ()) for variable in metric.variables]
-    bring_back(own)
-    _put_on_default_device(own)
+    default = jax.config.jax_default_device or jax.local_devices()[0]  # type: ignore[attr-defined]
+    _bring_back(model, default)
     controller.attributes.unbind()
     model.train_function = model.test_function = model.predict_function = None
 
 
-def _put_on_default_device(variables: Iterable[keras.Variable]) -> None:
-    """Moves values to Keras's device; a strategy may keep them elsewhere, or in parts."""
-    device = jax.config.jax_default_device or jax.local_devices()[0]  # type: ignore[attr-defined]
-    for variable in variables:
+def _bring_back(model: keras.Model, device: jax.Device) -> None:
+    """Moves all values of a model to a device; a strategy may keep them elsewhere, or in parts."""
+    own = [*model.variables, *getattr(getattr(model, "optimizer", None), "variables", ())]
+    own += [variable for metric in getattr(model, "metrics", ()) for variable in metric.variables]
+    bring_back(own)
+    for variable in own:
         value = gathered(variable.value)
         variable.assign(uncommitted(jax.device_put(value, device)))
 

@@ -74,10 +74,9 @@ class Strategy(Misused):
         on_recompile: str | RecompilePolicy = "log",
     ):
         policy = member(RecompilePolicy, "on_recompile", on_recompile)
-        self._devices = find_devices(devices)
+        self._use(find_devices(devices))
         use_cache(cache_dir)
         show_phases()
-        self._home = home(self._devices)
         directory = (
             None
             if report_dir is None
@@ -244,6 +243,11 @@ class Strategy(Misused):
         detach(model)
         gc.collect()  # models without references are cycles, and keep Keras patched until collected
         return model
+
+    def _use(self, devices: Sequence[jax.Device]) -> None:
+        """Runs on other devices from now on; models that are attached stay on theirs."""
+        self._devices = tuple(devices)
+        self._home = home(self._devices)
 
     def _has(self, model: object) -> bool:
         controller = controller_of(model)

@@ -95,6 +95,11 @@ class IPUConfig(Category):
         return f"IPUConfig with{''.join(lines) or ' its defaults'}"
 
 
+def reset_ipu_configuration() -> None:
+    """Removes the configuration, so that another one may follow; strategies keep their devices."""
+    reset_system()
+
+
 def configure_ipu_system(
     config: IPUConfig, device: str = "cpu", reset_configuration: bool = True
 ) -> None:

@@ -8,22 +8,23 @@ IPUConfig.configure_ipu_system()     -> `configure`
 "/device:IPU:k"                      -> `System.groups[k]`
 """
 
-import contextlib
 import copy
 import logging
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias, cast
 
 import jax
 
-from millrace._compat.jax_processes import backends_are_initialized
+from millrace.devices import DEVICES_FLAG, ask_for_virtual, devices_of_environment
 from millrace.errors import DeviceError, OptionError
 from millrace.ipu.config.categories import DeviceConnectionType
 from millrace.ipu.config.option import Category, Option, options
+from millrace.ipu.environment import read_variables
 from millrace.ipu.no_effect import warn_no_effect
 from millrace.ipu.pre_compile import begin_pre_compile, end_pre_compile
+from millrace.ipu.release import reset_release
 
 logger = logging.getLogger("millrace")
 
@@ -91,20 +92,21 @@ def _sizes(auto: PerDevice) -> list[int]:
 
 
 def _devices(number: int, option: str) -> Sequence[jax.Device]:
-    if not backends_are_initialized():
-        # Without effect where another platform is the default. XLA_FLAGS may have set a number.
-        with contextlib.suppress(RuntimeError, ValueError):
-            requested = getattr(jax.config, "jax_num_cpu_devices", 0)
-            jax.config.update("jax_num_cpu_devices", max(number, requested, 1))
+    ask_for_virtual(number)
     devices = jax.devices()
     if len(devices) >= number:
         return devices
-    hint = ""
+    hint = f" Set it to {len(devices)} or fewer."
     if devices[0].platform == "cpu":
+        own = devices_of_environment()
         hint = (
-            " JAX can make virtual CPU devices, but only before its first use: call "
-            "configure_ipu_system() above everything that builds a model or an array, or start "
-            f"with XLA_FLAGS=--xla_force_host_platform_device_count={number}."
+            f" JAX makes virtual CPU devices at its first use, before which nothing asked for "
+            f"{number}. Set the environment variable XLA_FLAGS={DEVICES_FLAG}={number} for this "
+            f"program, or call configure_ipu_system() with {number} devices above everything that "
+            "builds a model, a strategy or an array."
+            if own is None or own >= number
+            else f" The environment sets {own}, by JAX_NUM_CPU_DEVICES or by {DEVICES_FLAG} in "
+            f"XLA_FLAGS. Set the environment variable JAX_NUM_CPU_DEVICES={number} instead."
         )
     raise DeviceError(
         f"{option} takes {number} devices, and there are {len(devices)}: {list(devices)}.{hint}"
@@ -144,6 +146,10 @@ class System:
 
 
 _configured: list[System] = []
+# Called with a new system, before and after it is put in force. The first may refuse it; the
+# second get None where the configuration is removed.
+checks: list[Callable[[System], None]] = []
+followers: list[Callable[[System | None], None]] = []
 
 
 def current_system() -> System:
@@ -154,6 +160,9 @@ def current_system() -> System:
 def reset_system() -> None:
     """Removes the configuration."""
     _configured.clear()
+    reset_release()
+    for follow in followers:
+        follow(None)
     end_pre_compile()
 
 
@@ -164,6 +173,7 @@ def configure(config: Category, reset: bool) -> None:
         config: an `IPUConfig`, which is copied.
         reset: whether to drop programs that were compiled under a different configuration.
     """
+    read_variables()  # which programs set after the import, too
     for path, option, value in options(config):
         if option.advice and value != option.default:
             warn_no_effect(f"IPUConfig.{path}", option.advice)
@@ -179,10 +189,15 @@ def _put_in_force(system: System, reset: bool) -> None:
     before = _configured[-1] if _configured else None
     if before is not None and before.config == system.config:
         return
+    for check in checks:
+        check(system)
     if before is not None and reset:
         logger.warning(
-            "The system was configured before, with other options: it is reset, and its compiled "
-            "programs are dropped. Call configure_ipu_system() once, before the first strategy."
+            "The system was configured before, with other options: it is reset, its compiled "
+            "programs are dropped, and its strategies get the new devices. Call "
+            "configure_ipu_system() once, before the first strategy, to compile once."
         )
         jax.clear_caches()
     _configured[:] = [system]
+    for follow in followers:
+        follow(system)

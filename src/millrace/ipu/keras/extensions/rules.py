@@ -2,18 +2,15 @@
 
 devices of a replica           rounded up to a power of two: [0, 1, 2] takes 4, one of them idle
 data                           known shapes and numbers of batches, whole batches
-steps_per_execution            a total over replicas, as in release 2.4; whole updates in training,
-                               and whole executions in an epoch
+steps_per_execution            of one replica, or of all; whole updates, and a divisor of the epoch
 steps of an update             gradient_accumulation_steps_per_replica x replicas
-steps of inference             a multiple of replicas; in pipelines, of those that run at once
 """
 
 import logging
 from collections.abc import Mapping, Sequence
 
 from millrace._compat.keras_data import DataAdapter
-from millrace.errors import DataError, OptionError, PlanError
-from millrace.fit.checks import factors
+from millrace.errors import OptionError, PlanError
 from millrace.fit.setup import Setup
 from millrace.fit.stages import groups_needed
 from millrace.ipu.keras.extensions.checks import (
@@ -22,9 +19,9 @@ from millrace.ipu.keras.extensions.checks import (
     check_pipeline,
 )
 from millrace.ipu.keras.extensions.data_checks import check_batches
+from millrace.ipu.keras.extensions.execution_steps import steps_of_epoch, steps_of_execution
 from millrace.ipu.keras.extensions.native import check_queues
-from millrace.ipu.keras.extensions.settings import ExtendedRules, Settings
-from millrace.ipu.ops.schedules import check_length
+from millrace.ipu.keras.extensions.settings import ExtendedRules
 from millrace.plan import Mode
 
 logger = logging.getLogger("millrace")
@@ -63,6 +60,10 @@ class IPURules(ExtendedRules):
         epochs = self.epochs if mode is Mode.TRAIN else 1
         check_batches(adapter, arguments, mode, epochs)
 
+    def steps_of_epoch(self, setup: Setup, mode: Mode, steps: int) -> int:
+        """Returns the steps of an epoch; see the function of this name."""
+        return steps_of_epoch(setup, mode, steps)
+
     def steps_of_execution(
         self,
         setup: Setup,
@@ -74,11 +75,9 @@ class IPURules(ExtendedRules):
         """Returns the steps of a full execution; see the function of this name."""
         if steps is None:
             return super().steps_of_execution(setup, mode, steps_per_execution, steps, rows)
-        execution_steps = steps_of_execution(setup, mode, steps_per_execution, steps)
+        execution_steps = steps_of_execution(setup, self.settings, mode, steps_per_execution, steps)
         if mode is Mode.TRAIN:
             log_update(setup, execution_steps, steps, rows)
-        else:
-            check_inference_length(setup, self.settings, execution_steps)
         return execution_steps
 
 
@@ -106,58 +105,6 @@ def devices_of_replica(stages: int, mapping: Sequence[int], number: int) -> int:
             "share devices with device_mapping in set_pipelining_options()."
         )
     return size
-
-
-def steps_of_execution(setup: Setup, mode: Mode, steps_per_execution: int, steps: int) -> int:
-    """Returns the steps of a full execution.
-
-    Args:
-        setup: of the model.
-        mode: of the loop.
-        steps_per_execution: as compiled.
-        steps: of the epoch.
-
-    Raises:
-        PlanError: if replicas or updates do not divide an execution.
-        DataError: if executions do not divide the epoch.
-    """
-    replicas, execution_steps = setup.replicas, min(steps_per_execution, steps)
-    shown = f"steps_per_execution={steps_per_execution}"
-    if execution_steps < steps_per_execution:
-        shown += f", truncated to the {execution_steps} steps of the epoch,"
-    rule = f"a multiple of the number of replicas, {replicas}"
-    divisor = replicas
-    if mode is Mode.TRAIN and setup.accumulation.steps > 1:
-        divisor, (names, numbers) = setup.update_steps(mode), factors(setup.accumulation)
-        rule = f"a multiple of {names} x replicas = {numbers} x {replicas} = {divisor}"
-    steps_name = "steps_per_epoch" if mode is Mode.TRAIN else "steps"  # the loop's argument
-    if execution_steps % divisor:
-        is_truncated = execution_steps < steps_per_execution
-        name = f"{f'{steps_name} and ' if is_truncated else ''}steps_per_execution"
-        raise PlanError(
-            f"{shown} of {setup.model.name!r} must be {rule}. Set {name} to "
-            f"{-(-execution_steps // divisor) * divisor}."
-        )
-    if steps % execution_steps:
-        raise DataError(
-            f"The epoch has {steps} steps, which are not a multiple of {shown} of "
-            f"{setup.model.name!r}. Set {steps_name} to "
-            f"{steps - steps % execution_steps}, or steps_per_execution to a divisor of {steps}."
-        )
-    return execution_steps
-
-
-def check_inference_length(setup: Setup, settings: Settings, execution_steps: int) -> None:
-    """Checks the number of micro-batches in an execution of evaluate or predict.
-
-    Raises:
-        PlanError: if a pipeline does not run such a number.
-    """
-    assignment = setup.stages.assignment()
-    if assignment is not None:
-        mapping = setup.options.pipelining.devices_of(assignment.num_stages)
-        count = execution_steps // setup.replicas
-        check_length(settings.schedule, mapping, count, training=False)
 
 
 def log_update(setup: Setup, execution_steps: int, steps: int, rows: int | None) -> None:
