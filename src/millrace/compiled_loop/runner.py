@@ -172,6 +172,7 @@ class ScanRunner:
         return state
 
     def _accumulate(self, call: Call, start: int, state: State, results: list[CallResult]) -> State:
+        self._hand_over(results)  # but not the last ones of an update, to which it adds its taps
         plan, update, block = self._blocks.of_block, self._opened(), self._current_block()
         reduction = plan.accumulation.reduction
         weight = weight_of(reduction, block.spec.rows, update.first_rows)
@@ -217,9 +218,11 @@ class ScanRunner:
 
     def _hand_over(self, results: list[CallResult]) -> None:
         """Hands the results of whole updates to the tap sink while later updates are dispatched."""
-        new, self._handed_over = results[self._handed_over :], len(results)
-        if new:
+        begin, self._handed_over = self._handed_over, len(results)
+        if new := results[begin:]:
             self._tap_sink(new)
+            # An execution may tap more than fits into memory.
+            results[begin:] = [result._replace(taps=Taps()) for result in new]
 
     @property
     def state(self) -> State | None:
