@@ -12,6 +12,7 @@ caller gets the exception itself, not JAX's error about it.
 """
 
 import time
+from collections import deque
 from typing import NamedTuple
 
 import jax
@@ -25,16 +26,32 @@ from millrace.pytrees import Array, ArrayTree
 from millrace.taps.outfeed import OutfeedQueue
 from millrace.taps.taps import Tapped
 
-HOST_SECONDS = 2e-3  # of a chunk that the host calls: the call takes 0.1 ms, mostly overlapped
-CALLBACK_SECONDS = 8e-3  # between two callbacks: each takes 0.5 ms, in which the device waits
 GROWTH = 4  # largest factor from one chunk to the next
 
 
-class ChunkLength:
-    """Chooses the length of the next chunk from the time of the last one."""
+class Pace(NamedTuple):
+    """How long a chunk is to take, and how many chunks before it tell how long an iteration takes.
 
-    def __init__(self, capacity: int, seconds: float):
-        self._capacity, self._seconds = capacity, seconds
+    The fastest of these chunks counts.
+    """
+
+    seconds: float
+    chunks: int
+
+
+# The host's call of a chunk takes 0.1 ms, mostly overlapped.
+HOST_PACE = Pace(2e-3, 1)
+# A callback takes 0.5 ms, in which the device waits. On a busy machine it takes ten times as long,
+# and is most of the time of a short chunk: the chunk after it must not be shorter for that.
+CALLBACK_PACE = Pace(8e-3, 8)
+
+
+class ChunkLength:
+    """Chooses the length of the next chunk from the times of the last ones."""
+
+    def __init__(self, capacity: int, pace: Pace):
+        self._capacity, self._seconds = capacity, pace.seconds
+        self._of_iteration: deque[float] = deque(maxlen=pace.chunks)  # seconds, in each chunk
         self._iterations = 1
         self._begin: float | None = None
 
@@ -51,9 +68,10 @@ class ChunkLength:
         """Stops the clock, and adapts the length to the time of these iterations."""
         if self._begin is None or not iterations:
             return
-        seconds = max((time.perf_counter() - self._begin) / iterations, 1e-9)
+        self._of_iteration.append(max((time.perf_counter() - self._begin) / iterations, 1e-9))
         self._begin = None
-        fitting = min(int(self._seconds / seconds), GROWTH * self._iterations, self._capacity)
+        fastest = min(self._of_iteration)
+        fitting = min(int(self._seconds / fastest), GROWTH * self._iterations, self._capacity)
         self._iterations = max(1, fitting)
 
 
@@ -72,7 +90,7 @@ class Exchange:
         self,
         infeed: InfeedQueue | None,
         tapped: Tapped,
-        seconds: float = HOST_SECONDS,
+        pace: Pace = HOST_PACE,
         replicas: int = 1,
         may_end_early: bool = False,
     ):
@@ -81,7 +99,7 @@ class Exchange:
         Args:
             infeed: of the loop; None without one.
             tapped: queues, and specs of their elements from one iteration of one replica.
-            seconds: intended duration of a chunk.
+            pace: how long a chunk is to take.
             replicas: number of replicas that run each iteration together.
             may_end_early: whether the loop may end before it has used all of a portion.
         """
@@ -103,7 +121,7 @@ class Exchange:
         self.replicas = replicas
         self.capacity = chunk_capacity(tapped, capacity)
         self.error: BaseException | None = None
-        self._length = ChunkLength(self.capacity, seconds)
+        self._length = ChunkLength(self.capacity, pace)
         self._taken = 0  # elements in the last portion
 
     def open(self) -> None:
@@ -140,6 +158,10 @@ class Exchange:
         self._taken = portion.iterations
         self._length.begin()
         return portion
+
+    def end(self) -> None:
+        """Ends the loop, which may begin again in the same run of the program."""
+        self._taken = 0
 
     def _portion(self, at_most: int) -> Portion:
         if self.error is not None or at_most < 1:

@@ -28,7 +28,7 @@ from millrace._compat.keras_steps import current_scope
 from millrace.errors import ModelError
 from millrace.feeds.infeed_queue import InfeedQueue
 from millrace.loops.chunk import IterationCarry, empty_outs, run_chunk
-from millrace.loops.exchange import CALLBACK_SECONDS, Exchange
+from millrace.loops.exchange import CALLBACK_PACE, Exchange
 from millrace.loops.iteration import Iteration
 from millrace.loops.replication import largest, replicas, replication_index
 from millrace.loops.scope import context_of
@@ -83,11 +83,11 @@ def run_in_program(
     else:
         tapped = iteration.tapped
         if context is None:
-            exchange = Exchange(infeed, tapped, CALLBACK_SECONDS)
+            exchange = Exchange(infeed, tapped, CALLBACK_PACE)
         else:
             count, ends_early = replicas(), iteration.goes_on is not None
             exchange = context.exchange(
-                lambda: Exchange(infeed, tapped, CALLBACK_SECONDS, count, ends_early)
+                lambda: Exchange(infeed, tapped, CALLBACK_PACE, count, ends_early)
             )
         carry = _loop_with_exchanges(iteration, carry, limit, exchange, raises=context is None)
     values, states = carry
@@ -123,7 +123,7 @@ def _loop_with_exchanges(
 ) -> IterationCarry:
     end = jnp.int32(MANY if limit is None else limit)
     empty = empty_outs(iteration.tapped, exchange.capacity)
-    call_host = _host_call(exchange, raises)
+    call_host = _host_call(exchange, raises, takes=True)
 
     def again(state: _ExchangingLoop) -> jax.Array:
         return (state.done < end) & state.more & ~state.ended
@@ -137,7 +137,8 @@ def _loop_with_exchanges(
     more = jnp.bool_(True) if iteration.goes_on is None else iteration.goes_on(carry)
     state = _ExchangingLoop(jnp.int32(0), carry, empty, jnp.int32(0), more, jnp.bool_(False))
     state = lax.while_loop(again, chunk, state)
-    call_host(state.outs.values, state.used, jnp.int32(0))
+    end_on_host = _host_call(exchange, raises, takes=False)
+    end_on_host(state.outs.values, state.used, jnp.int32(0))
     return state.carry
 
 
@@ -152,34 +153,36 @@ class _ExchangingLoop(NamedTuple):
     ended: jax.Array  # whether the host has ended the loop
 
 
-# Delivers taps of the last chunk, its number of iterations, and the number that remain;
-# returns a block, the index of the first element in it, and the length of the next chunk.
-HostCall = Callable[
-    [tuple[ArrayTree, ...], jax.Array, jax.Array], tuple[ArrayTree, jax.Array, jax.Array]
-]
+# Delivers taps of the last chunk, its number of iterations, and the number that remain; returns
+# a block, the index of the first element in it, and the length of the next chunk, if one follows.
+HostCall = Callable[[tuple[ArrayTree, ...], jax.Array, jax.Array], Any]
 
 
-def _host_call(exchange: Exchange, raises: bool) -> HostCall:
-    """Returns the callback of a program between two chunks."""
-    spec = (
-        jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), exchange.empty),
-        *[jax.ShapeDtypeStruct((), np.int32)] * 2,
-    )
+def _host_call(exchange: Exchange, raises: bool, takes: bool) -> HostCall:
+    """Returns the callback of a program between two chunks, or after the last one.
 
-    def on_host(
-        outs: tuple[ArrayTree, ...], used: np.ndarray, remaining: np.ndarray
-    ) -> tuple[ArrayTree, np.int32, np.int32]:
+    Args:
+        exchange: the host's side.
+        raises: whether an error on the host is raised at once.
+        takes: whether the next chunk follows. The callback after the last one returns nothing:
+            a block would be copied twice.
+    """
+    block = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), exchange.empty)
+    number = jax.ShapeDtypeStruct((), np.int32)
+    spec: Any = (block, number, number) if takes else None
+
+    def on_host(outs: tuple[ArrayTree, ...], used: np.ndarray, remaining: np.ndarray) -> Any:
         iterations = int(used)
         exchange.give_back(iterations)
         exchange.deliver(outs, iterations)
-        portion = exchange.portion(int(remaining))
+        portion = exchange.portion(int(remaining)) if takes else exchange.end()
         if raises and exchange.error is not None:
             raise exchange.error
+        if portion is None:
+            return None
         return portion.block, np.int32(portion.start), np.int32(portion.iterations)
 
-    def call(
-        outs: tuple[ArrayTree, ...], used: jax.Array, remaining: jax.Array
-    ) -> tuple[ArrayTree, jax.Array, jax.Array]:
+    def call(outs: tuple[ArrayTree, ...], used: jax.Array, remaining: jax.Array) -> Any:
         return io_callback(on_host, spec, outs, used, remaining, ordered=True)
 
     if exchange.replicas == 1:
@@ -188,12 +191,12 @@ def _host_call(exchange: Exchange, raises: bool) -> HostCall:
     @custom_vmap
     def of_one(
         _: jax.Array, outs: tuple[ArrayTree, ...], used: jax.Array, remaining: jax.Array
-    ) -> tuple[ArrayTree, jax.Array, jax.Array]:
+    ) -> Any:
         # Never runs; it only has the shapes of one replica. JAX refuses to batch a loop with
         # ordered callbacks. It batches this function, and finds the callback in the rule below.
         # The replica's index is an argument so that one certainly differs between replicas.
-        block = jax.tree.map(lambda a: jnp.zeros((a.shape[0], *a.shape[2:]), a.dtype), spec[0])
-        return block, used, remaining
+        of_replica = jax.tree.map(lambda a: jnp.zeros((a.shape[0], *a.shape[2:]), a.dtype), block)
+        return (of_replica, used, remaining) if takes else None
 
     @of_one.def_vmap
     def of_all(
@@ -215,7 +218,10 @@ def _host_call(exchange: Exchange, raises: bool) -> HostCall:
             leaf[0] if batched else leaf
             for leaf, batched in zip((used, remaining), is_batched[2:], strict=True)
         )
-        block, start, count = call(stacked, used, remaining)
+        results = call(stacked, used, remaining)
+        if not takes:
+            return None, None
+        block, start, count = results
         block = jax.tree.map(lambda leaf: jnp.moveaxis(leaf, 1, 0), block)
         return (block, start, count), (jax.tree.map(lambda _: True, block), False, False)
 
