@@ -54,9 +54,7 @@ class BlockPlans:
         # Unrolled code contains whole updates; an update that is longer runs in several calls.
         rounds = plan.update_steps // plan.replicas
         fits = form.is_loop or rounds <= (form.unroll or 1)
-        tapped = self._executables.max_tapped_steps(plan)
-        fits = fits and (tapped is None or tapped >= plan.update_steps)
-        self.forms = Forms(form, tapped, fits)
+        self.forms = Forms(form, self._executables.max_tapped_steps(plan), fits)
 
     def _plan_of(self, block: Block) -> Plan:
         return replace(self.base, batch=block.spec, capacity=block.capacity)

@@ -103,7 +103,7 @@ class ProgramBuilder:
         # Most steps of a call whose taps fit into its results; None where nothing is tapped.
         update_steps, taps = plan.accumulation.steps if trains else 1, self._step_taps
         self.max_tapped_steps = (
-            max_tapped_steps(taps, self._update_taps, plan.records, update_steps, 1)
+            max_tapped_steps(taps, self._update_taps, plan.records, update_steps)
             if plan.tapped
             else None
         )

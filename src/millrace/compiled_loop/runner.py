@@ -172,7 +172,6 @@ class ScanRunner:
         return state
 
     def _accumulate(self, call: Call, start: int, state: State, results: list[CallResult]) -> State:
-        self._hand_over(results)  # but not the last ones of an update, to which it adds its taps
         plan, update, block = self._blocks.of_block, self._opened(), self._current_block()
         reduction = plan.accumulation.reduction
         weight = weight_of(reduction, block.spec.rows, update.first_rows)

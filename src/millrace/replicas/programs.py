@@ -80,9 +80,9 @@ class ReplicaProgramBuilder:
         # Most steps of a call whose taps fit into its results; None where nothing is tapped.
         self._update = make_tapped_update(model, plan)
         self._update_taps = self._specs_of_update_taps() if plan.tapped and self._trains else None
-        sizes = plan.records, plan.update_steps, plan.replicas
+        update_taps, update_steps = self._update_taps or Tapped(), plan.update_steps
         self.max_tapped_steps = (
-            max_tapped_steps(step.tapped, self._update_taps or Tapped(), *sizes)
+            max_tapped_steps(step.tapped, update_taps, plan.records, update_steps)
             if plan.tapped
             else None
         )

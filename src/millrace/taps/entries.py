@@ -38,27 +38,23 @@ class Taps(NamedTuple):
 
 # Of the taps of one call, which begins by filling these bytes with zeros, used or not.
 MAX_BYTES = 2**21
-# Of the micro-batches of one update. An update that taps more is divided into several calls.
-MAX_UPDATE_BYTES = 2**26
 
 
-def max_tapped_steps(
-    step: Tapped, update: Tapped, records: int, update_steps: int, replicas: int
-) -> int:
-    """Returns the most steps of a call that returns their taps: whole updates, or part of one.
+def max_tapped_steps(step: Tapped, update: Tapped, records: int, update_steps: int) -> int:
+    """Returns the most steps of a call that returns their taps.
+
+    An update is not divided, whatever it taps: in programs of their own its parts are rounded
+    otherwise.
 
     Args:
         step: specs of the taps of one micro-batch.
         update: specs of the taps of one update.
         records: steps of a full execution.
-        update_steps: steps of one update.
-        replicas: steps of a round, the fewest that a call runs.
+        update_steps: steps of one update, the fewest that a call runs.
     """
     in_step, in_update = _stacked_bytes(step), _stacked_bytes(update)
     if not in_step + in_update:
-        return max(records, update_steps)
-    if in_step * update_steps > MAX_UPDATE_BYTES:
-        return max(1, MAX_BYTES // (in_step * replicas)) * replicas
+        return records
     fitting = MAX_BYTES // (in_step * update_steps + in_update)
     return max(1, min(fitting, records // update_steps)) * update_steps
 
