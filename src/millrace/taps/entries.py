@@ -52,7 +52,7 @@ def max_tapped_steps(step: Tapped, update: Tapped, records: int, update_steps: i
         records: steps of a full execution.
         update_steps: steps of one update, the fewest that a call runs.
     """
-    in_step, in_update = _stacked_bytes(step), _stacked_bytes(update)
+    in_step, in_update = stacked_bytes(step), stacked_bytes(update)
     if not in_step + in_update:
         return records
     fitting = MAX_BYTES // (in_step * update_steps + in_update)
@@ -69,7 +69,7 @@ def keeps_newest(key: Hashable) -> bool:
     return getattr(key, "mode", None) is QueueMode.LAST
 
 
-def _stacked_bytes(tapped: Tapped) -> int:
+def stacked_bytes(tapped: Tapped) -> int:
     """Returns the bytes that each further step adds to the taps of a call."""
     stacked = [value for key, value in tapped.items() if not keeps_newest(key)]
     return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(stacked))
