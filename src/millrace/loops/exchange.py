@@ -29,7 +29,7 @@ from millrace.taps.taps import Tapped
 GROWTH = 4  # largest factor from one chunk to the next
 
 
-class Pace(NamedTuple):
+class ChunkTime(NamedTuple):
     """How long a chunk is to take, and how many chunks before it tell how long an iteration takes.
 
     The fastest of these chunks counts.
@@ -40,18 +40,18 @@ class Pace(NamedTuple):
 
 
 # The host's call of a chunk takes 0.1 ms, mostly overlapped.
-HOST_PACE = Pace(2e-3, 1)
+HOST_TIME = ChunkTime(2e-3, 1)
 # A callback takes 0.5 ms, in which the device waits. On a busy machine it takes ten times as long,
 # and is most of the time of a short chunk: the chunk after it must not be shorter for that.
-CALLBACK_PACE = Pace(8e-3, 8)
+CALLBACK_TIME = ChunkTime(8e-3, 8)
 
 
 class ChunkLength:
     """Chooses the length of the next chunk from the times of the last ones."""
 
-    def __init__(self, capacity: int, pace: Pace):
-        self._capacity, self._seconds = capacity, pace.seconds
-        self._of_iteration: deque[float] = deque(maxlen=pace.chunks)  # seconds, in each chunk
+    def __init__(self, capacity: int, chunk_time: ChunkTime):
+        self._capacity, self._seconds = capacity, chunk_time.seconds
+        self._of_iteration: deque[float] = deque(maxlen=chunk_time.chunks)  # seconds, in each chunk
         self._iterations = 1
         self._begin: float | None = None
 
@@ -90,7 +90,7 @@ class Exchange:
         self,
         infeed: InfeedQueue | None,
         tapped: Tapped,
-        pace: Pace = HOST_PACE,
+        chunk_time: ChunkTime = HOST_TIME,
         replicas: int = 1,
         may_end_early: bool = False,
     ):
@@ -99,7 +99,7 @@ class Exchange:
         Args:
             infeed: of the loop; None without one.
             tapped: queues, and specs of their elements from one iteration of one replica.
-            pace: how long a chunk is to take.
+            chunk_time: how long a chunk is to take.
             replicas: number of replicas that run each iteration together.
             may_end_early: whether the loop may end before it has used all of a portion.
         """
@@ -121,7 +121,7 @@ class Exchange:
         self.replicas = replicas
         self.capacity = chunk_capacity(tapped, capacity)
         self.error: BaseException | None = None
-        self._length = ChunkLength(self.capacity, pace)
+        self._length = ChunkLength(self.capacity, chunk_time)
         self._taken = 0  # elements in the last portion
 
     def open(self) -> None:

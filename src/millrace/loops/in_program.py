@@ -28,7 +28,7 @@ from millrace._compat.keras_steps import current_scope
 from millrace.errors import ModelError
 from millrace.feeds.infeed_queue import InfeedQueue
 from millrace.loops.chunk import IterationCarry, empty_outs, run_chunk
-from millrace.loops.exchange import CALLBACK_PACE, Exchange
+from millrace.loops.exchange import CALLBACK_TIME, Exchange
 from millrace.loops.iteration import Iteration
 from millrace.loops.replication import largest, replicas, replication_index
 from millrace.loops.scope import context_of
@@ -83,11 +83,11 @@ def run_in_program(
     else:
         tapped = iteration.tapped
         if context is None:
-            exchange = Exchange(infeed, tapped, CALLBACK_PACE)
+            exchange = Exchange(infeed, tapped, CALLBACK_TIME)
         else:
             count, ends_early = replicas(), iteration.goes_on is not None
             exchange = context.exchange(
-                lambda: Exchange(infeed, tapped, CALLBACK_PACE, count, ends_early)
+                lambda: Exchange(infeed, tapped, CALLBACK_TIME, count, ends_early)
             )
         carry = _loop_with_exchanges(iteration, carry, limit, exchange, raises=context is None)
     values, states = carry

@@ -17,7 +17,7 @@ import numpy as np
 
 from millrace.pytrees import ArrayTree
 from millrace.records.tensors import StatisticsBlock, TensorRows
-from millrace.taps.entries import Taps, keeps_newest
+from millrace.taps.entries import Taps, has_one_entry
 from millrace.taps.taps import Tapped
 from millrace.taps.tensors import Rows
 
@@ -66,7 +66,7 @@ class Delivery:
         self.listeners: list[TapListener] = []
         self.takes_queues = True  # False delivers statistics only
         self.seconds_per_step = 0.0  # a moving average of arrival times
-        self._results: deque[_Outstanding] = deque()
+        self._results: deque[_PendingResult] = deque()
         self._bytes = 0  # of the taps of these results
         self._change = threading.Condition()
         self._thread: threading.Thread | None = None
@@ -83,17 +83,17 @@ class Delivery:
         for result in results:
             for queue in self._queues_of(result):
                 queue.expect()
-            outstanding = _Outstanding(result, replicas, _bytes_of(result.taps))
+            pending = _PendingResult(result, replicas, _bytes_of(result.taps))
             with self._change:
                 self._change.wait_for(
-                    lambda nbytes=outstanding.nbytes: (
+                    lambda nbytes=pending.nbytes: (
                         self._has_room_for(nbytes) or self._error is not None
                     )
                 )
-                self._results.append(outstanding)
-                self._bytes += outstanding.nbytes
+                self._results.append(pending)
+                self._bytes += pending.nbytes
                 self._change.notify_all()
-            del result, outstanding  # this thread does not wait for the next with these in hand
+            del result, pending  # this thread does not wait for the next with these in hand
             if self._thread is None:
                 self._thread = threading.Thread(
                     target=self._run, name="millrace-outfeed", daemon=True
@@ -185,7 +185,7 @@ class Delivery:
             raise error
 
 
-class _Outstanding(NamedTuple):
+class _PendingResult(NamedTuple):
     """A result that has not been delivered."""
 
     result: TappedResult
@@ -202,7 +202,7 @@ def _part(key: Hashable, value: ArrayTree, part: slice) -> Any:
 
     A view holds all of its array, so the entries of a call that has used few are copied.
     """
-    if keeps_newest(key):
+    if has_one_entry(key):
         return value
 
     def of_leaf(leaf: np.ndarray) -> np.ndarray:

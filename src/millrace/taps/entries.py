@@ -61,17 +61,17 @@ def max_tapped_steps(step: Tapped, update: Tapped, records: int, update_steps: i
 
 def entries_of(key: Hashable, number: int) -> int:
     """Returns the entries of one key in a call of `number` steps."""
-    return min(number, 1) if keeps_newest(key) else number
+    return min(number, 1) if has_one_entry(key) else number
 
 
-def keeps_newest(key: Hashable) -> bool:
-    """Whether a key is a queue that keeps only its newest element."""
+def has_one_entry(key: Hashable) -> bool:
+    """Whether the taps of a key have one entry: those of a queue that keeps only the newest."""
     return getattr(key, "mode", None) is QueueMode.LAST
 
 
 def stacked_bytes(tapped: Tapped) -> int:
     """Returns the bytes that each further step adds to the taps of a call."""
-    stacked = [value for key, value in tapped.items() if not keeps_newest(key)]
+    stacked = [value for key, value in tapped.items() if not has_one_entry(key)]
     return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(stacked))
 
 
@@ -102,7 +102,7 @@ def empty_entries(specs: Tapped, number: int, *lead: int) -> Tapped:
 def tapped_at(records: Tapped, index: int | jax.Array, tapped: Tapped) -> Tapped:
     """Stores taps as entry `index`; of a queue that keeps the newest, as its only one."""
     values = [
-        record_at(record, 0 if keeps_newest(key) else index, value)
+        record_at(record, 0 if has_one_entry(key) else index, value)
         for (key, record), value in zip(records.items(), tapped.values, strict=True)
     ]
     return Tapped(records.keys, tuple(values))
