@@ -168,6 +168,13 @@ SECTIONS = {
         "together.",
         "outfeed.md",
     ),
+    "outfeed_memory": Section(
+        "Memory of outfeed queues",
+        "All gradients of every step of a dense network through a `MaybeOutfeedQueue` that is read "
+        "once an epoch, each run in a process of its own: the peak of the process above that of "
+        "the same training without a queue, and the time per step.",
+        "outfeed.md",
+    ),
     "custom_loop": Section(
         "Custom training loops",
         "A training loop in plain Keras, compiled by `repeat`, compared with the same loop "

@@ -55,6 +55,7 @@ TESTS = {
         "tests/taps/test_delivery.py",
         "tests/taps/test_maybe_outfeed.py",
         "tests/taps/test_outfeed.py",
+        "tests/taps/test_tapped_memory.py",
         "tests/pipelines/test_taps_of_stages.py",
         "tests/equivalence/test_taps.py",
         "tests/callbacks",
@@ -395,8 +396,18 @@ MUTANTS = (
     ),
     Mutant(
         "taps",
-        "return max(1, fitting // update_steps) * update_steps",
+        "return max(1, min(fitting, records // update_steps)) * update_steps",
         "return fitting",
+    ),
+    Mutant(
+        "taps",
+        "MAX_BYTES // (in_step * update_steps + in_update)",
+        "MAX_BYTES // (in_step * update_steps or 1)",
+    ),
+    Mutant(
+        "taps",
+        "results[begin:] = [result._replace(taps=Taps()) for result in new]",
+        "pass",
     ),
     Mutant(
         "taps",

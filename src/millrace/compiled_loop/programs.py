@@ -58,7 +58,7 @@ from millrace.steps.step import (
     make_step,
 )
 from millrace.steps.tapped_step import make_tapped_step, make_tapped_update
-from millrace.taps.entries import Taps, empty_taps, max_tapped_steps, record_at
+from millrace.taps.entries import Taps, empty_entries, empty_taps, max_tapped_steps, record_at
 from millrace.taps.taps import Tapped, collection_open
 
 
@@ -101,9 +101,11 @@ class ProgramBuilder:
             self._specs_of_update_taps(state, result[0]) if plan.tapped else Tapped()
         )
         # Most steps of a call whose taps fit into its results; None where nothing is tapped.
-        update_steps = plan.accumulation.steps if trains else 1
+        update_steps, taps = plan.accumulation.steps if trains else 1, self._step_taps
         self.max_tapped_steps = (
-            max_tapped_steps(self._step_taps, plan.records, update_steps) if plan.tapped else None
+            max_tapped_steps(taps, self._update_taps, plan.records, update_steps)
+            if plan.tapped
+            else None
         )
         # Then a loop carries no logs from step to step.
         self._logs_at_end = not plan.each_step and logs_follow_from_metrics(model, plan.mode)
@@ -191,7 +193,9 @@ class ProgramBuilder:
                 records = self._record(records, index, logs)
                 return state, accumulated, records, taps.with_step(index, tapped)
 
-            carry = (state, accumulated, self._first_records(), self._empty_taps())
+            # Those of updates come from `apply`.
+            empty = Taps(empty_entries(self._step_taps, self.max_tapped_steps or 0))
+            carry = (state, accumulated, self._first_records(), empty)
             state, accumulated, records, taps = repeat(body, carry, count, form)
             return state, accumulated, self._result(state, records), taps
 

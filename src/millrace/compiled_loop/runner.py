@@ -217,9 +217,11 @@ class ScanRunner:
 
     def _hand_over(self, results: list[CallResult]) -> None:
         """Hands the results of whole updates to the tap sink while later updates are dispatched."""
-        new, self._handed_over = results[self._handed_over :], len(results)
-        if new:
+        begin, self._handed_over = self._handed_over, len(results)
+        if new := results[begin:]:
             self._tap_sink(new)
+            # An execution may tap more than fits into memory.
+            results[begin:] = [result._replace(taps=Taps()) for result in new]
 
     @property
     def state(self) -> State | None:

@@ -18,7 +18,7 @@ from jax import lax
 
 from millrace.pytrees import ArrayTree
 from millrace.steps.loop import batch_at
-from millrace.taps.entries import record_at
+from millrace.taps.entries import empty_entries, stacked_bytes, tapped_at
 from millrace.taps.taps import Tapped
 
 MAX_OUT_BYTES = 2**20  # of the taps of one chunk
@@ -47,13 +47,13 @@ def chunk_capacity(tapped: Tapped, capacity: int | None) -> int:
         capacity: elements in a block of the infeed; None without an infeed.
     """
     most = MAX_ITERATIONS if capacity is None else capacity
-    nbytes = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(tapped))
+    nbytes = stacked_bytes(tapped)
     return max(1, min(most, MAX_OUT_BYTES // nbytes)) if nbytes else most
 
 
 def empty_outs(tapped: Tapped, capacity: int) -> Tapped:
     """Returns zeros in the shape of a chunk's taps."""
-    return jax.tree.map(lambda spec: jnp.zeros((capacity, *spec.shape), spec.dtype), tapped)
+    return empty_entries(tapped, capacity)
 
 
 def run_chunk(
@@ -83,7 +83,7 @@ def run_chunk(
         carry, outs = state
         element = None if block is None else batch_at(block, start + index)
         carry, tapped = iteration(carry, element)
-        return carry, record_at(outs, index, tapped) if tapped else outs
+        return carry, tapped_at(outs, index, tapped) if tapped else outs
 
     if goes_on is None:
         carry, outs = lax.fori_loop(0, count, step, (carry, outs))

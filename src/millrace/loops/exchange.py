@@ -12,6 +12,7 @@ caller gets the exception itself, not JAX's error about it.
 """
 
 import time
+from collections import deque
 from typing import NamedTuple
 
 import jax
@@ -25,17 +26,34 @@ from millrace.pytrees import Array, ArrayTree
 from millrace.taps.outfeed import OutfeedQueue
 from millrace.taps.taps import Tapped
 
-HOST_SECONDS = 2e-3  # of a chunk that the host calls: the call takes 0.1 ms, mostly overlapped
-CALLBACK_SECONDS = 8e-3  # between two callbacks: each takes 0.5 ms, in which the device waits
-PROCESS_SECONDS = 5e-2  # the same over processes, which agree on the next chunk: 1 to 3 ms
 GROWTH = 4  # largest factor from one chunk to the next
 
 
-class ChunkLength:
-    """Chooses the length of the next chunk from the time of the last one."""
+class ChunkTime(NamedTuple):
+    """How long a chunk is to take, and how many chunks before it tell how long an iteration takes.
 
-    def __init__(self, capacity: int, seconds: float):
-        self._capacity, self._seconds = capacity, seconds
+    The fastest of these chunks counts.
+    """
+
+    seconds: float
+    chunks: int
+
+
+# The host's call of a chunk takes 0.1 ms, mostly overlapped.
+HOST_TIME = ChunkTime(2e-3, 1)
+# A callback takes 0.5 ms, in which the device waits. On a busy machine it takes ten times as long,
+# and is most of the time of a short chunk: the chunk after it must not be shorter for that.
+CALLBACK_TIME = ChunkTime(8e-3, 8)
+# Processes agree on the next chunk, which takes 1 to 3 ms.
+PROCESS_TIME = ChunkTime(5e-2, 8)
+
+
+class ChunkLength:
+    """Chooses the length of the next chunk from the times of the last ones."""
+
+    def __init__(self, capacity: int, chunk_time: ChunkTime):
+        self._capacity, self._seconds = capacity, chunk_time.seconds
+        self._of_iteration: deque[float] = deque(maxlen=chunk_time.chunks)  # seconds, in each chunk
         self._iterations = 1
         self._begin: float | None = None
 
@@ -52,9 +70,10 @@ class ChunkLength:
         """Stops the clock, and adapts the length to the time of these iterations."""
         if self._begin is None or not iterations:
             return
-        seconds = max((time.perf_counter() - self._begin) / iterations, 1e-9)
+        self._of_iteration.append(max((time.perf_counter() - self._begin) / iterations, 1e-9))
         self._begin = None
-        fitting = min(int(self._seconds / seconds), GROWTH * self._iterations, self._capacity)
+        fastest = min(self._of_iteration)
+        fitting = min(int(self._seconds / fastest), GROWTH * self._iterations, self._capacity)
         self._iterations = max(1, fitting)
 
 
@@ -73,7 +92,7 @@ class Exchange:
         self,
         infeed: InfeedQueue | None,
         tapped: Tapped,
-        seconds: float = HOST_SECONDS,
+        chunk_time: ChunkTime = HOST_TIME,
         replicas: int = 1,
         may_end_early: bool = False,
     ):
@@ -82,7 +101,7 @@ class Exchange:
         Args:
             infeed: of the loop; None without one.
             tapped: queues, and specs of their elements from one iteration of one replica.
-            seconds: intended duration of a chunk.
+            chunk_time: how long a chunk is to take.
             replicas: number of replicas that run each iteration together.
             may_end_early: whether the loop may end before it has used all of a portion.
         """
@@ -104,7 +123,7 @@ class Exchange:
         self.replicas = replicas
         self.capacity = chunk_capacity(tapped, capacity)
         self.error: BaseException | None = None
-        self._length = ChunkLength(self.capacity, seconds)
+        self._length = ChunkLength(self.capacity, chunk_time)
         self._taken = 0  # iterations in the last portion
         self._last = self._held = Portion(self.empty, 0, 0)
 
@@ -142,6 +161,10 @@ class Exchange:
         self._taken, self._last = portion.iterations, portion
         self._length.begin()
         return portion
+
+    def end(self) -> None:
+        """Ends the loop, which may begin again in the same run of the program."""
+        self._taken = 0
 
     def _portion(self, at_most: int) -> Portion:
         if self.error is not None or at_most < 1:

@@ -27,7 +27,7 @@ from millrace._compat.keras_steps import current_scope
 from millrace.errors import ModelError
 from millrace.feeds.infeed_queue import InfeedQueue
 from millrace.loops.chunk import IterationCarry, empty_outs, run_chunk
-from millrace.loops.exchange import CALLBACK_SECONDS, PROCESS_SECONDS, Exchange
+from millrace.loops.exchange import CALLBACK_TIME, PROCESS_TIME, Exchange
 from millrace.loops.iteration import Iteration
 from millrace.loops.replica_exchange import ReplicaExchange, host_order
 from millrace.loops.replication import current_group, largest, replicas, replication_index
@@ -89,7 +89,7 @@ def run_in_program(
     else:
         tapped = iteration.tapped
         if context is None:
-            exchange = Exchange(infeed, tapped, CALLBACK_SECONDS)
+            exchange = Exchange(infeed, tapped, CALLBACK_TIME)
         else:
             exchange = context.exchange(
                 lambda: _exchange_of(infeed, tapped, iteration.goes_on is not None)
@@ -107,9 +107,9 @@ def run_in_program(
 def _exchange_of(infeed: InfeedQueue | None, tapped: Tapped, may_end_early: bool) -> Exchange:
     group = current_group()
     if group is None:
-        return Exchange(infeed, tapped, CALLBACK_SECONDS, replicas(), may_end_early)
-    seconds = CALLBACK_SECONDS if group.is_local else PROCESS_SECONDS
-    return ReplicaExchange(infeed, tapped, seconds, group, may_end_early)
+        return Exchange(infeed, tapped, CALLBACK_TIME, replicas(), may_end_early)
+    chunk_time = CALLBACK_TIME if group.is_local else PROCESS_TIME
+    return ReplicaExchange(infeed, tapped, chunk_time, group, may_end_early)
 
 
 def _compiled_loop(
@@ -139,7 +139,7 @@ def _loop_with_exchanges(
 ) -> tuple[IterationCarry, jax.Array | None]:
     end = jnp.int32(MANY if limit is None else limit)
     empty = empty_outs(iteration.tapped, exchange.capacity)
-    call_host = _host_call(exchange, raises)
+    call_host = _host_call(exchange, raises, takes=True)
 
     def again(state: _ExchangingLoop) -> jax.Array:
         return (state.done < end) & state.more & ~state.ended
@@ -158,7 +158,8 @@ def _loop_with_exchanges(
     none = jnp.int32(0)
     state = _ExchangingLoop(none, carry, empty, none, more, jnp.bool_(False), order)
     state = lax.while_loop(again, chunk, state)
-    _, order = call_host(state.outs.values, state.used, none, state.order)
+    end_on_host = _host_call(exchange, raises, takes=False)
+    _, order = end_on_host(state.outs.values, state.used, none, state.order)
     return state.carry, order
 
 
@@ -175,34 +176,40 @@ class _ExchangingLoop(NamedTuple):
 
 
 # Takes taps of the last chunk, its number of iterations, the number that remain, and the number of
-# the call. Returns the elements of the next chunk, and the number of the next call.
+# the call. Returns the elements of the next chunk, if one follows, and the number of the next call.
 HostCall = Callable[
     [tuple[ArrayTree, ...], jax.Array, jax.Array, jax.Array | None],
-    tuple[Elements, jax.Array | None],
+    tuple[Any, jax.Array | None],
 ]
 
 
-def _host_call(exchange: Exchange, raises: bool) -> HostCall:
-    """Returns the callback of a program between two chunks."""
+def _host_call(exchange: Exchange, raises: bool, takes: bool) -> HostCall:
+    """Returns the callback of a program between two chunks, or after the last one.
+
+    Args:
+        exchange: the host's side.
+        raises: whether an error on the host is raised at once.
+        takes: whether the next chunk follows. The callback after the last one returns nothing:
+            a block would be copied twice.
+    """
     if isinstance(exchange, ReplicaExchange):
         return exchange.call
-    spec = (
-        jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), exchange.empty),
-        *[jax.ShapeDtypeStruct((), np.int32)] * 2,
-    )
+    block = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), exchange.empty)
+    number = jax.ShapeDtypeStruct((), np.int32)
+    spec: Any = (block, number, number) if takes else None
 
-    def on_host(
-        outs: tuple[ArrayTree, ...], used: np.ndarray, remaining: np.ndarray
-    ) -> tuple[ArrayTree, np.int32, np.int32]:
+    def on_host(outs: tuple[ArrayTree, ...], used: np.ndarray, remaining: np.ndarray) -> Any:
         iterations = int(used)
         exchange.give_back(iterations)
         exchange.deliver(outs, iterations)
-        portion = exchange.portion(int(remaining))
+        portion = exchange.portion(int(remaining)) if takes else exchange.end()
         if raises and exchange.error is not None:
             raise exchange.error
+        if portion is None:
+            return None
         return portion.block, np.int32(portion.start), np.int32(portion.iterations)
 
-    def call(outs: tuple[ArrayTree, ...], used: jax.Array, remaining: jax.Array) -> Elements:
+    def call(outs: tuple[ArrayTree, ...], used: jax.Array, remaining: jax.Array) -> Any:
         return io_callback(on_host, spec, outs, used, remaining, ordered=True)
 
     if exchange.replicas == 1:
@@ -211,12 +218,12 @@ def _host_call(exchange: Exchange, raises: bool) -> HostCall:
     @custom_vmap
     def of_one(
         _: jax.Array, outs: tuple[ArrayTree, ...], used: jax.Array, remaining: jax.Array
-    ) -> Elements:
+    ) -> Any:
         # Never runs; it only has the shapes of one replica. JAX refuses to batch a loop with
         # ordered callbacks. It batches this function, and finds the callback in the rule below.
         # The replica's index is an argument so that one certainly differs between replicas.
-        block = jax.tree.map(lambda a: jnp.zeros((a.shape[0], *a.shape[2:]), a.dtype), spec[0])
-        return block, used, remaining
+        of_replica = jax.tree.map(lambda a: jnp.zeros((a.shape[0], *a.shape[2:]), a.dtype), block)
+        return (of_replica, used, remaining) if takes else None
 
     @of_one.def_vmap
     def of_all(
@@ -238,7 +245,10 @@ def _host_call(exchange: Exchange, raises: bool) -> HostCall:
             leaf[0] if batched else leaf
             for leaf, batched in zip((used, remaining), is_batched[2:], strict=True)
         )
-        block, start, count = call(stacked, used, remaining)
+        results = call(stacked, used, remaining)
+        if not takes:
+            return None, None
+        block, start, count = results
         block = jax.tree.map(lambda leaf: jnp.moveaxis(leaf, 1, 0), block)
         return (block, start, count), (jax.tree.map(lambda _: True, block), False, False)
 

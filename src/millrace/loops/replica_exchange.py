@@ -25,7 +25,7 @@ from jax.experimental import io_callback
 
 from millrace.devices import REPLICA, DeviceGroup
 from millrace.feeds.infeed_queue import InfeedQueue
-from millrace.loops.exchange import Exchange, Portion
+from millrace.loops.exchange import ChunkTime, Exchange, Portion
 from millrace.loops.replica_sums import of_all
 from millrace.loops.replication import replication_index
 from millrace.pytrees import ArrayTree
@@ -58,7 +58,7 @@ class ReplicaExchange(Exchange):
         self,
         infeed: InfeedQueue | None,
         tapped: Tapped,
-        seconds: float,
+        chunk_time: ChunkTime,
         group: DeviceGroup,
         may_end_early: bool,
     ):
@@ -67,11 +67,11 @@ class ReplicaExchange(Exchange):
         Args:
             infeed: of the loop; None without one.
             tapped: queues, and specs of their elements from one iteration of one replica.
-            seconds: intended duration of a chunk.
+            chunk_time: how long a chunk is to take.
             group: devices of the replicas.
             may_end_early: whether the loop may end before it has used all of a portion.
         """
-        super().__init__(infeed, tapped, seconds, group.replicas, may_end_early)
+        super().__init__(infeed, tapped, chunk_time, group.replicas, may_end_early)
         self._group = group
         self._lock = threading.Lock()
         self._calls: dict[int, _ChunkCall] = {}

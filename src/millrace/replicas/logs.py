@@ -30,7 +30,7 @@ from millrace.steps.loop import Index
 from millrace.steps.program import merge_steps
 from millrace.steps.state import State
 from millrace.steps.step import logs_follow_from_metrics
-from millrace.taps.entries import record_at
+from millrace.taps.entries import empty_entries, record_at, tapped_at
 from millrace.taps.taps import Tapped
 
 Records: TypeAlias = tuple[ArrayTree, Tapped]  # logs or outputs so far, and taps
@@ -195,8 +195,7 @@ class ReplicaRecords:
         self.layout = (logs.layout, PartitionSpec(None, REPLICA))
 
     def first(self) -> Records:
-        taps = jax.tree.map(lambda s: jnp.zeros((*self._lead, *s.shape), s.dtype), self._tapped)
-        return self._logs.first(), taps
+        return self._logs.first(), empty_entries(self._tapped, *self._lead)
 
     def record(
         self, records: Records, index: Index, output: StepOutput, active: jax.Array | None
@@ -205,7 +204,7 @@ class ReplicaRecords:
         logs, taps = records
         logs = self._logs.record(logs, index, output, active)
         if output.tapped:
-            taps = record_at(taps, index, jax.tree.map(lambda leaf: leaf[None], output.tapped))
+            taps = tapped_at(taps, index, jax.tree.map(lambda leaf: leaf[None], output.tapped))
         return logs, taps
 
     def result(self, state: State, records: Records) -> tuple[Any, Tapped]:

@@ -78,16 +78,19 @@ class ReplicaProgramBuilder:
         self._reduction = GradientReduction(variables, plan)
         self.taps_values = step.taps_values
         # Most steps of a call whose taps fit into its results; None where nothing is tapped.
+        self._update = make_tapped_update(model, plan)
+        self._update_taps = self._specs_of_update_taps() if plan.tapped and self._trains else None
+        update_taps, update_steps = self._update_taps or Tapped(), plan.update_steps
         self.max_tapped_steps = (
-            max_tapped_steps(step.tapped, plan.records, plan.update_steps) if plan.tapped else None
+            max_tapped_steps(step.tapped, update_taps, plan.records, update_steps)
+            if plan.tapped
+            else None
         )
         tapped_rounds = (self.max_tapped_steps or 0) // plan.replicas
         self._records = ReplicaRecords(
             ReplicaLogs(model, plan, step.result), step.tapped, tapped_rounds, plan.replicas
         )
         self._rounds = Rounds(model, plan, step, self._records, self._reduction)
-        self._update = make_tapped_update(model, plan)
-        self._update_taps = self._specs_of_update_taps() if plan.tapped and self._trains else None
         # Every process needs the taps of all replicas; a process on its own leaves them split.
         group = plan.group
         step_taps = group.split(1) if group.is_local else group.whole

@@ -2,24 +2,28 @@
 
 device          |call 0   |call 1   |call 2   |
 our thread                |0 ->     |1 ->     |2 ->     queue.receive, listener.statistics
-training loop   dispatches calls; waits only while the results of MAX_PENDING are outstanding
+training loop   dispatches calls; waits only while MAX_PENDING results, or the results of
+                MAX_PENDING_BYTES, are outstanding
 """
 
 import threading
 import time
 from collections import deque
-from collections.abc import Iterable
-from typing import Any, Protocol
+from collections.abc import Hashable, Iterable
+from typing import Any, NamedTuple, Protocol
 
 import jax
 import numpy as np
 
+from millrace.pytrees import ArrayTree
 from millrace.records.tensors import StatisticsBlock, TensorRows
-from millrace.taps.entries import Taps
+from millrace.taps.entries import Taps, has_one_entry
 from millrace.taps.taps import Tapped
 from millrace.taps.tensors import Rows
 
-MAX_PENDING = 16  # results whose memory on the device is still held
+MAX_PENDING = 16  # results that are dispatched and not delivered
+# Of their taps. A result that has more is waited for, and then it is the only one.
+MAX_PENDING_BYTES = 2**26
 LONG_SECONDS = 5.0  # between two results: too long to be the time of steps alone
 
 
@@ -62,7 +66,8 @@ class Delivery:
         self.listeners: list[TapListener] = []
         self.takes_queues = True  # False delivers statistics only
         self.seconds_per_step = 0.0  # a moving average of arrival times
-        self._results: deque[tuple[TappedResult, int]] = deque()
+        self._results: deque[_PendingResult] = deque()
+        self._bytes = 0  # of the taps of these results
         self._change = threading.Condition()
         self._thread: threading.Thread | None = None
         self._stopped = False
@@ -78,18 +83,27 @@ class Delivery:
         for result in results:
             for queue in self._queues_of(result):
                 queue.expect()
+            pending = _PendingResult(result, replicas, _bytes_of(result.taps))
             with self._change:
                 self._change.wait_for(
-                    lambda: len(self._results) < MAX_PENDING or self._error is not None
+                    lambda nbytes=pending.nbytes: (
+                        self._has_room_for(nbytes) or self._error is not None
+                    )
                 )
-                self._results.append((result, replicas))
+                self._results.append(pending)
+                self._bytes += pending.nbytes
                 self._change.notify_all()
+            del result, pending  # this thread does not wait for the next with these in hand
             if self._thread is None:
                 self._thread = threading.Thread(
                     target=self._run, name="millrace-outfeed", daemon=True
                 )
                 self._thread.start()
         self._raise_error()
+
+    def _has_room_for(self, nbytes: int) -> bool:
+        waiting = len(self._results)
+        return not waiting or (waiting < MAX_PENDING and self._bytes + nbytes <= MAX_PENDING_BYTES)
 
     def flush(self) -> None:
         """Waits until all results handed over have been delivered."""
@@ -113,13 +127,15 @@ class Delivery:
                 self._change.wait_for(lambda: self._results or self._stopped)
                 if not self._results:
                     return
-                result, replicas = self._results[0]
+                result, replicas, nbytes = self._results[0]
             try:
                 self._distribute(result, replicas)
             except BaseException as error:  # of any kind: raised again in the owner's thread
                 self._error = self._error or error
+            del result
             with self._change:
                 self._results.popleft()
+                self._bytes -= nbytes
                 self._change.notify_all()
 
     def _distribute(self, result: TappedResult, replicas: int) -> None:
@@ -138,12 +154,10 @@ class Delivery:
         rounds = slice(result.first // replicas, -(-end // replicas))
         for key, value in steps.items():
             if key in queues:
-                entries = jax.tree.map(lambda leaf: leaf[rounds], value)
-                key.receive(entries, rounds.stop - rounds.start)
+                key.receive(_part(key, value, rounds), rounds.stop - rounds.start)
         for key, value in updates.items():
             if key in queues:
-                entries = jax.tree.map(lambda leaf: leaf[: result.updates], value)
-                key.receive(entries, result.updates)
+                key.receive(_part(key, value, slice(0, result.updates)), result.updates)
         if self.listeners:
             block = StatisticsBlock(
                 steps=result.steps,
@@ -169,6 +183,33 @@ class Delivery:
         if self._error is not None:
             error, self._error = self._error, None
             raise error
+
+
+class _PendingResult(NamedTuple):
+    """A result that has not been delivered."""
+
+    result: TappedResult
+    replicas: int
+    nbytes: int
+
+
+def _bytes_of(taps: Taps) -> int:
+    return sum(leaf.nbytes for leaf in jax.tree.leaves((taps.steps, taps.updates)))
+
+
+def _part(key: Hashable, value: ArrayTree, part: slice) -> Any:
+    """Returns some entries of a key, `[entries, ...]`; of one that has only the newest, that one.
+
+    A view holds all of its array, so the entries of a call that has used few are copied.
+    """
+    if has_one_entry(key):
+        return value
+
+    def of_leaf(leaf: np.ndarray) -> np.ndarray:
+        entries = leaf[part]
+        return entries if len(entries) == len(leaf) else entries.copy()
+
+    return jax.tree.map(of_leaf, value)
 
 
 def queues_of(taps: Taps) -> list[Any]:
