@@ -207,3 +207,16 @@ def test_one_device_counts_as_it_did():
     x, y = rows(40)
     model.fit(x, y, batch_size=2, verbose=0)
     assert model._millrace.totals.executions == 2
+
+
+def test_precompile_and_the_memory_report_count_as_fit_does(system):
+    system(2)
+    strategy = IPUStrategy()
+    model = linear(strategy, 3)
+    model.set_gradient_accumulation_options(3)
+    x, y = rows(24)
+    report = strategy.memory_report(model, (x[:2], y[:2]), steps_per_epoch=12)
+    assert report.devices
+    with strategy.no_recompile():
+        model.fit(x, y, batch_size=2, verbose=0)
+    assert int(model.optimizer.iterations) == 2
