@@ -54,8 +54,8 @@ def steps_of_epoch(setup: Setup, mode: Mode, steps: int) -> int:
         )
     if notes.is_new(f"batches of {name}, {id(setup.model)}: {mode} {steps} {replicas}"):
         logger.warning(
-            "An epoch of %r has %d batches for %d replicas, which take %d each. The last %d "
-            "are left out.",
+            "An epoch of %r has %d batches for %d replicas, which take %d each. Left out "
+            "at the end: %d.",
             name,
             steps,
             replicas,
