@@ -119,7 +119,7 @@ def test_batches_that_are_too_few_for_all_replicas_are_left_out(source, system, 
         data, arguments = (data[0].repeat(),), {"steps_per_epoch": 5}
     with caplog.at_level(logging.WARNING, "millrace"):
         model.fit(*data, epochs=2, verbose=0, **arguments)
-    assert "has 5 batches for 2 replicas, which take 2 each. The last 1 are left out" in caplog.text
+    assert "has 5 batches for 2 replicas, which take 2 each. Left out at the end: 1" in caplog.text
     if source == "endless":  # the next epoch goes on with the fifth batch
         order = np.r_[0:10, 0:6]
         wanted.fit(x[order], y[order], batch_size=2, shuffle=False, verbose=0)
@@ -207,3 +207,16 @@ def test_one_device_counts_as_it_did():
     x, y = rows(40)
     model.fit(x, y, batch_size=2, verbose=0)
     assert model._millrace.totals.executions == 2
+
+
+def test_precompile_and_the_memory_report_count_as_fit_does(system):
+    system(2)
+    strategy = IPUStrategy()
+    model = linear(strategy, 3)
+    model.set_gradient_accumulation_options(3)
+    x, y = rows(24)
+    report = strategy.memory_report(model, (x[:2], y[:2]), steps_per_epoch=12)
+    assert report.devices
+    with strategy.no_recompile():
+        model.fit(x, y, batch_size=2, verbose=0)
+    assert int(model.optimizer.iterations) == 2

@@ -131,7 +131,7 @@ def test_what_python_runs_besides_source_runs(tmp_path, kind):
 
 
 def test_the_flags():
-    assert [p.opts[0] for p in main.commands["run"].params] == ["script", "arguments"]
+    assert [p.opts[0] for p in main.commands["run"].params] == ["--release", "script", "arguments"]
     result = CliRunner().invoke(main, ["run", "missing.py"])
     assert result.exit_code == 2
     assert "missing.py" in result.output

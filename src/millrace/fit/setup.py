@@ -56,6 +56,10 @@ class Rules:
         """
         check_data(adapter, arguments.get("steps_per_epoch") or adapter.num_batches, mode)
 
+    def replicas_as_one(self, setup: "Setup") -> int:
+        """Returns the replicas of whose batches `steps_per_execution` counts those of one."""
+        return 1
+
     def steps_of_epoch(self, setup: "Setup", mode: Mode, steps: int) -> int:
         """Returns how many of the steps of an epoch are run.
 
@@ -140,6 +144,13 @@ class Setup:
         if own is None or (self.stages.assignment() is None and self.model.built):
             return self.options.accumulation
         return own
+
+    @property
+    def steps_per_execution(self) -> int:
+        """Steps of one execution, of all replicas together; 1 before `compile()`."""
+        if not self.model.compiled:
+            return 1
+        return self.model.steps_per_execution * self.rules.replicas_as_one(self)
 
     def update_steps(self, mode: Mode) -> int:
         """Steps of one update; outside of training, one step of each replica."""

@@ -209,7 +209,8 @@ def _divided(setup: Setup, batches: Batches, factor: int) -> Candidate:
     per_execution = batches.per_execution
     if per_execution > 1 or setup.replicas == 1:
         per_execution *= factor
-        code += f"; model.compile(..., steps_per_execution={per_execution})"
+        of_one = per_execution // setup.rules.replicas_as_one(setup)
+        code += f"; model.compile(..., steps_per_execution={of_one})"
     code += f"; model.fit(..., batch_size={rows})"
     per_epoch = None if batches.per_epoch is None else batches.per_epoch * factor
     return Candidate(code, options, Batches(replace(spec, shapes=shapes), per_execution, per_epoch))

@@ -55,7 +55,9 @@ def _table(controller: Controller, function: KeptFunction) -> str:
     if spec is None or function.mode is not Mode.TRAIN:
         return ""
     try:
-        needs = measure(controller, function.runner(), Batches(spec, model.steps_per_execution))
+        needs = measure(
+            controller, function.runner(), Batches(spec, controller.setup.steps_per_execution)
+        )
         devices = with_limits(needs.devices, controller.setup, None)
     except Exception:  # the compilation itself may have had no memory
         return ""
@@ -84,7 +86,8 @@ def memory_report(
         check_targets(model, "memory_report()", f"{several}Set batch_spec to (x[:32], y[:32])")
     controller.feeds.is_built_ahead |= build_for(model, batch)
     model.make_train_function()
-    batches = Batches(spec_of(batch), model.steps_per_execution, steps_per_epoch)
+    per_execution = controller.setup.steps_per_execution
+    batches = Batches(spec_of(batch), per_execution, steps_per_epoch)
     before = measure(controller, controller.functions.compiled[Mode.TRAIN].runner(), batches)
     devices = with_limits(before.devices, controller.setup, limit)
     report = MemoryReport(model.name, str(batches.spec), devices)

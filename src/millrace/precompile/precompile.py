@@ -186,7 +186,7 @@ def _has_targets(batch: ArrayTree) -> bool:
 
 
 def _steps(controller: Controller) -> int:
-    return controller.model.steps_per_execution if controller.model.compiled else 1
+    return controller.setup.steps_per_execution
 
 
 def _build(controller: Controller, batch: ArrayTree) -> None:

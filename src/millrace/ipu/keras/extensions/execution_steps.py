@@ -26,6 +26,11 @@ logger = logging.getLogger("millrace")
 _NAMES = {Mode.TRAIN: "steps_per_epoch", Mode.TEST: "steps", Mode.PREDICT: "steps"}
 
 
+def replicas_as_one(setup: Setup) -> int:
+    """Returns the replicas of whose batches `steps_per_execution` counts those of one."""
+    return setup.replicas if counts_one_replica() else 1
+
+
 def steps_of_epoch(setup: Setup, mode: Mode, steps: int) -> int:
     """Returns the batches of an epoch, without those that are too few for all replicas.
 
@@ -49,8 +54,8 @@ def steps_of_epoch(setup: Setup, mode: Mode, steps: int) -> int:
         )
     if notes.is_new(f"batches of {name}, {id(setup.model)}: {mode} {steps} {replicas}"):
         logger.warning(
-            "An epoch of %r has %d batches for %d replicas, which take %d each. The last %d "
-            "are left out.",
+            "An epoch of %r has %d batches for %d replicas, which take %d each. Left out "
+            "at the end: %d.",
             name,
             steps,
             replicas,
@@ -76,7 +81,7 @@ def steps_of_execution(
         PlanError: if an execution is no whole number of updates or of rounds of a pipeline.
         DataError: if an epoch is no whole number of executions.
     """
-    counted = setup.replicas if counts_one_replica() else 1
+    counted = replicas_as_one(setup)
     numbers = _Numbers(setup, settings, mode, steps_per_execution, steps, counted)
     if numbers.taken % numbers.multiple:
         raise PlanError(numbers.no_multiple())

@@ -19,7 +19,11 @@ from millrace.ipu.keras.extensions.checks import (
     check_pipeline,
 )
 from millrace.ipu.keras.extensions.data_checks import check_batches
-from millrace.ipu.keras.extensions.execution_steps import steps_of_epoch, steps_of_execution
+from millrace.ipu.keras.extensions.execution_steps import (
+    replicas_as_one,
+    steps_of_epoch,
+    steps_of_execution,
+)
 from millrace.ipu.keras.extensions.native import check_queues
 from millrace.ipu.keras.extensions.settings import ExtendedRules
 from millrace.plan import Mode
@@ -59,6 +63,10 @@ class IPURules(ExtendedRules):
         """Refuses data of an unknown or unsuitable size; see `check_batches`."""
         epochs = self.epochs if mode is Mode.TRAIN else 1
         check_batches(adapter, arguments, mode, epochs)
+
+    def replicas_as_one(self, setup: Setup) -> int:
+        """Returns the number of replicas from release 2.5 on, and 1 before."""
+        return replicas_as_one(setup)
 
     def steps_of_epoch(self, setup: Setup, mode: Mode, steps: int) -> int:
         """Returns the steps of an epoch; see the function of this name."""
