@@ -27,6 +27,10 @@ if TYPE_CHECKING:
 _ALIASES = {
     "addons.keras": "keras",  # ipu_tensorflow_addons.keras
     "cross_replica_ops": "ops.cross_replica_ops",
+    "distributed.host_collective_ops": "distributed.collectives",
+    "distributed.ipu_horovod_strategy": "distributed.popdist_strategy",
+    "distributed.ipu_multi_replica_strategy": "distributed.popdist_strategy",
+    "horovod": "distributed",
     "keras.optimizers.cross_replica_optimizer": "keras.optimizers",
     "keras.optimizers.gradient_accumulation_optimizer": "keras.optimizers",
     "keras.optimizers.map_gradient_optimizer": "keras.optimizers",
@@ -34,9 +38,9 @@ _ALIASES = {
     "replication_ops": "ops.replication_ops",
 }
 _MODULES = (
-    "config", "cross_replica_ops", "dataset_benchmark", "gradient_accumulation", "ipu_compiler",
-    "ipu_estimator", "ipu_infeed_queue", "ipu_outfeed_queue", "ipu_pipeline_estimator",
-    "ipu_run_config", "ipu_strategy", "keras", "loops", "ops",
+    "config", "cross_replica_ops", "dataset_benchmark", "distributed", "gradient_accumulation",
+    "horovod", "ipu_compiler", "ipu_estimator", "ipu_infeed_queue", "ipu_outfeed_queue",
+    "ipu_pipeline_estimator", "ipu_run_config", "ipu_strategy", "keras", "loops", "ops",
     "optimizers", "pipelining_ops", "replication_ops", "scopes", "utils",
 )  # fmt: skip
 

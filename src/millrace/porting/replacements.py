@@ -34,6 +34,7 @@ _PREFIXES = (
     ("tensorflow.keras", "keras"),
     ("tf_keras", "keras"),
     ("keras.ipu", "ipu.keras"),
+    ("popdist", "ipu.popdist"),
     ("millrace.ipu", "ipu"),
     ("millrace.tensorflow", "tensorflow"),
 )
