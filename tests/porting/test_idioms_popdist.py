@@ -125,6 +125,18 @@ def test_a_replica_that_spans_processes():
         Instances(2).replicas(setup)
 
 
+def test_parts_of_different_sizes_and_single_batches(monkeypatch):
+    where = "millrace.ipu.keras.extensions.instances.texts_of_all"
+    monkeypatch.setattr(where, lambda text, _: [text, "15 batches of 8 rows"])
+    adapter = type("Adapter", (), {"num_batches": 32, "batch_size": 8})()
+    with pytest.raises(PlanError, match=r"process 0: 16 batches of 8 .*1: 15 batches .*take\(len"):
+        Instances(2).check_parts(adapter)
+    adapter.num_batches = 30
+    Instances(2).check_parts(adapter)
+    with pytest.raises(UnsupportedError, match=r"train_on_batch, .* on 2 processes.*Call fit\(\)"):
+        Instances(2).refuse_one_batch(1)
+
+
 def test_configurations_that_do_not_fit_the_run(monkeypatch):
     config = ipu.config.IPUConfig()
     assert groups_of_processes(config) == ()
@@ -195,7 +207,9 @@ def train(name, local_replicas):
     with strategy.scope():
         tf.random.set_seed(1 + index)  # the weights of the first process count
         layers = [tf.keras.layers.Dense(4, "tanh"), tf.keras.layers.Dense(1)]
-        model = tf.keras.Sequential([tf.keras.Input((5,)), *layers])
+        if name != "UNBUILT":
+            layers = [tf.keras.Input((5,)), *layers]
+        model = tf.keras.Sequential(layers)
         if name == "PIPELINES":
             model.set_pipeline_stage_assignment([0, 1])
             model.set_pipelining_options(gradient_accumulation_steps_per_replica=4)
@@ -211,6 +225,7 @@ def train(name, local_replicas):
 
 train("REPLICAS", 2)
 train("PIPELINES", 1)
+train("UNBUILT", 2)
 if "alone" not in sys.argv:
     print("NUMBERS", popdist.getNumTotalReplicas(), popdist.getNumLocalReplicas(),
           popdist.isPopdistEnvSet(), popdist.getDeviceId())
@@ -255,7 +270,7 @@ def test_two_processes_train_as_one_does_on_all_data(program, tmp_path):
     outputs = run.stdout, pathlib.Path(log).read_text()
     for index, output in enumerate(outputs):
         found = lines(output)
-        for name in ("REPLICAS", "PIPELINES"):
+        for name in ("REPLICAS", "PIPELINES", "UNBUILT"):
             assert numbers(found[name]) == pytest.approx(numbers(expected[name]), rel=1e-6)
             assert found[f"{name}_OUTPUTS"] == "(128, 1) True"
         assert found["NUMBERS"] == f"4 2 True {2 * index}"
@@ -279,5 +294,6 @@ def test_strategy_run_on_several_processes(monkeypatch):
     strategy = ipu.distributed.popdist_strategy.PopDistStrategy()
     monkeypatch.setattr("millrace.ipu.distributed.popdist_strategy.process_count", lambda: 2)
     assert strategy.num_replicas_in_sync == 2
-    with pytest.raises(UnsupportedError, match=r"on 2 processes .* Train with model.fit\(\)"):
+    monkeypatch.setattr("millrace.ipu.ipu_strategy.process_index", lambda: 1)
+    with pytest.raises(UnsupportedError, match=r"of 1 processes .* Train with model.fit\(\)"):
         strategy.run(print)

@@ -145,6 +145,7 @@ class FeedEpochIterator(EpochIterator):
     def reset(self) -> None:
         """Starts over, as Keras does when it has built the model from the first batch."""
         self.close()
+        self._controller.setup.rules.check_built(self._controller.setup)
         if self._controller.feeds.is_built_ahead and self._mode is not Mode.PREDICT:
             # The first batch of shuffled arrays draws the order of all. Keras would have drawn one
             # to build the model; without it, later epochs would come in another order.

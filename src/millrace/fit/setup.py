@@ -48,6 +48,9 @@ class Rules:
         del setup
         return arguments
 
+    def check_built(self, setup: "Setup") -> None:
+        """Refuses more, or prepares more, once the model is built."""
+
     def check_data(
         self, setup: "Setup", mode: Mode, adapter: DataAdapter, arguments: Mapping[str, Any]
     ) -> None:

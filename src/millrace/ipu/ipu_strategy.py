@@ -12,12 +12,13 @@ from typing import Any, NoReturn
 
 import keras
 
-from millrace.errors import PlanError
+from millrace.errors import PlanError, UnsupportedError
 from millrace.ipu.config import System, current_system
 from millrace.ipu.keras.extensions.building import is_extended
 from millrace.ipu.keras.extensions.extend import extend
 from millrace.ipu.keras.extensions.saving import revive_from_configs
 from millrace.loops.replication import launching
+from millrace.processes.agreement import process_count, process_index
 from millrace.strategy.strategy import Strategy
 from millrace.tensorflow.iterators import device_iterators
 from millrace.threads.scoped_value import ScopedValue
@@ -81,7 +82,16 @@ class IPUStrategy(Strategy):
             args: its positional arguments.
             kwargs: its keyword arguments.
             options: of the original API; ignored.
+
+        Raises:
+            UnsupportedError: if the devices are of several processes.
         """
+        if any(device.process_index != process_index() for device in self.devices):
+            raise UnsupportedError(
+                f"strategy.run() of a function on the devices of {process_count()} processes is "
+                "not supported. Train with model.fit() in the strategy's scope, or start one "
+                "process."
+            )
         with launching(len(self.devices)):
             return super().run(fn, args, kwargs)
 

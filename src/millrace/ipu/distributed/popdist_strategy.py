@@ -5,10 +5,6 @@ PopDistStrategy, IPUMultiReplicaStrategy, IPUHorovodStrategy   -> IPUStrategy
 Each process gives its part of the data to `fit`, `evaluate` and `predict`.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
-
-from millrace.errors import UnsupportedError
 from millrace.ipu import popdist
 from millrace.ipu.config import IPUConfig
 from millrace.ipu.ipu_strategy import IPUStrategy
@@ -47,25 +43,6 @@ class PopDistStrategy(IPUStrategy):
     def update_ipu_config(self, config: IPUConfig) -> IPUConfig:
         """Returns the configuration, after it was told the processes of the run."""
         return popdist.set_processes(config)
-
-    def run(
-        self,
-        fn: Callable[..., object],
-        args: Sequence[object] = (),
-        kwargs: Mapping[str, object] | None = None,
-        options: object = None,
-    ) -> Any:
-        """Runs a compiled function, in a run of one process.
-
-        Raises:
-            UnsupportedError: in a run of several.
-        """
-        if process_count() > 1:
-            raise UnsupportedError(
-                f"strategy.run() of a function on {process_count()} processes is not supported. "
-                "Train with model.fit() in the strategy's scope, or start one process."
-            )
-        return super().run(fn, args, kwargs, options)
 
 
 IPUMultiReplicaStrategy = IPUMultiReplicaStrategyV1 = PopDistStrategy

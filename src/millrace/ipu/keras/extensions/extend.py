@@ -27,7 +27,7 @@ from millrace.ipu.keras.extensions.building import (
     build_without_checks,
 )
 from millrace.ipu.keras.extensions.data_checks import check_source
-from millrace.ipu.keras.extensions.instances import instances_of
+from millrace.ipu.keras.extensions.instances import ONE_BATCH, instances_of
 from millrace.ipu.keras.extensions.native import put
 from millrace.ipu.keras.extensions.rules import IPURules
 from millrace.ipu.keras.extensions.saving import (
@@ -52,7 +52,8 @@ def extend(model: keras.Model) -> None:
     controller = controller_of(model)
     if controller is None:
         return
-    controller.put_rules(IPURules(instances=instances_of(controller.setup)))
+    instances = instances_of(controller.setup)
+    controller.put_rules(IPURules(instances=instances))
     methods = [*SETTERS, *STAGE_METHODS]
     if isinstance(model, keras.Sequential):
         methods += SEQUENTIAL_METHODS
@@ -65,6 +66,8 @@ def extend(model: keras.Model) -> None:
     elif is_functional(model):
         added["build"] = build_checking_stages(model.build, controller)
     added["get_config"] = get_config_with_settings(model.get_config, controller)
+    if instances is not None:
+        added |= dict.fromkeys(ONE_BATCH, instances.refuse_one_batch)
     for name, value in added.items():
         controller.attributes.bind(name, value)
     if has_own_call(model):

@@ -13,14 +13,14 @@ a process is spread out to the order of all replicas. Two processes of two repli
 
 import zlib
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, NoReturn
 
 import jax
 import keras
 import numpy as np
 
 from millrace._compat.keras_data import DataAdapter, get_data_adapter, stacked
-from millrace.errors import PlanError
+from millrace.errors import PlanError, UnsupportedError
 from millrace.fit.setup import Setup
 from millrace.ipu.config import current_system
 from millrace.ipu.config.processes import processes_of
@@ -29,6 +29,7 @@ from millrace.processes.agreement import process_index, texts_of_all
 from millrace.pytrees import ArrayTree
 
 _SECONDS = 600.0  # from the first process to the last
+ONE_BATCH = ("train_on_batch", "test_on_batch", "predict_on_batch")
 _DATA = ("x", "y", "sample_weight", "class_weight")
 
 
@@ -80,8 +81,36 @@ class Instances:
 
         return jax.tree.map(own, outputs)
 
+    def check_parts(self, adapter: DataAdapter) -> None:
+        """Refuses parts of different sizes.
+
+        Raises:
+            PlanError: in all processes, with the sizes of each.
+        """
+        own = adapter.num_batches
+        part = f"{own if own is None else own // self.count} batches of {adapter.batch_size} rows"
+        parts = texts_of_all(part, _SECONDS)
+        if len(set(parts)) > 1:
+            shown = "; ".join(f"process {index}: {each}" for index, each in enumerate(parts))
+            raise PlanError(
+                f"The processes have parts of different sizes. {shown}. Drop what is left over "
+                "before dataset.shard(), such as dataset.take(len(dataset) // n * n) for n "
+                "processes, and batch with drop_remainder=True."
+            )
+
+    def refuse_one_batch(self, *_: object, **__: object) -> NoReturn:
+        """Stands for `train_on_batch` and its like, which do not know the batches of the others.
+
+        Raises:
+            UnsupportedError: always.
+        """
+        raise UnsupportedError(
+            f"{', '.join(ONE_BATCH)} are not supported on {self.count} processes, of which each "
+            "has its part of the data. Call fit(), evaluate() or predict() with a data set."
+        )
+
     def share_weights(self, model: keras.Model) -> None:
-        """Gives all processes the weights of the first, before the first loop of a built model."""
+        """Gives all processes the weights of the first, before the first step of a loop."""
         if self._has_shared or not model.built:
             return
         self._has_shared = True

@@ -67,6 +67,13 @@ class IPURules(ExtendedRules):
         """Refuses data of an unknown or unsuitable size; see `check_batches`."""
         epochs = self.epochs if mode is Mode.TRAIN else 1
         check_batches(adapter, arguments, mode, epochs)
+        if self.instances is not None:
+            self.instances.check_parts(adapter)
+
+    def check_built(self, setup: Setup) -> None:
+        """Gives all processes the weights of the first, where each has its part of the data."""
+        if self.instances is not None:
+            self.instances.share_weights(setup.model)
 
     def steps_of_execution(
         self,
