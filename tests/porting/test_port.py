@@ -64,6 +64,7 @@ model.save("model.keras")
         ("ipu.embedding_ops.HostEmbedding('e', 1)", "ipu.embedding_ops.HostEmbedding", "Embedding"),
         ("ipu.ipu_estimator.IPUEstimator(fn)", "ipu.ipu_estimator.IPUEstimator", "model.fit"),
         ("ipu.custom_ops.precompiled_user_op([])", "ipu.custom_ops.precompiled_user_op", "FFI"),
+        ("ipu.ops.custom_ops.codelet(x)", "ipu.ops.custom_ops.codelet", "FFI"),
         ("ipu.serving.export_keras(m, 'x')", "ipu.serving.export_keras", "model.save"),
         ("tf.saved_model.save(m, 'x')", "tf.saved_model.save", "model.save"),
         ("tf.estimator.Estimator(fn)", "tf.estimator.Estimator", "model.fit"),

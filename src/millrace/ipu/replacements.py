@@ -79,7 +79,7 @@ def replacement(path: str) -> str | None:
     Args:
         path: the dotted name under `ipu`; `ops.nn_ops` is `nn_ops`.
     """
-    return longest(IPU, f"ipu.{path.removeprefix('ops.')}")
+    return longest(IPU, f"ipu.{path}")
 
 
 def unsupported_modules() -> set[str]:
