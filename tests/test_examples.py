@@ -44,6 +44,14 @@ def test_two_processes_get_what_one_gets(tmp_path):
     assert losses("-c", *command) == pytest.approx(alone, rel=1e-6)
 
 
+@pytest.mark.slow
+def test_a_network_replicated_over_two_processes_trains_as_plain_keras(tmp_path):
+    command = "from millrace.cli.main import main; main()", "launch", "--processes", "2"
+    output = run(ROOT / "examples" / "replicated_convnet.py", tmp_path, "-c", *command)
+    assert "process 0 of 2: replicas on device 0 of process 0, device" in output  # it checks itself
+    assert "of process 1" in output
+
+
 def test_every_example_is_named_in_the_docs():
     text = "".join(page.read_text() for page in ROOT.glob("docs/*.md"))
     assert [path.name for path in CASES if path.name not in text] == []

@@ -101,6 +101,8 @@ class FeedEpochIterator(EpochIterator):
     """
 
     def __init__(self, controller: Controller, mode: Mode, **arguments: Any):
+        rules = controller.setup.rules
+        arguments = dict(rules.arguments(controller.setup, arguments))
         with at_once():
             wait_for_interrupted()  # Keras draws a batch of a generator now
             super().__init__(**arguments)
@@ -113,7 +115,6 @@ class FeedEpochIterator(EpochIterator):
         self._resident: ResidentArrays | None = None
         self._has_looked_for_resident = False
         self.number = 0  # of the running epoch, from 1
-        rules = controller.setup.rules
         rules.check_data(controller.setup, mode, self.data_adapter, arguments)
         self._leave_out()
         rows = getattr(self.data_adapter, "batch_size", None)
@@ -145,6 +146,7 @@ class FeedEpochIterator(EpochIterator):
     def reset(self) -> None:
         """Starts over, as Keras does when it has built the model from the first batch."""
         self.close()
+        self._controller.setup.rules.check_built(self._controller.setup)
         if self._controller.feeds.is_built_ahead and self._mode is not Mode.PREDICT:
             # The first batch of shuffled arrays draws the order of all. Keras would have drawn one
             # to build the model; without it, later epochs would come in another order.

@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 import jax
 import keras
 
-from millrace.errors import OptionError, PlanError
+from millrace.errors import OptionError, PlanError, UnsupportedError
 from millrace.fit.controller import Controller, controller_of
 from millrace.ipu.config import System, current_system
 from millrace.ipu.config.devices import checks, followers
@@ -25,6 +25,7 @@ from millrace.ipu.keras.extensions.native import put
 from millrace.ipu.keras.extensions.saving import revive_from_configs
 from millrace.ipu.keras.extensions.settings import settings_of
 from millrace.loops.replication import launching
+from millrace.processes.agreement import process_count, process_index
 from millrace.strategy.attach import check_movable, move
 from millrace.strategy.strategy import Strategy
 from millrace.tensorflow.iterators import device_iterators
@@ -135,7 +136,16 @@ class IPUStrategy(Strategy):
             args: its positional arguments.
             kwargs: its keyword arguments.
             options: of the original API; ignored.
+
+        Raises:
+            UnsupportedError: if the devices are of several processes.
         """
+        if any(device.process_index != process_index() for device in self.devices):
+            raise UnsupportedError(
+                f"strategy.run() of a function on the devices of {process_count()} processes is "
+                "not supported. Train with model.fit() in the strategy's scope, or start one "
+                "process."
+            )
         with launching(self.devices):
             return super().run(fn, args, kwargs)
 

@@ -41,6 +41,8 @@ IPU = {
     "ipu.sharding": "ipu.keras.PipelineStage, or model.set_pipeline_stage_assignment()",
     "ipu.verification": "remove it: transfers to devices are not encrypted",
     "ipu.internal_ops": "jax.debug.print",
+    "ipu.control_flow_ops": "jax.lax.optimization_barrier",
+    "ipu.math_ops": "keras.ops",
     "ipu.functional_ops": "the function itself: XLA shares equal code",
     "ipu.nn_ops": "keras.ops, or the layer of ipu.keras.layers",
     "ipu.normalization_ops": "ipu.keras.layers.GroupNorm, InstanceNorm or LayerNorm",
@@ -74,7 +76,7 @@ def replacement(path: str) -> str | None:
     Args:
         path: the dotted name under `ipu`; `ops.nn_ops` is `nn_ops`.
     """
-    return longest(IPU, f"ipu.{path.removeprefix('ops.')}")
+    return longest(IPU, f"ipu.{path}")
 
 
 def unsupported_modules() -> set[str]:

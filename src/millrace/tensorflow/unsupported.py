@@ -21,9 +21,12 @@ NOT_IN_THIS_RELEASE = ("tensorflow.contrib",)  # programs ask for these to recog
 def longest(table: Mapping[str, str], name: str) -> str | None:
     """Returns the longest entry that a dotted name begins with; None if there is none.
 
-    An entry that ends with an underscore stands for all names that begin with it.
+    An entry that ends with an underscore stands for all names that begin with it. The modules of
+    `ipu.ops` are also those of `ipu`.
     """
     best = None
+    if name.startswith("ipu.ops."):
+        name = name.replace("ipu.ops.", "ipu.", 1)
     for key in table:
         fits = name == key or name.startswith(f"{key}.")
         fits |= key.endswith("_") and name.startswith(key)

@@ -27,6 +27,7 @@ from millrace.ipu.keras.extensions.building import (
     build_without_checks,
 )
 from millrace.ipu.keras.extensions.data_checks import check_source
+from millrace.ipu.keras.extensions.instances import ONE_BATCH, instances_of
 from millrace.ipu.keras.extensions.native import put
 from millrace.ipu.keras.extensions.rules import IPURules
 from millrace.ipu.keras.extensions.saving import (
@@ -51,7 +52,8 @@ def extend(model: keras.Model) -> None:
     controller = controller_of(model)
     if controller is None:
         return
-    controller.put_rules(IPURules())
+    instances = instances_of(controller.setup)
+    controller.put_rules(IPURules(instances=instances))
     methods = [*SETTERS, *STAGE_METHODS]
     if isinstance(model, keras.Sequential):
         methods += SEQUENTIAL_METHODS
@@ -64,6 +66,8 @@ def extend(model: keras.Model) -> None:
     elif is_functional(model):
         added["build"] = build_checking_stages(model.build, controller)
     added["get_config"] = get_config_with_settings(model.get_config, controller)
+    if instances is not None:
+        added |= dict.fromkeys(ONE_BATCH, instances.refuse_one_batch)
     for name, value in added.items():
         controller.attributes.bind(name, value)
     if has_own_call(model):
@@ -85,6 +89,14 @@ def around(name: str, loop: Callable[..., object], controller: Controller) -> Ca
         check_source(x)
         validation = kwargs.get("validation_data")
         check_source(validation[0] if isinstance(validation, tuple) else validation)
+        instances = rules_of(controller).instances
+        if instances is not None:
+            instances.share_weights(controller.model)
+            if name == "predict":
+                return instances.own_rows(controller.setup, in_scope(x, *args, **kwargs))
+        return in_scope(x, *args, **kwargs)
+
+    def in_scope(x: object, *args: Any, **kwargs: Any) -> Any:
         if name == "fit":
             epochs = kwargs.get("epochs", args[2] if len(args) > 2 else 1)
             first = kwargs.get("initial_epoch", 0)

@@ -8,6 +8,7 @@ steps of an update             gradient_accumulation_steps_per_replica x replica
 
 import logging
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from millrace._compat.keras_data import DataAdapter
 from millrace.errors import OptionError, PlanError
@@ -57,12 +58,23 @@ class IPURules(ExtendedRules):
         if assignment is not None:
             check_pipeline(setup, self.settings, assignment, mode)
 
+    def arguments(self, setup: Setup, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Returns the arguments of Keras's epoch iterator; see `instances`."""
+        return arguments if self.instances is None else self.instances.arguments(setup, arguments)
+
     def check_data(
         self, setup: Setup, mode: Mode, adapter: DataAdapter, arguments: Mapping[str, object]
     ) -> None:
         """Refuses data of an unknown or unsuitable size; see `check_batches`."""
         epochs = self.epochs if mode is Mode.TRAIN else 1
         check_batches(adapter, arguments, mode, epochs)
+        if self.instances is not None:
+            self.instances.check_parts(adapter)
+
+    def check_built(self, setup: Setup) -> None:
+        """Gives all processes the weights of the first, where each has its part of the data."""
+        if self.instances is not None:
+            self.instances.share_weights(setup.model)
 
     def replicas_as_one(self, setup: Setup) -> int:
         """Returns the number of replicas from release 2.5 on, and 1 before."""
