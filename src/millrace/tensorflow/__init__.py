@@ -22,6 +22,7 @@ from millrace._compat.module_aliases import serve
 from millrace.tensorflow import compat as compat
 from millrace.tensorflow import data as data
 from millrace.tensorflow import dtypes
+from millrace.tensorflow import extras as _extras
 from millrace.tensorflow import math as math
 from millrace.tensorflow import nn as nn
 from millrace.tensorflow import ops as _ops
@@ -57,9 +58,21 @@ _NAMES: dict[str, Any] = {
     **math.OPS,
     **_ops.OPS,
 }
-for _name in ("bias_add", "dropout", "moments", "top_k", "conv2d", "max_pool2d"):
+for _name in (
+    "segment_sum",
+    "unsorted_segment_sum",
+    "bias_add",
+    "dropout",
+    "moments",
+    "top_k",
+    "conv2d",
+    "max_pool2d",
+):
     _NAMES.pop(_name)  # in tf.nn and tf.math only
 globals().update({name: value for name, value in _NAMES.items() if "." not in name})
+
+globals().update(_extras.NAMES)
+io, train = _extras.io, _extras.train
 
 recognize("GradientTape", GradientTape)
 let_arrays_be_numpy()
