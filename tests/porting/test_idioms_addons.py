@@ -80,6 +80,7 @@ def test_a_step_of_lamb_is_that_of_the_paper(clip):
 
 
 @idiom("TensorFlow", "`tf.experimental.numpy.dsplit`, `hstack`, `vstack`")
+@idiom("Logs and caches", "`tf.compat.v1.logging.set_verbosity(tf.compat.v1.logging.ERROR)`")
 @idiom("TensorFlow", "`tf.constant_initializer`, `tf.zeros_initializer`, `tf.as_dtype`")
 @idiom("TensorFlow", "`tf.gather(..., batch_dims=1)`, `tf.math.unsorted_segment_sum`")
 @idiom("Saving", "`tf.io.gfile.makedirs`, `tf.train.latest_checkpoint(directory)`")
@@ -87,6 +88,10 @@ def test_further_names_of_tensorflow(program):
     printed = program(
         SETUP
         + """
+tf.compat.v1.logging.set_verbosity(tf.compat.v1.logging.ERROR)
+from tensorflow.python.platform import tf_logging
+
+tf_logging.info("not shown")
 numpy = tf.experimental.numpy
 print(len(numpy.dsplit(tf.ones((2, 2, 3)), 3)), numpy.hstack([tf.ones((2, 1))] * 2).shape)
 print(tf.gather(tf.constant([[1, 2], [3, 4]]), tf.constant([[1, 1], [0, 1]]), batch_dims=1))

@@ -3,6 +3,7 @@
 import gc
 
 import keras
+import pytest
 from idioms import idiom
 
 from millrace._compat.patch_table import KERAS2_CALLS
@@ -278,3 +279,36 @@ def test_keras_is_as_before_when_the_script_ends(program):
             changed = {k for k in {*attributes, *now} if attributes.get(k) is not now.get(k)}
             assert not {k for k in changed if not k.startswith("_abc")}, kind
     assert KERAS2_CALLS not in patches_in()
+
+
+UNSUPPORTED = {
+    "made().get_layer(index=0).weights[0].shape.as_list()": "list(x.shape)",
+    "keras.layers.LSTM(3, time_major=True)": "inputs of shape (batch, time, features)",
+    "keras.layers.BatchNormalization(virtual_batch_size=2)": "gradient accumulation",
+    "made().to_yaml()": "to_json",
+    "keras.optimizers.SGD(gradient_aggregator=print)": "replicas add their gradients themselves",
+    "from keras.layers import LocallyConnected1D": "keras.ops.einsum in a layer of your own",
+    "from tensorflow.keras.wrappers.scikit_learn import KerasClassifier": (
+        "keras.wrappers.SKLearnClassifier"
+    ),
+    "keras.backend.learning_phase()": "the argument `training` of call()",
+    "keras.utils.multi_gpu_model(made(), 2)": "millrace.Strategy(devices=n)",
+}
+
+
+@idiom(
+    "Unsupported, with an error that says what to write",
+    "habits of Keras 2 that cannot be mended: `time_major=`, `virtual_batch_size=`, `shape.as_list()`, ...",
+)
+@pytest.mark.parametrize("line", UNSUPPORTED)
+def test_what_cannot_be_mended_says_what_to_write(program, line):
+    with pytest.raises((AttributeError, ImportError, TypeError, ValueError)) as caught:
+        mended(program, line)
+    notes = getattr(caught.value, "__notes__", ())
+    assert UNSUPPORTED[line] in " ".join([str(caught.value), *notes])
+
+
+def test_errors_of_other_causes_get_no_note(program):
+    with pytest.raises(TypeError) as caught:
+        mended(program, "made().fit(x, y, nothing=1)")
+    assert not hasattr(caught.value, "__notes__")

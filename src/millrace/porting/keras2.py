@@ -133,11 +133,6 @@ HABITS: tuple[Habit, ...] = (
     _gone(("keras.layers.BatchNormalization",), "fused"),
     _by_hand(
         ("keras.layers.BatchNormalization",),
-        "renorm",
-        "keras.layers.BatchNormalization without it",
-    ),
-    _by_hand(
-        ("keras.layers.BatchNormalization",),
         "virtual_batch_size",
         "a smaller batch, with gradient accumulation",
     ),

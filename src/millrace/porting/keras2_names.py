@@ -182,6 +182,7 @@ GONE = {
     "keras.experimental.WideDeepModel": "a functional keras.Model",
     "keras.experimental.export_saved_model": "model.save('model.keras')",
     "keras.experimental.load_from_saved_model": "keras.models.load_model('model.keras')",
+    "keras.wrappers.scikit_learn": "keras.wrappers.SKLearnClassifier or SKLearnRegressor",
     "keras.wrappers.scikit_learn.KerasClassifier": "keras.wrappers.SKLearnClassifier",
     "keras.wrappers.scikit_learn.KerasRegressor": "keras.wrappers.SKLearnRegressor",
     "keras.utils.multi_gpu_model": "millrace.Strategy(devices=n), with replicas",

@@ -29,6 +29,7 @@ from millrace._compat.module_aliases import (
 )
 from millrace._compat.patch_table import OLD_ATTRIBUTES, SCRIPT_MODULES
 from millrace._compat.patches import put_in, take_out, take_out_all
+from millrace.porting.error_notes import add_notes
 from millrace.porting.keras2_modules import module_aliases, old_attribute, patched_modules
 from millrace.porting.mending import mending
 from millrace.porting.private_modules import make_private_module, private_module
@@ -85,6 +86,8 @@ def run_script(script: str, arguments: Sequence[str] = ()) -> None:
     Args:
         script: path of the file.
         arguments: values of `sys.argv` after the script's name.
+
+    An error gets a note that says what to write, where the table of habits has its cause.
     """
     directory = pathlib.Path(script).absolute().parent
     argv, path = sys.argv, list(sys.path)
@@ -93,6 +96,9 @@ def run_script(script: str, arguments: Sequence[str] = ()) -> None:
     try:
         with serving(directory):
             runpy.run_path(script, run_name="__main__")
+    except Exception as error:
+        add_notes(error)
+        raise
     finally:
         sys.argv, sys.path[:] = argv, path
 
