@@ -298,7 +298,7 @@ UNSUPPORTED = {
 
 @idiom(
     "Unsupported, with an error that says what to write",
-    "habits of Keras 2 that cannot be mended: `time_major=`, `virtual_batch_size=`, `shape.as_list()`, ...",
+    "habits that cannot be mended: `time_major=`, `virtual_batch_size=`, `shape.as_list()`, ...",
 )
 @pytest.mark.parametrize("line", UNSUPPORTED)
 def test_what_cannot_be_mended_says_what_to_write(program, line):

@@ -195,6 +195,7 @@ GONE = {
 
 # Names that `millrace run` serves, and for which there is something better, not under another name.
 BETTER = {
+    "keras.applications.resnet.ResNet": "a functional keras.Model, such as ResNet50",
     "keras.layers.ThresholdedReLU": "keras.layers.ReLU(threshold=theta)",
     "keras.preprocessing.image.ImageDataGenerator": "layers for augmentation, such as "
     f"keras.layers.RandomFlip, and {_FILES}",
