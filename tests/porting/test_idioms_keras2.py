@@ -281,8 +281,25 @@ def test_keras_is_as_before_when_the_script_ends(program):
     assert KERAS2_CALLS not in patches_in()
 
 
+@idiom("Models", "`x.get_shape().as_list()` of symbolic tensors, `variable.read_value()`")
+@idiom("Data", "`to_categorical(y, 3, dtype='int32')`")
+def test_values(program):
+    printed = mended(
+        program,
+        """
+inputs = keras.Input((3, 4))
+print(inputs.get_shape().as_list(), inputs.get_shape().ndims, inputs.get_shape().num_elements())
+variable = tf.Variable([[1.0, 2.0]])
+print(variable.get_shape().num_elements(), variable.read_value())
+print(keras.utils.to_categorical([2], 3, dtype="int32"))
+""",
+    )
+    assert printed == "[None, 3, 4] 3 None\n2 [[1. 2.]]\n[[0 0 1]]\n"
+
+
 UNSUPPORTED = {
     "made().get_layer(index=0).weights[0].shape.as_list()": "list(x.shape)",
+    "made().weights[0].dtype.size": "numpy.dtype(x.dtype).itemsize",
     "keras.layers.LSTM(3, time_major=True)": "inputs of shape (batch, time, features)",
     "keras.layers.BatchNormalization(virtual_batch_size=2)": "gradient accumulation",
     "made().to_yaml()": "to_json",

@@ -44,7 +44,7 @@ def _of_attribute(error: AttributeError) -> Iterator[str]:
         if not habit.argument:
             yield f"Keras 3 has no .{name}(). Write {habit.instead}."
     for attribute, instead in ATTRIBUTES.items():
-        if attribute.rpartition(".")[2] == name:
+        if attribute == f"dtype.{name}" and isinstance(error.obj, str):
             yield f"Keras 3 has no {attribute}. Write {instead}."
 
 
