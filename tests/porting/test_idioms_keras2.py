@@ -231,6 +231,7 @@ model.reset_states()
 @idiom("Saving", "`save_weights('out/w')`, `load_weights('out/w').expect_partial()`")
 @idiom("Saving", "`save_weights('w.h5', save_format='h5')`, `load_weights('w.h5')`")
 @idiom("Saving", "`model.save('directory')`, `load_model('directory')`")
+@idiom("Saving", "`model.save('model.h5')` of a model with `loss='mse'`, and `load_model`")
 @idiom("Saving", "`ModelCheckpoint('w-{epoch}', save_weights_only=True, period=2)`")
 def test_files(program, tmp_path, caplog):
     printed = mended(
@@ -247,6 +248,9 @@ print((model.get_weights()[0] == other.get_weights()[0]).all())
 model.save("saved/", save_format="tf", include_optimizer=True)
 third = keras.models.load_model("saved/")
 print((model.get_weights()[0] == third.get_weights()[0]).all())
+model.save("saved.h5")
+fourth = keras.models.load_model("saved.h5")
+print((model.get_weights()[0] == fourth.get_weights()[0]).all())
 callbacks = [
     keras.callbacks.ModelCheckpoint("all/w-{epoch}", save_weights_only=True, period=2),
     keras.callbacks.ModelCheckpoint("best.hdf5", monitor="loss", save_best_only=True),
@@ -254,13 +258,14 @@ callbacks = [
 model.fit(x, y, epochs=5, verbose=0, callbacks=callbacks)
 """,
     )
-    assert printed == "True\nTrue\nTrue\n"
+    assert printed == "True\n" * 4
     files = sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*.h5"))
     assert files == [
         "all/w-2.weights.h5",
         "all/w-4.weights.h5",
         "best.h5",
         "out/w.weights.h5",
+        "saved.h5",
         "w.weights.h5",
     ]
     assert "Keras 3 takes no file 'out/w': it is 'out/w.weights.h5' here." in caplog.messages
