@@ -3,6 +3,7 @@
 import gc
 
 import keras
+import pytest
 from idioms import idiom
 
 from millrace._compat.patch_table import KERAS2_CALLS
@@ -230,6 +231,7 @@ model.reset_states()
 @idiom("Saving", "`save_weights('out/w')`, `load_weights('out/w').expect_partial()`")
 @idiom("Saving", "`save_weights('w.h5', save_format='h5')`, `load_weights('w.h5')`")
 @idiom("Saving", "`model.save('directory')`, `load_model('directory')`")
+@idiom("Saving", "`model.save('model.h5')` of a model with `loss='mse'`, and `load_model`")
 @idiom("Saving", "`ModelCheckpoint('w-{epoch}', save_weights_only=True, period=2)`")
 def test_files(program, tmp_path, caplog):
     printed = mended(
@@ -246,6 +248,9 @@ print((model.get_weights()[0] == other.get_weights()[0]).all())
 model.save("saved/", save_format="tf", include_optimizer=True)
 third = keras.models.load_model("saved/")
 print((model.get_weights()[0] == third.get_weights()[0]).all())
+model.save("saved.h5")
+fourth = keras.models.load_model("saved.h5")
+print((model.get_weights()[0] == fourth.get_weights()[0]).all())
 callbacks = [
     keras.callbacks.ModelCheckpoint("all/w-{epoch}", save_weights_only=True, period=2),
     keras.callbacks.ModelCheckpoint("best.hdf5", monitor="loss", save_best_only=True),
@@ -253,13 +258,14 @@ callbacks = [
 model.fit(x, y, epochs=5, verbose=0, callbacks=callbacks)
 """,
     )
-    assert printed == "True\nTrue\nTrue\n"
+    assert printed == "True\n" * 4
     files = sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*.h5"))
     assert files == [
         "all/w-2.weights.h5",
         "all/w-4.weights.h5",
         "best.h5",
         "out/w.weights.h5",
+        "saved.h5",
         "w.weights.h5",
     ]
     assert "Keras 3 takes no file 'out/w': it is 'out/w.weights.h5' here." in caplog.messages
@@ -278,3 +284,53 @@ def test_keras_is_as_before_when_the_script_ends(program):
             changed = {k for k in {*attributes, *now} if attributes.get(k) is not now.get(k)}
             assert not {k for k in changed if not k.startswith("_abc")}, kind
     assert KERAS2_CALLS not in patches_in()
+
+
+@idiom("Models", "`x.get_shape().as_list()` of symbolic tensors, `variable.read_value()`")
+@idiom("Data", "`to_categorical(y, 3, dtype='int32')`")
+def test_values(program):
+    printed = mended(
+        program,
+        """
+inputs = keras.Input((3, 4))
+print(inputs.get_shape().as_list(), inputs.get_shape().ndims, inputs.get_shape().num_elements())
+variable = tf.Variable([[1.0, 2.0]])
+print(variable.get_shape().num_elements(), variable.read_value())
+print(keras.utils.to_categorical([2], 3, dtype="int32"))
+""",
+    )
+    assert printed == "[None, 3, 4] 3 None\n2 [[1. 2.]]\n[[0 0 1]]\n"
+
+
+UNSUPPORTED = {
+    "made().get_layer(index=0).weights[0].shape.as_list()": "list(x.shape)",
+    "made().weights[0].dtype.size": "numpy.dtype(x.dtype).itemsize",
+    "keras.layers.LSTM(3, time_major=True)": "inputs of shape (batch, time, features)",
+    "keras.layers.BatchNormalization(virtual_batch_size=2)": "gradient accumulation",
+    "made().to_yaml()": "to_json",
+    "keras.optimizers.SGD(gradient_aggregator=print)": "replicas add their gradients themselves",
+    "from keras.layers import LocallyConnected1D": "keras.ops.einsum in a layer of your own",
+    "from tensorflow.keras.wrappers.scikit_learn import KerasClassifier": (
+        "keras.wrappers.SKLearnClassifier"
+    ),
+    "keras.backend.learning_phase()": "the argument `training` of call()",
+    "keras.utils.multi_gpu_model(made(), 2)": "millrace.Strategy(devices=n)",
+}
+
+
+@idiom(
+    "Unsupported, with an error that says what to write",
+    "habits that cannot be mended: `time_major=`, `virtual_batch_size=`, `shape.as_list()`, ...",
+)
+@pytest.mark.parametrize("line", UNSUPPORTED)
+def test_what_cannot_be_mended_says_what_to_write(program, line):
+    with pytest.raises((AttributeError, ImportError, TypeError, ValueError)) as caught:
+        mended(program, line)
+    notes = getattr(caught.value, "__notes__", ())
+    assert UNSUPPORTED[line] in " ".join([str(caught.value), *notes])
+
+
+def test_errors_of_other_causes_get_no_note(program):
+    with pytest.raises(TypeError) as caught:
+        mended(program, "made().fit(x, y, nothing=1)")
+    assert not hasattr(caught.value, "__notes__")

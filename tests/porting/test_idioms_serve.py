@@ -179,3 +179,20 @@ def test_functions_of_the_backend(program):
         "(None, 1) (2, 1)\n[3. 4.] 7.0 1 [ 9. 16.]\n(2, 4) [3.  3.5]\n(5, 2, 4)\n[0.  0.7] 1\n"
         "1e-06 float32 channels_last\n"
     )
+
+
+@idiom("Imports", "`from tensorflow.python.keras.applications import resnet`, `resnet.ResNet(...)`")
+def test_a_resnet_of_ones_own_stacks(program):
+    printed = program("""
+        from tensorflow.keras import layers
+        from tensorflow.python.keras.applications import resnet
+
+        def stacks(x):
+            return layers.Conv2D(4, 3, padding="same", name="stack")(x)
+
+        model = resnet.ResNet(
+            stacks, False, False, "small", True, None, None, (32, 32, 3), None, 5, layers=layers
+        )
+        print(model.output_shape, model.get_layer("stack").filters)
+    """)
+    assert printed == "(None, 5) 4\n"

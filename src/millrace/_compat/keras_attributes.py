@@ -3,6 +3,7 @@
     let_attributes_be_read(modules, find)     find("keras.layers", "CuDNNLSTM") -> its value
 
 `legacy_preprocessing`   Keras 3 still has the preprocessing of Keras 2, without a public name.
+`build_resnet`           and the function that all its ResNets are built by.
 """
 
 import functools
@@ -13,11 +14,12 @@ from contextlib import contextmanager
 from types import ModuleType
 from typing import Any
 
+from keras.src.applications.resnet import ResNet
 from keras.src.legacy.preprocessing import image, sequence, text
 
 from millrace._compat.patches import Patch, put_in, take_out
 
-__all__ = ["hidden", "legacy_preprocessing", "let_attributes_be_read"]
+__all__ = ["build_resnet", "hidden", "legacy_preprocessing", "let_attributes_be_read"]
 
 Find = Callable[[str, str], Any]
 
@@ -103,3 +105,27 @@ def legacy_preprocessing() -> dict[str, ModuleType]:
         "keras.preprocessing.sequence": sequence,
         "keras.preprocessing.text": text,
     }
+
+
+def build_resnet(
+    stack_fn: Callable[..., Any],
+    preact: bool,
+    use_bias: bool,
+    model_name: str = "resnet",
+    *args: Any,
+    layers: object = None,
+    **kwargs: Any,
+) -> Any:
+    """Returns a ResNet of stacks of one's own, by the function that Keras builds its own with.
+
+    Args:
+        stack_fn: returns the output of the stacks.
+        preact: whether layers are activated before they are convolved.
+        use_bias: whether convolutions have a bias.
+        model_name: of the model.
+        *args: the others, in the order of Keras 2, which is that of Keras 3.
+        layers: the module of layers, of which there is only one.
+        **kwargs: the others by their names.
+    """
+    del layers
+    return ResNet(stack_fn, preact, use_bias, *args, name=model_name, **kwargs)

@@ -172,6 +172,7 @@ _KERAS = (
         sequence="the generators of time series of Keras 2",
         text="the tokenizer of Keras 2",
     ),
+    *_in("keras.src.applications.resnet", ResNet="a ResNet of stacks of a program's own"),
     # TensorFlow, where a module of millrace stands in for it.
     *_in("keras.src.utils.module_utils", tensorflow="the module that Keras takes for TensorFlow"),
     *_in(

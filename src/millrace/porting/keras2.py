@@ -133,11 +133,6 @@ HABITS: tuple[Habit, ...] = (
     _gone(("keras.layers.BatchNormalization",), "fused"),
     _by_hand(
         ("keras.layers.BatchNormalization",),
-        "renorm",
-        "keras.layers.BatchNormalization without it",
-    ),
-    _by_hand(
-        ("keras.layers.BatchNormalization",),
         "virtual_batch_size",
         "a smaller batch, with gradient accumulation",
     ),
@@ -248,11 +243,12 @@ HABITS: tuple[Habit, ...] = (
     Habit((".set_shape",), "", "keras.ops.reshape", mended=False),
     Habit((".read_value",), "", "variable.value"),
     Habit((".get_gradients",), "", "millrace.value_and_grad", mended=False),
-    Habit((".make_one_shot_iterator",), "", "iter(dataset)"),
+    Habit((".make_one_shot_iterator",), "", "iter(dataset)", mended=False),
     Habit((".make_initializable_iterator",), "", "iter(dataset)", mended=False),
 )
 
-# Attributes that only their object tells apart, by the last two names: `optimizer.lr`.
+# Attributes that only their object tells apart, by the last two names: `optimizer.lr`. Those of a
+# dtype, which is text in Keras 3, are not mended.
 ATTRIBUTES = {
     "optimizer.lr": "optimizer.learning_rate",
     "optimizer.weights": "optimizer.variables",

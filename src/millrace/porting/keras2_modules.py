@@ -8,7 +8,7 @@ keras.layers.LocallyConnected1D                           an error that says wha
 import importlib
 from typing import Any
 
-from millrace._compat.keras_attributes import legacy_preprocessing
+from millrace._compat.keras_attributes import build_resnet, legacy_preprocessing
 from millrace.porting.keras2_names import (
     BACKEND,
     BETTER,
@@ -61,6 +61,8 @@ def old_attribute(module: str, name: str) -> Any:
         return ReductionNames
     if full == "keras.layers.ThresholdedReLU":
         return _thresholded
+    if full == "keras.applications.resnet.ResNet":
+        return build_resnet
     for old in _old_names(module, name):
         if old in NAMES:
             return _value(NAMES[old])

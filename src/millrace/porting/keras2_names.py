@@ -182,6 +182,7 @@ GONE = {
     "keras.experimental.WideDeepModel": "a functional keras.Model",
     "keras.experimental.export_saved_model": "model.save('model.keras')",
     "keras.experimental.load_from_saved_model": "keras.models.load_model('model.keras')",
+    "keras.wrappers.scikit_learn": "keras.wrappers.SKLearnClassifier or SKLearnRegressor",
     "keras.wrappers.scikit_learn.KerasClassifier": "keras.wrappers.SKLearnClassifier",
     "keras.wrappers.scikit_learn.KerasRegressor": "keras.wrappers.SKLearnRegressor",
     "keras.utils.multi_gpu_model": "millrace.Strategy(devices=n), with replicas",
@@ -194,6 +195,7 @@ GONE = {
 
 # Names that `millrace run` serves, and for which there is something better, not under another name.
 BETTER = {
+    "keras.applications.resnet.ResNet": "a functional keras.Model, such as ResNet50",
     "keras.layers.ThresholdedReLU": "keras.layers.ReLU(threshold=theta)",
     "keras.preprocessing.image.ImageDataGenerator": "layers for augmentation, such as "
     f"keras.layers.RandomFlip, and {_FILES}",

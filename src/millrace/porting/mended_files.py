@@ -18,6 +18,16 @@ from millrace.porting.mended_calls import mended_arguments, note, replace_method
 
 _WEIGHTS, _MODEL = ".weights.h5", ".keras"
 _LEGACY = (".h5", ".hdf5")
+# Files of Keras 2 have these names of losses, by which Keras 3 finds none.
+_LOSSES = {
+    name: getattr(keras.losses, full)
+    for name, full in (
+        ("mse", "mean_squared_error"),
+        ("mae", "mean_absolute_error"),
+        ("mape", "mean_absolute_percentage_error"),
+        ("msle", "mean_squared_logarithmic_error"),
+    )
+}
 _PERIOD, _EPOCHS = "epochs_between_files", "epochs_since_a_file"
 
 
@@ -104,6 +114,8 @@ def _load(original: Callable[..., Any]) -> Callable[..., Any]:
         kwargs.pop("options", None)
         here = model_file(filepath)
         path = here if os.path.isfile(here) and not os.path.isfile(filepath) else filepath
+        if os.fspath(path).endswith(_LEGACY) and not args:
+            kwargs["custom_objects"] = {**_LOSSES, **(kwargs.get("custom_objects") or {})}
         return original(path, *args, **kwargs)
 
     return load_model

@@ -10,6 +10,7 @@ from millrace.porting.mended_files import mend_files
 from millrace.porting.mended_layers import mend_layers
 from millrace.porting.mended_models import mend_models
 from millrace.porting.mended_optimizers import mend_optimizers
+from millrace.porting.mended_values import mend_values
 
 
 @contextmanager
@@ -20,6 +21,7 @@ def mending() -> Iterator[None]:
         mend_layers()
         mend_models()
         mend_files()
+        mend_values()
         let_classes_take_old_arguments()  # those that the others have left
         yield
     finally:

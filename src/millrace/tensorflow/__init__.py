@@ -23,10 +23,12 @@ from millrace.tensorflow import compat as compat
 from millrace.tensorflow import data as data
 from millrace.tensorflow import dtypes
 from millrace.tensorflow import estimator as estimator
+from millrace.tensorflow import extras as _extras
 from millrace.tensorflow import math as math
 from millrace.tensorflow import nn as nn
 from millrace.tensorflow import ops as _ops
 from millrace.tensorflow import random as random
+from millrace.tensorflow import summary as summary
 from millrace.tensorflow.compat.v1 import Graph as Graph
 from millrace.tensorflow.compat.v1 import Session as Session
 from millrace.tensorflow.compat.v1 import executing_eagerly as executing_eagerly
@@ -43,6 +45,7 @@ from millrace.tensorflow.framework import nest as nest
 from millrace.tensorflow.function import function as function
 from millrace.tensorflow.iterators import device_iterators as device_iterators
 from millrace.tensorflow.tape import GradientTape as GradientTape
+from millrace.tensorflow.tensor_board import let_tensor_board_be_written
 from millrace.tensorflow.values import Variable as Variable
 
 __version__ = "2.6.0"  # the TensorFlow release that has these names
@@ -56,12 +59,25 @@ _NAMES: dict[str, Any] = {
     **math.OPS,
     **_ops.OPS,
 }
-for _name in ("bias_add", "dropout", "moments", "top_k", "conv2d", "max_pool2d"):
+for _name in (
+    "segment_sum",
+    "unsorted_segment_sum",
+    "bias_add",
+    "dropout",
+    "moments",
+    "top_k",
+    "conv2d",
+    "max_pool2d",
+):
     _NAMES.pop(_name)  # in tf.nn and tf.math only
 globals().update({name: value for name, value in _NAMES.items() if "." not in name})
 
+globals().update(_extras.NAMES)
+io, train = _extras.io, _extras.train
+
 recognize("GradientTape", GradientTape)
 let_arrays_be_numpy()
+let_tensor_board_be_written()
 serve({"millrace.tensorflow.keras": "keras"}, "millrace.tensorflow")
 
 

@@ -33,6 +33,12 @@ def _top_k(x: TensorLike, k: int = 1, sorted: bool = True) -> object:
     return ops.top_k(x, k, sorted)
 
 
+def _segment_sum(
+    data: TensorLike, segment_ids: TensorLike, num_segments: int | None = None
+) -> object:
+    return ops.segment_sum(data, segment_ids, num_segments)
+
+
 def _accumulate(inputs: Sequence[jax.Array]) -> jax.Array:
     return sum(inputs[1:], inputs[0])
 
@@ -45,7 +51,9 @@ OPS: dict[str, Any] = {
     "argmin": op("math.argmin", _index_of(ops.argmin)),
     "negative": op("math.negative", ops.negative),
     "squared_difference": op("math.squared_difference", lambda x, y: ops.square(x - y)),
+    "segment_sum": op("math.segment_sum", _segment_sum, keeps_names=True),
     "top_k": op("math.top_k", _top_k),
+    "unsorted_segment_sum": op("math.unsorted_segment_sum", _segment_sum, keeps_names=True),
 }
 globals().update(OPS)
 

@@ -115,8 +115,22 @@ def _unstack(value: TensorLike, num: int | None = None, axis: int = 0) -> list[T
     return list(ops.unstack(value, num, axis))
 
 
-def _gather(params: TensorLike, indices: TensorLike, axis: int = 0, **_: object) -> Any:
-    return ops.take(params, indices, axis)
+def _gather(
+    params: TensorLike,
+    indices: TensorLike,
+    axis: int | None = None,
+    batch_dims: int = 0,
+    **_: object,
+) -> Any:
+    if not batch_dims:
+        return ops.take(params, indices, axis or 0)
+
+    def take(array: jax.Array, index: jax.Array) -> jax.Array:
+        return jnp.take(array, index, 0 if axis is None else axis - batch_dims)
+
+    for _axis in range(batch_dims):
+        take = jax.vmap(take)
+    return take(jnp.asarray(params), jnp.asarray(indices))
 
 
 def _where(condition: TensorLike, x: TensorLike | None = None, y: TensorLike | None = None) -> Any:

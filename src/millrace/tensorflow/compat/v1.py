@@ -5,6 +5,7 @@ All other names are those of `tf`.
 
 import contextlib
 import importlib
+import logging as _logging
 from collections.abc import Iterator, Sequence
 from types import SimpleNamespace
 from typing import Any
@@ -84,6 +85,26 @@ def get_variable_scope() -> SimpleNamespace:
 def set_random_seed(seed: int) -> None:
     """Sets the seed of Python, NumPy and Keras."""
     importlib.import_module("millrace.tensorflow.random").set_seed(seed)
+
+
+_logger = _logging.getLogger("tensorflow")
+logging = SimpleNamespace(
+    DEBUG=_logging.DEBUG,
+    INFO=_logging.INFO,
+    WARN=_logging.WARNING,
+    WARNING=_logging.WARNING,
+    ERROR=_logging.ERROR,
+    FATAL=_logging.CRITICAL,
+    debug=_logger.debug,
+    info=_logger.info,
+    warn=_logger.warning,
+    warning=_logger.warning,
+    error=_logger.error,
+    fatal=_logger.critical,
+    log=_logger.log,
+    get_verbosity=_logger.getEffectiveLevel,
+    set_verbosity=_logger.setLevel,
+)
 
 
 def __getattr__(name: str) -> Any:

@@ -4,10 +4,14 @@ CrossReplicaOptimizer(opt)                        -> ipu.optimizers.CrossReplica
 GradientAccumulationOptimizer(opt, n)             -> ipu.optimizers.GradientAccumulationOptimizerV2
 CrossReplicaGradientAccumulationOptimizer(opt, n) -> the same with V2
 MapGradientOptimizer(opt, function)               -> ipu.optimizers.MapGradientOptimizer
+AdamIpuOptimizer, SGDIpuOptimizer, LAMBIpuOptimizer  of ipu_tensorflow_addons   `of_addons`
 """
 
 from typing import Any
 
+from millrace.ipu.keras.optimizers.of_addons import AdamIpuOptimizer as AdamIpuOptimizer
+from millrace.ipu.keras.optimizers.of_addons import LAMBIpuOptimizer as LAMBIpuOptimizer
+from millrace.ipu.keras.optimizers.of_addons import SGDIpuOptimizer as SGDIpuOptimizer
 from millrace.ipu.optimizers import gradient_accumulation_optimizer as _accumulation
 from millrace.ipu.optimizers.cross_replica_optimizer import (
     CrossReplicaOptimizer as CrossReplicaOptimizer,
