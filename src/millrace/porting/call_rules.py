@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from millrace.porting.finding import Edit, Finding, end_of
 from millrace.porting.habit_rules import HabitRules
 from millrace.porting.kinds import ARRAY, Kinds
+from millrace.porting.mended_members import members
 from millrace.porting.names import Names
 from millrace.porting.near_names import nearest, shown
 from millrace.porting.object_names import ATTRIBUTES, DISTINCTIVE, METHODS, OF_DTYPES, OF_SHAPES
@@ -43,12 +44,19 @@ class CallRules:
         kinds: the classes of its expressions.
         habits: the rules for habits of Keras 2.
         defined: the functions and methods that the program defines itself.
+        is_served: whether `millrace run` runs the program.
     """
 
     def __init__(
-        self, names: Names, kinds: Kinds, habits: HabitRules, defined: frozenset[str]
+        self,
+        names: Names,
+        kinds: Kinds,
+        habits: HabitRules,
+        defined: frozenset[str],
+        is_served: bool,
     ) -> None:
         self._names, self._kinds, self._habits, self._defined = names, kinds, habits, defined
+        self._is_served = is_served
 
     def of_call(self, node: ast.Call, name: str | None) -> list[Finding]:
         """Returns the findings of a call.
@@ -80,8 +88,9 @@ class CallRules:
                 if attribute == node.attr and is_kind and node.attr not in own:
                     name = instead.rpartition(".")[2]
                     edits = (_renamed(node, name),) if name.isidentifier() else ()
-                    yield Finding(node.lineno, f".{node.attr} of {base.strip('.')}", instead,
-                                  edits=edits)  # fmt: skip
+                    what = f".{node.attr} of {base.strip('.')}"
+                    blocks = node.attr not in self._members(class_of(_CLASSES[base]))
+                    yield Finding(node.lineno, what, instead, blocks, edits)
 
     def _of_signature(self, node: ast.Call, name: str, found: list[Finding]) -> list[Finding]:
         function = value_of(name)
@@ -119,10 +128,8 @@ class CallRules:
             return of_setter(node, method)
         found = self._habits.of_call(node, f".{method}", label, is_model)
         owner = class_of(_ARRAY_CLASS if kind == ARRAY else kind or "")
-        if owner is not None and getattr(owner, method, None) is not None:
-            is_changed = [f for f in found if f.what == label]
-            if is_changed and not is_model:
-                found = [f for f in found if f.what != label]  # the class has the method
+        if owner is not None and hasattr(owner, method):
+            found = [each for each in found if each.what != label]  # the class has the method
             return found + self._unknown(node, getattr(owner, method), label, found)
         if any(finding.what == label for finding in found):
             return found
@@ -143,21 +150,27 @@ class CallRules:
         return found
 
     def _missing(self, node: ast.Call, kind: str, owner: type, method: str) -> Finding:
-        members = [name for name in dir(owner) if not name.startswith("_")]
-        near = nearest(method, members)
+        public = [name for name in dir(owner) if not name.startswith("_")]
+        near = nearest(method, public)
         instead = METHODS.get(method) or OLD_METHODS.get(method)
         if instead is None:
-            instead = f".{near}()" if near else f"one of {', '.join(members[:12])}"
+            instead = f".{near}()" if near else f"one of {', '.join(public[:12])}"
             if kind.startswith("keras.") and not near:
                 instead = f"a method of {kind}, or one of your own"
         of = "an array" if kind == ARRAY else shown(kind)
-        return Finding(node.lineno, f".{method}() of {of}", instead)
+        blocks = method not in self._members(owner)
+        return Finding(node.lineno, f".{method}() of {of}", instead, blocks)
+
+    def _members(self, kind: type | None) -> frozenset[str]:
+        return frozenset() if kind is None else members(kind, self._is_served)
 
     def _of_shape(self, node: ast.Attribute) -> Finding:
         return Finding(node.lineno, f".shape.{node.attr}", OF_SHAPES[node.attr])
 
 
 _LAST = {"keras.optimizers.": "optimizer"}
+_CLASSES = {"keras.optimizers.": "keras.optimizers.Optimizer"}
+_CLASSES |= {"keras.Model": "keras.Model", "keras.Sequential": "keras.Sequential"}
 
 
 def _renamed(node: ast.Attribute, name: str) -> Edit:

@@ -62,7 +62,8 @@ class ModuleRules:
                 what = f"from {module} import *"
                 yield Finding(node.lineno, what, "the names that are used", blocks=False)
             elif is_own:
-                yield from self._names.of_import(node, canonical(f"{module}.{alias.name}"))
+                name = canonical(f"{module}.{alias.name}")
+                yield from self._names.of_import(node, name, module)
             elif module == "transformers" and alias.name.startswith("TF"):
                 what = f"transformers.{alias.name}, which needs TensorFlow"
                 yield Finding(node.lineno, what, "keras_hub.models, or keras.layers")
@@ -78,7 +79,7 @@ class ModuleRules:
             yield Finding(node.lineno, what, of_module(name) or "")
         elif canonical(name).partition(".")[0] in _OWN:
             if "." in canonical(name):
-                yield from self._names.of_import(node, canonical(name))
+                yield from self._names.of_import(node, canonical(name), name)
         elif root not in TUTORIAL and not is_installed(root):
             instead = f"pip install {_NAMES.get(root, root.replace('_', '-'))}"
             yield Finding(node.lineno, f"{what}, which is not installed", instead)

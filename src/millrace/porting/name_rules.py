@@ -8,9 +8,11 @@ from millrace.porting.finding import Edit, Finding, replaced
 from millrace.porting.imports import ImportRules
 from millrace.porting.names import Names
 from millrace.porting.near_names import shown, what_to_write
+from millrace.porting.private_modules import private_module
 from millrace.porting.private_paths import public_name
-from millrace.porting.signatures import is_importable
 from millrace.porting.replacements import IPU, OPERATIONS, exists, longest, operation
+from millrace.porting.signatures import is_importable
+from millrace.tensorflow.replacements import unsupported_module
 
 _OWN = ("ipu", "tensorflow", "keras")
 _RAISING = ("keras.optimizers.legacy.",)  # names of Keras 3 that only raise
@@ -54,6 +56,7 @@ class NameRules:
 
     def __init__(self, names: Names, imports: ImportRules, is_served: bool) -> None:
         self._names, self._imports, self._is_served = names, imports, is_served
+        self._found: set[str] = set()  # names whose import has a finding
 
     def of_name(self, node: ast.AST, name: str, layer: str = "") -> Iterator[Finding]:
         """Yields the findings of an imported name, which an expression or an import spells.
@@ -79,18 +82,25 @@ class NameRules:
         if edit is not None:
             yield Finding(line, "", "", blocks=False, edits=(edit,))
 
-    def of_import(self, node: ast.stmt, name: str) -> Iterator[Finding]:
+    def of_import(self, node: ast.stmt, name: str, module: str) -> Iterator[Finding]:
         """Yields the findings of a name that a statement imports.
 
         A name that only raises when it is used is found where it is used.
+
+        Args:
+            node: the statement.
+            name: the canonical name.
+            module: the module as the statement spells it.
         """
+        works = is_importable(name) or (self._is_served and _is_stood_for(module))
         for finding in self.of_name(node, name):
-            if not (finding.blocks and is_importable(name)):
+            if not (finding.blocks and works):
+                self._found.add(name)
                 yield finding
 
     def of_use(self, node: ast.Name, name: str, layer: str) -> Iterator[Finding]:
         """Yields the findings of a name that was imported by itself, where it is used."""
-        if name.partition(".")[0] in _OWN and is_importable(name):
+        if name not in self._found:
             yield from self.of_name(node, name, layer)
 
     def in_layer(self, node: ast.AST, name: str, layer: str) -> Iterator[Finding]:
@@ -123,6 +133,13 @@ class NameRules:
         if other is not None:
             edits = (other,)
         return Finding(line, shown(name), text, blocks=not is_served, edits=edits)
+
+
+def _is_stood_for(module: str) -> bool:
+    """Whether `millrace run` has something in place of a module that is not here."""
+    return module.startswith("tensorflow.") and (
+        private_module(module) is not None or unsupported_module(module) is not None
+    )
 
 
 def _moved(name: str) -> str | None:

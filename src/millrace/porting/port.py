@@ -117,7 +117,7 @@ class _FindingVisitor(ast.NodeVisitor):
         )
         habits = HabitRules(source, is_served, kinds.value)
         self._name_rules = NameRules(names, self.imports, is_served)
-        self._call_rules = CallRules(names, kinds, habits, program.defined())
+        self._call_rules = CallRules(names, kinds, habits, program.defined(), is_served)
         self._module_rules = ModuleRules(program, module, self._name_rules)
         self._off = switched_off(tree)
         self._configs: set[str] = set()  # variables that are an IPUConfig
