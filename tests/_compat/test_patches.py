@@ -109,6 +109,7 @@ ELSEWHERE = {
     patch_table.META_PATH: "below",
     patch_table.SCRIPT_MODULES: "tests/porting/test_serve.py",
     patch_table.OLD_ATTRIBUTES: "tests/porting/test_idioms_serve.py",
+    patch_table.TENSOR_BOARD: "tests/porting/test_idioms_summary.py",
     patch_table.KERAS2_CALLS: "tests/porting/test_idioms_keras2.py",
     patch_table.IPU_ATTRIBUTE: "tests/porting/test_idioms_serve.py",
     patch_table.TENSORFLOW_ITER: "tests/tensorflow, where TensorFlow is installed",

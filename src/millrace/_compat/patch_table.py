@@ -172,6 +172,11 @@ TENSORFLOW_ITER = Patch(
     "TensorFlow is installed, and `millrace.tensorflow` has asked it for its data sets",
     While.IPU,
 )
+TENSOR_BOARD = Patch(
+    "keras.callbacks.TensorBoard",
+    "writes event files without TensorFlow; only where TensorFlow is not installed",
+    While.IPU,
+)
 META_PATH = Patch(
     "sys.meta_path, sys.modules",
     "serves modules by the names that IPU programs import them by",

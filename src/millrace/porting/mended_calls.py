@@ -1,4 +1,4 @@
-"""Arguments of Keras 2, rewritten by the table of habits when a program passes them.
+"""MendedCall of Keras 2, rewritten by the table of habits when a program passes them.
 
 mended_arguments("keras.optimizers.SGD", (), {"lr": 0.1})        -> (), {"learning_rate": 0.1}
 mended_arguments("keras.Input", (), {"shape": 80})               -> (), {"shape": (80,)}
@@ -20,7 +20,7 @@ from millrace._compat.patches import replace
 from millrace.porting.keras2 import HABITS, Edit, Habit, habits_of
 from millrace.threads.scoped_value import Notes
 
-Arguments = tuple[tuple[Any, ...], dict[str, Any]]
+MendedCall = tuple[tuple[Any, ...], dict[str, Any]]
 
 logger = logging.getLogger("millrace")
 notes = Notes()  # the lines that this process has logged
@@ -34,7 +34,7 @@ def note(line: str) -> None:
 
 def mended_arguments(
     function: str, args: Sequence[Any], kwargs: Mapping[str, Any], offset: int = 0
-) -> Arguments:
+) -> MendedCall:
     """Returns arguments for Keras 3.
 
     Args:

@@ -5,7 +5,11 @@ tensorflow.keras                keras
 tensorflow.python.ipu           millrace.ipu
 keras.ipu                       millrace.ipu.keras
 ipu_tensorflow_addons           millrace.ipu.addons
-outfeed_wrapper, ...            millrace.ipu.outfeed_wrapper, ..., unless the program has its own
+outfeed_wrapper, ...            millrace.ipu.outfeed_wrapper, ...           `tutorial_copies`
+keras.layers.core, ...          keras.layers, ...                           `keras2_modules`
+tensorflow.python.ops, ...      the public names of TensorFlow              `private_modules`
+
+Calls of Keras get the meaning that they had in Keras 2: `mending`.
 """
 
 import contextlib
@@ -30,6 +34,7 @@ from millrace._compat.patches import put_in, take_out, take_out_all
 from millrace.porting.keras2_modules import module_aliases, old_attribute, patched_modules
 from millrace.porting.mending import mending
 from millrace.porting.private_modules import make_private_module, private_module
+from millrace.porting.tutorial_copies import tutorial_aliases
 from millrace.tensorflow.dispatch import real_name, real_tensorflow, restore_real_modules
 from millrace.tensorflow.replacements import MODULES, unsupported_module
 from millrace.tensorflow.unsupported import longest
@@ -43,15 +48,13 @@ NAMES = {
     "tensorflow.python.ipu": "millrace.ipu",
     "tensorflow.python.keras": "keras",
 }
-TUTORIAL = ("outfeed_callback", "outfeed_layers", "outfeed_optimizer", "outfeed_wrapper")
 PURPOSE = "tensorflow"
 
 
 @contextmanager
 def serving(directory: pathlib.Path) -> Iterator[None]:
     """Serves modules of millrace to the imports of a program in `directory`."""
-    own = {path.stem for path in directory.iterdir()} if directory.is_dir() else set()
-    helpers = {name: f"millrace.ipu.{name}" for name in TUTORIAL if name not in own}
+    helpers = tutorial_aliases(directory)
     aliases = module_aliases()
     before = {k: m for k, m in sys.modules.items() if k.partition(".")[0] == "tensorflow"}
     for name in before:

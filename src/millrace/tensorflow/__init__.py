@@ -27,6 +27,7 @@ from millrace.tensorflow import math as math
 from millrace.tensorflow import nn as nn
 from millrace.tensorflow import ops as _ops
 from millrace.tensorflow import random as random
+from millrace.tensorflow import summary as summary
 from millrace.tensorflow.compat.v1 import Graph as Graph
 from millrace.tensorflow.compat.v1 import Session as Session
 from millrace.tensorflow.compat.v1 import executing_eagerly as executing_eagerly
@@ -43,6 +44,7 @@ from millrace.tensorflow.framework import nest as nest
 from millrace.tensorflow.function import function as function
 from millrace.tensorflow.iterators import device_iterators as device_iterators
 from millrace.tensorflow.tape import GradientTape as GradientTape
+from millrace.tensorflow.tensor_board import let_tensor_board_be_written
 from millrace.tensorflow.values import Variable as Variable
 
 __version__ = "2.6.0"  # the TensorFlow release that has these names
@@ -62,6 +64,7 @@ globals().update({name: value for name, value in _NAMES.items() if "." not in na
 
 recognize("GradientTape", GradientTape)
 let_arrays_be_numpy()
+let_tensor_board_be_written()
 serve({"millrace.tensorflow.keras": "keras"}, "millrace.tensorflow")
 
 
