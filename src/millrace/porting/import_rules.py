@@ -6,7 +6,6 @@ import sys
 from collections.abc import Iterator
 
 from millrace.porting.finding import Finding
-from millrace.porting.imports import TUTORIAL
 from millrace.porting.name_rules import NameRules
 from millrace.porting.near_names import of_module
 from millrace.porting.own_modules import OwnModule, Program
@@ -71,6 +70,8 @@ class ModuleRules:
     def _of_module(self, node: ast.stmt, name: str) -> Iterator[Finding]:
         root = name.partition(".")[0]
         what = f"import of {name}"
+        if self._program.served_by(self._module, name) is not None:
+            return
         needs = NEED_TENSORFLOW.get(root)
         if needs is not None:
             if not (is_installed(root) and is_installed("tensorflow")):
@@ -80,7 +81,7 @@ class ModuleRules:
         elif canonical(name).partition(".")[0] in _OWN:
             if "." in canonical(name):
                 yield from self._names.of_import(node, canonical(name), name)
-        elif root not in TUTORIAL and not is_installed(root):
+        elif not is_installed(root):
             instead = f"pip install {_NAMES.get(root, root.replace('_', '-'))}"
             yield Finding(node.lineno, f"{what}, which is not installed", instead)
 

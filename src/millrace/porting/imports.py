@@ -16,7 +16,6 @@ from millrace.porting.finding import Edit, end_of, replaced, start_of
 from millrace.porting.replacements import canonical
 from millrace.porting.source_text import SourceText
 
-TUTORIAL = ("outfeed_callback", "outfeed_layers", "outfeed_optimizer", "outfeed_wrapper")
 FIRST = "import millrace  # before keras: it makes JAX the backend of Keras"
 _OWN = ("ipu", "tensorflow", "keras")
 _HOME = {"ipu": "millrace.ipu", "tensorflow": "millrace.tensorflow", "keras": "keras"}
@@ -25,6 +24,7 @@ _SERVED = ("tensorflow.python", "tensorflow.compat.v1.keras", "tensorflow.compil
 _SERVED += ("tensorflow.keras.ipu", "tf_keras")
 
 Rename = Callable[[str], str]
+ServedBy = Callable[[str], str | None]
 IsOwn = Callable[[str, int], object]
 
 
@@ -35,13 +35,20 @@ class ImportRules:
         tree: syntax tree of the program.
         source: its text.
         is_own: whether a module, by name and number of leading dots, is part of the program.
+        served_by: returns the canonical name of the module in place of one of the program's own.
         rename: returns the canonical name of today for a canonical name.
     """
 
     def __init__(
-        self, tree: ast.Module, source: SourceText, is_own: IsOwn, rename: Rename = str
+        self,
+        tree: ast.Module,
+        source: SourceText,
+        is_own: IsOwn,
+        served_by: ServedBy,
+        rename: Rename,
     ) -> None:
-        self._tree, self._source, self._is_own, self._rename = tree, source, is_own, rename
+        self._tree, self._source, self._is_own = tree, source, is_own
+        self._served_by, self._rename = served_by, rename
         self._bound = dict(_bound(tree, rename))
         self._needed: set[str] = set()
 
@@ -112,8 +119,9 @@ class ImportRules:
         name = alias.name
         if self._is_own(name, 0):
             return None
-        if name in TUTORIAL:
-            return _from(f"ipu.{name}", alias.asname or name)
+        served = self._served_by(name)
+        if served is not None:
+            return _from(served, alias.asname or name)
         if alias.asname is None and name.startswith("keras.ipu"):
             return "import keras"
         if alias.asname is None and name.partition(".")[0] == "tensorflow":
@@ -128,8 +136,9 @@ class ImportRules:
     def _member(self, module: str, alias: ast.alias) -> str | None:
         """`from tensorflow.python import ipu`."""
         name = f"{module}.{alias.name}"
-        if module in TUTORIAL:
-            return _from(f"ipu.{name}", alias.asname or alias.name)
+        served = self._served_by(module)
+        if served is not None:
+            return _from(f"{served}.{alias.name}", alias.asname or alias.name)
         if name.startswith("millrace."):
             return None
         new = self._rename(canonical(name))

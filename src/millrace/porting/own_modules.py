@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from millrace.porting.names import Names
 from millrace.porting.source_text import SourceText
+from millrace.porting.tutorial_copies import tutorial_aliases
 
 _MOST = 500  # files that are followed from one script
 
@@ -94,6 +95,15 @@ class Program:
         """Whether an import of a file is one of another file of the program."""
         return self._file(module, name, level) is not None
 
+    def served_by(self, module: OwnModule, name: str) -> str | None:
+        """Returns the canonical name of the module that `millrace run` gives a program for its own.
+
+        It does so for the modules of a tutorial, which programs copy; None for other modules.
+        """
+        root = self._roots.get(module.path)
+        alias = _aliases(root).get(name) if root is not None else None
+        return None if alias is None else alias.removeprefix("millrace.")
+
     def _add(self, path: pathlib.Path, root: pathlib.Path) -> None:
         try:
             module = read_module(path)
@@ -118,6 +128,8 @@ class Program:
         """Returns the file of an imported module, if it lies beside the script."""
         if module.path not in self._roots:  # a text without a file
             return None
+        if not level and self.served_by(module, name) is not None:
+            return None
         folder = module.path.parent if level else self._roots[module.path]
         for _ in range(level - 1):
             folder = folder.parent
@@ -129,6 +141,11 @@ class Program:
             return None
         own = next((m for m in self.modules if m.path.absolute() == path.absolute()), None)
         return {} if own is None else self.names(own).imported
+
+
+@functools.cache
+def _aliases(root: pathlib.Path) -> dict[str, str]:
+    return tutorial_aliases(root, says=False)
 
 
 def _file_of(folder: pathlib.Path, name: str) -> pathlib.Path | None:

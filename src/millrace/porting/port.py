@@ -113,7 +113,11 @@ class _FindingVisitor(ast.NodeVisitor):
         has_sessions = "compat.v1" in source.text or "Session(" in source.text
         kinds = Kinds(tree, names, has_arrays=not has_sessions)
         self.imports = ImportRules(
-            tree, source, lambda name, level: program.is_own(module, name, level), today
+            tree,
+            source,
+            lambda name, level: program.is_own(module, name, level),
+            lambda name: program.served_by(module, name),
+            today,
         )
         habits = HabitRules(source, is_served, kinds.value)
         self._name_rules = NameRules(names, self.imports, is_served)
