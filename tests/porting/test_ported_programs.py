@@ -17,9 +17,10 @@ import pytest
 from ported_programs import marked, programs, write
 
 import millrace
-from millrace.porting.own_modules import Program
+from millrace.porting.own_modules import PortedProgram
 from millrace.porting.port import port_program
-from millrace.porting.rewrite import rewrite, write as write_rewritten
+from millrace.porting.rewrite import rewrite
+from millrace.porting.rewrite import write as write_rewritten
 from millrace.porting.serve import run_script
 from millrace.tensorflow.graph_mode import set_graph_mode
 
@@ -52,7 +53,7 @@ def prepared(tmp_path, monkeypatch):
 
 def findings(name):
     """The findings of a program as (path, line, blocks)."""
-    files = port_program(Program([SCRIPT]), 1)
+    files = port_program(PortedProgram([SCRIPT]), 1)
     return {(str(f.module.path), each.line, each.blocks) for f in files for each in f.shown}
 
 
@@ -95,7 +96,7 @@ def test_these_run_and_print_the_same_when_they_are_rewritten(prepared, capsys, 
     assert printed
     for module in [key for key, each in sys.modules.items() if _is_here(each)]:
         del sys.modules[module]
-    write_rewritten(rewrite(Program([SCRIPT]), 1))
+    write_rewritten(rewrite(PortedProgram([SCRIPT]), 1))
     set_graph_mode(False)
     sys.path.insert(0, os.getcwd())
     try:
@@ -103,7 +104,7 @@ def test_these_run_and_print_the_same_when_they_are_rewritten(prepared, capsys, 
     finally:
         sys.path.remove(os.getcwd())
     assert capsys.readouterr().out == printed
-    assert rewrite(Program([SCRIPT]), 1) == []
+    assert rewrite(PortedProgram([SCRIPT]), 1) == []
     assert not any(blocks for *_, blocks in findings(name))
 
 
@@ -111,7 +112,7 @@ def test_these_run_and_print_the_same_when_they_are_rewritten(prepared, capsys, 
 def test_what_a_person_must_change_is_left_and_listed(prepared, name):
     prepared(name)
     run_script(str(SCRIPT))
-    write_rewritten(rewrite(Program([SCRIPT]), 1))
+    write_rewritten(rewrite(PortedProgram([SCRIPT]), 1))
     assert any(blocks for *_, blocks in findings(name))
 
 
@@ -122,7 +123,7 @@ def _is_here(module):
 @pytest.mark.parametrize("name", ["several_files", "habits_of_arguments"])
 def test_a_rewritten_program_starts_with_python(prepared, name):
     prepared(name)
-    write_rewritten(rewrite(Program([SCRIPT]), 1))
+    write_rewritten(rewrite(PortedProgram([SCRIPT]), 1))
     done = subprocess.run(
         [sys.executable, str(SCRIPT)],
         capture_output=True,

@@ -9,11 +9,12 @@ x.shape.as_list()                an attribute that only TensorFlow's objects hav
 import ast
 from collections.abc import Iterator
 
-from millrace.porting.finding import Edit, Finding, end_of
+from millrace.porting.arguments import rename_method
+from millrace.porting.finding import Finding
 from millrace.porting.habit_rules import HabitRules
 from millrace.porting.kinds import ARRAY, Kinds
 from millrace.porting.mended_members import members
-from millrace.porting.names import Names
+from millrace.porting.names import ImportedNames
 from millrace.porting.near_names import nearest, shown
 from millrace.porting.object_names import ATTRIBUTES, DISTINCTIVE, METHODS, OF_DTYPES, OF_SHAPES
 from millrace.porting.replacements import KEYWORDS, METHOD_KEYWORDS
@@ -36,7 +37,7 @@ _ATTACHED |= {"train_function", "test_function", "predict_function", "loss_track
 _MODELS = ("keras.Model", "keras.Sequential", "keras.models.", "keras.applications.")
 
 
-class CallRules:
+class ObjectRules:
     """The calls of a file.
 
     Args:
@@ -49,7 +50,7 @@ class CallRules:
 
     def __init__(
         self,
-        names: Names,
+        names: ImportedNames,
         kinds: Kinds,
         habits: HabitRules,
         defined: frozenset[str],
@@ -66,8 +67,8 @@ class CallRules:
             name: the canonical name of the function; None if it was not imported.
         """
         if name is not None:
-            found = self._habits.of_call(node, name, shown(name), is_model=False)
-            return found + self._of_signature(node, name, found)
+            findings = self._habits.of_call(node, name, shown(name), is_model=False)
+            return findings + self._of_signature(node, name, findings)
         if not isinstance(node.func, ast.Attribute):
             return []
         return self._of_method(node, node.func)
@@ -87,28 +88,28 @@ class CallRules:
                 is_kind = (kind or "").startswith(base) or owner == _LAST.get(base)
                 if attribute == node.attr and is_kind and node.attr not in own:
                     name = instead.rpartition(".")[2]
-                    edits = (_renamed(node, name),) if name.isidentifier() else ()
+                    edits = (rename_method(node, name),) if name.isidentifier() else ()
                     what = f".{node.attr} of {base.strip('.')}"
                     blocks = node.attr not in self._members(class_of(_CLASSES[base]))
                     yield Finding(node.lineno, what, instead, blocks, edits)
 
-    def _of_signature(self, node: ast.Call, name: str, found: list[Finding]) -> list[Finding]:
+    def _of_signature(self, node: ast.Call, name: str, findings: list[Finding]) -> list[Finding]:
         function = value_of(name)
         if function is None or not callable(function):
             return []
-        return self._unknown(node, function, shown(name), found, name)
+        return self._unknown(node, function, shown(name), findings, name)
 
     def _unknown(
-        self, node: ast.Call, function: object, label: str, found: list[Finding], name: str = ""
+        self, node: ast.Call, function: object, label: str, findings: list[Finding], name: str = ""
     ) -> list[Finding]:
         bound = 1 if label.startswith(".") else 0
-        known = {finding.what.partition("=")[0] for finding in found}
+        reported = {finding.what.partition("=")[0] for finding in findings}
         more: list[Finding] = []
         if not callable(function):
             return []
         for argument in unknown_arguments(node, function, bound):
             keyword = next(each for each in node.keywords if each.arg == argument)
-            if argument not in known:
+            if argument not in reported:
                 instead = _advice(name, argument, parameters_of(function) or [])
                 more.append(Finding(keyword.value.lineno, f"{argument}= of {label}", instead))
         if has_too_many(node, function, bound):
@@ -126,28 +127,28 @@ class CallRules:
         is_model = _is_model(func.value, kind)
         if method in SETTER_ARGUMENTS:
             return of_setter(node, method)
-        found = self._habits.of_call(node, f".{method}", label, is_model)
+        findings = self._habits.of_call(node, f".{method}", label, is_model)
         owner = class_of(_ARRAY_CLASS if kind == ARRAY else kind or "")
         if owner is not None and hasattr(owner, method):
-            found = [each for each in found if each.what != label]  # the class has the method
-            return found + self._unknown(node, getattr(owner, method), label, found)
-        if any(finding.what == label for finding in found):
-            return found
+            findings = [each for each in findings if each.what != label]  # the class has the method
+            return findings + self._unknown(node, getattr(owner, method), label, findings)
+        if any(finding.what == label for finding in findings):
+            return findings
         is_checked = (kind or "").startswith(_CHECKED) and not own
         is_checked |= (kind or "").startswith(_COMPLETE) and method not in _ATTACHED
         if is_checked and owner is not None and method not in self._defined:
-            return [*found, self._missing(node, kind or "", owner, method)]
+            return [*findings, self._missing(node, kind or "", owner, method)]
         instead = DISTINCTIVE.get(method) or OLD_METHODS.get(method)
         if (kind or "").startswith("keras.optimizers."):
             instead = None if hasattr(owner, method) else METHODS.get(method)
         if instead is not None:
-            found.append(Finding(node.lineno, label, instead))
+            findings.append(Finding(node.lineno, label, instead))
         for keyword in node.keywords:
             text = METHOD_KEYWORDS.get((method, keyword.arg or ""))
             what = f"{keyword.arg}= of {label}"
-            if text is not None and all(what != finding.what for finding in found):
-                found.append(Finding(keyword.value.lineno, what, text))
-        return found
+            if text is not None and all(what != finding.what for finding in findings):
+                findings.append(Finding(keyword.value.lineno, what, text))
+        return findings
 
     def _missing(self, node: ast.Call, kind: str, owner: type, method: str) -> Finding:
         public = [name for name in dir(owner) if not name.startswith("_")]
@@ -171,11 +172,6 @@ class CallRules:
 _LAST = {"keras.optimizers.": "optimizer"}
 _CLASSES = {"keras.optimizers.": "keras.optimizers.Optimizer"}
 _CLASSES |= {"keras.Model": "keras.Model", "keras.Sequential": "keras.Sequential"}
-
-
-def _renamed(node: ast.Attribute, name: str) -> Edit:
-    line, column = end_of(node)
-    return Edit((line, column - len(node.attr.encode())), (line, column), name)
 
 
 def _advice(function: str, argument: str, parameters: list[str]) -> str:

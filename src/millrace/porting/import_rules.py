@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from millrace.porting.finding import Finding
 from millrace.porting.name_rules import NameRules
 from millrace.porting.near_names import of_module
-from millrace.porting.own_modules import OwnModule, Program
+from millrace.porting.own_modules import OwnModule, PortedProgram
 from millrace.porting.replacements import canonical
 
 _OWN = ("ipu", "tensorflow", "keras", "millrace")
@@ -39,7 +39,7 @@ class ModuleRules:
         names: the rules for the names that it imports.
     """
 
-    def __init__(self, program: Program, module: OwnModule, names: NameRules) -> None:
+    def __init__(self, program: PortedProgram, module: OwnModule, names: NameRules) -> None:
         self._program, self._module, self._names = program, module, names
 
     def of_import(self, node: ast.Import) -> Iterator[Finding]:

@@ -12,7 +12,7 @@ Keras chooses its backend when it is imported, so an import of millrace comes be
 import ast
 from collections.abc import Callable, Iterator
 
-from millrace.porting.finding import Edit, end_of, replaced, start_of
+from millrace.porting.finding import TextEdit, replaced, start_of
 from millrace.porting.replacements import canonical
 from millrace.porting.source_text import SourceText
 
@@ -52,7 +52,7 @@ class ImportRules:
         self._bound = dict(_bound(tree, rename))
         self._needed: set[str] = set()
 
-    def edits(self) -> list[Edit]:
+    def edits(self) -> list[TextEdit]:
         """Returns the edits of all import statements, and the imports that they need."""
         edits = [each for node in ast.walk(self._tree) for each in self._of(node)]
         changed = self._source.with_edits(edits) if edits else self._source.text
@@ -90,7 +90,7 @@ class ImportRules:
         name = self._rename(canonical(spelled))
         return self.spelling(name) if name.partition(".")[0] in _OWN else None
 
-    def _of(self, node: ast.AST) -> Iterator[Edit]:
+    def _of(self, node: ast.AST) -> Iterator[TextEdit]:
         if isinstance(node, ast.Import):
             lines = [self._plain(alias) for alias in node.names]
         elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
@@ -102,8 +102,7 @@ class ImportRules:
         if all(line is None for line in lines):
             return
         texts = [
-            line or _statement(node, alias)
-            for line, alias in zip(lines, node.names, strict=True)
+            line or _statement(node, alias) for line, alias in zip(lines, node.names, strict=True)
         ]
         modules = {text.partition(" import ")[0] for text in texts}
         if isinstance(node, ast.ImportFrom) and len(modules) == 1 and _keep(node, texts):
@@ -142,7 +141,7 @@ class ImportRules:
         if name.startswith("millrace."):
             return None
         new = self._rename(canonical(name))
-        if new == name and name.startswith("keras") or new.partition(".")[0] not in _OWN:
+        if (new == name and name.startswith("keras")) or new.partition(".")[0] not in _OWN:
             return None
         if "(" in new or "'" in new or " " in new:
             new = canonical(name)
@@ -150,21 +149,23 @@ class ImportRules:
 
     def _joined(self, node: ast.AST, texts: list[str]) -> str:
         start = self._source.offset(start_of(node))
-        line = self._source.text.rfind("\n", 0, start) + 1
+        line = self._source.offset((start_of(node)[0], 0))
         indent = self._source.text[line:start]
         is_alone = not indent.strip()
         return (f"{self._source.newline}{indent}" if is_alone else "; ").join(texts)
 
-    def _added(self, texts: list[str]) -> Edit:
+    def _added(self, texts: list[str]) -> TextEdit:
         """Returns the edit that adds imports: before the first one that is not `__future__`."""
+        line = 1
         for node in self._tree.body:
+            decorators: list[ast.expr] = getattr(node, "decorator_list", [])
+            line = min([node.lineno, *(each.lineno for each in decorators)])
             is_doc = isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
             is_future = isinstance(node, ast.ImportFrom) and node.module == "__future__"
             if not is_doc and not is_future:
                 break
-        line = min([node.lineno, *(each.lineno for each in getattr(node, "decorator_list", []))])
         newline = self._source.newline
-        return Edit((line, 0), (line, 0), "".join(f"{text}{newline}" for text in texts))
+        return TextEdit((line, 0), (line, 0), "".join(f"{text}{newline}" for text in texts))
 
 
 def _from(name: str, bound: str) -> str:
@@ -188,8 +189,8 @@ def _keep(node: ast.ImportFrom, texts: list[str]) -> bool:
 
 
 def _statement(node: ast.Import | ast.ImportFrom, alias: ast.alias) -> str:
-    one = ast.unparse(alias)
-    return f"from {node.module} import {one}" if isinstance(node, ast.ImportFrom) else f"import {one}"
+    start = f"from {node.module} " if isinstance(node, ast.ImportFrom) else ""
+    return f"{start}import {ast.unparse(alias)}"
 
 
 def _bound(tree: ast.Module, rename: Rename) -> Iterator[tuple[str, str]]:

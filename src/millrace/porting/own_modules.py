@@ -6,15 +6,17 @@ data/loader.py  from . import shapes                              data/shapes.py
 
 import ast
 import functools
+import os
 import pathlib
 import tokenize
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from millrace.porting.names import Names
+from millrace.porting.names import ImportedNames
 from millrace.porting.source_text import SourceText
 from millrace.porting.tutorial_copies import tutorial_aliases
 
+_NOWHERE = pathlib.Path(os.devnull)
 _MOST = 500  # files that are followed from one script
 
 
@@ -45,7 +47,7 @@ def read_module(path: pathlib.Path) -> OwnModule:
     return OwnModule(path, SourceText(text), ast.parse(text), encoding)
 
 
-class Program:
+class PortedProgram:
     """The files of a program, in the order in which they are found.
 
     Args:
@@ -60,7 +62,7 @@ class Program:
         self.modules: list[OwnModule] = []
         self.unread: list[tuple[pathlib.Path, Exception]] = []
         self._roots: dict[pathlib.Path, pathlib.Path] = {}  # of each file, where its imports begin
-        self._names: dict[pathlib.Path, Names] = {}
+        self._names: dict[pathlib.Path, ImportedNames] = {}
         for path in dict.fromkeys(paths):
             self._add(path, path.absolute().parent)
         if text is not None:
@@ -74,13 +76,13 @@ class Program:
         self.modules = modules
         self._names = {}
 
-    def names(self, module: OwnModule) -> Names:
+    def names(self, module: OwnModule) -> ImportedNames:
         """Returns what the names of a file stand for."""
         if module.path not in self._names:
             # Modules that import each other: the second one sees no names of the first.
-            self._names[module.path] = Names(ast.Module([], []))
+            self._names[module.path] = ImportedNames(ast.Module([], []))
             exports = functools.partial(self._exports, module)
-            self._names[module.path] = Names(module.tree, exports)
+            self._names[module.path] = ImportedNames(module.tree, exports)
         return self._names[module.path]
 
     def defined(self) -> frozenset[str]:
@@ -100,8 +102,7 @@ class Program:
 
         It does so for the modules of a tutorial, which programs copy; None for other modules.
         """
-        root = self._roots.get(module.path)
-        alias = _aliases(root).get(name) if root is not None else None
+        alias = _aliases(self._roots.get(module.path, _NOWHERE)).get(name)
         return None if alias is None else alias.removeprefix("millrace.")
 
     def _add(self, path: pathlib.Path, root: pathlib.Path) -> None:

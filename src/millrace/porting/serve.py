@@ -12,8 +12,6 @@ tensorflow.python.ops, ...      the public names of TensorFlow              `pri
 Calls of Keras get the meaning that they had in Keras 2: `mending`.
 """
 
-import contextlib
-import importlib
 import pathlib
 import runpy
 import sys

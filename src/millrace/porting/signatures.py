@@ -109,7 +109,7 @@ def parameters_of(function: Callable[..., Any]) -> list[str] | None:
     for base in function.__mro__:
         start = vars(base).get("__init__")
         signature = None if start is None else _signature(start)
-        if signature is None:
+        if start is None or signature is None:
             continue
         names += [name for name in _names(signature) if name not in names]
         names += _popped(start)

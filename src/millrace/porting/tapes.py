@@ -1,10 +1,10 @@
 """Gradient tapes: `tf.function` converts those in functions that it compiles, and no others.
 
-    @tf.function                        also in functions that it calls, and in bodies of loops
-    def step(x, y):
-        with tf.GradientTape() as tape:
-            loss = loss_fn(y, model(x))
-        gradients = tape.gradient(loss, model.trainable_variables)
+@tf.function                        also in functions that it calls, and in bodies of loops
+def step(x, y):
+with tf.GradientTape() as tape:
+loss = loss_fn(y, model(x))
+gradients = tape.gradient(loss, model.trainable_variables)
 """
 
 import ast
@@ -25,9 +25,7 @@ _COMPILE = (
 )
 
 
-def tapes(
-    tree: ast.AST, resolve: Resolve, compiled: set[str]
-) -> Iterator[tuple[ast.Call, bool]]:
+def tapes(tree: ast.AST, resolve: Resolve, compiled: set[str]) -> Iterator[tuple[ast.Call, bool]]:
     """Yields the calls that create tapes, and whether each is outside of compiled functions.
 
     Args:
