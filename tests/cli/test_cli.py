@@ -22,8 +22,8 @@ def run(*words, width=100, size=SIZE):
 
 def test_the_flags():
     assert set(main.commands) == {
-        *("benchmark", "cache", "compile-log", "launch", "port", "precompile", "replay", "run"),
-        "simulate",
+        *("benchmark", "cache", "compile-log", "launch", "port", "poprun", "precompile", "replay"),
+        *("run", "simulate"),
     }
     assert " ".join(flag for p in main.commands["benchmark"].params for flag in p.opts) == (
         "--epochs --elements --json --infeed --model dataset"
@@ -36,6 +36,10 @@ def test_the_flags():
     }
     assert " ".join(flag for p in main.commands["launch"].params for flag in p.opts) == (
         "--processes --devices-per-process --timeout --no-pin script arguments"
+    )
+    poprun = [p for p in main.commands["poprun"].params if not getattr(p, "hidden", False)]
+    assert " ".join(flag for p in poprun for flag in p.opts) == (
+        "--num-replicas --num-instances --ipus-per-replica --timeout --no-pin command"
     )
     assert " ".join(flag for p in main.commands["replay"].params for flag in p.opts) == (
         "--import --all directory"

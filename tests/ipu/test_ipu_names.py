@@ -20,13 +20,15 @@ from millrace import ipu
 NAMES = pathlib.Path(__file__).with_name("ipu_names.txt")
 SOURCE = pathlib.Path(ipu.__file__).parent
 MODULES = (
-    "addons.keras.layers", "config", "cross_replica_ops", "dataset_benchmark",
-    "gradient_accumulation", "ipu_compiler", "ipu_estimator", "ipu_infeed_queue",
-    "ipu_outfeed_queue", "ipu_pipeline_estimator", "ipu_run_config", "ipu_strategy", "keras",
-    "keras.layers", "keras.optimizers", "loops",
-    "ops.cross_replica_ops", "ops.pipelining_ops", "ops.replication_ops", "optimizers",
-    "outfeed_callback", "outfeed_layers", "outfeed_optimizer", "outfeed_wrapper",
-    "pipelining_ops", "replication_ops", "scopes", "utils",
+    "addons.keras.layers", "autoshard", "config", "control_flow_ops", "cross_replica_ops",
+    "data.ops.dataset_ops", "dataset_benchmark", "distributed", "distributed.popdist_strategy",
+    "embedding_ops", "functional_ops", "gradient_accumulation", "internal_ops", "ipu_compiler",
+    "ipu_estimator", "ipu_infeed_queue", "ipu_outfeed_queue", "ipu_pipeline_estimator",
+    "ipu_run_config", "ipu_strategy", "keras", "keras.layers", "keras.optimizers", "loops",
+    "math_ops", "nn_ops", "normalization_ops", "ops.cross_replica_ops", "ops.pipelining_ops",
+    "ops.replication_ops", "optimizers", "outfeed_callback", "outfeed_layers", "outfeed_optimizer",
+    "outfeed_wrapper", "pipelining_ops", "popdist", "popdist.tensorflow", "rand_ops",
+    "replication_ops", "scopes", "utils",
 )  # fmt: skip
 # Names that modules of the package use of each other.
 INTERNAL = {

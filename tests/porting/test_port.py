@@ -68,7 +68,7 @@ model.save("model.keras")
         ("tf.saved_model.save(m, 'x')", "tf.saved_model.save", "model.save"),
         ("tf.estimator.Estimator(fn)", "tf.estimator.Estimator", "model.fit"),
         ("tf.distribute.MirroredStrategy()", "tf.distribute.MirroredStrategy", "IPUStrategy"),
-        ("import popdist", "import of popdist", "millrace launch"),
+        ("import poptorch", "import of poptorch", "a Keras model"),
         ("from horovod import tensorflow", "import of horovod", "millrace.distributed"),
         ("x.shape.as_list()", ".as_list()", "list(x.shape)"),
         ("tf.bitwise.invert(x)", "tf.bitwise.invert", "jax.numpy.invert"),
@@ -219,7 +219,7 @@ def test_what_the_tables_promise_is_there():
 def test_the_command(tmp_path):
     good, bad, broken = (tmp_path / name for name in ("good.py", "bad.py", "broken.py"))
     good.write_text(IMPORTS)
-    bad.write_text(f"{IMPORTS}import popdist\nkeras.optimizers.SGD(lr=1.0)\n")
+    bad.write_text(f"{IMPORTS}import horovod\nkeras.optimizers.SGD(lr=1.0)\n")
     broken.write_text("def f(:\n")
 
     def run(*paths):
@@ -229,7 +229,7 @@ def test_the_command(tmp_path):
     assert run(good) == (0, ["1 file: nothing stands in the way. Run it with `millrace run`."])
     status, lines = run(good, bad)
     assert status == 1
-    assert lines[0].startswith(f"{bad}:{HEAD + 1}: import of popdist  ->  millrace.distributed")
+    assert lines[0].startswith(f"{bad}:{HEAD + 1}: import of horovod  ->  millrace.distributed")
     assert lines[1] == (
         f"{bad}:{HEAD + 2}: lr= of keras.optimizers.SGD  ->  learning_rate=  (runs as it is)"
     )

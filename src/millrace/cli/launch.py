@@ -31,6 +31,7 @@ class LaunchOptions:
     devices: int | None = None  # virtual CPU devices in each process
     timeout: float = 30.0  # seconds that the other processes have to end after one has failed
     pin: bool = True  # whether each process has its own share of the cores
+    environment: tuple[tuple[str, str], ...] = ()  # more variables of each process
 
 
 def share_cores(cores: Sequence[int], processes: int) -> list[set[int]]:
@@ -107,7 +108,7 @@ def _start(
             if shares:
                 # A child inherits the affinity, which JAX reads when it is imported.
                 os.sched_setaffinity(0, shares[index])
-            processes.append(_process(options.command, launched, _log(directory, index)))
+            processes.append(_process(options, launched, _log(directory, index)))
             if index:
                 say(f"millrace launch: process {index} writes to {_log(directory, index)}")
     finally:
@@ -117,9 +118,10 @@ def _start(
 
 
 def _process(
-    command: tuple[str, ...], launched: Launched, log: pathlib.Path
+    options: LaunchOptions, launched: Launched, log: pathlib.Path
 ) -> subprocess.Popen[bytes]:
-    environment = os.environ | launched.to_environment() | {"PYTHONUNBUFFERED": "1"}
+    command, more = options.command, {"PYTHONUNBUFFERED": "1", **dict(options.environment)}
+    environment = os.environ | launched.to_environment() | more
     # A new session is a new process group, which can be ended with all processes that it starts.
     if launched.process_id == 0:
         return subprocess.Popen(

@@ -8,6 +8,7 @@
     millrace precompile  compiles the programs of a script, without training
     millrace port        lists the parts of an IPU program that will not run
     millrace run         runs an IPU program unchanged
+    millrace poprun      runs one as several processes, by the command line of an IPU
     millrace cache       shows or removes the executables that are cached on disk
 
 Drawings and tables are plain ASCII, with colors on a terminal.
@@ -28,6 +29,7 @@ from millrace.cli import cache_table
 from millrace.cli import compilation as cli_compilation
 from millrace.cli import porting as cli_porting
 from millrace.cli.launch import LaunchOptions, launch
+from millrace.cli.poprun import poprun_command
 from millrace.cli.types import FiniteRange, as_options
 from millrace.errors import MillraceError, OptionError
 from millrace.records.timeline import Timeline
@@ -65,7 +67,7 @@ def main() -> None:
     """Run, inspect and port programs that use millrace."""
 
 
-for _command in (*cli_compilation.COMMANDS, *cli_porting.COMMANDS):
+for _command in (*cli_compilation.COMMANDS, *cli_porting.COMMANDS, poprun_command):
     main.add_command(_command)
 
 

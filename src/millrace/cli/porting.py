@@ -6,13 +6,15 @@
 import importlib
 import os
 import pathlib
-import traceback
+import sys
 from types import TracebackType
 
 import click
 
+from millrace import distributed
 from millrace.cli.types import check_script
 from millrace.porting.serve import run_script
+from millrace.processes.agreement import Launched
 
 _NOT_SOURCE = (".pyc", ".pyz", ".zip")  # Python runs these, too
 
@@ -30,11 +32,14 @@ def run_command(context: click.Context, script: str, arguments: tuple[str, ...])
     """
     if not script.endswith(_NOT_SOURCE):
         check_script(script)
+    if Launched.exists():  # under `millrace poprun` or `millrace launch`
+        distributed.initialize()
     try:
         run_script(script, arguments)
     except Exception as error:  # printed as Python does, from the script's own frames on
         error.__traceback__ = _of_script(error.__traceback__, script)
-        traceback.print_exception(error)
+        # Python's own prints it, and that of a run of processes also tells the others.
+        sys.excepthook(type(error), error, error.__traceback__)
         context.exit(1)
 
 

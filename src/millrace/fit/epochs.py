@@ -101,6 +101,8 @@ class FeedEpochIterator(EpochIterator):
     """
 
     def __init__(self, controller: Controller, mode: Mode, **arguments: Any):
+        rules = controller.setup.rules
+        arguments = dict(rules.arguments(controller.setup, arguments))
         with at_once():
             wait_for_interrupted()  # Keras draws a batch of a generator now
             super().__init__(**arguments)
@@ -113,7 +115,6 @@ class FeedEpochIterator(EpochIterator):
         self._resident: ResidentArrays | None = None
         self._has_looked_for_resident = False
         self.number = 0  # of the running epoch, from 1
-        rules = controller.setup.rules
         rules.check_data(controller.setup, mode, self.data_adapter, arguments)
         rows = getattr(self.data_adapter, "batch_size", None)
         self.steps_per_execution = rules.steps_of_execution(

@@ -43,6 +43,11 @@ class Rules:
     def check(self, setup: "Setup", mode: Mode) -> None:
         """Refuses more than `Setup.check` does, before anything is compiled."""
 
+    def arguments(self, setup: "Setup", arguments: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Returns the arguments of Keras's epoch iterator, with other data where it is needed."""
+        del setup
+        return arguments
+
     def check_data(
         self, setup: "Setup", mode: Mode, adapter: DataAdapter, arguments: Mapping[str, Any]
     ) -> None:

@@ -9,8 +9,7 @@ length of an execution, the count of replicas, the building of models (`keras/ex
 """
 
 import importlib as _importlib
-from types import ModuleType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from millrace._compat.keras_attributes import let_attributes_be_read as _let_attributes_be_read
 from millrace._compat.module_aliases import serve as _serve
@@ -28,22 +27,38 @@ if TYPE_CHECKING:
 
 _ALIASES = {
     "addons.keras": "keras",  # ipu_tensorflow_addons.keras
+    "control_flow_ops": "ops.control_flow_ops",
     "cross_replica_ops": "ops.cross_replica_ops",
+    "distributed.host_collective_ops": "distributed.collectives",
+    "distributed.ipu_horovod_strategy": "distributed.popdist_strategy",
+    "distributed.ipu_multi_replica_strategy": "distributed.popdist_strategy",
+    "embedding_ops": "ops.embedding_ops",
+    "functional_ops": "ops.functional_ops",
+    "horovod": "distributed",
+    "internal_ops": "ops.internal_ops",
     "keras.optimizers.cross_replica_optimizer": "keras.optimizers",
     "keras.optimizers.gradient_accumulation_optimizer": "keras.optimizers",
     "keras.optimizers.map_gradient_optimizer": "keras.optimizers",
+    "math_ops": "ops.math_ops",
+    "nn_ops": "ops.nn_ops",
+    "normalization_ops": "ops.normalization_ops",
     "pipelining_ops": "ops.pipelining_ops",
+    "rand_ops": "ops.rand_ops",
     "replication_ops": "ops.replication_ops",
 }
 _MODULES = (
-    "config", "cross_replica_ops", "dataset_benchmark", "gradient_accumulation", "ipu_compiler",
-    "ipu_estimator", "ipu_infeed_queue", "ipu_outfeed_queue", "ipu_pipeline_estimator",
-    "ipu_run_config", "ipu_strategy", "keras", "loops", "ops",
+    "autoshard", "config", "control_flow_ops", "cross_replica_ops", "data", "dataset_benchmark",
+    "distributed", "embedding_ops", "functional_ops", "gradient_accumulation", "horovod",
+    "internal_ops", "math_ops", "nn_ops", "normalization_ops", "rand_ops",
+    "ipu_compiler", "ipu_estimator", "ipu_infeed_queue", "ipu_outfeed_queue",
+    "ipu_pipeline_estimator", "ipu_run_config", "ipu_strategy", "keras", "loops", "ops",
     "optimizers", "pipelining_ops", "replication_ops", "scopes", "utils",
 )  # fmt: skip
 
 
-def __getattr__(name: str) -> ModuleType:
+def __getattr__(name: str) -> Any:
+    if name == "outlined_function":
+        return _submodule(__name__, "functional_ops", _MODULES).outlined_function
     if name in _UNSUPPORTED:
         return _importlib.import_module(f"{__name__}.{name}")
     return _submodule(__name__, name, _MODULES)

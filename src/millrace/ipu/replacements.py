@@ -41,6 +41,8 @@ IPU = {
     "ipu.sharding": "ipu.keras.PipelineStage, or model.set_pipeline_stage_assignment()",
     "ipu.verification": "remove it: transfers to devices are not encrypted",
     "ipu.internal_ops": "jax.debug.print",
+    "ipu.control_flow_ops": "jax.lax.optimization_barrier",
+    "ipu.math_ops": "keras.ops",
     "ipu.functional_ops": "the function itself: XLA shares equal code",
     "ipu.nn_ops": "keras.ops, or the layer of ipu.keras.layers",
     "ipu.normalization_ops": "ipu.keras.layers.GroupNorm, InstanceNorm or LayerNorm",

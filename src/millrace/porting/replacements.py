@@ -35,6 +35,7 @@ _PREFIXES = (
     ("tf_keras", "keras"),
     ("keras.ipu", "ipu.keras"),
     ("ipu_tensorflow_addons", "ipu.addons"),
+    ("popdist", "ipu.popdist"),
     ("millrace.ipu", "ipu"),
     ("millrace.tensorflow", "tensorflow"),
 )

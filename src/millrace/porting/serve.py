@@ -40,6 +40,7 @@ from millrace.tensorflow.unsupported import longest
 NAMES = {
     "ipu_tensorflow_addons": "millrace.ipu.addons",
     "keras.ipu": "millrace.ipu.keras",
+    "popdist": "millrace.ipu.popdist",
     "tensorflow": "millrace.tensorflow",
     "tensorflow.keras": "keras",
     "tensorflow.keras.ipu": "millrace.ipu.keras",

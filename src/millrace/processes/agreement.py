@@ -74,6 +74,11 @@ class Launched:
         """Returns the variable to start the process with."""
         return {_VARIABLE: json.dumps(dataclasses.asdict(self))}
 
+    @staticmethod
+    def exists() -> bool:
+        """Whether a launcher started this process, and nothing has connected it yet."""
+        return _VARIABLE in os.environ
+
     @classmethod
     def take(cls) -> Self | None:
         """Reads the variable and removes it; returns None if `millrace launch` did not set it.
@@ -139,6 +144,21 @@ _SEEDS = (
 )
 _SCRIPT = "Run the same script with the same arguments in every process."
 REMEDIES = {"weights": _SEEDS, "data order": _SEEDS, "seed": _SEEDS, "data": _SEEDS}
+
+
+def texts_of_all(text: str, timeout: float) -> list[str]:
+    """Returns the short texts of all processes, in order; every process calls this.
+
+    Args:
+        text: of this process.
+        timeout: seconds to wait for the others.
+
+    Raises:
+        ProcessError: if not all processes call this in time.
+    """
+    if compat.process_count() == 1:
+        return [text]
+    return [each["text"] for each in _exchange(json.dumps({"text": text}), timeout)]
 
 
 def check_same(facts: Mapping[str, str], timeout: float = 60.0) -> None:

@@ -126,7 +126,6 @@ MODULES = {
     "tensorflow_hub": "keras_hub",
     "tensorflow_estimator": FIT,
     "horovod": PROCESSES,
-    "popdist": PROCESSES,
     "poprun": PROCESSES,
     "popart": "a Keras model",
     "poptorch": "a Keras model",

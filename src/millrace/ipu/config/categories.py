@@ -136,8 +136,8 @@ class IpuModel(Category):
 class MultiReplicaDistribution(Category):
     """Options of runs of several processes."""
 
-    process_index = Option(int, 0, "Index of this process.", advice=PROCESSES)
-    process_count = Option(int, 0, "Processes of the run.", advice=PROCESSES)
+    process_index = Option(int, 0, "Index of this process.")
+    process_count = Option(int, 0, "Processes of the run: each has its part of the data.")
 
 
 class Experimental(Category):

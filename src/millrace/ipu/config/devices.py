@@ -22,6 +22,7 @@ from millrace._compat.jax_processes import backends_are_initialized
 from millrace.errors import DeviceError, OptionError
 from millrace.ipu.config.categories import DeviceConnectionType
 from millrace.ipu.config.option import Category, Option, options
+from millrace.ipu.config.processes import groups_of_processes
 from millrace.ipu.no_effect import warn_no_effect
 from millrace.ipu.pre_compile import begin_pre_compile, end_pre_compile
 
@@ -167,7 +168,7 @@ def configure(config: Category, reset: bool) -> None:
     for path, option, value in options(config):
         if option.advice and value != option.default:
             warn_no_effect(f"IPUConfig.{path}", option.advice)
-    groups = find_groups(config.auto_select_ipus, config.select_ipus)
+    groups = groups_of_processes(config) or find_groups(config.auto_select_ipus, config.select_ipus)
     _put_in_force(System(groups, config.allow_recompute, copy.deepcopy(config)), reset)
     if config.device_connection.type is DeviceConnectionType.PRE_COMPILE:
         begin_pre_compile()

@@ -6,7 +6,10 @@ from types import ModuleType
 from millrace.ipu.lazy_modules import submodule as _submodule
 from millrace.ipu.replacements import unsupported_modules as _unsupported_modules
 
-_MODULES = ("cross_replica_ops", "pipelining_ops", "replication_ops")
+_MODULES = (
+    "control_flow_ops", "cross_replica_ops", "embedding_ops", "functional_ops", "internal_ops",
+    "math_ops", "nn_ops", "normalization_ops", "pipelining_ops", "rand_ops", "replication_ops",
+)  # fmt: skip
 
 
 def __getattr__(name: str) -> ModuleType:

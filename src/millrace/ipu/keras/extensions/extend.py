@@ -27,6 +27,7 @@ from millrace.ipu.keras.extensions.building import (
     build_without_checks,
 )
 from millrace.ipu.keras.extensions.data_checks import check_source
+from millrace.ipu.keras.extensions.instances import instances_of
 from millrace.ipu.keras.extensions.native import put
 from millrace.ipu.keras.extensions.rules import IPURules
 from millrace.ipu.keras.extensions.saving import (
@@ -51,7 +52,7 @@ def extend(model: keras.Model) -> None:
     controller = controller_of(model)
     if controller is None:
         return
-    controller.put_rules(IPURules())
+    controller.put_rules(IPURules(instances=instances_of(controller.setup)))
     methods = [*SETTERS, *STAGE_METHODS]
     if isinstance(model, keras.Sequential):
         methods += SEQUENTIAL_METHODS
@@ -85,6 +86,14 @@ def around(name: str, loop: Callable[..., object], controller: Controller) -> Ca
         check_source(x)
         validation = kwargs.get("validation_data")
         check_source(validation[0] if isinstance(validation, tuple) else validation)
+        instances = rules_of(controller).instances
+        if instances is not None:
+            instances.share_weights(controller.model)
+            if name == "predict":
+                return instances.own_rows(controller.setup, in_scope(x, *args, **kwargs))
+        return in_scope(x, *args, **kwargs)
+
+    def in_scope(x: object, *args: Any, **kwargs: Any) -> Any:
         if name == "fit":
             epochs = kwargs.get("epochs", args[2] if len(args) > 2 else 1)
             first = kwargs.get("initial_epoch", 0)

@@ -10,6 +10,7 @@ steps of inference             a multiple of replicas; in pipelines, of those th
 
 import logging
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from millrace._compat.keras_data import DataAdapter
 from millrace.errors import DataError, OptionError, PlanError
@@ -55,6 +56,10 @@ class IPURules(ExtendedRules):
             check_optimizer(model, f"set_{which}_options")
         if assignment is not None:
             check_pipeline(setup, self.settings, assignment, mode)
+
+    def arguments(self, setup: Setup, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Returns the arguments of Keras's epoch iterator; see `instances`."""
+        return arguments if self.instances is None else self.instances.arguments(setup, arguments)
 
     def check_data(
         self, setup: Setup, mode: Mode, adapter: DataAdapter, arguments: Mapping[str, object]

@@ -23,6 +23,7 @@ from millrace.fit.setup import Rules
 from millrace.ipu.gradient_accumulation import GradientAccumulationReductionMethod as Method
 from millrace.ipu.gradient_accumulation import reduction_method
 from millrace.ipu.keras.extensions.arguments import STEPS
+from millrace.ipu.keras.extensions.instances import Instances
 from millrace.ipu.ops.schedules import PipelineSchedule, schedule_of
 from millrace.options import MetricReduction, Reduction, truth, whole_number
 
@@ -82,6 +83,7 @@ class ExtendedRules(Rules):
 
     settings: Settings = Settings()
     epochs: int = 1  # of the running loop
+    instances: Instances | None = None  # where each process has its part of the data
 
 
 def rules_of(controller: Controller) -> ExtendedRules:

@@ -1,0 +1,1 @@
+"""`ipu.data`: data sets."""

@@ -1,0 +1,1 @@
+"""`ipu.data.ops`: operations on data sets."""
