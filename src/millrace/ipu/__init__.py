@@ -9,6 +9,7 @@ length of an execution, the count of replicas, the building of models (`keras/ex
 """
 
 import importlib as _importlib
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from millrace._compat.keras_attributes import let_attributes_be_read as _let_attributes_be_read
