@@ -24,9 +24,11 @@ from millrace.porting.signatures import (
     class_of,
     has_too_many,
     parameters_of,
+    requires_tensorflow,
     unknown_arguments,
     value_of,
 )
+from millrace.tensorflow.dispatch import is_installed
 
 _ARRAY_CLASS = "tensorflow.Tensor"
 _CHECKED = ("tensorflow.data.Dataset", "ipu.", ARRAY)  # classes that have all their attributes
@@ -97,6 +99,9 @@ class ObjectRules:
         function = value_of(name)
         if function is None or not callable(function):
             return []
+        if requires_tensorflow(function) and not is_installed():
+            what = f"{name}, which needs TensorFlow"
+            return [Finding(node.lineno, what, "pip install tensorflow; or NumPy, before fit")]
         return self._unknown(node, function, shown(name), findings, name)
 
     def _unknown(

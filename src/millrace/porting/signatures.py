@@ -94,6 +94,13 @@ def has_too_many(call: ast.Call, function: Callable[..., Any], bound: int = 0) -
 
 
 @functools.cache
+def requires_tensorflow(function: Callable[..., Any]) -> bool:
+    """Whether a class of Keras refuses to be made where TensorFlow is not installed."""
+    start = getattr(function, "__init__", None)
+    return start is not None and "requires TensorFlow" in _source(start)
+
+
+@functools.cache
 def parameters_of(function: Callable[..., Any]) -> list[str] | None:
     """Returns the names that a function takes as arguments; None if it takes any."""
     signature = _signature(function)
