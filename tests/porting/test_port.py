@@ -1,13 +1,16 @@
 """What of a program does not carry over, and what to write instead."""
 
 import importlib.util
+import pathlib
 
 import keras
 import pytest
 from click.testing import CliRunner
 
+import millrace
 from millrace.cli.main import main
-from millrace.porting.port import port
+from millrace.porting.own_modules import PortedProgram
+from millrace.porting.port import port, port_program
 from millrace.porting.replacements import (
     IPU,
     KEYWORDS,
@@ -333,3 +336,12 @@ def test_calls_of_objects_whose_class_the_text_tells(code, what, instead):
 def test_names_that_the_program_defines_itself_are_its_own():
     code = "class Box:\n    def as_list(self, keras): return keras.no_such\n\nBox().as_list(1)\n"
     assert findings(code) == []
+
+
+EXAMPLES = pathlib.Path(millrace.__path__[0]).parents[1] / "examples"
+
+
+@pytest.mark.parametrize("path", sorted(EXAMPLES.rglob("*.py")), ids=lambda path: path.name)
+def test_nothing_stands_in_the_way_of_the_examples(path):
+    (first, *_) = port_program(PortedProgram([path]), 1)
+    assert [each for each in first.shown if each.blocks] == []

@@ -17,7 +17,7 @@ from millrace.porting.mended_members import members
 from millrace.porting.names import ImportedNames
 from millrace.porting.near_names import nearest, shown
 from millrace.porting.object_names import ATTRIBUTES, DISTINCTIVE, METHODS, OF_DTYPES, OF_SHAPES
-from millrace.porting.replacements import KEYWORDS, METHOD_KEYWORDS
+from millrace.porting.replacements import KEYWORDS, METHOD_KEYWORDS, canonical
 from millrace.porting.replacements import METHODS as OLD_METHODS
 from millrace.porting.setter_rules import ATTACHED, SETTER_ARGUMENTS, of_setter
 from millrace.porting.signatures import (
@@ -60,6 +60,8 @@ class ObjectRules:
     ) -> None:
         self._names, self._kinds, self._habits, self._defined = names, kinds, habits, defined
         self._is_served = is_served
+        roots = {canonical(name).partition(".")[0] for name in names.imported.values()}
+        self._is_for_ipu = is_served or "ipu" in roots  # else the setters are millrace's own
 
     def of_call(self, node: ast.Call, name: str | None) -> list[Finding]:
         """Returns the findings of a call.
@@ -130,7 +132,7 @@ class ObjectRules:
             return []
         label = f".{method}()"
         is_model = _is_model(func.value, kind)
-        if method in SETTER_ARGUMENTS:
+        if method in SETTER_ARGUMENTS and self._is_for_ipu:
             return of_setter(node, method)
         findings = self._habits.of_call(node, f".{method}", label, is_model)
         owner = class_of(_ARRAY_CLASS if kind == ARRAY else kind or "")

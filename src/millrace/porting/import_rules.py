@@ -83,7 +83,10 @@ class ModuleRules:
                 yield from self._names.of_import(node, canonical(name), name)
         elif not is_installed(root):
             instead = f"pip install {_NAMES.get(root, root.replace('_', '-'))}"
-            yield Finding(node.lineno, f"{what}, which is not installed", instead)
+            blocks = "sys.path" not in self._module.source.text  # else it may be elsewhere
+            why = "unless sys.path has it"
+            what = f"{what}, which is not installed"
+            yield Finding(node.lineno, what, instead, blocks, why=why)
 
 
 def is_installed(name: str) -> bool:

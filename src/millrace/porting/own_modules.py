@@ -42,7 +42,10 @@ def read_module(path: pathlib.Path) -> OwnModule:
         ValueError: if it is not text in that encoding.
     """
     data = path.read_bytes()
-    encoding, _ = tokenize.detect_encoding(iter(data.splitlines(keepends=True)).__next__)
+    try:
+        encoding, _ = tokenize.detect_encoding(iter(data.splitlines(keepends=True)).__next__)
+    except SyntaxError as error:
+        raise ValueError(str(error)) from error
     text = data.decode(encoding)
     return OwnModule(path, SourceText(text), ast.parse(text), encoding)
 

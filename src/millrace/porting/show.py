@@ -109,7 +109,8 @@ def _why(path: pathlib.Path, error: Exception) -> str:
     if isinstance(error, SyntaxError):
         line = f"line {error.lineno}: " if error.lineno else ""
         return f"{line}{error.msg}. Convert a program for Python 2 with 2to3 first."
-    return "it is not text in its encoding." if isinstance(error, ValueError) else str(error)
+    encoding = error.encoding if isinstance(error, UnicodeDecodeError) else "utf-8"
+    return f"it is not text in {encoding.upper()}." if isinstance(error, ValueError) else str(error)
 
 
 def _files(number: int) -> str:

@@ -18,7 +18,7 @@ _PACKAGES = {"ipu": "millrace.ipu", "tensorflow": "millrace.tensorflow", "keras"
 # An operation of `tf` takes its first argument under any name that TensorFlow has for it.
 _OF_OPERATIONS = {"name", "input_tensor", "input", "tensor", "value", "values", "x", "features"}
 _OF_OPERATIONS |= {"logits"}
-_MORE = {"Model": ("inputs", "outputs")}  # functional models
+_MORE = {"Model": ("inputs", "outputs", "name", "trainable", "dtype")}  # functional models
 _POPPED = re.compile(r"""kwargs(?:\.pop\(|\.get\(|\[)\s*["'](\w+)["']|["'](\w+)["'] in kwargs""")
 
 
@@ -121,10 +121,10 @@ def parameters_of(function: Callable[..., Any]) -> list[str] | None:
         names += [name for name in _names(signature) if name not in names]
         names += _popped(start)
         body = _source(start).partition(":\n")[2]
-        if not _takes_others(signature) or "if kwargs" in body:  # which it refuses
+        if not _takes_others(signature):
             return names
-        if "**kwargs" not in body:  # it ignores them
-            return None
+        if "**kwargs" not in body:  # it refuses others, or ignores them
+            return names if "if kwargs" in body else None
     return names if function.__module__.startswith("keras.") else None
 
 
