@@ -1,11 +1,16 @@
 """What of a program does not carry over, and what to write instead."""
 
+import importlib.util
+import pathlib
+
 import keras
 import pytest
 from click.testing import CliRunner
 
+import millrace
 from millrace.cli.main import main
-from millrace.porting.port import port
+from millrace.porting.own_modules import PortedProgram
+from millrace.porting.port import port, port_program
 from millrace.porting.replacements import (
     IPU,
     KEYWORDS,
@@ -239,3 +244,105 @@ def test_the_command(tmp_path):
     assert status == 2
     assert lines[0].startswith(f"{broken}: cannot be read: ")
     assert len(lines) == 5
+
+
+GUARDED = """
+import argparse
+parser = argparse.ArgumentParser()
+parser.add_argument("--no-cache", action="store_true")
+parser.add_argument("--size", default=3)
+args = parser.parse_args()
+
+
+def unused():
+    return tf.strings.split("a b")
+
+
+if args.no_cache:
+    tf.strings.lower("A")
+if args.size:
+    tf.strings.upper("a")
+try:
+    tf.strings.strip(" a")
+except AttributeError:
+    pass
+"""
+
+
+def test_code_that_does_not_stop_the_program_is_said_to_be_such():
+    whys = {f.what: (f.blocks, f.why) for f in port(IMPORTS + GUARDED)}
+    assert whys["tf.strings.split"] == (False, "nothing calls it")
+    assert whys["tf.strings.lower"] == (False, "only with --no-cache")
+    assert whys["tf.strings.strip"] == (False, "its error is handled")
+    assert whys["tf.strings.upper"][0] is True
+
+
+def test_a_file_of_definitions_is_read_as_a_whole():
+    assert one("def load():\n    return tf.strings.split('a b')")[0] == "tf.strings.split"
+
+
+def test_packages_that_need_tensorflow_or_are_not_installed():
+    what, instead = one("import tensorflow_datasets as tfds")
+    assert what == "import of tensorflow_datasets, which needs TensorFlow"
+    assert instead.startswith("pip install tensorflow tensorflow-datasets")
+    assert one("import no_such_package.part") == (
+        "import of no_such_package.part, which is not installed",
+        "pip install no-such-package",
+    )
+    assert findings("import numpy, os.path, yaml" if _has_yaml() else "import numpy, os.path") == []
+
+
+def _has_yaml():
+    return importlib.util.find_spec("yaml") is not None
+
+
+@pytest.mark.parametrize(
+    ("code", "what", "instead"),
+    [
+        (
+            "keras.layers.Dense(3, kernel_initialiser='zeros')",
+            "kernel_initialiser= of keras.layers.Dense",
+            "kernel_initializer=",
+        ),
+        ("x = tf.ones((3,))\nx.assign(x)", ".assign() of an array", "one of"),
+        ("d = tf.data.Dataset.range(3)\nd = d.take(2)\nd.window(2)", ".window() of", "from_gener"),
+        ("for v in vs:\n    n = v.dtype.size", ".dtype.size", "itemsize"),
+        ("o = keras.optimizers.SGD(0.1)\no.minimize(f, [])", ".minimize() of", "apply_gradients"),
+        (
+            "m.set_pipelining_options(gradient_accumulation_count=4)",
+            "gradient_accumulation_count= of .set_pipelining_options()",
+            "gradient_accumulation_steps_per_replica=",
+        ),
+        (
+            "class M(keras.metrics.Metric):\n    def __init__(self):\n"
+            "        self.n = self.add_weight(name='n')\n    def result(self):\n"
+            "        return self.n\n",
+            "return self.n, a variable, as the result of a metric",
+            "return self.n.value",
+        ),
+        (
+            "class N(keras.layers.Layer):\n    def call(self, x):\n"
+            "        return x + tf.random.normal((2,))\n",
+            "tf.random.normal without a seed in N",
+            "SeedGenerator",
+        ),
+    ],
+)
+def test_calls_of_objects_whose_class_the_text_tells(code, what, instead):
+    result = one(code)
+    assert result[0].startswith(what)
+    assert instead in result[1]
+
+
+def test_names_that_the_program_defines_itself_are_its_own():
+    code = "class Box:\n    def as_list(self, keras): return keras.no_such\n\nBox().as_list(1)\n"
+    assert findings(code) == []
+
+
+EXAMPLES = pathlib.Path(millrace.__path__[0]).parents[1] / "examples"
+
+
+@pytest.mark.parametrize("path", sorted(EXAMPLES.rglob("*.py")), ids=lambda path: path.name)
+def test_nothing_stands_in_the_way_of_the_examples(path):
+    (first, *_) = port_program(PortedProgram([path]), 1)
+    assert [each for each in first.shown if each.blocks] == []

@@ -11,9 +11,7 @@ _NEEDS_TENSORFLOW = "pip install tensorflow: the name then works in the code tha
 _RECORDS = "pip install tensorflow: tf.data then reads them; or tf.data.Dataset.from_generator"
 _STRINGS = "methods of str, in the generator of tf.data.Dataset.from_generator"
 _TRAINING = "the argument training= of call()"
-_TEXT = (
-    "a dict of words made in Python, or keras.layers.TextVectorization with tensorflow installed"
-)
+_TEXT = "a dict made in Python, or keras.layers.TextVectorization with tensorflow installed"
 _CELL = "keras.layers.RNN(keras.layers.LSTMCell(units))"
 _SAVE = "model.save('name.keras') and keras.saving.load_model('name.keras')"
 _UNSHARED = "a keras.layers.Layer with an own kernel and keras.ops.einsum"

@@ -8,7 +8,7 @@ Input(shape=(80))             as_tuple(80)                   Input(shape=(80,))
 import ast
 import re
 
-from millrace.porting.finding import Edit, end_of, replaced, start_of
+from millrace.porting.finding import TextEdit, end_of, replaced, start_of
 from millrace.porting.source_text import SourceText
 
 _REST_OF_LINE = re.compile(r"[ \t]*(#[^\r\n]*)?(\r\n|\r|\n|$)")
@@ -30,20 +30,19 @@ def argument(call: ast.Call, name: str, position: int | None) -> ast.expr | None
     return None if isinstance(value, ast.Starred) else value
 
 
-def rename(keyword: ast.keyword, name: str) -> Edit:
+def rename(keyword: ast.keyword, name: str) -> TextEdit:
     """Returns the edit that gives a keyword argument another name."""
     line, column = start_of(keyword)
-    return Edit((line, column), (line, column + len((keyword.arg or "").encode())), name)
+    return TextEdit((line, column), (line, column + len((keyword.arg or "").encode())), name)
 
 
-def rename_method(call: ast.Call, name: str) -> Edit:
-    """Returns the edit that gives the called method another name."""
-    assert isinstance(call.func, ast.Attribute)
-    line, column = end_of(call.func)
-    return Edit((line, column - len(call.func.attr.encode())), (line, column), name)
+def rename_method(method: ast.Attribute, name: str) -> TextEdit:
+    """Returns the edit that gives a method or an attribute another name."""
+    line, column = end_of(method)
+    return TextEdit((line, column - len(method.attr.encode())), (line, column), name)
 
 
-def remove(keyword: ast.keyword, source: SourceText) -> Edit:
+def remove(keyword: ast.keyword, source: SourceText) -> TextEdit:
     """Returns the edit that leaves a keyword argument out, with its comma and its own lines."""
     text = source.text
     start, end = source.offset(start_of(keyword)), source.offset(end_of(keyword))
@@ -59,7 +58,7 @@ def remove(keyword: ast.keyword, source: SourceText) -> Edit:
     return source.edit(start, after.end() if after else end, "")
 
 
-def as_tuple(call: ast.Call, value: ast.expr, source: SourceText) -> Edit:
+def as_tuple(call: ast.Call, value: ast.expr, source: SourceText) -> TextEdit:
     """Returns the edit that makes a tuple of a number, within the parentheses that it has."""
     text = source.text
     start, end = source.offset(start_of(value)), source.offset(end_of(value))
@@ -71,7 +70,7 @@ def as_tuple(call: ast.Call, value: ast.expr, source: SourceText) -> Edit:
     return replaced(value, f"{written}," if has_own else f"({written},)")
 
 
-def with_suffix(value: ast.expr, suffix: str, source: SourceText) -> Edit | None:
+def with_suffix(value: ast.expr, suffix: str, source: SourceText) -> TextEdit | None:
     """Returns the edit that adds an ending to a file name; None for an expression of other form.
 
     A literal, or the literal at the end of an expression, gets it within its quotes.
@@ -94,8 +93,13 @@ def ending(value: ast.expr) -> str | None:
     last = _last_literal(value)
     if isinstance(last, ast.JoinedStr):
         part = last.values[-1] if last.values else None
-        return part.value if isinstance(part, ast.Constant) else None
-    return last.value if isinstance(last, ast.Constant) else None
+        return _text(part)
+    return _text(last)
+
+
+def _text(node: ast.expr | None) -> str | None:
+    value = node.value if isinstance(node, ast.Constant) else None
+    return value if isinstance(value, str) else None
 
 
 def _last_literal(value: ast.expr) -> ast.Constant | ast.JoinedStr | None:

@@ -9,22 +9,26 @@ x.shape.as_list()                an attribute that only TensorFlow's objects hav
 import ast
 from collections.abc import Iterator
 
-from millrace.porting.finding import Edit, Finding, end_of
+from millrace.porting.arguments import rename_method
+from millrace.porting.finding import Finding
 from millrace.porting.habit_rules import HabitRules
 from millrace.porting.kinds import ARRAY, Kinds
-from millrace.porting.names import Names
+from millrace.porting.mended_members import members
+from millrace.porting.names import ImportedNames
 from millrace.porting.near_names import nearest, shown
 from millrace.porting.object_names import ATTRIBUTES, DISTINCTIVE, METHODS, OF_DTYPES, OF_SHAPES
-from millrace.porting.replacements import KEYWORDS, METHOD_KEYWORDS
+from millrace.porting.replacements import KEYWORDS, METHOD_KEYWORDS, canonical
 from millrace.porting.replacements import METHODS as OLD_METHODS
 from millrace.porting.setter_rules import ATTACHED, SETTER_ARGUMENTS, of_setter
 from millrace.porting.signatures import (
     class_of,
     has_too_many,
     parameters_of,
+    requires_tensorflow,
     unknown_arguments,
     value_of,
 )
+from millrace.tensorflow.dispatch import is_installed
 
 _ARRAY_CLASS = "tensorflow.Tensor"
 _CHECKED = ("tensorflow.data.Dataset", "ipu.", ARRAY)  # classes that have all their attributes
@@ -35,7 +39,7 @@ _ATTACHED |= {"train_function", "test_function", "predict_function", "loss_track
 _MODELS = ("keras.Model", "keras.Sequential", "keras.models.", "keras.applications.")
 
 
-class CallRules:
+class ObjectRules:
     """The calls of a file.
 
     Args:
@@ -43,12 +47,21 @@ class CallRules:
         kinds: the classes of its expressions.
         habits: the rules for habits of Keras 2.
         defined: the functions and methods that the program defines itself.
+        is_served: whether `millrace run` runs the program.
     """
 
     def __init__(
-        self, names: Names, kinds: Kinds, habits: HabitRules, defined: frozenset[str]
+        self,
+        names: ImportedNames,
+        kinds: Kinds,
+        habits: HabitRules,
+        defined: frozenset[str],
+        is_served: bool,
     ) -> None:
         self._names, self._kinds, self._habits, self._defined = names, kinds, habits, defined
+        self._is_served = is_served
+        roots = {canonical(name).partition(".")[0] for name in names.imported.values()}
+        self._is_for_ipu = is_served or "ipu" in roots  # else the setters are millrace's own
 
     def of_call(self, node: ast.Call, name: str | None) -> list[Finding]:
         """Returns the findings of a call.
@@ -58,8 +71,8 @@ class CallRules:
             name: the canonical name of the function; None if it was not imported.
         """
         if name is not None:
-            found = self._habits.of_call(node, name, shown(name), is_model=False)
-            return found + self._of_signature(node, name, found)
+            findings = self._habits.of_call(node, name, shown(name), is_model=False)
+            return findings + self._of_signature(node, name, findings)
         if not isinstance(node.func, ast.Attribute):
             return []
         return self._of_method(node, node.func)
@@ -79,27 +92,31 @@ class CallRules:
                 is_kind = (kind or "").startswith(base) or owner == _LAST.get(base)
                 if attribute == node.attr and is_kind and node.attr not in own:
                     name = instead.rpartition(".")[2]
-                    edits = (_renamed(node, name),) if name.isidentifier() else ()
-                    yield Finding(node.lineno, f".{node.attr} of {base.strip('.')}", instead,
-                                  edits=edits)  # fmt: skip
+                    edits = (rename_method(node, name),) if name.isidentifier() else ()
+                    what = f".{node.attr} of {base.strip('.')}"
+                    blocks = node.attr not in self._members(class_of(_CLASSES[base]))
+                    yield Finding(node.lineno, what, instead, blocks, edits)
 
-    def _of_signature(self, node: ast.Call, name: str, found: list[Finding]) -> list[Finding]:
+    def _of_signature(self, node: ast.Call, name: str, findings: list[Finding]) -> list[Finding]:
         function = value_of(name)
         if function is None or not callable(function):
             return []
-        return self._unknown(node, function, shown(name), found, name)
+        if requires_tensorflow(function) and not is_installed():
+            what = f"{name}, which needs TensorFlow"
+            return [Finding(node.lineno, what, "pip install tensorflow; or NumPy, before fit")]
+        return self._unknown(node, function, shown(name), findings, name)
 
     def _unknown(
-        self, node: ast.Call, function: object, label: str, found: list[Finding], name: str = ""
+        self, node: ast.Call, function: object, label: str, findings: list[Finding], name: str = ""
     ) -> list[Finding]:
         bound = 1 if label.startswith(".") else 0
-        known = {finding.what.partition("=")[0] for finding in found}
+        reported = {finding.what.partition("=")[0] for finding in findings}
         more: list[Finding] = []
         if not callable(function):
             return []
         for argument in unknown_arguments(node, function, bound):
             keyword = next(each for each in node.keywords if each.arg == argument)
-            if argument not in known:
+            if argument not in reported:
                 instead = _advice(name, argument, parameters_of(function) or [])
                 more.append(Finding(keyword.value.lineno, f"{argument}= of {label}", instead))
         if has_too_many(node, function, bound):
@@ -115,54 +132,53 @@ class CallRules:
             return []
         label = f".{method}()"
         is_model = _is_model(func.value, kind)
-        if method in SETTER_ARGUMENTS:
+        if method in SETTER_ARGUMENTS and self._is_for_ipu:
             return of_setter(node, method)
-        found = self._habits.of_call(node, f".{method}", label, is_model)
+        findings = self._habits.of_call(node, f".{method}", label, is_model)
         owner = class_of(_ARRAY_CLASS if kind == ARRAY else kind or "")
-        if owner is not None and getattr(owner, method, None) is not None:
-            is_changed = [f for f in found if f.what == label]
-            if is_changed and not is_model:
-                found = [f for f in found if f.what != label]  # the class has the method
-            return found + self._unknown(node, getattr(owner, method), label, found)
-        if any(finding.what == label for finding in found):
-            return found
+        if owner is not None and hasattr(owner, method):
+            findings = [each for each in findings if each.what != label]  # the class has the method
+            return findings + self._unknown(node, getattr(owner, method), label, findings)
+        if any(finding.what == label for finding in findings):
+            return findings
         is_checked = (kind or "").startswith(_CHECKED) and not own
         is_checked |= (kind or "").startswith(_COMPLETE) and method not in _ATTACHED
         if is_checked and owner is not None and method not in self._defined:
-            return [*found, self._missing(node, kind or "", owner, method)]
+            return [*findings, self._missing(node, kind or "", owner, method)]
         instead = DISTINCTIVE.get(method) or OLD_METHODS.get(method)
         if (kind or "").startswith("keras.optimizers."):
             instead = None if hasattr(owner, method) else METHODS.get(method)
         if instead is not None:
-            found.append(Finding(node.lineno, label, instead))
+            findings.append(Finding(node.lineno, label, instead))
         for keyword in node.keywords:
             text = METHOD_KEYWORDS.get((method, keyword.arg or ""))
             what = f"{keyword.arg}= of {label}"
-            if text is not None and all(what != finding.what for finding in found):
-                found.append(Finding(keyword.value.lineno, what, text))
-        return found
+            if text is not None and all(what != finding.what for finding in findings):
+                findings.append(Finding(keyword.value.lineno, what, text))
+        return findings
 
     def _missing(self, node: ast.Call, kind: str, owner: type, method: str) -> Finding:
-        members = [name for name in dir(owner) if not name.startswith("_")]
-        near = nearest(method, members)
+        public = [name for name in dir(owner) if not name.startswith("_")]
+        near = nearest(method, public)
         instead = METHODS.get(method) or OLD_METHODS.get(method)
         if instead is None:
-            instead = f".{near}()" if near else f"one of {', '.join(members[:12])}"
+            instead = f".{near}()" if near else f"one of {', '.join(public[:12])}"
             if kind.startswith("keras.") and not near:
                 instead = f"a method of {kind}, or one of your own"
         of = "an array" if kind == ARRAY else shown(kind)
-        return Finding(node.lineno, f".{method}() of {of}", instead)
+        blocks = method not in self._members(owner)
+        return Finding(node.lineno, f".{method}() of {of}", instead, blocks)
+
+    def _members(self, kind: type | None) -> frozenset[str]:
+        return frozenset() if kind is None else members(kind, self._is_served)
 
     def _of_shape(self, node: ast.Attribute) -> Finding:
         return Finding(node.lineno, f".shape.{node.attr}", OF_SHAPES[node.attr])
 
 
 _LAST = {"keras.optimizers.": "optimizer"}
-
-
-def _renamed(node: ast.Attribute, name: str) -> Edit:
-    line, column = end_of(node)
-    return Edit((line, column - len(node.attr.encode())), (line, column), name)
+_CLASSES = {"keras.optimizers.": "keras.optimizers.Optimizer"}
+_CLASSES |= {"keras.Model": "keras.Model", "keras.Sequential": "keras.Sequential"}
 
 
 def _advice(function: str, argument: str, parameters: list[str]) -> str:

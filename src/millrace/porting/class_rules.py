@@ -67,4 +67,4 @@ def _of_result(method: ast.FunctionDef, weights: set[str]) -> Iterator[Finding]:
         if isinstance(value, ast.Attribute) and value.attr in weights:
             text = f"{ast.unparse(value)}.value"
             what = f"return {ast.unparse(value)}, a variable, as the result of a metric"
-            yield Finding(each.lineno, what, f"return {text}", edits=(replaced(value, text),))
+            yield Finding(value.lineno, what, f"return {text}", edits=(replaced(value, text),))

@@ -2,7 +2,7 @@
 
 keras.optimizers.SGD(lr=0.1)
 ^^ Finding("lr= of keras.optimizers.SGD", "learning_rate=")
-Edit("learning_rate")
+TextEdit("learning_rate")
 """
 
 import ast
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True, order=True)
-class Edit:
+class TextEdit:
     """New text for a part of a source text.
 
     Positions are those of `ast`: lines from 1, and offsets in bytes of UTF-8 in their line.
@@ -29,13 +29,13 @@ class Finding:
     what: str
     instead: str  # the text to write in its place
     blocks: bool = True  # whether it prevents the program from running
-    edits: tuple[Edit, ...] = ()  # write the replacement, where this needs no judgement
+    edits: tuple[TextEdit, ...] = ()  # write the replacement, where this needs no judgement
     why: str = "runs as it is"  # why it does not, if it does not
 
 
-def replaced(node: ast.expr | ast.stmt | ast.keyword, text: str) -> Edit:
+def replaced(node: ast.expr | ast.stmt | ast.keyword, text: str) -> TextEdit:
     """Returns the edit that writes other text in place of a node."""
-    return Edit(start_of(node), end_of(node), text)
+    return TextEdit(start_of(node), end_of(node), text)
 
 
 def start_of(node: ast.AST) -> tuple[int, int]:

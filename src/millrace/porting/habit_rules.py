@@ -19,7 +19,7 @@ from millrace.porting.arguments import (
     rename_method,
     with_suffix,
 )
-from millrace.porting.finding import Edit, Finding, end_of, replaced, start_of
+from millrace.porting.finding import Finding, TextEdit, end_of, replaced, start_of
 from millrace.porting.keras2 import Habit, habits_of
 from millrace.porting.signatures import parameters_of, value_of
 from millrace.porting.source_text import SourceText
@@ -32,6 +32,8 @@ _MODELS = (".keras", ".h5", ".hdf5")
 # The positional arguments of add_weight in Keras 2.
 _OF_WEIGHTS = ("name", "shape", "dtype", "initializer", "regularizer", "trainable", "constraint")
 _OF_FILES = (".save", ".save_weights", ".load_weights")
+# Calls of methods that are left out, with what takes their place.
+_LEFT_OUT = {".expect_partial()": "", ".assert_consumed()": "", ".get_shape()": ".shape"}
 _CHECKPOINT = "keras.callbacks.ModelCheckpoint"
 
 
@@ -61,18 +63,18 @@ class HabitRules:
         findings: list[Finding] = []
         for habit in habits_of(function):
             if habit.edit is keras2.Edit.SUFFIX:
-                found = self._of_file_name(call, habit, label)
+                finding = self._of_file_name(call, habit, label)
             elif habit.edit is keras2.Edit.KEYWORD:
-                found = self._of_weight_name(call, habit, label)
+                finding = self._of_weight_name(call, habit, label)
             elif not habit.argument:
-                found = self._of_method(call, habit, label)
+                finding = self._of_method(call, habit, label)
             else:
-                found = self._of_argument(call, habit, function, label)
-            findings += [] if found is None else [found]
+                finding = self._of_argument(call, habit, function, label)
+            findings += [] if finding is None else [finding]
         return findings
 
     def _finding(
-        self, node: ast.AST, habit: Habit, what: str, *edits: Edit | None, instead: str = ""
+        self, node: ast.AST, habit: Habit, what: str, *edits: TextEdit | None, instead: str = ""
     ) -> Finding:
         blocks = not (habit.mended and self._is_served)
         made = tuple(each for each in edits if each is not None)
@@ -96,22 +98,22 @@ class HabitRules:
             edits, instead = list(self._period(keyword)), "save_freq='epoch'"
             if not edits:
                 instead = f"save_freq={self._written(value)} * steps_per_epoch, in batches"
-        found = self._finding(value, habit, what, *edits, instead=instead)
-        if is_taken and found.blocks:
-            return Finding(found.line, what, found.instead, False, found.edits)
-        return found
+        finding = self._finding(value, habit, what, *edits, instead=instead)
+        if is_taken and finding.blocks:
+            return Finding(finding.line, what, finding.instead, False, finding.edits)
+        return finding
 
     def _is_meant(self, habit: Habit, value: ast.expr, call: ast.Call) -> bool:
         if habit.number:
-            known = self._evaluate(value)
-            return isinstance(known, int) and not isinstance(known, bool)
+            constant = self._evaluate(value)
+            return isinstance(constant, int) and not isinstance(constant, bool)
         if habit.value == "[n]":
             return isinstance(value, ast.List) and len(value.elts) == 1
         return not habit.value or ast.unparse(value) == habit.value
 
     def _edits(
         self, call: ast.Call, habit: Habit, keyword: ast.keyword | None, value: ast.expr
-    ) -> Iterator[Edit | None]:
+    ) -> Iterator[TextEdit | None]:
         if habit.number:
             yield as_tuple(call, value, self._source)
         elif keyword is not None and habit.edit is keras2.Edit.RENAME:
@@ -123,27 +125,28 @@ class HabitRules:
         elif habit.value == "[n]" and isinstance(value, ast.List):
             yield replaced(value, self._written(value.elts[0]))
 
-    def _period(self, keyword: ast.keyword | None) -> Iterator[Edit]:
+    def _period(self, keyword: ast.keyword | None) -> Iterator[TextEdit]:
         is_one = keyword is not None and self._evaluate(keyword.value) == 1
         if keyword is not None and is_one:
             yield replaced(keyword, 'save_freq="epoch"')
 
     def _of_method(self, call: ast.Call, habit: Habit, label: str) -> Finding:
-        edit: Edit | None = None
-        has_edit = False
+        edit = self._method_edit(call, call.func, habit, label)
+        return self._finding(call, habit, label, *([] if edit is None else [edit]))
+
+    def _method_edit(
+        self, call: ast.Call, method: ast.expr, habit: Habit, label: str
+    ) -> TextEdit | None:
+        if not isinstance(method, ast.Attribute):
+            return None
         if habit.edit is keras2.Edit.RENAME:
-            edit, has_edit = rename_method(call, habit.to), True
-        elif label in (".expect_partial()", ".assert_consumed()"):
-            assert isinstance(call.func, ast.Attribute)
-            edit, has_edit = Edit(end_of(call.func.value), end_of(call), ""), True
-        elif label == ".get_shape()":
-            assert isinstance(call.func, ast.Attribute)
-            edit, has_edit = Edit(end_of(call.func.value), end_of(call), ".shape"), True
-        elif label == ".as_list()" and isinstance(call.func, ast.Attribute):
-            written = self._written(call.func.value)
-            is_shape = written.endswith((".shape", ".get_shape()"))
-            edit, has_edit = (replaced(call, f"list({written})") if is_shape else None), is_shape
-        return self._finding(call, habit, label, *([edit] if has_edit else []))
+            return rename_method(method, habit.to)
+        if label in _LEFT_OUT:
+            return TextEdit(end_of(method.value), end_of(call), _LEFT_OUT[label])
+        written = self._source.between(start_of(method.value), end_of(method.value))
+        if label == ".as_list()" and written.endswith((".shape", ".get_shape()")):
+            return replaced(call, f"list({written})")
+        return None
 
     def _of_file_name(self, call: ast.Call, habit: Habit, label: str) -> Finding | None:
         value = argument(call, habit.argument, habit.position)
@@ -158,8 +161,8 @@ class HabitRules:
             only_weights = keyword is not None and self._evaluate(keyword.value)
             suffix = _WEIGHTS if only_weights else ".keras"
             accepted = (_WEIGHTS,) if only_weights else (".keras", ".h5")
-        known = self._evaluate(value)
-        name = ending(value) if ending(value) is not None else known
+        constant = self._evaluate(value)
+        name = ending(value) if ending(value) is not None else constant
         if not isinstance(name, str) or name.endswith(accepted) or "://" in name:
             return None
         if label == ".load_weights()" and pathlib.PurePath(name).suffix in (".npy", ".pkl", ".pt"):
@@ -170,12 +173,12 @@ class HabitRules:
 
     def _of_weight_name(self, call: ast.Call, habit: Habit, label: str) -> Finding | None:
         first = call.args[0] if call.args else None
-        known = None if first is None else self._evaluate(first)
-        is_name = isinstance(known, str) or isinstance(first, ast.JoinedStr)
+        constant = None if first is None else self._evaluate(first)
+        is_name = isinstance(constant, str) or isinstance(first, ast.JoinedStr)
         if first is None or not is_name or len(call.args) > len(_OF_WEIGHTS):
             return None
         edits = [
-            Edit(start_of(value), start_of(value), f"{name}=")
+            TextEdit(start_of(value), start_of(value), f"{name}=")
             for name, value in zip(_OF_WEIGHTS, call.args, strict=False)
         ]
         what = f"{self._written(first)} as the first argument of {label}"

@@ -6,10 +6,9 @@ import sys
 from collections.abc import Iterator
 
 from millrace.porting.finding import Finding
-from millrace.porting.imports import TUTORIAL
 from millrace.porting.name_rules import NameRules
 from millrace.porting.near_names import of_module
-from millrace.porting.own_modules import OwnModule, Program
+from millrace.porting.own_modules import OwnModule, PortedProgram
 from millrace.porting.replacements import canonical
 
 _OWN = ("ipu", "tensorflow", "keras", "millrace")
@@ -40,7 +39,7 @@ class ModuleRules:
         names: the rules for the names that it imports.
     """
 
-    def __init__(self, program: Program, module: OwnModule, names: NameRules) -> None:
+    def __init__(self, program: PortedProgram, module: OwnModule, names: NameRules) -> None:
         self._program, self._module, self._names = program, module, names
 
     def of_import(self, node: ast.Import) -> Iterator[Finding]:
@@ -62,7 +61,8 @@ class ModuleRules:
                 what = f"from {module} import *"
                 yield Finding(node.lineno, what, "the names that are used", blocks=False)
             elif is_own:
-                yield from self._names.of_import(node, canonical(f"{module}.{alias.name}"))
+                name = canonical(f"{module}.{alias.name}")
+                yield from self._names.of_import(node, name, module)
             elif module == "transformers" and alias.name.startswith("TF"):
                 what = f"transformers.{alias.name}, which needs TensorFlow"
                 yield Finding(node.lineno, what, "keras_hub.models, or keras.layers")
@@ -70,6 +70,8 @@ class ModuleRules:
     def _of_module(self, node: ast.stmt, name: str) -> Iterator[Finding]:
         root = name.partition(".")[0]
         what = f"import of {name}"
+        if self._program.served_by(self._module, name) is not None:
+            return
         needs = NEED_TENSORFLOW.get(root)
         if needs is not None:
             if not (is_installed(root) and is_installed("tensorflow")):
@@ -78,10 +80,13 @@ class ModuleRules:
             yield Finding(node.lineno, what, of_module(name) or "")
         elif canonical(name).partition(".")[0] in _OWN:
             if "." in canonical(name):
-                yield from self._names.of_import(node, canonical(name))
-        elif root not in TUTORIAL and not is_installed(root):
+                yield from self._names.of_import(node, canonical(name), name)
+        elif not is_installed(root):
             instead = f"pip install {_NAMES.get(root, root.replace('_', '-'))}"
-            yield Finding(node.lineno, f"{what}, which is not installed", instead)
+            blocks = "sys.path" not in self._module.source.text  # else it may be elsewhere
+            why = "unless sys.path has it"
+            what = f"{what}, which is not installed"
+            yield Finding(node.lineno, what, instead, blocks, why=why)
 
 
 def is_installed(name: str) -> bool:

@@ -12,11 +12,10 @@ Keras chooses its backend when it is imported, so an import of millrace comes be
 import ast
 from collections.abc import Callable, Iterator
 
-from millrace.porting.finding import Edit, replaced, start_of
+from millrace.porting.finding import TextEdit, replaced, start_of
 from millrace.porting.replacements import canonical
 from millrace.porting.source_text import SourceText
 
-TUTORIAL = ("outfeed_callback", "outfeed_layers", "outfeed_optimizer", "outfeed_wrapper")
 FIRST = "import millrace  # before keras: it makes JAX the backend of Keras"
 _OWN = ("ipu", "tensorflow", "keras")
 _HOME = {"ipu": "millrace.ipu", "tensorflow": "millrace.tensorflow", "keras": "keras"}
@@ -25,6 +24,7 @@ _SERVED = ("tensorflow.python", "tensorflow.compat.v1.keras", "tensorflow.compil
 _SERVED += ("tensorflow.keras.ipu", "tf_keras")
 
 Rename = Callable[[str], str]
+ServedBy = Callable[[str], str | None]
 IsOwn = Callable[[str, int], object]
 
 
@@ -35,17 +35,24 @@ class ImportRules:
         tree: syntax tree of the program.
         source: its text.
         is_own: whether a module, by name and number of leading dots, is part of the program.
+        served_by: returns the canonical name of the module in place of one of the program's own.
         rename: returns the canonical name of today for a canonical name.
     """
 
     def __init__(
-        self, tree: ast.Module, source: SourceText, is_own: IsOwn, rename: Rename = str
+        self,
+        tree: ast.Module,
+        source: SourceText,
+        is_own: IsOwn,
+        served_by: ServedBy,
+        rename: Rename,
     ) -> None:
-        self._tree, self._source, self._is_own, self._rename = tree, source, is_own, rename
+        self._tree, self._source, self._is_own = tree, source, is_own
+        self._served_by, self._rename = served_by, rename
         self._bound = dict(_bound(tree, rename))
         self._needed: set[str] = set()
 
-    def edits(self) -> list[Edit]:
+    def edits(self) -> list[TextEdit]:
         """Returns the edits of all import statements, and the imports that they need."""
         edits = [each for node in ast.walk(self._tree) for each in self._of(node)]
         changed = self._source.with_edits(edits) if edits else self._source.text
@@ -83,7 +90,7 @@ class ImportRules:
         name = self._rename(canonical(spelled))
         return self.spelling(name) if name.partition(".")[0] in _OWN else None
 
-    def _of(self, node: ast.AST) -> Iterator[Edit]:
+    def _of(self, node: ast.AST) -> Iterator[TextEdit]:
         if isinstance(node, ast.Import):
             lines = [self._plain(alias) for alias in node.names]
         elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
@@ -111,8 +118,9 @@ class ImportRules:
         name = alias.name
         if self._is_own(name, 0):
             return None
-        if name in TUTORIAL:
-            return _from(f"ipu.{name}", alias.asname or name)
+        served = self._served_by(name)
+        if served is not None:
+            return _from(served, alias.asname or name)
         if alias.asname is None and name.startswith("keras.ipu"):
             return "import keras"
         if alias.asname is None and name.partition(".")[0] == "tensorflow":
@@ -127,8 +135,9 @@ class ImportRules:
     def _member(self, module: str, alias: ast.alias) -> str | None:
         """`from tensorflow.python import ipu`."""
         name = f"{module}.{alias.name}"
-        if module in TUTORIAL:
-            return _from(f"ipu.{name}", alias.asname or alias.name)
+        served = self._served_by(module)
+        if served is not None:
+            return _from(f"{served}.{alias.name}", alias.asname or alias.name)
         if name.startswith("millrace."):
             return None
         new = self._rename(canonical(name))
@@ -140,21 +149,23 @@ class ImportRules:
 
     def _joined(self, node: ast.AST, texts: list[str]) -> str:
         start = self._source.offset(start_of(node))
-        line = self._source.text.rfind("\n", 0, start) + 1
+        line = self._source.offset((start_of(node)[0], 0))
         indent = self._source.text[line:start]
         is_alone = not indent.strip()
         return (f"{self._source.newline}{indent}" if is_alone else "; ").join(texts)
 
-    def _added(self, texts: list[str]) -> Edit:
+    def _added(self, texts: list[str]) -> TextEdit:
         """Returns the edit that adds imports: before the first one that is not `__future__`."""
+        line = 1
         for node in self._tree.body:
+            decorators: list[ast.expr] = getattr(node, "decorator_list", [])
+            line = min([node.lineno, *(each.lineno for each in decorators)])
             is_doc = isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
             is_future = isinstance(node, ast.ImportFrom) and node.module == "__future__"
             if not is_doc and not is_future:
                 break
-        line = min([node.lineno, *(each.lineno for each in getattr(node, "decorator_list", []))])
         newline = self._source.newline
-        return Edit((line, 0), (line, 0), "".join(f"{text}{newline}" for text in texts))
+        return TextEdit((line, 0), (line, 0), "".join(f"{text}{newline}" for text in texts))
 
 
 def _from(name: str, bound: str) -> str:
@@ -178,10 +189,8 @@ def _keep(node: ast.ImportFrom, texts: list[str]) -> bool:
 
 
 def _statement(node: ast.Import | ast.ImportFrom, alias: ast.alias) -> str:
-    one = ast.unparse(alias)
-    return (
-        f"from {node.module} import {one}" if isinstance(node, ast.ImportFrom) else f"import {one}"
-    )
+    start = f"from {node.module} " if isinstance(node, ast.ImportFrom) else ""
+    return f"{start}import {ast.unparse(alias)}"
 
 
 def _bound(tree: ast.Module, rename: Rename) -> Iterator[tuple[str, str]]:

@@ -11,7 +11,7 @@ A name that gets values of several classes, or of one that is not known, has non
 
 import ast
 
-from millrace.porting.names import Function, Names, parameters, within
+from millrace.porting.names import Function, ImportedNames, parameters, within
 from millrace.porting.signatures import class_of, value_of
 
 ARRAY = "array"
@@ -32,7 +32,7 @@ class Kinds:
         has_arrays: whether operations of `tf` return arrays: not in programs of TensorFlow 1.
     """
 
-    def __init__(self, tree: ast.Module, names: Names, has_arrays: bool = True) -> None:
+    def __init__(self, tree: ast.Module, names: ImportedNames, has_arrays: bool = True) -> None:
         self._names, self._has_arrays = names, has_arrays
         self.classes = {n.name: n for n in ast.walk(tree) if isinstance(n, ast.ClassDef)}
         self._functions = {n.name: n for n in tree.body if isinstance(n, ast.FunctionDef)}
@@ -203,9 +203,9 @@ class _Scope:
                         plain.add(id(target))
                         self.values.setdefault(target.id, []).append(each.value)
         for each in within(node):
-            is_stored = isinstance(each, ast.Name) and isinstance(each.ctx, ast.Store)
-            if is_stored and id(each) not in plain:
-                self.values.setdefault(each.id, []).append(None)
+            if isinstance(each, ast.Name) and isinstance(each.ctx, ast.Store):
+                if id(each) not in plain:
+                    self.values.setdefault(each.id, []).append(None)
             elif isinstance(each, ast.FunctionDef | ast.ClassDef | ast.alias):
                 bound = each.name if not isinstance(each, ast.alias) else each.asname or each.name
                 self.values.setdefault(bound, []).append(None)

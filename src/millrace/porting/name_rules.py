@@ -4,13 +4,15 @@ import ast
 from collections.abc import Iterator
 
 from millrace.porting import keras2_names
-from millrace.porting.finding import Edit, Finding, replaced
+from millrace.porting.finding import Finding, TextEdit, replaced
 from millrace.porting.imports import ImportRules
-from millrace.porting.names import Names
+from millrace.porting.names import ImportedNames
 from millrace.porting.near_names import shown, what_to_write
+from millrace.porting.private_modules import private_module
 from millrace.porting.private_paths import public_name
 from millrace.porting.replacements import IPU, OPERATIONS, exists, longest, operation
 from millrace.porting.signatures import is_importable
+from millrace.tensorflow.replacements import unsupported_module
 
 _OWN = ("ipu", "tensorflow", "keras")
 _RAISING = ("keras.optimizers.legacy.",)  # names of Keras 3 that only raise
@@ -24,8 +26,8 @@ _OTHER_DEFAULTS += ("sparse_categorical_crossentropy", "l2_normalize", "dropout"
 _OTHER_DEFAULTS += ("random_normal", "random_uniform", "truncated_normal", "resize_images", "dot")
 
 
-def today(name: str) -> str:
-    """Returns the name that a canonical name has today: a name that only moved gets its new one.
+def name_now(name: str) -> str:
+    """Returns the name that a canonical name has now: a name that only moved gets its new one.
 
     Args:
         name: such as `keras.layers.core.Dense`, or a private one of TensorFlow.
@@ -52,8 +54,9 @@ class NameRules:
         is_served: whether `millrace run` runs the program, which has many of the former names.
     """
 
-    def __init__(self, names: Names, imports: ImportRules, is_served: bool) -> None:
+    def __init__(self, names: ImportedNames, imports: ImportRules, is_served: bool) -> None:
         self._names, self._imports, self._is_served = names, imports, is_served
+        self._reported: set[str] = set()  # names whose import has a finding
 
     def of_name(self, node: ast.AST, name: str, layer: str = "") -> Iterator[Finding]:
         """Yields the findings of an imported name, which an expression or an import spells.
@@ -79,18 +82,25 @@ class NameRules:
         if edit is not None:
             yield Finding(line, "", "", blocks=False, edits=(edit,))
 
-    def of_import(self, node: ast.stmt, name: str) -> Iterator[Finding]:
+    def of_import(self, node: ast.stmt, name: str, module: str) -> Iterator[Finding]:
         """Yields the findings of a name that a statement imports.
 
         A name that only raises when it is used is found where it is used.
+
+        Args:
+            node: the statement.
+            name: the canonical name.
+            module: the module as the statement spells it.
         """
+        works = is_importable(name) or (self._is_served and _has_replacement(module))
         for finding in self.of_name(node, name):
-            if not (finding.blocks and is_importable(name)):
+            if not (finding.blocks and works):
+                self._reported.add(name)
                 yield finding
 
     def of_use(self, node: ast.Name, name: str, layer: str) -> Iterator[Finding]:
         """Yields the findings of a name that was imported by itself, where it is used."""
-        if name.partition(".")[0] in _OWN and is_importable(name):
+        if name not in self._reported:
             yield from self.of_name(node, name, layer)
 
     def in_layer(self, node: ast.AST, name: str, layer: str) -> Iterator[Finding]:
@@ -100,7 +110,7 @@ class NameRules:
             line = node.lineno  # type: ignore[attr-defined]
             yield Finding(line, f"{shown(name)} in {layer}", instead, blocks=False)
 
-    def spelled_anew(self, node: ast.AST) -> Edit | None:
+    def spelled_anew(self, node: ast.AST) -> TextEdit | None:
         """Returns the edit of an expression that spells a name in a way that no longer works."""
         spelled = self._names.spelled(node)
         if spelled is None or not isinstance(node, ast.expr):
@@ -109,11 +119,11 @@ class NameRules:
         return None if text is None else replaced(node, text)
 
     def _of_missing(self, node: ast.AST, line: int, name: str) -> Finding:
-        new = today(name)
+        new = name_now(name)
         value = keras2_names.VALUES.get(name)
         text = shown(new) if new != name and not _has_other_defaults(name) else what_to_write(name)
         is_served = self._is_served and _is_served(name)
-        edits: tuple[Edit, ...] = ()
+        edits: tuple[TextEdit, ...] = ()
         if isinstance(node, ast.expr):
             if value is not None:
                 edits = (replaced(node, value),)
@@ -125,6 +135,13 @@ class NameRules:
         return Finding(line, shown(name), text, blocks=not is_served, edits=edits)
 
 
+def _has_replacement(module: str) -> bool:
+    """Whether `millrace run` has something in place of a module that is not here."""
+    return module.startswith("tensorflow.") and (
+        private_module(module) is not None or unsupported_module(module) is not None
+    )
+
+
 def _moved(name: str) -> str | None:
     new = keras2_names.new_name(name)
     return None if new is None or "(" in new or new.startswith(("variable.", "x.")) else new
@@ -132,7 +149,7 @@ def _moved(name: str) -> str | None:
 
 def _is_served(name: str) -> bool:
     """Whether `millrace run` has a name that Keras 3 and millrace do not have."""
-    if today(name) != name:
+    if name_now(name) != name:
         return True
     if name in keras2_names.GONE:
         return False

@@ -14,14 +14,14 @@ from millrace.porting.replacements import canonical
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
 # Of a module of the program: its names, as dotted names under the packages they come from.
-Exports = Callable[[str, int], Mapping[str, str] | None]
+ModuleNames = Callable[[str, int], Mapping[str, str] | None]
 
 
 def no_modules(name: str, level: int) -> None:
-    """The `Exports` of a program in one file."""
+    """The `ModuleNames` of a program in one file."""
 
 
-class Names:
+class ImportedNames:
     """The imports of a module, and plain assignments of imported names.
 
     Args:
@@ -30,7 +30,7 @@ class Names:
             number of leading dots; None for a module that is not part of the program.
     """
 
-    def __init__(self, tree: ast.Module, exports: Exports = no_modules) -> None:
+    def __init__(self, tree: ast.Module, exports: ModuleNames = no_modules) -> None:
         self._names: dict[str, str] = {}
         self._modules: dict[str, Mapping[str, str]] = {}  # the program's own, as imported
         self._hidden = frozenset(_hidden(tree))
@@ -68,7 +68,7 @@ class Names:
             root = self._modules[node.id].get(attributes.pop(0))
         return None if root is None else ".".join([root, *attributes])
 
-    def _import(self, node: ast.Import, exports: Exports) -> None:
+    def _import(self, node: ast.Import, exports: ModuleNames) -> None:
         for alias in node.names:
             own = exports(alias.name, 0)
             bound = alias.name if alias.asname else alias.name.partition(".")[0]
@@ -77,7 +77,7 @@ class Names:
             else:
                 self._names.setdefault(alias.asname or bound, bound)
 
-    def _import_from(self, node: ast.ImportFrom, exports: Exports) -> None:
+    def _import_from(self, node: ast.ImportFrom, exports: ModuleNames) -> None:
         own = exports(node.module or "", node.level)
         for alias in node.names:
             if own is None and node.level:

@@ -4,7 +4,7 @@ keras.layers.core.Dense               keras.layers.Dense          it moved      
 tensorflow.python....dataset_ops...   tf.data.Dataset             it has a public name
 tf.io.gfile.exists                    os.path.exists(path)        the table of advice      advice.py
 tf.math.erfinv                        keras.ops.erfinv            an operation of Keras, or of JAX
-keras.layers.Dens                     keras.layers.Dense          a name with nearly the same letters
+keras.layers.Dens                     keras.layers.Dense         a name of nearly the same letters
 """
 
 import difflib
@@ -20,6 +20,7 @@ from millrace.porting.replacements import (
     MODULES,
     OPERATIONS,
     TENSORFLOW,
+    canonical,
     exists,
     longest,
     operation,
@@ -39,6 +40,7 @@ def what_to_write(name: str) -> str:
     Args:
         name: a name of TensorFlow, Keras, or of the IPU's package.
     """
+    name = canonical(name)
     root = name.partition(".")[0]
     public = public_name(name, exists)
     if public is not None:
@@ -93,9 +95,9 @@ def _of_tensorflow(name: str) -> str:
         if text is not None:
             return text
     text = longest(TENSORFLOW, name) or longest(TENSORFLOW, short)
-    found = _operation(short)
-    if found is not None and (text is None or found.startswith("keras.")):
-        return found
+    result = _operation(short)
+    if result is not None and (text is None or result.startswith("keras.")):
+        return result
     near = None if text is not None else _sibling(short)
     if near is None and text is None:
         near = nearest(short.rpartition(".")[2], _members("keras.ops"))
@@ -125,9 +127,9 @@ def _operation(name: str) -> str | None:
         inner = "ops.image" if module == "image" else "random"
         if exists(f"keras.{inner}.{last}"):
             return f"keras.{inner}.{last}"
-    found = operation(name, OPERATIONS)
-    if found is not None:
-        return found
+    result = operation(name, OPERATIONS)
+    if result is not None:
+        return result
     for module in _OF_JAX:
         if hasattr(importlib.import_module(module), last):
             return f"{module}.{last}"

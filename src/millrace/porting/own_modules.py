@@ -6,14 +6,17 @@ data/loader.py  from . import shapes                              data/shapes.py
 
 import ast
 import functools
+import os
 import pathlib
 import tokenize
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from millrace.porting.names import Names
+from millrace.porting.names import ImportedNames
 from millrace.porting.source_text import SourceText
+from millrace.porting.tutorial_copies import tutorial_aliases
 
+_NOWHERE = pathlib.Path(os.devnull)
 _MOST = 500  # files that are followed from one script
 
 
@@ -39,12 +42,15 @@ def read_module(path: pathlib.Path) -> OwnModule:
         ValueError: if it is not text in that encoding.
     """
     data = path.read_bytes()
-    encoding, _ = tokenize.detect_encoding(iter(data.splitlines(keepends=True)).__next__)
+    try:
+        encoding, _ = tokenize.detect_encoding(iter(data.splitlines(keepends=True)).__next__)
+    except SyntaxError as error:
+        raise ValueError(str(error)) from error
     text = data.decode(encoding)
     return OwnModule(path, SourceText(text), ast.parse(text), encoding)
 
 
-class Program:
+class PortedProgram:
     """The files of a program, in the order in which they are found.
 
     Args:
@@ -59,7 +65,7 @@ class Program:
         self.modules: list[OwnModule] = []
         self.unread: list[tuple[pathlib.Path, Exception]] = []
         self._roots: dict[pathlib.Path, pathlib.Path] = {}  # of each file, where its imports begin
-        self._names: dict[pathlib.Path, Names] = {}
+        self._names: dict[pathlib.Path, ImportedNames] = {}
         for path in dict.fromkeys(paths):
             self._add(path, path.absolute().parent)
         if text is not None:
@@ -73,13 +79,13 @@ class Program:
         self.modules = modules
         self._names = {}
 
-    def names(self, module: OwnModule) -> Names:
+    def names(self, module: OwnModule) -> ImportedNames:
         """Returns what the names of a file stand for."""
         if module.path not in self._names:
             # Modules that import each other: the second one sees no names of the first.
-            self._names[module.path] = Names(ast.Module([], []))
+            self._names[module.path] = ImportedNames(ast.Module([], []))
             exports = functools.partial(self._exports, module)
-            self._names[module.path] = Names(module.tree, exports)
+            self._names[module.path] = ImportedNames(module.tree, exports)
         return self._names[module.path]
 
     def defined(self) -> frozenset[str]:
@@ -93,6 +99,14 @@ class Program:
     def is_own(self, module: OwnModule, name: str, level: int) -> bool:
         """Whether an import of a file is one of another file of the program."""
         return self._file(module, name, level) is not None
+
+    def served_by(self, module: OwnModule, name: str) -> str | None:
+        """Returns the canonical name of the module that `millrace run` gives a program for its own.
+
+        It does so for the modules of a tutorial, which programs copy; None for other modules.
+        """
+        alias = _aliases(self._roots.get(module.path, _NOWHERE)).get(name)
+        return None if alias is None else alias.removeprefix("millrace.")
 
     def _add(self, path: pathlib.Path, root: pathlib.Path) -> None:
         try:
@@ -118,6 +132,8 @@ class Program:
         """Returns the file of an imported module, if it lies beside the script."""
         if module.path not in self._roots:  # a text without a file
             return None
+        if not level and self.served_by(module, name) is not None:
+            return None
         folder = module.path.parent if level else self._roots[module.path]
         for _ in range(level - 1):
             folder = folder.parent
@@ -129,6 +145,11 @@ class Program:
             return None
         own = next((m for m in self.modules if m.path.absolute() == path.absolute()), None)
         return {} if own is None else self.names(own).imported
+
+
+@functools.cache
+def _aliases(root: pathlib.Path) -> dict[str, str]:
+    return tutorial_aliases(root, says=False)
 
 
 def _file_of(folder: pathlib.Path, name: str) -> pathlib.Path | None:

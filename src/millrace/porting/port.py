@@ -10,16 +10,16 @@ import ast
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from millrace.porting.call_rules import CallRules
+from millrace.porting.call_rules import ObjectRules
 from millrace.porting.class_rules import of_class, of_random
 from millrace.porting.finding import Finding
 from millrace.porting.habit_rules import HabitRules
 from millrace.porting.import_rules import ModuleRules
 from millrace.porting.imports import ImportRules
 from millrace.porting.kinds import Kinds
-from millrace.porting.name_rules import NameRules, today
-from millrace.porting.names import Names
-from millrace.porting.own_modules import OwnModule, Program
+from millrace.porting.name_rules import NameRules, name_now
+from millrace.porting.names import ImportedNames
+from millrace.porting.own_modules import OwnModule, PortedProgram
 from millrace.porting.reached import switched_off, unreached
 from millrace.porting.replacements import option
 from millrace.porting.tapes import TAPE, compiled_functions, tapes
@@ -50,10 +50,10 @@ def port(source: str) -> tuple[Finding, ...]:
     Raises:
         SyntaxError: if the text is not Python.
     """
-    return port_program(Program([], follows=False, text=source), 1)[0].shown
+    return port_program(PortedProgram([], follows=False, text=source), 1)[0].shown
 
 
-def port_program(program: Program, number: int) -> list[FileFindings]:
+def port_program(program: PortedProgram, number: int) -> list[FileFindings]:
     """Returns the findings of all files of a program.
 
     Args:
@@ -85,7 +85,7 @@ def uses_tensorflow(tree: ast.Module) -> bool:
 
 
 def _of_module(
-    program: Program, module: OwnModule, is_served: bool, dead: set[int], compiled: set[str]
+    program: PortedProgram, module: OwnModule, is_served: bool, dead: set[int], compiled: set[str]
 ) -> FileFindings:
     names = program.names(module)
     visitor = _FindingVisitor(program, module, names, is_served, dead)
@@ -104,7 +104,12 @@ class _FindingVisitor(ast.NodeVisitor):
     """Collects the findings of a file."""
 
     def __init__(
-        self, program: Program, module: OwnModule, names: Names, is_served: bool, dead: set[int]
+        self,
+        program: PortedProgram,
+        module: OwnModule,
+        names: ImportedNames,
+        is_served: bool,
+        dead: set[int],
     ) -> None:
         tree, source = module.tree, module.source
         self.findings: list[Finding] = []
@@ -113,11 +118,15 @@ class _FindingVisitor(ast.NodeVisitor):
         has_sessions = "compat.v1" in source.text or "Session(" in source.text
         kinds = Kinds(tree, names, has_arrays=not has_sessions)
         self.imports = ImportRules(
-            tree, source, lambda name, level: program.is_own(module, name, level), today
+            tree,
+            source,
+            lambda name, level: program.is_own(module, name, level),
+            lambda name: program.served_by(module, name),
+            name_now,
         )
         habits = HabitRules(source, is_served, kinds.value)
         self._name_rules = NameRules(names, self.imports, is_served)
-        self._call_rules = CallRules(names, kinds, habits, program.defined())
+        self._call_rules = ObjectRules(names, kinds, habits, program.defined(), is_served)
         self._module_rules = ModuleRules(program, module, self._name_rules)
         self._off = switched_off(tree)
         self._configs: set[str] = set()  # variables that are an IPUConfig

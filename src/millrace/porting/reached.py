@@ -22,7 +22,7 @@ def unreached(scripts: Iterable[ast.Module], modules: Iterable[ast.Module]) -> s
         modules: all files of the program; those that are not scripts are imported.
     """
     modules = [*modules]
-    if not any(_starts_something(tree) for tree in scripts):
+    if not any(_starts_work(tree) for tree in scripts):
         return set()
     definitions = [each for tree in modules for each in _definitions(tree)]
     names: set[str] = set()
@@ -66,7 +66,7 @@ def switched_off(tree: ast.Module) -> dict[int, str]:
     return branches
 
 
-def _starts_something(tree: ast.Module) -> bool:
+def _starts_work(tree: ast.Module) -> bool:
     """Whether a file does more than to define and to import."""
     quiet = (*Definition.__args__, ast.Import, ast.ImportFrom, ast.Assign, ast.AnnAssign)  # type: ignore[attr-defined]
     return any(

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from millrace.errors import MillraceError
-from millrace.porting.own_modules import OwnModule, Program
+from millrace.porting.own_modules import OwnModule, PortedProgram
 from millrace.porting.port import port_program
 from millrace.porting.source_text import SourceText
 
@@ -41,7 +41,7 @@ class Rewritten:
         return [*lines]
 
 
-def rewrite(program: Program, number: int) -> list[Rewritten]:
+def rewrite(program: PortedProgram, number: int) -> list[Rewritten]:
     """Returns the files of a program that change, with their new texts.
 
     Args:
@@ -54,10 +54,10 @@ def rewrite(program: Program, number: int) -> list[Rewritten]:
     before = [module.source.text for module in program.modules]
     for _ in range(_MOST_PASSES):
         texts = [
-            found.module.source.with_edits(
-                [*(e for each in found.findings for e in each.edits), *found.imports.edits()]
+            file.module.source.with_edits(
+                [*(e for each in file.findings for e in each.edits), *file.imports.edits()]
             )
-            for found in port_program(program, number)
+            for file in port_program(program, number)
         ]
         if texts == [module.source.text for module in program.modules]:
             break

@@ -7,7 +7,7 @@ from rich.console import Console
 from rich.text import Text
 
 from millrace.porting.finding import Finding
-from millrace.porting.own_modules import Program
+from millrace.porting.own_modules import PortedProgram
 from millrace.porting.port import FileFindings, port_program, uses_tensorflow
 from millrace.porting.rewrite import Rewritten, rewrite, write
 
@@ -25,7 +25,7 @@ def show_findings(paths: Sequence[pathlib.Path], console: Console | None = None)
         0 if nothing stands in the way, 1 if something does, 2 if a file cannot be read.
     """
     console = console or _console()
-    program = Program(paths)
+    program = PortedProgram(paths)
     _show_unread(program, console)
     return _show(program, port_program(program, len(paths)), console, "")
 
@@ -52,7 +52,7 @@ def show_rewritten(
     """
     console = console or _console()
     messages = messages or _console(stderr=True)
-    program = Program(paths)
+    program = PortedProgram(paths)
     _show_unread(program, messages)
     if program.unread:
         messages.print("Nothing was rewritten.")
@@ -76,12 +76,12 @@ def _show_diff(file: Rewritten, console: Console) -> None:
         console.print(Text(line, style=style))
 
 
-def _show_unread(program: Program, console: Console) -> None:
+def _show_unread(program: PortedProgram, console: Console) -> None:
     for path, error in program.unread:
         console.print(Text(f"{path}: cannot be read: {_why(path, error)}", style="red"))
 
 
-def _show(program: Program, files: list[FileFindings], console: Console, done: str) -> int:
+def _show(program: PortedProgram, files: list[FileFindings], console: Console, done: str) -> int:
     findings: list[Finding] = []
     for file in files:
         for finding in file.shown:
@@ -109,7 +109,8 @@ def _why(path: pathlib.Path, error: Exception) -> str:
     if isinstance(error, SyntaxError):
         line = f"line {error.lineno}: " if error.lineno else ""
         return f"{line}{error.msg}. Convert a program for Python 2 with 2to3 first."
-    return "it is not text in its encoding." if isinstance(error, ValueError) else str(error)
+    encoding = error.encoding if isinstance(error, UnicodeDecodeError) else "utf-8"
+    return f"it is not text in {encoding.upper()}." if isinstance(error, ValueError) else str(error)
 
 
 def _files(number: int) -> str:

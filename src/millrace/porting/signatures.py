@@ -18,7 +18,7 @@ _PACKAGES = {"ipu": "millrace.ipu", "tensorflow": "millrace.tensorflow", "keras"
 # An operation of `tf` takes its first argument under any name that TensorFlow has for it.
 _OF_OPERATIONS = {"name", "input_tensor", "input", "tensor", "value", "values", "x", "features"}
 _OF_OPERATIONS |= {"logits"}
-_MORE = {"Model": ("inputs", "outputs")}  # functional models
+_MORE = {"Model": ("inputs", "outputs", "name", "trainable", "dtype")}  # functional models
 _POPPED = re.compile(r"""kwargs(?:\.pop\(|\.get\(|\[)\s*["'](\w+)["']|["'](\w+)["'] in kwargs""")
 
 
@@ -94,6 +94,13 @@ def has_too_many(call: ast.Call, function: Callable[..., Any], bound: int = 0) -
 
 
 @functools.cache
+def requires_tensorflow(function: Callable[..., Any]) -> bool:
+    """Whether a class of Keras refuses to be made where TensorFlow is not installed."""
+    start = getattr(function, "__init__", None)
+    return start is not None and "requires TensorFlow" in _source(start)
+
+
+@functools.cache
 def parameters_of(function: Callable[..., Any]) -> list[str] | None:
     """Returns the names that a function takes as arguments; None if it takes any."""
     signature = _signature(function)
@@ -109,15 +116,15 @@ def parameters_of(function: Callable[..., Any]) -> list[str] | None:
     for base in function.__mro__:
         start = vars(base).get("__init__")
         signature = None if start is None else _signature(start)
-        if signature is None:
+        if start is None or signature is None:
             continue
         names += [name for name in _names(signature) if name not in names]
         names += _popped(start)
         body = _source(start).partition(":\n")[2]
-        if not _takes_others(signature) or "if kwargs" in body:  # which it refuses
+        if not _takes_others(signature):
             return names
-        if "**kwargs" not in body:  # it ignores them
-            return None
+        if "**kwargs" not in body:  # it refuses others, or ignores them
+            return names if "if kwargs" in body else None
     return names if function.__module__.startswith("keras.") else None
 
 

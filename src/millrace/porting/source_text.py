@@ -1,12 +1,12 @@
 """The text of a program, and edits of it that leave all other characters as they are.
 
-Syntax trees count columns in bytes of UTF-8, and lines by `\\n`, `\\r\\n` and `\\r` alone.
+Syntax trees count columns in bytes of UTF-8, and lines as Python does.
 """
 
 import re
 from collections.abc import Iterable
 
-from millrace.porting.finding import Edit
+from millrace.porting.finding import TextEdit
 
 _LINES = re.compile(r"\r\n|\r|\n")
 
@@ -41,11 +41,11 @@ class SourceText:
         """Returns a part of the text."""
         return self.text[self.offset(start) : self.offset(end)]
 
-    def edit(self, start: int, end: int, text: str) -> Edit:
+    def edit(self, start: int, end: int, text: str) -> TextEdit:
         """Returns the edit that writes `text` in place of the characters from start to end."""
-        return Edit(self.position(start), self.position(end), text)
+        return TextEdit(self.position(start), self.position(end), text)
 
-    def with_edits(self, edits: Iterable[Edit]) -> str:
+    def with_edits(self, edits: Iterable[TextEdit]) -> str:
         """Returns the text with edits; of two that overlap, the first is made."""
         parts: list[str] = []
         done = 0

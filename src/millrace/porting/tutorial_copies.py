@@ -26,11 +26,12 @@ _PRIVATE = ("optimizer_v2", "tensorflow.python.training", "keras.engine", "keras
 _GRAPHS = ("get_default_graph", "_scratch_graph")
 
 
-def tutorial_aliases(directory: pathlib.Path) -> dict[str, str]:
+def tutorial_aliases(directory: pathlib.Path, says: bool = True) -> dict[str, str]:
     """Returns the names of millrace's modules, by the names under which a program imports them.
 
     Args:
         directory: of the program. Packages in it are looked through, too.
+        says: whether a line names the copies in whose place they are.
     """
     copies: dict[str, pathlib.Path] = {}
     needs_private = False
@@ -45,7 +46,7 @@ def tutorial_aliases(directory: pathlib.Path) -> dict[str, str]:
     if not needs_private:
         copies = {}
     missing = {name for name in MODULES if name not in own}
-    if copies:
+    if copies and says:
         files = ", ".join(sorted(str(path.relative_to(directory)) for path in copies.values()))
         logger.warning(
             "%s: written against TensorFlow's private Keras, which is not here. The modules of the "

@@ -57,7 +57,7 @@ TENSORFLOW = {
     "tensorflow.compat.v1.losses": "keras.losses",
     "tensorflow.metrics": "keras.metrics",
     "tensorflow.contrib": "keras, and millrace.ipu for tensorflow.contrib.ipu",
-    "tensorflow.python": "the public name",
+    "tensorflow.python": "the same name in tf, tf.data or keras",
     "tensorflow.custom_gradient": "jax.custom_vjp",
     "tensorflow.gradients": "millrace.value_and_grad",
     "tensorflow.while_loop": "ipu.loops.while_loop",
@@ -133,7 +133,7 @@ MODULES = {
     "gcipuinfo": "strategy.statistics() and strategy.memory_report()",
     "pva": "strategy.memory_report() and jax.profiler",
     "pvti": "jax.profiler.TraceAnnotation",
-    "keras.src": "the public name in keras",
+    "keras.src": "the same name in keras, without src",
 }  # fmt: skip
 
 
