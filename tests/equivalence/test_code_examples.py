@@ -58,18 +58,13 @@ SLOW = [
     "digits_convnet",
     "distillation",
     "collaborative_filtering",
-    "super_resolution",
-    "anomaly_autoencoder",
     "recurrent_cell",
     "character_seq2seq",
     "denoising_autoencoder",
     "gated_mlp",
-    "volumes",
     "weather_lstm",
-    "spectrogram_convnet",
     "siamese_contrastive",
     "miniature_gpt",
-    "decision_forest",
 ]
 OTHERS = [name for name in EXAMPLES if name not in (*FAST, *SLOW)]
 
@@ -133,6 +128,7 @@ class Noisy(keras.Model):
         return self.scores(hidden * noise)
 
 
+@pytest.mark.quick_compiler
 def test_metrics_of_masked_outputs_and_seeds_of_the_model():
 
     def data() -> dict[str, Any]:
