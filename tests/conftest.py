@@ -55,7 +55,9 @@ def pytest_configure(config):
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item):
     marks = ("slow", "exhaustive", "shipped_compiler")
-    compiler.is_on = not any(item.get_closest_marker(mark) for mark in marks)
+    compiler.is_on = item.get_closest_marker("quick_compiler") is not None or not any(
+        item.get_closest_marker(mark) for mark in marks
+    )
 
 
 def resident_bytes():
