@@ -90,7 +90,7 @@ def page(text: str, results: dict[str, Any]) -> str:
     """Returns the page with a new table."""
     before, _, rest = text.partition(BEGIN)
     after = rest.partition(END)[2]
-    return "\n".join([before + BEGIN, *rows(results), END + after])
+    return "\n".join([before + BEGIN, "", *rows(results), "", END + after])
 
 
 def main() -> None:

@@ -14,7 +14,7 @@ import json
 import os
 import pathlib
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -77,13 +77,32 @@ def families() -> dict[str, Callable[..., keras.Model]]:
     return {family: getattr(keras.applications, name) for family, name in chosen.items()}
 
 
-def short_resnet(version: int, **arguments: Any) -> keras.Model:
-    """Returns a ResNet of two stacks of two blocks each, with or without normalization first."""
+# Of those that take no number of blocks: the layer after which a head follows.
+FIRST_BLOCKS = {
+    "inception_v3": "mixed0",
+    "inception_resnet_v2": "block35_2_ac",
+    "nasnet": "normal_concat_0",
+    "xception": "block3_sepconv2_bn",
+}
+
+
+def first_blocks(make: Callable[..., keras.Model], last: str, **arguments: Any) -> keras.Model:
+    """Returns a model up to its layer `last`, and a head."""
+    whole = make(**arguments)
+    features = keras.layers.GlobalAveragePooling2D()(whole.get_layer(last).output)
+    scores = keras.layers.Dense(arguments["classes"], "softmax")(features)
+    return keras.Model(whole.input, scores, name=whole.name)
+
+
+def short_resnet(version: int, widths: Sequence[int] = (16, 32), **arguments: Any) -> keras.Model:
+    """Returns a ResNet with a stack of two blocks for each width."""
     module = sys.modules[keras.applications.ResNet50.__module__]
     stack = getattr(module, f"stack_residual_blocks_v{version}")
 
     def stacks(x: Any) -> Any:
-        return stack(stack(x, 16, 2, name="conv2"), 32, 2, name="conv3")
+        for number, width in enumerate(widths, 2):
+            x = stack(x, width, 2, name=f"conv{number}")
+        return x
 
     return module.ResNet(stacks, version == 2, True, **arguments)
 
@@ -98,8 +117,11 @@ def constructor_of(family: str, full: bool) -> tuple[str, Callable[..., keras.Mo
     if not full and family in SHORT:
         function, arguments = SHORT[family]
         size = ", ".join(f"{key}={value}" for key, value in list(arguments.items())[:2])
-        made = getattr(sys.modules[public.__module__], function)
-        return f"{function}({size})", functools.partial(made, **arguments)
+        made = functools.partial(getattr(sys.modules[public.__module__], function), **arguments)
+        name, public = f"{function}({size})", made
+    if not full and family in FIRST_BLOCKS:
+        last = FIRST_BLOCKS[family]
+        return f"{name} up to `{last}`", functools.partial(first_blocks, public, last)
     if name in NARROW:
         return f"{name}(alpha={NARROW[name]})", functools.partial(public, alpha=NARROW[name])
     return name, public
@@ -143,7 +165,9 @@ def subject_of(family: str, full: bool) -> Subject:
 def measure(family: str, full: bool, results: dict[str, Any], save: Callable[[], None]) -> None:
     """Adds to the results of a family the ways that are not in them yet, and errors of rounding."""
     subject = subject_of(family, full)
-    done = results.setdefault(family, {"model": subject.name, "side": side_of(family), "ways": {}})
+    if results.get(family, {}).get("model") != subject.name:
+        results[family] = {"model": subject.name, "side": side_of(family), "ways": {}}
+    done = results[family]
     missing = [way for way in WAYS if way not in done["ways"]]
     if "parameters" not in done:
         model = subject.build()
@@ -178,7 +202,7 @@ def main() -> None:
     arguments = parser.parse_args()
     results = json.loads(arguments.results.read_text()) if arguments.results.exists() else {}
     if arguments.table:
-        print(table(results))
+        print(table(results), table_of_errors(results), sep="\n\n")
         return
     if arguments.compiler == "quick":
         compiler = QuickCompiler()
@@ -193,8 +217,54 @@ def main() -> None:
 
 
 def table(results: dict[str, Any]) -> str:
-    """Returns the table of docs/models.md."""
-    return ""
+    """Returns the table of docs/models.md: `losses (updates)` of each way, or an error."""
+    lines = [
+        "| family | model | input | parameters | calls on each stage | one piece |"
+        " accumulated | cut |",
+        "|---|---|---|--:|--:|--:|--:|--:|",
+    ]
+    for family, result in sorted(results.items()):
+        ways = [result["ways"].get(way) for way in WAYS]
+        stages = " + ".join(map(str, (ways[-1] or {}).get("stages", []))) or "-"
+        cells = [
+            f"`{family}`",
+            result["model"],
+            f"{result['side']} x {result['side']} x 3",
+            f"{result['parameters']:,}",
+            stages,
+            *map(_cell, ways),
+        ]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def _cell(result: dict[str, Any] | None) -> str:
+    if result is None:
+        return "not measured"
+    if "error" in result:
+        return f"`{result['error']}`"
+    losses, updates = result["losses"], result["updates"]
+    return "0" if losses == updates == 0 else f"{_figure(losses)} ({_figure(updates)})"
+
+
+def _figure(value: float) -> str:
+    return f"{value:.1e}" if value else "0"
+
+
+def table_of_errors(results: dict[str, Any]) -> str:
+    """Returns the second table: how far from float64 both are, of ways whose updates differ."""
+    lines = [
+        "| family | way | difference of updates | error under a strategy | error in plain Keras |",
+        "|---|---|--:|--:|--:|",
+    ]
+    for family, result in sorted(results.items()):
+        for way, compared in result["ways"].items():
+            if "errors" in compared:
+                errors = compared["errors"]
+                values = compared["updates"], errors["updates"], errors["updates_of_keras"]
+                figures = " | ".join(map(_figure, values))
+                lines.append(f"| `{family}` | {way} | {figures} |")
+    return "\n".join(lines)
 
 
 if __name__ == "__main__":

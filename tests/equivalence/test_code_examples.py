@@ -6,6 +6,7 @@ weights are held as near as losses. What takes no part of `make test-slow` is in
 `make test-exhaustive`, in all three ways.
 """
 
+import pathlib
 from typing import Any
 
 import jax
@@ -58,20 +59,18 @@ SLOW = [
     "digits_convnet",
     "distillation",
     "collaborative_filtering",
-    "super_resolution",
-    "anomaly_autoencoder",
     "recurrent_cell",
     "character_seq2seq",
     "denoising_autoencoder",
     "gated_mlp",
-    "volumes",
     "weather_lstm",
-    "spectrogram_convnet",
     "siamese_contrastive",
     "miniature_gpt",
-    "decision_forest",
 ]
-OTHERS = [name for name in EXAMPLES if name not in (*FAST, *SLOW)]
+# Without optimization XLA computes the operand of its maximum over points twice, with different
+# rounding: no number equals the maximum, and the gradient is 0 / 0.
+SHIPPED = ("point_net",)
+OTHERS = [name for name in EXAMPLES if name not in (*FAST, *SLOW, *SHIPPED)]
 
 
 def check(name: str, ways: tuple[str, ...]) -> None:
@@ -96,6 +95,12 @@ def ways_of(name: str) -> tuple[str, ...]:
 @pytest.mark.parametrize("name", [*FAST, *SLOW])
 def test_trains_as_plain_keras(name):
     check(name, ways_of(name))
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("name", SHIPPED)
+def test_these_train_as_plain_keras_with_the_shipped_compiler(name):
+    check(name, WAYS)
 
 
 @pytest.mark.exhaustive
@@ -133,6 +138,7 @@ class Noisy(keras.Model):
         return self.scores(hidden * noise)
 
 
+@pytest.mark.quick_compiler
 def test_metrics_of_masked_outputs_and_seeds_of_the_model():
 
     def data() -> dict[str, Any]:
@@ -175,3 +181,10 @@ def test_metrics_ignore_masks_in_training_as_those_of_keras():
     assert 0 < float(found["accuracy"]) == float(expected["accuracy"]) < 1
     tested, _ = jax.jit(model.test_step)((*state[:2], state[3]), batch)
     assert float(tested["accuracy"]) == 1
+
+
+def test_the_page_lists_every_model():
+    text = (pathlib.Path(__file__).parents[2] / "docs" / "models.md").read_text()
+    table = text.partition("code examples: begin")[2].partition("code examples: end")[0]
+    assert [each.title for each in EXAMPLES.values() if f"{each.title} |" not in table] == []
+    assert "nan" not in table
