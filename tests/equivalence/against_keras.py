@@ -17,7 +17,7 @@ What millrace refuses is a Refusal with its error. Nothing here judges: tests an
     weights   largest |a - b| / (1 + |b|) of any number in any variable of the model: what the other
               tests here hold below 1e-6
     updates   norm of the difference of all trained weights, over the norm of what training changed
-              in them. It counts rounding alone where the others hide it in a small learning rate
+              in them. After a small change much of it is the rounding of weights to float32
 
 Deep models blow rounding up, so that no two programs of one model agree. Which of them is nearer to
 the truth is measured by `reference`: plain Keras in float64, without the random numbers of dropout.

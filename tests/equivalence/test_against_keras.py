@@ -4,7 +4,7 @@ import against_keras
 import cases
 import keras
 import pytest
-from against_keras import Refusal, Subject, compare
+from against_keras import Refusal, Subject, compare, reference
 
 
 def compiled_with(*rates):
@@ -56,3 +56,19 @@ def test_a_refusal_has_its_reason():
 def test_a_training_that_ends_in_nan_compares_nothing():
     with pytest.raises(AssertionError, match="NaN or infinity"):
         compare(subject(rates=(float("nan"),)), ["one piece"])
+
+
+@pytest.mark.slow
+@pytest.mark.quick_compiler
+def test_a_reference_in_float64_has_both_at_the_distance_of_rounding():
+    def arguments(**accumulation):
+        optimizer = keras.optimizers.SGD(0.1, **accumulation)
+        return {"optimizer": optimizer, "loss": "sparse_categorical_crossentropy"}
+
+    small = Subject("convnet", cases.convnet, lambda: cases.images(16), arguments)
+    errors = reference(small, "cut")
+    assert 0 < errors.updates < 1e-5
+    assert 0 < errors.updates_of_keras < 1e-5
+    assert errors.losses < 1e-6
+    assert errors.losses_of_keras < 1e-6
+    assert keras.config.floatx() == "float32"
