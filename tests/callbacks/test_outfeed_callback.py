@@ -1,3 +1,5 @@
+import tracemalloc
+
 import keras
 import ml_dtypes
 import numpy as np
@@ -114,6 +116,25 @@ def test_statistics_are_those_of_all_elements():
     assert row.mean == pytest.approx(exact.mean(), rel=1e-12)
     assert row.std == pytest.approx(exact.std(), rel=1e-9)
     assert (row.minimum, row.maximum) == (values.min(), values.max())
+
+
+def test_statistics_of_many_elements_need_little_memory():
+    values = np.random.default_rng(0).normal(1, 2, (2**16, 64)).astype("float32")  # 16 MiB
+    queue = Filled({"x": values})
+    callback = OutfeedCallback(queue)
+    tracemalloc.start()
+    callback.on_epoch_end(0)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < values.nbytes / 4
+    assert callback.history[0].std == pytest.approx(values.astype("float64").std(), rel=1e-12)
+    assert not callback.history[0].has_nans
+    values[-1, -1], values[0, 0] = np.nan, np.inf
+    callback.on_epoch_end(1)
+    row = callback.history[1]
+    assert row.has_nans
+    assert row.has_infs
+    assert np.isnan(row.std)
 
 
 # In training

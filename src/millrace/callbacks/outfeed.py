@@ -7,6 +7,7 @@ Index Name                       Mean         Std          ...
 0     Dense_128/bias:0_grad      -0.000663    0.021037     ...
 """
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
@@ -17,6 +18,8 @@ from millrace.arguments import checked
 from millrace.errors import OptionError
 from millrace.pytrees import ArrayTree
 from millrace.taps.outfeed import OutfeedQueue
+
+PART = 2**16  # values whose statistics are computed at a time
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,17 +97,31 @@ def _summary(epoch: int, key: str, value: np.ndarray) -> OutfeedSummary:
         return OutfeedSummary(epoch, key, value.shape, nan, nan, nan, nan, False, False)
     # float64 keeps the mean of many float32 as exact as they are. With infinities std is NaN.
     with np.errstate(invalid="ignore", over="ignore"):
+        mean = float(value.mean(dtype=np.float64))
+        squares, has_nans, has_infs = 0.0, False, False
+        for part in _parts(value):
+            # np.std would take twice the memory of all float32 values for their differences.
+            difference = part - np.float64(mean)
+            squares += float(np.square(difference, out=difference).sum())
+            has_nans = has_nans or bool(np.isnan(part).any())
+            has_infs = has_infs or bool(np.isinf(part).any())
         return OutfeedSummary(
             epoch=epoch,
             key=key,
             shape=value.shape,
-            mean=float(value.mean(dtype=np.float64)),
-            std=float(value.std(dtype=np.float64)),
+            mean=mean,
+            std=math.sqrt(squares / value.size),
             minimum=float(value.min()),
             maximum=float(value.max()),
-            has_nans=bool(np.isnan(value).any()),
-            has_infs=bool(np.isinf(value).any()),
+            has_nans=has_nans,
+            has_infs=has_infs,
         )
+
+
+def _parts(value: np.ndarray) -> Iterator[np.ndarray]:
+    flat = value.reshape(-1)
+    for begin in range(0, flat.size, PART):
+        yield flat[begin : begin + PART].astype(np.float64)
 
 
 def _print_table(rows: list[OutfeedSummary]) -> None:
