@@ -156,7 +156,9 @@ class ReplicaExchange(Exchange):
                 self.end_chunk(iterations)
                 call.portion = self.portion(int(remaining))
             # Copied: the program reuses the memory.
-            call.values[index] = jax.tree.map(lambda leaf: np.array(leaf[:iterations]), outs)
+            call.values[index] = jax.tree.map(
+                lambda leaf: np.array(np.asarray(leaf)[:iterations]), outs
+            )
             if len(call.values) == len(self._group.local):
                 del self._calls[number]
                 self.receive(self._stacked(call.values), iterations)
