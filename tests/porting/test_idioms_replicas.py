@@ -105,7 +105,7 @@ with tf.Session() as session:
     session.run(infeed.initializer)
     session.run(run)
     loss, weight = session.run(arrived)
-print(loss.shape, weight.shape, loss[0].round(4).tolist())
+print(loss.shape, weight.shape, [round(float(x), 4) for x in loss[0]])
 print((weight == weight[:, :1]).all())
 """
     shapes, equal = program(text).splitlines()

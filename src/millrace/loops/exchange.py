@@ -13,7 +13,7 @@ caller gets the exception itself, not JAX's error about it.
 
 import time
 from collections import deque
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -80,7 +80,7 @@ class ChunkLength:
 class Portion(NamedTuple):
     """The elements of the next chunk."""
 
-    block: ArrayTree  # leaves [capacity, ...]; None without an infeed
+    block: Any  # a tree of [capacity, ...]; None without an infeed
     start: int
     iterations: int  # 0 ends the loop
 
@@ -188,9 +188,7 @@ class Exchange:
             rest = held - portion.iterations
             self._held = portion._replace(start=portion.start + portion.iterations, iterations=rest)
             return portion
-        block = jax.tree.map(np.zeros_like, self.empty)
-        # Views of the same memory.
-        flat = jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), block)
+        block = self.new_block()
         taken, missing = 0, at_most * self.replicas
         while missing:
             try:
@@ -199,10 +197,20 @@ class Exchange:
                 if taken < self.replicas:
                     raise
                 break  # the queue raises it again, after the iterations that have elements
-            _copy_rows(flat, taken, elements)
+            self.copy_elements(block, taken, elements)
             taken += elements.count
             missing = -taken % self.replicas
         return Portion(block, 0, taken // self.replicas)
+
+    def new_block(self) -> Any:
+        """Returns a block for the elements of replicas."""
+        return jax.tree.map(np.zeros_like, self.empty)
+
+    def copy_elements(self, block: Any, taken: int, elements: BlockSlice) -> None:
+        """Copies elements into a block that has the first `taken` ones already."""
+        # Views of the same memory.
+        flat = jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), block)
+        _copy_rows(flat, taken, elements)
 
     def deliver(self, values: tuple[ArrayTree, ...], used: int) -> None:
         """Gives the taps of a chunk to the queues: for each a tree of `[capacity, ...]`."""

@@ -24,11 +24,12 @@ from jax import lax
 from jax.experimental import io_callback
 
 from millrace.devices import REPLICA, DeviceGroup
+from millrace.feeds.block import BlockSlice
 from millrace.feeds.infeed_queue import InfeedQueue
 from millrace.loops.exchange import ChunkTime, Exchange, Portion
 from millrace.loops.replica_sums import of_all
 from millrace.loops.replication import replication_index
-from millrace.pytrees import ArrayTree
+from millrace.pytrees import Array, ArrayTree
 from millrace.taps.taps import Tapped
 
 
@@ -75,6 +76,27 @@ class ReplicaExchange(Exchange):
         self._group = group
         self._lock = threading.Lock()
         self._calls: dict[int, _ChunkCall] = {}
+        self._nothing = jax.tree.map(  # a block of one replica
+            lambda leaf: np.zeros((leaf.shape[0], *leaf.shape[2:]), leaf.dtype), self.empty
+        )
+
+    def new_block(self) -> Any:
+        """Returns a block for each replica of this process."""
+        return {
+            index: jax.tree.map(lambda leaf: np.empty_like(leaf), self._nothing)
+            for index in self._group.local
+        }
+
+    def copy_elements(self, block: Any, taken: int, elements: BlockSlice) -> None:
+        """Copies the elements of these replicas into their blocks."""
+        sources: list[Array] = jax.tree.leaves(elements.block.batches)
+        for index, own in block.items():
+            first = (index - taken) % self.replicas
+            row, end = (taken + first) // self.replicas, elements.start + elements.count
+            targets: list[np.ndarray] = jax.tree.leaves(own)
+            for target, source in zip(targets, sources, strict=True):
+                mine = np.asarray(source)[elements.start + first : end : self.replicas]
+                target[row : row + len(mine)] = mine
 
     def open(self) -> None:
         """Begins a run of the program."""
@@ -102,10 +124,7 @@ class ReplicaExchange(Exchange):
             `host_order`.
         """
         number = jax.ShapeDtypeStruct((), np.int32)
-        blocks = jax.tree.map(  # of one replica
-            lambda leaf: jax.ShapeDtypeStruct((leaf.shape[0], *leaf.shape[2:]), leaf.dtype),
-            self.empty,
-        )
+        blocks = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), self._nothing)
         if not self._group.is_local:
             outs = of_all(outs, axis=1)
         block, start, count, after = io_callback(
@@ -137,12 +156,16 @@ class ReplicaExchange(Exchange):
                 self.end_chunk(iterations)
                 call.portion = self.portion(int(remaining))
             # Copied: the program reuses the memory.
-            call.values[index] = jax.tree.map(lambda leaf: np.array(leaf[:iterations]), outs)
+            call.values[index] = jax.tree.map(
+                lambda leaf: np.array(np.asarray(leaf)[:iterations]), outs
+            )
             if len(call.values) == len(self._group.local):
                 del self._calls[number]
                 self.receive(self._stacked(call.values), iterations)
             portion = call.portion
-        block = jax.tree.map(lambda leaf: np.ascontiguousarray(leaf[:, index]), portion.block)
+        # Without an infeed, or where the loop ends, there is no block for each replica.
+        has_block = self.infeed is not None and portion.iterations
+        block = portion.block[index] if has_block else self._nothing
         return block, np.int32(portion.start), np.int32(portion.iterations), np.int32(number + 1)
 
     def _stacked(self, values: dict[int, Any]) -> Any:
