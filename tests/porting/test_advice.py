@@ -5,10 +5,12 @@ import re
 
 import pytest
 
+from millrace.ipu.advice import ADVICE as IPU_ADVICE
 from millrace.porting import advice, keras2, keras2_names, object_names
 from millrace.porting.import_rules import NEED_TENSORFLOW
 from millrace.porting.near_names import what_to_write
 from millrace.porting.replacements import IPU, KEYWORDS, METHODS, MODULES, TENSORFLOW, exists
+from millrace.tensorflow.advice import ADVICE as TENSORFLOW_ADVICE
 
 EMPTY = ("its replacement in", "nothing in millrace", "the public name", "what Keras 3 has")
 MISSING = """
@@ -83,7 +85,7 @@ def test_what_to_write(name, part):
 def texts():
     yield from (habit.instead for habit in keras2.HABITS)
     for table in (
-        *(advice.KERAS, advice.IPU, advice.TENSORFLOW, IPU, TENSORFLOW, MODULES, METHODS, KEYWORDS),
+        *(advice.KERAS, IPU_ADVICE, TENSORFLOW_ADVICE, IPU, TENSORFLOW, MODULES, METHODS, KEYWORDS),
         *(keras2_names.NAMES, keras2_names.GONE, keras2_names.BETTER, NEED_TENSORFLOW),
         *(object_names.METHODS, object_names.OF_SHAPES, object_names.OF_DTYPES),
         *(object_names.OVERRIDES, object_names.ATTRIBUTES),

@@ -7,8 +7,10 @@ import pytest
 from idioms import idiom
 
 from millrace.errors import UnsupportedNameError
+from millrace.ipu.advice import ADVICE as IPU_ADVICE
 from millrace.porting.port import port
 from millrace.porting.replacements import IPU, TENSORFLOW, exists
+from millrace.tensorflow.advice import ADVICE as TENSORFLOW_ADVICE
 
 
 @idiom("Imports", "names that are imported and never used: `from tensorflow.lite import ...`")
@@ -178,7 +180,7 @@ def test_every_entry_of_the_tables_raises_or_works(program):
     """No name of the tables gives a bare error: it exists, or raises ours when it is called."""
     names = {
         name.replace("tensorflow.", "tf.", 1): name
-        for table in (IPU, TENSORFLOW)
+        for table in (IPU, TENSORFLOW, IPU_ADVICE, TENSORFLOW_ADVICE)
         for name in table
         if not name.endswith("_") and not exists(name) and "contrib" not in name
     }

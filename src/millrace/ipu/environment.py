@@ -76,6 +76,7 @@ def read_variables() -> None:
 
 def cache_directory() -> str | None:
     """Returns the directory of this process's compile cache; None without a cache."""
+    read_variables()
     directory = cache_statistics().directory
     return None if directory is None else str(directory)
 

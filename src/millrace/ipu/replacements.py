@@ -9,6 +9,7 @@ error of the name says them.
 
 from typing import Any
 
+from millrace.ipu.advice import ADVICE
 from millrace.tensorflow.replacements import CUSTOM, FEEDS, FIT, PROCESSES, SERVING
 from millrace.tensorflow.unsupported import Unsupported, UnsupportedModule, longest
 
@@ -76,7 +77,7 @@ def replacement(path: str) -> str | None:
     Args:
         path: the dotted name under `ipu`; `ops.nn_ops` is `nn_ops`.
     """
-    return longest(IPU, f"ipu.{path}")
+    return longest(ADVICE, f"ipu.{path}") or longest(IPU, f"ipu.{path}")
 
 
 def unsupported_modules() -> set[str]:

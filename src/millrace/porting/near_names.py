@@ -13,6 +13,7 @@ import importlib
 import inspect
 from collections.abc import Sequence
 
+from millrace.ipu.advice import ADVICE as IPU_ADVICE
 from millrace.porting import advice, keras2_names
 from millrace.porting.private_paths import public_name
 from millrace.porting.replacements import (
@@ -26,6 +27,7 @@ from millrace.porting.replacements import (
     operation,
 )
 from millrace.porting.signatures import value_of
+from millrace.tensorflow.advice import ADVICE as TENSORFLOW_ADVICE
 
 _OF_JAX = ("jax.numpy", "jax.lax", "jax.nn", "jax.scipy.special", "jax.numpy.linalg", "jax.random")
 _MODULES = ("layers", "optimizers", "losses", "metrics", "utils", "callbacks", "initializers")
@@ -91,7 +93,7 @@ def _of_keras(name: str) -> str:
 def _of_tensorflow(name: str) -> str:
     short = name.replace("tensorflow.compat.v1.", "tensorflow.").replace("compat.v2.", "")
     for each in (name, short):
-        text = longest(advice.TENSORFLOW, each)
+        text = longest(TENSORFLOW_ADVICE, each)
         if text is not None:
             return text
     text = longest(TENSORFLOW, name) or longest(TENSORFLOW, short)
@@ -106,7 +108,7 @@ def _of_tensorflow(name: str) -> str:
 
 
 def _of_ipu(name: str) -> str:
-    text = longest(advice.IPU, name) or longest(IPU, name)
+    text = longest(IPU_ADVICE, name) or longest(IPU, name)
     text = text or longest(IPU, f"ipu.keras.{name.rpartition('.')[2]}") or _sibling(name)
     if text is not None:
         return text

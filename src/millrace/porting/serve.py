@@ -101,10 +101,9 @@ def run_script(script: str, arguments: Sequence[str] = ()) -> None:
     try:
         with serving(directory):
             runpy.run_path(script, run_name="__main__")
-    except ModuleNotFoundError as error:
-        _add_advice(error)
-        raise
     except Exception as error:
+        if isinstance(error, ModuleNotFoundError):
+            _add_advice(error)
         add_notes(error)
         raise
     finally:

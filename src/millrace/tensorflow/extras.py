@@ -73,6 +73,7 @@ class _Package:
 
 io = _Package("io", gfile=gfile)
 train = _Package("train", latest_checkpoint=latest_checkpoint)
+v1_train = _Package("compat.v1.train", latest_checkpoint=latest_checkpoint)
 
 INITIALIZERS = {
     "constant_initializer": keras.initializers.Constant,

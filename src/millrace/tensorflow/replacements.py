@@ -8,6 +8,7 @@ from typing import Any
 
 import keras
 
+from millrace.tensorflow.advice import ADVICE
 from millrace.tensorflow.unsupported import (
     NOT_IN_THIS_RELEASE,
     Unsupported,
@@ -150,7 +151,10 @@ def replacement(path: str) -> str | None:
     Args:
         path: the dotted name under `tf`.
     """
-    return longest(TENSORFLOW, f"tensorflow.{path}")
+    name = f"tensorflow.{path}"
+    names = (name, name.replace("tensorflow.compat.v1.", "tensorflow."))
+    texts = (longest(table, each) for table in (ADVICE, TENSORFLOW) for each in names)
+    return next(filter(None, texts), None)
 
 
 def unsupported(path: str) -> Any:

@@ -12,7 +12,9 @@ from typing import Any
 
 from jax.typing import DTypeLike
 
+from millrace.tensorflow.advice import ADVICE
 from millrace.tensorflow.dispatch import real_name
+from millrace.tensorflow.extras import v1_train as train  # noqa: F401 - a name of this module
 from millrace.tensorflow.graph_mode import Deferred, Placeholder, in_graph_mode, set_graph_mode
 from millrace.tensorflow.graph_mode import Session as Session
 from millrace.tensorflow.replacements import TENSORFLOW
@@ -111,6 +113,7 @@ def __getattr__(name: str) -> Any:
     if name.startswith("__"):
         raise AttributeError(name)
     own = importlib.import_module("millrace.tensorflow")
-    if name not in vars(own) and f"tensorflow.compat.v1.{name}" in TENSORFLOW:
+    listed = f"tensorflow.compat.v1.{name}"
+    if name not in vars(own) and (listed in TENSORFLOW or listed in ADVICE):
         return real_name(f"compat.v1.{name}")
     return getattr(own, name)

@@ -1,0 +1,27 @@
+"""What to write for names of the IPU's packages that have no replacement of the same form."""
+
+_SUM_PER_GROUP = "keras.ops.segment_sum(x, ids, num_segments)"
+_ROWS = "jax.lax.dynamic_slice, or keras.ops.take"
+
+ADVICE = {
+    "ipu.addons.keras.layers": "the layer of keras.layers",
+    "ipu.addons.keras.optimizers": "keras.optimizers.Adam, SGD or Lamb",
+    "ipu.all_to_all_op": "ipu.cross_replica_ops.cross_replica_sum",
+    "ipu.image_ops.normalise_image": "(image * scale - offsets) / deviations, in the data set",
+    "ipu.keras.layers.CTCInferenceLayer": "keras.ops.ctc_decode",
+    "ipu.keras.layers.CTCPredictionsLayer": "keras.ops.ctc_decode",
+    "ipu.keras.layers.EffectiveTransformer": "keras.layers.MultiHeadAttention",
+    "ipu.keras.layers.PopnnGRU": "keras.layers.GRU",
+    "ipu.keras.layers.PopnnLSTM": "keras.layers.LSTM",
+    "ipu.keras.layers.SerialDense": "keras.layers.Dense",
+    "ipu.keras.losses": "keras.losses.CTC()",
+    "ipu.keras.optimizers.AdamIpuOptimizer": "keras.optimizers.Adam",
+    "ipu.keras.optimizers.LAMBIpuOptimizer": "keras.optimizers.Lamb",
+    "ipu.keras.optimizers.SGDIpuOptimizer": "keras.optimizers.SGD",
+    "ipu.math_ops": _SUM_PER_GROUP,
+    "ipu.nn_ops.ctc_": "keras.ops.ctc_loss",
+    "ipu.reduce_scatter_op": "ipu.cross_replica_ops.cross_replica_sum",
+    "ipu.slicing_ops": _ROWS,
+    "ipu.statistics_ops": "jax.numpy.histogram",
+    "ipu.within_replica_ops": "remove it: one replica of a stage has one device group",
+}
