@@ -8,6 +8,7 @@ from idioms import idiom
 
 from millrace._compat.patch_table import KERAS2_CALLS
 from millrace._compat.patches import patches_in
+from millrace.ipu import ipu_strategy
 
 SETUP = """
 import numpy as np
