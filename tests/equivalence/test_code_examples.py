@@ -97,6 +97,7 @@ def test_trains_as_plain_keras(name):
     check(name, ways_of(name))
 
 
+@pytest.mark.filterwarnings("ignore::UserWarning")  # of Keras, about masks
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("name", SHIPPED)
 def test_these_train_as_plain_keras_with_the_shipped_compiler(name):
