@@ -124,7 +124,8 @@ class LAMBIpuOptimizer(_OfAddons):
         self.assign(square, self.beta_2 * square + (1 - self.beta_2) * ops.square(gradient))
         m, v = ops.convert_to_tensor(mean), ops.convert_to_tensor(square)
         if self.debiasing:
-            count = ops.cast(self.iterations + 1, variable.dtype)
+            iterations: Any = self.iterations
+            count = ops.cast(iterations + 1, variable.dtype)
             m = m / (1 - ops.power(ops.cast(self.beta_1, variable.dtype), count))
             v = v / (1 - ops.power(ops.cast(self.beta_2, variable.dtype), count))
         step = m / (ops.sqrt(v) + self.epsilon)
