@@ -294,6 +294,6 @@ def test_strategy_run_on_several_processes(monkeypatch):
     strategy = ipu.distributed.popdist_strategy.PopDistStrategy()
     monkeypatch.setattr("millrace.ipu.distributed.popdist_strategy.process_count", lambda: 2)
     assert strategy.num_replicas_in_sync == 2
-    monkeypatch.setattr("millrace.ipu.ipu_strategy.process_index", lambda: 1)
-    with pytest.raises(UnsupportedError, match=r"of 1 processes .* Train with model.fit\(\)"):
+    monkeypatch.setattr("millrace.ipu.ipu_strategy.processes_of", lambda config: 2)
+    with pytest.raises(UnsupportedError, match=r"of 2 processes .* Train with model.fit\(\)"):
         strategy.run(print)

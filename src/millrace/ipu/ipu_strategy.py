@@ -19,13 +19,13 @@ from millrace.errors import OptionError, PlanError, UnsupportedError
 from millrace.fit.controller import Controller, controller_of
 from millrace.ipu.config import System, current_system
 from millrace.ipu.config.devices import checks, followers
+from millrace.ipu.config.processes import processes_of
 from millrace.ipu.keras.extensions.building import is_extended
 from millrace.ipu.keras.extensions.extend import extend
 from millrace.ipu.keras.extensions.native import put
 from millrace.ipu.keras.extensions.saving import revive_from_configs
 from millrace.ipu.keras.extensions.settings import settings_of
 from millrace.loops.replication import launching
-from millrace.processes.agreement import process_count, process_index
 from millrace.strategy.attach import check_movable, move
 from millrace.strategy.strategy import Strategy
 from millrace.tensorflow.iterators import device_iterators
@@ -138,13 +138,14 @@ class IPUStrategy(Strategy):
             options: of the original API; ignored.
 
         Raises:
-            UnsupportedError: if the devices are of several processes.
+            UnsupportedError: in a run of PopDist, whose processes feed different data.
         """
-        if any(device.process_index != process_index() for device in self.devices):
+        processes = processes_of(current_system().config)
+        if processes > 1:
             raise UnsupportedError(
-                f"strategy.run() of a function on the devices of {process_count()} processes is "
-                "not supported. Train with model.fit() in the strategy's scope, or start one "
-                "process."
+                f"strategy.run() of a function in a run of {processes} processes that feed "
+                "different data (PopDist) is not supported. Train with model.fit() in the "
+                "strategy's scope, or start one process."
             )
         with launching(self.devices):
             return super().run(fn, args, kwargs)
