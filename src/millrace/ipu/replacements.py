@@ -43,7 +43,6 @@ IPU = {
     "ipu.verification": "remove it: transfers to devices are not encrypted",
     "ipu.internal_ops": "jax.debug.print",
     "ipu.control_flow_ops": "jax.lax.optimization_barrier",
-    "ipu.math_ops": "keras.ops",
     "ipu.functional_ops": "the function itself: XLA shares equal code",
     "ipu.nn_ops": "keras.ops, or the layer of ipu.keras.layers",
     "ipu.normalization_ops": "ipu.keras.layers.GroupNorm, InstanceNorm or LayerNorm",
@@ -53,20 +52,11 @@ IPU = {
     "ipu.data": FEEDS,
     "ipu.dataset_extractor": FEEDS,
     "ipu.vertex_edsl": CUSTOM,
-    "ipu.all_to_all_op": _COLLECTIVE,
-    "ipu.reduce_scatter_op": _COLLECTIVE,
-    "ipu.within_replica_ops": _COLLECTIVE,
     "ipu.image_ops": "keras.ops.image, or keras.ops.cast and arithmetic",
-    "ipu.slicing_ops": "keras.ops.slice, or the slices of an array",
-    "ipu.statistics_ops": "jax.numpy.histogram, or a metric of Keras",
     "ipu.optimizers.automatic_loss_scaling_optimizer": "keras.optimizers.LossScaleOptimizer",
     "ipu.optimizers.AutomaticLossScalingOptimizer": "keras.optimizers.LossScaleOptimizer",
     "ipu.keras.optimizers.ALSOptimizer": "keras.optimizers.LossScaleOptimizer",
     "ipu.optimizers.sharded_optimizer": "the optimizer alone: pipelines update their own stages",
-    "ipu.keras.losses": "keras.losses; CTC: keras.ops.ctc_loss",
-    "ipu.keras.layers.EffectiveTransformer": "keras.layers.MultiHeadAttention, with a mask",
-    "ipu.keras.layers.CTCInferenceLayer": "keras.ops.ctc_decode",
-    "ipu.keras.layers.CTCPredictionsLayer": "keras.ops.ctc_decode",
     "ipu.utils.extract_": "jax.profiler.trace(directory)",
 }  # fmt: skip
 
@@ -81,8 +71,8 @@ def replacement(path: str) -> str | None:
 
 
 def unsupported_modules() -> set[str]:
-    """Returns the names of modules that the table names as a whole."""
-    return {name.split(".")[1] for name in IPU if name.count(".") == 1}
+    """Returns the names of modules that the tables name as a whole."""
+    return {name.split(".")[1] for name in (*IPU, *ADVICE) if name.count(".") == 1}
 
 
 def unsupported_module(name: str) -> UnsupportedModule | None:

@@ -32,15 +32,9 @@ KERAS = {
     "keras.backend.truncated_normal": "keras.random.truncated_normal",
     "keras.backend.zeros": "keras.ops.zeros, or keras.Variable for a variable",
     "keras.backend.ones": "keras.ops.ones, or keras.Variable for a variable",
-    "keras.callbacks.experimental.BackupAndRestore": "keras.callbacks.BackupAndRestore",
     "keras.layers.experimental.SyncBatchNormalization": _SYNCHRONIZED,
-    "keras.mixed_precision.experimental.LossScaleOptimizer": (
-        "keras.mixed_precision.LossScaleOptimizer, or loss_scale= of set_pipelining_options"
-    ),
     "keras.models.model_from_yaml": "keras.models.model_from_json",
-    "keras.preprocessing.text_dataset_from_directory": "keras.utils.text_dataset_from_directory",
     "keras.utils.data_utils": "keras.utils.get_file, keras.utils.PyDataset",
     "keras.utils.conv_utils": "the sizes themselves: keras.utils has none of its functions",
     "keras.utils.layer_utils": "model.summary(), keras.utils.plot_model",
-    "keras.wrappers.scikit_learn": "keras.wrappers.SKLearnClassifier",
 }

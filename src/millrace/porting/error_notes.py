@@ -53,8 +53,6 @@ def _of_import(error: ImportError) -> Iterator[str]:
     name = f"{found[2]}.{found[1]}" if found else error.name or ""
     name = name.removeprefix("tensorflow.") if name.startswith("tensorflow.keras") else name
     instead = advice(name) if name.startswith("keras") else None
-    if instead is None and found is None:
-        return
     if instead is not None:
         yield f"Keras 3 has no {name}. Write {instead}."
 

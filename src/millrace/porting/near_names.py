@@ -2,7 +2,7 @@
 
 keras.layers.core.Dense               keras.layers.Dense          it moved           keras2_names.py
 tensorflow.python....dataset_ops...   tf.data.Dataset             it has a public name
-tf.io.gfile.exists                    os.path.exists(path)        the table of advice      advice.py
+tf.nn.ctc_loss                        keras.ops.ctc_loss          the tables of advice     advice.py
 tf.math.erfinv                        keras.ops.erfinv            an operation of Keras, or of JAX
 keras.layers.Dens                     keras.layers.Dense         a name of nearly the same letters
 """

@@ -3,7 +3,6 @@
 Each entry is code to write, or what to remove.
 """
 
-_EAGER = "remove it: operations run at once, outside of tf.compat.v1.Session"
 _FILES = "pathlib.Path and open()"
 _IMAGES = "keras.utils.load_img(path) and img_to_array(image), or PIL"
 _NEEDS_TENSORFLOW = "pip install tensorflow: the name then works in the code that loads the data"
@@ -59,7 +58,6 @@ ADVICE = {
     "tensorflow.compat.v1.assign": "variable.assign(value)",
     "tensorflow.compat.v1.assign_add": "variable.assign_add(value)",
     "tensorflow.compat.v1.data": "tf.data.Dataset",
-    "tensorflow.compat.v1.disable_eager_execution": _EAGER,
     "tensorflow.compat.v1.disable_resource_variables": "remove it",
     "tensorflow.compat.v1.enable_resource_variables": "remove it: variables are those of Keras",
     "tensorflow.compat.v1.get_collection": "model.trainable_variables",
@@ -113,12 +111,6 @@ ADVICE = {
     "tensorflow.io.decode_jpeg": _IMAGES,
     "tensorflow.io.decode_png": _IMAGES,
     "tensorflow.io.decode_raw": "numpy.frombuffer(data, dtype)",
-    "tensorflow.io.gfile.GFile": "open(path)",
-    "tensorflow.io.gfile.exists": "os.path.exists(path)",
-    "tensorflow.io.gfile.glob": "glob.glob(pattern)",
-    "tensorflow.io.gfile.isdir": "os.path.isdir(path)",
-    "tensorflow.io.gfile.listdir": "os.listdir(path)",
-    "tensorflow.io.gfile.makedirs": "os.makedirs(path, exist_ok=True)",
     "tensorflow.io.gfile": _FILES,
     "tensorflow.io.parse_": _NEEDS_TENSORFLOW,
     "tensorflow.io.parse_example": _NEEDS_TENSORFLOW,
@@ -156,7 +148,6 @@ ADVICE = {
     "tensorflow.train.Example": _NEEDS_TENSORFLOW,
     "tensorflow.train.ExponentialMovingAverage": "use_ema=True of the optimizer",
     "tensorflow.train.Features": _NEEDS_TENSORFLOW,
-    "tensorflow.train.latest_checkpoint": "max(glob.glob('*.weights.h5'), key=os.path.getmtime)",
     "tensorflow.train.piecewise_constant": "keras.optimizers.schedules.PiecewiseConstantDecay",
     "tensorflow.trainable_variables": "model.trainable_variables",
     "tensorflow.types": "jax.Array",
