@@ -11,7 +11,6 @@ and so shows the cost of the sum; and a larger one with accumulation, which the 
 """
 
 import functools
-import os
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -101,26 +100,8 @@ def worker(role: str, name: str, small: bool, address: str, index: int) -> None:
 
 def measure(case: Case, rounds: int, small: bool) -> str:
     """Prints the times of one case, and returns its ratio as a line."""
-    cores = sorted(os.sched_getaffinity(0))
-    command = [os.path.abspath(__file__), "worker"]
-    more = [case.name, str(int(small)), workers.free_address()]
-    groups = {
-        "two processes": workers.Workers([*command, "both", *more], (cores[0], cores[-1])),
-        "one process": workers.Workers([*command, "one", *more], cores[:1]),
-    }
-    times: dict[str, list[float]] = {name: [] for name in groups}
-    try:
-        for group in groups.values():
-            group.wait()
-        for turn in range(rounds + 1):
-            names = list(groups) if turn % 2 == 0 else list(reversed(groups))
-            for name in names:
-                seconds = max(groups[name].tell("fit"))
-                if turn:  # the first round warms up
-                    times[name].append(seconds)
-    finally:
-        for group in groups.values():
-            group.stop()
+    arguments = (case.name, str(int(small)))
+    times = workers.two_and_one(__file__, arguments, "fit", rounds)
     case = case.small() if small else case
     work = f"{case.updates} updates of {case.micro_batches} x {case.batch} rows per replica"
     print(f"{case.name}: {work}; a step is an update")

@@ -11,7 +11,6 @@ The loop reads an infeed queue and enqueues every loss. The short steps show the
 exchange, which the claim is not about.
 """
 
-import os
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -114,26 +113,8 @@ def _elements(case: Case) -> Any:
 
 def measure(case: Case, rounds: int, small: bool) -> str:
     """Prints the times of one case, and returns its ratio as a line."""
-    cores = sorted(os.sched_getaffinity(0))
-    command = [os.path.abspath(__file__), "worker"]
-    more = [case.name, str(int(small)), workers.free_address()]
-    groups = {
-        "two processes": workers.Workers([*command, "both", *more], (cores[0], cores[-1])),
-        "one process": workers.Workers([*command, "one", *more], cores[:1]),
-    }
-    times: dict[str, list[float]] = {name: [] for name in groups}
-    try:
-        for group in groups.values():
-            group.wait()
-        for turn in range(rounds + 1):
-            names = list(groups) if turn % 2 == 0 else list(reversed(groups))
-            for name in names:
-                seconds = max(groups[name].tell("run"))
-                if turn:  # the first round warms up
-                    times[name].append(seconds)
-    finally:
-        for group in groups.values():
-            group.stop()
+    arguments = (case.name, str(int(small)))
+    times = workers.two_and_one(__file__, arguments, "run", rounds)
     case = case.small() if small else case
     print(f"{case.name}: {case.steps} steps of {case.batch} rows per replica")
     for name, values in times.items():

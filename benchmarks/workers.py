@@ -90,6 +90,42 @@ class Workers:
         return answers
 
 
+def two_and_one(
+    script: str, arguments: Sequence[str], case: str, rounds: int
+) -> dict[str, list[float]]:
+    """Times a case in two processes of one core each and in one process, in turns.
+
+    Args:
+        script: runs `worker ROLE *arguments ADDRESS INDEX`, with the role "both" or "one".
+        arguments: of the script.
+        case: the name that the script serves.
+        rounds: number of timed rounds, after one that warms up.
+
+    Returns:
+        The seconds of each round, of "two processes" and of "one process".
+    """
+    cores = sorted(os.sched_getaffinity(0))
+    command, more = [os.path.abspath(script), "worker"], [*arguments, free_address()]
+    groups = {
+        "two processes": Workers([*command, "both", *more], (cores[0], cores[-1])),
+        "one process": Workers([*command, "one", *more], cores[:1]),
+    }
+    times: dict[str, list[float]] = {name: [] for name in groups}
+    try:
+        for group in groups.values():
+            group.wait()
+        for turn in range(rounds + 1):
+            names = list(groups) if turn % 2 == 0 else list(reversed(groups))
+            for name in names:
+                seconds = max(groups[name].tell(case))
+                if turn:
+                    times[name].append(seconds)
+    finally:
+        for group in groups.values():
+            group.stop()
+    return times
+
+
 @contextlib.contextmanager
 def _pinned(core: int) -> Iterator[None]:
     """Pins this thread: processes started within inherit the core, which JAX reads at its start."""
