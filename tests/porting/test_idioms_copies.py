@@ -130,3 +130,8 @@ def test_the_older_name_of_the_queue(program):
         """)
         == "False\n"
     )
+
+
+def test_copies_that_a_program_does_not_import_are_not_spoken_of(program, caplog):
+    program("import tensorflow as tf\nprint(tf.__version__)\n", outfeed_optimizer=OPTIMIZER)
+    assert caplog.messages == []

@@ -52,6 +52,7 @@ class Aliases(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         names: Mapping[str, str],
         serves: str,
         otherwise: Callable[[str], ModuleType | None] = lambda name: None,
+        imported: Callable[[str], object] = lambda name: None,
     ):
         """Takes the names.
 
@@ -59,8 +60,10 @@ class Aliases(importlib.abc.MetaPathFinder, importlib.abc.Loader):
             names: of modules, by their aliases; the modules of a package come with it.
             serves: the purpose; a second finder for the same purpose replaces the first.
             otherwise: returns a module by its alias where the real one is missing.
+            imported: called with each alias that is imported.
         """
         self.names, self.serves, self._otherwise = dict(names), serves, otherwise
+        self._imported = imported
         self._specs: dict[str, ModuleSpec | None] = {}
         # Attributes that imports of `package.module` have added to packages.
         self.added: list[tuple[ModuleType, str, ModuleType]] = []
@@ -90,6 +93,7 @@ class Aliases(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:
         """Returns the module behind an alias."""
+        self._imported(spec.name)
         real = cast(str, self.real_name(spec.name))
         try:
             module = importlib.import_module(real)
@@ -127,10 +131,11 @@ def serve(
     names: Mapping[str, str],
     purpose: str,
     otherwise: Callable[[str], ModuleType | None] = lambda name: None,
+    imported: Callable[[str], object] = lambda name: None,
 ) -> None:
     """Lets modules be imported by aliases; the arguments are those of `Aliases`."""
     stop_serving(purpose)
-    sys.meta_path.insert(0, Aliases(names, purpose, otherwise))
+    sys.meta_path.insert(0, Aliases(names, purpose, otherwise, imported))
     put_in(META_PATH, functools.partial(_forget, purpose), key=purpose)
 
 

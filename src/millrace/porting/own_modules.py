@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from millrace.porting.names import ImportedNames
 from millrace.porting.source_text import SourceText
-from millrace.porting.tutorial_copies import tutorial_aliases
+from millrace.porting.tutorial_copies import TutorialModules
 
 _NOWHERE = pathlib.Path(os.devnull)
 _MOST = 500  # files that are followed from one script
@@ -149,7 +149,7 @@ class PortedProgram:
 
 @functools.cache
 def _aliases(root: pathlib.Path) -> dict[str, str]:
-    return tutorial_aliases(root, says=False)
+    return TutorialModules(root).aliases
 
 
 def _file_of(folder: pathlib.Path, name: str) -> pathlib.Path | None:

@@ -34,7 +34,7 @@ from millrace.porting.error_notes import add_notes
 from millrace.porting.keras2_modules import module_aliases, old_attribute, patched_modules
 from millrace.porting.mending import mending
 from millrace.porting.private_modules import make_private_module, private_module
-from millrace.porting.tutorial_copies import tutorial_aliases
+from millrace.porting.tutorial_copies import TutorialModules
 from millrace.tensorflow.dispatch import real_name, real_tensorflow, restore_real_modules
 from millrace.tensorflow.replacements import MODULES, unsupported_module
 from millrace.tensorflow.unsupported import longest
@@ -55,13 +55,13 @@ PURPOSE = "tensorflow"
 @contextmanager
 def serving(directory: pathlib.Path) -> Iterator[None]:
     """Serves modules of millrace to the imports of a program in `directory`."""
-    helpers = tutorial_aliases(directory)
+    helpers = TutorialModules(directory)
     aliases = module_aliases()
     before = {k: m for k, m in sys.modules.items() if k.partition(".")[0] == "tensorflow"}
     for name in before:
         del sys.modules[name]
     show_tensorflow(before.get("tensorflow"))
-    serve({**aliases, **NAMES, **helpers}, PURPOSE, _other_module)
+    serve({**aliases, **NAMES, **helpers.aliases}, PURPOSE, _other_module, helpers.say)
     let_attributes_be_read(OLD_ATTRIBUTES, patched_modules(), old_attribute)
     package = make_private_module("tensorflow.python")
     sys.modules["tensorflow"] = tensorflow

@@ -26,34 +26,44 @@ _PRIVATE = ("optimizer_v2", "tensorflow.python.training", "keras.engine", "keras
 _GRAPHS = ("get_default_graph", "_scratch_graph")
 
 
-def tutorial_aliases(directory: pathlib.Path, says: bool = True) -> dict[str, str]:
-    """Returns the names of millrace's modules, by the names under which a program imports them.
+class TutorialModules:
+    """The tutorial's modules, as a program finds them."""
 
-    Args:
-        directory: of the program. Packages in it are looked through, too.
-        says: whether a line names the copies in whose place they are.
-    """
-    copies: dict[str, pathlib.Path] = {}
-    needs_private = False
-    own: set[str] = set()
-    for name, path in _files(directory):
-        own.add(name)
-        tree = _tree(path)
-        if tree is None or not _is_copy(tree, path.stem):
-            continue
-        copies[name] = path
-        needs_private |= _uses_private(tree)
-    if not needs_private:
-        copies = {}
-    missing = {name for name in MODULES if name not in own}
-    if copies and says:
-        files = ", ".join(sorted(str(path.relative_to(directory)) for path in copies.values()))
+    def __init__(self, directory: pathlib.Path):
+        """Reads the program's own ones.
+
+        Args:
+            directory: of the program. Packages in it are looked through, too.
+        """
+        copies: dict[str, pathlib.Path] = {}
+        needs_private = False
+        own: set[str] = set()
+        for name, path in _files(directory):
+            own.add(name)
+            tree = _tree(path)
+            if tree is None or not _is_copy(tree, path.stem):
+                continue
+            copies[name] = path.relative_to(directory)
+            needs_private |= _uses_private(tree)
+        self._copies = copies if needs_private else {}
+        missing = {name for name in MODULES if name not in own}
+        self.aliases = {name: _served_by(name) for name in (*self._copies, *missing)}
+        self._has_said = False
+
+    def say(self, name: str) -> None:
+        """Says once that millrace's modules are in the place of copies.
+
+        Args:
+            name: of a module that the program imports.
+        """
+        if name not in self._copies or self._has_said:
+            return
+        self._has_said = True
         logger.warning(
             "%s: written against TensorFlow's private Keras, which is not here. The modules of the "
             "same names in millrace.ipu are used in their place.",
-            files,
+            ", ".join(sorted(map(str, self._copies.values()))),
         )
-    return {name: _served_by(name) for name in (*copies, *missing)}
 
 
 def _served_by(name: str) -> str:
