@@ -63,7 +63,7 @@ def _convnet(filters: int) -> list[Any]:
 CASES = (
     Case("mlp 128, short steps", (64,), 32, 400, lambda: _mlp(128, 2), False),
     Case("mlp 256", (256,), 1024, 40, lambda: _mlp(256, 4), True),
-    Case("convnet 16", (24, 24, 3), 64, 40, lambda: _convnet(16), True),
+    Case("convnet 16", (24, 24, 3), 16, 40, lambda: _convnet(16), True),
 )
 
 

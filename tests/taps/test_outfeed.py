@@ -229,6 +229,66 @@ def test_an_element_that_was_read_is_not_counted_as_dropped():
     np.testing.assert_array_equal(queue.dequeue(), np.arange(4, 12))
 
 
+# Elements of 64 KiB, of which four and more in a call go into blocks.
+
+
+def arrive(queue, *numbers, width=2**14):
+    queue.expect()
+    value = np.repeat(np.float32(numbers), width).reshape(-1, width)
+    queue.receive({"a": value, "b": np.float32(numbers)}, len(numbers))
+
+
+def first_of(elements):
+    np.testing.assert_array_equal(elements["a"][:, -1], elements["b"])
+    return elements["b"].tolist()
+
+
+def test_large_elements_come_in_their_order():
+    queue = OutfeedQueue()
+    for number in range(0, 40, 4):
+        arrive(queue, *range(number, number + 4))
+    arrive(queue, 40)  # a small result
+    for number in range(41, 81, 4):
+        arrive(queue, *range(number, number + 4))
+    taken = queue.dequeue()
+    assert first_of(taken) == list(range(81))
+    arrive(queue, *range(8))
+    assert first_of(taken) == list(range(81))  # nobody writes to it
+    assert first_of(queue.dequeue()) == list(range(8))
+
+
+def test_large_elements_are_read_while_others_arrive():
+    queue = OutfeedQueue()
+    arrive(queue, *range(8))
+    elements, read = iter(queue), []
+    for number in range(8, 80, 8):
+        for _, element in zip(range(5), elements, strict=False):
+            read.append(element["b"].item())
+        arrive(queue, *range(number, number + 8))
+    read += [element["b"].item() for element in elements]
+    assert read == list(range(80))
+    assert queue.dequeue()["b"].shape == (0,)
+
+
+def test_large_elements_of_other_shapes_are_kept_apart():
+    queue = OutfeedQueue()
+    arrive(queue, *range(8))
+    arrive(queue, *range(8), width=2**13)
+    assert [element["a"].shape for element in queue] == [(2**14,)] * 8 + [(2**13,)] * 8
+
+
+@pytest.mark.parametrize("calls", [1, 4, 16])
+def test_the_oldest_of_large_elements_are_dropped(calls):
+    kept = 2**22 // (2**16 + 4)  # of max_bytes
+    queue = OutfeedQueue(max_bytes=2**22)
+    for number in range(0, 512, calls):
+        arrive(queue, *range(number, number + calls))
+    left = first_of(queue.dequeue())
+    assert left == list(range(512 - len(left), 512))
+    assert kept - max(calls, kept // 16 + 1) <= len(left) <= kept
+    assert len(left) + queue.dropped == 512
+
+
 # What cannot be
 
 

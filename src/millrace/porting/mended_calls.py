@@ -1,4 +1,4 @@
-"""MendedCall of Keras 2, rewritten by the table of habits when a program passes them.
+"""Arguments of Keras 2, rewritten by the table of habits when a program passes them.
 
 mended_arguments("keras.optimizers.SGD", (), {"lr": 0.1})        -> (), {"learning_rate": 0.1}
 mended_arguments("keras.Input", (), {"shape": 80})               -> (), {"shape": (80,)}

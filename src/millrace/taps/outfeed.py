@@ -12,7 +12,7 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import numpy as np
@@ -22,20 +22,14 @@ from millrace.arguments import checked
 from millrace.errors import QueueError
 from millrace.options import QueueMode, member, whole_number
 from millrace.pytrees import ArrayTree
+from millrace.taps.element_blocks import BLOCK_BYTES, ElementBlock
 from millrace.taps.structure import ordered, plain
 from millrace.taps.taps import tap
 
 logger = logging.getLogger("millrace")
 
 GIB = 2**30
-
-
-class _Block(NamedTuple):
-    """Elements that arrived together."""
-
-    value: Any  # a tree of arrays, [elements, ...]
-    elements: int
-    nbytes: int
+_BLOCKS = 16  # within `max_bytes`: so a queue that drops its oldest keeps most of it
 
 
 class OutfeedQueue:
@@ -53,7 +47,7 @@ class OutfeedQueue:
     def __init__(self, mode: str | QueueMode = "all", *, max_bytes: int = GIB):
         self._mode = member(QueueMode, "mode", mode)
         self._max_bytes = whole_number("max_bytes", max_bytes, 1)
-        self._blocks: deque[_Block] = deque()
+        self._blocks: deque[ElementBlock] = deque()
         self._bytes = 0
         self._used = 0  # elements of the first block that were read one by one
         self._empty: Any = None  # like an element, [0, ...]
@@ -176,7 +170,9 @@ class OutfeedQueue:
                     value = jax.tree.map(lambda leaf: leaf[-1:].copy(), value)
                     nbytes, elements = 0, 1
                 self._empty = jax.tree.map(lambda leaf: leaf[:0].copy(), value)
-                self._blocks.append(_Block(value, elements, nbytes))
+                if not (self._blocks and self._blocks[-1].add(value, elements, nbytes)):
+                    most = min(BLOCK_BYTES, self._max_bytes // _BLOCKS)
+                    self._blocks.append(ElementBlock(value, elements, nbytes, most))
                 self._bytes += nbytes
                 self._drop_old()
             self._change.notify_all()
