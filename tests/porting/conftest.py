@@ -9,7 +9,7 @@ import pytest
 
 import millrace
 from millrace.ipu.config import reset_system
-from millrace.porting.serve import run_script
+from millrace.porting.running.serve import run_script
 
 
 @pytest.fixture(autouse=True)

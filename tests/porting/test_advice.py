@@ -7,8 +7,8 @@ import pytest
 
 from millrace.ipu.advice import ADVICE as IPU_ADVICE
 from millrace.porting import advice, keras2, keras2_names, object_names
-from millrace.porting.import_rules import NEED_TENSORFLOW
-from millrace.porting.near_names import what_to_write
+from millrace.porting.findings.import_rules import NEED_TENSORFLOW
+from millrace.porting.findings.near_names import what_to_write
 from millrace.porting.replacements import IPU, KEYWORDS, METHODS, MODULES, TENSORFLOW, exists
 from millrace.tensorflow.advice import ADVICE as TENSORFLOW_ADVICE
 

@@ -4,7 +4,7 @@ import textwrap
 
 import pytest
 
-from millrace.porting.device_requests import COMPUTED, devices_asked_for
+from millrace.porting.running.device_requests import COMPUTED, devices_asked_for
 
 CONFIG = "from tensorflow.python import ipu\ncfg = ipu.config.IPUConfig()\n"
 OPTION = """

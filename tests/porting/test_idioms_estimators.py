@@ -4,7 +4,7 @@ import pytest
 from idioms import idiom
 
 from millrace.errors import OptionError, UnsupportedNameError
-from millrace.porting.port import port
+from millrace.porting.findings.port import port
 
 HEAD = """
 import functools

@@ -8,7 +8,7 @@ from idioms import idiom
 
 from millrace.errors import UnsupportedNameError
 from millrace.ipu.advice import ADVICE as IPU_ADVICE
-from millrace.porting.port import port
+from millrace.porting.findings.port import port
 from millrace.porting.replacements import IPU, TENSORFLOW, exists
 from millrace.tensorflow.advice import ADVICE as TENSORFLOW_ADVICE
 

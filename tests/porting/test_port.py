@@ -9,8 +9,8 @@ from click.testing import CliRunner
 
 import millrace
 from millrace.cli.main import main
-from millrace.porting.own_modules import PortedProgram
-from millrace.porting.port import port, port_program
+from millrace.porting.findings.own_modules import PortedProgram
+from millrace.porting.findings.port import port, port_program
 from millrace.porting.replacements import (
     IPU,
     KEYWORDS,

@@ -17,11 +17,11 @@ import pytest
 from ported_programs import marked, programs, write
 
 import millrace
-from millrace.porting.own_modules import PortedProgram
-from millrace.porting.port import port_program
-from millrace.porting.rewrite import rewrite
-from millrace.porting.rewrite import write as write_rewritten
-from millrace.porting.serve import run_script
+from millrace.porting.findings.own_modules import PortedProgram
+from millrace.porting.findings.port import port_program
+from millrace.porting.findings.rewrite import rewrite
+from millrace.porting.findings.rewrite import write as write_rewritten
+from millrace.porting.running.serve import run_script
 from millrace.tensorflow.graph_mode import set_graph_mode
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of Keras, about arguments and files

@@ -8,9 +8,9 @@ from click.testing import CliRunner
 from rich.console import Console
 
 from millrace.cli.main import main
-from millrace.porting.own_modules import PortedProgram
-from millrace.porting.rewrite import RewriteError, rewrite, write
-from millrace.porting.show import show_rewritten
+from millrace.porting.findings.own_modules import PortedProgram
+from millrace.porting.findings.rewrite import RewriteError, rewrite, write
+from millrace.porting.findings.show import show_rewritten
 
 FIRST = "import millrace  # before keras: it makes JAX the backend of Keras\n"
 HEAD = "from millrace import tensorflow as tf\nimport keras\nfrom millrace import ipu\n"

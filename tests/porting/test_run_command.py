@@ -13,7 +13,7 @@ from click.testing import CliRunner
 import millrace
 from millrace.cli.main import main
 from millrace.errors import UnsupportedNameError
-from millrace.porting.serve import serving
+from millrace.porting.running.serve import serving
 from millrace.tensorflow.dispatch import real_name, real_tensorflow
 
 PROGRAM = """

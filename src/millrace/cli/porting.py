@@ -13,7 +13,7 @@ import click
 
 from millrace import distributed
 from millrace.cli.types import check_script
-from millrace.porting.serve import run_script
+from millrace.porting.running.serve import run_script
 from millrace.processes.agreement import Launched
 
 _RELEASE = "MILLRACE_IPU_RELEASE"  # which `ipu/release.py` reads
@@ -72,7 +72,7 @@ def port_command(
     With --write, imports, names and arguments change where this needs no judgement, and the program
     then runs with `python`. Nothing else in the files changes. What is left to do is listed.
     """
-    show = importlib.import_module("millrace.porting.show")
+    show = importlib.import_module("millrace.porting.findings.show")
     if diff or write:
         context.exit(show.show_rewritten(scripts, writes=write))
     context.exit(show.show_findings(scripts))

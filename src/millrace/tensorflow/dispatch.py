@@ -6,8 +6,8 @@ tensors of the real TensorFlow        TensorFlow: in functions given to map(), f
 names that this package lacks         TensorFlow, if it is installed
 
 TensorFlow is imported on first use, since the import takes seconds. Where this package stands in
-`sys.modules` under the name `tensorflow` (porting/serve.py), it is taken out for the import and
-put back afterwards.
+`sys.modules` under the name `tensorflow` (porting/running/serve.py), it is taken out for the import
+and put back afterwards.
 """
 
 import functools

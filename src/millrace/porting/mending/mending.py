@@ -5,12 +5,12 @@ from contextlib import contextmanager
 
 from millrace._compat.patch_table import KERAS2_CALLS
 from millrace._compat.patches import take_out_all
-from millrace.porting.mended_calls import let_classes_take_old_arguments
-from millrace.porting.mended_files import mend_files
-from millrace.porting.mended_layers import mend_layers
-from millrace.porting.mended_models import mend_models
-from millrace.porting.mended_optimizers import mend_optimizers
-from millrace.porting.mended_values import mend_values
+from millrace.porting.mending.calls import let_classes_take_old_arguments
+from millrace.porting.mending.files import mend_files
+from millrace.porting.mending.layers import mend_layers
+from millrace.porting.mending.models import mend_models
+from millrace.porting.mending.optimizers import mend_optimizers
+from millrace.porting.mending.values import mend_values
 
 
 @contextmanager

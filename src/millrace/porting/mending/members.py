@@ -2,7 +2,7 @@
 
 import functools
 
-from millrace.porting.mending import mending
+from millrace.porting.mending.mending import mending
 
 
 def members(kind: type, is_served: bool) -> frozenset[str]:

@@ -14,9 +14,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from millrace.errors import MillraceError
-from millrace.porting.own_modules import OwnModule, PortedProgram
-from millrace.porting.port import port_program
-from millrace.porting.source_text import SourceText
+from millrace.porting.findings.own_modules import OwnModule, PortedProgram
+from millrace.porting.findings.port import port_program
+from millrace.porting.findings.source_text import SourceText
 
 _MOST_PASSES = 10  # edits within others are made in the pass after
 

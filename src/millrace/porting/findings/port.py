@@ -10,19 +10,19 @@ import ast
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from millrace.porting.call_rules import ObjectRules
-from millrace.porting.class_rules import of_class, of_random
-from millrace.porting.finding import Finding
-from millrace.porting.habit_rules import HabitRules
-from millrace.porting.import_rules import ModuleRules
-from millrace.porting.imports import ImportRules
-from millrace.porting.kinds import Kinds
-from millrace.porting.name_rules import NameRules, name_now
+from millrace.porting.findings.call_rules import ObjectRules
+from millrace.porting.findings.class_rules import of_class, of_random
+from millrace.porting.findings.finding import Finding
+from millrace.porting.findings.habit_rules import HabitRules
+from millrace.porting.findings.import_rules import ModuleRules
+from millrace.porting.findings.imports import ImportRules
+from millrace.porting.findings.kinds import Kinds
+from millrace.porting.findings.name_rules import NameRules, name_now
+from millrace.porting.findings.own_modules import OwnModule, PortedProgram
+from millrace.porting.findings.reached import switched_off, unreached
+from millrace.porting.findings.tapes import TAPE, compiled_functions, tapes
 from millrace.porting.names import ImportedNames
-from millrace.porting.own_modules import OwnModule, PortedProgram
-from millrace.porting.reached import switched_off, unreached
 from millrace.porting.replacements import option
-from millrace.porting.tapes import TAPE, compiled_functions, tapes
 
 _GUARDS = ("ImportError", "ModuleNotFoundError", "Exception", "AttributeError", "BaseException")
 

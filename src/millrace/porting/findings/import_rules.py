@@ -5,10 +5,10 @@ import importlib.machinery
 import sys
 from collections.abc import Iterator
 
-from millrace.porting.finding import Finding
-from millrace.porting.name_rules import NameRules
-from millrace.porting.near_names import of_module
-from millrace.porting.own_modules import OwnModule, PortedProgram
+from millrace.porting.findings.finding import Finding
+from millrace.porting.findings.name_rules import NameRules
+from millrace.porting.findings.near_names import of_module
+from millrace.porting.findings.own_modules import OwnModule, PortedProgram
 from millrace.porting.replacements import canonical
 
 _OWN = ("ipu", "tensorflow", "keras", "millrace")

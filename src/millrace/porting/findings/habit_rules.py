@@ -9,7 +9,7 @@ import pathlib
 from collections.abc import Callable, Iterator
 
 from millrace.porting import keras2
-from millrace.porting.arguments import (
+from millrace.porting.findings.arguments import (
     argument,
     as_tuple,
     ending,
@@ -19,10 +19,10 @@ from millrace.porting.arguments import (
     rename_method,
     with_suffix,
 )
-from millrace.porting.finding import Finding, TextEdit, end_of, replaced, start_of
+from millrace.porting.findings.finding import Finding, TextEdit, end_of, replaced, start_of
+from millrace.porting.findings.signatures import parameters_of, value_of
+from millrace.porting.findings.source_text import SourceText
 from millrace.porting.keras2 import Habit, habits_of
-from millrace.porting.signatures import parameters_of, value_of
-from millrace.porting.source_text import SourceText
 
 Evaluate = Callable[[ast.expr], object]
 

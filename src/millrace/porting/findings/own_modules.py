@@ -12,8 +12,8 @@ import tokenize
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+from millrace.porting.findings.source_text import SourceText
 from millrace.porting.names import ImportedNames
-from millrace.porting.source_text import SourceText
 from millrace.porting.tutorial_copies import TutorialModules
 
 _NOWHERE = pathlib.Path(os.devnull)

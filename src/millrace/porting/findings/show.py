@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from rich.console import Console
 from rich.text import Text
 
-from millrace.porting.finding import Finding
-from millrace.porting.own_modules import PortedProgram
-from millrace.porting.port import FileFindings, port_program, uses_tensorflow
-from millrace.porting.rewrite import Rewritten, rewrite, write
+from millrace.porting.findings.finding import Finding
+from millrace.porting.findings.own_modules import PortedProgram
+from millrace.porting.findings.port import FileFindings, port_program, uses_tensorflow
+from millrace.porting.findings.rewrite import Rewritten, rewrite, write
 
 _STYLES = {"---": "bold", "+++": "bold", "@@": "cyan", "+": "green", "-": "red"}
 

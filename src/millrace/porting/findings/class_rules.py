@@ -8,8 +8,8 @@ class Noise(Layer): tf.random.normal(shape)               a trace needs a seed g
 import ast
 from collections.abc import Iterator, Sequence
 
-from millrace.porting.finding import Finding, replaced
-from millrace.porting.near_names import shown
+from millrace.porting.findings.finding import Finding, replaced
+from millrace.porting.findings.near_names import shown
 from millrace.porting.object_names import OVERRIDES
 
 _RANDOM = ("normal", "uniform", "truncated_normal", "dropout", "categorical", "randint", "gamma")

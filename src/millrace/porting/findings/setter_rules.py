@@ -9,9 +9,9 @@ import inspect
 from millrace.ipu.keras.extensions import arguments
 from millrace.ipu.keras.extensions.setters import SETTERS
 from millrace.ipu.keras.extensions.stages import SEQUENTIAL_METHODS, STAGE_METHODS
-from millrace.porting.arguments import rename
-from millrace.porting.finding import Finding
-from millrace.porting.near_names import nearest
+from millrace.porting.findings.arguments import rename
+from millrace.porting.findings.finding import Finding
+from millrace.porting.findings.near_names import nearest
 from millrace.strategy.methods import METHODS
 
 _OTHERS = {

@@ -6,7 +6,7 @@ Syntax trees count columns in bytes of UTF-8, and lines as Python does.
 import re
 from collections.abc import Iterable
 
-from millrace.porting.finding import TextEdit
+from millrace.porting.findings.finding import TextEdit
 
 _LINES = re.compile(r"\r\n|\r|\n")
 

@@ -9,18 +9,13 @@ x.shape.as_list()                an attribute that only TensorFlow's objects hav
 import ast
 from collections.abc import Iterator
 
-from millrace.porting.arguments import rename_method
-from millrace.porting.finding import Finding
-from millrace.porting.habit_rules import HabitRules
-from millrace.porting.kinds import ARRAY, Kinds
-from millrace.porting.mended_members import members
-from millrace.porting.names import ImportedNames
-from millrace.porting.near_names import nearest, shown
-from millrace.porting.object_names import ATTRIBUTES, DISTINCTIVE, METHODS, OF_DTYPES, OF_SHAPES
-from millrace.porting.replacements import KEYWORDS, METHOD_KEYWORDS, canonical
-from millrace.porting.replacements import METHODS as OLD_METHODS
-from millrace.porting.setter_rules import ATTACHED, SETTER_ARGUMENTS, of_setter
-from millrace.porting.signatures import (
+from millrace.porting.findings.arguments import rename_method
+from millrace.porting.findings.finding import Finding
+from millrace.porting.findings.habit_rules import HabitRules
+from millrace.porting.findings.kinds import ARRAY, Kinds
+from millrace.porting.findings.near_names import nearest, shown
+from millrace.porting.findings.setter_rules import ATTACHED, SETTER_ARGUMENTS, of_setter
+from millrace.porting.findings.signatures import (
     class_of,
     has_too_many,
     parameters_of,
@@ -28,6 +23,11 @@ from millrace.porting.signatures import (
     unknown_arguments,
     value_of,
 )
+from millrace.porting.mending.members import members
+from millrace.porting.names import ImportedNames
+from millrace.porting.object_names import ATTRIBUTES, DISTINCTIVE, METHODS, OF_DTYPES, OF_SHAPES
+from millrace.porting.replacements import KEYWORDS, METHOD_KEYWORDS, canonical
+from millrace.porting.replacements import METHODS as OLD_METHODS
 from millrace.tensorflow.dispatch import is_installed
 
 _ARRAY_CLASS = "tensorflow.Tensor"

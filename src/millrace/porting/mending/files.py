@@ -14,7 +14,7 @@ import keras
 
 from millrace._compat.patch_table import KERAS2_CALLS
 from millrace._compat.patches import replace
-from millrace.porting.mended_calls import mended_arguments, note, replace_method, signed
+from millrace.porting.mending.calls import mended_arguments, note, replace_method, signed
 
 _WEIGHTS, _MODEL = ".weights.h5", ".keras"
 _LEGACY = (".h5", ".hdf5")

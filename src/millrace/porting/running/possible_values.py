@@ -17,7 +17,7 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeAlias
 
-from millrace.porting.definitions import Given, NameScope, ProgramTables, last_name
+from millrace.porting.running.definitions import Given, NameScope, ProgramTables, last_name
 
 
 class Unknown(enum.Enum):

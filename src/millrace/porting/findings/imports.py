@@ -12,9 +12,9 @@ Keras chooses its backend when it is imported, so an import of millrace comes be
 import ast
 from collections.abc import Callable, Iterator
 
-from millrace.porting.finding import TextEdit, replaced, start_of
+from millrace.porting.findings.finding import TextEdit, replaced, start_of
+from millrace.porting.findings.source_text import SourceText
 from millrace.porting.replacements import canonical
-from millrace.porting.source_text import SourceText
 
 FIRST = "import millrace  # before keras: it makes JAX the backend of Keras"
 _OWN = ("ipu", "tensorflow", "keras")

@@ -14,7 +14,7 @@ import numpy as np
 from millrace._compat.patch_table import KERAS2_CALLS
 from millrace._compat.patches import add
 from millrace.porting.keras2 import habits_of
-from millrace.porting.mended_calls import mended_arguments, replace_method, signed
+from millrace.porting.mending.calls import mended_arguments, replace_method, signed
 
 _LOOPS = ("fit", "evaluate", "predict")
 _GENERATOR_STEPS = {"fit": "steps_per_epoch", "evaluate": "steps", "predict": "steps"}

@@ -14,7 +14,7 @@ import numpy as np
 from millrace._compat.keras_optimizers import trained_by
 from millrace._compat.patch_table import KERAS2_CALLS
 from millrace._compat.patches import add
-from millrace.porting.mended_calls import mended_arguments, replace_method, signed
+from millrace.porting.mending.calls import mended_arguments, replace_method, signed
 
 Transform = Callable[[list[tuple[Any, keras.Variable]]], Iterable[tuple[Any, keras.Variable]]]
 

@@ -11,8 +11,8 @@ A name that gets values of several classes, or of one that is not known, has non
 
 import ast
 
+from millrace.porting.findings.signatures import class_of, value_of
 from millrace.porting.names import Function, ImportedNames, parameters, within
-from millrace.porting.signatures import class_of, value_of
 
 ARRAY = "array"
 _RUNNING = "?"  # of a value that is computed from itself: `data = data.repeat()`

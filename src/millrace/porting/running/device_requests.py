@@ -20,14 +20,14 @@ from collections.abc import Iterator, Sequence
 
 from millrace._compat.jax_processes import backends_are_initialized
 from millrace.devices import ask_for_virtual
-from millrace.porting.definitions import NameScope, ProgramTables, tables_of
-from millrace.porting.possible_values import (
+from millrace.porting.running.definitions import NameScope, ProgramTables, tables_of
+from millrace.porting.running.possible_values import (
     UNKNOWN,
     PossibleValues,
     is_reachable,
     values_of,
 )
-from millrace.porting.program_text import read_program
+from millrace.porting.running.program_text import read_program
 
 # For a program that computes its number: as many IPUs as the usual machine had. More devices than
 # cores cost a program that uses one of them time, since XLA shares out operations over as many

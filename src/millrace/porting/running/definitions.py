@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from millrace.porting.names import Function
-from millrace.porting.program_text import ProgramFile
+from millrace.porting.running.program_text import ProgramFile
 
 _SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef)
 

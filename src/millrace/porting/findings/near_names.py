@@ -15,6 +15,7 @@ from collections.abc import Sequence
 
 from millrace.ipu.advice import ADVICE as IPU_ADVICE
 from millrace.porting import advice, keras2_names
+from millrace.porting.findings.signatures import value_of
 from millrace.porting.private_paths import public_name
 from millrace.porting.replacements import (
     IPU,
@@ -26,7 +27,6 @@ from millrace.porting.replacements import (
     longest,
     operation,
 )
-from millrace.porting.signatures import value_of
 from millrace.tensorflow.advice import ADVICE as TENSORFLOW_ADVICE
 
 _OF_JAX = ("jax.numpy", "jax.lax", "jax.nn", "jax.scipy.special", "jax.numpy.linalg", "jax.random")

@@ -29,11 +29,11 @@ from millrace._compat.module_aliases import (
 )
 from millrace._compat.patch_table import OLD_ATTRIBUTES, SCRIPT_MODULES
 from millrace._compat.patches import put_in, take_out, take_out_all
-from millrace.porting.device_requests import make_devices
-from millrace.porting.error_notes import add_notes
-from millrace.porting.keras2_modules import module_aliases, old_attribute, patched_modules
-from millrace.porting.mending import mending
-from millrace.porting.private_modules import make_private_module, private_module
+from millrace.porting.mending.mending import mending
+from millrace.porting.running.device_requests import make_devices
+from millrace.porting.running.error_notes import add_notes
+from millrace.porting.running.keras2_modules import module_aliases, old_attribute, patched_modules
+from millrace.porting.running.private_modules import make_private_module, private_module
 from millrace.porting.tutorial_copies import TutorialModules
 from millrace.tensorflow.dispatch import real_name, real_tensorflow, restore_real_modules
 from millrace.tensorflow.replacements import MODULES, unsupported_module

@@ -8,8 +8,8 @@ Input(shape=(80))             as_tuple(80)                   Input(shape=(80,))
 import ast
 import re
 
-from millrace.porting.finding import TextEdit, end_of, replaced, start_of
-from millrace.porting.source_text import SourceText
+from millrace.porting.findings.finding import TextEdit, end_of, replaced, start_of
+from millrace.porting.findings.source_text import SourceText
 
 _REST_OF_LINE = re.compile(r"[ \t]*(#[^\r\n]*)?(\r\n|\r|\n|$)")
 

@@ -4,14 +4,14 @@ import ast
 from collections.abc import Iterator
 
 from millrace.porting import keras2_names
-from millrace.porting.finding import Finding, TextEdit, replaced
-from millrace.porting.imports import ImportRules
+from millrace.porting.findings.finding import Finding, TextEdit, replaced
+from millrace.porting.findings.imports import ImportRules
+from millrace.porting.findings.near_names import shown, what_to_write
+from millrace.porting.findings.signatures import is_importable
 from millrace.porting.names import ImportedNames
-from millrace.porting.near_names import shown, what_to_write
-from millrace.porting.private_modules import private_module
 from millrace.porting.private_paths import public_name
 from millrace.porting.replacements import IPU, OPERATIONS, exists, longest, operation
-from millrace.porting.signatures import is_importable
+from millrace.porting.running.private_modules import private_module
 from millrace.tensorflow.replacements import unsupported_module
 
 _OWN = ("ipu", "tensorflow", "keras")

@@ -7,7 +7,7 @@ import keras
 
 from millrace._compat.patch_table import KERAS2_CALLS
 from millrace._compat.patches import add, replace
-from millrace.porting.mended_calls import mended_arguments, replace_method, signed
+from millrace.porting.mending.calls import mended_arguments, replace_method, signed
 
 # The parameters of `add_weight` in Keras 2, in their order.
 _PARAMETERS = ("name", "shape", "dtype", "initializer", "regularizer", "trainable", "constraint")

@@ -1,0 +1,1 @@
+"""Calls of Keras in the way of Keras 2, mended while a program runs."""
