@@ -64,6 +64,12 @@ with millrace.Strategy().scope():
     model = keras.Sequential([keras.Input((4,)), *layers])
 model.compile("sgd", "mse", steps_per_execution=4)
 """
+UNBUILT = """
+keras.utils.set_random_seed(process)
+with millrace.Strategy().scope():
+    model = keras.Sequential([keras.layers.Dense(4), keras.layers.Dense(1)])
+model.compile("sgd", "mse", steps_per_execution=4)
+"""
 
 
 @pytest.mark.parametrize(
@@ -72,6 +78,8 @@ model.compile("sgd", "mse", steps_per_execution=4)
         ("model.layers[0].bias.assign(model.layers[0].bias + process)", "weights"),
         ("accumulation = 4 - 2 * process", "options"),
         (ANOTHER, "model"),
+        (UNBUILT, "weights"),
+        (UNBUILT.replace("Dense(4)", "Dense(4 + process)"), "model"),
     ],
 )
 def test_processes_that_differ_say_so(tmp_path, change, what):

@@ -31,7 +31,7 @@ from millrace.feeds.blocks import ResidentArrays, stacked_blocks
 from millrace.feeds.infeed import Infeed, wait_for_interrupted
 from millrace.fit.checks import shortened_to_stop
 from millrace.fit.controller import Controller, controller_of
-from millrace.fit.multi_process import agree_on_data, agree_on_order
+from millrace.fit.multi_process import agree_on_built, agree_on_data, agree_on_order
 from millrace.fit.uncompiled import runs_uncompiled
 from millrace.interrupts import at_once, raise_if_interrupted
 from millrace.plan import Mode
@@ -109,6 +109,7 @@ class FeedEpochIterator(EpochIterator):
         self._controller = controller
         self._mode = mode
         self._arguments = arguments
+        self._was_built = controller.setup.model.built
         self._infeed: Infeed | None = None
         self._is_closed = threading.Event()
         self._sizes: Iterable[int] = ()
@@ -147,6 +148,9 @@ class FeedEpochIterator(EpochIterator):
         """Starts over, as Keras does when it has built the model from the first batch."""
         self.close()
         self._controller.setup.rules.check_built(self._controller.setup)
+        if not self._was_built:
+            agree_on_built(self._controller.setup)
+            self._was_built = True
         if self._controller.feeds.is_built_ahead and self._mode is not Mode.PREDICT:
             # The first batch of shuffled arrays draws the order of all. Keras would have drawn one
             # to build the model; without it, later epochs would come in another order.

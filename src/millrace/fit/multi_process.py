@@ -42,14 +42,20 @@ def agree(setup: Setup, mode: Mode, is_running: bool) -> None:
     facts = {
         "call": f"{mode.value} of {model.name!r}",
         "devices": ", ".join(map(str, setup.devices)),
-        "model": _layers(model),
+        **_model(model),
         "stages": "none" if assignment is None else str(assignment.stages),
         "options": _options(setup.options),
         "compile": _compilation(model),
     }
-    if not is_running:  # validation within fit has the weights of that fit
-        facts["weights"] = _checksum(variable.value for variable in model.variables)
+    if is_running:  # validation within fit has the weights of that fit
+        del facts["weights"]
     check_same(facts, AGREEMENT_SECONDS)
+
+
+def agree_on_built(setup: Setup) -> None:
+    """Compares variables and weights that the first batch has made."""
+    if setup.spans_processes:
+        check_same(_model(setup.model), AGREEMENT_SECONDS)
 
 
 def agree_on_order(setup: Setup, order: np.ndarray) -> None:
@@ -108,6 +114,11 @@ def whole_files(model: keras.Model, name: str) -> Callable[..., Any]:
 
     write.__doc__ = stock.__doc__
     return write
+
+
+def _model(model: keras.Model) -> dict[str, str]:
+    weights = _checksum(variable.value for variable in model.variables)
+    return {"model": _layers(model), "weights": weights}
 
 
 def _layers(model: keras.Model) -> str:
