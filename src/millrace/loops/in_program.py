@@ -72,11 +72,7 @@ def run_in_program(
         if context.looks_only:
             if current_group() is not None and (infeed is not None or iteration.tapped):
                 host_order().assign(jnp.int32(0))
-            for variable in fixed:
-                scope.get_current_value(variable)  # type: ignore[union-attr] - its context
-            for variable in changed:
-                variable.assign(jnp.zeros(variable.shape, variable.dtype))
-            return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), values)
+            return _without_running(scope, iteration, values)
     if isinstance(limit, jax.Array) and is_traced(limit):
         limit = largest(limit)
         if context is not None:
@@ -102,6 +98,15 @@ def run_in_program(
     if order is not None:
         host_order().assign(order)
     return values
+
+
+def _without_running(scope: Any, iteration: Iteration, values: list[ArrayTree]) -> list[ArrayTree]:
+    """Uses and assigns the variables of a loop, without the loop; returns zeros for its values."""
+    for variable in iteration.touched.fixed:
+        scope.get_current_value(variable)
+    for variable in iteration.touched.changed:
+        variable.assign(jnp.zeros(variable.shape, variable.dtype))
+    return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), values)
 
 
 def _exchange_of(infeed: InfeedQueue | None, tapped: Tapped, may_end_early: bool) -> Exchange:
@@ -214,14 +219,29 @@ def _host_call(exchange: Exchange, raises: bool, takes: bool) -> HostCall:
 
     if exchange.replicas == 1:
         return lambda outs, used, remaining, order: (call(outs, used, remaining), order)
+    of_one = _batched(call, block, takes)
+    index = replication_index()
+    return lambda outs, used, remaining, order: (of_one(index, outs, used, remaining), order)
+
+
+def _batched(call: Callable[..., Any], block: ArrayTree, takes: bool) -> Callable[..., Any]:
+    """Returns a callback for replicas that run as one batch: one call for all of them.
+
+    JAX refuses to batch a loop with ordered callbacks. It batches a function with a rule of its
+    own, and finds the callback in the rule.
+
+    Args:
+        call: the callback, with taps of all replicas.
+        block: specs of a block, `[capacity, replicas, ...]`.
+        takes: whether the next chunk follows.
+    """
 
     @custom_vmap
     def of_one(
         _: jax.Array, outs: tuple[ArrayTree, ...], used: jax.Array, remaining: jax.Array
     ) -> Any:
-        # Never runs; it only has the shapes of one replica. JAX refuses to batch a loop with
-        # ordered callbacks. It batches this function, and finds the callback in the rule below.
-        # The replica's index is an argument so that one certainly differs between replicas.
+        # Never runs; it only has the shapes of one replica. The replica's index is an argument
+        # so that one certainly differs between replicas.
         of_replica = jax.tree.map(lambda a: jnp.zeros((a.shape[0], *a.shape[2:]), a.dtype), block)
         return (of_replica, used, remaining) if takes else None
 
@@ -252,5 +272,4 @@ def _host_call(exchange: Exchange, raises: bool, takes: bool) -> HostCall:
         block = jax.tree.map(lambda leaf: jnp.moveaxis(leaf, 1, 0), block)
         return (block, start, count), (jax.tree.map(lambda _: True, block), False, False)
 
-    index = replication_index()
-    return lambda outs, used, remaining, order: (of_one(index, outs, used, remaining), order)
+    return of_one
