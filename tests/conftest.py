@@ -21,6 +21,7 @@ import numpy as np  # noqa: E402
 import pytest  # noqa: E402
 
 import millrace  # noqa: E402
+import own_threads  # noqa: E402
 from millrace.explain.diagnose import history  # noqa: E402
 from quick_compiler import QuickCompiler  # noqa: E402
 from slow_names import SlowNames  # noqa: E402
@@ -54,6 +55,7 @@ def pytest_configure(config):
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item):
+    own_threads.begin()
     marks = ("slow", "exhaustive", "shipped_compiler")
     compiler.is_on = item.get_closest_marker("quick_compiler") is not None or not any(
         item.get_closest_marker(mark) for mark in marks

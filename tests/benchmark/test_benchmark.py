@@ -18,6 +18,7 @@ from millrace.benchmark.throughput import DEPTH, dataset_benchmark, infeed_bench
 from millrace.benchmark.verdict import ROUNDS, feed_verdict
 from millrace.errors import DataError, DTypeError, ModelError, OptionError
 from millrace.records.feed_benchmark import FeedVerdict
+from own_threads import own_threads
 
 BOTH = pytest.mark.parametrize("benchmark", [dataset_benchmark, infeed_benchmark])
 FIELDS = {
@@ -64,10 +65,6 @@ def within(seconds, function):
     return outcome[0]
 
 
-def threads():
-    return [t.name for t in threading.enumerate() if t.name.startswith("millrace")]
-
-
 def assert_report(text, epochs, elements, nbytes):
     report = json.loads(text)
     assert isinstance(text, str)
@@ -82,7 +79,7 @@ def assert_report(text, epochs, elements, nbytes):
         assert epoch["elements_per_second"] == epoch["elements_processed"] / seconds
         assert epoch["bandwidth"] == epoch["total_bytes_processed"] / (1e9 * seconds)
     assert 0 < report["first_element_seconds"] <= report["epochs"][0]["time_elapsed"]
-    assert not threads()
+    assert not own_threads()
 
 
 def grain_dataset():
@@ -263,7 +260,7 @@ def test_a_line_for_each_epoch(benchmark, capsys, caplog):
 def test_wrong_arguments(benchmark, arguments, error, message):
     with pytest.raises(error, match=message):
         within(HANG, lambda: benchmark(*arguments, print_stats=False))
-    assert not threads()
+    assert not own_threads()
 
 
 def test_the_builtin_errors():
@@ -287,7 +284,7 @@ def test_data_that_ends_early(benchmark, make):
         "Ask for 2 epochs of 3 elements or fewer, or make the data endless: with repeat()"
         in message
     )
-    assert not threads()
+    assert not own_threads()
 
 
 def X_7():  # noqa: N802 - the first seven of X
@@ -323,7 +320,7 @@ def test_what_the_data_set_raises(benchmark, good):
         within(HANG, lambda: benchmark(data(), 10, 10, print_stats=False))
     frames = [frame.name for frame in traceback.extract_tb(caught.value.__traceback__)]
     assert frames[-2:] == ["data", "read_row_17"]
-    assert not threads()
+    assert not own_threads()
 
 
 @BOTH
@@ -334,7 +331,7 @@ def test_an_error_while_the_thread_waits_for_a_place(benchmark, monkeypatch):
     monkeypatch.setattr("millrace.benchmark.throughput.measure", fail)
     with pytest.raises(KeyboardInterrupt):
         within(HANG, lambda: benchmark(endless(), 10, 10, print_stats=False))
-    assert not threads()
+    assert not own_threads()
 
 
 def test_a_pydataset_is_told_that_its_epoch_ends():
@@ -403,7 +400,7 @@ def test_verdict(strategy, attached, data, capsys):
         "both together  ",
     ]
     assert lines[3] == verdict.verdict
-    assert not threads()
+    assert not own_threads()
 
 
 @pytest.mark.parametrize("attached", [False, True])
@@ -445,7 +442,7 @@ def test_the_model_is_as_before_where_training_fails(strategy, attached):
         within(HANG, lambda: feed_verdict(model, stream, 5, print_stats=False))
     assert_equal(values(model), before)
     assert np.isfinite(model.evaluate(X[0], Y[0], verbose=0)).all()
-    assert not threads()
+    assert not own_threads()
 
 
 def test_a_generator_is_enough_if_it_is_long_enough():

@@ -4,13 +4,14 @@ Sources that need another library are skipped where it is missing.
 """
 
 import contextlib
-import threading
 import warnings
 
 import jax
 import keras
 import numpy as np
 import pytest
+
+from own_threads import own_threads
 
 RTOL = ATOL = 1e-6  # float32, compiled into other programs
 ROWS, BATCH_SIZE = 22, 4
@@ -81,7 +82,7 @@ def fit(source, strategy=None, inputs=1, **arguments):
 def assert_fits_are_same(strategy, source, **arguments):
     found = fit(source, strategy, **arguments)
     assert_same(found, fit(source, **arguments))
-    assert not [t for t in threading.enumerate() if t.name.startswith("millrace")]
+    assert not own_threads()
     return found
 
 
@@ -377,7 +378,7 @@ def test_a_generator_that_raises(strategy):
     model = compiled(strategy)
     with pytest.raises(OSError, match="disk gone"):
         model.fit(failing(), shuffle=False, verbose=0)
-    assert not [t for t in threading.enumerate() if t.name.startswith("millrace")]
+    assert not own_threads()
     assert_close(*[fit(arrays(), owner)[1].history for owner in (strategy, None)])
 
 

@@ -1,4 +1,3 @@
-import threading
 import time
 import traceback
 
@@ -10,6 +9,7 @@ from millrace.devices import DeviceGroup
 from millrace.feeds.block import Destination
 from millrace.feeds.blocks import BlockShape, stacked_blocks
 from millrace.feeds.infeed import Infeed
+from own_threads import own_threads
 
 CPU = Destination(DeviceGroup((jax.devices("cpu")[0],)))
 
@@ -35,10 +35,6 @@ def values(segments):
         for s in segments
         for i in range(s.start, s.start + s.count)
     ]
-
-
-def threads():
-    return [t for t in threading.enumerate() if t.name == "millrace-infeed"]
 
 
 def wait_until(condition, seconds=5.0):
@@ -84,7 +80,7 @@ def test_an_exception_of_the_data_set_comes_where_its_batch_would_have(taken):
     frames = [frame.name for frame in traceback.extract_tb(caught.value.__traceback__)]
     assert "source" in frames  # the user's own line is in the traceback
     infeed.close()
-    assert wait_until(lambda: not threads())
+    assert wait_until(lambda: not own_threads("millrace-infeed"))
 
 
 @pytest.mark.parametrize("take", [0, 1, 100])
@@ -92,12 +88,12 @@ def test_the_thread_ends_when_it_is_closed(take):
     infeed = Infeed(blocks(iter(int, 1)), depth=2)
     list(infeed.take(take))
     infeed.close()
-    assert wait_until(lambda: not threads())
+    assert wait_until(lambda: not own_threads("millrace-infeed"))
 
 
 def test_the_thread_ends_with_the_data():
     infeed = Infeed(blocks(range(2)), depth=2)
-    assert wait_until(lambda: not threads())
+    assert wait_until(lambda: not own_threads("millrace-infeed"))
     assert values(infeed.take(2)) == [0, 1]
 
 

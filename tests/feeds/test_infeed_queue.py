@@ -1,6 +1,5 @@
 import gc
 import logging
-import threading
 import time
 import traceback
 
@@ -13,10 +12,7 @@ from millrace.errors import DataError, OptionError
 from millrace.feeds.infeed_queue import InfeedQueue
 from millrace.loops.function import compile as compile_function
 from millrace.loops.repeat import repeat
-
-
-def threads():
-    return [t for t in threading.enumerate() if t.name == "millrace-infeed"]
+from own_threads import own_threads
 
 
 def wait_until(condition, seconds=5.0):
@@ -29,9 +25,9 @@ def wait_until(condition, seconds=5.0):
 @pytest.fixture(autouse=True)
 def no_thread_is_left():
     yield
-    if threads():
+    if own_threads("millrace-infeed"):
         gc.collect()
-    assert wait_until(lambda: not threads())
+    assert wait_until(lambda: not own_threads("millrace-infeed"))
 
 
 def drawn(queue, number):
@@ -270,10 +266,10 @@ def test_an_exception_before_the_first_element():
 def test_a_queue_that_is_forgotten_ends_its_thread():
     queue = InfeedQueue(numbers(10_000))
     queue.take(1)
-    assert threads()
+    assert own_threads("millrace-infeed")
     del queue
     gc.collect()
-    assert wait_until(lambda: not threads())
+    assert wait_until(lambda: not own_threads("millrace-infeed"))
 
 
 def test_slow_data_is_used_as_it_comes():

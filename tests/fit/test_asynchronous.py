@@ -1,4 +1,3 @@
-import threading
 import time
 
 import keras
@@ -6,6 +5,7 @@ import numpy as np
 import pytest
 
 from millrace.errors import OptionError, PlanError
+from own_threads import own_threads
 
 
 class Recorder(keras.callbacks.Callback):
@@ -129,11 +129,9 @@ def test_what_a_callback_raises_is_raised_by_fit(strategy):
 
     model = strategy.attach(build(8))
     model.set_asynchronous_callbacks(True)
-    before = threading.enumerate()  # with the queues that other tests have left open
     with pytest.raises(KeyError, match="no such metric"):
         model.fit(*data(80), batch_size=4, verbose=0, callbacks=[Fails()])
-    started = set(threading.enumerate()) - set(before)
-    assert not [thread for thread in started if thread.name.startswith("millrace")]
+    assert not own_threads()
 
 
 def test_stop_training_acts_after_the_running_execution(strategy):

@@ -1,6 +1,5 @@
 """What a compiled loop cannot run, refused with the numbers, before anything is compiled."""
 
-import threading
 import traceback
 
 import jax
@@ -16,6 +15,7 @@ from millrace.errors import (
     OptionError,
     PlanError,
 )
+from own_threads import own_threads
 
 
 def build(cls=keras.Sequential, optimizer="sgd", **options):
@@ -211,7 +211,7 @@ def test_an_exception_of_the_data_set_reaches_fit_with_its_traceback(strategy):
     with pytest.raises(LookupError, match="file 5 is missing") as caught:
         model.fit(batches(), steps_per_epoch=10, shuffle=False, verbose=0)
     assert "batches" in [f.name for f in traceback.extract_tb(caught.value.__traceback__)]
-    assert not [t for t in threading.enumerate() if t.name.startswith("millrace")]
+    assert not own_threads()
     model.fit(*data(8), verbose=0)  # and the model is still usable
     assert np.isfinite(model.get_weights()[0]).all()
 
@@ -231,7 +231,7 @@ def test_no_thread_outlives_fit(strategy, how):
         model.fit(*data(80), batch_size=4, verbose=0, callbacks=[Ends()], validation_split=0.2)
     except KeyboardInterrupt:
         assert how == "raise"
-    assert not [t for t in threading.enumerate() if t.name.startswith("millrace")]
+    assert not own_threads()
 
 
 def test_nan_debugging_of_jax_names_the_failure(strategy):

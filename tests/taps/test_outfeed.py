@@ -10,6 +10,7 @@ import millrace
 from millrace.errors import OptionError, QueueError, TapError
 from millrace.taps.outfeed import OutfeedQueue
 from millrace.taps.taps import collecting
+from own_threads import own_threads
 
 SECONDS = 60  # that no wait takes
 
@@ -41,10 +42,6 @@ def numbered(steps, rows=4, width=4):
 
 def fit(model, steps, rows=4, **kwargs):
     return model.fit(*numbered(steps, rows), batch_size=rows, shuffle=False, verbose=0, **kwargs)
-
-
-def outfeed_threads():
-    return [t for t in threading.enumerate() if t.name == "millrace-outfeed"]
 
 
 # What comes out
@@ -299,7 +296,7 @@ def test_a_second_value_in_one_program(strategy):
         TapError, match="takes one value in each program, and received a second one"
     ):
         fit(model, 3)
-    assert not outfeed_threads()
+    assert not own_threads("millrace-outfeed")
 
 
 def test_a_value_outside_of_a_program():
@@ -358,7 +355,7 @@ def test_an_exception_in_a_layer_keeps_its_type(strategy):
     fails.append(True)
     with pytest.raises(UnreadableError):
         fit(model, 3, rows=2)
-    assert not outfeed_threads()
+    assert not own_threads("millrace-outfeed")
 
 
 def test_an_exception_in_a_callback_keeps_its_type_and_ends_the_thread(strategy):
@@ -367,12 +364,12 @@ def test_an_exception_in_a_callback_keeps_its_type_and_ends_the_thread(strategy)
 
     def fail(batch, logs):
         if batch >= 3:
-            assert outfeed_threads()
+            assert own_threads("millrace-outfeed")
             raise UnreadableError("no")
 
     with pytest.raises(UnreadableError):
         fit(model, 20, callbacks=[keras.callbacks.LambdaCallback(on_train_batch_end=fail)])
-    assert not outfeed_threads()
+    assert not own_threads("millrace-outfeed")
     assert queue.dequeue()[:, 0, 0].tolist() == [0, 1, 2, 3]
     fit(model, 4)
     assert queue.dequeue()[:, 0, 0].tolist() == [0, 1, 2, 3]
