@@ -62,9 +62,6 @@ ADVICE = {
     "tensorflow.compat.v1.enable_resource_variables": "remove it: variables are those of Keras",
     "tensorflow.compat.v1.get_collection": "model.trainable_variables",
     "tensorflow.compat.v1.get_default_graph": "remove it: there is one graph",
-    "tensorflow.compat.v1.get_variable": (
-        "a layer with weights, such as keras.layers.Dense, made before the function; or tf.Variable"
-    ),
     "tensorflow.compat.v1.gfile": _FILES,
     "tensorflow.compat.v1.global_variables": "model.variables",
     "tensorflow.compat.v1.layers": "layers of keras.layers, made once, before the function",

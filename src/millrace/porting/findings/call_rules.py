@@ -29,6 +29,7 @@ from millrace.porting.object_names import ATTRIBUTES, DISTINCTIVE, METHODS, OF_D
 from millrace.porting.replacements import KEYWORDS, METHOD_KEYWORDS, canonical
 from millrace.porting.replacements import METHODS as OLD_METHODS
 from millrace.tensorflow.dispatch import is_installed
+from millrace.tensorflow.unsupported import Unsupported, is_supported
 
 _ARRAY_CLASS = "tensorflow.Tensor"
 _CHECKED = ("tensorflow.data.Dataset", "ipu.", ARRAY)  # classes that have all their attributes
@@ -36,6 +37,8 @@ _CHECKED = ("tensorflow.data.Dataset", "ipu.", ARRAY)  # classes that have all t
 _COMPLETE = ("keras.optimizers.", "keras.metrics.", "keras.Model", "keras.Sequential")
 _ATTACHED = {*ATTACHED, "optimizer", "loss", "activation", "kernel_initializer", "gain"}
 _ATTACHED |= {"train_function", "test_function", "predict_function", "loss_tracker"}
+_ABSENT = Unsupported("", str)  # of a method that is not there
+_OPTIMIZERS = ("keras.optimizers.", "tensorflow.compat.v1.train.")
 _MODELS = ("keras.Model", "keras.Sequential", "keras.models.", "keras.applications.")
 
 
@@ -136,7 +139,7 @@ class ObjectRules:
             return of_setter(node, method)
         findings = self._habits.of_call(node, f".{method}", label, is_model)
         owner = class_of(_ARRAY_CLASS if kind == ARRAY else kind or "")
-        if owner is not None and hasattr(owner, method):
+        if owner is not None and is_supported(getattr(owner, method, _ABSENT)):
             findings = [each for each in findings if each.what != label]  # the class has the method
             return findings + self._unknown(node, getattr(owner, method), label, findings)
         if any(finding.what == label for finding in findings):
@@ -146,8 +149,9 @@ class ObjectRules:
         if is_checked and owner is not None and method not in self._defined:
             return [*findings, self._missing(node, kind or "", owner, method)]
         instead = DISTINCTIVE.get(method) or OLD_METHODS.get(method)
-        if (kind or "").startswith("keras.optimizers."):
-            instead = None if hasattr(owner, method) else METHODS.get(method)
+        if (kind or "").startswith(_OPTIMIZERS):
+            has_it = is_supported(getattr(owner, method, _ABSENT))
+            instead = None if has_it else METHODS.get(method)
         if instead is not None:
             findings.append(Finding(node.lineno, label, instead))
         for keyword in node.keywords:
