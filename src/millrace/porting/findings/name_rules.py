@@ -144,7 +144,10 @@ class NameRules:
 
 def _has_replacement(module: str) -> bool:
     """Whether `millrace run` has something in place of a module that is not here."""
-    return canonical(module).startswith("tensorflow.") and (
+    own = canonical(module)
+    if own.startswith("ipu.") and exists(own):
+        return False  # the real one is imported
+    return module.startswith("tensorflow.") and (
         private_module(module) is not None or unsupported_module(module) is not None
     )
 
