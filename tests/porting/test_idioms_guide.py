@@ -349,3 +349,30 @@ def test_a_computed_loss_has_nothing_to_minimize(program):
         program(code)
     (finding,) = port(textwrap.dedent(code))
     assert (finding.line, finding.what, finding.blocks) == (4, ".minimize()", True)
+
+
+@idiom("TensorFlow", "`tf.random.stateless_uniform(shape, seed=[1, 2])`, and `stateless_normal`")
+@idiom("Data", "`json.loads(dataset_benchmark(ds, 10, 512).numpy()[0])`")
+def test_random_numbers_of_a_seed_and_benchmarks(program):
+    out = program("""
+        import json
+        import tensorflow as tf
+        from tensorflow.python import ipu
+        @tf.function(jit_compile=True)
+        def draw(seed):
+            return (tf.random.stateless_uniform([500], seed, 2.0, 4.0),
+                    tf.random.stateless_normal([500], seed=seed, mean=3.0, stddev=0.1),
+                    tf.random.stateless_truncated_normal([500], seed),
+                    tf.random.stateless_uniform([500], seed, 0, 3, tf.int32))
+        with ipu.ipu_strategy.IPUStrategy().scope() as strategy:
+            draws = [strategy.run(draw, [tf.constant(s)]) for s in ([1, 2], [1, 2], [2, 1])]
+        for first, same, other in zip(*draws):
+            print(bool((first == same).all()), bool((first == other).all()))
+        u, n, t, i = draws[0]
+        print(2 <= u.min() and u.max() < 4, 2.9 < n.mean() < 3.1, abs(t).max() <= 2)
+        print(set(i.tolist()))
+        data = tf.data.Dataset.from_tensor_slices(u).batch(4).repeat()
+        text = ipu.dataset_benchmark.dataset_benchmark(data, 2, 5, print_stats=False).numpy()[0]
+        print(len(json.loads(text)["epochs"]))
+    """)
+    assert out == "True False\n" * 4 + "True True True\n{0, 1, 2}\n2\n"
