@@ -144,6 +144,8 @@ ADVICE = {
     "tensorflow.train.CheckpointManager": "keras.callbacks.ModelCheckpoint('{epoch}.weights.h5')",
     "tensorflow.train.Example": _NEEDS_TENSORFLOW,
     "tensorflow.train.ExponentialMovingAverage": "use_ema=True of the optimizer",
+    "tensorflow.train.GradientDescentOptimizer": "keras.optimizers.SGD(learning_rate)",
+    "tensorflow.train.MomentumOptimizer": "keras.optimizers.SGD(learning_rate, momentum)",
     "tensorflow.train.Features": _NEEDS_TENSORFLOW,
     "tensorflow.train.piecewise_constant": "keras.optimizers.schedules.PiecewiseConstantDecay",
     "tensorflow.trainable_variables": "model.trainable_variables",

@@ -26,7 +26,7 @@ from millrace.porting.findings.signatures import (
 from millrace.porting.mending.members import members
 from millrace.porting.names import ImportedNames
 from millrace.porting.object_names import ATTRIBUTES, DISTINCTIVE, METHODS, OF_DTYPES, OF_SHAPES
-from millrace.porting.replacements import KEYWORDS, METHOD_KEYWORDS, canonical
+from millrace.porting.replacements import IPU, KEYWORDS, METHOD_KEYWORDS, canonical
 from millrace.porting.replacements import METHODS as OLD_METHODS
 from millrace.tensorflow.dispatch import is_installed
 from millrace.tensorflow.unsupported import Unsupported, is_supported
@@ -75,7 +75,7 @@ class ObjectRules:
         """
         if name is not None:
             findings = self._habits.of_call(node, name, shown(name), is_model=False)
-            return findings + self._of_signature(node, name, findings)
+            return [*_of_norm(node, name), *findings, *self._of_signature(node, name, findings)]
         if not isinstance(node.func, ast.Attribute):
             return []
         return self._of_method(node, node.func)
@@ -178,6 +178,15 @@ class ObjectRules:
 
     def _of_shape(self, node: ast.Attribute) -> Finding:
         return Finding(node.lineno, f".shape.{node.attr}", OF_SHAPES[node.attr])
+
+
+def _of_norm(node: ast.Call, name: str) -> Iterator[Finding]:
+    """Yields a normalizing function that is to have weights, for which it has no place."""
+    module, _, function = name.replace("ipu.ops.", "ipu.").rpartition(".")
+    without = {each.arg for each in node.keywords if ast.unparse(each.value) == "False"}
+    is_norm = function in ("group_norm", "instance_norm", "layer_norm")
+    if module == "ipu.normalization_ops" and is_norm and not without >= {"center", "scale"}:
+        yield Finding(node.lineno, f"{module}.{function} with weights", IPU[module])
 
 
 _LAST = {"keras.optimizers.": "optimizer"}
