@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 import keras
 
+from millrace._compat.keras_optimizers import let_optimizers_be_made
 from millrace.errors import LoopError, OptionError
 from millrace.function_pipelines.chain import (
     FunctionChain,
@@ -191,6 +192,7 @@ def call_optimizer_function(
     Raises:
         LoopError: if the result is not `(optimizer, loss)` or `(optimizer, loss, variables)`.
     """
+    let_optimizers_be_made()
     result = call_checked(
         function, args, dict(kwargs), "The optimizer function of a pipeline", "the last stage"
     )

@@ -18,6 +18,8 @@ from millrace._compat.patch_table import IPU_ATTRIBUTE as _IPU_ATTRIBUTE
 from millrace.ipu.environment import read_variables as _read_variables
 from millrace.ipu.lazy_modules import submodule as _submodule
 from millrace.ipu.old_models import porting_guide as porting_guide
+from millrace.ipu.ops.functional_ops import function as function
+from millrace.ipu.ops.functional_ops import outlined_function as outlined_function
 from millrace.ipu.replacements import unsupported_module as _unsupported_module
 from millrace.ipu.replacements import unsupported_modules as _unsupported_modules
 
@@ -29,17 +31,20 @@ if TYPE_CHECKING:
 _ALIASES = {
     "addons.keras": "keras",  # ipu_tensorflow_addons.keras
     "control_flow_ops": "ops.control_flow_ops",
+    "cross_replica_optimizer": "optimizers.cross_replica_optimizer",
     "cross_replica_ops": "ops.cross_replica_ops",
     "distributed.host_collective_ops": "distributed.collectives",
     "distributed.ipu_horovod_strategy": "distributed.popdist_strategy",
     "distributed.ipu_multi_replica_strategy": "distributed.popdist_strategy",
     "embedding_ops": "ops.embedding_ops",
     "functional_ops": "ops.functional_ops",
+    "gradient_accumulation_optimizer": "optimizers.gradient_accumulation_optimizer",
     "horovod": "distributed",
     "internal_ops": "ops.internal_ops",
     "keras.optimizers.cross_replica_optimizer": "keras.optimizers",
     "keras.optimizers.gradient_accumulation_optimizer": "keras.optimizers",
     "keras.optimizers.map_gradient_optimizer": "keras.optimizers",
+    "map_gradient_optimizer": "optimizers.map_gradient_optimizer",
     "math_ops": "ops.math_ops",
     "nn_ops": "ops.nn_ops",
     "normalization_ops": "ops.normalization_ops",
@@ -48,8 +53,10 @@ _ALIASES = {
     "replication_ops": "ops.replication_ops",
 }
 _MODULES = (
-    "autoshard", "config", "control_flow_ops", "cross_replica_ops", "data", "dataset_benchmark",
-    "distributed", "embedding_ops", "functional_ops", "gradient_accumulation", "horovod",
+    "autoshard", "config", "control_flow_ops", "cross_replica_ops", "cross_replica_optimizer",
+    "data", "dataset_benchmark", "distributed", "embedding_ops", "functional_ops",
+    "gradient_accumulation", "gradient_accumulation_optimizer", "horovod",
+    "map_gradient_optimizer",
     "internal_ops", "math_ops", "nn_ops", "normalization_ops", "rand_ops",
     "ipu_compiler", "ipu_estimator", "ipu_infeed_queue", "ipu_outfeed_queue",
     "ipu_pipeline_estimator", "ipu_run_config", "ipu_strategy", "keras", "loops", "ops",
@@ -58,8 +65,6 @@ _MODULES = (
 
 
 def __getattr__(name: str) -> Any:
-    if name == "outlined_function":
-        return _submodule(__name__, "functional_ops", _MODULES).outlined_function
     if name in _UNSUPPORTED:
         return _importlib.import_module(f"{__name__}.{name}")
     return _submodule(__name__, name, _MODULES)

@@ -19,6 +19,15 @@ from millrace.tensorflow.graph_mode import Deferred
 
 logger = logging.getLogger("millrace")
 
+
+class _Texts(list[str]):
+    """A list of texts with the method `numpy()` of eager tensors."""
+
+    def numpy(self) -> list[str]:
+        """Returns the list."""
+        return self
+
+
 Report: TypeAlias = list[str] | Deferred  # one text in JSON
 
 
@@ -88,6 +97,6 @@ def _measured(
         results = json.loads(text)["epochs"]
         for number, _ in enumerate(results, 1):
             logger.info("Epoch %d of the benchmark: %d elements.", number, elements)
-        return [json.dumps({"epochs": results})]
+        return _Texts([json.dumps({"epochs": results})])
 
     return call_or_defer(measure)

@@ -6,6 +6,7 @@ queue.deleter                               -> close()
 queue.dequeued                              -> is_read
 queue.get_next()                            -> loops and pipelines pass elements to their functions
 device_ordinal                              checked, and without further effect
+feed_name, replication_factor               of early releases, without effect
 """
 
 from typing import NoReturn
@@ -13,6 +14,7 @@ from typing import NoReturn
 from millrace.errors import DataError, OptionError
 from millrace.feeds.infeed_queue import InfeedQueue
 from millrace.ipu.deferral import call_or_defer
+from millrace.ipu.no_effect import warn_no_effect
 from millrace.options import whole_number
 from millrace.tensorflow.graph_mode import Deferred, in_graph_mode
 
@@ -26,12 +28,21 @@ class IPUInfeedQueue(InfeedQueue):
         dataset: a data set of fixed shapes.
         device_ordinal: number of a logical device.
         prefetch_depth: blocks to prepare ahead, from 1 to 255.
+        feed_name: of early releases, without effect.
+        replication_factor: of early releases, without effect: the configuration has the replicas.
     """
 
     def __init__(
-        self, dataset: object, device_ordinal: int | None = None, prefetch_depth: int | None = None
+        self,
+        dataset: object,
+        device_ordinal: int | None = None,
+        prefetch_depth: int | None = None,
+        *,
+        feed_name: str | None = None,
+        replication_factor: int | None = None,
     ):
         checked_ordinal(device_ordinal)
+        warn_of_early_arguments(feed_name=feed_name, replication_factor=replication_factor)
         super().__init__(dataset, DEPTH if prefetch_depth is None else prefetch_depth)
         self._is_initialized = False
 
@@ -77,6 +88,13 @@ class IPUInfeedQueue(InfeedQueue):
             "get_next() of an infeed queue is obsolete. Set infeed_queue=queue in loops.repeat() "
             "or in pipeline(), which give each element to the body."
         )
+
+
+def warn_of_early_arguments(**arguments: object) -> None:
+    """Warns of arguments that queues of early releases took, where they are set."""
+    for name, value in arguments.items():
+        if value is not None:
+            warn_no_effect(f"{name} of a queue", "Leave it out: queues are told apart as objects.")
 
 
 def checked_ordinal(ordinal: object) -> None:

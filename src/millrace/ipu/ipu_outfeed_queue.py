@@ -5,6 +5,7 @@ IPUOutfeedQueue(IPUOutfeedMode.LAST)    -> millrace.OutfeedQueue("last")
 queue.enqueue, dequeue, enqueued, iteration   -> the same; arrays also have .numpy()
 queue.deleter                           -> drops the elements that have arrived
 device_ordinal, buffer_depth            checked, and without further effect
+feed_name, replication_factor           of early releases, without effect
 """
 
 import enum
@@ -14,7 +15,7 @@ from typing import Any
 
 from millrace.errors import OptionError, PlanError, QueueError, TapError
 from millrace.ipu.deferral import call_or_defer
-from millrace.ipu.ipu_infeed_queue import checked_ordinal
+from millrace.ipu.ipu_infeed_queue import checked_ordinal, warn_of_early_arguments
 from millrace.options import whole_number
 from millrace.pytrees import ArrayTree
 from millrace.taps.outfeed import OutfeedQueue
@@ -37,6 +38,8 @@ class IPUOutfeedQueue(OutfeedQueue):
         outfeed_mode: which elements are kept; None is ALL.
         device_ordinal: number of a logical device.
         buffer_depth: at least 1.
+        feed_name: of early releases, without effect.
+        replication_factor: of early releases, without effect.
     """
 
     def __init__(
@@ -44,7 +47,11 @@ class IPUOutfeedQueue(OutfeedQueue):
         outfeed_mode: IPUOutfeedMode | None = None,
         device_ordinal: int | None = None,
         buffer_depth: int = 1,
+        *,
+        feed_name: str | None = None,
+        replication_factor: int | None = None,
     ):
+        warn_of_early_arguments(feed_name=feed_name, replication_factor=replication_factor)
         mode = IPUOutfeedMode.ALL if outfeed_mode is None else outfeed_mode
         if not isinstance(mode, IPUOutfeedMode):
             raise OptionError(

@@ -21,6 +21,7 @@ from millrace.ipu.no_effect import warn_no_effect
 from millrace.loops.replication import current_launch
 from millrace.options import whole_number
 from millrace.strategy.strategy import strategy_in_scope
+from millrace.tensorflow.framework import device_name
 from millrace.tensorflow.graph_mode import in_graph_mode
 from millrace.threads.scoped_value import ScopedValue
 
@@ -108,10 +109,14 @@ def frontend_attribute(
 def devices_in_scope() -> Callable[[], tuple[jax.Device, ...]] | None:
     """Returns a function that gives the devices of the current scope; None outside of all scopes.
 
-    The scope is an `ipu_scope` or a strategy's. A program of TensorFlow 1 may configure the system
-    after it has built its operations, so the devices are looked up when these run.
+    The scope is an `ipu_scope`, a `tf.device` of an IPU, or a strategy's. A program of TensorFlow 1
+    may configure the system after it has built its operations, so the devices are looked up when
+    these run.
     """
     device, strategy = _device.get(), strategy_in_scope()
+    name = device_name()
+    if device is None and name is not None and ":IPU:" in name:
+        device = name
     if device is not None:
         return lambda: current_system().devices_of(device)
     return None if strategy is None else lambda: strategy.devices

@@ -9,6 +9,10 @@ advice("keras.layers.LocallyConnected1D")                       -> what to write
 port` writes the new ones. Names of `GONE` raise an error with the advice.
 """
 
+_OPTIMIZERS = (
+    "adadelta", "adagrad", "adam", "adamax", "ftrl", "gradient_descent", "nadam", "optimizer_v2",
+    "rmsprop",
+)  # fmt: skip
 # Modules whose names are in another module now; those of submodules, too.
 MODULES = {
     "keras.engine": "keras.layers",
@@ -45,12 +49,15 @@ MODULES = {
     "keras.optimizers.learning_rate_schedule": "keras.optimizers.schedules",
     "keras.optimizer_v2": "keras.optimizers",
     "keras.optimizer_v2.learning_rate_schedule": "keras.optimizers.schedules",
+    **{f"keras.optimizer_v2.{name}": "keras.optimizers" for name in _OPTIMIZERS},
     "keras.optimizer_v1": "keras.optimizers",
     "keras.saving.save": "keras.models",
     "keras.utils.all_utils": "keras.utils",
     "keras.utils.data_utils": "keras.utils",
     "keras.utils.generic_utils": "keras.utils",
     "keras.utils.layer_utils": "keras.utils",
+    "keras.utils.losses_utils": "keras.losses",
+    "keras.losses.losses_utils": "keras.losses",
     "keras.utils.np_utils": "keras.utils",
     "keras.utils.vis_utils": "keras.utils",
     "keras.utils.training_utils": "keras.utils",
@@ -96,12 +103,15 @@ NAMES = {
 }  # fmt: skip
 
 # Names that stand for a value: the source text of that value.
+_OF_REDUCTION = {"AUTO": "'sum_over_batch_size'", "SUM_OVER_BATCH_SIZE": "'sum_over_batch_size'"}
+_OF_REDUCTION |= {"SUM": "'sum'", "NONE": "'none'"}
 VALUES = {
-    "keras.losses.Reduction.AUTO": "'sum_over_batch_size'",
-    "keras.losses.Reduction.SUM_OVER_BATCH_SIZE": "'sum_over_batch_size'",
-    "keras.losses.Reduction.SUM": "'sum'",
-    "keras.losses.Reduction.NONE": "'none'",
-}
+    f"keras.{owner}.{name}": value
+    for owner in (
+        "losses.Reduction", "losses.losses_utils.ReductionV2", "utils.losses_utils.ReductionV2"
+    )
+    for name, value in _OF_REDUCTION.items()
+}  # fmt: skip
 
 # Functions of keras.backend, and their names in keras.ops.
 _SAME = (

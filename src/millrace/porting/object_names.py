@@ -7,9 +7,11 @@ distinctive ones are here.
 _SHAPE = "x.shape, which is a tuple"
 _FLAGS = "jax.numpy.issubdtype(x.dtype, jax.numpy.{kind})"
 
+_GRADIENTS = "tf.GradientTape, and optimizer.apply_gradients(zip(gradients, variables))"
 METHODS = {
     "add_slot": "self.add_variable_from_reference(variable, name='m') in build()",
     "assign_from_checkpoint": "model.load_weights('name.weights.h5')",
+    "compute_gradients": _GRADIENTS,
     "enqueue_many": "enqueue, for each value",
     "eval": "session.run(x), or numpy.asarray(x)",
     "experimental_ref": "id(x)",

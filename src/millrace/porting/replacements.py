@@ -134,7 +134,9 @@ METHODS = {
     "set_shape": "keras.ops.reshape",
     "make_one_shot_iterator": "the dataset itself",
     "make_initializable_iterator": "the dataset itself",
+    "experimental_run_v2": "run",
     "export_for_ipu_inference": SERVING,
+    "export_for_ipu_serving": SERVING,
     "reset_states": "reset_state",
 }
 

@@ -62,9 +62,6 @@ ADVICE = {
     "tensorflow.compat.v1.enable_resource_variables": "remove it: variables are those of Keras",
     "tensorflow.compat.v1.get_collection": "model.trainable_variables",
     "tensorflow.compat.v1.get_default_graph": "remove it: there is one graph",
-    "tensorflow.compat.v1.get_variable": (
-        "a layer with weights, such as keras.layers.Dense, made before the function; or tf.Variable"
-    ),
     "tensorflow.compat.v1.gfile": _FILES,
     "tensorflow.compat.v1.global_variables": "model.variables",
     "tensorflow.compat.v1.layers": "layers of keras.layers, made once, before the function",
@@ -147,6 +144,8 @@ ADVICE = {
     "tensorflow.train.CheckpointManager": "keras.callbacks.ModelCheckpoint('{epoch}.weights.h5')",
     "tensorflow.train.Example": _NEEDS_TENSORFLOW,
     "tensorflow.train.ExponentialMovingAverage": "use_ema=True of the optimizer",
+    "tensorflow.train.GradientDescentOptimizer": "keras.optimizers.SGD(learning_rate)",
+    "tensorflow.train.MomentumOptimizer": "keras.optimizers.SGD(learning_rate, momentum)",
     "tensorflow.train.Features": _NEEDS_TENSORFLOW,
     "tensorflow.train.piecewise_constant": "keras.optimizers.schedules.PiecewiseConstantDecay",
     "tensorflow.trainable_variables": "model.trainable_variables",

@@ -10,12 +10,14 @@ import glob as _glob
 import os
 import pathlib
 import shutil
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
 import jax.numpy as jnp
 import keras
 
+from millrace.tensorflow import optimizers_v1
 from millrace.tensorflow.dispatch import real_name
 from millrace.tensorflow.dtypes import as_dtype
 
@@ -73,7 +75,21 @@ class _Package:
 
 io = _Package("io", gfile=gfile)
 train = _Package("train", latest_checkpoint=latest_checkpoint)
-v1_train = _Package("compat.v1.train", latest_checkpoint=latest_checkpoint)
+v1_train = _Package(
+    "compat.v1.train", latest_checkpoint=latest_checkpoint, **optimizers_v1.OPTIMIZERS
+)
+
+
+def without_dtype(kind: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns an initializer of TensorFlow 1, which also takes the dtype of its variables."""
+
+    def make(*args: object, dtype: object = None, **kwargs: object) -> Any:
+        del dtype  # the variable has one of its own
+        return kind(*args, **kwargs)
+
+    make.__name__ = make.__qualname__ = kind.__name__
+    return make
+
 
 INITIALIZERS = {
     "constant_initializer": keras.initializers.Constant,
@@ -81,6 +97,16 @@ INITIALIZERS = {
     "random_normal_initializer": keras.initializers.RandomNormal,
     "random_uniform_initializer": keras.initializers.RandomUniform,
     "zeros_initializer": keras.initializers.Zeros,
+}
+V1_INITIALIZERS = {
+    name: without_dtype(kind)
+    for name, kind in {
+        **INITIALIZERS,
+        "glorot_normal_initializer": keras.initializers.GlorotNormal,
+        "glorot_uniform_initializer": keras.initializers.GlorotUniform,
+        "orthogonal_initializer": keras.initializers.Orthogonal,
+        "truncated_normal_initializer": keras.initializers.TruncatedNormal,
+    }.items()
 }
 experimental = _Package("experimental", numpy=jnp)
 NAMES: dict[str, Any] = {

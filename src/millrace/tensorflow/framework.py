@@ -1,4 +1,4 @@
-"""TensorFlow's errors, devices, name scopes and nested structures. Devices have no effect."""
+"""TensorFlow's errors, devices, name scopes and nested structures. Of devices only the names."""
 
 import contextlib
 import logging
@@ -8,7 +8,9 @@ from types import SimpleNamespace
 import jax
 
 from millrace.errors import DataError, OptionError, PlanError, UnsupportedError
+from millrace.threads.scoped_value import ScopedValue
 
+_device = ScopedValue[str | None](None)
 errors = SimpleNamespace(
     FailedPreconditionError=PlanError,
     InvalidArgumentError=OptionError,
@@ -24,9 +26,17 @@ def get_logger() -> logging.Logger:
 
 @contextlib.contextmanager
 def device(name: object) -> Iterator[None]:
-    """Has no effect: strategies, and the scopes of `ipu`, choose the devices."""
-    del name
-    yield
+    """Names the device of what `ipu_compiler.compile` compiles in its block.
+
+    Other operations run on the devices that strategies choose, whatever the name.
+    """
+    with _device.bound_to(name if isinstance(name, str) else _device.get()):
+        yield
+
+
+def device_name() -> str | None:
+    """Returns the name that the `device` around this call has; None outside of all."""
+    return _device.get()
 
 
 @contextlib.contextmanager

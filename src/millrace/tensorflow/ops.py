@@ -99,8 +99,20 @@ def _fill(dims: ShapeLike, value: TensorLike) -> jax.Array:
     return jnp.full(dims, _tensor(value))
 
 
-def _shape(x: TensorLike, out_type: DTypeLike = "int32") -> jax.Array:
-    return jnp.asarray(ops.shape(x), as_dtype(out_type))
+def _shape(x: TensorLike, out_type: DTypeLike = "int32") -> TensorValue:
+    sizes = ops.shape(x)
+    if is_traced(x) and all(isinstance(size, int) for size in sizes):
+        return np.asarray(sizes, as_dtype(out_type))  # for sizes of slices, which are constants
+    return jnp.asarray(sizes, as_dtype(out_type))
+
+
+def _slice(x: Any, begin: Sequence[Any], size: Sequence[Any]) -> TensorValue:
+    """Returns a part of an array; a size of -1 is all that is left of the dimension."""
+    sizes = [
+        x.shape[axis] - int(begin[axis]) if isinstance(n, int) and n == -1 else n
+        for axis, n in enumerate(size)
+    ]
+    return ops.slice(x, begin, sizes)
 
 
 def _split(
@@ -227,7 +239,7 @@ OPS: dict[str, Callable[..., Any]] = {
     "reverse": op("reverse", lambda x, axis: ops.flip(x, axis)),
     "shape": op("shape", _shape),
     "size": op("size", lambda x: ops.size(x)),
-    "slice": op("slice", lambda x, begin, size: ops.slice(x, begin, size)),
+    "slice": op("slice", _slice),
     "split": op("split", _split, keeps_names=True),
     "squeeze": op("squeeze", _squeeze),
     "stack": op("stack", lambda values, axis=0: ops.stack(values, axis), keeps_names=True),

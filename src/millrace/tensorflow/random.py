@@ -2,9 +2,12 @@
 
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import keras
 from jax.typing import DTypeLike
 
+from millrace.errors import OptionError
 from millrace.tensorflow.dispatch import op, real_name
 from millrace.tensorflow.dtypes import as_dtype
 from millrace.tensorflow.values import ShapeLike, TensorLike
@@ -64,9 +67,72 @@ def shuffle(value: TensorLike, seed: int | None = None, name: str | None = None)
     return keras.random.shuffle(value, 0, seed)
 
 
+def stateless_normal(
+    shape: ShapeLike,
+    seed: TensorLike,
+    mean: float = 0.0,
+    stddev: float = 1.0,
+    dtype: DTypeLike = "float32",
+    name: str | None = None,
+) -> Any:
+    """Returns normally distributed numbers, the same for the same two numbers in `seed`."""
+    del name
+    numbers = jax.random.normal(_key(seed), _sizes(shape), as_dtype(dtype))
+    return numbers * jnp.asarray(stddev, numbers.dtype) + jnp.asarray(mean, numbers.dtype)
+
+
+def stateless_truncated_normal(
+    shape: ShapeLike,
+    seed: TensorLike,
+    mean: float = 0.0,
+    stddev: float = 1.0,
+    dtype: DTypeLike = "float32",
+    name: str | None = None,
+) -> Any:
+    """Returns the same with all numbers within two standard deviations of the mean."""
+    del name
+    numbers = jax.random.truncated_normal(_key(seed), -2, 2, _sizes(shape), as_dtype(dtype))
+    return numbers * jnp.asarray(stddev, numbers.dtype) + jnp.asarray(mean, numbers.dtype)
+
+
+def stateless_uniform(
+    shape: ShapeLike,
+    seed: TensorLike,
+    minval: float = 0,
+    maxval: float | None = None,
+    dtype: DTypeLike = "float32",
+    name: str | None = None,
+) -> Any:
+    """Returns numbers between two bounds, the same for the same two numbers in `seed`."""
+    del name
+    kind = as_dtype(dtype)
+    if kind.kind in "iu":
+        if maxval is None:
+            raise OptionError(
+                f"stateless_uniform() of {kind.name} has no upper bound. Set maxval=, which is "
+                "not among the numbers."
+            )
+        return jax.random.randint(_key(seed), _sizes(shape), minval, maxval, kind)
+    highest = 1.0 if maxval is None else maxval
+    return jax.random.uniform(_key(seed), _sizes(shape), kind, minval, highest)
+
+
+def _key(seed: Any) -> jax.Array:
+    first, second = jnp.asarray(seed).astype("uint32")
+    return jax.random.fold_in(jax.random.fold_in(jax.random.key(0), first), second)
+
+
+def _sizes(shape: Any) -> tuple[int, ...]:
+    return tuple(int(size) for size in shape)
+
+
 normal, truncated_normal, uniform, shuffle = (
     op(f"random.{function.__name__}", function, keeps_names=True)
     for function in (normal, truncated_normal, uniform, shuffle)
+)
+stateless_normal, stateless_truncated_normal, stateless_uniform = (
+    op(f"random.{function.__name__}", function, keeps_names=True)
+    for function in (stateless_normal, stateless_truncated_normal, stateless_uniform)
 )
 
 

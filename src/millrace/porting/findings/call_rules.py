@@ -26,9 +26,10 @@ from millrace.porting.findings.signatures import (
 from millrace.porting.mending.members import members
 from millrace.porting.names import ImportedNames
 from millrace.porting.object_names import ATTRIBUTES, DISTINCTIVE, METHODS, OF_DTYPES, OF_SHAPES
-from millrace.porting.replacements import KEYWORDS, METHOD_KEYWORDS, canonical
+from millrace.porting.replacements import IPU, KEYWORDS, METHOD_KEYWORDS, canonical
 from millrace.porting.replacements import METHODS as OLD_METHODS
 from millrace.tensorflow.dispatch import is_installed
+from millrace.tensorflow.unsupported import Unsupported, is_supported
 
 _ARRAY_CLASS = "tensorflow.Tensor"
 _CHECKED = ("tensorflow.data.Dataset", "ipu.", ARRAY)  # classes that have all their attributes
@@ -36,6 +37,8 @@ _CHECKED = ("tensorflow.data.Dataset", "ipu.", ARRAY)  # classes that have all t
 _COMPLETE = ("keras.optimizers.", "keras.metrics.", "keras.Model", "keras.Sequential")
 _ATTACHED = {*ATTACHED, "optimizer", "loss", "activation", "kernel_initializer", "gain"}
 _ATTACHED |= {"train_function", "test_function", "predict_function", "loss_tracker"}
+_ABSENT = Unsupported("", str)  # of a method that is not there
+_OPTIMIZERS = ("keras.optimizers.", "tensorflow.compat.v1.train.")
 _MODELS = ("keras.Model", "keras.Sequential", "keras.models.", "keras.applications.")
 
 
@@ -72,7 +75,7 @@ class ObjectRules:
         """
         if name is not None:
             findings = self._habits.of_call(node, name, shown(name), is_model=False)
-            return findings + self._of_signature(node, name, findings)
+            return [*_of_norm(node, name), *findings, *self._of_signature(node, name, findings)]
         if not isinstance(node.func, ast.Attribute):
             return []
         return self._of_method(node, node.func)
@@ -136,7 +139,7 @@ class ObjectRules:
             return of_setter(node, method)
         findings = self._habits.of_call(node, f".{method}", label, is_model)
         owner = class_of(_ARRAY_CLASS if kind == ARRAY else kind or "")
-        if owner is not None and hasattr(owner, method):
+        if owner is not None and is_supported(getattr(owner, method, _ABSENT)):
             findings = [each for each in findings if each.what != label]  # the class has the method
             return findings + self._unknown(node, getattr(owner, method), label, findings)
         if any(finding.what == label for finding in findings):
@@ -146,8 +149,9 @@ class ObjectRules:
         if is_checked and owner is not None and method not in self._defined:
             return [*findings, self._missing(node, kind or "", owner, method)]
         instead = DISTINCTIVE.get(method) or OLD_METHODS.get(method)
-        if (kind or "").startswith("keras.optimizers."):
-            instead = None if hasattr(owner, method) else METHODS.get(method)
+        if (kind or "").startswith(_OPTIMIZERS):
+            has_it = is_supported(getattr(owner, method, _ABSENT))
+            instead = None if has_it else METHODS.get(method)
         if instead is not None:
             findings.append(Finding(node.lineno, label, instead))
         for keyword in node.keywords:
@@ -174,6 +178,15 @@ class ObjectRules:
 
     def _of_shape(self, node: ast.Attribute) -> Finding:
         return Finding(node.lineno, f".shape.{node.attr}", OF_SHAPES[node.attr])
+
+
+def _of_norm(node: ast.Call, name: str) -> Iterator[Finding]:
+    """Yields a normalizing function that is to have weights, for which it has no place."""
+    module, _, function = name.replace("ipu.ops.", "ipu.").rpartition(".")
+    without = {each.arg for each in node.keywords if ast.unparse(each.value) == "False"}
+    is_norm = function in ("group_norm", "instance_norm", "layer_norm")
+    if module == "ipu.normalization_ops" and is_norm and not without >= {"center", "scale"}:
+        yield Finding(node.lineno, f"{module}.{function} with weights", IPU[module])
 
 
 _LAST = {"keras.optimizers.": "optimizer"}

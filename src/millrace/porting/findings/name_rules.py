@@ -10,7 +10,14 @@ from millrace.porting.findings.near_names import shown, what_to_write
 from millrace.porting.findings.signatures import is_importable
 from millrace.porting.names import ImportedNames
 from millrace.porting.private_paths import public_name
-from millrace.porting.replacements import IPU, OPERATIONS, exists, longest, operation
+from millrace.porting.replacements import (
+    IPU,
+    OPERATIONS,
+    canonical,
+    exists,
+    longest,
+    operation,
+)
 from millrace.porting.running.private_modules import private_module
 from millrace.tensorflow.replacements import unsupported_module
 
@@ -137,6 +144,9 @@ class NameRules:
 
 def _has_replacement(module: str) -> bool:
     """Whether `millrace run` has something in place of a module that is not here."""
+    own = canonical(module)
+    if own.startswith("ipu.") and exists(own):
+        return False  # the real one is imported
     return module.startswith("tensorflow.") and (
         private_module(module) is not None or unsupported_module(module) is not None
     )

@@ -58,6 +58,8 @@ def _plain(name: object) -> object:
 def _initializer(original: Callable[..., None]) -> Callable[..., None]:
     @signed(original)
     def make(self: Any, *args: Any, **kwargs: Any) -> None:
+        if args and args[0] is self:
+            args = args[1:]  # super().__init__(self), which Keras 2 took as the argument trainable
         args, kwargs = mended_arguments(f"keras.layers.{type(self).__name__}", args, kwargs)
         batch_shape = _batch_shape(kwargs)
         if "name" in kwargs:

@@ -57,7 +57,7 @@ def old_attribute(module: str, name: str) -> Any:
     full = f"{module}.{name}"
     if module == "keras.backend" and name in OPS:
         return OPS[name]
-    if full == "keras.losses.Reduction":
+    if full in ("keras.losses.Reduction", "keras.losses.ReductionV2"):
         return ReductionNames
     if full == "keras.layers.ThresholdedReLU":
         return _thresholded

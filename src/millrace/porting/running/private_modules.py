@@ -12,6 +12,7 @@ from typing import Any
 from millrace import tensorflow
 from millrace.porting.private_paths import PACKAGES, RENAMED, packages_of, public_name
 from millrace.tensorflow.dispatch import real_name
+from millrace.tensorflow.unsupported import is_supported
 
 _ROOT = "tensorflow.python"
 _PARENTS = {path[:i] for path in PACKAGES for i, letter in enumerate(path) if letter == "."}
@@ -62,11 +63,11 @@ def private_attribute(module: str, name: str) -> Any:
 
 
 def _has(name: str) -> bool:
+    """Whether a public name exists, and does more than to raise."""
     try:
-        _value(name)
+        return is_supported(_value(name))
     except AttributeError:
         return False
-    return True
 
 
 def _value(name: str) -> Any:

@@ -39,11 +39,15 @@ from millrace.tensorflow.dispatch import real_name, real_tensorflow, restore_rea
 from millrace.tensorflow.replacements import MODULES, unsupported_module
 from millrace.tensorflow.unsupported import longest
 
+# The last of these had `ops.gen_ipu_ops`, the IPU's own operations, and `driver`.
+_OF_COMPILER = ("tensorflow.compiler", "tensorflow.compiler.plugin")
+_OF_COMPILER += ("tensorflow.compiler.plugin.poplar",)
 NAMES = {
     "ipu_tensorflow_addons": "millrace.ipu.addons",
     "keras.ipu": "millrace.ipu.keras",
     "popdist": "millrace.ipu.popdist",
     "tensorflow": "millrace.tensorflow",
+    **dict.fromkeys(_OF_COMPILER, "millrace.ipu"),
     "tensorflow.keras": "keras",
     "tensorflow.keras.ipu": "millrace.ipu.keras",
     "tensorflow.python.ipu": "millrace.ipu",

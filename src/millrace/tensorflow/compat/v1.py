@@ -1,12 +1,11 @@
-"""`tf.compat.v1`: placeholders, sessions, and the switch for eager execution.
+"""`tf.compat.v1`: placeholders, sessions, variables by name, the switch for eager execution.
 
 All other names are those of `tf`.
 """
 
-import contextlib
 import importlib
 import logging as _logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,9 +13,15 @@ from jax.typing import DTypeLike
 
 from millrace.tensorflow.advice import ADVICE
 from millrace.tensorflow.dispatch import real_name
+from millrace.tensorflow.extras import V1_INITIALIZERS
 from millrace.tensorflow.extras import v1_train as train  # noqa: F401 - a name of this module
 from millrace.tensorflow.graph_mode import Deferred, Placeholder, in_graph_mode, set_graph_mode
 from millrace.tensorflow.graph_mode import Session as Session
+from millrace.tensorflow.graph_variables import AUTO_REUSE as AUTO_REUSE
+from millrace.tensorflow.graph_variables import Graph as Graph
+from millrace.tensorflow.graph_variables import get_variable as get_variable
+from millrace.tensorflow.graph_variables import get_variable_scope as get_variable_scope
+from millrace.tensorflow.graph_variables import variable_scope as variable_scope
 from millrace.tensorflow.replacements import TENSORFLOW
 
 
@@ -64,31 +69,12 @@ class ConfigProto(SimpleNamespace):
     """Takes any option, without effect: all of them are about TensorFlow's devices."""
 
 
-class Graph:
-    """The one graph that all programs share: operations that are never run cost nothing."""
-
-    @contextlib.contextmanager
-    def as_default(self) -> Iterator["Graph"]:
-        """Has no effect: there is only one graph."""
-        yield self
-
-
-@contextlib.contextmanager
-def variable_scope(name: str, *_: object, **__: object) -> Iterator[SimpleNamespace]:
-    """Has no effect: variables are objects, and their names need not differ."""
-    yield SimpleNamespace(name=name, reuse_variables=_nothing)
-
-
-def get_variable_scope() -> SimpleNamespace:
-    """Returns a scope in which variables may be reused."""
-    return SimpleNamespace(name="", reuse_variables=_nothing)
-
-
 def set_random_seed(seed: int) -> None:
     """Sets the seed of Python, NumPy and Keras."""
     importlib.import_module("millrace.tensorflow.random").set_seed(seed)
 
 
+globals().update(V1_INITIALIZERS)
 _logger = _logging.getLogger("tensorflow")
 logging = SimpleNamespace(
     DEBUG=_logging.DEBUG,

@@ -6,6 +6,7 @@ extend(model)
     *_pipeline_stage_* -> stages.py
     build              -> building.py
     save, get_config   -> saving.py
+    export_for_ipu_serving             -> serving.py      raises
     fit, evaluate, predict
         data of Python code          is refused, before Keras draws from it
         set_asynchronous_callbacks   is off in fit and evaluate where accumulate_outfeed is on
@@ -36,6 +37,7 @@ from millrace.ipu.keras.extensions.saving import (
     revive_from_configs,
     save_assets_with_settings,
 )
+from millrace.ipu.keras.extensions.serving import export_for_ipu_serving
 from millrace.ipu.keras.extensions.setters import SETTERS
 from millrace.ipu.keras.extensions.settings import rules_of, settings_of
 from millrace.ipu.keras.extensions.stages import SEQUENTIAL_METHODS, STAGE_METHODS
@@ -66,6 +68,7 @@ def extend(model: keras.Model) -> None:
     elif is_functional(model):
         added["build"] = build_checking_stages(model.build, controller)
     added["get_config"] = get_config_with_settings(model.get_config, controller)
+    added["export_for_ipu_serving"] = export_for_ipu_serving
     if instances is not None:
         added |= dict.fromkeys(ONE_BATCH, instances.refuse_one_batch)
     for name, value in added.items():

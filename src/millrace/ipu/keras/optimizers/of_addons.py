@@ -35,9 +35,28 @@ Pairs = Iterable[tuple[Any, keras.Variable]]
 class _OfAddons(keras.optimizers.Optimizer):
     """Takes the arguments of the addons' base class, and transforms gradients."""
 
-    def __init__(self, *args: Any, **kwargs: Any):
-        for name in _WITHOUT.keys() & kwargs.keys():
-            value = kwargs.pop(name)
+    def __init__(
+        self,
+        *args: Any,
+        m_dtype: object = None,
+        v_dtype: object = None,
+        vhat_dtype: object = None,
+        momentum_accum_dtype: object = None,
+        optimizer_compute_precisions: object = None,
+        outline_apply_gradients: object = None,
+        outline_apply_gradients_kwargs: object = None,
+        **kwargs: Any,
+    ):
+        without = {
+            "m_dtype": m_dtype,
+            "v_dtype": v_dtype,
+            "vhat_dtype": vhat_dtype,
+            "momentum_accum_dtype": momentum_accum_dtype,
+            "optimizer_compute_precisions": optimizer_compute_precisions,
+            "outline_apply_gradients": outline_apply_gradients,
+            "outline_apply_gradients_kwargs": outline_apply_gradients_kwargs,
+        }
+        for name, value in without.items():
             if value not in _PLAIN:
                 warn_no_effect(f"{type(self).__name__}({name}=)", _WITHOUT[name])
         transforms = kwargs.pop("gradient_transformers", None)
