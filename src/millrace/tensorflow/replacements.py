@@ -97,14 +97,12 @@ OPERATIONS = {
     "conv3d": "conv",
     "fill": "full",
     "gather": "take",
-    "l2_normalize": "normalize",
     "max_pool2d": "max_pool",
     "range": "arange",
     "sigmoid_cross_entropy_with_logits": "binary_crossentropy",
     "softmax_cross_entropy_with_logits": "categorical_crossentropy",
     "sparse_softmax_cross_entropy_with_logits": "sparse_categorical_crossentropy",
     "strided_slice": "slice",
-    "tensor_scatter_nd_update": "scatter_update",
     "unsorted_segment_sum": "segment_sum",
 }
 
