@@ -245,3 +245,63 @@ print(float(losses[2][0]) < float(losses[0][0]), losses[0][1].numpy().ravel().to
 """
     )
     assert printed == "True [4.0, 7.0]\n"
+
+
+@idiom("TensorFlow", "`@tf.custom_gradient`, whose gradient a tape and `fit` take")
+def test_a_gradient_of_ones_own(program):
+    printed = program(
+        START
+        + """
+@tf.custom_gradient
+def softplus(x, scale=1.0):
+    e = tf.exp(x)
+    def grad(upstream):
+        return upstream * scale * (1 - 1 / (1 + e))
+    return tf.math.log(1 + e), grad
+
+@tf.custom_gradient
+def product(x, y):
+    return x * y, lambda upstream: (upstream * 2.0, upstream * 3.0)
+
+@tf.function(experimental_compile=True)
+def step(x):
+    with tf.GradientTape() as tape:
+        tape.watch(x)
+        y = softplus(x)
+    return tape.gradient(y, x)
+
+@tf.function(experimental_compile=True)
+def of_two(x):
+    with tf.GradientTape(persistent=True) as tape:
+        tape.watch(x)
+        y = product(x, x) + softplus(x, scale=100.0)
+    return tape.gradient(y, x)
+
+with strategy.scope():
+    one = strategy.run(step, args=[tf.constant(100.0)])
+    print(one, strategy.run(of_two, args=[tf.constant(0.0)]))
+    dense = tf.keras.layers.Dense(1, use_bias=False, kernel_initializer="zeros")
+    activation = tf.keras.layers.Lambda(lambda x: softplus(x, scale=4.0))
+    model = tf.keras.Sequential([tf.keras.Input((1,)), dense, activation])
+    model.compile("sgd", loss=lambda y_true, y_pred: y_pred)
+    model.fit(tf.ones([4, 1]), tf.ones([4, 1]), batch_size=4, verbose=0)
+    print(model.get_weights()[0].item())
+"""
+    )
+    assert printed.splitlines() == ["1.0 55.0", "-0.019999999552965164"]
+
+
+@idiom("Data", "`options = tf.data.Options()`, `options.experimental_threading.max_intra_op = 1`")
+def test_options_of_data_sets(program):
+    printed = program("""
+        import tensorflow as tf
+
+        options = tf.data.Options()
+        options.experimental_deterministic = False
+        options.experimental_threading.private_threadpool_size = 8
+        options.experimental_optimization.map_parallelization = True
+        options.autotune.enabled = True
+        dataset = tf.data.Dataset.range(4).with_options(options)
+        print([int(x) for x in dataset], options.experimental_threading.private_threadpool_size)
+    """)
+    assert printed == "[0, 1, 2, 3] 8\n"

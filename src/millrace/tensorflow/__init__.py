@@ -47,6 +47,7 @@ from millrace.tensorflow.framework import name_scope as name_scope
 from millrace.tensorflow.framework import nest as nest
 from millrace.tensorflow.framework import no_op as no_op
 from millrace.tensorflow.function import function as function
+from millrace.tensorflow.gradients import custom_gradient as custom_gradient
 from millrace.tensorflow.iterators import device_iterators as device_iterators
 from millrace.tensorflow.tape import GradientTape as GradientTape
 from millrace.tensorflow.tensor_board import let_tensor_board_be_written
