@@ -305,3 +305,24 @@ def test_options_of_data_sets(program):
         print([int(x) for x in dataset], options.experimental_threading.private_threadpool_size)
     """)
     assert printed == "[0, 1, 2, 3] 8\n"
+
+
+@idiom("Training", "`loss += tf.add_n(model.losses)` of a model that its first batch builds")
+def test_regularization_of_an_unbuilt_model(program):
+    printed = program(
+        START
+        + """
+@tf.function(experimental_compile=True)
+def step(model, x):
+    y = model(x)
+    return tf.reduce_sum(y) * 0 + tf.add_n(model.losses)
+
+with strategy.scope():
+    regularizer = tf.keras.regularizers.l2(0.5)
+    model = tf.keras.Sequential([
+        tf.keras.layers.Dense(3, kernel_initializer="ones", kernel_regularizer=regularizer)
+    ])
+    print(float(strategy.run(step, args=[model, tf.ones([2, 4])])))
+"""
+    )
+    assert printed == "6.0\n"
