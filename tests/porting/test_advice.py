@@ -25,8 +25,6 @@ tensorflow.data.TFRecordDataset                         pip install tensorflow
 tensorflow.math.erfinv                                  keras.ops.erfinv
 tensorflow.bitwise.invert                               jax.numpy.invert
 tensorflow.sequence_mask                                jax.numpy.arange
-tensorflow.boolean_mask                                 keras.ops.where
-tensorflow.gather_nd                                    jax.numpy.moveaxis
 tensorflow.linalg.band_part                             keras.ops.tril
 tensorflow.linalg.inv                                   keras.ops.inv
 tensorflow.signal.fft                                   keras.ops.fft

@@ -4,6 +4,7 @@
 `DeviceCopies`         transfers that cost less Python than `jax.device_put`.
 `let_arrays_be_numpy`  programs written for TensorFlow ask a result for `.numpy()`; `jax.Array` is
                        abstract, and no public call adds a method to the class behind it.
+`ARRAY_KINDS`          the classes behind `jax.Array`: of arrays with numbers, and of traced ones.
 `non_finite`           the search for NaN and infinity that JAX's options ask for.
 """
 
@@ -15,11 +16,13 @@ import jax.numpy as jnp
 import numpy as np
 from jax._src.api_util import InternalFloatingPointError
 from jax._src.array import ArrayImpl
-from jax._src.core import ShapedArray
+from jax._src.core import ShapedArray, Tracer
 from jax._src.lib import xla_client  # type: ignore[attr-defined]
 
 from millrace._compat.patch_table import ARRAY_NUMPY
 from millrace._compat.patches import replace
+
+ARRAY_KINDS = (ArrayImpl, Tracer)
 
 
 def uncommitted(array: jax.Array) -> jax.Array:

@@ -196,7 +196,8 @@ class VariableScope(keras.StatelessScope):
                 return value
         value = stored_value(variable)
         if value is None:
-            self.meets_new = True
+            self.meets_new = True  # the trace is repeated: only the shape of this value counts
+            return jax.numpy.zeros(variable.shape, variable.dtype)
         return value
 
     def add_update(self, update: tuple[keras.Variable, ArrayTree]) -> None:

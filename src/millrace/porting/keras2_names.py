@@ -9,18 +9,21 @@ advice("keras.layers.LocallyConnected1D")                       -> what to write
 port` writes the new ones. Names of `GONE` raise an error with the advice.
 """
 
-_OPTIMIZERS = (
-    "adadelta", "adagrad", "adam", "adamax", "ftrl", "gradient_descent", "nadam", "optimizer_v2",
-    "rmsprop",
-)  # fmt: skip
 # Modules whose names are in another module now; those of submodules, too.
 MODULES = {
     "keras.engine": "keras.layers",
+    "keras.engine.base_layer": "keras.layers",
+    "keras.engine.input_layer": "keras.layers",
+    "keras.engine.input_spec": "keras.layers",
     "keras.engine.training": "keras",
     "keras.engine.functional": "keras",
     "keras.engine.sequential": "keras",
     "keras.engine.topology": "keras.layers",
+    "keras.initializers.initializers": "keras.initializers",
+    "keras.initializers.initializers_v1": "keras.initializers",
+    "keras.initializers.initializers_v2": "keras.initializers",
     "keras.layers.advanced_activations": "keras.layers",
+    "keras.layers.attention": "keras.layers",
     "keras.layers.convolutional": "keras.layers",
     "keras.layers.core": "keras.layers",
     "keras.layers.embeddings": "keras.layers",
@@ -33,6 +36,9 @@ MODULES = {
     "keras.layers.pooling": "keras.layers",
     "keras.layers.recurrent": "keras.layers",
     "keras.layers.recurrent_v2": "keras.layers",
+    "keras.layers.regularization": "keras.layers",
+    "keras.layers.reshaping": "keras.layers",
+    "keras.layers.rnn": "keras.layers",
     "keras.layers.wrappers": "keras.layers",
     "keras.callbacks.experimental": "keras.callbacks",
     "keras.experimental": "keras.optimizers.schedules",
@@ -49,7 +55,6 @@ MODULES = {
     "keras.optimizers.learning_rate_schedule": "keras.optimizers.schedules",
     "keras.optimizer_v2": "keras.optimizers",
     "keras.optimizer_v2.learning_rate_schedule": "keras.optimizers.schedules",
-    **{f"keras.optimizer_v2.{name}": "keras.optimizers" for name in _OPTIMIZERS},
     "keras.optimizer_v1": "keras.optimizers",
     "keras.saving.save": "keras.models",
     "keras.utils.all_utils": "keras.utils",
@@ -62,6 +67,10 @@ MODULES = {
     "keras.utils.vis_utils": "keras.utils",
     "keras.utils.training_utils": "keras.utils",
 }
+# One module for each optimizer; imports find the modules of other old modules by themselves.
+_OPTIMIZERS = "adadelta adagrad adam adamax ftrl gradient_descent nadam optimizer_v2 rmsprop"
+for _old in ("keras.optimizer_v2", "keras.optimizers.optimizer_v2"):
+    MODULES.update({f"{_old}.{name}": "keras.optimizers" for name in _OPTIMIZERS.split()})
 
 _LOSSES = {
     "MSE": "mean_squared_error",
@@ -216,6 +225,17 @@ BETTER = {
 }
 
 
+def module_now(name: str) -> str | None:
+    """Returns the module with the names of one that is gone; None if none is listed.
+
+    Args:
+        name: such as `keras.layers.core.dense`, which is in an old module.
+    """
+    while name and name not in MODULES:
+        name = name.rpartition(".")[0]
+    return MODULES.get(name)
+
+
 def new_name(name: str) -> str | None:
     """Returns the name of Keras 3 for one of Keras 2; None if it has not changed, or is gone.
 
@@ -231,12 +251,11 @@ def new_name(name: str) -> str | None:
         return BACKEND.get(last)
     if name in MODULES:
         return MODULES[name]
-    while module:
-        if module in MODULES:
-            new = f"{MODULES[module]}.{last}"
-            return None if new in GONE else NAMES.get(new, new)
-        module = module.rpartition(".")[0]
-    return None
+    now = module_now(module)
+    if now is None:
+        return None
+    new = f"{now}.{last}"
+    return None if new in GONE else NAMES.get(new, new)
 
 
 def advice(name: str) -> str | None:

@@ -24,8 +24,10 @@ from millrace.tensorflow import data as data
 from millrace.tensorflow import dtypes
 from millrace.tensorflow import estimator as estimator
 from millrace.tensorflow import extras as _extras
+from millrace.tensorflow import indexing as _indexing
 from millrace.tensorflow import math as math
 from millrace.tensorflow import nn as nn
+from millrace.tensorflow import norms as _norms
 from millrace.tensorflow import ops as _ops
 from millrace.tensorflow import random as random
 from millrace.tensorflow import summary as summary
@@ -37,12 +39,15 @@ from millrace.tensorflow.conversion.convert import recognize
 from millrace.tensorflow.data.elements import TensorShape as TensorShape
 from millrace.tensorflow.data.elements import TensorSpec as TensorSpec
 from millrace.tensorflow.dispatch import real_name
+from millrace.tensorflow.framework import control_dependencies as control_dependencies
 from millrace.tensorflow.framework import device as device
 from millrace.tensorflow.framework import errors as errors
 from millrace.tensorflow.framework import get_logger as get_logger
 from millrace.tensorflow.framework import name_scope as name_scope
 from millrace.tensorflow.framework import nest as nest
+from millrace.tensorflow.framework import no_op as no_op
 from millrace.tensorflow.function import function as function
+from millrace.tensorflow.gradients import custom_gradient as custom_gradient
 from millrace.tensorflow.iterators import device_iterators as device_iterators
 from millrace.tensorflow.tape import GradientTape as GradientTape
 from millrace.tensorflow.tensor_board import let_tensor_board_be_written
@@ -58,6 +63,8 @@ _NAMES: dict[str, Any] = {
     **nn.OPS,
     **math.OPS,
     **_ops.OPS,
+    **_indexing.OPS,
+    **_norms.OPS,
 }
 for _name in (
     "segment_sum",
@@ -68,12 +75,16 @@ for _name in (
     "top_k",
     "conv2d",
     "max_pool2d",
+    "embedding_lookup",
+    "l2_normalize",
+    "reduce_euclidean_norm",
+    *_indexing.MATH,
 ):
     _NAMES.pop(_name)  # in tf.nn and tf.math only
 globals().update({name: value for name, value in _NAMES.items() if "." not in name})
 
 globals().update(_extras.NAMES)
-io, train = _extras.io, _extras.train
+io, linalg, train = _extras.io, _extras.linalg, _extras.train
 
 recognize("GradientTape", GradientTape)
 let_arrays_be_numpy()

@@ -1,6 +1,7 @@
 """Further names of `tf`, which larger programs use.
 
 tf.experimental.numpy        jax.numpy
+tf.linalg                    norms and products
 tf.io.gfile                  Python's own files
 tf.train.latest_checkpoint   the newest file of weights in a directory
 tf.constant_initializer      initializers of Keras
@@ -20,6 +21,8 @@ import keras
 from millrace.tensorflow import optimizers_v1
 from millrace.tensorflow.dispatch import real_name
 from millrace.tensorflow.dtypes import as_dtype
+from millrace.tensorflow.norms import LINALG
+from millrace.tensorflow.ops import OPS
 
 _WEIGHTS = (".weights.h5", ".keras", ".h5")
 
@@ -74,6 +77,7 @@ class _Package:
 
 
 io = _Package("io", gfile=gfile)
+linalg = _Package("linalg", **LINALG, global_norm=OPS["linalg.global_norm"], matmul=OPS["matmul"])
 train = _Package("train", latest_checkpoint=latest_checkpoint)
 v1_train = _Package(
     "compat.v1.train", latest_checkpoint=latest_checkpoint, **optimizers_v1.OPTIMIZERS

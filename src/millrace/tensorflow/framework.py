@@ -1,13 +1,14 @@
-"""TensorFlow's errors, devices, name scopes and nested structures. Of devices only the names."""
+"""TensorFlow's errors, devices, scopes and nested structures. Of devices only the names."""
 
 import contextlib
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from types import SimpleNamespace
 
 import jax
 
 from millrace.errors import DataError, OptionError, PlanError, UnsupportedError
+from millrace.tensorflow.graph_mode import is_deferred
 from millrace.threads.scoped_value import ScopedValue
 
 _device = ScopedValue[str | None](None)
@@ -44,6 +45,26 @@ def name_scope(name: str, *_: object, **__: object) -> Iterator[str]:
     """Names the operations in its block."""
     with jax.named_scope(name):
         yield name
+
+
+@contextlib.contextmanager
+def control_dependencies(control_inputs: Iterable[object]) -> Iterator[None]:
+    """Has no effect: operations run in the order of their calls.
+
+    Raises:
+        UnsupportedError: for operations of a session, which runs those alone that it is given.
+    """
+    if is_deferred(list(control_inputs)):
+        raise UnsupportedError(
+            "tf.control_dependencies() of operations that a session runs later has no effect here, "
+            "and they would not run. Give them to Session.run(), too."
+        )
+    yield
+
+
+def no_op(name: str | None = None) -> None:
+    """Does nothing."""
+    del name
 
 
 def _map_structure(function: Callable[..., object], *trees: object, **_: object) -> object:

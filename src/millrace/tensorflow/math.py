@@ -9,6 +9,8 @@ from jax.typing import DTypeLike
 
 from millrace.tensorflow.dispatch import op, real_name
 from millrace.tensorflow.dtypes import as_dtype
+from millrace.tensorflow.indexing import MATH as _INDEXING
+from millrace.tensorflow.norms import MATH as _NORMS
 from millrace.tensorflow.replacements import KERAS_NAMES as KERAS_NAMES
 from millrace.tensorflow.values import TensorLike
 
@@ -54,6 +56,8 @@ OPS: dict[str, Any] = {
     "segment_sum": op("math.segment_sum", _segment_sum, keeps_names=True),
     "top_k": op("math.top_k", _top_k),
     "unsorted_segment_sum": op("math.unsorted_segment_sum", _segment_sum, keeps_names=True),
+    **_INDEXING,
+    **_NORMS,
 }
 globals().update(OPS)
 

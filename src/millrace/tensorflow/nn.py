@@ -6,7 +6,10 @@ from typing import Any
 import keras
 
 from millrace.tensorflow.dispatch import op, real_name
-from millrace.tensorflow.values import ShapeLike, TensorLike
+from millrace.tensorflow.indexing import NN as _INDEXING
+from millrace.tensorflow.norms import NN as _NORMS
+from millrace.tensorflow.random import seed_or_generator
+from millrace.tensorflow.values import ShapeLike, TensorLike, shape_of
 
 ops: Any = keras.ops  # whose annotations allow None for all results
 
@@ -57,7 +60,8 @@ def _max_pool2d(
 def _dropout(
     x: TensorLike, rate: float, noise_shape: ShapeLike | None = None, seed: int | None = None
 ) -> Any:
-    return keras.random.dropout(x, rate, noise_shape, seed)
+    noise = None if noise_shape is None else shape_of(noise_shape)
+    return keras.random.dropout(x, rate, noise, seed_or_generator(seed))
 
 
 OPS: dict[str, Any] = {
@@ -77,6 +81,8 @@ OPS: dict[str, Any] = {
         "nn.sparse_softmax_cross_entropy_with_logits", _sparse_cross_entropy, keeps_names=True
     ),
     "swish": op("nn.silu", ops.silu),
+    **_INDEXING,
+    **_NORMS,
 }
 globals().update(OPS)
 

@@ -12,11 +12,14 @@ import keras
 import numpy as np
 from jax.typing import DTypeLike
 
-from millrace._compat.jax_tracing import is_traced
+from millrace._compat.jax_tracing import is_traced, is_tracing
+from millrace._compat.keras_steps import current_scope
+from millrace.loops.repeat import while_loop
+from millrace.loops.scope import context_of
 from millrace.tensorflow.conversion.convert import recognize
 from millrace.tensorflow.dispatch import op
 from millrace.tensorflow.dtypes import as_dtype
-from millrace.tensorflow.values import HostArray, ShapeLike, TensorLike, TensorValue
+from millrace.tensorflow.values import HostArray, ShapeLike, TensorLike, TensorValue, shape_of
 
 ops: Any = keras.ops  # whose annotations allow None for all results
 
@@ -25,6 +28,8 @@ def _cast(x: TensorLike, dtype: DTypeLike) -> Any:
     target = as_dtype(dtype)
     if isinstance(x, np.ndarray | np.generic):  # in a data set, say: it stays on the host
         return np.asarray(x).astype(target).view(HostArray)
+    if isinstance(x, int) and target.kind in "iu":
+        return _tensor(x, target)
     return ops.cast(x, target.name)
 
 
@@ -50,9 +55,22 @@ def _tensor(
         value = value.value
     if isinstance(value, keras.KerasTensor):
         return value if dtype is None else ops.cast(value, as_dtype(dtype).name)
+    if is_tracing() and _may_be_shape(value, dtype):
+        return np.asarray(value, "int32" if dtype is None else as_dtype(dtype)).view(HostArray)
     array = jnp.asarray(value, None if dtype is None else as_dtype(dtype))
     # No weak type: a Python number in its place would otherwise compile another program.
     return jax.lax.convert_element_type(array, array.dtype)
+
+
+def _may_be_shape(value: object, dtype: DTypeLike | None) -> bool:
+    """Whether a value stays on the host in a trace, since programs use such ones as shapes."""
+    if dtype is not None and as_dtype(dtype).kind not in "iu":
+        return False
+    numbers = value if isinstance(value, list | tuple) else [value]
+    return 0 < len(numbers) <= _AXES and all(type(number) is int for number in numbers)
+
+
+_AXES = 8  # the largest number of axes that a shape is taken to have
 
 
 def _range(
@@ -96,20 +114,32 @@ def _one_hot(
 
 
 def _fill(dims: ShapeLike, value: TensorLike) -> jax.Array:
-    return jnp.full(dims, _tensor(value))
+    return jnp.full(shape_of(dims), _tensor(value))
 
 
-def _shape(x: TensorLike, out_type: DTypeLike = "int32") -> TensorValue:
+def _shape(x: TensorLike, out_type: DTypeLike = "int32") -> Any:
     sizes = ops.shape(x)
-    if is_traced(x) and all(isinstance(size, int) for size in sizes):
-        return np.asarray(sizes, as_dtype(out_type))  # for sizes of slices, which are constants
+    if is_tracing() and all(type(size) is int for size in sizes):  # they may become another shape
+        return np.asarray(sizes, as_dtype(out_type)).view(HostArray)
     return jnp.asarray(sizes, as_dtype(out_type))
+
+
+def _joined(function: Callable[..., Any], on_host: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns an operation on several values, which joins those of shapes on the host."""
+
+    def join(values: Sequence[TensorLike], axis: int = 0) -> Any:
+        leaves = jax.tree.leaves(values)
+        if is_tracing() and all(isinstance(leaf, int | np.ndarray | np.generic) for leaf in leaves):
+            return np.asarray(on_host(values, axis)).view(HostArray)
+        return function(values, axis)
+
+    return join
 
 
 def _slice(x: Any, begin: Sequence[Any], size: Sequence[Any]) -> TensorValue:
     """Returns a part of an array; a size of -1 is all that is left of the dimension."""
     sizes = [
-        x.shape[axis] - int(begin[axis]) if isinstance(n, int) and n == -1 else n
+        x.shape[axis] - int(begin[axis]) if isinstance(n, int | np.integer) and n == -1 else n
         for axis, n in enumerate(size)
     ]
     return ops.slice(x, begin, sizes)
@@ -180,9 +210,17 @@ def _while_loop(
     cond: Callable[..., TensorLike],
     body: Callable[..., object],
     loop_vars: object,
-    **options: object,
+    maximum_iterations: int | jax.Array | None = None,
+    **_: object,
 ) -> Any:
-    return ops.while_loop(cond, body, loop_vars, options.get("maximum_iterations"))
+    """Runs a loop; in a compiled function it also carries the variables that the body assigns."""
+    if context_of(current_scope()) is None or not loop_vars:
+        return ops.while_loop(cond, body, loop_vars, maximum_iterations)
+    values = while_loop(cond, body, loop_vars, maximum_iterations=maximum_iterations)
+    if not isinstance(loop_vars, list | tuple):
+        return values
+    values = values if len(loop_vars) > 1 else [values]  # one value comes as it is
+    return tuple(values) if isinstance(loop_vars, tuple) else values
 
 
 def _cond(
@@ -199,13 +237,11 @@ def _print(*values: object, sep: str | None = " ", end: str | None = "\n", **_: 
 
 
 def _zeros(shape: ShapeLike, dtype: DTypeLike = "float32") -> jax.Array:
-
-    return jnp.zeros(shape, as_dtype(dtype))
+    return jnp.zeros(shape_of(shape), as_dtype(dtype))
 
 
 def _ones(shape: ShapeLike, dtype: DTypeLike = "float32") -> jax.Array:
-
-    return jnp.ones(shape, as_dtype(dtype))
+    return jnp.ones(shape_of(shape), as_dtype(dtype))
 
 
 def _like(fill: Callable[..., Any]) -> Callable[..., Any]:
@@ -216,7 +252,7 @@ OPS: dict[str, Callable[..., Any]] = {
     "cast": op("cast", _cast),
     "clip_by_global_norm": op("clip_by_global_norm", _clip_by_global_norm, keeps_names=True),
     "clip_by_value": op("clip_by_value", _clip, keeps_names=True),
-    "concat": op("concat", lambda values, axis: ops.concatenate(values, axis), keeps_names=True),
+    "concat": op("concat", _joined(ops.concatenate, np.concatenate), keeps_names=True),
     "cond": op("cond", _cond, keeps_names=True),
     "constant": op("constant", _constant, keeps_names=True),
     "convert_to_tensor": op("convert_to_tensor", _tensor, keeps_names=True),
@@ -235,16 +271,16 @@ OPS: dict[str, Callable[..., Any]] = {
     "range": recognize("range", op("range", _range, keeps_names=True)),
     "rank": op("rank", lambda x: len(ops.shape(x))),
     "repeat": op("repeat", lambda x, repeats, axis=None: ops.repeat(x, repeats, axis)),
-    "reshape": op("reshape", lambda x, shape: ops.reshape(x, tuple(shape))),
+    "reshape": op("reshape", lambda x, shape: ops.reshape(x, shape_of(shape))),
     "reverse": op("reverse", lambda x, axis: ops.flip(x, axis)),
     "shape": op("shape", _shape),
     "size": op("size", lambda x: ops.size(x)),
     "slice": op("slice", _slice),
     "split": op("split", _split, keeps_names=True),
     "squeeze": op("squeeze", _squeeze),
-    "stack": op("stack", lambda values, axis=0: ops.stack(values, axis), keeps_names=True),
+    "stack": op("stack", _joined(ops.stack, np.stack), keeps_names=True),
     "stop_gradient": op("stop_gradient", lambda x: ops.stop_gradient(x)),
-    "tile": op("tile", lambda x, multiples: ops.tile(x, multiples)),
+    "tile": op("tile", lambda x, multiples: ops.tile(x, shape_of(multiples))),
     "transpose": op("transpose", lambda a, perm=None: ops.transpose(a, perm), keeps_names=True),
     "unstack": op("unstack", _unstack, keeps_names=True),
     "where": op("where", _where, keeps_names=True),

@@ -1,4 +1,8 @@
-"""`tf.random`, by `keras.random`: the same seed gives other numbers than TensorFlow's."""
+"""`tf.random`, by `keras.random`: the same seed gives other numbers than TensorFlow's.
+
+Without a seed, operations of a compiled function draw from one generator of the process. Its state
+is a variable, so each call of the function, and each iteration of a loop, has other numbers.
+"""
 
 from typing import Any
 
@@ -7,15 +11,36 @@ import jax.numpy as jnp
 import keras
 from jax.typing import DTypeLike
 
+from millrace._compat.keras_steps import current_scope
 from millrace.errors import OptionError
+from millrace.loops.scope import context_of
 from millrace.tensorflow.dispatch import op, real_name
 from millrace.tensorflow.dtypes import as_dtype
-from millrace.tensorflow.values import ShapeLike, TensorLike
+from millrace.tensorflow.values import ShapeLike, TensorLike, shape_of
 
 
 def set_seed(seed: int) -> None:
-    """Sets the seed of Python, NumPy and Keras."""
+    """Sets the seed of Python, NumPy, Keras and compiled functions."""
     keras.utils.set_random_seed(seed)
+    _first_seed[:] = [seed]
+    for generator in _generator:
+        generator.state.assign([seed, 0])
+
+
+def seed_or_generator(seed: int | None) -> Any:
+    """Returns what `keras.random` takes as a seed: without one, the generator of the process.
+
+    Outside of compiled functions None stays None: Keras then draws from a generator of its own.
+    """
+    if seed is not None or context_of(current_scope()) is None:
+        return seed
+    if not _generator:
+        _generator.append(keras.random.SeedGenerator(*_first_seed))
+    return _generator[0]
+
+
+_first_seed: list[int] = []  # one, after set_seed()
+_generator: list[keras.random.SeedGenerator] = []  # one, after the first draw
 
 
 def normal(
@@ -28,7 +53,9 @@ def normal(
 ) -> Any:
     """Returns random numbers of a normal distribution."""
     del name
-    return keras.random.normal(shape, mean, stddev, as_dtype(dtype).name, seed)
+    return keras.random.normal(
+        shape_of(shape), mean, stddev, as_dtype(dtype).name, seed_or_generator(seed)
+    )
 
 
 def truncated_normal(
@@ -41,7 +68,9 @@ def truncated_normal(
 ) -> Any:
     """Returns normally distributed numbers, all within two standard deviations of the mean."""
     del name
-    return keras.random.truncated_normal(shape, mean, stddev, as_dtype(dtype).name, seed)
+    return keras.random.truncated_normal(
+        shape_of(shape), mean, stddev, as_dtype(dtype).name, seed_or_generator(seed)
+    )
 
 
 def uniform(
@@ -56,15 +85,15 @@ def uniform(
     del name
     kind, dtype = as_dtype(dtype).kind, as_dtype(dtype).name
     if kind in "iu":
-        return keras.random.randint(shape, minval, maxval, dtype, seed)
+        return keras.random.randint(shape_of(shape), minval, maxval, dtype, seed_or_generator(seed))
     maxval = 1.0 if maxval is None else maxval
-    return keras.random.uniform(shape, minval, maxval, dtype, seed)
+    return keras.random.uniform(shape_of(shape), minval, maxval, dtype, seed_or_generator(seed))
 
 
 def shuffle(value: TensorLike, seed: int | None = None, name: str | None = None) -> Any:
     """Returns the rows in random order."""
     del name
-    return keras.random.shuffle(value, 0, seed)
+    return keras.random.shuffle(value, 0, seed_or_generator(seed))
 
 
 def stateless_normal(
@@ -77,7 +106,7 @@ def stateless_normal(
 ) -> Any:
     """Returns normally distributed numbers, the same for the same two numbers in `seed`."""
     del name
-    numbers = jax.random.normal(_key(seed), _sizes(shape), as_dtype(dtype))
+    numbers = jax.random.normal(_key(seed), shape_of(shape), as_dtype(dtype))
     return numbers * jnp.asarray(stddev, numbers.dtype) + jnp.asarray(mean, numbers.dtype)
 
 
@@ -91,7 +120,7 @@ def stateless_truncated_normal(
 ) -> Any:
     """Returns the same with all numbers within two standard deviations of the mean."""
     del name
-    numbers = jax.random.truncated_normal(_key(seed), -2, 2, _sizes(shape), as_dtype(dtype))
+    numbers = jax.random.truncated_normal(_key(seed), -2, 2, shape_of(shape), as_dtype(dtype))
     return numbers * jnp.asarray(stddev, numbers.dtype) + jnp.asarray(mean, numbers.dtype)
 
 
@@ -112,18 +141,14 @@ def stateless_uniform(
                 f"stateless_uniform() of {kind.name} has no upper bound. Set maxval=, which is "
                 "not among the numbers."
             )
-        return jax.random.randint(_key(seed), _sizes(shape), minval, maxval, kind)
+        return jax.random.randint(_key(seed), shape_of(shape), minval, maxval, kind)
     highest = 1.0 if maxval is None else maxval
-    return jax.random.uniform(_key(seed), _sizes(shape), kind, minval, highest)
+    return jax.random.uniform(_key(seed), shape_of(shape), kind, minval, highest)
 
 
 def _key(seed: Any) -> jax.Array:
     first, second = jnp.asarray(seed).astype("uint32")
     return jax.random.fold_in(jax.random.fold_in(jax.random.key(0), first), second)
-
-
-def _sizes(shape: Any) -> tuple[int, ...]:
-    return tuple(int(size) for size in shape)
 
 
 normal, truncated_normal, uniform, shuffle = (

@@ -48,7 +48,6 @@ TENSORFLOW = {
     "tensorflow.metrics": "keras.metrics",
     "tensorflow.contrib": "keras, and millrace.ipu for tensorflow.contrib.ipu",
     "tensorflow.python": "the same name in tf, tf.data or keras",
-    "tensorflow.custom_gradient": "jax.custom_vjp",
     "tensorflow.gradients": "millrace.value_and_grad",
     "tensorflow.while_loop": "ipu.loops.while_loop",
     "tensorflow.cond": "keras.ops.cond",
@@ -97,14 +96,12 @@ OPERATIONS = {
     "conv3d": "conv",
     "fill": "full",
     "gather": "take",
-    "l2_normalize": "normalize",
     "max_pool2d": "max_pool",
     "range": "arange",
     "sigmoid_cross_entropy_with_logits": "binary_crossentropy",
     "softmax_cross_entropy_with_logits": "categorical_crossentropy",
     "sparse_softmax_cross_entropy_with_logits": "sparse_categorical_crossentropy",
     "strided_slice": "slice",
-    "tensor_scatter_nd_update": "scatter_update",
     "unsorted_segment_sum": "segment_sum",
 }
 

@@ -58,7 +58,9 @@ class GradientTape:
         pass  # `__enter__` raises
 
     def watch(self, tensor: Any) -> Any:
-        """Makes `tensor` a source of gradients. Call it in the block, with a name."""
+        """Makes `tensor`, or each of a list, a source of gradients, in the block, with a name."""
+        if isinstance(tensor, list | tuple):
+            return [self.watch(each) for each in tensor]
         if isinstance(tensor, keras.Variable):
             return tensor
         if self._block is None:

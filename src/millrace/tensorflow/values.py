@@ -1,6 +1,7 @@
 """Values of TensorFlow programs: tensors, variables and their types.
 
 tf.Variable(value)         makes a Keras variable, which is an instance of tf.Variable, too
+shape_of([n, 2])           the numbers of a shape that holds arrays
 host_array(tree)           NumPy arrays with `.numpy()`, as eager tensors have
 """
 
@@ -13,6 +14,7 @@ import keras
 import numpy as np
 from jax.typing import ArrayLike, DTypeLike
 
+from millrace._compat.jax_tracing import is_traced
 from millrace.pytrees import ArrayTree
 from millrace.tensorflow.dtypes import as_dtype
 
@@ -21,6 +23,20 @@ TensorValue: TypeAlias = jax.Array | np.ndarray | keras.KerasTensor
 # Also Python numbers, and nested sequences of all of these.
 TensorLike: TypeAlias = TensorValue | keras.Variable | ArrayLike | Sequence[object]
 ShapeLike: TypeAlias = Sequence[int] | np.ndarray | jax.Array
+
+
+def shape_of(shape: Any) -> tuple[Any, ...]:
+    """Returns a shape as Python numbers, out of one that holds arrays, or is one.
+
+    Programs write `[tf.shape(x)[0], 2]`, and `tf.constant([4, 2])`. Sizes that only the device
+    knows stay as they are; JAX refuses them.
+    """
+    if hasattr(shape, "dtype") and not is_traced(shape):
+        return tuple(np.atleast_1d(np.asarray(shape)).tolist())
+    sizes = shape if isinstance(shape, list | tuple) else [shape]
+    return tuple(
+        int(size) if hasattr(size, "dtype") and not is_traced(size) else size for size in sizes
+    )
 
 
 class _VariableType(type):
@@ -67,7 +83,22 @@ class Variable(metaclass=_VariableType):
 
 
 class HostArray(np.ndarray):
-    """A NumPy array with the method `numpy()` of eager tensors."""
+    """A NumPy array with the method `numpy()` of eager tensors, and like them never changed."""
+
+    def __iadd__(self, other: Any) -> Any:
+        return self + other
+
+    def __isub__(self, other: Any) -> Any:
+        return self - other
+
+    def __imul__(self, other: Any) -> Any:
+        return self * other
+
+    def __itruediv__(self, other: Any) -> Any:
+        return self / other
+
+    def __ifloordiv__(self, other: Any) -> Any:
+        return self // other
 
     def numpy(self) -> np.ndarray:
         """Returns the same data as a plain `numpy.ndarray`."""

@@ -9,6 +9,7 @@ import numpy as np
 
 from millrace.errors import OptionError
 from millrace.ipu.replacements import other_name as _other_name
+from millrace.tensorflow.random import seed_or_generator
 
 
 def dropout(
@@ -23,7 +24,7 @@ def dropout(
 
     Args:
         x: an array.
-        seed: two whole numbers; None draws from Keras's global generator.
+        seed: two whole numbers; None draws from a generator of the process.
         rate: the share of elements that are dropped, from 0 to below 1.
         noise_shape: the shape of the decisions, which broadcasts to that of `x`.
         name: ignored.
@@ -36,7 +37,7 @@ def dropout(
     if not 0 <= rate < 1:
         raise OptionError(f"rate must be at least 0 and below 1. Received: {rate!r}.")
     if seed is None:
-        return keras.random.dropout(x, rate, noise_shape)
+        return keras.random.dropout(x, rate, noise_shape, seed_or_generator(None))
     if np.shape(seed) != (2,):
         raise OptionError(
             f"seed takes two whole numbers. Received: {seed!r}. Set seed=[1, 2], for example."

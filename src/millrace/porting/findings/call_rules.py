@@ -26,7 +26,7 @@ from millrace.porting.findings.signatures import (
 from millrace.porting.mending.members import members
 from millrace.porting.names import ImportedNames
 from millrace.porting.object_names import ATTRIBUTES, DISTINCTIVE, METHODS, OF_DTYPES, OF_SHAPES
-from millrace.porting.replacements import IPU, KEYWORDS, METHOD_KEYWORDS, canonical
+from millrace.porting.replacements import IPU, KEYWORDS, METHOD_KEYWORDS, canonical, longest
 from millrace.porting.replacements import METHODS as OLD_METHODS
 from millrace.tensorflow.dispatch import is_installed
 from millrace.tensorflow.unsupported import Unsupported, is_supported
@@ -146,6 +146,7 @@ class ObjectRules:
             return findings
         is_checked = (kind or "").startswith(_CHECKED) and not own
         is_checked |= (kind or "").startswith(_COMPLETE) and method not in _ATTACHED
+        is_checked &= longest(IPU, kind or "") is None  # a class that only raises has a finding
         if is_checked and owner is not None and method not in self._defined:
             return [*findings, self._missing(node, kind or "", owner, method)]
         instead = DISTINCTIVE.get(method) or OLD_METHODS.get(method)

@@ -5,6 +5,7 @@ model.load_weights("w").expect_...   .expect_partial()  ->  nothing: load_weight
 """
 
 import ast
+import dataclasses
 import pathlib
 from collections.abc import Callable, Iterator
 
@@ -132,6 +133,8 @@ class HabitRules:
 
     def _of_method(self, call: ast.Call, habit: Habit, label: str) -> Finding:
         edit = self._method_edit(call, call.func, habit, label)
+        if label == ".as_list()" and ast.unparse(call.func).endswith(".get_shape().as_list"):
+            habit = dataclasses.replace(habit, mended=True)  # get_shape() is TensorFlow's shape
         return self._finding(call, habit, label, *([] if edit is None else [edit]))
 
     def _method_edit(

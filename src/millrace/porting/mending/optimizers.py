@@ -1,5 +1,6 @@
 """Optimizers as in Keras 2: `SGD(lr=0.1, decay=1e-4)`, `optimizer.lr`, `optimizer.get_weights()`.
 
+learning_rate=tf.constant(0.1)   the number
 decay=d                    the rate is lr / (1 + d * updates), as it was
 gradient_transformers=[f]  f(pairs of gradients and variables) before they are applied
 """
@@ -8,6 +9,7 @@ import functools
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+import jax
 import keras
 import numpy as np
 
@@ -29,6 +31,12 @@ def mend_optimizers() -> None:
     add(KERAS2_CALLS, kind, "get_weights", _values)
 
 
+def _as_number(rate: Any) -> Any:
+    """Returns a rate that is one element of an array as a Python number, which Keras 3 takes."""
+    is_array = isinstance(rate, jax.Array | np.ndarray | np.generic) and rate.size == 1
+    return float(np.asarray(rate).item()) if is_array else rate
+
+
 def _set_rate(optimizer: Any, rate: object) -> None:
     optimizer.learning_rate = rate
 
@@ -44,6 +52,10 @@ def _initializer(original: Callable[..., None]) -> Callable[..., None]:
         args, kwargs = mended_arguments(f"keras.optimizers.{type(self).__name__}", args, kwargs)
         if args and "learning_rate" in kwargs:
             args = args[1:]  # the default, which a class has passed on beside its `lr`
+        if args:
+            args = (_as_number(args[0]), *args[1:])
+        elif "learning_rate" in kwargs:
+            kwargs["learning_rate"] = _as_number(kwargs["learning_rate"])
         decay = kwargs.pop("decay", None)
         transforms = kwargs.pop("gradient_transformers", None)
         if decay:

@@ -7,6 +7,7 @@ from typing import Any
 import keras
 import numpy as np
 
+from millrace._compat.jax_arrays import ARRAY_KINDS
 from millrace._compat.patch_table import KERAS2_CALLS
 from millrace._compat.patches import add, replace
 
@@ -33,8 +34,8 @@ class OldShape(tuple[int | None, ...]):
 
 
 def mend_values() -> None:
-    """Lets symbolic tensors, variables and utilities be used as in Keras 2."""
-    for kind in (keras.KerasTensor, keras.Variable):
+    """Lets tensors, variables and utilities be used as in Keras 2."""
+    for kind in (keras.KerasTensor, keras.Variable, *ARRAY_KINDS):
         add(KERAS2_CALLS, kind, "get_shape", _shape)
     add(KERAS2_CALLS, keras.Variable, "read_value", _value)
     replace(KERAS2_CALLS, _with_dtype, keras.utils, "to_categorical")

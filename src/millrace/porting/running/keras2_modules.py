@@ -17,6 +17,7 @@ from millrace.porting.keras2_names import (
     NAMES,
     VALUES,
     advice,
+    module_now,
 )
 from millrace.tensorflow.keras_backend import OPS
 
@@ -97,8 +98,8 @@ def _value(name: str) -> Any:
 
 
 def _is_module(name: str) -> bool:
-    if name in MODULES:
-        return False
+    if module_now(name) is not None:
+        return False  # an import of it would succeed, and add it to its package
     try:
         return importlib.import_module(name).__name__ == name
     except ImportError:

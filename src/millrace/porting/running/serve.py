@@ -12,6 +12,7 @@ tensorflow.python.ops, ...      the public names of TensorFlow              `pri
 Calls of Keras get the meaning that they had in Keras 2: `mending`.
 """
 
+import importlib
 import pathlib
 import runpy
 import sys
@@ -29,6 +30,7 @@ from millrace._compat.module_aliases import (
 )
 from millrace._compat.patch_table import OLD_ATTRIBUTES, SCRIPT_MODULES
 from millrace._compat.patches import put_in, take_out, take_out_all
+from millrace.porting.keras2_names import module_now
 from millrace.porting.mending.mending import mending
 from millrace.porting.running.device_requests import make_devices
 from millrace.porting.running.error_notes import add_notes
@@ -126,7 +128,10 @@ def _add_advice(error: ModuleNotFoundError) -> None:
 
 
 def _other_module(name: str) -> ModuleType | None:
-    """Returns what stands for a module of TensorFlow that millrace does not have; or None."""
+    """Returns what stands for a module of TensorFlow or Keras 2 that is not here; or None."""
+    moved = module_now(name.removeprefix("tensorflow.").removeprefix("python."))
+    if moved is not None:
+        return importlib.import_module(moved)
     if name.partition(".")[0] != "tensorflow":
         return None
     module = private_module(name)

@@ -25,7 +25,17 @@ UNKNOWN_CARDINALITY = UNKNOWN
 
 
 class _Options:
-    """Takes any option, without effect: all of them are about TensorFlow's threads."""
+    """Takes any option, without effect: all of them are about TensorFlow's threads.
+
+    options.experimental_threading.private_threadpool_size = 8
+    """
+
+    def __getattr__(self, name: str) -> "_Options":
+        if name.startswith("__"):
+            raise AttributeError(name)
+        group = _Options()
+        setattr(self, name, group)
+        return group
 
 
 class _Countable(Protocol):
