@@ -14,16 +14,19 @@ ops.py  math.py  nn.py  random.py  tables of operations   conversion/  rewrites 
 import sys
 from typing import Any
 
-import jax
 import keras as keras
 
 from millrace._compat.jax_arrays import let_arrays_be_numpy
 from millrace._compat.module_aliases import serve
+from millrace.tensorflow import arrays as _arrays
 from millrace.tensorflow import compat as compat
 from millrace.tensorflow import data as data
+from millrace.tensorflow import distribute as distribute
 from millrace.tensorflow import dtypes
 from millrace.tensorflow import estimator as estimator
 from millrace.tensorflow import extras as _extras
+from millrace.tensorflow import image as image
+from millrace.tensorflow import linalg as linalg
 from millrace.tensorflow import math as math
 from millrace.tensorflow import nn as nn
 from millrace.tensorflow import ops as _ops
@@ -46,11 +49,11 @@ from millrace.tensorflow.function import function as function
 from millrace.tensorflow.iterators import device_iterators as device_iterators
 from millrace.tensorflow.tape import GradientTape as GradientTape
 from millrace.tensorflow.tensor_board import let_tensor_board_be_written
+from millrace.tensorflow.values import Tensor as Tensor
 from millrace.tensorflow.values import Variable as Variable
 
 __version__ = "2.6.0"  # the TensorFlow release that has these names
 newaxis = None
-Tensor = jax.Array
 initializers, losses = keras.initializers, keras.losses
 metrics, optimizers = keras.metrics, keras.optimizers
 _NAMES: dict[str, Any] = {
@@ -58,9 +61,30 @@ _NAMES: dict[str, Any] = {
     **nn.OPS,
     **math.OPS,
     **_ops.OPS,
+    **_arrays.OPS,
 }
 for _name in (
+    "avg_pool",
+    "avg_pool2d",
+    "count_nonzero",
+    "depthwise_conv2d",
+    "divide_no_nan",
+    "embedding_lookup",
+    "floormod",
+    "in_top_k",
+    "l2_normalize",
+    "lgamma",
+    "log_sigmoid",
+    "max_pool",
+    "multiply_no_nan",
+    "real",
+    "segment_max",
+    "segment_mean",
     "segment_sum",
+    "softsign",
+    "unsorted_segment_max",
+    "unsorted_segment_mean",
+    "xlogy",
     "unsorted_segment_sum",
     "bias_add",
     "dropout",

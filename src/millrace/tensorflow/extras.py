@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import keras
 
 from millrace.tensorflow.dispatch import real_name
-from millrace.tensorflow.dtypes import as_dtype
+from millrace.tensorflow.dtypes import DType, as_dtype
 
 _WEIGHTS = (".weights.h5", ".keras", ".h5")
 
@@ -85,6 +85,7 @@ INITIALIZERS = {
 experimental = _Package("experimental", numpy=jnp)
 NAMES: dict[str, Any] = {
     **INITIALIZERS,
+    "DType": DType,
     "as_dtype": as_dtype,
     "experimental": experimental,
 }

@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import keras
 from jax.typing import DTypeLike
 
@@ -18,8 +19,10 @@ _SAME = (
     "abs add ceil cos cosh cumsum divide equal exp floor greater greater_equal less less_equal log "
     "log1p logical_and logical_not logical_or logical_xor maximum minimum mod multiply not_equal "
     "round rsqrt sigmoid sign sin sinh sqrt square subtract tan tanh erf expm1 argsort sort "
-    "floor_divide"
+    "floor_divide divide_no_nan log_softmax softplus real"
 )
+_ARCS = {"acos": "arccos", "acosh": "arccosh", "asin": "arcsin", "asinh": "arcsinh",
+         "atan": "arctan", "atan2": "arctan2", "atanh": "arctanh"}  # fmt: skip
 
 
 def _index_of(function: Callable[..., object]) -> Callable[..., object]:
@@ -39,6 +42,38 @@ def _segment_sum(
     return ops.segment_sum(data, segment_ids, num_segments)
 
 
+def _segments(reduce: Callable[..., Any]) -> Callable[..., object]:
+    def find(data: TensorLike, segment_ids: TensorLike, num_segments: int | None = None) -> object:
+        return reduce(jnp.asarray(data), jnp.asarray(segment_ids), num_segments)
+
+    return find
+
+
+def _segment_mean(values: jax.Array, ids: jax.Array, number: int | None) -> jax.Array:
+    sums = jax.ops.segment_sum(values, ids, number)
+    counts = jax.ops.segment_sum(jnp.ones(ids.shape, values.dtype), ids, number)
+    return sums / jnp.maximum(counts, 1).reshape(counts.shape + (1,) * (values.ndim - ids.ndim))
+
+
+def _multiply_no_nan(x: TensorLike, y: TensorLike) -> object:
+    return ops.where(ops.equal(y, 0), ops.zeros_like(x), ops.multiply(x, y))
+
+
+def _count_nonzero(
+    input: TensorLike,
+    axis: int | Sequence[int] | None = None,
+    keepdims: bool = False,
+    dtype: DTypeLike = "int32",
+) -> object:
+    return ops.cast(
+        ops.sum(ops.cast(ops.not_equal(input, 0), "int32"), axis, keepdims), as_dtype(dtype).name
+    )
+
+
+def _l2_normalize(x: TensorLike, axis: int | None = None, epsilon: float = 1e-12) -> object:
+    return x * ops.rsqrt(ops.maximum(ops.sum(ops.square(x), axis, True), epsilon))
+
+
 def _accumulate(inputs: Sequence[jax.Array]) -> jax.Array:
     return sum(inputs[1:], inputs[0])
 
@@ -46,6 +81,28 @@ def _accumulate(inputs: Sequence[jax.Array]) -> jax.Array:
 OPS: dict[str, Any] = {
     **{name: op(f"math.{name}", getattr(ops, name)) for name in _SAME.split()},
     **{name: op(f"math.{name}", getattr(ops, other)) for name, other in KERAS_NAMES.items()},
+    **{new: op(f"math.{new}", getattr(ops, old)) for new, old in _ARCS.items()},
+    "count_nonzero": op("math.count_nonzero", _count_nonzero, keeps_names=True),
+    "cumprod": op("math.cumprod", lambda x, axis=0: ops.cumprod(x, axis)),
+    "floormod": op("math.floormod", ops.mod),
+    "in_top_k": op(
+        "math.in_top_k",
+        lambda targets, predictions, k: ops.in_top_k(targets, predictions, k),
+        keeps_names=True,
+    ),
+    "l2_normalize": op("math.l2_normalize", _l2_normalize, keeps_names=True),
+    "lgamma": op("math.lgamma", jax.scipy.special.gammaln),
+    "log_sigmoid": op("math.log_sigmoid", ops.log_sigmoid),
+    "multiply_no_nan": op("math.multiply_no_nan", _multiply_no_nan, keeps_names=True),
+    "segment_max": op("math.segment_max", _segments(jax.ops.segment_max), keeps_names=True),
+    "segment_mean": op("math.segment_mean", _segments(_segment_mean), keeps_names=True),
+    "unsorted_segment_max": op(
+        "math.unsorted_segment_max", _segments(jax.ops.segment_max), keeps_names=True
+    ),
+    "unsorted_segment_mean": op(
+        "math.unsorted_segment_mean", _segments(_segment_mean), keeps_names=True
+    ),
+    "xlogy": op("math.xlogy", jax.scipy.special.xlogy),
     "add_n": op("math.add_n", _accumulate, keeps_names=True),
     "argmax": op("math.argmax", _index_of(ops.argmax)),
     "argmin": op("math.argmin", _index_of(ops.argmin)),

@@ -48,7 +48,6 @@ TENSORFLOW = {
     "tensorflow.metrics": "keras.metrics",
     "tensorflow.contrib": "keras, and millrace.ipu for tensorflow.contrib.ipu",
     "tensorflow.python": "the same name in tf, tf.data or keras",
-    "tensorflow.custom_gradient": "jax.custom_vjp",
     "tensorflow.gradients": "millrace.value_and_grad",
     "tensorflow.while_loop": "ipu.loops.while_loop",
     "tensorflow.cond": "keras.ops.cond",

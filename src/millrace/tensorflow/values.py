@@ -1,6 +1,7 @@
 """Values of TensorFlow programs: tensors, variables and their types.
 
 tf.Variable(value)         makes a Keras variable, which is an instance of tf.Variable, too
+tf.Tensor                  the type of arrays, for `isinstance`
 host_array(tree)           NumPy arrays with `.numpy()`, as eager tensors have
 """
 
@@ -72,6 +73,15 @@ class HostArray(np.ndarray):
     def numpy(self) -> np.ndarray:
         """Returns the same data as a plain `numpy.ndarray`."""
         return self.view(np.ndarray)
+
+
+class _TensorType(type):
+    def __instancecheck__(cls, value: object) -> bool:
+        return isinstance(value, jax.Array | HostArray)
+
+
+class Tensor(metaclass=_TensorType):
+    """The type of arrays: those of JAX, and those that a queue or a data set has given."""
 
 
 def host_array(value: ArrayTree) -> Any:

@@ -27,6 +27,12 @@ UNKNOWN_CARDINALITY = UNKNOWN
 class _Options:
     """Takes any option, without effect: all of them are about TensorFlow's threads."""
 
+    def __getattr__(self, name: str) -> "_Options":
+        if name.startswith("__"):
+            raise AttributeError(name)
+        options = vars(self)[name] = _Options()  # such as `options.threading`
+        return options
+
 
 class _Countable(Protocol):
     def cardinality(self) -> Any: ...

@@ -35,14 +35,25 @@ Pairs = Iterable[tuple[Any, keras.Variable]]
 class _OfAddons(keras.optimizers.Optimizer):
     """Takes the arguments of the addons' base class, and transforms gradients."""
 
-    def __init__(self, *args: Any, **kwargs: Any):
-        for name in _WITHOUT.keys() & kwargs.keys():
-            value = kwargs.pop(name)
-            if value not in _PLAIN:
-                warn_no_effect(f"{type(self).__name__}({name}=)", _WITHOUT[name])
-        transforms = kwargs.pop("gradient_transformers", None)
+    def __init__(
+        self,
+        *args: Any,
+        m_dtype: Any = None,
+        v_dtype: Any = None,
+        vhat_dtype: Any = None,
+        momentum_accum_dtype: Any = None,
+        optimizer_compute_precisions: Any = None,
+        outline_apply_gradients: Any = None,
+        outline_apply_gradients_kwargs: Any = None,
+        gradient_transformers: Iterable[Callable[[Any], Pairs]] | None = None,
+        **kwargs: Any,
+    ):
+        given = locals()
+        for name, advice in _WITHOUT.items():
+            if given[name] not in _PLAIN:
+                warn_no_effect(f"{type(self).__name__}({name}=)", advice)
         super().__init__(*args, **kwargs)
-        self.gradient_transformers: list[Callable[[Any], Pairs]] = list(transforms or ())
+        self.gradient_transformers = list(gradient_transformers or ())
 
     def apply(self, grads: Sequence[Any], trainable_variables: Any = None) -> None:
         """Transforms the gradients, and applies them."""
