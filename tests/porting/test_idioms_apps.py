@@ -234,6 +234,16 @@ OPTIMIZERS = {
             return Decayed
         with_decay(tf.keras.optimizers.SGD, 0.1)(0.1)
     """,
+    "a counter": """
+        import tensorflow as tf
+        class Counted(tf.keras.optimizers.schedules.LearningRateSchedule):
+            def __init__(self):
+                self.step = tf.Variable(0.0, trainable=False)
+            def __call__(self, _):
+                self.step.assign_add(1)
+                return 0.1 * self.step
+        tf.keras.optimizers.SGD(learning_rate=Counted())
+    """,
     "a fixed scale": """
         import tensorflow as tf
         inner = tf.keras.optimizers.SGD(0.1)
@@ -248,7 +258,7 @@ OPTIMIZERS = {
 )
 @pytest.mark.parametrize("case", OPTIMIZERS)
 def test_optimizers_that_would_silently_do_something_else(program, tmp_path, case):
-    with pytest.raises(UnsupportedError, match=r"update_step|loss_scale_factor"):
+    with pytest.raises(UnsupportedError, match=r"update_step|counts the updates|loss_scale_factor"):
         program(OPTIMIZERS[case])
     found = port((tmp_path / "program.py").read_text())
     assert len([each for each in found if each.blocks]) == 1

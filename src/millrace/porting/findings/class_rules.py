@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from millrace.porting.findings.finding import Finding, replaced
 from millrace.porting.findings.near_names import shown
-from millrace.porting.object_names import OF_OPTIMIZERS, OVERRIDES
+from millrace.porting.object_names import ASSIGNMENTS, COUNTED, OF_OPTIMIZERS, OVERRIDES
 
 _WITH_DTYPES = ("keras.layers.", "keras.losses.", "keras.metrics.")
 _RANDOM = ("normal", "uniform", "truncated_normal", "dropout", "categorical", "randint", "gamma")
@@ -31,10 +31,21 @@ def of_class(node: ast.ClassDef, bases: Sequence[str]) -> Iterator[Finding]:
         if (is_optimizer and name in OVERRIDES) or name in OF_OPTIMIZERS:
             what = f"{name}() of an optimizer, which Keras 3 does not call"
             yield Finding(method.lineno, what, OVERRIDES[name])
+    if any(base.startswith("keras.optimizers.schedules.") for base in bases):
+        yield from _of_schedule(methods["__call__"]) if "__call__" in methods else ()
     if any(base.startswith(_WITH_DTYPES) for base in bases) or _is_loss(methods):
         yield from _of_dtype(node)
     if any(base.startswith("keras.metrics.") for base in bases) and "result" in methods:
         yield from _of_result(methods["result"], _weights(node))
+
+
+def _of_schedule(method: ast.FunctionDef) -> Iterator[Finding]:
+    for each in ast.walk(method):
+        function = each.func if isinstance(each, ast.Call) else None
+        name = function.attr if isinstance(function, ast.Attribute) else ""
+        if function is not None and name in ASSIGNMENTS:
+            what = f"{name}() in a schedule of learning rates, whose variables no program keeps"
+            yield Finding(function.lineno, what, COUNTED)
 
 
 def _is_loss(methods: Mapping[str, ast.FunctionDef]) -> bool:

@@ -16,7 +16,7 @@ from millrace._compat.patch_table import KERAS2_CALLS
 from millrace._compat.patches import add
 from millrace.errors import UnsupportedError
 from millrace.porting.mending.calls import mended_arguments, replace_method, signed
-from millrace.porting.object_names import OVERRIDES
+from millrace.porting.object_names import ASSIGNMENTS, COUNTED, OVERRIDES
 
 Transform = Callable[[list[tuple[Any, keras.Variable]]], Iterable[tuple[Any, keras.Variable]]]
 
@@ -54,6 +54,7 @@ def _initializer(original: Callable[..., None]) -> Callable[..., None]:
             rate = args[0] if args else kwargs["learning_rate"]
             schedule = keras.optimizers.schedules.InverseTimeDecay(float(rate), 1, float(decay))
             args, kwargs["learning_rate"] = args[1:], schedule
+        _refuse_assignments(kwargs.get("learning_rate", args[0] if args else None))
         original(self, *args, **kwargs)
         if transforms:
             apply = functools.partial(_apply_transformed, self.apply, tuple(transforms))
@@ -79,6 +80,20 @@ def _scale_initializer(original: Callable[..., None]) -> Callable[..., None]:
         original(self, *args, **kwargs)
 
     return make
+
+
+def _refuse_assignments(schedule: object) -> None:
+    """Raises for a schedule that counts updates in a variable, which would stay as it is."""
+    if not isinstance(schedule, keras.optimizers.schedules.LearningRateSchedule):
+        return
+    code = getattr(type(schedule).__call__, "__code__", None)
+    if code is not None and {*ASSIGNMENTS} & {*code.co_names}:
+        raise UnsupportedError(
+            f"{type(schedule).__name__}.__call__() assigns to a variable. The program of an update "
+            f"keeps only variables of the optimizer, so this one would not change. Use {COUNTED}."
+        )
+    for inner in vars(schedule).values():
+        _refuse_assignments(inner)
 
 
 def _refuse_overrides(kind: type) -> None:
