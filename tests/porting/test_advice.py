@@ -24,8 +24,6 @@ tensorflow.io.parse_single_example                      pip install tensorflow
 tensorflow.data.TFRecordDataset                         pip install tensorflow
 tensorflow.math.erfinv                                  keras.ops.erfinv
 tensorflow.bitwise.invert                               jax.numpy.invert
-tensorflow.sequence_mask                                jax.numpy.arange
-tensorflow.linalg.band_part                             keras.ops.tril
 tensorflow.linalg.inv                                   keras.ops.inv
 tensorflow.signal.fft                                   keras.ops.fft
 tensorflow.image.resize                                 keras.ops.image.resize

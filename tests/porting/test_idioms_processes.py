@@ -121,6 +121,7 @@ def test_the_error_says_what_port_says(program, text):
         ("with tf.profiler.experimental.Profile('d'): pass", r"Profile is not .*: jax.profiler"),
         ("x = tf.lite.Optimize.DEFAULT", r"tf.lite.Optimize.DEFAULT is not in"),
         ("for x in tf.config.list_physical_devices('IPU'): pass", r"list_physical_devices is not"),
+        ("tf.dynamic_partition([1], [0], 1)", r"tf.dynamic_partition is not .* keras.ops.where"),
         ("from tensorflow.lite import Interpreter as I\nI('x')", r"tf.lite.Interpreter is not in"),
         ("tf.TensorArray(tf.float32, 3)", r"tf.TensorArray is not in .*: a Python list"),
     ],

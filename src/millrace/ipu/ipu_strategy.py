@@ -28,8 +28,8 @@ from millrace.ipu.keras.extensions.settings import settings_of
 from millrace.loops.replication import launching
 from millrace.strategy.attach import check_movable, move
 from millrace.strategy.strategy import Strategy
+from millrace.tensorflow.distribute import strategy_of_scope
 from millrace.tensorflow.iterators import device_iterators
-from millrace.threads.scoped_value import ScopedValue
 
 logger = logging.getLogger("millrace")
 
@@ -119,7 +119,7 @@ class IPUStrategy(Strategy):
         """Attaches every model that is constructed, cloned or loaded inside."""
         with super().scope(), device_iterators(self.enable_dataset_iterators):
             revive_from_configs()
-            with _strategy.bound_to(self):
+            with strategy_of_scope.bound_to(self):
                 yield self
 
     def run(
@@ -180,7 +180,7 @@ def _follow(system: System | None) -> None:
 
 def current_strategy() -> IPUStrategy:
     """Returns the strategy of the current scope, else the newest, else a new one of the system."""
-    entered = _strategy.get()
+    entered: Any = strategy_of_scope.get()
     if entered is not None:
         return entered
     if _newest and _newest[-1][0] == current_system():
@@ -188,7 +188,6 @@ def current_strategy() -> IPUStrategy:
     return IPUStrategy()
 
 
-_strategy = ScopedValue[IPUStrategy | None](None)  # of this thread's current scope
 _newest: list[tuple[System, IPUStrategy]] = []
 _strategies: weakref.WeakSet[IPUStrategy] = weakref.WeakSet()
 checks.append(_check_movable)

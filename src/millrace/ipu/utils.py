@@ -53,10 +53,14 @@ def __getattr__(name: str) -> Callable[..., NoReturn]:
 
 
 def reset_ipu_seed(
-    seed: int, device: str = "/device:IPU:0", cpu_device: str = "cpu", experimental: bool = False
+    seed: int,
+    device: str = "/device:IPU:0",
+    cpu_device: str = "cpu",
+    experimental: bool = False,
+    experimental_identical_replicas: bool = False,
 ) -> None:
     """Sets the random seeds of Keras, NumPy and Python."""
-    del device, cpu_device, experimental
+    del device, cpu_device, experimental, experimental_identical_replicas
     keras.utils.set_random_seed(seed)
 
 

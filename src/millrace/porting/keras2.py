@@ -67,6 +67,7 @@ def habits_of(function: str) -> Iterator[Habit]:
 _LOOPS = (".fit", ".evaluate", ".predict", ".fit_generator", ".evaluate_generator",
           ".predict_generator")  # fmt: skip
 _OPTIMIZERS = ("keras.optimizers.",)
+_LOSS_SCALE = ("keras.optimizers.LossScaleOptimizer", "keras.mixed_precision.LossScaleOptimizer")
 _LAYERS = ("keras.layers.",)
 _RECURRENT = ("keras.layers.LSTM", "keras.layers.GRU", "keras.layers.SimpleRNN", "keras.layers.RNN")
 _CONVOLUTIONS = tuple(f"keras.layers.Conv{kind}" for kind in ("1D", "2D", "3D", "2DTranspose"))
@@ -115,6 +116,13 @@ HABITS: tuple[Habit, ...] = (
     ),
     _by_hand(
         _OPTIMIZERS, "gradient_aggregator", "nothing: replicas add their gradients themselves"
+    ),
+    Habit(
+        _LOSS_SCALE,
+        "dynamic",
+        "optimizer.loss_scale_factor = scale, without the wrapper",
+        mended=False,
+        value="False",
     ),
     Habit(_OPTIMIZERS, "epsilon", _WITHOUT, Edit.REMOVE, value="None"),
     # Shapes.
@@ -221,6 +229,7 @@ HABITS: tuple[Habit, ...] = (
     ),
     _gone((_CHECKPOINT,), "load_weights_on_restart"),
     _gone((_CHECKPOINT,), "options"),
+    _gone((_CHECKPOINT,), "include_optimizer"),
     _renamed(("keras.callbacks.ReduceLROnPlateau",), "epsilon", "min_delta"),
     *(
         _gone(("keras.callbacks.TensorBoard",), name)

@@ -56,7 +56,13 @@ OVERRIDES = {
     "_apply_dense": _STEP,
     "_create_slots": "build(self, variables)",
     "get_updates": _STEP,
+    "get_gradients": "keras.optimizers.LossScaleOptimizer, or a loss of your own",
 }
+# In a schedule of learning rates: what the program of an update would forget.
+ASSIGNMENTS = ("assign", "assign_add", "assign_sub")
+COUNTED = "the argument of __call__, which counts the updates: tf.cast(step, tf.float32)"
+# Those that no other classes have.
+OF_OPTIMIZERS = ("_resource_apply_dense", "_resource_apply_sparse", "_create_slots")
 # Those that are looked for where the class of the object is not known.
 DISTINCTIVE = {name: METHODS[name] for name in _BY_NAME}
 

@@ -26,6 +26,8 @@ PACKAGES = {
     "data.ops.readers": ("data",),
     "data.util.nest": ("nest",),
     "distribute": ("distribute",),
+    "distribute.distribute_lib": ("distribute",),
+    "distribute.distribution_strategy_context": ("distribute",),
     "eager.backprop": ("",),
     "eager.context": ("", _COMPAT),
     "eager.def_function": ("",),

@@ -14,17 +14,20 @@ ops.py  math.py  nn.py  random.py  tables of operations   conversion/  rewrites 
 import sys
 from typing import Any
 
-import jax
 import keras as keras
 
 from millrace._compat.jax_arrays import let_arrays_be_numpy
 from millrace._compat.module_aliases import serve
+from millrace.tensorflow import arrays as _arrays
 from millrace.tensorflow import compat as compat
 from millrace.tensorflow import data as data
+from millrace.tensorflow import distribute as distribute
 from millrace.tensorflow import dtypes
 from millrace.tensorflow import estimator as estimator
 from millrace.tensorflow import extras as _extras
+from millrace.tensorflow import image as image
 from millrace.tensorflow import indexing as _indexing
+from millrace.tensorflow import linalg as linalg
 from millrace.tensorflow import math as math
 from millrace.tensorflow import nn as nn
 from millrace.tensorflow import norms as _norms
@@ -51,11 +54,11 @@ from millrace.tensorflow.gradients import custom_gradient as custom_gradient
 from millrace.tensorflow.iterators import device_iterators as device_iterators
 from millrace.tensorflow.tape import GradientTape as GradientTape
 from millrace.tensorflow.tensor_board import let_tensor_board_be_written
+from millrace.tensorflow.values import Tensor as Tensor
 from millrace.tensorflow.values import Variable as Variable
 
 __version__ = "2.6.0"  # the TensorFlow release that has these names
 newaxis = None
-Tensor = jax.Array
 initializers, losses = keras.initializers, keras.losses
 metrics, optimizers = keras.metrics, keras.optimizers
 _NAMES: dict[str, Any] = {
@@ -65,9 +68,24 @@ _NAMES: dict[str, Any] = {
     **_ops.OPS,
     **_indexing.OPS,
     **_norms.OPS,
+    **_arrays.OPS,
 }
 for _name in (
+    "avg_pool",
+    "avg_pool2d",
+    "count_nonzero",
+    "depthwise_conv2d",
+    "divide_no_nan",
+    "floormod",
+    "in_top_k",
+    "lgamma",
+    "log_sigmoid",
+    "max_pool",
+    "multiply_no_nan",
+    "real",
     "segment_sum",
+    "softsign",
+    "xlogy",
     "unsorted_segment_sum",
     "bias_add",
     "dropout",
@@ -84,7 +102,7 @@ for _name in (
 globals().update({name: value for name, value in _NAMES.items() if "." not in name})
 
 globals().update(_extras.NAMES)
-io, linalg, train = _extras.io, _extras.linalg, _extras.train
+io, train = _extras.io, _extras.train
 
 recognize("GradientTape", GradientTape)
 let_arrays_be_numpy()

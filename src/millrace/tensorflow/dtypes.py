@@ -4,6 +4,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import DTypeLike
 
+DType = np.dtype
 float16 = half = np.dtype("float16")
 float32 = np.dtype("float32")
 float64 = double = np.dtype("float64")

@@ -1,7 +1,6 @@
 """Further names of `tf`, which larger programs use.
 
 tf.experimental.numpy        jax.numpy
-tf.linalg                    norms and products
 tf.io.gfile                  Python's own files
 tf.train.latest_checkpoint   the newest file of weights in a directory
 tf.constant_initializer      initializers of Keras
@@ -20,9 +19,7 @@ import keras
 
 from millrace.tensorflow import optimizers_v1
 from millrace.tensorflow.dispatch import real_name
-from millrace.tensorflow.dtypes import as_dtype
-from millrace.tensorflow.norms import LINALG
-from millrace.tensorflow.ops import OPS
+from millrace.tensorflow.dtypes import DType, as_dtype
 
 _WEIGHTS = (".weights.h5", ".keras", ".h5")
 
@@ -77,7 +74,6 @@ class _Package:
 
 
 io = _Package("io", gfile=gfile)
-linalg = _Package("linalg", **LINALG, global_norm=OPS["linalg.global_norm"], matmul=OPS["matmul"])
 train = _Package("train", latest_checkpoint=latest_checkpoint)
 v1_train = _Package(
     "compat.v1.train", latest_checkpoint=latest_checkpoint, **optimizers_v1.OPTIMIZERS
@@ -115,6 +111,7 @@ V1_INITIALIZERS = {
 experimental = _Package("experimental", numpy=jnp)
 NAMES: dict[str, Any] = {
     **INITIALIZERS,
+    "DType": DType,
     "as_dtype": as_dtype,
     "experimental": experimental,
 }

@@ -54,17 +54,16 @@ def _boolean_mask(tensor: TensorLike, mask: TensorLike, axis: int | None = None)
 
 
 def _segments(function: Callable[..., jax.Array]) -> Callable[..., Any]:
-    def combine(data: TensorLike, segment_ids: TensorLike, num_segments: int) -> Any:
+    def combine(data: TensorLike, segment_ids: TensorLike, num_segments: int | None = None) -> Any:
         return function(_tensor(data), _tensor(segment_ids), num_segments)
 
     return combine
 
 
-def _segment_mean(data: TensorLike, segment_ids: TensorLike, num_segments: int) -> Any:
-    rows, ids = _tensor(data), _tensor(segment_ids)
-    counts = ops.segment_sum(ops.ones_like(ids, rows.dtype), ids, num_segments)
-    counts = ops.reshape(ops.maximum(counts, 1), (num_segments, *(1,) * (len(rows.shape) - 1)))
-    return ops.segment_sum(rows, ids, num_segments) / counts
+def _segment_mean(rows: jax.Array, ids: jax.Array, number: int | None) -> jax.Array:
+    counts = jax.ops.segment_sum(jnp.ones(ids.shape, rows.dtype), ids, number)
+    counts = jnp.maximum(counts, 1).reshape(counts.shape + (1,) * (rows.ndim - ids.ndim))
+    return jax.ops.segment_sum(rows, ids, number) / counts
 
 
 def _tensor(value: TensorLike) -> Any:
@@ -98,8 +97,10 @@ OPS: dict[str, Callable[..., Any]] = {
     },
 }
 _SEGMENTS: dict[str, Callable[..., Any]] = {
+    "segment_max": _segments(jax.ops.segment_max),
+    "segment_mean": _segments(_segment_mean),
     "unsorted_segment_max": _segments(jax.ops.segment_max),
-    "unsorted_segment_mean": _segment_mean,
+    "unsorted_segment_mean": _segments(_segment_mean),
     "unsorted_segment_min": _segments(jax.ops.segment_min),
     "unsorted_segment_prod": _segments(jax.ops.segment_prod),
 }

@@ -20,8 +20,10 @@ _SAME = (
     "abs add ceil cos cosh cumsum divide equal exp floor greater greater_equal less less_equal log "
     "log1p logical_and logical_not logical_or logical_xor maximum minimum mod multiply not_equal "
     "round rsqrt sigmoid sign sin sinh sqrt square subtract tan tanh erf expm1 argsort sort "
-    "floor_divide"
+    "floor_divide divide_no_nan log_softmax softplus real"
 )
+_ARCS = {"acos": "arccos", "acosh": "arccosh", "asin": "arcsin", "asinh": "arcsinh",
+         "atan": "arctan", "atan2": "arctan2", "atanh": "arctanh"}  # fmt: skip
 
 
 def _index_of(function: Callable[..., object]) -> Callable[..., object]:
@@ -41,6 +43,21 @@ def _segment_sum(
     return ops.segment_sum(data, segment_ids, num_segments)
 
 
+def _multiply_no_nan(x: TensorLike, y: TensorLike) -> object:
+    return ops.where(ops.equal(y, 0), ops.zeros_like(x), ops.multiply(x, y))
+
+
+def _count_nonzero(
+    input: TensorLike,
+    axis: int | Sequence[int] | None = None,
+    keepdims: bool = False,
+    dtype: DTypeLike = "int32",
+) -> object:
+    return ops.cast(
+        ops.sum(ops.cast(ops.not_equal(input, 0), "int32"), axis, keepdims), as_dtype(dtype).name
+    )
+
+
 def _accumulate(inputs: Sequence[jax.Array]) -> jax.Array:
     return sum(inputs[1:], inputs[0])
 
@@ -48,6 +65,19 @@ def _accumulate(inputs: Sequence[jax.Array]) -> jax.Array:
 OPS: dict[str, Any] = {
     **{name: op(f"math.{name}", getattr(ops, name)) for name in _SAME.split()},
     **{name: op(f"math.{name}", getattr(ops, other)) for name, other in KERAS_NAMES.items()},
+    **{new: op(f"math.{new}", getattr(ops, old)) for new, old in _ARCS.items()},
+    "count_nonzero": op("math.count_nonzero", _count_nonzero, keeps_names=True),
+    "cumprod": op("math.cumprod", lambda x, axis=0: ops.cumprod(x, axis)),
+    "floormod": op("math.floormod", ops.mod),
+    "in_top_k": op(
+        "math.in_top_k",
+        lambda targets, predictions, k: ops.in_top_k(targets, predictions, k),
+        keeps_names=True,
+    ),
+    "lgamma": op("math.lgamma", jax.scipy.special.gammaln),
+    "log_sigmoid": op("math.log_sigmoid", ops.log_sigmoid),
+    "multiply_no_nan": op("math.multiply_no_nan", _multiply_no_nan, keeps_names=True),
+    "xlogy": op("math.xlogy", jax.scipy.special.xlogy),
     "add_n": op("math.add_n", _accumulate, keeps_names=True),
     "argmax": op("math.argmax", _index_of(ops.argmax)),
     "argmin": op("math.argmin", _index_of(ops.argmin)),

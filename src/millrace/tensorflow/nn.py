@@ -5,6 +5,7 @@ from typing import Any
 
 import keras
 
+from millrace.tensorflow import math
 from millrace.tensorflow.dispatch import op, real_name
 from millrace.tensorflow.indexing import NN as _INDEXING
 from millrace.tensorflow.norms import NN as _NORMS
@@ -57,6 +58,26 @@ def _max_pool2d(
     return ops.max_pool(x, _spatial(ksize), _spatial(strides), padding.lower())
 
 
+def _avg_pool2d(
+    input: TensorLike,
+    ksize: int | Sequence[int],
+    strides: int | Sequence[int],
+    padding: str,
+    **_: object,
+) -> Any:
+    return ops.average_pool(input, _spatial(ksize), _spatial(strides), padding.lower())
+
+
+def _depthwise(
+    input: TensorLike,
+    filter: TensorLike,
+    strides: int | Sequence[int],
+    padding: str,
+    **_: object,
+) -> Any:
+    return ops.depthwise_conv(input, filter, _spatial(strides), padding.lower())
+
+
 def _dropout(
     x: TensorLike, rate: float, noise_shape: ShapeLike | None = None, seed: int | None = None
 ) -> Any:
@@ -65,6 +86,13 @@ def _dropout(
 
 
 OPS: dict[str, Any] = {
+    "avg_pool": op("nn.avg_pool", _avg_pool2d, keeps_names=True),
+    "avg_pool2d": op("nn.avg_pool2d", _avg_pool2d, keeps_names=True),
+    "depthwise_conv2d": op("nn.depthwise_conv2d", _depthwise, keeps_names=True),
+    "in_top_k": math.OPS["in_top_k"],
+    "max_pool": op("nn.max_pool", lambda input, *args, **kw: _max_pool2d(input, *args, **kw)),
+    "softsign": op("nn.softsign", ops.softsign),
+    "top_k": math.OPS["top_k"],
     **{name: op(f"nn.{name}", getattr(ops, name)) for name in _SAME.split()},
     "bias_add": op("nn.bias_add", lambda value, bias: value + bias),
     "conv2d": op("nn.conv2d", _conv2d),

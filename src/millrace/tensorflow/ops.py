@@ -14,6 +14,7 @@ from jax.typing import DTypeLike
 
 from millrace._compat.jax_tracing import is_traced, is_tracing
 from millrace._compat.keras_steps import current_scope
+from millrace.errors import OptionError
 from millrace.loops.repeat import while_loop
 from millrace.loops.scope import context_of
 from millrace.tensorflow.conversion.convert import recognize
@@ -117,11 +118,20 @@ def _fill(dims: ShapeLike, value: TensorLike) -> jax.Array:
     return jnp.full(shape_of(dims), _tensor(value))
 
 
-def _shape(x: TensorLike, out_type: DTypeLike = "int32") -> Any:
-    sizes = ops.shape(x)
-    if is_tracing() and all(type(size) is int for size in sizes):  # they may become another shape
-        return np.asarray(sizes, as_dtype(out_type)).view(HostArray)
-    return jnp.asarray(sizes, as_dtype(out_type))
+def _shape(input: TensorLike, out_type: DTypeLike = "int32") -> Any:
+    shape = ops.shape(input)
+    if None in shape:
+        raise OptionError(
+            f"tf.shape of a symbolic tensor of shape {tuple(shape)}: the size of axis "
+            f"{shape.index(None)} is known only when data comes. Write -1 in its place in "
+            "tf.reshape, call tf.shape in a layer, or give keras.Input a batch_size."
+        )
+    if isinstance(input, jax.Array) and not is_tracing():
+        return jnp.asarray(shape, as_dtype(out_type))
+    # Numbers, where a program is traced: `tf.reshape(x, [tf.shape(x)[0], -1])` needs them. A size
+    # that Keras leaves open while it builds a layer is an object that stands for a number.
+    is_open = any(not isinstance(size, int) for size in shape)
+    return np.asarray(shape, object if is_open else as_dtype(out_type)).view(HostArray)
 
 
 def _joined(function: Callable[..., Any], on_host: Callable[..., Any]) -> Callable[..., Any]:
@@ -273,7 +283,7 @@ OPS: dict[str, Callable[..., Any]] = {
     "repeat": op("repeat", lambda x, repeats, axis=None: ops.repeat(x, repeats, axis)),
     "reshape": op("reshape", lambda x, shape: ops.reshape(x, shape_of(shape))),
     "reverse": op("reverse", lambda x, axis: ops.flip(x, axis)),
-    "shape": op("shape", _shape),
+    "shape": op("shape", _shape, keeps_names=True),
     "size": op("size", lambda x: ops.size(x)),
     "slice": op("slice", _slice),
     "split": op("split", _split, keeps_names=True),

@@ -2,6 +2,7 @@
 
 tf.Variable(value)         makes a Keras variable, which is an instance of tf.Variable, too
 shape_of([n, 2])           the numbers of a shape that holds arrays
+tf.Tensor                  the type of arrays, for `isinstance`
 host_array(tree)           NumPy arrays with `.numpy()`, as eager tensors have
 """
 
@@ -103,6 +104,15 @@ class HostArray(np.ndarray):
     def numpy(self) -> np.ndarray:
         """Returns the same data as a plain `numpy.ndarray`."""
         return self.view(np.ndarray)
+
+
+class _TensorType(type):
+    def __instancecheck__(cls, value: object) -> bool:
+        return isinstance(value, jax.Array | HostArray)
+
+
+class Tensor(metaclass=_TensorType):
+    """The type of arrays: those of JAX, and those that a queue or a data set has given."""
 
 
 def host_array(value: ArrayTree) -> Any:

@@ -56,6 +56,11 @@ class StochasticRoundingBehaviour(enum.Enum):
     ON = 1
     REPLICA_IDENTICAL_ONLY = 2
 
+    @classmethod
+    def from_bool(cls, value: bool) -> "StochasticRoundingBehaviour":
+        """Returns `ON` for True, `OFF` for False."""
+        return cls.ON if value else cls.OFF
+
 
 XLA = "XLA decides this itself. Remove the line; options of XLA are set in XLA_FLAGS."
 FEEDS = "Call model.set_infeed_queue_options() to choose how data reaches the device."
@@ -91,6 +96,7 @@ class Optimizations(Category):
     enable_graph_outlining = Option(bool, True, "Whether to share equal code.", advice=XLA)
     merge_infeed_io_copies = Option(bool, True, "Whether to merge copies.", advice=FEEDS)
     maximum_cross_replica_sum_buffer_size = Option(int, 0, "Bytes to merge.", advice=XLA)
+    maximum_reduce_many_buffer_size = Option(int, 0, "Bytes to merge.", advice=XLA)
     maximum_reduce_scatter_buffer_size = Option(int, 0, "Bytes to merge.", advice=XLA)
     maximum_inter_ipu_copies_buffer_size = Option(int, 0, "Bytes to merge.", advice=XLA)
     maximum_send_recv_cluster_size = Option(int, 0, "Bytes to merge.", advice=XLA)

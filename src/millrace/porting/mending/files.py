@@ -14,6 +14,7 @@ import keras
 
 from millrace._compat.patch_table import KERAS2_CALLS
 from millrace._compat.patches import replace
+from millrace.porting.mending.callbacks import with_a_mode
 from millrace.porting.mending.calls import mended_arguments, note, replace_method, signed
 
 _WEIGHTS, _MODEL = ".weights.h5", ".keras"
@@ -51,7 +52,7 @@ def mend_files() -> None:
         replace(KERAS2_CALLS, _load, module, "load_model")
     checkpoint: Any = keras.callbacks.ModelCheckpoint
     replace(KERAS2_CALLS, _checkpoint, checkpoint, "__init__")
-    replace_method(checkpoint, "on_epoch_end", _at_epoch_end)
+    replace_method(checkpoint, "on_epoch_end", lambda o: _at_epoch_end(with_a_mode(o)))
 
 
 def weights_file(path: object) -> str:
@@ -113,6 +114,8 @@ def _load(original: Callable[..., Any]) -> Callable[..., Any]:
     def load_model(filepath: Any, *args: Any, **kwargs: Any) -> Any:
         kwargs.pop("options", None)
         here = model_file(filepath)
+        if here.endswith(".hdf5") and not os.path.isfile(here):
+            here = f"{here.removesuffix('.hdf5')}.h5"  # as ModelCheckpoint has written it
         path = here if os.path.isfile(here) and not os.path.isfile(filepath) else filepath
         if os.fspath(path).endswith(_LEGACY) and not args:
             kwargs["custom_objects"] = {**_LOSSES, **(kwargs.get("custom_objects") or {})}

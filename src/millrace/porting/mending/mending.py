@@ -5,6 +5,7 @@ from contextlib import contextmanager
 
 from millrace._compat.patch_table import KERAS2_CALLS
 from millrace._compat.patches import take_out_all
+from millrace.porting.mending.callbacks import mend_callbacks
 from millrace.porting.mending.calls import let_classes_take_old_arguments
 from millrace.porting.mending.files import mend_files
 from millrace.porting.mending.layers import mend_layers
@@ -21,6 +22,7 @@ def mending() -> Iterator[None]:
         mend_layers()
         mend_models()
         mend_files()
+        mend_callbacks()
         mend_values()
         let_classes_take_old_arguments()  # those that the others have left
         yield

@@ -33,9 +33,8 @@ class _Options:
     def __getattr__(self, name: str) -> "_Options":
         if name.startswith("__"):
             raise AttributeError(name)
-        group = _Options()
-        setattr(self, name, group)
-        return group
+        options = vars(self)[name] = _Options()  # such as `options.threading`
+        return options
 
 
 class _Countable(Protocol):

@@ -45,6 +45,7 @@ class _OfAddons(keras.optimizers.Optimizer):
         optimizer_compute_precisions: object = None,
         outline_apply_gradients: object = None,
         outline_apply_gradients_kwargs: object = None,
+        gradient_transformers: Iterable[Callable[[Any], Pairs]] | None = None,
         **kwargs: Any,
     ):
         without = {
@@ -59,9 +60,8 @@ class _OfAddons(keras.optimizers.Optimizer):
         for name, value in without.items():
             if value not in _PLAIN:
                 warn_no_effect(f"{type(self).__name__}({name}=)", _WITHOUT[name])
-        transforms = kwargs.pop("gradient_transformers", None)
         super().__init__(*args, **kwargs)
-        self.gradient_transformers: list[Callable[[Any], Pairs]] = list(transforms or ())
+        self.gradient_transformers = list(gradient_transformers or ())
 
     def apply(self, grads: Sequence[Any], trainable_variables: Any = None) -> None:
         """Transforms the gradients, and applies them."""
