@@ -213,6 +213,38 @@ def test_other_tapes_stand_in_the_way():
     assert "jax.jacrev" in one("tape.jacobian(y, x)")[1]
 
 
+STAGES = """
+import keras
+from tensorflow.keras import layers
+from tensorflow.python import ipu
+from tensorflow.python.ipu.ops import pipelining_ops
+def one(x):
+    return {made}
+def two(x):
+    return layers.ReLU()(layers.Flatten()(x))
+def build():
+    x = keras.Input((3,))
+    return keras.Model(x, layers.Dense(1)(x))
+"""
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        "pipelining_ops.pipeline([one, two], 4)",
+        "ipu.pipelining_ops.pipeline(computational_stages=[two, one], repeat_count=4)",
+        "ipu.ipu_compiler.compile(one, [x])",
+        "ipu.loops.repeat(4, one, [], queue)",
+    ],
+)
+def test_layers_that_a_traced_function_makes(call):
+    what, instead = one(STAGES.format(made="layers.Dense(3)(layers.Flatten()(x))") + call)
+    assert what == "keras.layers.Dense made anew in a function that is traced"
+    assert "outside of the function" in instead
+    assert findings(STAGES.format(made="layers.Flatten()(x)") + call) == []
+    assert findings(STAGES.format(made="layers.Dense(3)(x)") + "one(1), build()") == []
+
+
 def test_what_the_tables_promise_is_there():
     for name in OPERATIONS.values():
         assert hasattr(keras.ops, name), name

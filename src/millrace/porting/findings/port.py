@@ -9,6 +9,7 @@ What `millrace run` mends runs as it is, and so does what nothing calls (reached
 import ast
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from millrace.porting.findings.call_rules import ObjectRules
 from millrace.porting.findings.class_rules import of_class, of_random
@@ -17,6 +18,7 @@ from millrace.porting.findings.habit_rules import HabitRules
 from millrace.porting.findings.import_rules import ModuleRules
 from millrace.porting.findings.imports import ImportRules
 from millrace.porting.findings.kinds import Kinds
+from millrace.porting.findings.made_layers import LAYER, made_layers, traced_functions
 from millrace.porting.findings.name_rules import NameRules, name_now
 from millrace.porting.findings.own_modules import OwnModule, PortedProgram
 from millrace.porting.findings.reached import switched_off, unreached
@@ -63,8 +65,16 @@ def port_program(program: PortedProgram, number: int) -> list[FileFindings]:
     trees = [module.tree for module in program.modules]
     is_served = any(map(uses_tensorflow, trees))
     dead = unreached(trees[:number], trees)
-    compiled = compiled_functions([(m.tree, program.names(m).resolve) for m in program.modules])
-    return [_of_module(program, each, is_served, dead, compiled) for each in program.modules]
+    files = [(m.tree, program.names(m).resolve) for m in program.modules]
+    functions = _DeviceFunctions(compiled_functions(files), traced_functions(files))
+    return [_of_module(program, each, is_served, dead, functions) for each in program.modules]
+
+
+class _DeviceFunctions(NamedTuple):
+    """The functions of a program that run on devices, by their names."""
+
+    compiled: set[str]  # whose tapes are converted
+    traced: set[str]  # which make no layers
 
 
 def uses_tensorflow(tree: ast.Module) -> bool:
@@ -85,16 +95,23 @@ def uses_tensorflow(tree: ast.Module) -> bool:
 
 
 def _of_module(
-    program: PortedProgram, module: OwnModule, is_served: bool, dead: set[int], compiled: set[str]
+    program: PortedProgram,
+    module: OwnModule,
+    is_served: bool,
+    dead: set[int],
+    functions: _DeviceFunctions,
 ) -> FileFindings:
     names = program.names(module)
     visitor = _FindingVisitor(program, module, names, is_served, dead)
     visitor.visit(module.tree)
     findings = [*visitor.findings]
-    for call, blocks in tapes(module.tree, names.resolve, compiled):
+    for call, blocks in tapes(module.tree, names.resolve, functions.compiled):
         what = "tf.GradientTape outside of a tf.function" if blocks else "tf.GradientTape"
         is_reached = call.lineno not in visitor.idle_lines
         findings.append(Finding(call.lineno, what, TAPE, blocks and is_reached))
+    for call, layer in made_layers(module.tree, names.resolve, functions.traced):
+        what = f"keras.layers.{layer} made anew in a function that is traced"
+        findings.append(Finding(call.lineno, what, LAYER, call.lineno not in visitor.idle_lines))
     unique = {(each.line, each.what, "" if each.what else each.edits): each for each in findings}
     ordered = sorted(unique.values(), key=lambda finding: (finding.line, finding.what))
     return FileFindings(module, tuple(ordered), visitor.imports)
