@@ -6,6 +6,7 @@ import pytest
 from millrace import tensorflow as tf
 from millrace.errors import OptionError, UnsupportedError
 from millrace.porting.findings.port import port
+from millrace.tensorflow.values import host_array
 from porting.idioms import idiom
 
 
@@ -279,3 +280,44 @@ def test_port_knows_what_the_addons_take_and_what_a_loss_may_not_set():
         "masked(tf.keras.losses.MeanSquaredError)('float32')\n"
     )
     assert [each.line for each in found if each.blocks] == [7]
+
+
+def test_images_drawn_in_compiled_functions(program):
+    printed = program(
+        """
+import numpy as np
+import tensorflow as tf
+from tensorflow.python import ipu
+
+@tf.function(jit_compile=True)
+def change(images):
+    flipped = tf.image.random_flip_left_right(images)
+    cropped = tf.image.random_crop(images[0], (1, 2, 1))
+    return flipped, tf.image.random_brightness(images, 0.5), cropped
+
+images = tf.constant(np.arange(64, dtype="float32").reshape(8, 1, 8, 1))
+tf.random.set_seed(1)
+with ipu.ipu_strategy.IPUStrategy().scope() as strategy:
+    first, second = (strategy.run(change, [images]) for _ in range(2))
+print([bool((a.numpy() != b.numpy()).any()) for a, b in zip(first, second)])
+print({bool(row[0] == 7 + 8 * k) for k, row in enumerate(first[0].numpy()[:, 0, :, 0])})
+"""
+    )
+    assert printed == "[True, True, True]\n{False, True}\n"
+
+
+def test_operations_of_a_session_in_a_group(program):
+    printed = program(
+        """
+import tensorflow.compat.v1 as tf
+import numpy as np
+tf.disable_v2_behavior()
+x = tf.placeholder(np.float32, [])
+with tf.Session() as session:
+    print([float(n) for n in session.run(tf.group(x * 2, x + 1), {x: 3.0})])
+"""
+    )
+    assert printed == "[6.0, 4.0]\n"
+    assert tf.group(1, 2) is None
+    assert tf.is_tensor(host_array(np.ones(2)))
+    assert not tf.is_tensor(np.ones(2))

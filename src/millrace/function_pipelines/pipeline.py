@@ -103,12 +103,7 @@ def pipeline(
         DataError: if the data ends too early. Complete updates before that have been applied.
     """
     require_host()
-    strategy = strategy or strategy_in_scope()
-    if strategy is None:
-        raise PlanError(
-            "pipeline() runs on the devices of a strategy, and there is none. Call it within "
-            "`with strategy.scope():`, or set strategy=millrace.Strategy()."
-        )
+    strategy = strategy or _required_strategy()
     _check_types(strategy, infeed, optimizer_function)
     serialization = whole_number(
         "batch_serialization_iterations", options.get("batch_serialization_iterations", 1), 1
@@ -156,6 +151,16 @@ def pipeline(
 
 
 _pipelines = MadeOnce[tuple[Pipeline, object]](KEPT)  # with objects whose addresses are in the key
+
+
+def _required_strategy() -> Strategy:
+    strategy = strategy_in_scope()
+    if strategy is None:
+        raise PlanError(
+            "pipeline() runs on the devices of a strategy, and there is none. Call it within "
+            "`with strategy.scope():`, or set strategy=millrace.Strategy()."
+        )
+    return strategy
 
 
 def _identities(

@@ -46,6 +46,7 @@ from millrace.tensorflow.framework import control_dependencies as control_depend
 from millrace.tensorflow.framework import device as device
 from millrace.tensorflow.framework import errors as errors
 from millrace.tensorflow.framework import get_logger as get_logger
+from millrace.tensorflow.framework import group as group
 from millrace.tensorflow.framework import name_scope as name_scope
 from millrace.tensorflow.framework import nest as nest
 from millrace.tensorflow.framework import no_op as no_op

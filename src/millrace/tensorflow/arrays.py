@@ -17,7 +17,7 @@ from millrace._compat.jax_tracing import is_traced
 from millrace.errors import OptionError
 from millrace.tensorflow.dispatch import op
 from millrace.tensorflow.dtypes import as_dtype
-from millrace.tensorflow.values import TensorLike
+from millrace.tensorflow.values import Tensor, TensorLike
 
 ops: Any = keras.ops
 
@@ -82,10 +82,6 @@ def _switch_case(
     return jax.lax.switch(jnp.where(is_one, index, len(branches) - 1), branches)
 
 
-def _nothing(*_: object, **__: object) -> None:
-    return None
-
-
 def _expected(x: TensorLike, shape: Any) -> Any:
     given = tuple(x.shape)  # type: ignore[union-attr]
     fits = len(given) == len(shape) and all(
@@ -113,7 +109,6 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {
 }
 OPS: dict[str, Callable[..., Any]] = {
     **{name: op(name, function, keeps_names=True) for name, function in _FUNCTIONS.items()},
-    "group": _nothing,
-    "is_tensor": lambda x: isinstance(x, jax.Array | keras.KerasTensor | keras.Variable),
+    "is_tensor": lambda x: isinstance(x, Tensor | keras.KerasTensor | keras.Variable),
     "recompute_grad": jax.checkpoint,
 }

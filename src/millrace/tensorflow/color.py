@@ -9,6 +9,7 @@ from typing import Any
 import keras
 import numpy as np
 
+from millrace.tensorflow.random import seed_or_generator
 from millrace.tensorflow.values import TensorLike
 
 ops: Any = keras.ops
@@ -27,7 +28,7 @@ def _changed(image: TensorLike, change: Callable[[Any], Any]) -> Any:
 
 
 def _draw(lower: float, upper: float, seed: int | None) -> Any:
-    return keras.random.uniform((), lower, upper, seed=seed)
+    return keras.random.uniform((), lower, upper, seed=seed_or_generator(seed))
 
 
 def _brightness(image: TensorLike, delta: Any) -> Any:

@@ -67,6 +67,12 @@ def no_op(name: str | None = None) -> None:
     del name
 
 
+def group(*inputs: object, name: str | None = None) -> list[object] | None:
+    """Returns the operations of a session that it is given, which runs them all; None of others."""
+    del name
+    return list(inputs) if is_deferred(list(inputs)) else None
+
+
 def _map_structure(function: Callable[..., object], *trees: object, **_: object) -> object:
     return jax.tree.map(function, *trees)
 

@@ -22,6 +22,7 @@ from millrace.errors import OptionError
 from millrace.tensorflow.color import COLORS
 from millrace.tensorflow.dispatch import op, real_name
 from millrace.tensorflow.dtypes import as_dtype
+from millrace.tensorflow.random import seed_or_generator
 from millrace.tensorflow.values import TensorLike
 
 ops: Any = keras.ops
@@ -167,7 +168,7 @@ def _randomly_flipped(axis: int) -> Callable[..., Any]:
         array = _array(image)
         # One draw for each image of a batch.
         draws = (*array.shape[:-3], 1, 1, 1) if len(array.shape) > 3 else ()
-        is_flipped = keras.random.uniform(draws, seed=seed) < 0.5
+        is_flipped = keras.random.uniform(draws, seed=seed_or_generator(seed)) < 0.5
         return ops.where(is_flipped, ops.flip(array, axis), array)
 
     return flip
@@ -184,7 +185,7 @@ def _random_crop(value: TensorLike, size: Sequence[int], seed: int | None = None
     array, size = _array(value), tuple(int(n) for n in size)
     if len(size) != len(array.shape) or any(n > m for n, m in zip(size, array.shape, strict=True)):
         raise OptionError(f"size={size} must fit into the shape {tuple(array.shape)}.")
-    shares: Any = keras.random.uniform((len(size),), seed=seed)
+    shares: Any = keras.random.uniform((len(size),), seed=seed_or_generator(seed))
     room = jnp.asarray(array.shape) - jnp.asarray(size)
     starts = jnp.floor(shares * (room + 1)).astype("int32")
     return jax.lax.dynamic_slice(array, tuple(jnp.minimum(starts, room)), size)

@@ -107,7 +107,7 @@ def stateless_normal(
     """Returns normally distributed numbers, the same for the same two numbers in `seed`."""
     del name
     numbers = jax.random.normal(_key(seed), shape_of(shape), as_dtype(dtype))
-    return numbers * jnp.asarray(stddev, numbers.dtype) + jnp.asarray(mean, numbers.dtype)
+    return _scaled(numbers, mean, stddev)
 
 
 def stateless_truncated_normal(
@@ -121,7 +121,7 @@ def stateless_truncated_normal(
     """Returns the same with all numbers within two standard deviations of the mean."""
     del name
     numbers = jax.random.truncated_normal(_key(seed), -2, 2, shape_of(shape), as_dtype(dtype))
-    return numbers * jnp.asarray(stddev, numbers.dtype) + jnp.asarray(mean, numbers.dtype)
+    return _scaled(numbers, mean, stddev)
 
 
 def stateless_uniform(
@@ -144,6 +144,10 @@ def stateless_uniform(
         return jax.random.randint(_key(seed), shape_of(shape), minval, maxval, kind)
     highest = 1.0 if maxval is None else maxval
     return jax.random.uniform(_key(seed), shape_of(shape), kind, minval, highest)
+
+
+def _scaled(numbers: jax.Array, mean: float, stddev: float) -> jax.Array:
+    return numbers * jnp.asarray(stddev, numbers.dtype) + jnp.asarray(mean, numbers.dtype)
 
 
 def _key(seed: Any) -> jax.Array:
