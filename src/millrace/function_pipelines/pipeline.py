@@ -103,7 +103,7 @@ def pipeline(
         DataError: if the data ends too early. Complete updates before that have been applied.
     """
     require_host()
-    strategy = strategy or _required_strategy()
+    strategy = strategy or _strategy_of_scope()
     _check_types(strategy, infeed, optimizer_function)
     serialization = whole_number(
         "batch_serialization_iterations", options.get("batch_serialization_iterations", 1), 1
@@ -153,7 +153,7 @@ def pipeline(
 _pipelines = MadeOnce[tuple[Pipeline, object]](KEPT)  # with objects whose addresses are in the key
 
 
-def _required_strategy() -> Strategy:
+def _strategy_of_scope() -> Strategy:
     strategy = strategy_in_scope()
     if strategy is None:
         raise PlanError(
