@@ -11,7 +11,7 @@ LEVELS = [
     {"_compat", "_backend"},
     {"options", "records", "arguments", "interrupts"},
     {"devices", "schedules", "processes", "cache"},
-    {"plan"},
+    {"plan", "reports"},
     {"explain", "feeds", "taps"},
     {"recomputation"},
     {"steps"},
@@ -23,6 +23,7 @@ LEVELS = [
     {"fit"},
     {"precompile"},
     {"memory_report"},
+    {"recording"},
     {"strategy", "distributed", "layers", "benchmark"},
     {"replay", "loops"},
     {"callbacks", "optimizers", "tensorflow"},
@@ -35,6 +36,7 @@ LEVELS = [
 LEVEL = {name: level for level, names in enumerate(LEVELS) for name in names}
 LEVEL["errors"] = LEVEL["threads"] = LEVEL["pytrees"] = -1  # below everything
 WITHOUT_JAX = {"errors", "threads", "arguments", "interrupts", "options", "records", "schedules"}
+WITHOUT_JAX |= {"reports"}
 
 
 def units_and_imports():

@@ -13,6 +13,7 @@
     layers/              layers that mark what is kept, or enqueue what passes through
     distributed.py       connects the processes of a run
     strategy/            Strategy, its scope, and the methods it adds to models
+    recording/           what a strategy writes about its runs
     memory_report/       what training will need, and what to change where it does not fit
     precompile/          compiles what a loop would run, and runs nothing
     fit/                 what Keras's fit, evaluate and predict call, and what they draw from
@@ -28,6 +29,7 @@
     feeds/               batches -> blocks on the device
     taps/                values out of a program, to queues and callbacks
     plan.py              what a program is to do
+    reports/             the page of a run, made of its records
     devices.py           the devices of a strategy
     schedules/           the order of a pipeline's tasks
     processes/           who else runs, what all must agree on, how they fail together

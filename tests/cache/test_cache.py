@@ -16,8 +16,8 @@ from millrace.cache.entry import pack
 from millrace.cache.lookup import looking_up
 from millrace.cache.use import cache_statistics, known_keys, use_cache
 from millrace.errors import OptionError
+from millrace.records.cache import EntryLabels
 from millrace.records.compilation import Aspect, KeyField, ProgramKey
-from millrace.records.run import EntryLabels
 
 
 @pytest.fixture(autouse=True)

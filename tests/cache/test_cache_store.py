@@ -14,8 +14,8 @@ from millrace.cache import keys as cache_keys
 from millrace.cache.entry import DamagedEntryError, pack, unpack
 from millrace.cache.lookup import Lookup
 from millrace.cache.store import CacheStore, evict
+from millrace.records.cache import EntryLabels
 from millrace.records.compilation import Aspect, KeyField, ProgramKey
-from millrace.records.run import EntryLabels
 
 KEY = "jit_run-" + "0" * 64
 LABELS = EntryLabels("net", "train_run", "float32[32,8]")

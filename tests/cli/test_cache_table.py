@@ -11,7 +11,7 @@ from click.testing import CliRunner
 from millrace.cache import files as cache_files
 from millrace.cache.entry import pack
 from millrace.cli.main import main
-from millrace.records.run import EntryLabels
+from millrace.records.cache import EntryLabels
 
 ENVIRONMENT = "0.10.2-cpu-12345678"
 

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from millrace.records.run import FeedStatistics, PipelineStatistics, RunStatistics
+from millrace.records.statistics import FeedStatistics, PipelineStatistics, RunStatistics
 
 NOTHING = RunStatistics(0, 0, 0, 0.0, FeedStatistics(), PipelineStatistics())
 RUN = RunStatistics(

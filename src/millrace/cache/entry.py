@@ -23,7 +23,7 @@ import time
 from dataclasses import dataclass
 from typing import Any, BinaryIO
 
-from millrace.records.run import CacheEntry, EntryLabels
+from millrace.records.cache import CacheEntry, EntryLabels
 
 _LENGTH = struct.Struct(">I")
 _DIGEST_BYTES = hashlib.sha256().digest_size

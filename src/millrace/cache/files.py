@@ -20,7 +20,7 @@ from dataclasses import dataclass
 
 from millrace._compat import jax_cache
 from millrace.cache.entry import SUFFIX, read_entry
-from millrace.records.run import CacheEntry
+from millrace.records.cache import CacheEntry
 
 KEYS = "keys"
 KEY_SUFFIX = ".key"

@@ -14,7 +14,7 @@ from typing import Any
 import jax
 
 from millrace._compat.jax_cache import asks_any
-from millrace.records.run import EntryLabels
+from millrace.records.cache import EntryLabels
 from millrace.threads.scoped_value import ScopedValue
 
 _REQUEST = "/jax/compilation_cache/compile_requests_use_cache"

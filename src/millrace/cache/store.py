@@ -20,7 +20,7 @@ from millrace.cache import files as cache_files
 from millrace.cache.entry import DamagedEntryError, pack, unpack
 from millrace.cache.keys import remove_oldest, write_key
 from millrace.cache.lookup import Lookup, saved
-from millrace.records.run import CacheStatistics, EntryLabels
+from millrace.records.cache import CacheStatistics, EntryLabels
 
 logger = logging.getLogger("millrace")
 

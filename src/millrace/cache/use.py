@@ -25,8 +25,8 @@ from millrace.cache.keys import read_keys
 from millrace.cache.lookup import counts, current_lookup, listen
 from millrace.cache.store import CacheStore
 from millrace.errors import OptionError
+from millrace.records.cache import CacheStatistics
 from millrace.records.compilation import ProgramKey
-from millrace.records.run import CacheStatistics
 
 logger = logging.getLogger("millrace")
 

@@ -13,8 +13,8 @@ from rich.text import Text
 from millrace.cache import files as cache_files
 from millrace.cache.use import default_root, limit_of_environment
 from millrace.errors import OptionError
+from millrace.records.cache import CacheEntry
 from millrace.records.memory import bytes_text
-from millrace.records.run import CacheEntry
 
 _PIPE_WIDTH = 160  # characters of a line that does not go to a terminal
 _AGES = ((86400, "d"), (3600, "h"), (60, "min"), (1, "s"))

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from millrace.feeds.block import Block, BlockSlice
-from millrace.records.run import PipelineStatistics
+from millrace.records.statistics import PipelineStatistics
 from millrace.records.tensors import COUNTS
 from millrace.steps.state import State
 from millrace.taps.entries import Taps

@@ -27,8 +27,8 @@ from millrace.compiling.sharing import (
 )
 from millrace.explain.diagnose import ANOTHER_MODEL, explain, history, layers_of
 from millrace.explain.program_difference import difference
+from millrace.records.cache import EntryLabels
 from millrace.records.compilation import Aspect, Cause, Origin, ProgramKey
-from millrace.records.run import EntryLabels
 
 logger = logging.getLogger("millrace")
 

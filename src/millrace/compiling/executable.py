@@ -17,7 +17,7 @@ import jax.numpy as jnp
 
 from millrace._compat.jax_arrays import looks_for_non_finite, non_finite
 from millrace.compiling.compile import share_or_compile
-from millrace.compiling.log import CompileLog, record_of
+from millrace.compiling.log import CompileLog, NewExecutable, record_of
 from millrace.compiling.lowering import Lowering, Request, lower
 from millrace.interrupts import raise_if_interrupted
 
@@ -64,25 +64,26 @@ def finish(lowering: Lowering, log: CompileLog) -> Executable:
     began = time.time()
     with log.attempt(lowering.group, lowering.again):
         result = share_or_compile(lowering, log)
-    log.add(
-        record_of(
-            lowering.key,
-            result.origin,
-            result.cause,
-            lowering.again,
-            result.sizes,
-            began=began,
-            compile_seconds=result.seconds,
-            trace_seconds=lowering.trace_seconds,
-            lower_seconds=lowering.lower_seconds,
-            batch=lowering.batch,
-            capacity=lowering.capacity,
-            unrolled=lowering.unrolled,
-        )
+    record = record_of(
+        lowering.key,
+        result.origin,
+        result.cause,
+        lowering.again,
+        result.sizes,
+        began=began,
+        compile_seconds=result.seconds,
+        trace_seconds=lowering.trace_seconds,
+        lower_seconds=lowering.lower_seconds,
+        batch=lowering.batch,
+        capacity=lowering.capacity,
+        unrolled=lowering.unrolled,
     )
+    log.add(record)
     executable = checked(result.compiled) if looks_for_non_finite() else result.compiled
     renames = new_names(result.layers, lowering.layers)
-    return renamed(executable, renames) if renames else executable
+    executable = renamed(executable, renames) if renames else executable
+    log.observe(NewExecutable(record, executable, lowering.model, lowering.plan))
+    return executable
 
 
 def new_names(compiled_for: tuple[str, ...], layers: tuple[str, ...]) -> dict[str, str]:

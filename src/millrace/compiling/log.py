@@ -6,8 +6,10 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Hashable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
+
+import keras
 
 from millrace._compat.jax_executables import Sizes
 from millrace.cache.lookup import compiling
@@ -15,9 +17,10 @@ from millrace.compiling import phases
 from millrace.errors import RecompilationError
 from millrace.explain.diagnose import explain, history
 from millrace.options import RecompilePolicy
+from millrace.plan import Plan
 from millrace.records.compilation import Cause, CompileRecord, Origin, ProgramKey
+from millrace.records.directory import RunDirectory
 from millrace.records.memory_report import BudgetChoice
-from millrace.records.run import RunDirectory
 from millrace.threads.scoped_value import ScopedValue
 
 
@@ -74,6 +77,19 @@ def record_of(
 
 
 logger = logging.getLogger("millrace")
+
+
+@dataclass(frozen=True, slots=True)
+class NewExecutable:
+    """An executable that was made, read or shared, for those who look into it."""
+
+    record: CompileRecord
+    executable: Callable[..., Any]
+    model: keras.Model | None = None  # called by the program, if any
+    plan: Plan | None = None  # of a model's program
+
+
+ExecutableObserver = Callable[[NewExecutable], object]
 _OFTEN = 8  # recompilations of one program of a model, after which a warning is logged once
 Group = Hashable  # shared by programs of which the second one is a recompilation
 
@@ -98,6 +114,8 @@ class CompileLog:
         self.position: Callable[[], str] = str
         self.on_recompile = on_recompile
         self.is_dry_run = is_dry_run
+        # Called with every executable, after its record was added.
+        self.observers: list[ExecutableObserver] = []
         self.budgets: list[BudgetChoice] = []  # choices of recomputation budgets, in order
         self._directory = directory
         self._records: list[CompileRecord] = []
@@ -198,6 +216,11 @@ class CompileLog:
         if not self.is_dry_run and record.is_recompilation:
             self._warn_if_often(record)
 
+    def observe(self, executable: NewExecutable) -> None:
+        """Shows an executable to all observers."""
+        for observer in self.observers:
+            observer(executable)
+
     def _warn_if_often(self, record: CompileRecord) -> None:
         names = record.model, record.program
         recompilations = [
@@ -241,7 +264,7 @@ class CompileLog:
 
     def _write(self, record: CompileRecord) -> None:
         if self._directory is not None:
-            self._directory.add_compile_record(record)
+            self._directory.add(record)
 
 
 RecordListener = Callable[[CompileRecord], object]

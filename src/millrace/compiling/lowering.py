@@ -102,6 +102,8 @@ class Lowering:
     options: Mapping[str, Any] | None = None  # of XLA
     layers: tuple[str, ...] = ()
     shares: bool = True  # whether its executable may serve equal programs
+    model: keras.Model | None = None
+    plan: Plan | None = None
 
 
 def group_of(key: ProgramKey, plan: Plan, unrolled: int | None) -> Hashable:
@@ -154,4 +156,6 @@ def lower(request: Request, log: CompileLog) -> Lowering:
         options=options,
         layers=request.layers,
         shares=not plan.tapped,  # tapped values are in trees with queues
+        model=request.model,
+        plan=plan,
     )

@@ -16,8 +16,8 @@ import os
 from dataclasses import dataclass
 
 from millrace.errors import OptionError
+from millrace.records.cache import EntryLabels
 from millrace.records.compilation import CompileRecord, Origin
-from millrace.records.run import EntryLabels
 
 logger = logging.getLogger("millrace.phases")
 # `millrace` at INFO says the same once for each program, with its cause.

@@ -31,8 +31,8 @@ from millrace.compiling.call_description import (
 from millrace.compiling.log import CompileLog, record_of
 from millrace.explain.diagnose import history
 from millrace.explain.key import fields_from, key_of_call
+from millrace.records.cache import EntryLabels
 from millrace.records.compilation import Aspect, CompileRecord, Origin, ProgramKey
-from millrace.records.run import EntryLabels
 from millrace.threads.scoped_value import ScopedValue
 
 Returned = TypeVar("Returned")

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 
 from millrace.feeds.block import Block, BlockSlice
 from millrace.interrupts import is_held_back, raise_if_interrupted
-from millrace.records.run import FeedStatistics
+from millrace.records.statistics import FeedStatistics
 
 POLL_SECONDS = 0.05  # between two checks for an interrupt by the user
 JOIN_SECONDS = 5.0  # longest time that `close` waits for a data set that is making a batch

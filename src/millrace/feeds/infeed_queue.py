@@ -27,7 +27,7 @@ from millrace.feeds.infeed import Infeed
 from millrace.options import whole_number
 from millrace.plan import BatchSpec
 from millrace.pytrees import ArrayTree
-from millrace.records.run import FeedStatistics
+from millrace.records.statistics import FeedStatistics
 
 logger = logging.getLogger("millrace")
 

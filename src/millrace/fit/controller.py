@@ -49,6 +49,7 @@ class Controller:
         self.watchers = watchers or Watchers()
         self.feeds = Feeds()
         self.functions = LoopFunctions(setup.model, totals.number)
+        self.loop = 0  # number of the outermost loop that runs, or ran last
         self._running = 0  # nesting of fit, evaluate and predict
 
     def put_options(self, options: Options, keep_functions: bool = False) -> None:
@@ -96,6 +97,8 @@ class Controller:
     @contextmanager
     def _threads_ended(self) -> Iterator[None]:
         self._running += 1
+        if self._running == 1:
+            self.loop = self.totals.next_loop()
         is_interrupted = False
         try:
             with contextlib.nullcontext() if self._running > 1 else self.totals.timed():

@@ -8,7 +8,8 @@ from contextlib import contextmanager
 
 from millrace.compiling.log import CompileLog
 from millrace.export.exporting import Exports
-from millrace.records.run import FeedStatistics, PipelineStatistics
+from millrace.records.directory import RunDirectory
+from millrace.records.statistics import FeedStatistics, PipelineStatistics
 from millrace.threads.scoped_value import Notes
 
 _numbers = itertools.count(1)
@@ -22,9 +23,18 @@ def next_number() -> int:
 class Totals:
     """The counters, the log and the exports of a strategy, over all of its models."""
 
-    def __init__(self, compile_log: CompileLog | None = None) -> None:
+    def __init__(
+        self, compile_log: CompileLog | None = None, records: RunDirectory | None = None
+    ) -> None:
+        """Begins at zero.
+
+        Args:
+            compile_log: of the strategy; None for a dry run.
+            records: where records of the run are written, if anywhere.
+        """
         self.number = next_number()  # of the strategy
         self.compile_log = compile_log or CompileLog(is_dry_run=True)
+        self.records = records
         self.exports = Exports()
         self.infeed = FeedStatistics()
         self.pipeline = PipelineStatistics()
@@ -33,7 +43,12 @@ class Totals:
         self.loop_seconds = 0.0
         self.loop_compile_seconds = 0.0
         self.notes = Notes()  # what is logged once
+        self._loops = itertools.count()
         self._lock = threading.Lock()
+
+    def next_loop(self) -> int:
+        """Returns another number at each call: of a loop, from 0."""
+        return next(self._loops)
 
     def add_execution(self, dispatches: int, pipeline: PipelineStatistics | None) -> None:
         """Counts an execution.

@@ -16,7 +16,7 @@ from millrace.cache.use import use_cache
 from millrace.errors import PlanError
 from millrace.ipu.environment import cache_directory
 from millrace.precompile.compile_only import compiling_only
-from millrace.records.run import EntryLabels
+from millrace.records.cache import EntryLabels
 
 _until = contextlib.ExitStack()
 

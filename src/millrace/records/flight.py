@@ -80,6 +80,16 @@ class FlightRecord:
         ]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FlightNote:
+    """Where in a run a flight was recorded, and what it found."""
+
+    model: str  # its name
+    directory: str  # of the flight
+    text: str  # of its record: the tensor and its place
+    time: float  # seconds since 1970
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Flight:
     """A flight record with its arrays."""

@@ -45,6 +45,18 @@ class StatisticsBlock:
     of_updates: TensorRows | None  # an entry for each update
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TensorSeries:
+    """The statistics of one tensor over some steps, or over some updates."""
+
+    model: str  # its name
+    tensor: Tensor
+    epoch: int  # from 1
+    steps: tuple[int, ...]  # from 0, over all epochs and fits; the last step of an update
+    # A row for each step or update, a column for each of `STATISTICS`.
+    values: tuple[tuple[float, ...], ...]
+
+
 _ARGUMENTS = ("x", "y", "sample_weight")
 
 

@@ -28,8 +28,9 @@ from millrace.pipelines.assignment.marks import stages_allowed
 from millrace.precompile.described_epochs import BatchDescription
 from millrace.processes.agreement import process_index
 from millrace.records.compilation import CompileRecord, Origin
+from millrace.records.directory import RunDirectory
 from millrace.records.memory_report import MemoryReport
-from millrace.records.run import RunDirectory, RunStatistics
+from millrace.records.statistics import RunStatistics
 from millrace.strategy.attach import attach, builds_inner_graph, detach
 from millrace.strategy.misused import Misused
 from millrace.strategy.run_arguments import check_run
@@ -82,7 +83,7 @@ class Strategy(Misused):
             if report_dir is None
             else RunDirectory(directory_path("report_dir", report_dir), process_index())
         )
-        self._totals = Totals(CompileLog(policy, directory))
+        self._totals = Totals(CompileLog(policy, directory), directory)
 
     @property
     def devices(self) -> tuple[jax.Device, ...]:

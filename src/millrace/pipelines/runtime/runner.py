@@ -31,7 +31,7 @@ from millrace.pipelines.runtime.tasks import task_error
 from millrace.pipelines.runtime.update_tasks import UpdateTasks
 from millrace.plan import Mode
 from millrace.pytrees import ArrayTree
-from millrace.records.run import PipelineStatistics
+from millrace.records.statistics import PipelineStatistics
 from millrace.schedules.task import Pass
 from millrace.steps.state import State
 

@@ -1,0 +1,47 @@
+"""What happened when, in a few executions of a loop.
+
+group 0   F0 F1 F2 F3 B0 ...   U       tasks: forward, backward, the update
+infeed    [block 3   ]                 activities beside the device groups
+host      [dispatch][wait]
+"""
+
+from dataclasses import dataclass
+
+from millrace.records.timeline import Span, Timeline
+
+
+@dataclass(frozen=True, slots=True)
+class ActivitySpan:
+    """Something that a row of a trace did, which is not a task of a schedule."""
+
+    row: str  # "host", "infeed", "outfeed", "transfer", "compile", or "group 0"
+    name: str  # such as "block 3", "update", "wait for data"
+    start: float  # seconds since the trace began
+    end: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExecutionTrace:
+    """The tasks and activities of one update of a pipeline, or of one execution of a whole model.
+
+    Each process writes those of its own devices. Those of one update have the same `loop` and
+    `update`, and belong together.
+    """
+
+    model: str  # its name
+    mode: str  # "train", "test" or "predict"
+    loop: int  # number of the loop, as in `LoopRecord`
+    epoch: int  # from 1; 0 if it is not known
+    update: int  # of the loop, from 0; for evaluation, the micro-batch
+    updates: int = 1  # that the spans belong to
+    began: float  # seconds since 1970; spans count from here
+    num_groups: int  # of all processes
+    process: int = 0
+    schedule: str = ""  # its name; empty for a model in one piece
+    spans: tuple[Span, ...] = ()  # tasks
+    activities: tuple[ActivitySpan, ...] = ()
+
+    @property
+    def timeline(self) -> Timeline:
+        """The tasks alone, in seconds since the trace began."""
+        return Timeline(self.spans, self.num_groups)

@@ -1,0 +1,55 @@
+"""Traces of one update by several processes, put together."""
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import TypeVar
+
+from millrace.records.timeline import Span
+from millrace.records.trace import ActivitySpan, ExecutionTrace
+
+TimedSpan = TypeVar("TimedSpan", Span, ActivitySpan)
+
+
+def update_traces(traces: Iterable[ExecutionTrace]) -> tuple[ExecutionTrace, ...]:
+    """Returns one trace for each update, in the order of their begin.
+
+    Processes write the spans of their own devices, in seconds since a moment of their own. The
+    earliest of these moments becomes that of all.
+    """
+    parts: dict[tuple[object, ...], list[ExecutionTrace]] = {}
+    seen: Counter[tuple[object, ...]] = Counter()
+    for trace in traces:
+        update = trace.model, trace.mode, trace.loop, trace.update
+        seen[trace.process, *update] += 1  # more than once if the run was started again
+        parts.setdefault((*update, seen[trace.process, *update]), []).append(trace)
+    whole = [_together(each) for each in parts.values()]
+    return tuple(sorted(whole, key=lambda each: each.began))
+
+
+def _together(parts: list[ExecutionTrace]) -> ExecutionTrace:
+    if len(parts) == 1:
+        return parts[0]
+    began = min(part.began for part in parts)
+    several = len({part.process for part in parts}) > 1
+    spans = [_later(span, part.began - began) for part in parts for span in part.spans]
+    activities = [
+        _later(replace(each, row=_row(each.row, part.process, several)), part.began - began)
+        for part in parts
+        for each in part.activities
+    ]
+    return replace(
+        parts[0],
+        began=began,
+        process=0,
+        spans=tuple(sorted(spans, key=lambda span: (span.start, span.group))),
+        activities=tuple(sorted(activities, key=lambda each: each.start)),
+    )
+
+
+def _row(row: str, process: int, several: bool) -> str:
+    return f"{row} of process {process}" if several and not row.startswith("group") else row
+
+
+def _later(span: TimedSpan, seconds: float) -> TimedSpan:
+    return replace(span, start=span.start + seconds, end=span.end + seconds)
