@@ -14,11 +14,12 @@ from typing import Any, Protocol, TypeAlias, cast
 import jax
 import keras
 
-from millrace._compat.keras_steps import compute_gradient_step, metric_logs
+from millrace._compat.keras_steps import compute_gradient_step, metric_logs, metrics_in_scope
 from millrace.plan import Mode, Plan
 from millrace.pytrees import ArrayTree
 from millrace.recomputation.step import recomputing_value_and_grad
 from millrace.steps.accumulate import Gradients
+from millrace.steps.scopes import UPDATE
 from millrace.steps.state import State, as_lists, as_state, with_dtypes_of
 from millrace.taps.taps import is_open, value_and_grad
 from millrace.taps.tensors import loss_tapped
@@ -37,11 +38,13 @@ def make_step(model: keras.Model, mode: Mode) -> Step:
     """
 
     def train(state: State, batch: ArrayTree) -> tuple[State, ArrayTree]:
-        logs, new = model.train_step(as_lists(state), batch)
+        with metrics_in_scope(model):
+            logs, new = model.train_step(as_lists(state), batch)
         return with_dtypes_of(as_state(new), state), logs
 
     def test(state: State, batch: ArrayTree) -> tuple[State, ArrayTree]:
-        logs, new = model.test_step(as_lists(state), batch)
+        with metrics_in_scope(model):
+            logs, new = model.test_step(as_lists(state), batch)
         return with_dtypes_of(as_state(new), state), logs
 
     def predict(state: State, batch: ArrayTree) -> tuple[State, ArrayTree]:
@@ -131,6 +134,6 @@ def are_prepared() -> bool:
 def apply_gradients(model: keras.Model, state: State, gradients: Gradients) -> State:
     """Runs the optimizer once, with its unscaling, clipping, schedule, weight decay and EMA."""
     trainable, non_trainable, optimizer, metrics = as_lists(state)
-    with applying_prepared():
+    with applying_prepared(), jax.named_scope(UPDATE):
         trainable, optimizer = model.optimizer.stateless_apply(optimizer, gradients, trainable)
     return with_dtypes_of(as_state((trainable, non_trainable, optimizer, metrics)), state)
