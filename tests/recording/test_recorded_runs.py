@@ -1,9 +1,8 @@
 """Runs that leave records: by a variable, by an argument, by a callback."""
 
 import os
-import subprocess
-import sys
-import textwrap
+import re
+import shutil
 
 import jax
 import keras
@@ -22,15 +21,6 @@ def make_model(strategy, name="mlp", **options):
         model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)], name=name)
     model.compile("sgd", "mse", **options)
     return model
-
-
-def run_script(tmp_path, text, *, check=True, **environ):
-    script = tmp_path / "train.py"
-    script.write_text(textwrap.dedent(text))
-    environ = {**os.environ, "MILLRACE_CACHE_DIR": "off", "JAX_PLATFORMS": "cpu", **environ}
-    return subprocess.run(
-        [sys.executable, str(script)], env=environ, capture_output=True, text=True, check=check
-    )
 
 
 def test_fit_evaluate_and_predict_leave_records(tmp_path):
@@ -203,3 +193,92 @@ def test_a_nan_leaves_a_note(tmp_path):
     (note,) = millrace.records.load(tmp_path / "run").flights
     assert (note.model, note.directory) == ("mlp", str(watch.written))
     assert note.text == str(watch.found)
+
+
+@pytest.mark.parametrize("steps_per_execution", [1, 3])
+def test_weights_are_the_same_with_and_without_records(tmp_path, steps_per_execution):
+    weights = []
+    for report_dir in (None, tmp_path):
+        keras.utils.set_random_seed(3)
+        strategy = millrace.Strategy(devices=1, report_dir=report_dir)
+        with strategy.scope():
+            dense, dropout = keras.layers.Dense(4, "relu"), keras.layers.Dropout(0.5)
+            model = keras.Sequential([keras.Input((4,)), dense, dropout, keras.layers.Dense(1)])
+        model.compile("adam", "mse", steps_per_execution=steps_per_execution)
+        model.fit(X, Y, batch_size=8, epochs=3, verbose=0, validation_data=(X, Y))
+        weights.append(
+            [variable.numpy() for variable in (*model.weights, *model.optimizer.variables)]
+        )
+    for plain, recorded in zip(*weights, strict=True):
+        assert plain.tobytes() == recorded.tobytes()
+
+
+class Ruins(keras.callbacks.Callback):
+    """Removes the directory of a run, or fills its disk, after the first epoch."""
+
+    def __init__(self, directory, how):
+        super().__init__()
+        self.directory, self.how = directory, how
+
+    def on_epoch_end(self, epoch, logs=None):
+        if epoch == 0 and self.how == "removed":
+            shutil.rmtree(self.directory)
+        elif epoch == 0:
+            for name in ("executions", "epochs", "loops"):
+                (self.directory / f"{name}.jsonl").unlink(missing_ok=True)
+                (self.directory / f"{name}.jsonl").symlink_to("/dev/full")
+
+
+@pytest.mark.parametrize("how", ["removed", "full"])
+def test_training_goes_on_without_a_directory(tmp_path, caplog, how):
+    directory = tmp_path / "run"
+    model = make_model(millrace.Strategy(devices=1, report_dir=directory))
+    history = model.fit(X, Y, epochs=4, verbose=0, callbacks=[Ruins(directory, how)])
+    model.fit(X, Y, verbose=0)
+    assert len(history.history["loss"]) == 4
+    (message,) = [each for each in caplog.messages if "ecords" in each or "report" in each]
+    assert message.startswith(f"Records are no longer written to {directory}: ")
+    assert directory.exists() is (how == "full")
+
+
+def test_a_page_that_cannot_be_written_is_said_once(tmp_path, caplog):
+    (tmp_path / "report.html").mkdir()
+    model = make_model(millrace.Strategy(devices=1, report_dir=tmp_path))
+    model.fit(X, Y, verbose=0)
+    for run in millrace.recording.run._runs.values():
+        run.end()
+    assert [each for each in caplog.messages if str(tmp_path) in each] == [
+        f"{tmp_path / 'report.html'} could not be written."
+    ]
+    assert len(millrace.records.load(tmp_path).loops) == 1
+
+
+def test_a_variable_names_the_directory_of_all_runs(tmp_path, monkeypatch):
+    monkeypatch.setenv("MILLRACE_REPORT_DIR", str(tmp_path))
+    for name in ("first", "second"):
+        make_model(millrace.Strategy(devices=1), name).fit(X, Y, verbose=0)
+    (directory,) = tmp_path.iterdir()
+    assert re.fullmatch(rf".+-\d{{8}}-\d{{6}}-{os.getpid()}", directory.name)
+    assert [loop.model for loop in millrace.records.load(tmp_path).loops] == ["first", "second"]
+    monkeypatch.setenv("MILLRACE_REPORT_DIR", "")
+    make_model(millrace.Strategy(devices=1)).fit(X, Y, verbose=0)
+    assert len(millrace.records.load(tmp_path).loops) == 2
+
+
+def test_a_variable_that_names_no_directory(tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("MILLRACE_REPORT_DIR", str(tmp_path / "file"))
+    with pytest.raises(OptionError, match=r"MILLRACE_REPORT_DIR='.*file' is no directory.* to one"):
+        millrace.Strategy(devices=1)
+
+
+def test_short_loops_beyond_some_hundred_share_a_record(tmp_path, monkeypatch):
+    monkeypatch.setattr(millrace.recording.pace, "MANY", 0)
+    model = make_model(millrace.Strategy(devices=1, report_dir=tmp_path))
+    for _ in range(6):
+        model.predict(X, verbose=0)
+    for run in millrace.recording.run._runs.values():
+        run.end()
+    run = millrace.records.load(tmp_path)
+    assert sorted(loop.executions for loop in run.loops) == [1, 5]
+    assert sum(sample.executions for sample in run.executions) == 6

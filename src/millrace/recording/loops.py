@@ -77,7 +77,8 @@ class LoopWriter:
         self._arguments: Mapping[str, Any] = {}
         self._feeds = FeedWatch()
         self._history: EpochHistory | None = None
-        self._ended_epochs: list[EpochRecord] = []
+        self._ended_epochs: list[EpochRecord] = []  # since the last sample
+        self._written_epochs = 0
         self._counts: dict[Mode | None, ExecutionCounts] = {}
         self._current: ExecutionCounts | None = None
         self._mode: Mode | None = None
@@ -165,8 +166,6 @@ class LoopWriter:
         if self._setup is not None:
             begin = self._arguments.get("initial_epoch") or 0
             self._epoch = first_epoch(self._setup.model, begin) + number
-        if now >= self._due and self._ended_epochs:
-            self._write_epochs()
 
     @without_errors
     def opens(self, feed: RecordedFeed, mode: Mode) -> None:
@@ -178,9 +177,15 @@ class LoopWriter:
         """Looks at an infeed for the last time."""
         self._feeds.closes(feed)
 
-    @without_errors
     def end(self, error: BaseException | None) -> None:
         """Ends the loop, or one of its calls."""
+        self._end(error)
+        self._setup, self._arguments, self._log = None, {}, None
+        for function in self.at_end:
+            function()
+
+    @without_errors
+    def _end(self, error: BaseException | None) -> None:
         now = time.perf_counter()
         if self._current is not None:
             self._current.seconds += now - self._last
@@ -199,9 +204,6 @@ class LoopWriter:
         elif now >= self._due:
             self._sample(now)
         self._last = now
-        self._setup, self._arguments, self._log = None, {}, None
-        for function in self.at_end:
-            function()
 
     @without_errors
     def close(self, now: float | None = None) -> None:
@@ -222,6 +224,9 @@ class LoopWriter:
 
     def _write_epochs(self) -> None:
         epochs, self._ended_epochs = self._ended_epochs, []
+        if epochs and self._written_epochs > pace.EPOCHS:
+            epochs = epochs[-1:]
+        self._written_epochs += len(epochs)
         self._sinks.add_all(epochs)
 
     def _sample(self, now: float) -> None:

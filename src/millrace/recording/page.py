@@ -54,7 +54,10 @@ class RunPage:
 
     def _write_now(self) -> None:
         records = self._directory.written
-        if records == self._written or not self._lock.acquire(blocking=False):
+        # Where the directory is gone, the log says so already, and writing would make it again.
+        if records == self._written or not self._directory.path.is_dir():
+            return
+        if not self._lock.acquire(blocking=False):
             return
         begin = time.monotonic()
         try:

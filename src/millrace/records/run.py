@@ -163,7 +163,8 @@ def _files(path: pathlib.Path) -> list[pathlib.Path]:
 
 
 def _files_of(path: pathlib.Path, kind: str) -> list[pathlib.Path]:
-    return sorted([*path.glob(f"{kind}.jsonl"), *path.glob(f"{kind}.[0-9]*.jsonl")])
+    files = [*path.glob(f"{kind}.jsonl"), *path.glob(f"{kind}.[0-9]*.jsonl")]
+    return sorted(file for file in files if file.is_file())
 
 
 def _read_kind(path: pathlib.Path, kind: str, damaged: dict[str, int]) -> list[Any]:
@@ -223,7 +224,7 @@ def _last_of_each(loops: Iterable[LoopRecord]) -> tuple[LoopRecord, ...]:
 
 def _last_of_process(processes: Iterable[ProcessRecord]) -> tuple[ProcessRecord, ...]:
     last = {(each.process, each.host, each.pid, each.began): each for each in processes}
-    return tuple(last.values())
+    return tuple(sorted(last.values(), key=lambda each: (each.process, each.began)))
 
 
 def read_compile_log(path: str | pathlib.Path) -> tuple[CompileRecord, ...]:

@@ -1,0 +1,89 @@
+"""Programs that leave records, run as users run them."""
+
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+
+import millrace
+
+TRAIN = """
+    import millrace
+    import keras
+    import numpy as np
+
+    strategy = millrace.Strategy({devices})
+    with strategy.scope():
+        model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)], name="mlp")
+    model.compile("sgd", "mse", steps_per_execution=2)
+    x = np.ones((32, 4), "float32")
+"""
+MILLRACE = str(pathlib.Path(sys.executable).with_name("millrace"))
+
+
+def begin(tmp_path, text, *command, name="train.py"):
+    script = tmp_path / name
+    script.write_text(textwrap.dedent(text))
+    environ = {**os.environ, "JAX_PLATFORMS": "cpu", "MILLRACE_REPORT_DIR": "runs"}
+    return subprocess.Popen(
+        [*(command or [sys.executable]), str(script)],
+        env=environ,
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def test_a_killed_program_has_left_its_executions(tmp_path):
+    fit = "model.fit(x, x[:, :1], batch_size=4, epochs=10**6, verbose=0)"
+    process = begin(tmp_path, TRAIN.format(devices=1) + f"    {fit}\n")
+    executions, deadline = [], time.monotonic() + 60
+    while len(executions) < 3 and time.monotonic() < deadline:
+        time.sleep(0.1)
+        if list(tmp_path.glob("runs/*/executions.jsonl")):
+            executions = millrace.records.load(tmp_path / "runs").executions  # while it runs
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+    run = millrace.records.load(tmp_path / "runs")
+    (loop,) = run.loops
+    assert (loop.mode, loop.outcome, loop.ended, loop.parameters) == ("train", "running", 0, 5)
+    assert sum(sample.executions for sample in run.executions) > 4
+    assert run.epochs[0].logs["loss"] > run.epochs[-1].logs["loss"]
+    assert run.path.name.startswith("train-")
+    assert run.processes[0].script.endswith("train.py")
+
+
+def test_a_program_says_where_its_page_is_when_it_ends(tmp_path):
+    fit = "model.fit(x, x[:, :1], batch_size=4, callbacks=[Ends()])"
+    ends = """
+    class Ends(keras.callbacks.Callback):
+        def on_epoch_end(self, epoch, logs=None):
+            raise SystemExit(3)
+    """
+    process = begin(tmp_path, TRAIN.format(devices=1) + ends + f"\n    {fit}\n")
+    _, errors = process.communicate()
+    run = millrace.records.load(tmp_path / "runs")
+    assert process.returncode == 3
+    assert errors.splitlines()[-1] == f"Report of this run: {run.path / 'report.html'}"
+    assert (run.path / "report.html").stat().st_size > 10_000
+    assert (run.loops[0].outcome, run.loops[0].error) == ("failed", "SystemExit: 3")
+
+
+def test_processes_of_a_run_share_a_directory(tmp_path):
+    initialize = """
+    import millrace
+    millrace.distributed.initialize()
+    """
+    fit = "model.fit(x, x[:, :1], batch_size=4, shuffle=False, verbose=0)"
+    text = f"{initialize}{TRAIN.format(devices='')}    {fit}\n"
+    _, errors = begin(tmp_path, text, MILLRACE, "launch", "--processes", "2").communicate()
+    (directory,) = (tmp_path / "runs").iterdir()
+    run = millrace.records.load(directory)
+    assert [(each.process, each.processes) for each in run.processes] == [(0, 2), (1, 2)], errors
+    loops = [(loop.process, loop.number, loop.outcome, loop.steps) for loop in run.loops]
+    assert sorted(loops) == [(0, 0, "finished", 8), (1, 0, "finished", 8)]
+    assert (directory / "report.html").exists()
