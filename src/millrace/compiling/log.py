@@ -87,6 +87,8 @@ class NewExecutable:
     executable: Callable[..., Any]
     model: keras.Model | None = None  # called by the program, if any
     plan: Plan | None = None  # of a model's program
+    source: object = None  # as in `Program`
+    is_trial: bool = False  # whether it was compiled for comparison, and never runs
 
 
 ExecutableObserver = Callable[[NewExecutable], object]

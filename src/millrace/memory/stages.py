@@ -14,9 +14,9 @@ from millrace._compat.keras_layers import layer_names
 from millrace._compat.keras_steps import stored_value
 from millrace.compiling.executable import compiled_of, renames_of
 from millrace.devices import DeviceGroup
+from millrace.memory.labels import variables_of, with_layers_of_variables
 from millrace.memory.liveness import memory_profile
 from millrace.memory.owners import layer_finder
-from millrace.memory.pieces import variables_of, with_layers_of_variables
 from millrace.memory.walk import PeakMoment, StageSizes, UpdateWalk
 from millrace.pipelines.programs.builder import replaced_by
 from millrace.pipelines.programs.split import Slot

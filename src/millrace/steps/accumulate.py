@@ -26,6 +26,7 @@ from jax.typing import DTypeLike
 
 from millrace.errors import OptionError
 from millrace.options import Accumulation, Reduction
+from millrace.steps.scopes import ACCUMULATION
 
 Gradients: TypeAlias = list[jax.Array]
 Factor: TypeAlias = float | jax.Array
@@ -53,6 +54,7 @@ def make_accumulator(
     # float8 layers store new scales in the "gradient" of a variable. The newest one counts.
     replaces = [bool(getattr(variable, "overwrite_with_gradient", False)) for variable in variables]
 
+    @jax.named_scope(ACCUMULATION)
     def zeros() -> Gradients:
         return [
             jnp.zeros(variable.shape, dtype)
@@ -61,6 +63,7 @@ def make_accumulator(
 
     running = accumulation.reduction.is_running
 
+    @jax.named_scope(ACCUMULATION)
     def add(
         accumulated: Gradients, gradients: Sequence[jax.Array], coefficient: Factor
     ) -> Gradients:
@@ -74,6 +77,7 @@ def make_accumulator(
             for a, g, replace in zip(accumulated, gradients, replaces, strict=True)
         ]
 
+    @jax.named_scope(ACCUMULATION)
     def finish(accumulated: Gradients, scale: Factor) -> Gradients:
         # Scaled in the accumulator's dtype. The optimizer casts, and only after it has looked for
         # infinities: a sum of scaled gradients cast to float16 could overflow to infinity here.

@@ -26,6 +26,7 @@ class Program:
     unrolled: int | None  # iterations of unrolled code; None for a loop
     donated: tuple[int, ...]  # positions of arguments whose memory the results reuse
     results: Any = None  # tree of shardings, where the group has several devices
+    source: object = None  # what it was made of, which can name its arguments
 
 
 def batch_specs(plan: Plan, lead: tuple[int, ...]) -> SpecTree:

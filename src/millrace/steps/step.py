@@ -19,6 +19,7 @@ from millrace.plan import Mode, Plan
 from millrace.pytrees import ArrayTree
 from millrace.recomputation.step import recomputing_value_and_grad
 from millrace.steps.accumulate import Gradients
+from millrace.steps.scopes import UPDATE
 from millrace.steps.state import State, as_lists, as_state, with_dtypes_of
 from millrace.taps.taps import is_open, value_and_grad
 from millrace.taps.tensors import loss_tapped
@@ -131,6 +132,6 @@ def are_prepared() -> bool:
 def apply_gradients(model: keras.Model, state: State, gradients: Gradients) -> State:
     """Runs the optimizer once, with its unscaling, clipping, schedule, weight decay and EMA."""
     trainable, non_trainable, optimizer, metrics = as_lists(state)
-    with applying_prepared():
+    with applying_prepared(), jax.named_scope(UPDATE):
         trainable, optimizer = model.optimizer.stateless_apply(optimizer, gradients, trainable)
     return with_dtypes_of(as_state((trainable, non_trainable, optimizer, metrics)), state)

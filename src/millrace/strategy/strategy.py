@@ -27,6 +27,7 @@ from millrace.options import RecompilePolicy, directory_path, member
 from millrace.pipelines.assignment.marks import stages_allowed
 from millrace.precompile.described_epochs import BatchDescription
 from millrace.processes.agreement import process_index
+from millrace.recording.program_memory import record_memory
 from millrace.records.compilation import CompileRecord, Origin
 from millrace.records.directory import RunDirectory
 from millrace.records.memory_report import MemoryReport
@@ -84,6 +85,8 @@ class Strategy(Misused):
             else RunDirectory(directory_path("report_dir", report_dir), process_index())
         )
         self._totals = Totals(CompileLog(policy, directory), directory)
+        if directory is not None:
+            record_memory(self._totals.compile_log, directory.add)
 
     @property
     def devices(self) -> tuple[jax.Device, ...]:

@@ -14,6 +14,7 @@ from millrace.pipelines.programs.split_update import SplitUpdate, split_update
 from millrace.pipelines.programs.stage_taps import halted_unless_finite, homes_of, tap_stage_update
 from millrace.pytrees import Spec
 from millrace.steps.accumulate import make_accumulator
+from millrace.steps.scopes import UPDATE
 from millrace.steps.step import applying_prepared
 from millrace.taps.taps import collecting
 
@@ -63,7 +64,7 @@ def split_stage_update(
         ]
         whole = accumulator.finish(whole, scale)
         tap_stage_update(model, split, taps, whole, optimizer)
-        with applying_prepared():
+        with applying_prepared(), jax.named_scope(UPDATE):
             new, slots = model.optimizer.stateless_apply(list(optimizer), whole, list(trainable))
         new = [n.astype(old.dtype) for n, old in zip(new, trainable, strict=True)]
         results, old = (list(slots), new), (list(optimizer), list(trainable))

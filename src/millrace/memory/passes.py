@@ -1,0 +1,51 @@
+"""The pass that an operation belongs to, from the scopes in its name.
+
+jit(run)/jvp(dense)/dot_general                             forward
+.../transpose(jvp(dense))/dot_general                       backward
+.../transpose(jvp())/cond/branch_1_fun/jvp(dense)/tanh      recomputation
+.../gradient_accumulation/add                               accumulation
+.../weight_update/adam/mul                                    update
+"""
+
+from collections.abc import Callable, Collection
+
+from millrace.steps.scopes import ACCUMULATION
+
+
+def kind_finder(
+    layer_of: Callable[[str], str], updates: Collection[str], default: str = ""
+) -> Callable[[str], str]:
+    """Returns a function that finds the pass in the name of an operation.
+
+    Args:
+        layer_of: returns the layer in such a name, empty if there is none.
+        updates: name scopes of the update of the weights.
+        default: the pass of operations in scopes that tell none.
+    """
+
+    def kind_of(op_name: str) -> str:
+        """Returns a kind of `ProgramSegment`, empty if the name tells none."""
+        for each in op_name.split(";"):  # XLA joins the names of what it fuses
+            if kind := _kind(each.strip().split("/"), updates):
+                return kind
+        if op_name and layer_of(op_name):
+            return "forward"
+        return default if "/" in op_name else ""
+
+    return kind_of
+
+
+def _kind(scopes: Collection[str], updates: Collection[str]) -> str:
+    kind = ""
+    for scope in scopes:
+        if scope == ACCUMULATION:
+            return "accumulation"
+        if scope in updates:
+            return "update"
+        if "transpose(" in scope:
+            kind = "backward"
+        elif scope == "rematted_computation":
+            kind = "recomputation"
+        elif "jvp(" in scope:
+            kind = "recomputation" if kind else "forward"
+    return kind

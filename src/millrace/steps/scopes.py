@@ -1,0 +1,7 @@
+"""Name scopes of what is no layer's: reports tell operations apart by them.
+
+They are names in compiled programs, and change nothing that a program computes.
+"""
+
+ACCUMULATION = "gradient_accumulation"
+UPDATE = "weight_update"  # within it the scope of Keras's optimizer: "weight_update/adam"
