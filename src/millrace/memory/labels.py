@@ -102,6 +102,12 @@ class LoopLabels:
         self._arguments, self._results = _ARGUMENTS[program], _RESULTS[program]
         self.kind = _DEFAULT.get(program, "" if plan.mode.value == "train" else "forward")
         self.updates = update_scopes(model)
+        self._paths: dict[str, list[str]] = {}  # of the variables of a role
+
+    def _paths_of(self, role: str) -> list[str]:
+        if role not in self._paths:  # Keras walks through all layers for these
+            self._paths[role] = [each.path for each in variables_of(self._model, role)]
+        return self._paths[role]
 
     @cached_property
     def _layers(self) -> Mapping[str, str]:
@@ -128,15 +134,15 @@ class LoopLabels:
             if not rest:
                 return ValueLabel(name=kind)
             role = ROLES[self._plan.mode][rest[0].idx]
-            variables = variables_of(self._model, role)
+            paths = self._paths_of(role)
             index = rest[1].key if len(rest) > 1 else 0
             # With replicas the state has all metrics twice.
-            name = variables[index % len(variables)].path if variables else kind
+            name = paths[index % len(paths)] if paths else kind
         elif kind == "accumulated":
             role, index = kind, getattr(rest[0], "idx", 0) if rest else 0
-            weights = self._model.trainable_variables
+            paths = self._paths_of("trainable")
             # With replicas, sums of other values follow those of gradients.
-            name = f"accumulated {weights[index].path if index < len(weights) else index}"
+            name = f"accumulated {paths[index] if index < len(paths) else index}"
         else:
             role, name = kind, f"{kind}{jax.tree_util.keystr(rest)}"
         return ValueLabel(_ROLE_OF.get(role, "other"), name, self._layers.get(name, ""))

@@ -33,7 +33,7 @@ def program_memory(new: NewExecutable) -> ProgramMemory:
     compiled = compiled_of(new.executable)
     names = () if model is None else layer_names(model)
     layer_of = layer_finder(names, renames_of(new.executable))
-    analyzed = analyze(compiled, layer_of, _labels(new))
+    analyzed = analyze(compiled, layer_of, _labels(new), record.peak_bytes or None)
     devices = devices_of(compiled) if plan is None else plan.group.devices
     return ProgramMemory(
         model=record.model,
