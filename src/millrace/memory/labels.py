@@ -37,7 +37,7 @@ _RESULTS = {
     "zeros": ("accumulated",),
     "apply": ("state",),
 }
-_ROLE_OF = {  # a group of variables, or a kind of argument -> one of `program_memory.ROLES`
+ROLE_OF_VARIABLES = {  # and of kinds of arguments: one of `program_memory.ROLES`
     "trainable": "parameters",
     "non_trainable": "parameters",
     "optimizer": "optimizer",
@@ -53,6 +53,11 @@ class ValueLabel(NamedTuple):
     role: str = "other"  # one of `program_memory.ROLES`
     name: str = ""  # the path of a variable: "dense/kernel"; "batches[0]"
     layer: str = ""
+
+
+def position(path: ValuePath) -> int:
+    """Returns the index that a path begins with; -1 if it begins with none."""
+    return getattr(path[0], "idx", -1) if path else -1
 
 
 class ProgramLabels(Protocol):
@@ -115,19 +120,19 @@ class LoopLabels:
 
     def argument(self, path: ValuePath) -> ValueLabel:
         """Returns the label of an argument."""
-        position, *rest = path
-        if position.idx >= len(self._arguments):
+        number = position(path)
+        if not 0 <= number < len(self._arguments):
             return ValueLabel(name="a number")
-        return self._label(self._arguments[position.idx], tuple(rest))
+        return self._label(self._arguments[number], path[1:])
 
     def result(self, path: ValuePath) -> ValueLabel:
         """Returns the label of a result."""
         if len(self._results) == 1 and self._results[0] != "state":  # it is not in a tuple
             return self._label(self._results[0], path)
-        position, *rest = path
-        if position.idx >= len(self._results):
+        number = position(path)
+        if not 0 <= number < len(self._results):
             return ValueLabel(name="taps")
-        return self._label(self._results[position.idx], tuple(rest))
+        return self._label(self._results[number], path[1:])
 
     def _label(self, kind: str, rest: ValuePath) -> ValueLabel:
         if kind == "state":
@@ -139,13 +144,13 @@ class LoopLabels:
             # With replicas the state has all metrics twice.
             name = paths[index % len(paths)] if paths else kind
         elif kind == "accumulated":
-            role, index = kind, getattr(rest[0], "idx", 0) if rest else 0
+            role, index = kind, max(position(rest), 0)
             paths = self._paths_of("trainable")
             # With replicas, sums of other values follow those of gradients.
             name = f"accumulated {paths[index] if index < len(paths) else index}"
         else:
             role, name = kind, f"{kind}{jax.tree_util.keystr(rest)}"
-        return ValueLabel(_ROLE_OF.get(role, "other"), name, self._layers.get(name, ""))
+        return ValueLabel(ROLE_OF_VARIABLES.get(role, "other"), name, self._layers.get(name, ""))
 
 
 def update_scopes(model: keras.Model | None) -> frozenset[str]:

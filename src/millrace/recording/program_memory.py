@@ -12,11 +12,15 @@ from millrace._compat.jax_executables import devices_of
 from millrace._compat.keras_layers import layer_names
 from millrace.compiling.executable import compiled_of, renames_of
 from millrace.compiling.log import CompileLog, NewExecutable
+from millrace.memory.function_labels import FunctionLabels
 from millrace.memory.labels import LoopLabels, NoLabels, ProgramLabels
 from millrace.memory.owners import layer_finder
 from millrace.memory.program import AnalyzedProgram, analyze
+from millrace.memory.stage_labels import StageLabels
+from millrace.pipelines.programs.stages import StageSource
 from millrace.plan import Plan
 from millrace.records.program_memory import ProgramMemory
+from millrace.steps.program import FunctionSource
 
 logger = logging.getLogger("millrace")
 
@@ -31,9 +35,11 @@ def program_memory(new: NewExecutable) -> ProgramMemory:
     """
     record, plan, model = new.record, new.plan, new.model
     compiled = compiled_of(new.executable)
-    names = () if model is None else layer_names(model)
+    labels = _labels(new)
+    names = labels.layers if isinstance(labels, FunctionLabels) else ()
+    names = names if model is None else layer_names(model)
     layer_of = layer_finder(names, renames_of(new.executable))
-    analyzed = analyze(compiled, layer_of, _labels(new), record.peak_bytes or None)
+    analyzed = analyze(compiled, layer_of, labels, record.peak_bytes or None)
     devices = devices_of(compiled) if plan is None else plan.group.devices
     return ProgramMemory(
         model=record.model,
@@ -55,6 +61,10 @@ def program_memory(new: NewExecutable) -> ProgramMemory:
 
 
 def _labels(new: NewExecutable) -> ProgramLabels:
+    if isinstance(new.source, StageSource):
+        return StageLabels(*new.source)
+    if isinstance(new.source, FunctionSource):
+        return FunctionLabels(new.source)
     program = new.record.program.partition("_")[2]
     if new.model is not None and new.plan is not None and program in LoopLabels.PROGRAMS:
         return LoopLabels(new.model, new.plan, program)
