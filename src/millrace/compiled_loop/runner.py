@@ -5,6 +5,7 @@
 With replicas an update accumulates over the batches of all replicas.
 """
 
+import time
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -94,6 +95,8 @@ class ScanRunner:
         self._destination = Destination(plan.group)
         self._last_result: Any = None
         self.dispatches = 0
+        self.is_timed = False
+        self.dispatch_seconds = 0.0
         self._update: OpenUpdate | None = None
         self._first: State | None = None  # with which a running execution began
         self._newest: State | None = None  # of a running execution
@@ -266,7 +269,12 @@ class ScanRunner:
 
     def _call(self, executable: Executable, *arguments: object) -> Any:
         self.dispatches += 1
-        return executable(*(np.int32(a) if isinstance(a, int) else a for a in arguments))
+        if not self.is_timed:
+            return executable(*(np.int32(a) if isinstance(a, int) else a for a in arguments))
+        begin = time.perf_counter()
+        result = executable(*(np.int32(a) if isinstance(a, int) else a for a in arguments))
+        self.dispatch_seconds += time.perf_counter() - begin
+        return result
 
     def _limit_pending(self) -> None:
         """Waits while more blocks than allowed are queued on the device.
