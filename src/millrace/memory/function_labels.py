@@ -16,6 +16,7 @@ class FunctionLabels:
     """The labels of a program that calls a function of the user."""
 
     kind = ""
+    repeats = False
 
     def __init__(self, source: FunctionSource):
         """Finds out what the variables of the function are for.

@@ -65,6 +65,7 @@ class ProgramLabels(Protocol):
 
     kind: str  # of its operations whose names do not tell: as in `ProgramSegment`, or ""
     updates: frozenset[str]  # name scopes of the update of the weights
+    repeats: bool  # whether its forward operations repeat those of another program
 
     def argument(self, path: ValuePath) -> ValueLabel:
         """Returns the label of an argument."""
@@ -80,6 +81,7 @@ class NoLabels:
 
     kind = ""
     updates: frozenset[str] = frozenset()
+    repeats = False
 
     def argument(self, path: ValuePath) -> ValueLabel:
         """Returns a label with the path alone."""
@@ -94,6 +96,7 @@ class LoopLabels:
     """The labels of a program of a model in one piece, with or without replicas."""
 
     PROGRAMS = tuple(_ARGUMENTS)
+    repeats = False
 
     def __init__(self, model: keras.Model, plan: Plan, program: str):
         """Finds the variables.

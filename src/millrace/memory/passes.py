@@ -13,7 +13,10 @@ from millrace.steps.scopes import ACCUMULATION
 
 
 def kind_finder(
-    layer_of: Callable[[str], str], updates: Collection[str], default: str = ""
+    layer_of: Callable[[str], str],
+    updates: Collection[str],
+    default: str = "",
+    repeats: bool = False,
 ) -> Callable[[str], str]:
     """Returns a function that finds the pass in the name of an operation.
 
@@ -21,16 +24,18 @@ def kind_finder(
         layer_of: returns the layer in such a name, empty if there is none.
         updates: name scopes of the update of the weights.
         default: the pass of operations in scopes that tell none.
+        repeats: whether forward operations of the program repeat those of another one.
     """
 
     def kind_of(op_name: str) -> str:
         """Returns a kind of `ProgramSegment`, empty if the name tells none."""
-        for each in op_name.split(";"):  # XLA joins the names of what it fuses
-            if kind := _kind(each.strip().split("/"), updates):
-                return kind
-        if op_name and layer_of(op_name):
-            return "forward"
-        return default if "/" in op_name else ""
+        kinds = (_kind(each.strip().split("/"), updates) for each in op_name.split(";"))
+        kind = next(filter(None, kinds), "")  # XLA joins the names of what it fuses
+        if not kind and op_name and layer_of(op_name):
+            kind = "forward"
+        if kind == "forward" and repeats:
+            return "recomputation"
+        return kind or (default if "/" in op_name else "")
 
     return kind_of
 

@@ -95,7 +95,9 @@ class _Analysis:
         if not default and not any("transpose(" in each.op_name for each in names):
             default = "forward"
         self._layers = NearestNames(module, layer_of)
-        self._kinds = NearestNames(module, kind_finder(layer_of, labels.updates, default))
+        self._kinds = NearestNames(
+            module, kind_finder(layer_of, labels.updates, default, labels.repeats)
+        )
         self._arguments = kept_arguments(compiled)
         self._role_finder = BufferRoles(module, live, self._kinds, lambda k: self._argument(k).role)
         self._roles = {each: self._role_finder.of(each) for each in live.ranges}

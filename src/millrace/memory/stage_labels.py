@@ -95,6 +95,7 @@ class StageLabels:
         trains = stages.plan.mode.value == "train"
         self.kind = _DEFAULT.get(program, "" if trains else "forward")
         self.updates = update_scopes(stages.model)
+        self.repeats = program.startswith("backward") and stages.plan.recompute is not None
 
     def argument(self, path: ValuePath) -> ValueLabel:
         """Returns the label of an argument."""

@@ -6,6 +6,10 @@ compile log -> NewExecutable -> labels of its arguments
 """
 
 import logging
+import weakref
+from collections.abc import Sequence
+
+import keras
 
 from millrace._compat.jax_executables import devices_of
 from millrace._compat.keras_layers import layer_names
@@ -14,7 +18,7 @@ from millrace.compiling.log import CompileLog, NewExecutable
 from millrace.memory.function_labels import FunctionLabels
 from millrace.memory.labels import LoopLabels, NoLabels, ProgramLabels
 from millrace.memory.owners import layer_finder
-from millrace.memory.program import AnalyzedProgram, analyze
+from millrace.memory.program import analyze
 from millrace.memory.stage_labels import StageLabels
 from millrace.pipelines.programs.stages import StageSource
 from millrace.plan import Plan
@@ -47,7 +51,7 @@ def program_memory(new: NewExecutable) -> ProgramMemory:
         key=record.key,
         stage=_stage(record.program),
         devices=tuple(map(str, devices)),
-        recomputation=_recomputation(plan, analyzed),
+        recomputation=_recomputation(plan, _in_order(analyzed.recomputed, names)),
         requirement=analyzed.requirement,
         areas=analyzed.areas,
         point=analyzed.point,
@@ -76,9 +80,14 @@ def _stage(program: str) -> int:
     return int(number) if of_stage and number.isdecimal() else 0
 
 
-def _recomputation(plan: Plan | None, analyzed: AnalyzedProgram) -> str:
+def _in_order(layers: Sequence[str], names: Sequence[str]) -> list[str]:
+    """Returns layers in the order of the model's; backward has them the other way round."""
+    order = {name: number for number, name in enumerate(names)}
+    return sorted(layers, key=lambda layer: order.get(layer.rpartition("/")[2], len(order)))
+
+
+def _recomputation(plan: Plan | None, layers: Sequence[str]) -> str:
     """Returns in words what backward computes again, as the operations of the program show it."""
-    layers = analyzed.recomputed
     if not layers:
         return ""
     recompute = plan.recompute if plan is not None else None
@@ -101,9 +110,12 @@ class MemoryRecorder:
     def __init__(self, sinks: RecordSinks):
         self._sinks = sinks
         self._has_failed = False
+        # The plans of trainings that recompute, of each model the one with the largest batch.
+        self.recomputing: weakref.WeakKeyDictionary[keras.Model, Plan] = weakref.WeakKeyDictionary()
 
     def __call__(self, new: NewExecutable) -> None:
         """Writes the memory of an executable; an error is logged, once, and training goes on."""
+        self._remember(new)
         if not self._sinks:
             return
         try:
@@ -117,6 +129,14 @@ class MemoryRecorder:
                     new.record.program, new.record.model, type(error).__name__, error,
                     exc_info=True,
                 )  # fmt: skip
+
+    def _remember(self, new: NewExecutable) -> None:
+        model, plan = new.model, new.plan
+        if model is None or plan is None or plan.recompute is None or new.is_trial:
+            return
+        before = self.recomputing.get(model)
+        if before is None or plan.batch.rows >= before.batch.rows:
+            self.recomputing[model] = plan
 
 
 def record_memory(log: CompileLog, sinks: RecordSinks) -> None:
