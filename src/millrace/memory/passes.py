@@ -7,9 +7,13 @@ jit(run)/jvp(dense)/dot_general                             forward
 .../weight_update/adam/mul                                    update
 """
 
-from collections.abc import Callable, Collection
+import re
+from collections.abc import Callable, Collection, Sequence
 
 from millrace.steps.scopes import ACCUMULATION
+
+_FORWARD = "jvp("
+_PASSES = re.compile(r"transpose\(jvp\(|transpose\(|jvp\(")
 
 
 def kind_finder(
@@ -40,17 +44,17 @@ def kind_finder(
     return kind_of
 
 
-def _kind(scopes: Collection[str], updates: Collection[str]) -> str:
-    kind = ""
-    for scope in scopes:
-        if scope == ACCUMULATION:
-            return "accumulation"
-        if scope in updates:
-            return "update"
-        if "transpose(" in scope:
-            kind = "backward"
-        elif scope == "rematted_computation":
-            kind = "recomputation"
-        elif "jvp(" in scope:
-            kind = "recomputation" if kind else "forward"
-    return kind
+def _kind(scopes: Sequence[str], updates: Collection[str]) -> str:
+    if ACCUMULATION in scopes:
+        return "accumulation"
+    if any(scope in updates for scope in scopes):
+        return "update"
+    if "rematted_computation" in scopes:
+        return "recomputation"
+    # The innermost transformation counts: a forward within a backward is computed again.
+    passes = _PASSES.findall("/".join(scopes))
+    if not passes:
+        return ""
+    if passes[-1] != _FORWARD:
+        return "backward"
+    return "forward" if set(passes) == {_FORWARD} else "recomputation"
