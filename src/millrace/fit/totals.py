@@ -11,6 +11,7 @@ from millrace.export.exporting import Exports
 from millrace.records.directory import RunDirectory
 from millrace.records.statistics import FeedStatistics, PipelineStatistics
 from millrace.threads.scoped_value import Notes
+from millrace.timing.tracer import TraceBudget
 
 _numbers = itertools.count(1)
 
@@ -36,6 +37,7 @@ class Totals:
         self.compile_log = compile_log or CompileLog(is_dry_run=True)
         self.records = records
         self.exports = Exports()
+        self.trace_budget = TraceBudget()
         self.infeed = FeedStatistics()
         self.pipeline = PipelineStatistics()
         self.executions = 0
