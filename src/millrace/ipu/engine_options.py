@@ -31,8 +31,7 @@ _GRAPH = f"{_PREFIX}outputGraphProfile"
 _EXECUTION = f"{_PREFIX}outputExecutionProfile"
 # Files of Poplar's own, of which a report here has the contents or none.
 _FILES = tuple(
-    f"{_PREFIX}output{name}"
-    for name in ("Archive", "DebugInfo", "LoweredVars", "ScheduleView")
+    f"{_PREFIX}output{name}" for name in ("Archive", "DebugInfo", "LoweredVars", "ScheduleView")
 ) + tuple(f"{_PREFIX}stream{name}" for name in ("AtEachRun",))
 _EXAMPLE = """POPLAR_ENGINE_OPTIONS='{"autoReport.all":"true"}'"""
 _DEFAULT_RUNS = 2
@@ -60,17 +59,17 @@ def auto_report(text: str) -> AutoReport | None:
     options = _options(text)
     is_all = _flag(options, _ALL, False)
     graph, execution = (_flag(options, name, is_all) for name in (_GRAPH, _EXECUTION))
-    files = any([_flag(options, name, False) for name in _FILES])
+    flags = {name: _flag(options, name, False) for name in _FILES}  # checks all of them
     for name in options:
         if name not in (_ALL, _DIRECTORY, _RUNS, _GRAPH, _EXECUTION, *_FILES):
             warn_no_effect(f"{VARIABLE} {name}", "XLA reads options of its own from XLA_FLAGS.")
-    if not (is_all or graph or execution or files):
+    if not (is_all or graph or execution or any(flags.values())):
         return None
     directory = options.get(_DIRECTORY, ".")
     if not isinstance(directory, str) or not directory:
         raise _wrong(_DIRECTORY, directory, "a directory, such as 'reports'")
     return AutoReport(
-        pathlib.Path(directory).expanduser(), _count(options), graph or files, execution
+        pathlib.Path(directory).expanduser(), _count(options), graph, execution
     )
 
 
@@ -84,9 +83,7 @@ def _options(text: str) -> Mapping[str, object]:
             f"{VARIABLE}={text!r} is no JSON: {error}. Set {_EXAMPLE}, or remove it."
         ) from None
     if not isinstance(options, dict):
-        raise OptionError(
-            f"{VARIABLE}={text!r} is no JSON object. Set {_EXAMPLE}, or remove it."
-        )
+        raise OptionError(f"{VARIABLE}={text!r} is no JSON object. Set {_EXAMPLE}, or remove it.")
     return cast(dict[str, object], options)
 
 
