@@ -68,9 +68,7 @@ def auto_report(text: str) -> AutoReport | None:
     directory = options.get(_DIRECTORY, ".")
     if not isinstance(directory, str) or not directory:
         raise _wrong(_DIRECTORY, directory, "a directory, such as 'reports'")
-    return AutoReport(
-        pathlib.Path(directory).expanduser(), _count(options), graph, execution
-    )
+    return AutoReport(pathlib.Path(directory).expanduser(), _count(options), graph, execution)
 
 
 def _options(text: str) -> Mapping[str, object]:

@@ -18,13 +18,19 @@ import os
 import pathlib
 import threading
 import time
+import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import jax
+
+from millrace.compiling.log import listeners
 from millrace.errors import OptionError
 from millrace.explain.key import versions
 from millrace.ipu.engine_options import VARIABLE, AutoReport, current_report
+from millrace.processes.agreement import process_index
+from millrace.recording.options import device_names
 from millrace.recording.page import RunPage
 from millrace.recording.run import this_process
 from millrace.records.compilation import CompileRecord, Origin
@@ -33,6 +39,7 @@ from millrace.records.loops import ExecutionSample, FeedSample, LoopRecord
 from millrace.records.memory_report import MemoryReport
 from millrace.records.operations import ProgramOperations
 from millrace.records.program_memory import ProgramMemory
+from millrace.records.sinks import RecordSinks
 from millrace.records.trace import ExecutionTrace
 from millrace.reports.page import write_page
 
@@ -71,22 +78,19 @@ class ProgramReport:
 class ProgramReports:
     """Takes the records of all strategies, and writes each into the directory of its program."""
 
-    def __init__(self, process: int, platform: str, devices: Sequence[str]):
-        """Makes no directory yet.
-
-        Args:
-            process: number of this process in its run.
-            platform: of the devices.
-            devices: names of those of this process.
-        """
-        self.process = process
-        self._platform, self._devices = platform, tuple(devices)
+    def __init__(self):
+        """Makes no directory yet."""
         self._reports: dict[Owner, ProgramReport] = {}  # the newest of each
         self._loops: dict[int, LoopRecord] = {}  # as they were written last
         self._lock = threading.RLock()
         self._has_failed = False
         self._pid = os.getpid()
         atexit.register(self._process_ends)
+
+    @property
+    def process(self) -> int:
+        """The number of this process in its run."""
+        return process_index()
 
     def compiled(self, record: CompileRecord) -> None:
         """Writes the record of an executable, into a new directory if its program has none."""
@@ -155,7 +159,8 @@ class ProgramReports:
     def _new(self, options: AutoReport, owner: Owner) -> ProgramReport:
         """Makes a directory, with the records that it would have had from its begin on."""
         directory = RunDirectory(_new_directory(options.directory), self.process)
-        directory.add(this_process(self._platform, self._devices))
+        devices = jax.local_devices()
+        directory.add(this_process(devices[0].platform, device_names(devices)))
         page = RunPage(directory, write_page) if self.process == 0 else None
         report = ProgramReport(options, directory, page, owner)
         loop = self._loop_of(owner)
@@ -188,6 +193,39 @@ class ProgramReports:
             for report in self._reports.values():
                 if report.page is not None:
                     report.page.process_ends()
+
+
+class _Watched:
+    """The strategies of this process, and what takes their records."""
+
+    def __init__(self):
+        self.lock = threading.Lock()
+        self.sinks: weakref.WeakSet[RecordSinks] = weakref.WeakSet()
+        self.reports: ProgramReports | None = None
+
+
+def watch(sinks: RecordSinks) -> None:
+    """Takes the records of a strategy from now on, if its programs are to leave reports."""
+    with _watched.lock:
+        _watched.sinks.add(sinks)
+    read_engine_options()
+
+
+def read_engine_options() -> None:
+    """Takes the records of all strategies, once reports are asked for.
+
+    Raises:
+        OptionError: for an invalid value of the variable.
+    """
+    if current_report() is None:
+        return
+    with _watched.lock:
+        if _watched.reports is None:
+            _watched.reports = ProgramReports()
+            listeners.append(_watched.reports.compiled)
+        for sinks in list(_watched.sinks):
+            if not sinks.has(_watched.reports):
+                sinks.put_in(_watched.reports)
 
 
 def _owner(model: str, program: str) -> Owner:
@@ -260,3 +298,6 @@ def _executable(record: CompileRecord) -> dict[str, object]:
         "seconds": record.seconds,
         "peak_bytes": record.peak_bytes,
     }
+
+
+_watched = _Watched()
