@@ -177,6 +177,7 @@ def test_a_memory_report_a_budget_a_verdict_and_tensors(tmp_path):
     run = millrace.records.load(tmp_path)
     assert run.memory_reports == (report,)
     assert run.feed_verdicts == (verdict,)
+    assert len(run.loops) == 1  # and not those that were measured
     assert run.budgets == strategy.statistics().budgets
     assert len(run.budgets) >= 1
     kernel = [each for each in run.tensors if each.tensor.name.endswith("/kernel")]

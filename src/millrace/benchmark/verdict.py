@@ -75,7 +75,7 @@ def feed_verdict(
             loading = measure_elements(elements, epochs, steps, begin, tick=first)
         loader = [epoch.time_elapsed for epoch in loading.epochs[1:]]
         _build(model, sample)
-        with _unchanged(model):
+        with _unchanged(model), _without_records(model):
             alone = _fit_seconds(model, itertools.repeat(sample), steps, second)
             with contextlib.closing(_passes(dataset, steps)) as elements:
                 both = _fit_seconds(model, elements, steps, third)
@@ -147,6 +147,20 @@ def _unchanged(model: keras.Model) -> Iterator[None]:
             zeros = [np.zeros(v.shape, v.dtype) for v in model.metrics_variables]
             restore_state(model, (*state, zeros))
             model.reset_metrics()
+
+
+@contextlib.contextmanager
+def _without_records(model: keras.Model) -> Iterator[None]:
+    """Leaves no records of loops that only measure: the verdict is the record of them."""
+    controller = controller_of(model)
+    if controller is None:
+        yield
+        return
+    controller.is_recorded = False
+    try:
+        yield
+    finally:
+        controller.is_recorded = True
 
 
 class _EpochClock(keras.callbacks.Callback):

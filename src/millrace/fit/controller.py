@@ -54,6 +54,7 @@ class Controller:
         self.watchers = watchers or Watchers()
         self.feeds = Feeds()
         self.functions = LoopFunctions(setup.model, totals.number)
+        self.is_recorded = True  # False while loops run that are no training: measurements
         self.loop = 0  # number of the outermost loop that runs, or ran last
         self._running = 0  # nesting of fit, evaluate and predict
         self._activities: Activities | None = None
@@ -123,7 +124,7 @@ class Controller:
             yield
             return
         self.loop = next_loop()
-        if mode is None or recorders is None:
+        if mode is None or recorders is None or not self.is_recorded:
             yield
             return
         functions.recorder = recorders.begin(self.setup, self.loop, mode, arguments)
