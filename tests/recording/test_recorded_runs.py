@@ -240,6 +240,10 @@ def test_training_goes_on_without_a_directory(tmp_path, caplog, how):
     (message,) = [each for each in caplog.messages if "ecords" in each or "report" in each]
     assert message.startswith(f"Records are no longer written to {directory}: ")
     assert directory.exists() is (how == "full")
+    if how == "removed":
+        make_model(millrace.Strategy(devices=1, report_dir=directory)).fit(X, Y, verbose=0)
+        run = millrace.records.load(directory)
+        assert (len(run.processes), [loop.executions for loop in run.loops]) == (1, [1])
 
 
 def test_a_page_that_cannot_be_written_is_said_once(tmp_path, caplog):
@@ -255,8 +259,9 @@ def test_a_page_that_cannot_be_written_is_said_once(tmp_path, caplog):
 
 
 def test_a_variable_names_the_directory_of_all_runs(tmp_path, monkeypatch):
-    monkeypatch.setenv("MILLRACE_REPORT_DIR", str(tmp_path))
+    monkeypatch.setenv("MILLRACE_REPORT_DIR", tmp_path.name)
     for name in ("first", "second"):
+        monkeypatch.chdir(tmp_path.parent if name == "first" else tmp_path)
         make_model(millrace.Strategy(devices=1), name).fit(X, Y, verbose=0)
     (directory,) = tmp_path.iterdir()
     assert re.fullmatch(rf".+-\d{{8}}-\d{{6}}-{os.getpid()}", directory.name)

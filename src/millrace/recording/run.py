@@ -74,6 +74,16 @@ class RecordedRun:
         if self._process != before:
             self.directory.add(self._process)
 
+    def begin_again(self) -> None:
+        """Goes on in the directory, which may have been removed since.
+
+        Raises:
+            OptionError: if it cannot be made.
+        """
+        if not self.directory.path.is_dir():
+            self._process = None  # is written once more
+        self.directory.begin_again()
+
     def end(self) -> None:
         """Writes what is left, at the end of the process."""
         if os.getpid() != self.pid:  # a process that was forked has its own end
@@ -150,7 +160,7 @@ def open_run(directory: str | os.PathLike[str]) -> RecordedRun:
                 atexit.register(_end_all)
             run = _runs[key] = RecordedRun(path)
         else:
-            run.directory.begin_again()
+            run.begin_again()
         return run
 
 
@@ -160,13 +170,15 @@ def _run_of_environment() -> RecordedRun | None:
         return None
     key = os.getpid(), process_index(), parent
     with _lock:
-        name = _names.get(key)
-        if name is None:
+        path = _paths.get(key)
+        if path is None:
             stem = _directory_name(_script())
             own = f"{stem}-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
-            name = _names[key] = text_of_first(f"{VARIABLE}={parent}", own)
+            name = text_of_first(f"{VARIABLE}={parent}", own)
+            # Absolute from now on: the program may change to another directory.
+            path = _paths[key] = pathlib.Path(parent).expanduser().absolute() / name
     try:
-        return open_run(pathlib.Path(parent).expanduser() / name)
+        return open_run(path)
     except OptionError as error:
         raise OptionError(
             f"{VARIABLE}={parent!r} is no directory that can be written to: {error.__cause__}. Set "
@@ -188,4 +200,4 @@ def _end_all() -> None:
 
 _lock = threading.RLock()
 _runs: dict[tuple[int, int, pathlib.Path], RecordedRun] = {}
-_names: dict[tuple[int, int, str], str] = {}  # of the directories below that of the environment
+_paths: dict[tuple[int, int, str], pathlib.Path] = {}  # of the runs that the environment names
