@@ -1,7 +1,7 @@
 """The statistics of watched tensors, thinned so that a long run leaves a few thousand rows of each.
 
 epoch     1      2      3     ...  10    ...  100
-rows      1000   500    333        100        10       at most, of one tensor
+rows      500    250    166        50         5        at most, of one tensor
 
 Where rows are left out, one of several neighbours stays: the one with NaNs or infinities, or else
 the largest element. The first and the last row of an epoch stay.
@@ -14,8 +14,8 @@ import numpy as np
 
 from millrace.records.tensors import COUNTS, STATISTICS, Tensor, TensorSeries
 
-ROWS = 1000  # of the first epoch, for each tensor
-LEAST = 2  # of any epoch that is written
+ROWS = 500  # of the first epoch, for each tensor
+LEAST = 3  # of any epoch that is written: the first, the largest, the last
 EPOCHS = 500  # that are all written; of later ones, one in so many: number / EPOCHS
 
 _MIN, _MAX = STATISTICS.index("min"), STATISTICS.index("max")
