@@ -21,7 +21,7 @@ LEVELS = [
     {"pipelines"},
     {"memory"},
     {"fit"},
-    {"precompile"},
+    {"precompile", "operations"},
     {"memory_report"},
     {"recording"},
     {"strategy", "distributed", "layers", "benchmark"},

@@ -16,6 +16,7 @@
     recording/           what a strategy writes about its runs
     memory_report/       what training will need, and what to change where it does not fit
     precompile/          compiles what a loop would run, and runs nothing
+    operations/          FLOPs, bytes and times of compiled programs, layer by layer
     fit/                 what Keras's fit, evaluate and predict call, and what they draw from
     memory/              the bytes of compiled programs, operation by operation
     pipelines/           a model's layers as stages on devices of their own

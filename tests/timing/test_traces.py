@@ -92,8 +92,9 @@ def test_later_loops_are_traced_from_their_first_update_on(tmp_path):
     fit(model, 1)  # which compiles
     fit(model, 1)
     fit(model, 1, epochs=5)
-    assert [(each.loop, each.update) for each in traces(tmp_path)] == [
-        (1, 0), (2, 0), (2, 1), (2, 2), (2, 4)
+    found = traces(tmp_path)
+    assert [(each.loop - found[0].loop, each.update) for each in found] == [
+        (0, 0), (1, 0), (1, 1), (1, 2), (1, 4)
     ]  # fmt: skip
 
 
@@ -201,7 +202,7 @@ def test_a_failed_task_leaves_no_trace_and_no_thread(tmp_path, monkeypatch):
     assert own_threads() == []
     monkeypatch.undo()
     fit(model, 2)
-    assert [(each.loop, each.update) for each in traces(tmp_path)] == [(1, 0), (1, 1)]
+    assert [each.update for each in traces(tmp_path)] == [0, 1]
 
 
 def test_an_interrupt_ends_the_threads(tmp_path):

@@ -1,15 +1,15 @@
 """The output of `millrace report` on a terminal: a run in a few lines and tables.
 
-    run      runs/7, ended
-    model    mlp: train on 2 stages, 640 steps in 20 executions, 12.3 s
-    time     compile 1.20 s (10 %), compute 11.1 s (90 %)
-    limit    compute: Steps took ...
+run      runs/7, ended
+model    mlp: train on 2 stages, 640 steps in 20 executions, 12.3 s
+time     compile 1.20 s (10 %), compute 11.1 s (90 %)
+limit    compute: Steps took ...
 
-    stage 0 |F0 F1       B0---    B1---
-    stage 1 |   F0 B0--- F1 B1---
+stage 0 |F0 F1       B0---    B1---
+stage 1 |   F0 B0--- F1 B1---
 
-    program      peak       largest layers
-    operations   FLOPs      bytes      time
+program      peak       largest layers
+operations   FLOPs      bytes      time
 """
 
 import os
@@ -24,7 +24,7 @@ from millrace.records.memory import bytes_text
 from millrace.records.operations import OperationGroup
 from millrace.records.run import RunRecords
 from millrace.reports.limits import limits
-from millrace.reports.running import run_state
+from millrace.reports.running import RunState, run_state
 from millrace.schedules.text import grid
 
 _PIPE_WIDTH = 160  # characters of a line that does not go to a terminal
@@ -61,9 +61,10 @@ def _facts(run: RunRecords) -> Iterator[tuple[str, str]]:
         "ended": "it has ended",
         "unknown": "not on this host" if run.processes else "no record of its processes",
     }
-    yield "run", f"{run.path} ({states[run_state(run)]})"
+    state = run_state(run)
+    yield "run", f"{run.path} ({states[state]})"
     for loop in run.loops[-_MAX_LOOPS:]:
-        yield "loop", _loop(loop)
+        yield "loop", _loop(loop, state)
     if len(run.loops) > _MAX_LOOPS:
         yield "", f"and {len(run.loops) - _MAX_LOOPS} before them"
     devices = dict.fromkeys(device for each in run.processes for device in each.devices)
@@ -88,7 +89,7 @@ def _facts(run: RunRecords) -> Iterator[tuple[str, str]]:
         yield "damaged", f"lines that could not be read, by file: {lines}"
 
 
-def _loop(loop: LoopRecord) -> str:
+def _loop(loop: LoopRecord, state: RunState) -> str:
     where = [
         f"{number} {name}"
         for number, name in ((loop.stages, "stages"), (loop.replicas, "replicas"))
@@ -97,7 +98,9 @@ def _loop(loop: LoopRecord) -> str:
     on = f" on {' and '.join(where)}" if where else ""
     process = f", process {loop.process}" if loop.process else ""
     time = f", {loop.seconds:.2f} s" if loop.ended else ""
-    outcome = "" if loop.outcome == "finished" else f", {loop.outcome}"
+    is_killed = loop.outcome == "running" and state == "ended"
+    outcome = "killed" if is_killed else loop.outcome
+    outcome = "" if outcome == "finished" else f", {outcome}"
     error = f": {loop.error}" if loop.error else ""
     return (
         f"{loop.mode} of {loop.model or 'a model'}{on}{process}, {loop.epochs} epochs, "
@@ -176,4 +179,6 @@ def _operations(run: RunRecords) -> Table:
 def _printable(text: str) -> str:
     """Escapes characters that a terminal would act on, and those beyond ASCII."""
     text = text.encode("ascii", "backslashreplace").decode()
-    return "".join(each if each == "\n" or each.isprintable() else repr(each)[1:-1] for each in text)
+    return "".join(
+        each if each == "\n" or each.isprintable() else repr(each)[1:-1] for each in text
+    )

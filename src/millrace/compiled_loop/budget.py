@@ -81,7 +81,7 @@ def within_budget(
 
 def announce(choice: BudgetChoice, log: CompileLog) -> None:
     """Records a choice, logs it, and prints it if stderr is a terminal."""
-    log.budgets.append(choice)
+    log.add_budget(choice)
     logger.info("training %s", choice)
     console = rich.console.Console(stderr=True)
     if console.is_terminal:

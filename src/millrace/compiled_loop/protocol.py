@@ -148,6 +148,12 @@ class Runner(Protocol):
     """Runs the executions of one mode of one model."""
 
     dispatches: int  # calls of compiled code so far
+    is_timed: bool  # whether `dispatch_seconds` is kept
+
+    @property
+    def dispatch_seconds(self) -> float:
+        """The host's seconds in these calls so far."""
+        ...
 
     @property
     def tracer(self) -> Tracer | None:

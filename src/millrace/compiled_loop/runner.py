@@ -101,6 +101,8 @@ class ScanRunner:
         self._destination = Destination(plan.group)
         self._last_result: Any = None
         self.dispatches = 0
+        self.is_timed = False
+        self.dispatch_seconds = 0.0
         self._update: OpenUpdate | None = None
         self._first: State | None = None  # with which a running execution began
         self._newest: State | None = None  # of a running execution
@@ -289,11 +291,14 @@ class ScanRunner:
 
     def _call(self, executable: Executable, *arguments: object) -> Any:
         self.dispatches += 1
-        if self.tracer is None:
+        if not self.is_timed and self.tracer is None:
             return executable(*(np.int32(a) if isinstance(a, int) else a for a in arguments))
         self._began = time.perf_counter()
         result = executable(*(np.int32(a) if isinstance(a, int) else a for a in arguments))
-        self.tracer.activities.add("host", "dispatch", self._began, time.perf_counter())
+        end = time.perf_counter()
+        self.dispatch_seconds += end - self._began
+        if self.tracer is not None:
+            self.tracer.activities.add("host", "dispatch", self._began, end)
         return result
 
     def _begin_trace(self, tracer: Tracer) -> None:

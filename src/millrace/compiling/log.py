@@ -19,8 +19,8 @@ from millrace.explain.diagnose import explain, history
 from millrace.options import RecompilePolicy
 from millrace.plan import Plan
 from millrace.records.compilation import Cause, CompileRecord, Origin, ProgramKey
-from millrace.records.directory import RunDirectory
 from millrace.records.memory_report import BudgetChoice
+from millrace.records.sinks import RecordSink
 from millrace.threads.scoped_value import ScopedValue
 
 
@@ -102,14 +102,14 @@ class CompileLog:
     def __init__(
         self,
         on_recompile: RecompilePolicy = RecompilePolicy.LOG,
-        directory: RunDirectory | None = None,
+        records: RecordSink | None = None,
         is_dry_run: bool = False,
     ):
         """Begins an empty log.
 
         Args:
             on_recompile: whether a recompilation is logged, warned of or refused.
-            directory: where records are written, too, one by one.
+            records: takes the records, too, one by one.
             is_dry_run: whether its executables are never run.
         """
         # The position of the running loop in its data: "batch 3 of epoch 1".
@@ -119,7 +119,7 @@ class CompileLog:
         # Called with every executable, after its record was added.
         self.observers: list[ExecutableObserver] = []
         self.budgets: list[BudgetChoice] = []  # choices of recomputation budgets, in order
-        self._directory = directory
+        self._sink = records
         self._records: list[CompileRecord] = []
         self._lock = threading.Lock()
         self._groups: set[Group] = set()
@@ -132,6 +132,11 @@ class CompileLog:
         """All records, in order."""
         with self._lock:
             return tuple(self._records)
+
+    @property
+    def length(self) -> int:
+        """Number of records."""
+        return len(self._records)
 
     @property
     def executables(self) -> tuple[CompileRecord, ...]:
@@ -223,6 +228,12 @@ class CompileLog:
         for observer in self.observers:
             observer(executable)
 
+    def add_budget(self, choice: BudgetChoice) -> None:
+        """Adds the choice of a recomputation budget."""
+        self.budgets.append(choice)
+        if self._sink is not None:
+            self._sink.add(choice)
+
     def _warn_if_often(self, record: CompileRecord) -> None:
         names = record.model, record.program
         recompilations = [
@@ -265,8 +276,8 @@ class CompileLog:
                 self._write(self._records[index])
 
     def _write(self, record: CompileRecord) -> None:
-        if self._directory is not None:
-            self._directory.add(record)
+        if self._sink is not None:
+            self._sink.add(record)
 
 
 RecordListener = Callable[[CompileRecord], object]

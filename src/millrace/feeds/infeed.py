@@ -94,6 +94,16 @@ class Infeed:
             _left_behind.add(self._thread)
         self._current = None
 
+    @property
+    def ready(self) -> int:
+        """Blocks that are ready now."""
+        return len(self._ready)
+
+    @property
+    def limit(self) -> int:
+        """Most blocks kept ready."""
+        return self._depth
+
     def statistics(self) -> FeedStatistics:
         """Returns the counts, bytes and seconds so far."""
         return FeedStatistics(

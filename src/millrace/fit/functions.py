@@ -113,6 +113,10 @@ class LoopFunction:
         self.last.steps, self.last.out_of_memory = longest, None
         slices = self._remembered(slices)
         dispatches = runner.dispatches
+        recorder, dispatch_seconds = self._controller.functions.recorder, 0.0
+        if recorder is not None:
+            runner.is_timed, dispatch_seconds = True, runner.dispatch_seconds
+            recorder.begins(self.mode, self._position.epoch)
         chunk = self._chunk(step_logs)
         try:
             state, calls = runner.run(as_state(state), ExecutionSteps(slices, longest, chunk))
@@ -133,6 +137,8 @@ class LoopFunction:
         self.halted = runner.halted
         self._end_deliveries()
         self._controller.totals.add_execution(runner.dispatches - dispatches, runner.statistics)
+        if recorder is not None:
+            recorder.executed(self._position.steps, runner.dispatch_seconds - dispatch_seconds)
         if not calls:
             raise StopIteration
         calls = [call._replace(result=jax.tree.map(own_copy, call.result)) for call in calls]

@@ -5,21 +5,26 @@ from XLA's `hlo.proto`:
 
     HloModuleProto           1 name, 3 computations, 6 entry, 7 schedule
     HloInstructionProto      1 name, 2 opcode, 3 shape, 7 metadata, 9 parameter, 13 tuple index,
-                             35 id, 36 operands, 38 called computations
+                             15 window, 16 dimensions of a convolution, 28 target of a custom call,
+                             30 dimensions of a dot, 32 lengths of an FFT, 35 id, 36 operands,
+                             38 called computations, 43 configuration of the backend, 50 groups
     BufferAssignmentProto    1 logical buffers, 3 allocations
 
 A test decodes a known program, and so finds a change of these numbers.
 """
 
+import json
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 Fields = dict[int, list[Any]]  # of a message, by number: ints and bytes
 
 # Of `xla.PrimitiveType`, as XLA writes them.
 _TYPES = {1: "pred", 2: "s8", 3: "s16", 4: "s32", 5: "s64", 6: "u8", 7: "u16", 8: "u32", 9: "u64"}
 _TYPES |= {10: "f16", 11: "f32", 12: "f64", 15: "c64", 16: "bf16", 18: "c128"}
+_TYPES |= {19: "f8e5m2", 20: "f8e4m3fn", 21: "s4", 22: "u4", 23: "f8e4m3b11fnuz"}
+_TYPES |= {24: "f8e5m2fnuz", 25: "f8e4m3fnuz", 28: "f8e4m3", 29: "f8e3m4"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +40,31 @@ class Instruction:
     tuple_index: int
     operands: tuple[int, ...]
     called: tuple[int, ...]  # computations
+    data: bytes = b""  # the whole message, for those who need a field that is not here
+
+
+@dataclass(frozen=True, slots=True)
+class KernelAxis:
+    """One spatial dimension of the window that a convolution or a pooling moves."""
+
+    size: int
+    stride: int
+    padding_low: int
+    padding_high: int
+    dilation: int
+    base_dilation: int
+
+
+@dataclass(frozen=True, slots=True)
+class ConvolutionDimensions:
+    """Which dimensions of input, kernel and output a convolution goes over."""
+
+    input_batch: int
+    input_spatial: tuple[int, ...]
+    kernel_input_feature: int
+    kernel_spatial: tuple[int, ...]
+    output_feature: int
+    output_spatial: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +147,82 @@ def read_buffers(data: bytes) -> BufferAssignment:
     return BufferAssignment({each.number: each for each in buffers}, allocations)
 
 
+def element_shapes(instruction: Instruction) -> tuple[str, ...]:
+    """Returns the shape of a result; of a tuple, those of its elements and theirs."""
+    if instruction.shape:
+        return (instruction.shape,)
+    return tuple(_leaves(_last(_fields(instruction.data), 3, b"")))
+
+
+def _leaves(data: bytes) -> Iterator[str]:
+    if shape := _shape(data):
+        yield shape
+    for element in _fields(data).get(4, ()):
+        yield from _leaves(element)
+
+
+def contracted_dimensions(instruction: Instruction) -> tuple[int, ...]:
+    """Returns the dimensions of its first operand that a dot sums over."""
+    dimensions = _fields(_last(_fields(instruction.data), 30, b""))
+    return tuple(_numbers(dimensions, 1))
+
+
+def kernel_axes(instruction: Instruction) -> tuple[KernelAxis, ...]:
+    """Returns the window of a convolution or a pooling."""
+    window = _fields(_last(_fields(instruction.data), 15, b""))
+    return tuple(
+        KernelAxis(
+            size=_signed(_last(each, 1)),
+            stride=_last(each, 2, 1) or 1,
+            padding_low=_signed(_last(each, 3)),
+            padding_high=_signed(_last(each, 4)),
+            dilation=_last(each, 5, 1) or 1,
+            base_dilation=_last(each, 6, 1) or 1,
+        )
+        for each in map(_fields, window.get(1, ()))
+    )
+
+
+def convolution_of(instruction: Instruction) -> tuple[ConvolutionDimensions, int]:
+    """Returns the dimensions of a convolution, and its number of groups of batches."""
+    fields = _fields(instruction.data)
+    numbers = _fields(_last(fields, 16, b""))
+    dimensions = ConvolutionDimensions(
+        input_batch=_last(numbers, 7),
+        input_spatial=tuple(_numbers(numbers, 11)),
+        kernel_input_feature=_last(numbers, 3),
+        kernel_spatial=tuple(_numbers(numbers, 6)),
+        output_feature=_last(numbers, 10),
+        output_spatial=tuple(_numbers(numbers, 12)),
+    )
+    return dimensions, _last(fields, 58, 1) or 1
+
+
+def transform_lengths(instruction: Instruction) -> tuple[int, ...]:
+    """Returns the lengths of an FFT."""
+    return tuple(_numbers(_fields(instruction.data), 32))
+
+
+def custom_target(instruction: Instruction) -> str:
+    """Returns the name of the library function that a custom call calls."""
+    return _text(_fields(instruction.data), 28)
+
+
+def backend_config(instruction: Instruction) -> dict[str, Any]:
+    """Returns what the compiler's backend has noted; empty if that is nothing, or not JSON."""
+    try:
+        config = json.loads(_text(_fields(instruction.data), 43) or "{}")
+    except ValueError:
+        return {}
+    return cast(dict[str, Any], config) if isinstance(config, dict) else {}
+
+
+def trip_count(instruction: Instruction) -> int | None:
+    """Returns the iterations of a `while`; None where the compiler does not know them."""
+    count = backend_config(instruction).get("known_trip_count", {}).get("n")
+    return None if count is None else int(count)
+
+
 def _computation(data: bytes) -> Computation:
     fields = _fields(data)
     instructions = tuple(_instruction(each) for each in fields.get(2, ()))
@@ -135,6 +241,7 @@ def _instruction(data: bytes) -> Instruction:
         tuple_index=_last(fields, 13),
         operands=tuple(_numbers(fields, 36)),
         called=tuple(_numbers(fields, 38)),
+        data=data,
     )
 
 
@@ -198,6 +305,10 @@ def _varint(data: bytes, position: int) -> tuple[int, int]:
         if byte < 128:
             return value, position
         shift += 7
+
+
+def _signed(value: int) -> int:
+    return value - (1 << 64) if value >= 1 << 63 else value
 
 
 def _numbers(fields: Fields, number: int) -> Iterator[int]:

@@ -6,7 +6,6 @@ compile log -> NewExecutable -> labels of its arguments
 """
 
 import logging
-from collections.abc import Callable
 
 from millrace._compat.jax_executables import devices_of
 from millrace._compat.keras_layers import layer_names
@@ -17,6 +16,7 @@ from millrace.memory.owners import layer_finder
 from millrace.memory.program import AnalyzedProgram, analyze
 from millrace.plan import Plan
 from millrace.records.program_memory import ProgramMemory
+from millrace.records.sinks import RecordSinks
 
 logger = logging.getLogger("millrace")
 
@@ -88,19 +88,16 @@ def _recomputation(plan: Plan | None, analyzed: AnalyzedProgram) -> str:
 class MemoryRecorder:
     """An observer of a compile log, which writes the memory of every executable."""
 
-    def __init__(self, write: Callable[[ProgramMemory], object]):
-        """Begins with nothing.
-
-        Args:
-            write: takes the records, from several threads.
-        """
-        self._write = write
+    def __init__(self, sinks: RecordSinks):
+        self._sinks = sinks
         self._has_failed = False
 
     def __call__(self, new: NewExecutable) -> None:
         """Writes the memory of an executable; an error is logged, once, and training goes on."""
+        if not self._sinks:
+            return
         try:
-            self._write(program_memory(new))
+            self._sinks.add(program_memory(new))
         except Exception as error:  # of any kind: training is worth more than its records
             if not self._has_failed:
                 self._has_failed = True
@@ -112,11 +109,11 @@ class MemoryRecorder:
                 )  # fmt: skip
 
 
-def record_memory(log: CompileLog, write: Callable[[ProgramMemory], object]) -> None:
+def record_memory(log: CompileLog, sinks: RecordSinks) -> None:
     """Writes the memory of all executables that `log` will get.
 
     Args:
         log: of a strategy.
-        write: takes the records.
+        sinks: take the records; without any, nothing is analyzed.
     """
-    log.observers.append(MemoryRecorder(write))
+    log.observers.append(MemoryRecorder(sinks))

@@ -26,6 +26,7 @@ class ProgramOperations:
     stage: int = 0
     steps: int = 1  # of the call that the numbers are of
     groups: tuple[OperationGroup, ...]
+    unknown_loops: int = 0  # whose iterations XLA does not know: their operations count once
     calls: int = 0  # that were traced
     traced_seconds: float = 0.0  # wall time of these calls
     overhead: float | None = None  # of tracing: their time over that of others, less 1

@@ -14,7 +14,7 @@ from typing import Any, Protocol, TypeAlias, cast
 import jax
 import keras
 
-from millrace._compat.keras_steps import compute_gradient_step, metric_logs
+from millrace._compat.keras_steps import compute_gradient_step, metric_logs, metrics_in_scope
 from millrace.plan import Mode, Plan
 from millrace.pytrees import ArrayTree
 from millrace.recomputation.step import recomputing_value_and_grad
@@ -38,11 +38,13 @@ def make_step(model: keras.Model, mode: Mode) -> Step:
     """
 
     def train(state: State, batch: ArrayTree) -> tuple[State, ArrayTree]:
-        logs, new = model.train_step(as_lists(state), batch)
+        with metrics_in_scope(model):
+            logs, new = model.train_step(as_lists(state), batch)
         return with_dtypes_of(as_state(new), state), logs
 
     def test(state: State, batch: ArrayTree) -> tuple[State, ArrayTree]:
-        logs, new = model.test_step(as_lists(state), batch)
+        with metrics_in_scope(model):
+            logs, new = model.test_step(as_lists(state), batch)
         return with_dtypes_of(as_state(new), state), logs
 
     def predict(state: State, batch: ArrayTree) -> tuple[State, ArrayTree]:

@@ -147,8 +147,11 @@ class Measurement:
         times = GroupTimes([], [])
         try:
             free = _wait(before) if before else 0.0
+            is_first = True
             while (entry := self._queues[group].get()) is not None:
-                free = _time(times, group, entry, free)
+                if is_first and entry.ended is not None and free > entry.ended:
+                    free = entry.begin  # the end of what came before was seen late
+                is_first, free = False, _time(times, group, entry, free)
         except Exception as error:  # of a task that failed, which the loop reports
             self._is_dropped = True
             logger.debug("A trace was dropped: %s", error)

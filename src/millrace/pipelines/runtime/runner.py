@@ -68,6 +68,7 @@ class PipelineRunner:
         self._task_seconds: list[float] = []
         self._in_flight: tuple[int, ...] = ()
         self.dispatches = 0
+        self.is_timed = True  # every task is, always
         self.statistics = PipelineStatistics()
         # The newest state of a running execution; the state to go on with if the execution fails.
         self.state: State | None = None
@@ -117,6 +118,11 @@ class PipelineRunner:
                 break
             raise_if_interrupted()
         return results, steps
+
+    @property
+    def dispatch_seconds(self) -> float:
+        """The host's seconds in tasks so far."""
+        return self.statistics.dispatch_seconds
 
     @property
     def tracer(self) -> Tracer | None:
