@@ -13,7 +13,6 @@ from dataclasses import dataclass, replace
 
 from millrace.records.timeline_svg import timeline_svg
 
-
 DRAWN = 2_000  # tasks at most in a notebook, whose file holds the picture
 
 

@@ -120,7 +120,8 @@ def timeline_svg(timeline: DrawnTimeline, title: str, unit: str = "") -> str:
     ]
     return "\n".join(
         [
-            f'<svg xmlns="http://www.w3.org/2000/svg" class="timeline" viewBox="0 0 {_n(width)} {_n(height)}" '
+            f'<svg xmlns="http://www.w3.org/2000/svg" class="timeline" '
+            f'viewBox="0 0 {_n(width)} {_n(height)}" '
             f'width="{_n(width)}" height="{_n(height)}" role="img">',
             f"  <title>{escape(title)}; {bubble}</title>",
             f"  <style>\n{_STYLE}{''.join(colors)}  </style>",
