@@ -291,7 +291,7 @@ class ScanRunner:
 
     def _call(self, executable: Executable, *arguments: object) -> Any:
         self.dispatches += 1
-        if not self.is_timed and self.tracer is None:
+        if self.tracer is None and not self.is_timed:
             return executable(*(np.int32(a) if isinstance(a, int) else a for a in arguments))
         self._began = time.perf_counter()
         result = executable(*(np.int32(a) if isinstance(a, int) else a for a in arguments))
