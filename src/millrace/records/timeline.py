@@ -9,7 +9,11 @@ Counted over time, these sets are the memory that a pipeline needs besides its w
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+
+from millrace.records.timeline_svg import timeline_svg
+
+DRAWN = 2_000  # tasks at most in a notebook, whose file holds the picture
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +93,28 @@ class Timeline:
             _peak(times for _, group, times in held if group == number)
             for number in range(self.num_groups)
         )
+
+    def _repr_html_(self) -> str:
+        """Returns the picture that a notebook shows; its unit of time is not known."""
+        return self.as_html("timeline")
+
+    def as_html(self, title: str, unit: str = "", scale: float = 1.0) -> str:
+        """Returns a picture for a notebook: of the first tasks, where there are very many.
+
+        Args:
+            title: the first line of the picture, escaped in it.
+            unit: of the times in it.
+            scale: how many of these units are one unit of this timeline.
+        """
+        number = len(self.spans)
+        if number > DRAWN:
+            title = f"{title}: the first {DRAWN:,} of {number:,} tasks"
+        spans = tuple(
+            replace(span, start=span.start * scale, end=span.end * scale)
+            for span in self.spans[:DRAWN]
+        )
+        picture = timeline_svg(Timeline(spans, self.num_groups), title, unit)
+        return f'<div style="overflow-x: auto">{picture}</div>'
 
     def _held(self) -> list[tuple[int, int, tuple[float, float]]]:
         """Stage, group and time of each set: from its first task to its last, which is B or W."""

@@ -11,17 +11,51 @@ tasks are left out.
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from statistics import median_low
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 from xml.sax.saxutils import escape
-
-from millrace.records.timeline import Span, Timeline
 
 LEFT, RIGHT, TOP, ROW, GAP = 84.0, 20.0, 72.0, 30.0, 6.0  # pixels
 LEAST_WIDTH, MOST_WIDTH = 720.0, 4000.0  # of the rows
 LETTER = 7.6  # pixels of a label's letter, in the widest of the usual fonts
 TICKS = 10  # at most
+
+
+class DrawnSpan(Protocol):
+    """A `Span`, whose module imports this one."""
+
+    @property
+    def stage(self) -> int: ...
+    @property
+    def kind(self) -> str: ...
+    @property
+    def micro_batch(self) -> int: ...
+    @property
+    def group(self) -> int: ...
+    @property
+    def start(self) -> float: ...
+    @property
+    def end(self) -> float: ...
+    @property
+    def duration(self) -> float: ...
+
+
+class DrawnTimeline(Protocol):
+    """A `Timeline`."""
+
+    @property
+    def spans(self) -> Sequence[DrawnSpan]: ...
+    @property
+    def num_groups(self) -> int: ...
+    @property
+    def has_stage_per_group(self) -> bool: ...
+    @property
+    def end(self) -> float: ...
+    @property
+    def idle(self) -> Sequence[float]: ...
+    @property
+    def bubble(self) -> float: ...
 
 
 class PassStyle(NamedTuple):
@@ -41,27 +75,27 @@ PASS_STYLES = {
 
 # Two sets of colours for everything but the tasks; the page's own background may be either.
 _STYLE = """\
-    text { font: 12px ui-sans-serif, system-ui, sans-serif; fill: #1f2733 }
-    .title { font-size: 15px; font-weight: 600 }
-    .faint { fill: #5b6673 }
-    .label { font-size: 11px; font-weight: 600; text-anchor: middle }
-    .tick { text-anchor: middle }
-    .paper { fill: #ffffff; stroke: #d7dde4 }
-    .idle { fill: #edf0f4 }
-    .grid { stroke: #d7dde4 }
-    .tasks { stroke: #ffffff }
+    .timeline text { font: 12px ui-sans-serif, system-ui, sans-serif; fill: #1f2733 }
+    .timeline .title { font-size: 15px; font-weight: 600 }
+    .timeline .faint { fill: #5b6673 }
+    .timeline .label { font-size: 11px; font-weight: 600; text-anchor: middle }
+    .timeline .tick { text-anchor: middle }
+    .timeline .paper { fill: #ffffff; stroke: #d7dde4 }
+    .timeline .idle { fill: #edf0f4 }
+    .timeline .grid { stroke: #d7dde4 }
+    .timeline .tasks { stroke: #ffffff }
     @media (prefers-color-scheme: dark) {
-      text { fill: #e6ebf1 }
-      .faint { fill: #a2adba }
-      .paper { fill: #12171e; stroke: #343d49 }
-      .idle { fill: #222a34 }
-      .grid { stroke: #343d49 }
-      .tasks { stroke: #12171e }
+      .timeline text { fill: #e6ebf1 }
+      .timeline .faint { fill: #a2adba }
+      .timeline .paper { fill: #12171e; stroke: #343d49 }
+      .timeline .idle { fill: #222a34 }
+      .timeline .grid { stroke: #343d49 }
+      .timeline .tasks { stroke: #12171e }
     }
 """
 
 
-def timeline_svg(timeline: Timeline, title: str, unit: str = "") -> str:
+def timeline_svg(timeline: DrawnTimeline, title: str, unit: str = "") -> str:
     """Draws a row for each device group, with time from left to right.
 
     Args:
@@ -80,12 +114,14 @@ def timeline_svg(timeline: Timeline, title: str, unit: str = "") -> str:
     idle, whole = sum(timeline.idle), timeline.num_groups * timeline.end
     bubble = f"bubble {timeline.bubble:.1%}: {idle:g}{unit} of {whole:g}{unit} idle"
     colors = [
-        f"    .{kind} rect {{ fill: {color} }}\n    .{kind} text {{ fill: {ink} }}\n"
+        f"    .timeline .{kind} rect {{ fill: {color} }}\n"
+        f"    .timeline .{kind} text {{ fill: {ink} }}\n"
         for kind, (_, color, ink) in PASS_STYLES.items()
     ]
     return "\n".join(
         [
-            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_n(width)} {_n(height)}" '
+            f'<svg xmlns="http://www.w3.org/2000/svg" class="timeline" '
+            f'viewBox="0 0 {_n(width)} {_n(height)}" '
             f'width="{_n(width)}" height="{_n(height)}" role="img">',
             f"  <title>{escape(title)}; {bubble}</title>",
             f"  <style>\n{_STYLE}{''.join(colors)}  </style>",
@@ -102,7 +138,7 @@ def timeline_svg(timeline: Timeline, title: str, unit: str = "") -> str:
     )
 
 
-def _scale(timeline: Timeline) -> float:
+def _scale(timeline: DrawnTimeline) -> float:
     """Returns pixels per unit of time: enough for the label of a task of median length."""
     lengths = [span.duration for span in timeline.spans if span.duration > 0]
     if not lengths:
@@ -112,7 +148,7 @@ def _scale(timeline: Timeline) -> float:
     return min(max(wanted, LEAST_WIDTH / timeline.end), MOST_WIDTH / timeline.end)
 
 
-def _rows(timeline: Timeline, scale: float) -> Iterator[str]:
+def _rows(timeline: DrawnTimeline, scale: float) -> Iterator[str]:
     what = "stage" if timeline.has_stage_per_group else "group"
     for group in range(timeline.num_groups):
         y = TOP + group * (ROW + GAP)
@@ -142,7 +178,7 @@ def _tick_step(end: float) -> float:
     return next(m * power for m in (1, 2, 5, 10) if end / (m * power) <= TICKS * (1 + 1e-9))
 
 
-def _tasks(timeline: Timeline, scale: float, unit: str) -> Iterator[str]:
+def _tasks(timeline: DrawnTimeline, scale: float, unit: str) -> Iterator[str]:
     shortest = min((scale * span.duration for span in timeline.spans), default=0.0)
     line = min(1.0, shortest / 6)  # between neighbours, also where thousands are drawn
     yield f'  <g class="tasks" stroke-width="{_n(line)}">'
@@ -163,11 +199,11 @@ def _tasks(timeline: Timeline, scale: float, unit: str) -> Iterator[str]:
     yield "  </g>"
 
 
-def _label(timeline: Timeline, span: Span) -> str:
+def _label(timeline: DrawnTimeline, span: DrawnSpan) -> str:
     return f"{span.kind}{span.micro_batch}" if timeline.has_stage_per_group else str(span)
 
 
-def _tooltip(span: Span, unit: str) -> str:
+def _tooltip(span: DrawnSpan, unit: str) -> str:
     return (
         f"{span}: {PASS_STYLES[span.kind].name}, stage {span.stage}, "
         f"micro-batch {span.micro_batch}; "
@@ -175,7 +211,7 @@ def _tooltip(span: Span, unit: str) -> str:
     )
 
 
-def _legend(timeline: Timeline, y: float) -> Iterator[str]:
+def _legend(timeline: DrawnTimeline, y: float) -> Iterator[str]:
     used = {span.kind for span in timeline.spans}
     entries = [
         (kind, f"{kind} {named.name}") for kind, named in PASS_STYLES.items() if kind in used

@@ -46,3 +46,18 @@ class ExecutionTrace:
     def timeline(self) -> Timeline:
         """The tasks alone, in seconds since the trace began."""
         return Timeline(self.spans, self.num_groups)
+
+    def _repr_html_(self) -> str:
+        """Returns the picture that a notebook shows: the tasks, in milliseconds."""
+        loop = {"train": "fit", "test": "evaluate"}.get(self.mode, self.mode)
+        what = f"micro-batches {self.update:,} to {self.update + self.updates - 1:,}"
+        if self.mode == "train":
+            what = f"update {self.update:,}"
+        schedule = f", {self.schedule}" if self.schedule else ""
+        title = f"{self.model}: {what} of {loop} {self.loop}{schedule}"
+        if not self.spans:
+            # A model in one piece: its calls are the tasks of one stage.
+            calls = [each for each in self.activities if each.row == "group 0"]
+            spans = (Span(0, "F", k, 0, each.start, each.end) for k, each in enumerate(calls))
+            return Timeline(tuple(spans), 1).as_html(f"{title}, its calls", "ms", 1e3)
+        return self.timeline.as_html(title, "ms", 1e3)

@@ -29,7 +29,7 @@ def update_traces(traces: Iterable[ExecutionTrace]) -> tuple[ExecutionTrace, ...
 
 def _together(parts: list[ExecutionTrace]) -> ExecutionTrace:
     if len(parts) == 1:
-        return parts[0]
+        return replace(parts[0], activities=_from_begin(parts[0].activities))
     began = min(part.began for part in parts)
     several = len({part.process for part in parts}) > 1
     spans = [_later(span, part.began - began) for part in parts for span in part.spans]
@@ -43,8 +43,14 @@ def _together(parts: list[ExecutionTrace]) -> ExecutionTrace:
         began=began,
         process=0,
         spans=tuple(sorted(spans, key=lambda span: (span.start, span.group))),
-        activities=tuple(sorted(activities, key=lambda each: each.start)),
+        activities=_from_begin(activities),
     )
+
+
+def _from_begin(activities: Iterable[ActivitySpan]) -> tuple[ActivitySpan, ...]:
+    """Returns activities in order, without the parts of them before the first task."""
+    kept = [replace(each, start=max(each.start, 0.0)) for each in activities if each.end > 0]
+    return tuple(sorted(kept, key=lambda each: each.start))
 
 
 def _row(row: str, process: int, several: bool) -> str:

@@ -20,6 +20,8 @@ from millrace.schedules.dependencies import dependencies
 from millrace.schedules.simulate import Waits, simulate
 from millrace.schedules.task import Pass, Schedule, Task
 
+SAMPLE = 10_000  # tasks among which transfers are measured
+
 
 class MeasuredCosts(NamedTuple):
     """What the tasks of a trace took, in seconds."""
@@ -84,7 +86,7 @@ def measured_costs(trace: ExecutionTrace, schedule: Schedule, waits: Waits) -> M
         by_kind[span.stage, _PASSES[span.kind]].append(span.duration)
     return MeasuredCosts(
         {key: median(times) for key, times in by_kind.items()},
-        median(_transfers(trace.spans, schedule, waits) or [0.0]),
+        median(_transfers(trace.spans[:SAMPLE], schedule, waits) or [0.0]),
     )
 
 

@@ -23,12 +23,16 @@ def dependencies(schedule: Schedule) -> dict[Task, tuple[Task, ...]]:
 
     These follow from the pipeline, even if the schedule lacks such a task.
     """
-    tasks = {task for row in schedule for task in row}
+    # One object for each task: of 100,000 tasks, objects that stay cost most of the time.
+    tasks = {task: task for row in schedule for task in row}
     levels = levels_of(schedule, max((task.stage for task in tasks), default=0) + 1)
     # By stage: a schedule has few stages and many tasks.
     before = [_on(levels, level - 1) for level in levels]
     after = [_on(levels, level + 1) for level in levels]
-    return {task: tuple(_waits_for(task, tasks, before, after)) for task in tasks}
+    return {
+        task: tuple([tasks.get(other, other) for other in _waits_for(task, tasks, before, after)])
+        for task in tasks
+    }
 
 
 def _waits_for(

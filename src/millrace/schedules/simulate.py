@@ -46,7 +46,8 @@ def simulate(
         ScheduleError: if the schedule stops before its end, or `cost` lacks a pass.
     """
     waits = dependencies(schedule) if waits is None else waits
-    ended: dict[Task, tuple[float, int]] = {}  # when, and in which row
+    ended: dict[Task, float] = {}
+    row_of = {task: row for row, tasks in enumerate(schedule) for task in tasks}
     spans: list[Span] = []
     free = [0.0] * len(schedule)
     remaining = [deque(row) for row in schedule]
@@ -60,11 +61,12 @@ def simulate(
                 for other in waits[task]:
                     if (sender := ended.get(other)) is None:
                         break
-                    start = max(start, sender[0] if sender[1] == row else sender[0] + transfer)
+                    arrived = sender if row_of[other] == row else sender + transfer
+                    start = max(start, arrived)
                 else:
                     progress = True
                     free[row] = end = start + _cost(cost, task)
-                    ended[tasks.popleft()] = end, row
+                    ended[tasks.popleft()] = end
                     spans.append(Span(task.stage, task.kind, task.micro_batch, row, start, end))
                     continue
                 break

@@ -44,14 +44,12 @@ class Activities:
                 self._spans.append(ActivitySpan(row, name, start, end))
 
     def between(self, start: float, end: float) -> list[ActivitySpan]:
-        """Returns the parts of activities within a time, in seconds since its start."""
+        """Returns the parts of activities within a time, both in seconds of `perf_counter`."""
         with self._lock:
             spans = list(self._spans)
             running = [replace(each, end=math.inf) for each in self._running.values()]
         return [
-            ActivitySpan(
-                span.row, span.name, max(span.start, start) - start, min(span.end, end) - start
-            )
+            replace(span, start=max(span.start, start), end=min(span.end, end))
             for span in (*spans, *running)
             if span.start < end and span.end > start
         ]

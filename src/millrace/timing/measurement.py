@@ -59,7 +59,7 @@ class Measurement:
     def __init__(
         self,
         trace: ExecutionTrace,
-        before: Sequence[Sequence[jax.Array]],
+        before: Sequence[Sequence[jax.Array] | None],
         activities: Activities,
         finish: Callable[[ExecutionTrace], None],
     ):
@@ -67,8 +67,8 @@ class Measurement:
 
         Args:
             trace: without times.
-            before: for each device group of this process the arrays that are ready once the work
-                that was dispatched to it earlier has ended.
+            before: for each device group the arrays that are ready once the work that was
+                dispatched to it earlier has ended; None for a group of another process.
             activities: beside the devices.
             finish: takes the trace, on one of the threads.
         """
@@ -76,11 +76,24 @@ class Measurement:
         self._seen: tuple[Sequence[jax.Array], Sequence[jax.Array]] | None = None
         self._is_dropped = self._is_sealed = False
         self._lock = threading.Lock()
-        self._queues: dict[int, SimpleQueue[Dispatched | None]] = {}
         self._times: list[GroupTimes] = []
-        self._threads: list[threading.Thread] = []
-        self._before = before
+        self._began = time.perf_counter()  # before anything was dispatched
         self.updates = 1
+        here = {group: arrays for group, arrays in enumerate(before) if arrays is not None}
+        self._queues: dict[int, SimpleQueue[Dispatched | None]] = {k: SimpleQueue() for k in here}
+        self._threads = [
+            threading.Thread(
+                target=self._measure,
+                # On a busy core the thread looks so late that it would take work that has ended
+                # for the begin of what comes after it.
+                args=(group, () if are_ready(arrays) else arrays),
+                name="millrace-timing",
+                daemon=True,
+            )
+            for group, arrays in here.items()
+        ]
+        for thread in self._threads:
+            thread.start()
 
     def ran(self, inputs: Sequence[jax.Array], outputs: Sequence[jax.Array]) -> None:
         """Notes the arrays of the task whose dispatch is about to end.
@@ -104,7 +117,7 @@ class Measurement:
         (inputs, outputs), self._seen = self._seen, None
         has_ended = bool(outputs) and are_ready(outputs)
         ended = time.perf_counter() if has_ended else None
-        self._queue(group).put(Dispatched(what, begin, ended, inputs, outputs))
+        self._queues[group].put(Dispatched(what, begin, ended, inputs, outputs))
 
     def seal(self) -> None:
         """Ends the measurement: its threads end once everything has run."""
@@ -130,22 +143,15 @@ class Measurement:
         """Whether one of its threads runs."""
         return any(thread.is_alive() for thread in self._threads)
 
-    def _queue(self, group: int) -> "SimpleQueue[Dispatched | None]":
-        if group not in self._queues:
-            queue = self._queues[group] = SimpleQueue()
-            thread = threading.Thread(
-                target=self._measure, args=(group, queue), name="millrace-timing", daemon=True
-            )
-            self._threads.append(thread)
-            thread.start()
-        return self._queues[group]
-
-    def _measure(self, group: int, queue: "SimpleQueue[Dispatched | None]") -> None:
+    def _measure(self, group: int, before: Sequence[jax.Array]) -> None:
         times = GroupTimes([], [])
         try:
-            free = _wait(self._before[group])
-            while (entry := queue.get()) is not None:
-                free = _time(times, group, entry, free)
+            free = _wait(before) if before else 0.0
+            is_first = True
+            while (entry := self._queues[group].get()) is not None:
+                if is_first and entry.ended is not None and free > entry.ended:
+                    free = entry.begin  # the end of what came before was seen late
+                is_first, free = False, _time(times, group, entry, free)
         except Exception as error:  # of a task that failed, which the loop reports
             self._is_dropped = True
             logger.debug("A trace was dropped: %s", error)
@@ -162,8 +168,13 @@ class Measurement:
         if not both:
             return
         start, end = min(each for each, _ in both), max(each for _, each in both)
-        beside = self._activities.between(start, end)
-        rows = [replace(each, start=each.start - start, end=each.end - start) for each in rows]
+        # From the begin of the dispatch on, which comes long before the first task in a process
+        # that waits for another one: `update_traces` cuts off what is before the tasks of both.
+        beside = self._activities.between(min(start, self._began), end)
+        rows = [
+            replace(each, start=each.start - start, end=each.end - start)
+            for each in (*rows, *beside)
+        ]
         self._finish(
             replace(
                 self._trace,
@@ -173,7 +184,7 @@ class Measurement:
                     replace(each, start=each.start - start, end=each.end - start)
                     for each in sorted(spans, key=lambda span: (span.start, span.group))
                 ),
-                activities=tuple(sorted([*rows, *beside], key=lambda each: each.start)),
+                activities=tuple(sorted(rows, key=lambda each: each.start)),
             )
         )
 

@@ -91,7 +91,7 @@ class Tracer:
         self,
         spans: int,
         num_groups: int,
-        before: Sequence[Sequence[jax.Array]],
+        before: Sequence[Sequence[jax.Array] | None],
         *,
         schedule: str = "",
         levels: tuple[int, ...] = (),

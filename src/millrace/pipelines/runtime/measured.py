@@ -66,9 +66,8 @@ class MeasuredPipeline:
         if self._measurement is None and is_chosen:
             self._forwards = 0
             tracer.end(1)  # the first one has no span
-            none: list[list[jax.Array]] = [[] for _ in self._groups]
             self._measurement = tracer.measure(
-                (TOGETHER - 1) * len(self._group_of), len(self._groups), none
+                (TOGETHER - 1) * len(self._group_of), len(self._groups), self._by_group(())
             )
         return self._measurement
 
@@ -140,12 +139,14 @@ class MeasuredPipeline:
         if self.tracer is not None:
             self.tracer.end(updates)
 
-    def _by_group(self, arrays: Iterable[jax.Array]) -> list[list[jax.Array]]:
-        """Returns the arrays on the devices of each group."""
-        by_group: list[list[jax.Array]] = [[] for _ in self._groups]
+    def _by_group(self, arrays: Iterable[jax.Array]) -> list[list[jax.Array] | None]:
+        """Returns the arrays on the devices of each group; None for one of another process."""
+        by_group: list[list[jax.Array] | None] = [
+            [] if group.local else None for group in self._groups
+        ]
         for array in arrays:
             devices = array.devices()
             for group, found in zip(self._groups, by_group, strict=True):
-                if not devices.isdisjoint(group.devices):
+                if found is not None and not devices.isdisjoint(group.devices):
                     found.append(array)
         return by_group
