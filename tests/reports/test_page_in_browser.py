@@ -16,7 +16,7 @@ pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(not (CHROMIUM and DRIVER), reason="Chromium and its driver are absent"),
 ]
-TABS = "summary memory trace operations compilation feeds tensors compare".split()
+TABS = ["summary", "memory", "trace", "operations", "compilation", "feeds", "tensors", "compare"]
 HOSTILE = (
     "<script>alert(1)</script>",
     "</script><script>alert(2)</script>",
@@ -110,9 +110,7 @@ def test_zoom_and_pan(browser, path):
     assert browser.view()[0] > zoomed[0]
     assert browser.view()[1] - browser.view()[0] == pytest.approx(zoomed[1] - zoomed[0])
     browser.pointer(middle, top + 60, "down", "up")
-    browser.run(
-        "document.querySelector('.gantt canvas').dispatchEvent(new MouseEvent('dblclick'))"
-    )
+    browser.run("document.querySelector('.gantt canvas').dispatchEvent(new MouseEvent('dblclick'))")
     browser.settle()
     assert browser.view() == whole
     browser.drag(middle, top + 60, middle + 100)
