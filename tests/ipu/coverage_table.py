@@ -18,7 +18,6 @@ NAME = re.compile(r"test((?:_f\d\d)+)_")
 
 # This package has no profiler reports; the last column names what serves instead.
 ELSEWHERE = {
-    6: "`strategy.memory_report`; see [Memory reports](memory_report.md)",
     64: "`strategy.memory_report`, `millrace compile-log`, `jax.profiler`",
     65: "`strategy.memory_report`, `millrace compile-log`, `jax.profiler`",
 }

@@ -280,13 +280,18 @@ def _fields(data: bytes) -> Fields:
     fields: Fields = {}
     position, end = 0, len(data)
     while position < end:
-        tag, position = _varint(data, position)
+        # Nearly all numbers are one byte, and a large program has a million of them.
+        tag, position = data[position], position + 1
+        if tag > 127:
+            tag, position = _varint(data, position - 1)
         kind = tag & 7
-        if kind == 0:
-            value, position = _varint(data, position)
-        elif kind == 2:
-            length, position = _varint(data, position)
-            value, position = data[position : position + length], position + length
+        if kind in (0, 2):
+            value, position = data[position], position + 1
+            if value > 127:
+                value, position = _varint(data, position - 1)
+            if kind == 2:
+                length = value
+                value, position = data[position : position + length], position + length
         elif kind in (1, 5):  # 64 and 32 bits
             width = 8 if kind == 1 else 4
             value, position = data[position : position + width], position + width
@@ -316,6 +321,9 @@ def _numbers(fields: Fields, number: int) -> Iterator[int]:
     for value in fields.get(number, ()):
         if isinstance(value, int):
             yield value
+            continue
+        if value.isascii():  # each number is one byte
+            yield from value
             continue
         position = 0
         while position < len(value):

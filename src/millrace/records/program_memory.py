@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from millrace.records.memory import LayerMemory, LiveBuffer, by_layer
+from millrace.records.memory_svg import memory_svg, tensors_table
 
 # What memory is used for, from the bottom of the picture to its top.
 ROLES = (
@@ -77,3 +78,16 @@ class ProgramMemory:
         """The point at which most bytes are alive, and the tensors alive there."""
         nbytes = sum(area.curve[self.point] for area in self.areas if area.curve)
         return MemoryPeak(self.point, nbytes or self.requirement, self.alive)
+
+    def _repr_html_(self) -> str:
+        """Returns a picture of the areas, and a table of the largest tensors, for notebooks."""
+        words = f"{self.model}, {self.program}"
+        if self.is_trial:
+            words += " (compiled for comparison)"
+        if self.recomputation:
+            words += f"; computed again: {self.recomputation}"
+        here = [each for each in self.segments if each.first <= self.point][-1:]
+        where = ", ".join(word for each in here for word in (each.layer, each.kind) if word)
+        areas = [(area.role, area.curve) for area in self.areas]
+        picture = memory_svg(words, areas, self.point, where)
+        return f"<div>\n{picture}\n{tensors_table(self.alive)}\n</div>"
