@@ -218,7 +218,8 @@ class CompileLog:
 
     def observe(self, executable: NewExecutable) -> None:
         """Shows an executable to all observers."""
-        for observer in self.observers:
+        of_all = [] if self.is_dry_run else all_observers
+        for observer in (*self.observers, *of_all):
             observer(executable)
 
     def _warn_if_often(self, record: CompileRecord) -> None:
@@ -269,6 +270,7 @@ class CompileLog:
 
 RecordListener = Callable[[CompileRecord], object]
 listeners: list[RecordListener] = []  # of all strategies of this process
+all_observers: list[ExecutableObserver] = []  # likewise
 compiling.append(phases.begins)
 
 

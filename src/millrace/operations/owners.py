@@ -20,7 +20,7 @@ from dataclasses import dataclass
 
 from millrace._compat.keras_steps import METRICS_SCOPE
 from millrace.memory.hlo_proto import Instruction, Module
-from millrace.steps.scopes import ACCUMULATION, UPDATE
+from millrace.steps.scopes import ACCUMULATION, KERAS_STEP, UPDATE
 
 LOSS = "compile_loss"  # Keras's scope
 _TRANSFERS = """
@@ -31,6 +31,7 @@ TRANSFERS = frozenset(_TRANSFERS.split())
 ROLES = ("layer", "loss", "metrics", "accumulation", "optimizer", "transfer", "other")
 _NEAREST = 500  # operations that are searched
 _MOVES = ("bitcast", "broadcast", "copy", "transpose", "reshape", "convert")
+_NUMBER = re.compile(r"_\d+$")
 _FORWARD = re.compile(r"\bjvp\(")
 
 
@@ -52,7 +53,7 @@ class ScopeNames:
 
     Attributes:
         layer_of: returns the layer of an operation's name; see `layer_finder`.
-        optimizers: names to show, by scope.
+        optimizers: names to show, by scope, without a number at its end.
         is_backward: whether forward operations of the program repeat those of another.
     """
 
@@ -74,19 +75,21 @@ class ScopeNames:
         kind = self.kind(scopes)
         if not kind and (owner := self._optimizer(scopes)):
             return owner
-        if METRICS_SCOPE in scopes and not kind:
-            return Owner("metrics", "metrics")
         # Before the pass there are only JAX's scopes: a layer may be called "while", too.
         passes = [number for number, scope in enumerate(scopes) if _FORWARD.search(scope)]
         if layer := self.layer_of("/".join(scopes[passes[-1] :] if passes else scopes)):
             return Owner(layer, "layer", kind or "forward")
         if any(LOSS in scope for scope in scopes):
             return Owner("loss", "loss", kind or "forward")
+        if not kind and (METRICS_SCOPE in scopes or KERAS_STEP in scopes):
+            return Owner("metrics", "metrics")
         return None
 
     def _optimizer(self, scopes: list[str]) -> Owner | None:
         # The innermost: one that scales the loss has another inside.
-        names = [self.optimizers[scope] for scope in scopes if scope in self.optimizers]
+        # Without Keras's number: the executable may be of an equal model that was made before.
+        plain = [_NUMBER.sub("", scope) for scope in scopes]
+        names = [self.optimizers[scope] for scope in plain if scope in self.optimizers]
         if names:
             return Owner(names[-1], "optimizer", "update")
         if UPDATE in scopes:
