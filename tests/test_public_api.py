@@ -19,6 +19,7 @@ INSPECTION = {
     "OutfeedQueue": "(mode='all', *, max_bytes=1073741824)",
     "callbacks.NaNWatch": "(gradients=('*',), *, last=10, directory='millrace-flights')",
     "callbacks.OutfeedCallback": "(outfeed_queue, name='OutfeedCallback')",
+    "callbacks.Report": "(directory)",
     "callbacks.TensorStatistics": (
         "(activations=(), gradients=(), when='before_apply', every=1, *, print_every=1, "
         "max_rows=1000000, tensorboard=None, histograms=False, console=None)"

@@ -23,7 +23,7 @@ def run(*words, width=100, size=SIZE):
 def test_the_flags():
     assert set(main.commands) == {
         *("benchmark", "cache", "compile-log", "launch", "port", "poprun", "precompile", "replay"),
-        *("run", "simulate"),
+        *("report", "run", "simulate"),
     }
     assert " ".join(flag for p in main.commands["benchmark"].params for flag in p.opts) == (
         "--epochs --elements --json --infeed --model dataset"

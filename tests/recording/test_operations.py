@@ -14,6 +14,7 @@ from millrace.recording.operations import OperationRecorder, counted_operations
 from millrace.records.compilation import CompileRecord
 from millrace.records.directory import RunDirectory
 from millrace.records.run import load
+from millrace.records.sinks import RecordSinks
 
 
 def dense():
@@ -36,7 +37,7 @@ def trained(directory, make=dense, devices=1, optimizer="sgd", prepare=None, **o
     model.compile(optimizer, **options)
     if prepare is not None:
         prepare(model)
-    recorder = OperationRecorder(RunDirectory(directory))
+    recorder = OperationRecorder(RecordSinks(RunDirectory(directory)))
     executables = {}
     observers = strategy._totals.compile_log.observers
     observers.append(recorder.observe)
@@ -198,7 +199,7 @@ def test_other_loops_have_forward_only(tmp_path, mode):
     with strategy.scope():
         model = dense()
     model.compile("sgd", "sparse_categorical_crossentropy")
-    recorder = OperationRecorder(RunDirectory(tmp_path))
+    recorder = OperationRecorder(RecordSinks(RunDirectory(tmp_path)))
     strategy._totals.compile_log.observers.append(recorder.observe)
     x, y = np.ones((8, 8), "float32"), np.zeros(8, "int32")
     if mode == "evaluate":

@@ -234,7 +234,7 @@ def memory(names, stage, stages, is_trial, luck, points_per_layer=12):
 
     def held(point):
         rising = point if point <= half else points - point
-        return rising if not recomputing else rising * 0.35 + 6 * (point % points_per_layer)
+        return 2 * rising if not recomputing else rising * 0.35 + 6 * (point % points_per_layer)
 
     parameters = 4 * 65_792 * len(mine)
     curves = {
@@ -326,8 +326,10 @@ def trace(stages, micro_batches, update, luck, unit=1e-3):
             each.kind,
             each.micro_batch,
             each.group,
-            each.start * unit * 1.2,
-            (each.start + (each.end - each.start) * factor[each.stage] / 1.26) * unit * 1.2,
+            (each.start + luck.uniform(0, 0.003)) * unit * 1.2,
+            (each.start + each.duration * factor[each.stage] * luck.uniform(0.9, 1) / 1.26)
+            * unit
+            * 1.2,
         )
         for each in ideal.spans
     )

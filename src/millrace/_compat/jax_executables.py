@@ -88,6 +88,18 @@ def kept_arguments(compiled: jax.stages.Compiled) -> list[tuple[Any, ...]]:
     return [paths[number][1:] for number in kept]
 
 
+def devices_of(compiled: jax.stages.Compiled) -> tuple[jax.Device, ...]:
+    """Returns the devices of an executable, in order; none where JAX does not say."""
+    executable: Any = compiled.runtime_executable()
+    return tuple(getattr(executable, "local_devices", lambda: ())())
+
+
+def result_paths(compiled: jax.stages.Compiled) -> list[tuple[Any, ...]]:
+    """Returns the paths of the results of a program, in order."""
+    numbers = compiled.out_tree.unflatten(range(compiled.out_tree.num_leaves))
+    return [path for path, _ in jax.tree_util.tree_flatten_with_path(numbers)[0]]
+
+
 def arguments_of(lowered: jax.stages.Lowered) -> Hashable:
     """Returns shapes and dtypes of a program's arguments, and the numbers of those that reach XLA.
 

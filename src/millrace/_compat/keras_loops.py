@@ -153,6 +153,14 @@ def report_logs(
     return "_get_metrics_result_or_logs", result_or_logs
 
 
+def first_epoch(model: keras.Model, initial_epoch: int) -> int:
+    """Returns the epoch, from 0, with which a fit begins.
+
+    `BackupAndRestore` goes on with one of its own.
+    """
+    return getattr(model, "_initial_epoch", None) or initial_epoch
+
+
 def restore_state(model: keras.Model, state: Iterable[Iterable[Any]]) -> None:
     """Writes a state to a model's variables, as Keras does at the end of a loop.
 

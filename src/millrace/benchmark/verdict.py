@@ -26,6 +26,7 @@ from millrace.benchmark.show import Tick, progress, say
 from millrace.benchmark.sources import BatchSource, opened, restarts
 from millrace.benchmark.throughput import measure_elements
 from millrace.errors import DataError, ModelError, NotCompiledError
+from millrace.fit.controller import controller_of
 from millrace.options import truth, whole_number
 from millrace.pytrees import ArrayTree
 from millrace.records.feed_benchmark import FeedVerdict
@@ -80,6 +81,8 @@ def feed_verdict(
                 both = _fit_seconds(model, elements, steps, third)
     per_step = (statistics.median(seconds) / steps for seconds in (loader, alone, both))
     verdict = FeedVerdict(steps, *per_step)
+    if (controller := controller_of(model)) is not None:
+        controller.totals.sinks.add(verdict)
     if prints:
         say(str(verdict))
     return verdict

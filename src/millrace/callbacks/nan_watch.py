@@ -32,7 +32,7 @@ from millrace.errors import ModelError, OptionError
 from millrace.options import TapRequest, whole_number
 from millrace.pipelines.assignment.assignment import Assignment
 from millrace.processes.agreement import process_index
-from millrace.records.flight import MODEL_FILE, Flight, FlightRecord, write_flight
+from millrace.records.flight import MODEL_FILE, Flight, FlightNote, FlightRecord, write_flight
 from millrace.records.tensors import LOSS, STATISTICS, StatisticsBlock, Tensor, non_finite_data
 from millrace.replay.run import Replay, counts, is_non_finite, run_again, state_of
 
@@ -150,6 +150,7 @@ class NaNWatch(keras.callbacks.Callback):
         replayed = self._run_again(halted)
         self.found = self._record(halted, replayed)
         self._write(halted)
+        self._note()
         self._print()
 
     def _run_again(self, halted: Halted) -> Replay | None:
@@ -209,6 +210,16 @@ class NaNWatch(keras.callbacks.Callback):
         self._fitted.save(directory / MODEL_FILE)
         write_flight(directory, flight)
         self.written = directory
+
+    def _note(self) -> None:
+        """Leaves a note of the flight in the records of the run."""
+        note = FlightNote(
+            model=self._fitted.name,
+            directory="" if self.written is None else str(self.written.absolute()),
+            text=str(self.found),
+            time=time.time(),
+        )
+        self._controller.totals.sinks.add(note)
 
     def _print(self) -> None:
         non_finite = [

@@ -31,6 +31,7 @@ from millrace.fit.controller import Controller, controller_of
 from millrace.options import Moment, truth, whole_number
 from millrace.plan import Mode
 from millrace.processes.agreement import process_index
+from millrace.recording.tensors import RecordedTensors
 from millrace.records.tensors import STATISTICS, StatisticsBlock, Tensor, TensorRows
 
 BINS = 64  # of a histogram
@@ -109,6 +110,7 @@ class TensorStatistics(keras.callbacks.Callback):
         self._table = EpochTable()
         self._seen: set[Tensor] = set()
         self._indices: dict[tuple[tuple[Tensor, ...], bool], list[int]] = {}
+        self._recorded = RecordedTensors()
         self._has_looked = False  # whether patterns without matches were reported
         self._reports = False  # whether this process prints and writes
 
@@ -180,6 +182,8 @@ class TensorStatistics(keras.callbacks.Callback):
             return
         self._controller.watchers.outfeed.flush()
         self._end_epoch()
+        if (records := self._controller.totals.records) is not None:
+            records.add_all(self._recorded.series(self._controller.model.name, epoch + 1))
         self._warn_of_unseen(self._controller.model)
         if self._reports and self._print_every and (epoch + 1) % self._print_every == 0:
             self._console = self._console or make_console()
@@ -242,6 +246,8 @@ class TensorStatistics(keras.callbacks.Callback):
         entries = Entries(epoch, of_updates, numbers[is_chosen], tensors, values[is_chosen])
         self._history.add(entries)
         self._table.add(entries)
+        if self._controller is not None and self._controller.totals.sinks:
+            self._recorded.add(entries.tensors, entries.steps, entries.values)
         if self._board is not None and self._reports:
             drawn = None if histograms is None else histograms[is_chosen]
             self._board.add(replace(entries, histograms=drawn))

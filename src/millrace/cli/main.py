@@ -4,6 +4,7 @@
     millrace launch      runs a script as several processes on this machine
     millrace replay      runs the update again before which NaNWatch stopped training
     millrace benchmark   measures how fast a data set is, and whether a model waits for it
+    millrace report      writes the page of a run, and prints its summary
     millrace compile-log shows what a run compiled, how long it took, and why
     millrace precompile  compiles the programs of a script, without training
     millrace port        lists the parts of an IPU program that will not run
@@ -28,6 +29,7 @@ from millrace.benchmark.command import benchmark_feed
 from millrace.cli import cache_table
 from millrace.cli import compilation as cli_compilation
 from millrace.cli import porting as cli_porting
+from millrace.cli import report as cli_report
 from millrace.cli.launch import LaunchOptions, launch
 from millrace.cli.poprun import poprun_command
 from millrace.cli.types import FiniteRange, as_options
@@ -67,7 +69,12 @@ def main() -> None:
     """Run, inspect and port programs that use millrace."""
 
 
-for _command in (*cli_compilation.COMMANDS, *cli_porting.COMMANDS, poprun_command):
+for _command in (
+    *cli_compilation.COMMANDS,
+    *cli_porting.COMMANDS,
+    *cli_report.COMMANDS,
+    poprun_command,
+):
     main.add_command(_command)
 
 

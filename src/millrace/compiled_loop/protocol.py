@@ -22,6 +22,7 @@ from millrace.records.tensors import COUNTS
 from millrace.steps.state import State
 from millrace.taps.entries import Taps
 from millrace.taps.tensors import Rows
+from millrace.timing.tracer import Tracer
 
 
 class CallResult(NamedTuple):
@@ -147,6 +148,20 @@ class Runner(Protocol):
     """Runs the executions of one mode of one model."""
 
     dispatches: int  # calls of compiled code so far
+    is_timed: bool  # whether `dispatch_seconds` is kept
+
+    @property
+    def dispatch_seconds(self) -> float:
+        """The host's seconds in these calls so far."""
+        ...
+
+    @property
+    def tracer(self) -> Tracer | None:
+        """Chooses the executions that leave a trace; None if the run writes no records."""
+        ...
+
+    @tracer.setter
+    def tracer(self, tracer: Tracer | None) -> None: ...
 
     @property
     def state(self) -> State | None:

@@ -82,7 +82,7 @@ def finish(lowering: Lowering, log: CompileLog) -> Executable:
     executable = checked(result.compiled) if looks_for_non_finite() else result.compiled
     renames = new_names(result.layers, lowering.layers)
     executable = renamed(executable, renames) if renames else executable
-    log.observe(NewExecutable(record, executable, lowering.model, lowering.plan))
+    log.observe(NewExecutable(record, executable, lowering.model, lowering.plan, lowering.source))
     return executable
 
 

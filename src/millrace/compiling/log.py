@@ -14,13 +14,14 @@ import keras
 from millrace._compat.jax_executables import Sizes
 from millrace.cache.lookup import compiling
 from millrace.compiling import phases
+from millrace.compiling.trials import Trial, Trials
 from millrace.errors import RecompilationError
 from millrace.explain.diagnose import explain, history
 from millrace.options import RecompilePolicy
 from millrace.plan import Plan
 from millrace.records.compilation import Cause, CompileRecord, Origin, ProgramKey
-from millrace.records.directory import RunDirectory
 from millrace.records.memory_report import BudgetChoice
+from millrace.records.sinks import RecordSink
 from millrace.threads.scoped_value import ScopedValue
 
 
@@ -87,6 +88,8 @@ class NewExecutable:
     executable: Callable[..., Any]
     model: keras.Model | None = None  # called by the program, if any
     plan: Plan | None = None  # of a model's program
+    source: object = None  # as in `Program`
+    is_trial: bool = False  # whether it was compiled for comparison, and never runs
 
 
 ExecutableObserver = Callable[[NewExecutable], object]
@@ -100,14 +103,14 @@ class CompileLog:
     def __init__(
         self,
         on_recompile: RecompilePolicy = RecompilePolicy.LOG,
-        directory: RunDirectory | None = None,
+        records: RecordSink | None = None,
         is_dry_run: bool = False,
     ):
         """Begins an empty log.
 
         Args:
             on_recompile: whether a recompilation is logged, warned of or refused.
-            directory: where records are written, too, one by one.
+            records: takes the records, too, one by one.
             is_dry_run: whether its executables are never run.
         """
         # The position of the running loop in its data: "batch 3 of epoch 1".
@@ -116,8 +119,9 @@ class CompileLog:
         self.is_dry_run = is_dry_run
         # Called with every executable, after its record was added.
         self.observers: list[ExecutableObserver] = []
+        self._trials = Trials()
         self.budgets: list[BudgetChoice] = []  # choices of recomputation budgets, in order
-        self._directory = directory
+        self._sink = records
         self._records: list[CompileRecord] = []
         self._lock = threading.Lock()
         self._groups: set[Group] = set()
@@ -130,6 +134,11 @@ class CompileLog:
         """All records, in order."""
         with self._lock:
             return tuple(self._records)
+
+    @property
+    def length(self) -> int:
+        """Number of records."""
+        return len(self._records)
 
     @property
     def executables(self) -> tuple[CompileRecord, ...]:
@@ -216,11 +225,36 @@ class CompileLog:
         if not self.is_dry_run and record.is_recompilation:
             self._warn_if_often(record)
 
+    @contextlib.contextmanager
+    def trying(self, plan: Plan, model: str) -> Iterator[Trial]:
+        """Surrounds a search among plans: only executables of the chosen one are to run.
+
+        Args:
+            plan: of the programs; its recomputation does not count.
+            model: name of their model.
+        """
+
+        def show(new: NewExecutable, is_trial: bool) -> None:
+            self._show(replace(new, is_trial=is_trial))
+
+        with self._trials.of(plan, model, show) as trial:
+            yield trial
+
     def observe(self, executable: NewExecutable) -> None:
-        """Shows an executable to all observers."""
-        of_all = [] if self.is_dry_run else all_observers
+        """Shows an executable to all observers; one of a search when that ends."""
+        if (self.observers or all_observers) and not self._trials.keeps(executable):
+            self._show(executable)
+
+    def _show(self, executable: NewExecutable) -> None:
+        of_all = [] if self.is_dry_run or executable.is_trial else all_observers
         for observer in (*self.observers, *of_all):
             observer(executable)
+
+    def add_budget(self, choice: BudgetChoice) -> None:
+        """Adds the choice of a recomputation budget."""
+        self.budgets.append(choice)
+        if self._sink is not None:
+            self._sink.add(choice)
 
     def _warn_if_often(self, record: CompileRecord) -> None:
         names = record.model, record.program
@@ -264,8 +298,8 @@ class CompileLog:
                 self._write(self._records[index])
 
     def _write(self, record: CompileRecord) -> None:
-        if self._directory is not None:
-            self._directory.add(record)
+        if self._sink is not None:
+            self._sink.add(record)
 
 
 RecordListener = Callable[[CompileRecord], object]

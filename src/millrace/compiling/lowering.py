@@ -104,6 +104,7 @@ class Lowering:
     shares: bool = True  # whether its executable may serve equal programs
     model: keras.Model | None = None
     plan: Plan | None = None
+    source: object = None  # as in `Program`
 
 
 def group_of(key: ProgramKey, plan: Plan, unrolled: int | None) -> Hashable:
@@ -158,4 +159,5 @@ def lower(request: Request, log: CompileLog) -> Lowering:
         shares=not plan.tapped,  # tapped values are in trees with queues
         model=request.model,
         plan=plan,
+        source=program.source,
     )

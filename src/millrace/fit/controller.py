@@ -9,9 +9,11 @@ totals        the counters of the strategy      totals.py
 """
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
+from types import MappingProxyType
+from typing import Any
 
 import keras
 
@@ -21,13 +23,16 @@ from millrace.fit.feeds import Feeds
 from millrace.fit.loop_functions import LoopFunctions
 from millrace.fit.offloading import bring_back
 from millrace.fit.setup import Rules, Setup
-from millrace.fit.totals import Totals
+from millrace.fit.totals import Totals, next_loop
 from millrace.fit.uncompiled import check_watched
 from millrace.fit.watchers import Watchers
 from millrace.interrupts import held_back
 from millrace.options import Options, TapRequest
+from millrace.plan import Mode
 from millrace.taps.delivery import TapListener
+from millrace.timing.activities import Activities
 
+NO_ARGUMENTS: Mapping[str, Any] = MappingProxyType({})
 ATTRIBUTE = "_millrace"  # of a model: its controller
 
 
@@ -51,6 +56,7 @@ class Controller:
         self.functions = LoopFunctions(setup.model, totals.number)
         self.loop = 0  # number of the outermost loop that runs, or ran last
         self._running = 0  # nesting of fit, evaluate and predict
+        self._activities: Activities | None = None
 
     def put_options(self, options: Options, keep_functions: bool = False) -> None:
         """Puts other options in force, from the next fit, evaluate or predict on."""
@@ -66,6 +72,15 @@ class Controller:
         """Returns another controller of the model, with other options; the model keeps its own."""
         setup = replace(self.setup, options=options)
         return Controller(setup, Totals(), self.attributes, self.watchers)
+
+    @property
+    def activities(self) -> Activities | None:
+        """What the host and its threads did lately; None if the run writes no records."""
+        if self.totals.records is None:
+            return None
+        if self._activities is None:
+            self._activities = self.watchers.outfeed.activities = Activities()
+        return self._activities
 
     def watch(self, listener: TapListener, taps: TapRequest) -> None:
         """Sends statistics of tensors to a listener, from the next execution on.
@@ -85,20 +100,67 @@ class Controller:
         return self._running > 0
 
     @contextmanager
-    def running(self) -> Iterator[None]:
+    def running(
+        self, mode: Mode | None = None, arguments: Mapping[str, Any] = NO_ARGUMENTS
+    ) -> Iterator[None]:
         """Surrounds fit, evaluate and predict, and ends their threads however they end.
 
         After an interrupt nothing waits for the batch that a slow data set is making, and the
         variables have their newest values.
+
+        Args:
+            mode: of the loop; None for one that runs nothing, of which no records are left.
+            arguments: of the call, by name.
         """
-        with held_back(), self._threads_ended():
+        with held_back(), self._recorded(mode, arguments), self._threads_ended():
             yield
+
+    @contextmanager
+    def _recorded(self, mode: Mode | None, arguments: Mapping[str, Any]) -> Iterator[None]:
+        """Writes records of the outermost loop, if the strategy has somewhere to put them."""
+        functions, recorders = self.functions, self.totals.recorders
+        if self._running:
+            yield
+            return
+        self.loop = next_loop()
+        if mode is None or recorders is None:
+            yield
+            return
+        functions.recorder = recorders.begin(self.setup, self.loop, mode, arguments)
+        failure: BaseException | None = None
+        try:
+            yield
+        except BaseException as error:
+            failure = error
+            raise
+        finally:
+            recorder, functions.recorder = functions.recorder, None
+            if recorder is not None:
+                recorder.end(failure)
+
+    @contextmanager
+    def on_batch(self, mode: Mode) -> Iterator[None]:
+        """Surrounds `train_on_batch` and the like, which may come between loops or within one."""
+        functions, recorders = self.functions, self.totals.recorders
+        before = functions.recorder
+        if recorders is None or before is not None:
+            yield
+            return
+        functions.recorder = recorder = recorders.on_batch(self.setup, mode)
+        failure: BaseException | None = None
+        try:
+            yield
+        except BaseException as error:
+            failure = error
+            raise
+        finally:
+            functions.recorder = None
+            if recorder is not None:
+                recorder.end(failure)
 
     @contextmanager
     def _threads_ended(self) -> Iterator[None]:
         self._running += 1
-        if self._running == 1:
-            self.loop = self.totals.next_loop()
         is_interrupted = False
         try:
             with contextlib.nullcontext() if self._running > 1 else self.totals.timed():

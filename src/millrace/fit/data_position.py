@@ -11,7 +11,7 @@ class DataPosition:
     def __init__(self, mode: Mode):
         self._method = _METHODS[mode]
         self._epoch: int | None = None
-        self._batch = 0
+        self._batch = self._begin = 0
 
     def begin(self, epoch: int | None, batch: int) -> None:
         """Begins an execution.
@@ -20,7 +20,17 @@ class DataPosition:
             epoch: the number of the epoch, from 1; None for `train_on_batch` and the like.
             batch: the number of the first batch in it, from 0.
         """
-        self._epoch, self._batch = epoch, batch
+        self._epoch, self._batch, self._begin = epoch, batch, batch
+
+    @property
+    def epoch(self) -> int:
+        """The number of the epoch, from 1; 0 if there is none."""
+        return self._epoch or 0
+
+    @property
+    def steps(self) -> int:
+        """Batches of the execution that have run."""
+        return self._batch - self._begin
 
     def add(self, batches: int) -> None:
         """Moves on by a number of batches."""

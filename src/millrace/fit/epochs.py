@@ -141,7 +141,11 @@ class FeedEpochIterator(EpochIterator):
         if self._infeed is None:
             self._is_closed = threading.Event()
             feed = self._controller.setup.options.feed
-            self._infeed = Infeed(self._block_source(), feed.prefetch_depth)
+            self._infeed = Infeed(
+                self._block_source(), feed.prefetch_depth, self._controller.activities
+            )
+            if (recorder := self._controller.functions.recorder) is not None:
+                recorder.opens(self._infeed, self._mode)
         return self._infeed
 
     def reset(self) -> None:
@@ -184,12 +188,17 @@ class FeedEpochIterator(EpochIterator):
             self._is_closed.set()
             self._infeed.close(wait)
             self._controller.totals.add_infeed(self._infeed.statistics())
+            if (recorder := self._controller.functions.recorder) is not None:
+                recorder.closes(self._infeed)
             self._infeed = None
 
     def executions(self) -> Iterator[tuple[int, int, Execution]]:
         """Yields the executions of one epoch, and ends its infeed."""
         self.close()
         self.number += 1
+        recorder = self._controller.functions.recorder
+        if recorder is not None and self._mode is Mode.TRAIN:
+            recorder.begins_epoch(self.number)
         total = self.num_batches
         for each in self._of_unknown_length() if total is None else self._of_length(total):
             raise_if_interrupted()

@@ -12,6 +12,7 @@ from millrace._compat.keras_build import compilation_of
 from millrace.compiled_loop.protocol import CallResult, Halted, Runner
 from millrace.compiling.lowering import MODEL_OBJECT
 from millrace.explain.key import ObjectNumbers
+from millrace.fit.recorders import LoopRecorder
 from millrace.fit.totals import next_number
 from millrace.plan import BatchSpec, Mode
 
@@ -79,6 +80,7 @@ class LoopFunctions:
         self.compiled: dict[Mode, KeptFunction] = {}
         self.uncompiled: dict[Mode, UncompiledFunction] = {}
         self.running: KeptFunction | None = None  # whose state Keras keeps
+        self.recorder: LoopRecorder | None = None  # of the running loop, if it is recorded
 
     @property
     def identity(self) -> ObjectNumbers:

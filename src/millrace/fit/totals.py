@@ -5,14 +5,19 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Protocol
 
 from millrace.compiling.log import CompileLog
 from millrace.export.exporting import Exports
-from millrace.records.directory import RunDirectory
+from millrace.fit.recorders import LoopRecorders
+from millrace.records.sinks import RecordSinks
 from millrace.records.statistics import FeedStatistics, PipelineStatistics
 from millrace.threads.scoped_value import Notes
+from millrace.timing.tracer import TraceBudget
 
 _numbers = itertools.count(1)
+_loops = itertools.count()
+_lock = threading.Lock()
 
 
 def next_number() -> int:
@@ -20,35 +25,62 @@ def next_number() -> int:
     return next(_numbers)
 
 
+def next_loop() -> int:
+    """Returns another number at each call: of a loop, in this process, from 0."""
+    return next(_loops)
+
+
+def begin_loops_after(number: int) -> None:
+    """Gives later loops numbers above one that another process has written into the same run."""
+    global _loops
+    with _lock:
+        _loops = itertools.count(max(next(_loops), number + 1))
+
+
+class ExecutionTracer(Protocol):
+    """Is called around executions."""
+
+    def begin(self, model: str, mode: str, steps: int, state: object) -> None:
+        """Before an execution of `steps` steps, with the values that it begins with."""
+        ...
+
+    def end(self, model: str, mode: str, steps: int, results: object) -> None:
+        """After it; without results if it failed."""
+        ...
+
+
 class Totals:
     """The counters, the log and the exports of a strategy, over all of its models."""
 
     def __init__(
-        self, compile_log: CompileLog | None = None, records: RunDirectory | None = None
+        self, compile_log: CompileLog | None = None, sinks: RecordSinks | None = None
     ) -> None:
         """Begins at zero.
 
         Args:
             compile_log: of the strategy; None for a dry run.
-            records: where records of the run are written, if anywhere.
+            sinks: of the records of the strategy; None for a dry run.
         """
         self.number = next_number()  # of the strategy
         self.compile_log = compile_log or CompileLog(is_dry_run=True)
-        self.records = records
+        self.sinks = RecordSinks() if sinks is None else sinks
+        self.recorders: LoopRecorders | None = None  # make what writes the records of loops
         self.exports = Exports()
+        self.trace_budget = TraceBudget()
         self.infeed = FeedStatistics()
         self.pipeline = PipelineStatistics()
+        self.operation_trace: ExecutionTracer | None = None
         self.executions = 0
         self.dispatches = 0
         self.loop_seconds = 0.0
         self.loop_compile_seconds = 0.0
         self.notes = Notes()  # what is logged once
-        self._loops = itertools.count()
         self._lock = threading.Lock()
 
-    def next_loop(self) -> int:
-        """Returns another number at each call: of a loop, from 0."""
-        return next(self._loops)
+    @property
+    def records(self) -> RecordSinks | None:
+        """Takes records of the run; None while nothing is recorded."""
+        return self.sinks or None
 
     def add_execution(self, dispatches: int, pipeline: PipelineStatistics | None) -> None:
         """Counts an execution.

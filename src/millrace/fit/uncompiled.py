@@ -151,13 +151,13 @@ def make_uncompiled_function(setup: Setup, functions: LoopFunctions, mode: Mode)
             settings[1],
         )
     getattr(type(model), f"make_{attribute}")(model, force=True)
-    function = _on_device(setup, functions, getattr(model, attribute))
+    function = _on_device(setup, functions, mode, getattr(model, attribute))
     setattr(model, attribute, function)
     before[mode] = UncompiledFunction(function, settings)
 
 
 def _on_device(
-    setup: Setup, functions: LoopFunctions, function: Callable[[S, T], R]
+    setup: Setup, functions: LoopFunctions, mode: Mode, function: Callable[[S, T], R]
 ) -> Callable[[S, T], R]:
     def run(state: S, iterator: T) -> R:
         functions.running = None  # the loop holds the values of the variables
@@ -166,7 +166,13 @@ def _on_device(
         except KeyboardInterrupt:
             restore_state(setup.model, state)  # which only the loop has
             raise
+        recorder = functions.recorder
+        if recorder is not None:
+            recorder.begins(mode, 0)
         with jax.default_device(setup.devices[0]):
-            return function(state, iterator)
+            result = function(state, iterator)
+        if recorder is not None:
+            recorder.executed(setup.model.steps_per_execution if setup.model.compiled else 1, 0.0)
+        return result
 
     return run

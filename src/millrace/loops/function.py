@@ -30,6 +30,7 @@ from millrace.loops.replication import ReplicaLaunch, current_launch
 from millrace.loops.scope import Touched
 from millrace.options import whole_number
 from millrace.pytrees import Array
+from millrace.recording.functions import recorded_call
 from millrace.records.compilation import Aspect, KeyField, ProgramKey
 from millrace.threads.made_once import MadeOnce
 
@@ -93,6 +94,12 @@ class CompiledFunction:
 
     def __call__(self, *args: object, **kwargs: object) -> Any:
         """Runs the program, and updates the variables that the function assigns."""
+        if _is_within_a_trace():
+            return self._call(args, kwargs)
+        with recorded_call(name_of(self._fn)):
+            return self._call(args, kwargs)
+
+    def _call(self, args: tuple[object, ...], kwargs: dict[str, object]) -> Any:
         program, arrays = self._program(args, kwargs)
         return self._fn(*args, **kwargs) if program is None else program.run(arrays)
 

@@ -57,6 +57,11 @@ def _identity(function: object, alive: list[object], seen: set[int]) -> Hashable
     return function.__code__, tuple(keys)
 
 
+def loop_name(body: Callable[..., object], condition: Callable[..., object] | None) -> str:
+    """Returns the name of a loop in records, such as "repeat of step"."""
+    return f"{'repeat' if condition is None else 'while_loop'} of {name_of(body)}"
+
+
 def references_of(function: FunctionType) -> list[Any]:
     """Returns the defaults, closed-over values and globals of a function; None where unset."""
     values = [*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]
@@ -160,7 +165,7 @@ class LoopSubject:
             infeed: of the loop; None without one.
             number: the same for equal bodies and conditions.
         """
-        self.name = f"{'repeat' if condition is None else 'while_loop'} of {name_of(body)}"
+        self.name = loop_name(body, condition)
         self.number = number
         self._body, self._condition = body, condition
         # Views of one number, without memory: only their shapes and dtypes count.

@@ -33,13 +33,14 @@ from millrace.loops.compiled import ProgramArguments, Subject
 from millrace.loops.host_loop import HostLoop, LoopByHost, OnHost
 from millrace.loops.in_program import MANY, run_in_program
 from millrace.loops.iteration import Iteration, specs_of
-from millrace.loops.log_subject import LoopSubject, identity
+from millrace.loops.log_subject import LoopSubject, identity, loop_name
 from millrace.loops.program import LoopProgram
 from millrace.loops.replica_forms import form_of
 from millrace.loops.replication import current_launch
 from millrace.loops.scope import Touched
 from millrace.options import whole_number
 from millrace.pytrees import Array, ArrayTree, SpecTree
+from millrace.recording.functions import recorded_call
 from millrace.threads.made_once import MadeOnce
 
 KEPT = 32  # programs of loops that ran on their own
@@ -65,9 +66,12 @@ def run_loop(
         if isinstance(limit, int):
             iteration.loop.check(limit)
         return result_of_loop(run_in_program(iteration, carried.values, limit, infeed))
-    loop = _loops.find(body, condition, carried, element, infeed)
     # Only a trace has numbers that are arrays.
-    return result_of_loop(loop.run(carried.values, cast(int | None, limit)))
+    number = cast(int | None, limit)
+    steps = number if condition is None and number is not None else 1
+    with recorded_call(loop_name(body, condition), steps):
+        loop = _loops.find(body, condition, carried, element, infeed)
+        return result_of_loop(loop.run(carried.values, number))
 
 
 class _WholeLoop:

@@ -12,6 +12,7 @@ compared with the heap traces that XLA can dump: equal, or up to 0.03 % above.
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import jax
@@ -23,6 +24,7 @@ from millrace._compat.jax_executables import (
     module_proto,
     requirement,
 )
+from millrace.memory.flow import ValueBuffers, points_to
 from millrace.memory.hlo_proto import (
     Allocation,
     BufferAssignment,
@@ -31,7 +33,8 @@ from millrace.memory.hlo_proto import (
     read_buffers,
     read_module,
 )
-from millrace.memory.owners import LayerOwners, points_to
+from millrace.memory.owners import NearestNames
+from millrace.memory.slices import Uncovered, stacked
 from millrace.records.memory import LiveBuffer, MemoryProfile, largest
 
 # The layer in an operation's name, and the variable of an argument.
@@ -67,7 +70,7 @@ def memory_profile(
         # A backend without a schedule, or without the addresses of buffers.
         return MemoryProfile(module.name, requirement(compiled), (), ())
     live = liveness(module, assignment)
-    owners = LayerOwners(module, layer_of)
+    owners = NearestNames(module, layer_of)
     entry = module.computations[module.entry].instructions
     shapes = {each.parameter: each.shape for each in entry if each.opcode == "parameter"}
     alive = [
@@ -75,12 +78,13 @@ def memory_profile(
         for each in assignment.allocations
         if each.is_parameter and each.size
     ]
-    alive += [_live_buffer(*each, owners) for each in live.at_peak()]
+    alive += [live_buffer(maker, size, owners) for maker, size, _ in live.at_peak()]
     needed = requirement(compiled)
     return MemoryProfile(module.name, needed, tuple(live.curve.tolist()), largest(alive))
 
 
-def _live_buffer(instruction: Instruction, nbytes: int, owners: LayerOwners) -> LiveBuffer:
+def live_buffer(instruction: Instruction, nbytes: int, owners: NearestNames) -> LiveBuffer:
+    """Returns the record of the result of an operation."""
     layer, inferred = owners.of(instruction)
     return LiveBuffer(
         instruction.name,
@@ -100,38 +104,81 @@ def _operation(op_name: str) -> str:
     return f"{last}, backward" if last and "transpose(" in first else last
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Liveness:
     """When the buffers of a program are alive."""
 
-    curve: np.ndarray  # bytes at each program point
+    points: list[Instruction]  # program points
     ranges: dict[int, tuple[int, int]]  # first and last point of each buffer
     makers: dict[int, Instruction]  # of buffers
+    values: dict[int, ValueBuffers]  # the buffers of each instruction
     assignment: BufferAssignment
 
-    def at_peak(self) -> list[tuple[Instruction, int]]:
-        """Returns the operations whose results are in memory at the peak, each slice once."""
-        peak = int(self.curve.argmax())
-        alive_operations: list[tuple[Instruction, int]] = []
+    @cached_property
+    def curve(self) -> np.ndarray:
+        """Bytes at each program point: overlapping buffers count once."""
+        return self.areas(lambda _: 0, lambda _: 0, 1)[0]
+
+    def areas(
+        self,
+        kind_of_buffer: Callable[[int], int],
+        kind_of_allocation: Callable[[Allocation], int],
+        kinds: int,
+    ) -> np.ndarray:
+        """Returns the bytes of each kind at each program point.
+
+        Args:
+            kind_of_buffer: number of the kind of a buffer in temporary memory. Where buffers of
+                several kinds overlap, the first kind counts.
+            kind_of_allocation: number of the kind of memory that is never reused.
+            kinds: how many there are.
+        """
+        sizes = np.zeros((kinds, max(len(self.points), 1)), np.int64)
+        slices, base = [], 0
+        for each in self.assignment.allocations:
+            if each.is_temporary:
+                for buffer, offset, size in each.assigned:
+                    if size:
+                        begin = base + offset
+                        times = self.ranges[buffer]
+                        slices.append((*times, begin, begin + size, kind_of_buffer(buffer)))
+                base += each.size
+            elif each.size and not each.is_thread_local:
+                sizes[kind_of_allocation(each)] += each.size
+        return sizes + stacked(slices, sizes.shape)
+
+    def at_peak(
+        self, kind_of_buffer: Callable[[int], int] = lambda _: 0, point: int | None = None
+    ) -> list[tuple[Instruction, int, int]]:
+        """Returns the operations whose results are in memory, each slice once.
+
+        Args:
+            kind_of_buffer: as for `areas`.
+            point: the program point; None for the peak of the curve.
+
+        Returns:
+            The operation, the bytes, and the number of the buffer.
+        """
+        peak = int(self.curve.argmax()) if point is None else point
+        alive_operations: list[tuple[Instruction, int, int]] = []
         for allocation in self.assignment.allocations:
             if allocation.is_thread_local or allocation.is_parameter:
                 continue
             if not allocation.is_temporary:
-                makers = [self.makers[b] for b, _, _ in allocation.assigned if b in self.makers]
-                if allocation.size and makers:
-                    alive_operations.append((makers[-1], allocation.size))
+                made = [b for b, _, _ in allocation.assigned if b in self.makers]
+                if allocation.size and made:
+                    alive_operations.append((self.makers[made[-1]], allocation.size, made[-1]))
                 continue
             alive = [
-                each
-                for each in allocation.assigned
-                if self.ranges[each[0]][0] <= peak <= self.ranges[each[0]][1]
+                (kind_of_buffer(buffer), offset, -size, buffer)
+                for buffer, offset, size in allocation.assigned
+                if size and self.ranges[buffer][0] <= peak <= self.ranges[buffer][1]
             ]
-            covered = 0  # where slices overlap, the first and larger one counts whole
-            for buffer, offset, size in sorted(alive, key=lambda each: (each[1], -each[2])):
-                new = offset + size - max(offset, covered)
-                if new > 0 and buffer in self.makers:
-                    alive_operations.append((self.makers[buffer], new))
-                    covered = offset + size
+            free = Uncovered()  # where slices overlap, the first and larger one counts whole
+            for _, offset, size, buffer in sorted(alive):
+                new = free.take(offset, offset - size)
+                if new and buffer in self.makers:
+                    alive_operations.append((self.makers[buffer], new, buffer))
         return alive_operations
 
 
@@ -184,8 +231,7 @@ def liveness(module: Module, assignment: BufferAssignment) -> Liveness:
         for buffers in values[root].values():
             extend(buffers, min(point, end))
     ranges = {buffer: (first[buffer], last[buffer]) for buffer in first}
-    curve = _curve(assignment.allocations, ranges, len(points))
-    return Liveness(curve, ranges, _makers(module, assignment), assignment)
+    return Liveness(points, ranges, _makers(module, assignment), values, assignment)
 
 
 def _makers(module: Module, assignment: BufferAssignment) -> dict[int, Instruction]:
@@ -196,38 +242,3 @@ def _makers(module: Module, assignment: BufferAssignment) -> dict[int, Instructi
     }
     buffers = assignment.buffers.values()
     return {b.number: instructions[b.instruction] for b in buffers if b.instruction in instructions}
-
-
-def _curve(
-    allocations: tuple[Allocation, ...], ranges: dict[int, tuple[int, int]], points: int
-) -> np.ndarray:
-    """Returns the bytes in use at each point: overlapping buffers count once."""
-    fixed = sum(
-        each.size for each in allocations if not (each.is_thread_local or each.is_temporary)
-    )
-    slices, base = [], 0
-    for allocation in allocations:
-        if allocation.is_temporary:
-            for buffer, offset, size in allocation.assigned:
-                if size:
-                    slices.append((*ranges[buffer], base + offset, base + offset + size))
-            base += allocation.size
-    curve = np.full(max(points, 1), fixed, np.int64)
-    if not slices:
-        return curve
-    edges = np.unique([edge for *_, begin, end in slices for edge in (begin, end)])
-    widths, counts = np.diff(edges), np.zeros(len(edges) - 1, np.int64)
-    changes: list[list[tuple[int, int, int]]] = [[] for _ in range(points + 1)]
-    for first, last, begin, end in slices:
-        low, high = np.searchsorted(edges, (begin, end))
-        changes[first].append((1, low, high))
-        changes[last + 1].append((-1, low, high))
-    used = 0
-    for point in range(points):
-        for change, low, high in changes[point]:
-            slice_counts = counts[low:high]
-            before = widths[low:high][slice_counts > 0].sum()
-            slice_counts += change
-            used += int(widths[low:high][slice_counts > 0].sum() - before)
-        curve[point] += used
-    return curve

@@ -1,122 +1,15 @@
-"""The owners of buffers: which layer or argument each belongs to.
-
-An operation with a buffer of XLA creates a value. All others only pass buffers on: tuples and their
-elements, arguments and results of calls, values that a loop carries between iterations.
+"""The owners of operations: the layer that each belongs to, or whatever else its name tells.
 
 Keras opens a name scope for each layer, so most operations carry their layer's name. Copies and
 changes of layout do not, and on CPU they are often alive at the peak. Such an operation gets the
-layer of the nearest named one: within its fusion, else among its operands and users.
+name of the nearest named one: within its fusion, else among its operands and users.
 """
 
+import functools
 import re
-from collections import deque
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 
-from millrace.memory.hlo_proto import BufferAssignment, Instruction, Module
-
-TupleIndex = tuple[int, ...]  # into nested tuples; () is the value itself
-ValueBuffers = dict[TupleIndex, frozenset[int]]
-
-
-def points_to(module: Module, assignment: BufferAssignment) -> dict[int, ValueBuffers]:
-    """Returns the buffers of each instruction, by index into its result."""
-    created: dict[int, ValueBuffers] = {}
-    for buffer in assignment.buffers.values():
-        own = created.setdefault(buffer.instruction, {})
-        own[buffer.index] = own.get(buffer.index, frozenset()) | {buffer.number}
-    values: dict[int, ValueBuffers] = {
-        instruction.number: dict(created.get(instruction.number, {}))
-        for number in module.schedule
-        for instruction in module.computations[number].instructions
-    }
-    callers = _callers(module)
-    order = [  # a computation comes before those that it calls; parameters wait for callers
-        (number, instruction)
-        for number in module.schedule
-        for instruction in module.computations[number].instructions
-    ]
-    changed = True
-    while changed:  # carried values return to the begin of their loop: two or three passes
-        changed = False
-        for computation, instruction in order:
-            flows = _flows(instruction, module, callers.get(computation, []), values)
-            own = created.get(instruction.number, {})
-            reached = values[instruction.number]
-            for index, buffers in flows.items():
-                if index in own:
-                    continue
-                before = reached.get(index, frozenset())
-                if not buffers <= before:
-                    reached[index] = before | buffers
-                    changed = True
-    return values
-
-
-def _callers(module: Module) -> dict[int, list[tuple[Instruction, int]]]:
-    """Returns the callers of each computation, with its index among their computations."""
-    callers: dict[int, list[tuple[Instruction, int]]] = {}
-    for number in module.schedule:
-        for instruction in module.computations[number].instructions:
-            for index, called in enumerate(instruction.called):
-                callers.setdefault(called, []).append((instruction, index))
-    return callers
-
-
-def _flows(
-    instruction: Instruction,
-    module: Module,
-    callers: list[tuple[Instruction, int]],
-    values: dict[int, ValueBuffers],
-) -> ValueBuffers:
-    """Returns the buffers that reach an instruction from others."""
-    opcode, operands = instruction.opcode, instruction.operands
-    if opcode == "parameter":
-        return _merged([_argument(caller, index, instruction, values) for caller, index in callers])
-    if opcode == "tuple":
-        return {
-            (element, *index): buffers
-            for element, operand in enumerate(operands)
-            for index, buffers in values[operand].items()
-        }
-    if opcode == "get-tuple-element":
-        element, elements = instruction.tuple_index, values[operands[0]].items()
-        return {index[1:]: buffers for index, buffers in elements if index[:1] == (element,)}
-    called = [module.computations[c].root for c in instruction.called if c in module.schedule]
-    if opcode == "while":  # calls body and condition; the results of the body are carried
-        body = module.computations[instruction.called[0]].root
-        return _merged([values[operands[0]], values[body]])
-    if opcode in ("call", "conditional"):
-        return _merged([values[root] for root in called])
-    if opcode in ("copy-done", "async-done", "async-update"):
-        elements = values[operands[0]].items()
-        return {index[1:]: buffers for index, buffers in elements if index[:1] == (0,)} | {
-            index[1:]: buffers for index, buffers in elements if index[:1] == (1,)
-        }
-    # A bitcast, a barrier or an operation in place: the result has the buffers of the operands.
-    return _merged([values[operand] for operand in operands])
-
-
-def _argument(
-    caller: Instruction, called_index: int, parameter: Instruction, values: dict[int, ValueBuffers]
-) -> ValueBuffers:
-    if caller.opcode == "conditional":
-        return values[caller.operands[called_index + 1]]
-    if caller.opcode == "while":
-        return _merged([values[caller.operands[0]], values[caller.number]])
-    if parameter.parameter < len(caller.operands):
-        return values[caller.operands[parameter.parameter]]
-    return {}
-
-
-def _merged(sources: list[ValueBuffers]) -> ValueBuffers:
-    merged: ValueBuffers = {}
-    for values in sources:
-        for index, buffers in values.items():
-            merged[index] = merged.get(index, frozenset()) | buffers
-    return merged
-
-
-_NEAREST = 2_000  # operations that are searched
+from millrace.memory.hlo_proto import Instruction, Module
 
 _WRAPPED = re.compile(r"^[\w-]+\((.*)\)$")
 
@@ -136,7 +29,8 @@ def layer_finder(
     def layer_of(op_name: str) -> str:
         """Returns `encoder/dense` of `jit(run)/transpose(jvp(encoder))/dense/dot_general`."""
         for each in op_name.split(";"):  # XLA joins the names of what it fuses
-            path = [name for name in map(_unwrapped, each.strip().split("/")) if name in all_names]
+            scopes = (_unwrapped(scope, all_names) for scope in each.strip().split("/"))
+            path = [name for name in scopes if name in all_names]
             if path:
                 return "/".join(dict.fromkeys(renames.get(name, name) for name in path))
         return ""
@@ -144,53 +38,71 @@ def layer_finder(
     return layer_of
 
 
-def _unwrapped(name: str) -> str:
-    while match := _WRAPPED.match(name):
-        name = match[1]
-    return name.rstrip(")")
+def _unwrapped(scope: str, names: Collection[str]) -> str:
+    """Returns `dense` of `transpose(jvp(dense))`; a layer's name may have parentheses, too."""
+    while scope not in names and (match := _WRAPPED.match(scope)):
+        scope = match[1]
+    return scope if scope in names else scope.rstrip(")")
 
 
-class LayerOwners:
-    """Finds the layers of a program's operations."""
+class NearestNames:
+    """Finds names for all operations of a program: their own, or those of the nearest ones."""
 
-    def __init__(self, module: Module, layer_of: Callable[[str], str]):
-        self._module = module
-        self._layer_of = layer_of
-        self._instructions: dict[int, Instruction] = {}
+    def __init__(self, module: Module, name_of: Callable[[str], str]):
+        """Goes through the program once.
+
+        Args:
+            module: the program.
+            name_of: returns the name that the scopes of an operation tell, empty if none.
+        """
+        name_of = functools.cache(name_of)
+        self._module, self._name_of = module, name_of
+        self._own: set[int] = set()
+        self._names: dict[int, str] = {}  # by the number of the operation
+        self._operands: dict[int, tuple[int, ...]] = {}
         self._users: dict[int, list[int]] = {}
         for computation in module.computations.values():
             for instruction in computation.instructions:
-                self._instructions[instruction.number] = instruction
+                self._operands[instruction.number] = instruction.operands
                 for operand in instruction.operands:
                     self._users.setdefault(operand, []).append(instruction.number)
+                if name := name_of(instruction.op_name):
+                    self._own.add(instruction.number)
+                    self._names[instruction.number] = name
+                elif name := self._in_fusion(instruction):
+                    self._names[instruction.number] = name
+        self._spread()
 
     def of(self, instruction: Instruction) -> tuple[str, bool]:
-        """Returns the layer, empty if there is none, and whether it is a neighbour's."""
-        if layer := self._layer_of(instruction.op_name):
-            return layer, False
-        if layer := self._in_fusion(instruction):
-            return layer, True
-        return self._nearest(instruction), True
+        """Returns the name, empty if there is none, and whether it is another operation's."""
+        return self._names.get(instruction.number, ""), instruction.number not in self._own
 
     def _in_fusion(self, instruction: Instruction) -> str:
         if instruction.opcode != "fusion":
             return ""
         for number in instruction.called:
             for inner in self._module.computations[number].instructions:
-                if layer := self._layer_of(inner.op_name):
-                    return layer
+                if name := self._name_of(inner.op_name):
+                    return name
         return ""
 
-    def _nearest(self, instruction: Instruction) -> str:
-        seen, queue = {instruction.number}, deque([instruction.number])
-        while queue and len(seen) < _NEAREST:
-            number = queue.popleft()
-            for other in (*self._instructions[number].operands, *self._users.get(number, ())):
-                if other in seen:
-                    continue
-                seen.add(other)
-                queue.append(other)
-                neighbour = self._instructions[other]
-                if layer := self._layer_of(neighbour.op_name) or self._in_fusion(neighbour):
-                    return layer
-        return ""
+    def _spread(self) -> None:
+        """Names all others, from the neighbours of named operations outwards, in linear time."""
+        frontier = list(self._names)
+        while frontier:
+            nameless = dict.fromkeys(
+                other
+                for number in frontier
+                for other in self._neighbours(number)
+                if other not in self._names
+            )
+            named = {
+                number: next(self._names[k] for k in self._neighbours(number) if k in self._names)
+                for number in nameless
+            }
+            self._names.update(named)
+            frontier = list(named)
+
+    def _neighbours(self, number: int) -> Iterator[int]:
+        yield from self._operands[number]
+        yield from self._users.get(number, ())

@@ -8,9 +8,6 @@ Sizes are those of the executable: of sharded values, the shards on one device.
 """
 
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import replace
-from typing import Any
 
 import jax
 import keras
@@ -25,10 +22,10 @@ from millrace._compat.keras_layers import layer_names
 from millrace.compiled_loop.dry_run import CompiledCall, LoopPrograms
 from millrace.compiling.executable import compiled_of, renames_of
 from millrace.memory.hlo_proto import read_buffers
+from millrace.memory.labels import LoopLabels, ValuePath, with_layers_of_variables
 from millrace.memory.liveness import memory_profile
 from millrace.memory.owners import layer_finder
 from millrace.plan import ROLES, Plan
-from millrace.records.memory import LiveBuffer
 from millrace.records.memory_report import DeviceMemory, StageMemory
 from millrace.steps.accumulate import make_accumulator
 
@@ -37,7 +34,6 @@ _ARGUMENTS = {
     "accumulate": ("state", "accumulated", "batches"),
     "apply": ("state", "accumulated"),
 }
-ArgumentPath = tuple[Any, ...]
 
 
 def piece_memory(model: keras.Model, programs: LoopPrograms) -> DeviceMemory:
@@ -80,10 +76,11 @@ def piece_memory(model: keras.Model, programs: LoopPrograms) -> DeviceMemory:
         batches=by_kind["batches"],
         other=by_kind["metric"] + needed(peak) - named,
     )
+    labels = LoopLabels(model, plan, peak.program)
     profile = memory_profile(
         compiled,
         layer_finder(layer_names(model), renames_of(peak.executable)),
-        lambda path: _argument_name(model, plan, peak.program, path),
+        lambda path: labels.argument(path).name,
     )
     devices = tuple(map(str, plan.group.devices))
     name = f"{plan.mode.value}_{peak.program}"
@@ -91,11 +88,11 @@ def piece_memory(model: keras.Model, programs: LoopPrograms) -> DeviceMemory:
     return DeviceMemory(devices, name, (stage,), alive, curve=profile.curve)
 
 
-def _arguments(call: CompiledCall) -> dict[tuple[str, ArgumentPath], int]:
+def _arguments(call: CompiledCall) -> dict[tuple[str, ValuePath], int]:
     """Returns the bytes of each argument on one device, numbers excluded."""
     compiled, kinds = compiled_of(call.executable), _ARGUMENTS[call.program]
     paths = kept_arguments(compiled)
-    argument_sizes: dict[tuple[str, ArgumentPath], int] = {}
+    argument_sizes: dict[tuple[str, ValuePath], int] = {}
     for allocation in read_buffers(buffers_proto(compiled)).allocations:
         if allocation.is_parameter and allocation.parameter < len(paths):
             (position, *rest) = paths[allocation.parameter]
@@ -106,7 +103,7 @@ def _arguments(call: CompiledCall) -> dict[tuple[str, ArgumentPath], int]:
     return argument_sizes
 
 
-def _role(plan: Plan, path: ArgumentPath) -> str:
+def _role(plan: Plan, path: ValuePath) -> str:
     return ROLES[plan.mode][path[0].idx] if path else "trainable"
 
 
@@ -114,54 +111,3 @@ def _accumulator_bytes(model: keras.Model, plan: Plan) -> int:
     accumulator = make_accumulator(model.trainable_variables, plan.accumulation)
     zeros = jax.tree.leaves(jax.eval_shape(accumulator.zeros))
     return sum(spec.size * spec.dtype.itemsize for spec in zeros)
-
-
-def _argument_name(model: keras.Model, plan: Plan, program: str, path: ArgumentPath) -> str:
-    position, *rest = path
-    kinds = _ARGUMENTS[program]
-    if position.idx >= len(kinds):
-        return "a number"
-    kind = kinds[position.idx]
-    if kind == "state":
-        variables = variables_of(model, _role(plan, tuple(rest)))
-        index = rest[1].key if len(rest) > 1 else 0
-        # With replicas the state has all metrics twice.
-        return variables[index % len(variables)].path if variables else kind
-    if kind == "accumulated":
-        index = getattr(rest[0], "idx", 0) if rest else 0
-        return f"accumulated {model.trainable_variables[index].path}"
-    return f"batches{jax.tree_util.keystr(tuple(rest))}"
-
-
-def with_layers_of_variables(
-    model: keras.Model, alive: Sequence[LiveBuffer]
-) -> tuple[LiveBuffer, ...]:
-    """Returns the tensors with the layers of weights, accumulators and optimizer state."""
-    layer_of = layer_finder(layer_names(model))
-    layers = {each.path: layer_of(each.path) for each in model.variables}
-    names = {path: layer for path, layer in layers.items() if layer}
-    slots = variables_of(model, "optimizer")
-    for weight in model.trainable_variables:
-        layer = names.get(weight.path, "")
-        names[f"accumulated {weight.path}"] = layer
-        # Keras names the slots of Adam, say, `adam/mlp_dense_kernel_momentum`.
-        start = f"{weight.path.replace('/', '_')}_"
-        for variable in slots:
-            if variable.path.rpartition("/")[2].startswith(start):
-                names[variable.path] = layer
-    return tuple(
-        replace(each, layer=names[each.name])
-        if not each.layer and each.opcode == "parameter" and each.name in names
-        else each
-        for each in alive
-    )
-
-
-def variables_of(model: keras.Model, role: str) -> list[Any]:
-    """Returns the variables with one role in the state."""
-    return {
-        "trainable": lambda: model.trainable_variables,
-        "non_trainable": lambda: model.non_trainable_variables,
-        "optimizer": lambda: model.optimizer.variables,
-        "metric": lambda: model.metrics_variables,
-    }[role]()

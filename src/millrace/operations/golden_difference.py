@@ -17,9 +17,9 @@ from difflib import SequenceMatcher
 
 from millrace.operations.golden import GoldenProgram, GoldenRow, GoldenText, RowKey
 
-Rows = dict[RowKey, GoldenRow]
-Passes = Mapping[str, GoldenRow]
-Layers = dict[str, dict[str, GoldenRow]]
+GoldenRows = dict[RowKey, GoldenRow]
+LayerRows = Mapping[str, GoldenRow]
+LayerTable = dict[str, dict[str, GoldenRow]]
 _NUMBER = re.compile(r"_\d+$")  # at the end of names that Keras makes
 _MOST_LINES = 60
 _ROLES = {"layer": "layer "}
@@ -134,16 +134,16 @@ class _Comparison:
                 yield f"in all   {_arrow(what, old, new)}"
 
 
-def _layers(rows: Rows) -> Layers:
+def _layers(rows: GoldenRows) -> LayerTable:
     """Returns the rows of each layer by pass."""
-    layers: Layers = {}
+    layers: LayerTable = {}
     for (owner, role, kind), row in rows.items():
         if role == "layer":
             layers.setdefault(owner, {})[kind] = row
     return layers
 
 
-def _same_layers(before: Layers, after: Layers) -> dict[str, str]:
+def _same_layers(before: LayerTable, after: LayerTable) -> dict[str, str]:
     """Returns the names of layers by those that they had."""
     pairs: dict[str, str] = {}
     for signature in (_class_and_products, _name, _numbers_alone):
@@ -161,16 +161,16 @@ def _same_layers(before: Layers, after: Layers) -> dict[str, str]:
     return pairs
 
 
-def _class_and_products(name: str, rows: Passes) -> Hashable:
+def _class_and_products(name: str, rows: LayerRows) -> Hashable:
     return _NUMBER.sub("", name), _products(rows)
 
 
-def _name(name: str, rows: Passes) -> Hashable:
+def _name(name: str, rows: LayerRows) -> Hashable:
     del rows
     return name
 
 
-def _numbers_alone(name: str, rows: Passes) -> Hashable:
+def _numbers_alone(name: str, rows: LayerRows) -> Hashable:
     del name
     products = _products(rows)
     if any(each for _, each in products):
@@ -178,7 +178,7 @@ def _numbers_alone(name: str, rows: Passes) -> Hashable:
     return tuple((kind, rows[kind]) for kind in sorted(rows))
 
 
-def _products(rows: Passes) -> tuple[tuple[str, int], ...]:
+def _products(rows: LayerRows) -> tuple[tuple[str, int], ...]:
     return tuple((kind, rows[kind].products) for kind in sorted(rows))
 
 

@@ -35,6 +35,7 @@ class ProgramCount:
     # FLOPs of dots and convolutions, which no version of XLA counts otherwise, by owner and pass.
     products: Mapping[tuple[str, str], float]
     results: tuple[str, ...]  # shapes
+    runs: int  # of operations, in one call
 
 
 def count_operations(
@@ -66,7 +67,13 @@ def count_operations(
                 key = owner.name, owner.kind
                 products[key] = products.get(key, 0.0) + flops * operation.times
     return ProgramCount(
-        module.name, groups, found, counter.unknown_loops, products, _results(module)
+        module.name,
+        groups,
+        found,
+        counter.unknown_loops,
+        products,
+        _results(module),
+        sum(each.times for each in operations),
     )
 
 

@@ -137,6 +137,7 @@ def _same(value: jax.Array) -> jax.Array:
 
 
 _COUNTER = itertools.count()
+_FIRST_SECONDS = 60  # it is there already; a store that does not answer is an error
 _SHOWN = 60  # characters of a value, around the first difference
 _SEEDS = (
     "Call keras.utils.set_random_seed(1) with one seed in every process, before the model and the "
@@ -159,6 +160,25 @@ def texts_of_all(text: str, timeout: float) -> list[str]:
     if compat.process_count() == 1:
         return [text]
     return [each["text"] for each in _exchange(json.dumps({"text": text}), timeout)]
+
+
+def text_of_first(key: str, text: str) -> str:
+    """Returns the text of the process of the run that called this first; nobody waits for others.
+
+    Args:
+        key: of what the processes agree on, such as "report_dir".
+        text: of this process, which counts if it is the first.
+    """
+    store = compat.key_value_store()
+    if compat.process_count() == 1 or store is None:
+        return text
+    name = f"millrace/first/{key}"
+    try:
+        store.key_value_set(name, text)  # an error where there is one already
+    except Exception as error:  # the public base of JAX's errors
+        if "ALREADY_EXISTS" not in str(error):
+            raise
+    return store.blocking_key_value_get(name, 1000 * _FIRST_SECONDS)
 
 
 def check_same(facts: Mapping[str, str], timeout: float = 60.0) -> None:

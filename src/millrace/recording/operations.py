@@ -10,8 +10,8 @@ import threading
 from millrace.compiling.log import NewExecutable
 from millrace.operations.groups import ProgramCount, count_operations
 from millrace.plan import Mode
-from millrace.records.directory import RunDirectory
 from millrace.records.operations import ProgramOperations
+from millrace.records.sinks import RecordSinks
 
 _STAGE = re.compile(r" of stage (\d+)$")
 
@@ -24,8 +24,8 @@ class OperationRecorder:
     Append `observe` to the `observers` of a compile log.
     """
 
-    def __init__(self, records: RunDirectory):
-        self._records = records
+    def __init__(self, sinks: RecordSinks):
+        self._sinks = sinks
         self._lock = threading.Lock()
         self._has_failed = False
         # By the name of XLA's module: several programs may have the same.
@@ -33,6 +33,8 @@ class OperationRecorder:
 
     def observe(self, new: NewExecutable) -> None:
         """Writes the operations of an executable. An error is logged once, and the run goes on."""
+        if not self._sinks:
+            return
         try:
             counted = counted_operations(new)
         except Exception as error:
@@ -51,7 +53,7 @@ class OperationRecorder:
             return
         with self._lock:
             self.counts.setdefault(counted[1].name, []).append(counted)
-        self._records.add(counted[0])
+        self._sinks.add(counted[0])
 
 
 def counted_operations(new: NewExecutable) -> tuple[ProgramOperations, ProgramCount] | None:

@@ -15,6 +15,7 @@ import logging
 import os
 import pathlib
 import threading
+from collections.abc import Sequence
 from typing import IO
 
 from millrace.errors import OptionError
@@ -77,16 +78,11 @@ class RunDirectory:
             OptionError: if it cannot be made.
         """
         self.path = pathlib.Path(directory)
-        try:
-            self.path.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise OptionError(
-                f"report_dir={str(directory)!r} cannot be made: {error}. Set it to a directory "
-                "that can be written to, or leave it out."
-            ) from error
+        _make(self.path)
         self.process = process
+        self.written = 0  # records, by this process
         self._lock = threading.Lock()
-        self._has_failed = False
+        self._has_failed = False  # said once, and nothing is written any more
         self._begun: set[str] = set()  # kinds whose files were whole when this process came to them
 
     def add(self, record: object) -> None:
@@ -95,21 +91,37 @@ class RunDirectory:
         A directory that can no longer be written to, such as one on a full disk, is reported once
         to the log, and does not end the training.
         """
-        kind = _KIND_OF[type(record)]
-        suffix = f".{self.process}" if self.process else ""
-        path = self.path / f"{kind}{suffix}.jsonl"
-        line = json.dumps(encode(record), allow_nan=False)
-        with self._lock:
-            if self._has_failed:
-                return
-            try:
-                with path.open("a+b") as file:
-                    file.write(f"{self._before(file, kind)}{line}\n".encode())
-            except OSError as error:
-                self._has_failed = True
-                logger.warning(
-                    "Records are no longer written to %s: %s. The run goes on.", self.path, error
-                )
+        self.add_all([record])
+
+    def add_all(self, records: Sequence[object]) -> None:
+        """Writes records of the same kind at the end of their file; see `add`."""
+        if not records or self._has_failed:
+            return
+        try:
+            kind = _KIND_OF[type(records[0])]
+            suffix = f".{self.process}" if self.process else ""
+            path = self.path / f"{kind}{suffix}.jsonl"
+            lines = [f"{json.dumps(encode(each), allow_nan=False)}\n" for each in records]
+            with self._lock, path.open("a+b") as file:
+                file.write(f"{self._before(file, kind)}{''.join(lines)}".encode())
+                self.written += len(lines)
+        except Exception as error:  # of any kind: training is worth more than its records
+            self._has_failed = True
+            logger.warning(
+                "Records are no longer written to %s: %s. The run goes on.",
+                self.path,
+                error if isinstance(error, OSError) else repr(error),
+            )
+
+    def begin_again(self) -> None:
+        """Writes records again, after a failure that may have been put right.
+
+        Raises:
+            OptionError: if the directory cannot be made.
+        """
+        _make(self.path)
+        self._has_failed = False
+        self._begun.clear()
 
     def _before(self, file: IO[bytes], kind: str) -> str:
         """Returns what must come before a record: the header, or the end of a broken line."""
@@ -120,3 +132,13 @@ class RunDirectory:
         self._begun.add(kind)
         file.seek(-1, os.SEEK_END)
         return "" if file.read() == b"\n" else "\n"
+
+
+def _make(path: pathlib.Path) -> None:
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise OptionError(
+            f"report_dir={str(path)!r} cannot be made: {error}. Set it to a directory "
+            "that can be written to, or leave it out."
+        ) from error

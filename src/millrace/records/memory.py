@@ -23,6 +23,7 @@ class LiveBuffer:
     shape: str = ""  # such as `f32[32,64]`, where it is one array
     operation: str = ""  # of JAX, such as "dot_general, backward", if XLA has kept it
     inferred: bool = False  # whether `layer` is that of a neighbouring operation
+    role: str = ""  # what it is used for, one of `program_memory.ROLES`, where that was asked for
 
 
 @dataclass(frozen=True, slots=True)

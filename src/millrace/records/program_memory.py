@@ -30,7 +30,7 @@ class ProgramSegment:
 
     first: int  # the number of its first point; it ends where the next one begins
     layer: str  # empty if they belong to none
-    kind: str  # "forward", "backward", "recomputation", "update" or ""
+    kind: str  # "forward", "backward", "recomputation", "accumulation", "update" or ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +64,8 @@ class ProgramMemory:
     segments: tuple[ProgramSegment, ...] = ()
     began: float = 0.0  # of its compilation, in seconds since 1970
     is_trial: bool = False  # whether it was compiled for comparison, and never runs
+    num_points: int = 0  # of the program; curves of longer programs have fewer
+    attributed: float = 1.0  # share of the bytes with a layer or a role, on average over the points
 
     @property
     def curve(self) -> tuple[int, ...]:

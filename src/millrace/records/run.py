@@ -73,7 +73,7 @@ class RunRecords:
     """The records of a run, of all its processes, in the order in which they were written."""
 
     path: pathlib.Path
-    processes: tuple[ProcessRecord, ...] = ()
+    processes: tuple[ProcessRecord, ...] = ()  # each once; again if the run was started again
     loops: tuple[LoopRecord, ...] = ()  # each once, in the order of their begin
     epochs: tuple[EpochRecord, ...] = ()
     executions: tuple[ExecutionSample, ...] = ()
@@ -121,14 +121,14 @@ def load(directory: str | pathlib.Path) -> RunRecords:
     read = {kind: _read_kind(path, kind, damaged) for kind in KINDS}
     return RunRecords(
         path=path,
-        processes=_of(ProcessRecord, read["processes"]),
+        processes=_last_of_process(_of(ProcessRecord, read["processes"])),
         loops=_last_of_each(_of(LoopRecord, read["loops"])),
         epochs=_of(EpochRecord, read["epochs"]),
         executions=_of(ExecutionSample, read["executions"]),
         feeds=_of(FeedSample, read["feeds"]),
         compilations=read_compile_log(path) if read[COMPILE_LOG] else (),
         memory_profiles=_of(ProgramMemory, read["memory"]),
-        operations=_of(ProgramOperations, read["operations"]),
+        operations=_last_counts(_of(ProgramOperations, read["operations"])),
         traces=update_traces(_of(ExecutionTrace, read["traces"])),
         tensors=_of(TensorSeries, read["tensors"]),
         budgets=_of(BudgetChoice, read["budgets"]),
@@ -206,9 +206,30 @@ def _of(kind: type[Record], records: Iterable[object]) -> tuple[Record, ...]:
     return tuple(record for record in records if isinstance(record, kind))
 
 
+def last_loop(directory: pathlib.Path, process: int) -> int:
+    """Returns the highest number of a loop that a process has written before; -1 for none."""
+    suffix = f".{process}" if process else ""
+    file = directory / f"loops{suffix}.jsonl"
+    if not file.is_file():
+        return -1
+    numbers = (values.get("number") for values in _lines(file, "loops", {}))
+    return max((number for number in numbers if isinstance(number, int)), default=-1)
+
+
 def _last_of_each(loops: Iterable[LoopRecord]) -> tuple[LoopRecord, ...]:
     last = {(each.process, each.number, each.began): each for each in loops}
     return tuple(sorted(last.values(), key=lambda each: each.began))
+
+
+def _last_of_process(processes: Iterable[ProcessRecord]) -> tuple[ProcessRecord, ...]:
+    last = {(each.process, each.host, each.pid, each.began): each for each in processes}
+    return tuple(last.values())
+
+
+def _last_counts(programs: Iterable[ProgramOperations]) -> tuple[ProgramOperations, ...]:
+    """Returns the last record of each program: those with times come after those without."""
+    last = {(each.model, each.program, each.stage, each.key): each for each in programs}
+    return tuple(last.values())
 
 
 def read_compile_log(path: str | pathlib.Path) -> tuple[CompileRecord, ...]:

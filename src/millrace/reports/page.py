@@ -9,6 +9,7 @@ hashes it names may run. Whatever a user has named, a layer say, is data in it a
 """
 
 import base64
+import contextlib
 import hashlib
 import html
 import json
@@ -77,7 +78,8 @@ def write_page(runs: Sequence[RunRecords], path: str | pathlib.Path) -> pathlib.
         part.write_bytes(text)
         part.replace(path)
     except OSError as error:
-        part.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # its directory may be a file
+            part.unlink()
         raise OptionError(
             f"The page cannot be written to {str(path)!r}: {error}. Give the path of a file in a "
             "directory that can be written to."

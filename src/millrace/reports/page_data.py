@@ -1,20 +1,26 @@
 """What a page shows of a run, as JSON and columns."""
 
-import math
+import time
 from collections.abc import Sequence
 
 from millrace.records.codec import encode
-from millrace.records.loops import EpochRecord, LoopRecord
+from millrace.records.program_memory import ROLES
 from millrace.records.run import RunRecords
+from millrace.records.timeline_svg import PASS_STYLES
 from millrace.reports.columns import Columns
+from millrace.reports.limits import limits
+from millrace.reports.memory_data import memory_data
+from millrace.reports.program_data import compilations_data, operations_data
+from millrace.reports.series_data import epochs_data, executions_data, feeds_data, tensors_data
 from millrace.reports.shortened import shortened
+from millrace.reports.trace_data import traces_data
 
-LOOPS = 400  # of a run, at most, and as many of the processes
+SHOWN = 400  # loops, processes and flights of a run, at most
 
 
 def title_of(runs: Sequence[RunRecords]) -> str:
     """Returns the name of the page: the directories of its runs."""
-    return " and ".join(run.path.name or str(run.path) for run in runs)
+    return " and ".join(shortened(_name(run), 80) for run in runs)
 
 
 def page_data(runs: Sequence[RunRecords], columns: Columns) -> dict[str, object]:
@@ -24,45 +30,56 @@ def page_data(runs: Sequence[RunRecords], columns: Columns) -> dict[str, object]
         runs: one, or two.
         columns: takes the long rows of numbers.
     """
-    return {"version": 1, "runs": [_run(run, columns) for run in runs]}
+    return {
+        "version": 1,
+        "written": time.time(),
+        "styles": {kind: style._asdict() for kind, style in PASS_STYLES.items()},
+        "roles": list(ROLES),
+        "runs": [_run(run, columns) for run in runs],
+    }
 
 
 def _run(run: RunRecords, columns: Columns) -> dict[str, object]:
     return {
-        "name": shortened(run.path.name or str(run.path)),
+        "name": shortened(_name(run)),
         "path": shortened(str(run.path)),
         "damaged": dict(run.damaged),
-        "processes": [shortened(encode(each)) for each in run.processes[:LOOPS]],
-        "loops": [shortened(_loop(each)) for each in run.loops[-LOOPS:]],
+        "processes": [shortened(encode(each)) for each in run.processes[:SHOWN]],
+        "loops": [
+            {**_fields(each), "seconds": encode(each.seconds)} for each in run.loops[-SHOWN:]
+        ],
+        "limits": _limits(run),
         "loops_in_all": len(run.loops),
-        "epochs": _epochs(run.epochs, columns),
+        "epochs": epochs_data(run.epochs, columns),
+        "executions": executions_data(run.executions, columns),
+        "feeds": feeds_data(run.feeds, columns),
+        "compilations": compilations_data(run.compilations),
         "compilations_in_all": len(run.compilations),
+        "memory": memory_data(run, columns),
+        "operations": operations_data(run.operations),
+        "traces": traces_data(run, columns),
+        "tensors": tensors_data(run.tensors, columns),
+        "verdicts": [
+            {**_fields(each), "verdict": each.verdict} for each in run.feed_verdicts[-SHOWN:]
+        ],
+        "flights": [shortened(encode(each), 1500) for each in run.flights[-SHOWN:]],
     }
 
 
-def _loop(loop: LoopRecord) -> object:
-    return {**_fields(loop), "seconds": encode(loop.seconds)}
+def _limits(run: RunRecords) -> dict[str, object]:
+    found = limits(run)
+    return {
+        "wall_seconds": encode(found.wall_seconds),
+        "seconds": encode(found.seconds),
+        "limit": found.limit,
+        "advice": shortened(found.advice, 1500),
+    }
+
+
+def _name(run: RunRecords) -> str:
+    return run.path.name or str(run.path)
 
 
 def _fields(record: object) -> dict[str, object]:
-    fields = encode(record)
+    fields = shortened(encode(record), 1500)
     return fields if isinstance(fields, dict) else {}
-
-
-def _epochs(epochs: Sequence[EpochRecord], columns: Columns) -> list[object]:
-    """Returns the logs of each loop, by name, epoch by epoch."""
-    loops: dict[tuple[int, int], list[EpochRecord]] = {}
-    for each in epochs:
-        loops.setdefault((each.process, each.loop), []).append(each)
-    return [
-        {
-            "process": process,
-            "loop": loop,
-            "epochs": columns.floats(each.epoch for each in of_loop),
-            "logs": {
-                shortened(name): columns.floats(each.logs.get(name, math.nan) for each in of_loop)
-                for name in dict.fromkeys(name for each in of_loop for name in each.logs)
-            },
-        }
-        for (process, loop), of_loop in loops.items()
-    ]

@@ -226,13 +226,13 @@ def _loop(model: keras.Model, name: str, mode: Mode, controller: Controller) -> 
             if not is_uncompiled:  # layers that are not compiled may take text
                 check_data_arguments(model, mode, bound.arguments)
         if is_uncompiled:
-            with controller.running():
+            with controller.running(mode, bound.arguments):
                 return stock(*bound.args, **bound.kwargs)
         if compile_only.is_on():
             return compile_only.compile_loop(controller, stock, bound)
         arguments = bound.arguments
         quiet_unless_first(controller.setup, arguments)
-        with controller.running(), explained(controller):
+        with controller.running(mode, arguments), explained(controller):
             per_step = controller.setup.options.asynchronous_callbacks and "callbacks" in arguments
             if per_step and not isinstance(arguments["callbacks"], StepCallbackList):
                 verbose = arguments.get("verbose", "auto")
@@ -281,7 +281,7 @@ def _on_batch(
     def on_batch(*args: object, **kwargs: object) -> Any:
         if is_stock:
             check_batch(model, name, mode, args, kwargs)
-        with held_back(), explained(controller):
+        with held_back(), controller.on_batch(mode), explained(controller):
             return method(*args, **kwargs)
 
     return on_batch

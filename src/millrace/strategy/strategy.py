@@ -15,6 +15,7 @@ from millrace._compat.keras_build import after_construction
 from millrace._compat.patches import held
 from millrace.arguments import checked
 from millrace.cache.use import Default, use_cache
+from millrace.compiling.call_description import name_of
 from millrace.compiling.log import CompileLog, logging_to
 from millrace.compiling.phases import show_phases
 from millrace.compiling.watch import call_watched
@@ -26,10 +27,19 @@ from millrace.memory_report.report import memory_report
 from millrace.options import RecompilePolicy, directory_path, member
 from millrace.pipelines.assignment.marks import stages_allowed
 from millrace.precompile.described_epochs import BatchDescription
-from millrace.processes.agreement import process_index
+from millrace.recording.functions import (
+    FunctionRecorder,
+    functions_recorded_by,
+    recorded_call,
+)
+from millrace.recording.operation_trace import OperationTrace, traced_executions
+from millrace.recording.operations import OperationRecorder
+from millrace.recording.program_memory import record_memory
+from millrace.recording.recorders import StrategyRecorders
+from millrace.recording.run import run_of
 from millrace.records.compilation import CompileRecord, Origin
-from millrace.records.directory import RunDirectory
 from millrace.records.memory_report import MemoryReport
+from millrace.records.sinks import RecordSinks
 from millrace.records.statistics import RunStatistics
 from millrace.strategy.attach import attach, builds_inner_graph, detach
 from millrace.strategy.misused import Misused
@@ -55,8 +65,9 @@ class Strategy(Misused):
         cache_dir: the directory in which this process keeps its executables for others, or None
             for no such cache. The default is `MILLRACE_CACHE_DIR`, or else a directory in the
             user's cache.
-        report_dir: a directory for the records of this run, made if it is missing; each record is
-            written at once. `millrace compile-log DIRECTORY` shows them.
+        report_dir: a directory for the records of this run and their page, made if it is missing;
+            strategies and later runs that use it, too, add theirs. None for one below the
+            directory that `MILLRACE_REPORT_DIR` names, or for no records.
         on_recompile: `"log"`, `"warn"` or `"error"` when a program that a model has run must be
             compiled again, for batches of another shape, say. Each gives the reason.
 
@@ -78,12 +89,20 @@ class Strategy(Misused):
         self._use(find_devices(devices))
         use_cache(cache_dir)
         show_phases()
-        directory = (
-            None
-            if report_dir is None
-            else RunDirectory(directory_path("report_dir", report_dir), process_index())
-        )
-        self._totals = Totals(CompileLog(policy, directory), directory)
+        named = None if report_dir is None else directory_path("report_dir", report_dir)
+        run = run_of(named)
+        sinks = RecordSinks() if run is None else RecordSinks(run.directory)
+        self._totals = Totals(CompileLog(policy, sinks), sinks)
+        record_memory(self._totals.compile_log, sinks)
+        operations = OperationRecorder(sinks)
+        self._totals.compile_log.observers.append(operations.observe)
+        if run is not None and (executions := traced_executions()):
+            trace = OperationTrace(operations, run.directory, executions)
+            self._totals.operation_trace = trace
+        self._totals.recorders = StrategyRecorders(self._totals, run)
+        self._functions = FunctionRecorder(self._totals, run, self._devices)
+        if run is not None:
+            run.take_part(self._devices)
 
     @property
     def devices(self) -> tuple[jax.Device, ...]:
@@ -192,6 +211,7 @@ class Strategy(Misused):
             jax.default_device(self._home),
             stages_allowed(),
             logging_to(self._totals.compile_log),
+            functions_recorded_by(self._functions),
         ):
             after_construction(_attach_in_scope)
             yield self
@@ -293,7 +313,9 @@ class Strategy(Misused):
                 "in `with strategy.scope()`, or call strategy.attach(model)."
             )
         with jax.default_device(self._home):
-            return memory_report(controller, batch_spec, budget, steps_per_epoch)
+            report = memory_report(controller, batch_spec, budget, steps_per_epoch)
+        self._totals.sinks.add(report)
+        return report
 
     @checked
     def run(
@@ -316,7 +338,13 @@ class Strategy(Misused):
         """
         check_run(fn, args, kwargs)
         log = self._totals.compile_log
-        with _running.bound_to(self), jax.default_device(self._home), logging_to(log):
+        with (
+            _running.bound_to(self),
+            jax.default_device(self._home),
+            logging_to(log),
+            functions_recorded_by(self._functions),
+            recorded_call(name_of(fn)),
+        ):
             return jax.block_until_ready(call_watched(fn, args, kwargs or {}, log))
 
 

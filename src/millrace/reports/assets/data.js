@@ -15,8 +15,11 @@ async function loadColumns() {
   columnBytes = await new Response(plain).arrayBuffer();
 }
 
-// The numbers of a column, as a typed array.
+// The numbers of a column, as a typed array; or its texts.
 function column(reference) {
+  if (reference.type === "json") {
+    return JSON.parse(new TextDecoder().decode(new Uint8Array(columnBytes, reference.at, reference.bytes)));
+  }
   return new ARRAYS[reference.type](columnBytes, reference.at, reference.count);
 }
 

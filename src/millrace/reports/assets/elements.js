@@ -13,6 +13,11 @@ function element(tag, properties = {}, ...children) {
   return made;
 }
 
+// Puts something else into an element; null and nested lists are as in `element`.
+function fill(host, ...children) {
+  host.replaceChildren(...children.flat(4).filter((child) => child !== null && child !== undefined && child !== false));
+}
+
 function section(title, note, ...content) {
   return element(
     "section",

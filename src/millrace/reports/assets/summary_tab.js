@@ -1,55 +1,186 @@
-// Summary: what ran, on what, how it went.
+// Summary: what ran, on what, how it went, and what limited it.
+
+const REPORT_DIR = 'MILLRACE_REPORT_DIR=runs/ python train.py\n\n# or\nstrategy = millrace.Strategy(report_dir="runs/")';
+const PART_COLORS = {
+  compute: "#12805f",
+  data: "#4fb3ba",
+  bubble: "#b3bac4",
+  transfer: "#c9822b",
+  compile: "#b8433f",
+  other: "#8a5fb0",
+};
 
 function summaryTab(run) {
-  return [devices(run), loopsTable(run), damagedLines(run)];
-}
-
-function devices(run) {
-  const first = run.processes[0];
-  if (!first) {
-    return section("Run", "", empty("No process has left a record", "It is the first line that a run writes."));
-  }
-  return section(
-    "Run",
-    "",
-    facts([
-      ["platform", first.platform],
-      ["processes", exactText(first.processes)],
-      ["host", first.host],
-      ["began", dateText(first.began)],
-    ]),
-  );
-}
-
-function loopsTable(run) {
-  if (!run.loops.length) {
-    return section(
-      "Loops",
-      "",
-      empty("No loop has begun", "A call of fit, evaluate or predict, or of a loop of your own, makes a line here."),
-    );
-  }
-  return section(
-    "Loops",
-    "",
-    element(
-      "table",
-      {},
-      element("thead", {}, element("tr", {}, ["loop", "model", "mode", "outcome", "time", "steps"].map((name) => element("th", {}, name)))),
-      element(
-        "tbody",
-        {},
-        run.loops.map((loop) =>
-          element("tr", {}, [loop.number, loop.model, loop.mode, loop.outcome, secondsText(number(loop.seconds)), exactText(loop.steps)].map((value) => element("td", {}, String(value)))),
-        ),
-      ),
-    ),
-  );
+  return [
+    damagedLines(run),
+    failures(run),
+    limitsOf(run),
+    runFacts(run),
+    element("div", { class: "pair" }, lossCurves(run), memoryInShort(run)),
+    loopsTable(run),
+    flightsOf(run),
+  ];
 }
 
 function damagedLines(run) {
   const files = Object.entries(run.damaged);
   if (!files.length) return null;
   const text = files.map(([file, count]) => `${plural(count, "line")} of ${file}`).join(", ");
-  return element("p", { class: "warning" }, `Damaged and left out: ${text}.`);
+  return element("p", { class: "warning" }, `Damaged and left out: ${text}. A run that was killed may leave a broken last line.`);
+}
+
+function failures(run) {
+  return run.loops
+    .filter((loop) => loop.outcome === "failed" || loop.outcome === "interrupted")
+    .slice(-3)
+    .map((loop) =>
+      element("p", { class: "warning" }, `Loop ${loop.number}, ${loop.mode} of `, element("bdi", {}, loop.model), ` ${loop.outcome === "failed" ? "failed" : "was interrupted"}`, loop.error ? [": ", element("bdi", {}, loop.error)] : "."),
+    );
+}
+
+function limitsOf(run) {
+  const limits = run.limits;
+  if (!limits || !(limits.wall_seconds > 0)) {
+    return section("What limited it", "", empty("Nothing has run yet", "The time of fit, evaluate and predict is divided here, once they have run."));
+  }
+  const parts = Object.entries(limits.seconds)
+    .map(([name, value]) => ({ name, value: number(value), color: PART_COLORS[name] ?? "#98a2ae" }))
+    .filter((part) => part.value > 0);
+  return section(
+    "What limited it",
+    `${secondsText(limits.wall_seconds)} in fit, evaluate and predict`,
+    shareBar(parts, sum(parts.map((part) => part.value)), secondsText),
+    element("p", { class: "advice" }, limits.limit ? element("b", {}, limits.limit, ". ") : null, limits.advice),
+  );
+}
+
+function runFacts(run) {
+  const first = run.processes[0];
+  if (!first) {
+    return section("Run", "", empty("No process has left a record", "It is the first line that a run writes.", REPORT_DIR));
+  }
+  const largest = run.loops.reduce((best, loop) => (!best || loop.parameters > best.parameters ? loop : best), null);
+  const hosts = [...new Set(run.processes.map((each) => each.host))];
+  const devices = run.processes.flatMap((each) => each.devices);
+  const command = [first.script, ...first.arguments].join(" ");
+  return section(
+    "Run",
+    "",
+    facts([
+      largest && ["model", element("bdi", {}, largest.model)],
+      largest && ["parameters", countText(largest.parameters), exactText(largest.parameters)],
+      largest && ["stages", exactText(Math.max(...run.loops.map((loop) => loop.stages)))],
+      largest && ["replicas", exactText(Math.max(...run.loops.map((loop) => loop.replicas)))],
+      ["platform", first.platform],
+      ["devices", exactText(devices.length), devices.join(", ")],
+      ["processes", exactText(Math.max(first.processes, run.processes.length))],
+      ["began", dateText(number(first.began))],
+    ]),
+    element(
+      "dl",
+      { class: "pairs" },
+      command ? [element("dt", {}, "command"), element("dd", {}, element("code", {}, command))] : null,
+      [element("dt", {}, hosts.length > 1 ? "hosts" : "host"), element("dd", {}, `${hosts.slice(0, 8).join(", ")}, ${plural(first.cores, "core")} each process`)],
+      devices.length ? [element("dt", {}, "devices"), element("dd", {}, devices.slice(0, 16).join(", ") + (devices.length > 16 ? ` and ${devices.length - 16} more` : ""))] : null,
+      Object.keys(first.versions).length
+        ? [element("dt", {}, "versions"), element("dd", {}, Object.entries(first.versions).map(([name, version]) => `${name} ${version}`).join(", "))]
+        : null,
+    ),
+  );
+}
+
+// The losses of the loop with most epochs; other loops can be chosen.
+function lossCurves(run) {
+  const loops = run.epochs;
+  if (!loops.length) {
+    return section("Losses", "", empty("No epoch has ended", "Every epoch of fit leaves what Keras logs: losses, metrics, the learning rate."));
+  }
+  const first = loops.reduce((best, each, k) => (each.epochs.count > loops[best].epochs.count ? k : best), 0);
+  const host = element("div");
+  const show = (k) => fill(host, epochCurves(loops[k]));
+  show(first);
+  const names = loops.map((each) => `loop ${each.loop}${each.process ? ` of process ${each.process}` : ""} · ${plural(each.epochs.count, "epoch")}`);
+  return section("Epochs", "", loops.length > 1 ? select("Loop", names, first, show) : null, host);
+}
+
+function isLoss(name) {
+  return /loss/i.test(name);
+}
+
+function epochCurves(loop) {
+  const logs = loop.logs.map(([name, values]) => ({ name, values: column(values) }));
+  const losses = logs.filter((log) => isLoss(log.name));
+  const others = logs.filter((log) => !isLoss(log.name));
+  const epochs = column(loop.epochs);
+  const chart = (shown, name, height) =>
+    shown.length
+      ? curves({ name, x: epochs, xName: "epoch", xText: exactText, series: shown.slice(0, 8).map((log, k) => ({ ...log, color: COLORS[k % COLORS.length] })), height })
+      : null;
+  return element("div", {}, chart(losses, "Losses by epoch", 210), others.length ? [element("h3", {}, "Metrics"), others.length > 3 ? metricChoice(others, epochs) : chart(others.slice(0, 3), "Metrics by epoch", 150)] : null);
+}
+
+// Metrics differ in scale, so one at a time where there are many.
+function metricChoice(logs, epochs) {
+  const host = element("div");
+  const show = (k) =>
+    fill(host, curves({ name: logs[k].name, x: epochs, xName: "epoch", xText: exactText, series: [{ ...logs[k], color: COLORS[1] }], height: 150 }));
+  show(0);
+  return [select("Metric", logs.map((log) => log.name), 0, show), host];
+}
+
+function memoryInShort(run) {
+  const profiles = run.memory.profiles.filter((profile) => !profile.is_trial);
+  if (!profiles.length) return section("Memory", "", empty("No program has left a memory profile", FILLS_MEMORY));
+  return section("Memory at the peak", element("a", { href: fragmentOf("memory") }, "by program point"), peaks(profiles.slice(0, 12)));
+}
+
+function loopsTable(run) {
+  if (!run.loops.length) {
+    return section("Loops", "", empty("No loop has begun", "A call of fit, evaluate or predict, or of a loop of your own, makes a line here."));
+  }
+  const columns = [
+    { name: "loop", value: (l) => l.number, text: (l) => `${l.number}${l.process ? ` of process ${l.process}` : ""}`, right: true },
+    { name: "model", value: (l) => l.model },
+    { name: "mode", value: (l) => l.mode },
+    { name: "outcome", value: (l) => l.outcome, cell: (l) => element("span", { class: `outcome ${l.outcome}` }, l.outcome) },
+    { name: "began", value: (l) => number(l.began), text: (l) => dateText(number(l.began)) },
+    { name: "time", value: (l) => number(l.seconds), text: (l) => (l.outcome === "running" ? "–" : secondsText(number(l.seconds))), right: true },
+    { name: "epochs", value: (l) => l.epochs, text: (l) => exactText(l.epochs), right: true },
+    { name: "steps", value: (l) => l.steps, text: (l) => exactText(l.steps), right: true },
+    { name: "steps/s", value: (l) => rateOf(l), text: (l) => (rateOf(l) > 0 ? valueText(rateOf(l)) : "–"), right: true },
+    { name: "compiling", value: (l) => number(l.compile_seconds), text: (l) => secondsText(number(l.compile_seconds)), right: true },
+    { name: "waiting for data", value: (l) => number(l.wait_seconds), text: (l) => secondsText(number(l.wait_seconds)), right: true },
+  ];
+  const latest = run.loops[run.loops.length - 1];
+  return section(
+    "Loops",
+    run.loops_in_all > run.loops.length ? `the last ${exactText(run.loops.length)} of ${exactText(run.loops_in_all)}` : "",
+    table(columns, run.loops, { name: "Loops", shown: 20, filter: run.loops.length > 20 ? "Filter by model, mode or outcome" : null }),
+    Object.keys(latest.options).length
+      ? element("details", {}, element("summary", {}, `Options of loop ${latest.number}`), optionsList(latest.options))
+      : optionsOfAny(run),
+  );
+}
+
+function optionsOfAny(run) {
+  const loop = run.loops.find((each) => Object.keys(each.options).length);
+  return loop ? element("details", {}, element("summary", {}, `Options of loop ${loop.number}`), optionsList(loop.options)) : null;
+}
+
+function optionsList(options) {
+  return element("dl", { class: "pairs" }, Object.entries(options).map(([name, value]) => [element("dt", {}, name), element("dd", {}, element("code", {}, value))]));
+}
+
+function rateOf(loop) {
+  const seconds = number(loop.seconds);
+  return seconds > 0 ? loop.steps / seconds : NaN;
+}
+
+function flightsOf(run) {
+  if (!run.flights.length) return null;
+  return section(
+    "Values that were not finite",
+    "",
+    run.flights.map((flight) => element("p", { class: "warning" }, `${dateText(number(flight.time))}: `, element("bdi", {}, flight.text), " Recorded in ", element("code", {}, flight.directory), ".")),
+  );
 }

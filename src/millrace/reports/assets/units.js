@@ -34,6 +34,11 @@ function secondsText(value) {
   return `${(value * 1e9).toPrecision(3)} ns`;
 }
 
+// Moments of an axis: no zeros that say nothing.
+function momentText(value) {
+  return secondsText(value).replace(/(\.\d*?)0+(?= )/, "$1").replace(/\.(?= )/, "");
+}
+
 function shareText(value) {
   if (!Number.isFinite(value)) return "–";
   return `${(value * 100).toFixed(Math.abs(value) < 0.0995 && value !== 0 ? 1 : 0)} %`;

@@ -1,0 +1,73 @@
+"""The page of a run, written beside its records.
+
+at the end of a loop    if records came, and the last page is some time ago
+at exit                 if records came after the last page
+"""
+
+import logging
+import pathlib
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+
+from millrace.records.directory import RunDirectory
+from millrace.records.run import RunRecords, load
+
+logger = logging.getLogger("millrace")
+
+WritePage = Callable[[Sequence[RunRecords], pathlib.Path], pathlib.Path]
+
+NAME = "report.html"
+SECONDS = 30.0  # between two pages, at least
+SHARE = 20  # and that many times the seconds that the last one took
+
+
+class RunPage:
+    """Writes the page of one run."""
+
+    def __init__(self, directory: RunDirectory, write: WritePage):
+        """Writes nothing yet.
+
+        Args:
+            directory: of the run.
+            write: makes the page.
+        """
+        self.path = directory.path / NAME
+        self.is_wanted_on_terminal = False
+        self._directory, self._write = directory, write
+        self._due = 0.0
+        self._written = 0  # records that the last page has
+        self._is_said = self._has_failed = False
+        self._lock = threading.Lock()
+
+    def loop_has_ended(self) -> None:
+        """Writes the page, unless the last one is new."""
+        if time.monotonic() >= self._due:
+            self._write_now()
+
+    def process_ends(self) -> None:
+        """Writes the page if records came after the last one, and says where it is."""
+        self._write_now()
+        if self.is_wanted_on_terminal and self._is_said:
+            print(f"Report of this run: {self.path}", file=sys.stderr)
+
+    def _write_now(self) -> None:
+        records = self._directory.written
+        if records == self._written or not self._lock.acquire(blocking=False):
+            return
+        begin = time.monotonic()
+        try:
+            self._write([load(self._directory.path)], self.path)
+            self._written = records
+            if not self._is_said:
+                self._is_said = True
+                logger.info("The report of this run is %s.", self.path)
+        except Exception:  # of any kind: the records are there
+            if not self._has_failed:
+                self._has_failed = True
+                logger.warning("%s could not be written.", self.path, exc_info=True)
+        finally:
+            self._lock.release()
+            took = time.monotonic() - begin
+            self._due = begin + took + max(SECONDS, SHARE * took)

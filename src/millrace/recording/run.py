@@ -1,0 +1,191 @@
+"""The run that this process takes part in: its directory, its page, and its end.
+
+Strategy(report_dir="runs/7")     that directory, also for several strategies and several starts
+MILLRACE_REPORT_DIR=runs          runs/train-20260102-030405-77, one for all strategies of a process
+                                  and all processes that `jax.distributed` has connected
+callbacks.Report("runs/7")        that directory, for the records of one call       calls.py
+"""
+
+import atexit
+import logging
+import os
+import pathlib
+import platform
+import socket
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from importlib import metadata
+from typing import Protocol
+
+import jax
+
+from millrace.errors import OptionError
+from millrace.fit.totals import begin_loops_after
+from millrace.processes.agreement import process_count, process_index, text_of_first
+from millrace.recording.options import device_names
+from millrace.recording.page import RunPage
+from millrace.records.directory import RunDirectory
+from millrace.records.loops import ProcessRecord
+from millrace.records.run import last_loop
+from millrace.reports.page import write_page
+
+logger = logging.getLogger("millrace")
+
+VARIABLE = "MILLRACE_REPORT_DIR"
+_PACKAGES = ("millrace", "keras", "jax", "jaxlib", "numpy")
+
+
+class ClosableLoop(Protocol):
+    """The writer of a loop of many calls."""
+
+    def close(self) -> None:
+        """Writes what is left."""
+
+
+class RecordedRun:
+    """A run in one directory, as this process writes it."""
+
+    def __init__(self, path: pathlib.Path):
+        """Makes the directory, or goes on in it.
+
+        Raises:
+            OptionError: if it cannot be made.
+        """
+        self.directory = RunDirectory(path, process_index())
+        self.pid = os.getpid()
+        self.page = RunPage(self.directory, write_page) if process_index() == 0 else None
+        self.open_loops: list[ClosableLoop] = []  # closed at the end of the process
+        self._process: ProcessRecord | None = None
+        begin_loops_after(last_loop(path, process_index()))
+
+    def take_part(self, devices: Sequence[jax.Device]) -> None:
+        """Writes who takes part: this process, with some devices."""
+        own = [device for device in devices if device.process_index == process_index()]
+        names = device_names(own or devices)
+        before = self._process
+        if before is None:
+            self._process = this_process(devices[0].platform, names)
+        else:
+            others = tuple(name for name in names if name not in before.devices)
+            self._process = replace(before, devices=(*before.devices, *others))
+        if self._process != before:
+            self.directory.add(self._process)
+
+    def end(self) -> None:
+        """Writes what is left, at the end of the process."""
+        if os.getpid() != self.pid:  # a process that was forked has its own end
+            return
+        for loop in self.open_loops:
+            loop.close()
+        if self.page is not None:
+            self.page.process_ends()
+
+
+def this_process(platform_name: str, devices: tuple[str, ...]) -> ProcessRecord:
+    """Returns the record of this process.
+
+    Args:
+        platform_name: of its devices.
+        devices: their names.
+    """
+    has_mask = hasattr(os, "sched_getaffinity")
+    return ProcessRecord(
+        process=process_index(),
+        processes=process_count(),
+        script=_script(),
+        arguments=tuple(sys.argv[1:]),
+        pid=os.getpid(),
+        host=socket.gethostname(),
+        cores=len(os.sched_getaffinity(0)) if has_mask else os.cpu_count() or 1,
+        began=time.time(),
+        versions={"python": platform.python_version(), **_versions()},
+        platform=platform_name,
+        devices=devices,
+    )
+
+
+def _versions() -> dict[str, str]:
+    versions: dict[str, str] = {}
+    for name in _PACKAGES:
+        try:
+            versions[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:  # a checkout on PYTHONPATH, say
+            continue
+    return versions
+
+
+def _script() -> str:
+    """Returns the path of the program; empty in a notebook or for `python -c`."""
+    path = sys.argv[0] if sys.argv else ""
+    is_notebook = "ipykernel" in sys.modules and "ipykernel" in path
+    return "" if path == "-c" or is_notebook else path
+
+
+def run_of(report_dir: str | None) -> RecordedRun | None:
+    """Returns the run of a strategy: that of its argument, else of the environment, else None.
+
+    Raises:
+        OptionError: if the directory cannot be made.
+    """
+    if report_dir is not None:
+        return open_run(report_dir)
+    return _run_of_environment()
+
+
+def open_run(directory: str | os.PathLike[str]) -> RecordedRun:
+    """Returns the run in a directory, which is made if it is missing.
+
+    Raises:
+        OptionError: if it cannot be made.
+    """
+    path = pathlib.Path(directory).expanduser().absolute()
+    key = os.getpid(), process_index(), path
+    with _lock:
+        run = _runs.get(key)
+        if run is None:
+            if not _runs:
+                atexit.register(_end_all)
+            run = _runs[key] = RecordedRun(path)
+        else:
+            run.directory.begin_again()
+        return run
+
+
+def _run_of_environment() -> RecordedRun | None:
+    parent = os.environ.get(VARIABLE, "").strip()
+    if not parent:
+        return None
+    key = os.getpid(), process_index(), parent
+    with _lock:
+        name = _names.get(key)
+        if name is None:
+            stem = _directory_name(_script())
+            own = f"{stem}-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
+            name = _names[key] = text_of_first(f"{VARIABLE}={parent}", own)
+    try:
+        return open_run(pathlib.Path(parent).expanduser() / name)
+    except OptionError as error:
+        raise OptionError(
+            f"{VARIABLE}={parent!r} is no directory that can be written to: {error.__cause__}. Set "
+            "it to one, or to nothing."
+        ) from error
+
+
+def _directory_name(script: str) -> str:
+    """Returns the name of a script, as part of a directory's name."""
+    path = pathlib.Path(script)
+    stem = path.parent.name if path.stem == "__main__" else path.stem
+    return "".join(c if c.isalnum() or c in "._" else "_" for c in stem) or "python"
+
+
+def _end_all() -> None:
+    for run in list(_runs.values()):
+        run.end()
+
+
+_lock = threading.RLock()
+_runs: dict[tuple[int, int, pathlib.Path], RecordedRun] = {}
+_names: dict[tuple[int, int, str], str] = {}  # of the directories below that of the environment

@@ -1,0 +1,153 @@
+"""The traces of a run, as a page shows them: tasks, activities, and times as whole ticks."""
+
+import math
+from collections.abc import Iterable, Sequence
+from typing import Protocol, TypeVar
+
+import numpy as np
+
+from millrace.records.run import RunRecords
+from millrace.records.timeline import Span, Timeline
+from millrace.records.trace import ActivitySpan, ExecutionTrace
+from millrace.reports.columns import Columns
+from millrace.reports.shortened import shortened
+
+SPANS = 130_000  # on a page, of all its traces: what 5 MB hold
+TRACES = 60
+_TICKS = 2**28  # of a trace: one of 10 s has ticks of 37 ns
+
+
+TimedSpan = TypeVar("TimedSpan", Span, ActivitySpan)
+
+
+class _Timed(Protocol):
+    @property
+    def start(self) -> float: ...
+    @property
+    def end(self) -> float: ...
+
+
+class Clock:
+    """Seconds as whole ticks, of a nanosecond or more.
+
+    Spans are kept in the order of their starts: the ticks from start to start, and the length of
+    each. These are small numbers, which take half the bytes of moments.
+    """
+
+    def __init__(self, spans: Sequence[_Timed]):
+        starts = [each.start for each in spans if is_drawable(each)]
+        ends = [each.end for each in spans if is_drawable(each)]
+        self.first = min(starts, default=0.0)  # below 0 for what began before the trace
+        self.first = min(self.first, 0.0)
+        self.last = max(ends, default=0.0)
+        self.tick = max((self.last - self.first) / _TICKS, 1e-9)
+
+    def times(self, spans: Sequence[_Timed], columns: Columns) -> dict[str, object]:
+        """Returns the times of spans that are in order."""
+        starts = self._ticks(span.start for span in spans)
+        ends = self._ticks(span.end for span in spans)
+        return {
+            "gap": columns.counts(np.diff(starts, prepend=0)),
+            "length": columns.counts(ends - starts),
+        }
+
+    def _ticks(self, times: Iterable[float]) -> np.ndarray:
+        return np.rint((np.fromiter(times, np.float64) - self.first) / self.tick).astype(np.int64)
+
+
+def is_drawable(span: _Timed) -> bool:
+    """Whether its times are finite and in order."""
+    return math.isfinite(span.start) and math.isfinite(span.end) and span.end >= span.start
+
+
+def traces_data(run: RunRecords, columns: Columns) -> dict[str, object]:
+    """Returns the traces that a page has space for: that of median length, and the latest."""
+    chosen = _chosen(run)
+    return {"traces": [_trace(each, columns) for each in chosen], "in_all": len(run.traces)}
+
+
+def _chosen(run: RunRecords) -> list[ExecutionTrace]:
+    space, chosen = SPANS, []
+    typical = run.trace
+    others = [each for each in reversed(run.traces) if each is not typical]
+    for each in [typical, *others] if typical is not None else []:
+        size = len(each.spans) + len(each.activities)
+        if len(chosen) < TRACES and (not chosen or size <= space):
+            chosen.append(each)
+            space -= size
+    order = {id(each): number for number, each in enumerate(run.traces)}
+    return sorted(chosen, key=lambda each: order[id(each)])
+
+
+def _trace(trace: ExecutionTrace, columns: Columns) -> dict[str, object]:
+    spans, activities = _in_order(trace.spans), _in_order(trace.activities)
+    clock = Clock([*spans, *activities])
+    timeline = Timeline(tuple(spans), trace.num_groups)
+    return {
+        "model": shortened(trace.model),
+        "mode": trace.mode,
+        "loop": trace.loop,
+        "epoch": trace.epoch,
+        "update": trace.update,
+        "updates": trace.updates,
+        "process": trace.process,
+        "began": _number(trace.began),
+        "groups": trace.num_groups,
+        "schedule": shortened(trace.schedule),
+        "first": clock.first,
+        "last": clock.last,
+        "tick": clock.tick,
+        "end": timeline.end,
+        "bubble": _bubble(timeline),
+        "stage_per_group": timeline.has_stage_per_group,
+        "left_out": len(trace.spans) + len(trace.activities) - len(spans) - len(activities),
+        "tasks": _tasks(spans, clock, columns),
+        "activities": _activities(activities, clock, columns),
+    }
+
+
+def _in_order(spans: Iterable[TimedSpan]) -> list[TimedSpan]:
+    drawable = sorted(filter(is_drawable, spans), key=lambda span: span.start)
+    return drawable[:SPANS]
+
+
+def _bubble(timeline: Timeline) -> float | None:
+    in_groups = all(0 <= span.group < timeline.num_groups for span in timeline.spans)
+    return timeline.bubble if timeline.spans and in_groups else None
+
+
+def _tasks(spans: Sequence[Span], clock: Clock, columns: Columns) -> dict[str, object]:
+    kinds = list(dict.fromkeys(span.kind for span in spans))
+    return {
+        **clock.times(spans, columns),
+        "group": columns.counts(span.group for span in spans),
+        "stage": columns.counts(span.stage for span in spans),
+        "micro_batch": columns.counts(span.micro_batch for span in spans),
+        "kind": columns.counts(kinds.index(span.kind) for span in spans),
+        "kinds": kinds,
+    }
+
+
+def _activities(
+    spans: Sequence[ActivitySpan], clock: Clock, columns: Columns
+) -> list[dict[str, object]]:
+    rows: dict[str, list[ActivitySpan]] = {}
+    for span in spans:
+        rows.setdefault(span.row, []).append(span)
+    return [_row(name, spans, clock, columns) for name, spans in rows.items()]
+
+
+def _row(
+    row: str, spans: Sequence[ActivitySpan], clock: Clock, columns: Columns
+) -> dict[str, object]:
+    names = {name: number for number, name in enumerate(dict.fromkeys(s.name for s in spans))}
+    return {
+        "row": shortened(row),
+        **clock.times(spans, columns),
+        "name": columns.counts(names[span.name] for span in spans),
+        "names": columns.texts([shortened(name) for name in names]),
+    }
+
+
+def _number(value: float) -> float | None:
+    return value if math.isfinite(value) else None

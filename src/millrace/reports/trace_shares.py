@@ -1,0 +1,120 @@
+"""The time of a traced update, divided among what its device groups did.
+
+group 0 |F0 F1 ..  ..B0---  update|      compute  in tasks and updates
+group 1 |   F0 ->B0---F1   ......|       transfer idle while a value is on its way to the group
+bubble   idle for any other reason
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from millrace.records.timeline import Span
+from millrace.records.trace import ExecutionTrace
+from millrace.schedules.dependencies import dependencies
+from millrace.schedules.task import Pass, Task
+
+Interval = tuple[float, float]
+
+
+@dataclass(frozen=True, slots=True)
+class TraceShares:
+    """Shares of the time of all device groups in one update, which add up to 1."""
+
+    seconds: float  # of one update
+    bubble: float
+    transfer: float
+    steps: int  # micro-batches, of one replica
+
+    @property
+    def compute(self) -> float:
+        """Share in tasks and updates."""
+        return max(1.0 - self.bubble - self.transfer, 0.0)
+
+
+def trace_shares(trace: ExecutionTrace) -> TraceShares | None:
+    """Divides the time of an update; None for a trace without tasks."""
+    if not trace.spans or trace.num_groups < 1:
+        return None
+    busy = [_joined(_busy(trace, group)) for group in range(trace.num_groups)]
+    end = max((intervals[-1][1] for intervals in busy if intervals), default=0.0)
+    if end <= 0:
+        return None
+    moves = _joined(
+        (each.start, each.end) for each in trace.activities if each.row.startswith("transfer")
+    )
+    arrivals = _arrivals(trace.spans)
+    idle = transfer = 0.0
+    for group, intervals in enumerate(busy):
+        slots = _gaps(intervals, end)
+        idle += _length(slots)
+        tasks = sorted((s for s in trace.spans if s.group == group), key=lambda span: span.start)
+        waits = [(arrivals[id(task)], task.start) for task in tasks]
+        transfer += _length(_common(_common(slots, _joined(waits)), moves))
+    total = end * trace.num_groups
+    forwards = sum(1 for span in trace.spans if span.kind == Pass.FORWARD and span.stage == 0)
+    updates = max(trace.updates, 1)
+    steps = max(forwards // updates, 1)
+    return TraceShares(end / updates, (idle - transfer) / total, transfer / total, steps)
+
+
+def _busy(trace: ExecutionTrace, group: int) -> Iterable[Interval]:
+    yield from ((span.start, span.end) for span in trace.spans if span.group == group)
+    row = f"group {group}"
+    yield from ((each.start, each.end) for each in trace.activities if each.row == row)
+
+
+def _arrivals(spans: Sequence[Span]) -> dict[int, float]:
+    """Returns for each span when the tasks that it takes values of have ended, by its id."""
+    ends: dict[Task, float] = {}
+    rows: dict[int, list[Task]] = {}
+    for span in spans:
+        task = Task(span.stage, Pass(span.kind), span.micro_batch)
+        ends[task] = max(span.end, ends.get(task, 0.0))
+        rows.setdefault(span.group, []).append(task)
+    before = dependencies(tuple(map(tuple, rows.values())))
+    return {
+        id(span): max(
+            (
+                ends.get(other, 0.0)
+                for other in before[Task(span.stage, Pass(span.kind), span.micro_batch)]
+            ),
+            default=span.start,
+        )
+        for span in spans
+    }
+
+
+def _joined(intervals: Iterable[Interval]) -> list[Interval]:
+    """Returns the intervals by start, with those that meet as one."""
+    joined: list[Interval] = []
+    for start, end in sorted(each for each in intervals if each[1] > each[0]):
+        if joined and start <= joined[-1][1]:
+            joined[-1] = joined[-1][0], max(joined[-1][1], end)
+        else:
+            joined.append((start, end))
+    return joined
+
+
+def _gaps(busy: Sequence[Interval], end: float) -> list[Interval]:
+    edges = [0.0, *(edge for interval in busy for edge in interval), end]
+    return _joined(zip(edges[::2], edges[1::2], strict=True))
+
+
+def _common(first: Sequence[Interval], second: Sequence[Interval]) -> list[Interval]:
+    """Returns what both have, of intervals by start that do not meet."""
+    common: list[Interval] = []
+    i = j = 0
+    while i < len(first) and j < len(second):
+        start = max(first[i][0], second[j][0])
+        end = min(first[i][1], second[j][1])
+        if start < end:
+            common.append((start, end))
+        if first[i][1] < second[j][1]:
+            i += 1
+        else:
+            j += 1
+    return common
+
+
+def _length(intervals: Iterable[Interval]) -> float:
+    return sum(end - start for start, end in intervals)
