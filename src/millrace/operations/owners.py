@@ -10,7 +10,8 @@ Names of operations are paths of name scopes, within JAX's transformations:
     jit(run)/while/body/gradient_accumulation/add                   gradient accumulation
 
 Keras opens the scopes of layers, of the loss and of the optimizer, `steps/` the others. Copies and
-changes of layout have no names: they work for the nearest operation with an owner.
+changes of layout have no names, nor have some convolutions: they work for the nearest operation
+with an owner.
 """
 
 import re
@@ -156,6 +157,28 @@ class OperationOwners:
         return owners[-1] if owners else None  # the nearest to the result
 
     def _nearest(self, instruction: Instruction) -> Owner | None:
+        # XLA drops the names of the convolutions that make gradients of weights. They take an
+        # activation, of forward, and a cotangent, which is their own layer's.
+        if instruction.opcode not in _MOVES:
+            for operand in instruction.operands:
+                owner = self._above(operand)
+                if owner is not None and owner.kind == "backward":
+                    return owner
+        return self._around(instruction)
+
+    def _above(self, number: int) -> Owner | None:
+        """Returns the owner of a value: of what made it, or what that was made of."""
+        seen, queue = {number}, deque([number])
+        while queue and len(seen) < _NEAREST:
+            instruction = self._instructions[queue.popleft()]
+            if owner := self._own(instruction):
+                return owner
+            new = [each for each in instruction.operands if each not in seen]
+            seen.update(new)
+            queue.extend(new)
+        return None
+
+    def _around(self, instruction: Instruction) -> Owner | None:
         seen, queue = {instruction.number}, deque([instruction.number])
         while queue and len(seen) < _NEAREST:
             number = queue.popleft()
