@@ -159,3 +159,101 @@ def test_wrong_arguments_are_refused_before_the_test_runs(tmp_path):
     assert "Received: '2 parsecs'." in output
     assert "Received: 0.5." in output
     assert "ran" not in output.replace("warnings", "").split("short test summary")[0].split()
+
+
+GOLDEN = """
+import os
+import pytest
+import keras
+import numpy as np
+import millrace
+
+@pytest.mark.golden_program("steps/train_step.txt")
+def test_step():
+    strategy = millrace.Strategy(devices=1)
+    with strategy.scope():
+        model = keras.Sequential([keras.Input((8,))])
+        model.add(keras.layers.Dense(int(os.environ["UNITS"]), "relu", name="inner"))
+        model.add(keras.layers.Dense(3))
+    model.compile("sgd", "mse", steps_per_execution=2)
+    model.fit(np.ones((8, 8), "f"), np.ones((8, 3), "f"), batch_size=4, verbose=0)
+"""
+
+
+@pytest.mark.slow
+def test_a_golden_program_is_written_and_compared(tmp_path, monkeypatch):
+    monkeypatch.setenv("UNITS", "16")
+    missing = run(tmp_path, GOLDEN)
+    assert "1 failed" in missing
+    assert "pytest --update-golden 'test_mine.py::test_step'" in missing
+    assert not (tmp_path / "steps").exists()
+    assert "1 passed" in run(tmp_path, GOLDEN, "--update-golden")
+    text = (tmp_path / "steps" / "train_step.txt").read_text()
+    assert "program  train_run of sequential\n" in text
+    rows = {tuple(line.split()[:3]): line.split()[3:] for line in text.splitlines() if line}
+    # 4 rows of products, forward; the gradient of the weights, and that of the input as well
+    assert rows["inner", "layer", "forward"][0] == "1,024"
+    assert rows["inner", "layer", "backward"][0] == "1,024"
+    assert rows["dense", "layer", "forward"][0] == "384"
+    assert rows["dense", "layer", "backward"][0] == "768"
+    assert ("SGD", "optimizer", "update") in rows
+    assert "1 passed" in run(tmp_path, GOLDEN)
+    monkeypatch.setenv("UNITS", "24")
+    changed = run(tmp_path, GOLDEN)
+    assert "1 failed" in changed
+    assert "changed  layer inner, forward: FLOPs " in changed
+    assert "argument float32[8,24]: 0 -> 1 of them" in changed
+
+
+@pytest.mark.slow
+def test_golden_files_that_are_refused(tmp_path):
+    output = run(
+        tmp_path,
+        """
+import pytest
+
+@pytest.mark.parametrize("rows", [1, 2])
+@pytest.mark.golden_program("a.txt")
+def test_parameters(rows): pass
+
+@pytest.mark.golden_program("b.txt")
+def test_one(): pass
+
+@pytest.mark.golden_program("b.txt")
+def test_two(): pass
+
+@pytest.mark.golden_program("c.txt")
+def test_without_a_program(): pass
+
+@pytest.mark.golden_program(3)
+def test_number(): pass
+
+@pytest.mark.golden_program("d.txt")
+def test_its_own_error(): raise ValueError("mine")
+""",
+    )
+    assert "2 failed, 5 errors" in output
+    assert '@pytest.mark.golden_program("a-{id}.txt")' in output
+    assert "golden_program('b.txt') is on test_mine.py::test_two, too" in output
+    assert "golden_program('c.txt'): the test made no executable" in output
+    assert "Received: 3." in output
+    assert "ValueError: mine" in output
+    assert not list(tmp_path.glob("*.txt"))
+
+
+@pytest.mark.slow
+def test_each_parameter_has_its_golden_file(tmp_path):
+    tests = (
+        MODEL
+        + """
+@pytest.mark.parametrize("rows", [16, 18], ids=["even", "odd/18"])
+@pytest.mark.golden_program("step-{id}.txt")
+def test_rows(rows):
+    train(rows)
+"""
+    )
+    assert "2 passed" in run(tmp_path, tests, "-n", "2", "--update-golden")
+    assert sorted(each.name for each in tmp_path.glob("*.txt")) == [
+        "step-even.txt",
+        "step-odd_18.txt",
+    ]

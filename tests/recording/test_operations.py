@@ -113,6 +113,33 @@ def test_stages_of_a_pipeline_have_their_own_layers(tmp_path):
     assert by_owner(records["train_final of stage 1"])["SGD", "update"].flops > 0
 
 
+def test_gradients_of_kernels_belong_to_their_layers(tmp_path):
+    def images():
+        return keras.Sequential(
+            [
+                keras.Input((12, 12, 3)),
+                layers.Conv2D(8, 3, activation="relu", name="first"),
+                layers.Conv2D(16, 3, strides=2, activation="relu", name="second"),
+                layers.Flatten(),
+                layers.Dense(3),
+            ]
+        )
+
+    records, _ = trained(tmp_path, images)
+    groups = by_owner(records["train_run"])
+    steps = records["train_run"].steps
+    first = 2 * 4 * 10 * 10 * 8 * 27 * steps  # FLOPs of a pass, and of the gradient of a kernel
+    second = 2 * 4 * 4 * 4 * 16 * 72 * steps
+    products = {
+        ("first", "forward"): first,
+        ("first", "backward"): first,
+        ("second", "forward"): second,
+        ("second", "backward"): 2 * second,  # that of its input, too
+    }
+    for key, flops_of_products in products.items():  # and biases and activations
+        assert flops_of_products <= groups[key].flops <= 1.3 * flops_of_products
+
+
 def test_recomputation_is_a_pass_of_its_own(tmp_path):
     def deep():
         inputs = keras.Input((8,))

@@ -8,12 +8,10 @@
 `compute_gradient_step`   loss, gradients and metrics, which `train_step` computes with the update.
 `compute_forward`         loss and metrics, for all three loops.
 `metric_logs`             the logs of the metrics for given values.
-`metrics_in_scope`        Keras opens no name scope around metrics.
 """
 
-import contextlib
 import functools
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import jax
@@ -26,7 +24,7 @@ from millrace._compat.patches import replace
 from millrace._compat.versions import owners
 from millrace.pytrees import ArrayTree
 
-METRICS_SCOPE = "metrics"  # in names of operations
+METRICS_SCOPE = "metrics"  # in names of operations; Keras has none
 
 
 def current_scope() -> Any:
@@ -147,34 +145,11 @@ def _run_forward(
         # parts are differentiated later.
         y_pred = jax.lax.stop_gradient(y_pred)
     private: Any = model
-    with metrics_in_scope(model):
+    with jax.named_scope(METRICS_SCOPE):
         logs, metrics = private._update_metrics_variables(
             metrics, unscaled_loss, x, y, y_pred, sample_weight
         )
     return (loss, gradients), (trainable, non_trainable, *optimizer, metrics), logs
-
-
-@contextlib.contextmanager
-def metrics_in_scope(model: keras.Model) -> Iterator[None]:
-    """Puts a name scope around the model's metrics. Keras has scopes for layers, loss, optimizer.
-
-    Models are traced by one thread at a time.
-    """
-    private: Any = model
-    if "_update_metrics_variables" in vars(model):  # within another such scope
-        yield
-        return
-    stock: Callable[..., Any] = private._update_metrics_variables
-
-    def update_metrics_variables(*args: object, **kwargs: object) -> Any:
-        with jax.named_scope(METRICS_SCOPE):
-            return stock(*args, **kwargs)
-
-    object.__setattr__(model, "_update_metrics_variables", update_metrics_variables)
-    try:
-        yield
-    finally:
-        object.__delattr__(model, "_update_metrics_variables")
 
 
 @jax.named_scope(METRICS_SCOPE)

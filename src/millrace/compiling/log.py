@@ -242,11 +242,12 @@ class CompileLog:
 
     def observe(self, executable: NewExecutable) -> None:
         """Shows an executable to all observers; one of a search when that ends."""
-        if self.observers and not self._trials.keeps(executable):
+        if (self.observers or all_observers) and not self._trials.keeps(executable):
             self._show(executable)
 
     def _show(self, executable: NewExecutable) -> None:
-        for observer in self.observers:
+        of_all = [] if self.is_dry_run or executable.is_trial else all_observers
+        for observer in (*self.observers, *of_all):
             observer(executable)
 
     def add_budget(self, choice: BudgetChoice) -> None:
@@ -303,6 +304,7 @@ class CompileLog:
 
 RecordListener = Callable[[CompileRecord], object]
 listeners: list[RecordListener] = []  # of all strategies of this process
+all_observers: list[ExecutableObserver] = []  # likewise
 compiling.append(phases.begins)
 
 

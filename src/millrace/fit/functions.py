@@ -118,9 +118,14 @@ class LoopFunction:
             runner.is_timed, dispatch_seconds = True, runner.dispatch_seconds
             recorder.begins(self.mode, self._position.epoch)
         chunk = self._chunk(step_logs)
+        traced = self._controller.totals.operation_trace
+        if traced is not None:
+            traced.begin(self._controller.model.name, self.mode.value, longest, state)
         try:
             state, calls = runner.run(as_state(state), ExecutionSteps(slices, longest, chunk))
         except BaseException as error:
+            if traced is not None:
+                traced.end(self._controller.model.name, self.mode.value, longest, None)
             with contextlib.suppress(Exception):  # errors that follow from this one
                 self._end_deliveries()
             raise_failure_of_others(error)
@@ -134,6 +139,8 @@ class LoopFunction:
                     "find the step, or use keras.callbacks.TerminateOnNaN() to only stop."
                 ) from error
             raise
+        if traced is not None:
+            traced.end(self._controller.model.name, self.mode.value, longest, (state, calls))
         self.halted = runner.halted
         self._end_deliveries()
         self._controller.totals.add_execution(runner.dispatches - dispatches, runner.statistics)

@@ -5,6 +5,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Protocol
 
 from millrace.compiling.log import CompileLog
 from millrace.export.exporting import Exports
@@ -36,6 +37,18 @@ def begin_loops_after(number: int) -> None:
         _loops = itertools.count(max(next(_loops), number + 1))
 
 
+class ExecutionTracer(Protocol):
+    """Is called around executions."""
+
+    def begin(self, model: str, mode: str, steps: int, state: object) -> None:
+        """Before an execution of `steps` steps, with the values that it begins with."""
+        ...
+
+    def end(self, model: str, mode: str, steps: int, results: object) -> None:
+        """After it; without results if it failed."""
+        ...
+
+
 class Totals:
     """The counters, the log and the exports of a strategy, over all of its models."""
 
@@ -56,6 +69,7 @@ class Totals:
         self.trace_budget = TraceBudget()
         self.infeed = FeedStatistics()
         self.pipeline = PipelineStatistics()
+        self.operation_trace: ExecutionTracer | None = None
         self.executions = 0
         self.dispatches = 0
         self.loop_seconds = 0.0

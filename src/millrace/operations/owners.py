@@ -10,7 +10,8 @@ Names of operations are paths of name scopes, within JAX's transformations:
     jit(run)/while/body/gradient_accumulation/add                   gradient accumulation
 
 Keras opens the scopes of layers, of the loss and of the optimizer, `steps/` the others. Copies and
-changes of layout have no names: they work for the nearest operation with an owner.
+changes of layout have no names, nor have some convolutions: they work for the nearest operation
+with an owner.
 """
 
 import re
@@ -20,7 +21,7 @@ from dataclasses import dataclass
 
 from millrace._compat.keras_steps import METRICS_SCOPE
 from millrace.memory.hlo_proto import Instruction, Module
-from millrace.steps.scopes import ACCUMULATION, UPDATE
+from millrace.steps.scopes import ACCUMULATION, KERAS_STEP, UPDATE
 
 LOSS = "compile_loss"  # Keras's scope
 _TRANSFERS = """
@@ -31,6 +32,7 @@ TRANSFERS = frozenset(_TRANSFERS.split())
 ROLES = ("layer", "loss", "metrics", "accumulation", "optimizer", "transfer", "other")
 _NEAREST = 500  # operations that are searched
 _MOVES = ("bitcast", "broadcast", "copy", "transpose", "reshape", "convert")
+_NUMBER = re.compile(r"_\d+$")
 _FORWARD = re.compile(r"\bjvp\(")
 
 
@@ -52,7 +54,7 @@ class ScopeNames:
 
     Attributes:
         layer_of: returns the layer of an operation's name; see `layer_finder`.
-        optimizers: names to show, by scope.
+        optimizers: names to show, by scope, without a number at its end.
         is_backward: whether forward operations of the program repeat those of another.
     """
 
@@ -74,19 +76,21 @@ class ScopeNames:
         kind = self.kind(scopes)
         if not kind and (owner := self._optimizer(scopes)):
             return owner
-        if METRICS_SCOPE in scopes and not kind:
-            return Owner("metrics", "metrics")
         # Before the pass there are only JAX's scopes: a layer may be called "while", too.
         passes = [number for number, scope in enumerate(scopes) if _FORWARD.search(scope)]
         if layer := self.layer_of("/".join(scopes[passes[-1] :] if passes else scopes)):
             return Owner(layer, "layer", kind or "forward")
         if any(LOSS in scope for scope in scopes):
             return Owner("loss", "loss", kind or "forward")
+        if not kind and (METRICS_SCOPE in scopes or KERAS_STEP in scopes):
+            return Owner("metrics", "metrics")
         return None
 
     def _optimizer(self, scopes: list[str]) -> Owner | None:
         # The innermost: one that scales the loss has another inside.
-        names = [self.optimizers[scope] for scope in scopes if scope in self.optimizers]
+        # Without Keras's number: the executable may be of an equal model that was made before.
+        plain = [_NUMBER.sub("", scope) for scope in scopes]
+        names = [self.optimizers[scope] for scope in plain if scope in self.optimizers]
         if names:
             return Owner(names[-1], "optimizer", "update")
         if UPDATE in scopes:
@@ -153,6 +157,28 @@ class OperationOwners:
         return owners[-1] if owners else None  # the nearest to the result
 
     def _nearest(self, instruction: Instruction) -> Owner | None:
+        # XLA drops the names of the convolutions that make gradients of weights. They take an
+        # activation, of forward, and a cotangent, which is their own layer's.
+        if instruction.opcode not in _MOVES:
+            for operand in instruction.operands:
+                owner = self._above(operand)
+                if owner is not None and owner.kind == "backward":
+                    return owner
+        return self._around(instruction)
+
+    def _above(self, number: int) -> Owner | None:
+        """Returns the owner of a value: of what made it, or what that was made of."""
+        seen, queue = {number}, deque([number])
+        while queue and len(seen) < _NEAREST:
+            instruction = self._instructions[queue.popleft()]
+            if owner := self._own(instruction):
+                return owner
+            new = [each for each in instruction.operands if each not in seen]
+            seen.update(new)
+            queue.extend(new)
+        return None
+
+    def _around(self, instruction: Instruction) -> Owner | None:
         seen, queue = {instruction.number}, deque([instruction.number])
         while queue and len(seen) < _NEAREST:
             number = queue.popleft()

@@ -128,7 +128,7 @@ def load(directory: str | pathlib.Path) -> RunRecords:
         feeds=_of(FeedSample, read["feeds"]),
         compilations=read_compile_log(path) if read[COMPILE_LOG] else (),
         memory_profiles=_of(ProgramMemory, read["memory"]),
-        operations=_of(ProgramOperations, read["operations"]),
+        operations=_last_counts(_of(ProgramOperations, read["operations"])),
         traces=update_traces(_of(ExecutionTrace, read["traces"])),
         tensors=_of(TensorSeries, read["tensors"]),
         budgets=_of(BudgetChoice, read["budgets"]),
@@ -225,6 +225,12 @@ def _last_of_each(loops: Iterable[LoopRecord]) -> tuple[LoopRecord, ...]:
 def _last_of_process(processes: Iterable[ProcessRecord]) -> tuple[ProcessRecord, ...]:
     last = {(each.process, each.host, each.pid, each.began): each for each in processes}
     return tuple(sorted(last.values(), key=lambda each: (each.process, each.began)))
+
+
+def _last_counts(programs: Iterable[ProgramOperations]) -> tuple[ProgramOperations, ...]:
+    """Returns the last record of each program: those with times come after those without."""
+    last = {(each.model, each.program, each.stage, each.key): each for each in programs}
+    return tuple(last.values())
 
 
 def read_compile_log(path: str | pathlib.Path) -> tuple[CompileRecord, ...]:

@@ -7,6 +7,7 @@ on the gradients of each micro-batch. When `are_prepared` returns True the optim
 prepare again the gradients that it applies.
 """
 
+import contextlib
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Protocol, TypeAlias, cast
@@ -14,12 +15,12 @@ from typing import Any, Protocol, TypeAlias, cast
 import jax
 import keras
 
-from millrace._compat.keras_steps import compute_gradient_step, metric_logs, metrics_in_scope
+from millrace._compat.keras_steps import compute_gradient_step, metric_logs
 from millrace.plan import Mode, Plan
 from millrace.pytrees import ArrayTree
 from millrace.recomputation.step import recomputing_value_and_grad
 from millrace.steps.accumulate import Gradients
-from millrace.steps.scopes import UPDATE
+from millrace.steps.scopes import KERAS_STEP, UPDATE
 from millrace.steps.state import State, as_lists, as_state, with_dtypes_of
 from millrace.taps.taps import is_open, value_and_grad
 from millrace.taps.tensors import loss_tapped
@@ -38,12 +39,12 @@ def make_step(model: keras.Model, mode: Mode) -> Step:
     """
 
     def train(state: State, batch: ArrayTree) -> tuple[State, ArrayTree]:
-        with metrics_in_scope(model):
+        with _keras_scope(model, "train_step"):
             logs, new = model.train_step(as_lists(state), batch)
         return with_dtypes_of(as_state(new), state), logs
 
     def test(state: State, batch: ArrayTree) -> tuple[State, ArrayTree]:
-        with metrics_in_scope(model):
+        with _keras_scope(model, "test_step"):
             logs, new = model.test_step(as_lists(state), batch)
         return with_dtypes_of(as_state(new), state), logs
 
@@ -52,6 +53,12 @@ def make_step(model: keras.Model, mode: Mode) -> Step:
         return with_dtypes_of(as_state((state[0], non_trainable)), state), outputs
 
     return {Mode.TRAIN: train, Mode.TEST: test, Mode.PREDICT: predict}[mode]
+
+
+def _keras_scope(model: keras.Model, name: str) -> AbstractContextManager[Any]:
+    """Returns a name scope around a step that is Keras's own."""
+    is_own = getattr(type(model), name) is getattr(keras.Model, name)
+    return jax.named_scope(KERAS_STEP) if is_own else contextlib.nullcontext()
 
 
 def make_gradient_step(model: keras.Model, plan: Plan) -> GradientStep:

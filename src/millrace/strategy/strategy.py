@@ -32,6 +32,7 @@ from millrace.recording.functions import (
     functions_recorded_by,
     recorded_call,
 )
+from millrace.recording.operation_trace import OperationTrace, traced_executions
 from millrace.recording.operations import OperationRecorder
 from millrace.recording.program_memory import record_memory
 from millrace.recording.recorders import StrategyRecorders
@@ -93,7 +94,11 @@ class Strategy(Misused):
         sinks = RecordSinks() if run is None else RecordSinks(run.directory)
         self._totals = Totals(CompileLog(policy, sinks), sinks)
         record_memory(self._totals.compile_log, sinks)
-        self._totals.compile_log.observers.append(OperationRecorder(sinks).observe)
+        operations = OperationRecorder(sinks)
+        self._totals.compile_log.observers.append(operations.observe)
+        if run is not None and (executions := traced_executions()):
+            trace = OperationTrace(operations, run.directory, executions)
+            self._totals.operation_trace = trace
         self._totals.recorders = StrategyRecorders(self._totals, run)
         self._functions = FunctionRecorder(self._totals, run, self._devices)
         if run is not None:
