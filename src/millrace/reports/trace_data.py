@@ -103,6 +103,8 @@ def _trace(trace: ExecutionTrace, columns: Columns) -> dict[str, object]:
         "left_out": len(trace.spans) + len(trace.activities) - len(spans) - len(activities),
         "tasks": _tasks(spans, clock, columns),
         "activities": _activities(activities, clock, columns),
+        "twin": None,
+        "idle": None,
     }
 
 
