@@ -19,6 +19,8 @@ import pathlib
 import re
 from collections.abc import Iterator, Sequence
 
+import numpy as np
+
 from millrace.errors import OptionError
 from millrace.records.run import RunRecords
 from millrace.reports.assets import licence, script, style, template
@@ -45,10 +47,11 @@ def page(runs: Sequence[RunRecords]) -> str:
             "Give a list: page([run]) or page([run, other])."
         )
     columns = Columns()
-    with _without_collection():
+    with _without_collection(), np.errstate(all="ignore"):
         data = page_data(runs, columns)
     values = {
-        "title": html.escape(title_of(runs)),
+        # Names of files may have bytes that are no text, which Python keeps as lone surrogates.
+        "title": html.escape(title_of(runs)).encode(errors="replace").decode(),
         "policy": _policy(style(), script()),
         "style": style(),
         "licence": html.escape(licence()),
