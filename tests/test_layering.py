@@ -11,7 +11,7 @@ LEVELS = [
     {"_compat", "_backend"},
     {"options", "records", "arguments", "interrupts"},
     {"devices", "schedules", "processes", "cache"},
-    {"plan", "reports"},
+    {"plan", "reports", "timing"},
     {"explain", "feeds", "taps"},
     {"recomputation"},
     {"steps"},

@@ -31,6 +31,7 @@
     taps/                values out of a program, to queues and callbacks
     plan.py              what a program is to do
     reports/             the page of a run, made of its records
+    timing/              when devices ran what they were told to run
     devices.py           the devices of a strategy
     schedules/           the order of a pipeline's tasks
     processes/           who else runs, what all must agree on, how they fail together

@@ -92,7 +92,7 @@ def squeezed(text):
 
 def test_the_flags():
     assert " ".join(flag for p in main.commands["report"].params for flag in p.opts) == (
-        "--compare --output --open --follow --port runs"
+        "--compare --output --perfetto --open --follow --port runs"
     )
 
 
@@ -202,7 +202,17 @@ def test_writes_where_it_is_told(tmp_path):
     assert not (path / "report.html").exists()
 
 
+def test_writes_a_trace_for_perfetto(tmp_path):
+    path = written(tmp_path / "run", of_process(), *RECORDS)
+    result = report(path, "--perfetto", tmp_path / "trace.json")
+    events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+    assert {"0F0", "1B2"} <= {each["name"] for each in events}
+    assert "trace.json has 1 traces" in result.stderr
+    assert (path / "report.html").exists()
+
+
 MISTAKES = [
+    (["{run}", "--perfetto", "trace.json"], "run has no traces"),
     (["{run}", "--compare"], "--compare shows two runs side by side. Received 1"),
     (["{run}", "{run}"], "Received 2: give one directory, or two and --compare"),
     (["{run}", "--port", "80"], "--port is an option of --follow"),
@@ -222,6 +232,18 @@ def test_mistakes(tmp_path, words, text):
     path = written(tmp_path / "run", of_loop())
     (tmp_path / "empty").mkdir()
     words = [word.format(run=path, empty=tmp_path / "empty") for word in words]
+    assert text in squeezed(report(*words, code=2).stderr)
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [(["--perfetto", "none/trace.json"], "cannot be written"), (["--compare"], "of one run")],
+)
+def test_mistakes_about_traces(tmp_path, words, text):
+    path = written(tmp_path / "run", *RECORDS)
+    runs, trace = ([path, path], "trace.json") if "--compare" in words else ([path], tmp_path)
+    words = [*runs, *words] + (["--perfetto", trace] if "--compare" in words else [])
+    words = [tmp_path / word if word == "none/trace.json" else word for word in words]
     assert text in squeezed(report(*words, code=2).stderr)
 
 

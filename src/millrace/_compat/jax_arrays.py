@@ -2,13 +2,14 @@
 
 `uncommitted`          results of a program are bound to their device; no public call undoes that.
 `DeviceCopies`         transfers that cost less Python than `jax.device_put`.
+`are_ready`            whether arrays are computed; the abstract `jax.Array` does not declare it.
 `let_arrays_be_numpy`  programs written for TensorFlow ask a result for `.numpy()`; `jax.Array` is
                        abstract, and no public call adds a method to the class behind it.
 `ARRAY_KINDS`          the classes behind `jax.Array`: of arrays with numbers, and of traced ones.
 `non_finite`           the search for NaN and infinity that JAX's options ask for.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import jax
@@ -36,6 +37,12 @@ def uncommitted(array: jax.Array) -> jax.Array:
         return array
     arrays = private._arrays
     return ArrayImpl(private.aval, array.sharding, arrays, committed=False, _skip_checks=True)
+
+
+def are_ready(arrays: Iterable[jax.Array]) -> bool:
+    """Whether all of some arrays are there. Does not wait."""
+    private: Any = arrays
+    return all(array.is_ready() for array in private)
 
 
 class DeviceCopies:

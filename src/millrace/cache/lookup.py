@@ -68,6 +68,8 @@ counts = Counts()
 asking: list[Callable[[], Any]] = []
 compiling: list[Callable[[EntryLabels], Any]] = []
 saved: list[Callable[[EntryLabels, pathlib.Path], Any]] = []
+# Parts of the keys of our files, besides those of JAX; empty for the usual executables.
+variants: list[Callable[[], str]] = []
 _listens = (
     threading.Lock()
 )  # held from the first use on: JAX calls a listener as often as it has it

@@ -19,7 +19,7 @@ from collections.abc import Callable
 from millrace.cache import files as cache_files
 from millrace.cache.entry import DamagedEntryError, pack, unpack
 from millrace.cache.keys import remove_oldest, write_key
-from millrace.cache.lookup import Lookup, saved
+from millrace.cache.lookup import Lookup, saved, variants
 from millrace.records.cache import CacheStatistics, EntryLabels
 
 logger = logging.getLogger("millrace")
@@ -58,7 +58,7 @@ class CacheStore:
 
     def get(self, key: str) -> bytes | None:
         """Returns the executable of a key, or None."""
-        payload = self._get(key)
+        payload = self._get(_own_key(key))
         lookup = self._lookup()
         if payload is None and lookup is not None:
             lookup.missed()
@@ -90,6 +90,7 @@ class CacheStore:
 
     def put(self, key: str, value: bytes) -> None:
         """Keeps an executable, and removes others if there are too many bytes."""
+        key = _own_key(key)
         path = self._path(key)
         lookup = self._lookup()
         labels = EntryLabels() if lookup is None else lookup.labels
@@ -168,6 +169,11 @@ class CacheStore:
                 return
             self._warned.add(what)
         logger.warning("%s", message)
+
+
+def _own_key(key: str) -> str:
+    """Returns a key of JAX with all else that tells executables apart."""
+    return key + "".join(variant() for variant in variants)
 
 
 def evict(root: pathlib.Path, limit: int) -> tuple[int, int]:

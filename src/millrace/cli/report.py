@@ -7,9 +7,11 @@ import webbrowser
 import click
 
 from millrace.cli.report_summary import show_summary
+from millrace.errors import OptionError
 from millrace.records.run import RunRecords, load, run_path
 from millrace.reports.follow import LiveServer
 from millrace.reports.page import write_page
+from millrace.reports.perfetto import write_perfetto
 
 _POLL = 1.0  # seconds between two looks at the processes of a run
 
@@ -20,6 +22,11 @@ _POLL = 1.0  # seconds between two looks at the processes of a run
     "--output",
     type=click.Path(dir_okay=False, path_type=pathlib.Path),
     help="File of the page. The default is report.html in the directory of the run.",
+)
+@click.option(
+    "--perfetto",
+    type=click.Path(dir_okay=False, path_type=pathlib.Path),
+    help="Also write the traces to this file, for ui.perfetto.dev and chrome://tracing.",
 )
 @click.option("--open", "opens", is_flag=True, help="Open the page in the browser.")
 @click.option(
@@ -41,6 +48,7 @@ def report_command(
     runs: tuple[pathlib.Path, ...],
     compare: bool,
     output: pathlib.Path | None,
+    perfetto: pathlib.Path | None,
     opens: bool,
     follow: bool,
     port: int | None,
@@ -57,6 +65,8 @@ def report_command(
     for each in read:
         show_summary(each)
         click.echo("")
+    if perfetto is not None:
+        _write_perfetto(read, perfetto)
     if follow:
         _follow(directories[0], port or 0, opens)
         return
@@ -64,6 +74,32 @@ def report_command(
     click.echo(f"The page is {page.absolute()}")
     if opens:
         _open(page.absolute().as_uri())
+
+
+def _write_perfetto(runs: list[RunRecords], path: pathlib.Path) -> None:
+    """Writes the traces of a run.
+
+    Raises:
+        OptionError: if there are none, or the file cannot be written.
+    """
+    if len(runs) != 1:
+        raise OptionError(
+            "--perfetto takes the traces of one run: remove --compare, or --perfetto."
+        )
+    (run,) = runs
+    if not run.traces:
+        raise OptionError(
+            f"--perfetto {path} would be empty: {run.path} has no traces. They are written while a "
+            "model of a strategy with report_dir trains."
+        )
+    try:
+        write_perfetto(run, path)
+    except OSError as error:
+        raise OptionError(
+            f"--perfetto {path} cannot be written: {error.strerror}. Set it to a file in a "
+            "directory that exists and that you may write to."
+        ) from error
+    click.echo(f"{path} has {len(run.traces)} traces, for https://ui.perfetto.dev.", err=True)
 
 
 def _check(

@@ -22,6 +22,7 @@ from millrace.records.tensors import COUNTS
 from millrace.steps.state import State
 from millrace.taps.entries import Taps
 from millrace.taps.tensors import Rows
+from millrace.timing.tracer import Tracer
 
 
 class CallResult(NamedTuple):
@@ -153,6 +154,14 @@ class Runner(Protocol):
     def dispatch_seconds(self) -> float:
         """The host's seconds in these calls so far."""
         ...
+
+    @property
+    def tracer(self) -> Tracer | None:
+        """Chooses the executions that leave a trace; None if the run writes no records."""
+        ...
+
+    @tracer.setter
+    def tracer(self, tracer: Tracer | None) -> None: ...
 
     @property
     def state(self) -> State | None:

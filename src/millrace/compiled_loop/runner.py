@@ -7,7 +7,7 @@ With replicas an update accumulates over the batches of all replicas.
 
 import time
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -41,8 +41,12 @@ from millrace.replicas.placement import Placement
 from millrace.steps.accumulate import Gradients, scale_of, weight_of
 from millrace.steps.state import State
 from millrace.taps.entries import Taps
+from millrace.timing.marker import markers
+from millrace.timing.measurement import Measurement
+from millrace.timing.tracer import Tracer
 
 BatchTree = TypeVar("BatchTree")
+_CALLS = 16  # spans that a trace is expected to have
 
 
 @dataclass(slots=True)
@@ -85,6 +89,8 @@ class ScanRunner:
         self._single_steps = single_steps
         self._rules = CallRules.of(plan, single_steps, 1, None)
         self._tap_sink = tap_sink
+        self.tracer: Tracer | None = None
+        self._measurement: Measurement | None = None  # of a running execution
         self._handed_over = 0  # results of a running execution that the tap_sink has
         self.halted: Halted | None = None
         self._pending: deque[Any] = deque()
@@ -117,7 +123,19 @@ class ScanRunner:
         self.extend_records(execution.longest)
         results: list[CallResult] = []
         self.halted, self._handed_over, self._update = None, 0, None
-        state = self._run(state, execution, results)
+        if (tracer := self.tracer) is not None:
+            self._begin_trace(tracer)
+        try:
+            state = self._run(state, execution, results)
+        except BaseException:
+            if tracer is not None:
+                self._measurement = None
+                tracer.fail()
+            raise
+        if tracer is not None:
+            self._measurement = None
+            steps = sum(result.steps for result in results)
+            tracer.end(-(-steps // self._update_steps))
         self._hand_over(results)
         self._executables.returned(state)
         self._first = self._newest = None
@@ -154,6 +172,7 @@ class ScanRunner:
         state, result, taps = self._call(executable, state, self._batches, start, call.steps)
         self._newest = state
         size = self._update_steps
+        self._measure(f"{call.steps} steps", jax.tree.leaves(result)[:1])
         results.append(self._result_of(result, taps, start, call.steps, call.steps // size))
         if is_halted(taps):
             self.halted = halted_in_call(
@@ -188,6 +207,7 @@ class ScanRunner:
             np.float32(update.steps if reduction.is_running else weight),
         )
         self._newest = state
+        self._measure(f"{call.steps} steps", jax.tree.leaves(result)[:1])
         results.append(self._result_of(result, taps, start, call.steps, 0))
         update.steps += call.steps
         update.weight += call.steps * weight
@@ -201,6 +221,8 @@ class ScanRunner:
         apply = self._executables.of_call(plan, call)
         state, taps = self._call(apply, state, update.accumulated, np.float32(scale), update.steps)
         self._newest, self._update = state, None
+        if self._measurement is not None:
+            self._measure("update", markers(jax.tree.leaves(state)))
         if plan.tapped:  # taps of an update belong to the result of its last steps
             whole = results[-1].taps._replace(updates=taps.updates, halted=taps.halted)
             results[-1] = results[-1]._replace(taps=whole, updates=1)
@@ -269,12 +291,26 @@ class ScanRunner:
 
     def _call(self, executable: Executable, *arguments: object) -> Any:
         self.dispatches += 1
-        if not self.is_timed:
+        if self.tracer is None and not self.is_timed:
             return executable(*(np.int32(a) if isinstance(a, int) else a for a in arguments))
-        begin = time.perf_counter()
+        self._began = time.perf_counter()
         result = executable(*(np.int32(a) if isinstance(a, int) else a for a in arguments))
-        self.dispatch_seconds += time.perf_counter() - begin
+        end = time.perf_counter()
+        self.dispatch_seconds += end - self._began
+        if self.tracer is not None:
+            self.tracer.activities.add("host", "dispatch", self._began, end)
         return result
+
+    def _begin_trace(self, tracer: Tracer) -> None:
+        if tracer.begin():
+            before = jax.tree.leaves(self._last_result)[:1]
+            self._measurement = tracer.measure(_CALLS, 1, [before])
+
+    def _measure(self, name: str, outputs: Sequence[jax.Array]) -> None:
+        """Adds the call that has just been dispatched to a trace."""
+        if self._measurement is not None:
+            self._measurement.ran((), outputs)
+            self._measurement.add(name, 0, self._began)
 
     def _limit_pending(self) -> None:
         """Waits while more blocks than allowed are queued on the device.
@@ -283,11 +319,16 @@ class ScanRunner:
         """
         if self._block is not None:
             self._pending.append(self._last_result)
+        begin = time.perf_counter()
         while len(self._pending) > self._max_pending:
             jax.block_until_ready(self._pending.popleft())
+        if self.tracer is not None:
+            self.tracer.activities.add("host", "wait for devices", begin, time.perf_counter())
 
     def release(self) -> None:
         """Releases the blocks of a loop that has ended."""
+        if self.tracer is not None:
+            self.tracer.close()
         self._pending.clear()
         self._executables.forget()
         self._placement.release()

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from millrace.feeds.block import Block, BlockSlice
 from millrace.interrupts import is_held_back, raise_if_interrupted
 from millrace.records.statistics import FeedStatistics
+from millrace.timing.activities import Activities
 
 POLL_SECONDS = 0.05  # between two checks for an interrupt by the user
 JOIN_SECONDS = 5.0  # longest time that `close` waits for a data set that is making a batch
@@ -31,14 +32,21 @@ class Infeed:
     raised again where its block would have been taken, with its own traceback.
     """
 
-    def __init__(self, make_blocks: Callable[[Callable[[], bool]], Iterator[Block]], depth: int):
+    def __init__(
+        self,
+        make_blocks: Callable[[Callable[[], bool]], Iterator[Block]],
+        depth: int,
+        activities: Activities | None = None,
+    ):
         """Starts preparing blocks.
 
         Args:
             make_blocks: returns the blocks; its argument is a function that tells whether none is
                 ready.
             depth: most blocks kept ready.
+            activities: gets the times at which blocks were prepared and waited for, if wanted.
         """
+        self._activities = activities
         self._depth = depth
         self._ready: deque[Block] = deque()
         self._blocks = make_blocks(lambda: not self._ready)
@@ -111,13 +119,18 @@ class Infeed:
         if self._current is not None and self._used < self._current.steps:
             return self._current
         begin = time.perf_counter()
+        if self._activities is not None:
+            self._activities.begin("host", "wait for data", begin)
         with self._change:
             while not self._ready and not self._ended:
                 raise_if_interrupted()
                 self._change.wait(POLL_SECONDS if is_held_back() else None)
             block = self._ready.popleft() if self._ready else None
             self._change.notify_all()
-        self._wait_seconds += time.perf_counter() - begin
+        end = time.perf_counter()
+        self._wait_seconds += end - begin
+        if self._activities is not None:
+            self._activities.add("host", "wait for data", begin, end)
         self._current, self._used = block, 0
         if block is None:
             if self._error is not None:
@@ -133,8 +146,14 @@ class Infeed:
         try:
             while not self._stopped:
                 begin = time.perf_counter()
+                if self._activities is not None:
+                    self._activities.begin("infeed", "block", begin)
                 block = next(self._blocks, None)
-                self._prepare_seconds += time.perf_counter() - begin
+                end = time.perf_counter()
+                self._prepare_seconds += end - begin
+                if self._activities is not None:
+                    steps = block.steps if block is not None else 0
+                    self._activities.add("infeed", f"block of {steps} steps", begin, end)
                 if block is None or not self._put(block):
                     break
         except BaseException as error:  # of any kind: raised again in the owner's thread

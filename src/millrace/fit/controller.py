@@ -30,6 +30,7 @@ from millrace.interrupts import held_back
 from millrace.options import Options, TapRequest
 from millrace.plan import Mode
 from millrace.taps.delivery import TapListener
+from millrace.timing.activities import Activities
 
 NO_ARGUMENTS: Mapping[str, Any] = MappingProxyType({})
 ATTRIBUTE = "_millrace"  # of a model: its controller
@@ -55,6 +56,7 @@ class Controller:
         self.functions = LoopFunctions(setup.model, totals.number)
         self.loop = 0  # number of the outermost loop that runs, or ran last
         self._running = 0  # nesting of fit, evaluate and predict
+        self._activities: Activities | None = None
 
     def put_options(self, options: Options, keep_functions: bool = False) -> None:
         """Puts other options in force, from the next fit, evaluate or predict on."""
@@ -70,6 +72,15 @@ class Controller:
         """Returns another controller of the model, with other options; the model keeps its own."""
         setup = replace(self.setup, options=options)
         return Controller(setup, Totals(), self.attributes, self.watchers)
+
+    @property
+    def activities(self) -> Activities | None:
+        """What the host and its threads did lately; None if the run writes no records."""
+        if self.totals.records is None:
+            return None
+        if self._activities is None:
+            self._activities = self.watchers.outfeed.activities = Activities()
+        return self._activities
 
     def watch(self, listener: TapListener, taps: TapRequest) -> None:
         """Sends statistics of tensors to a listener, from the next execution on.

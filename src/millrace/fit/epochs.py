@@ -141,7 +141,9 @@ class FeedEpochIterator(EpochIterator):
         if self._infeed is None:
             self._is_closed = threading.Event()
             feed = self._controller.setup.options.feed
-            self._infeed = Infeed(self._block_source(), feed.prefetch_depth)
+            self._infeed = Infeed(
+                self._block_source(), feed.prefetch_depth, self._controller.activities
+            )
             if (recorder := self._controller.functions.recorder) is not None:
                 recorder.opens(self._infeed, self._mode)
         return self._infeed

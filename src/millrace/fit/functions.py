@@ -30,6 +30,7 @@ from millrace.recomputation.plan import recompute_of
 from millrace.steps.state import State, as_state
 from millrace.steps.tapped_step import tapping_optimizer
 from millrace.taps.delivery import queues_of
+from millrace.timing.tracer import Tracer, TraceSubject
 
 # Work in one call where a queue takes values: what is carried out can be read after the call. A
 # call costs 50 to 100 us; one of a large model on CPU some milliseconds, probably those in which
@@ -80,6 +81,7 @@ class LoopFunction:
         # The update before which the last execution was halted, if any.
         self.halted: Halted | None = None
         self.last = LastExecution()
+        self._tracer: Tracer | None = None
         self._is_queued = False  # whether taps go into queues, which users read at any time
 
     def __call__(self, state: State, iterator: Iterator[ArrayTree]) -> tuple[ArrayTree, State]:
@@ -107,6 +109,7 @@ class LoopFunction:
             self._position.begin(None, 0)
             slices = self._slices_of(iterator)
             longest = sum(block_slice.count for block_slice in slices)
+        runner.tracer = self._enter_trace(iterator)
         self.last.steps, self.last.out_of_memory = longest, None
         slices = self._remembered(slices)
         dispatches = runner.dispatches
@@ -161,10 +164,35 @@ class LoopFunction:
         self._is_queued = any(queues_of(call.taps) for call in tapped)
         outfeed.deliver(tapped, self._controller.setup.replicas)
 
+    def _enter_trace(self, iterator: Iterator[ArrayTree]) -> Tracer | None:
+        """Returns what chooses the updates that leave a trace; None without records."""
+        controller = self._controller
+        records, activities = controller.totals.records, controller.activities
+        if records is None or activities is None:
+            return None
+        if self._tracer is None:
+            log = self._log
+            self._tracer = Tracer(
+                TraceSubject(
+                    controller.model.name,
+                    self.mode.value,
+                    records.process,
+                    records.add,
+                    activities,
+                    controller.totals.trace_budget,
+                    lambda: len(log.executables),
+                )
+            )
+        epoch = iterator.epoch if isinstance(iterator, Execution) else 0
+        self._tracer.enter(controller.loop, epoch)
+        return self._tracer
+
     def _end_deliveries(self) -> None:
-        """Ends the outfeed's thread after `train_on_batch`, which no loop surrounds."""
+        """Ends the threads after `train_on_batch`, which no loop surrounds."""
         if not self._controller.is_running:
             self._controller.watchers.outfeed.close()
+            if self._tracer is not None:
+                self._tracer.close()
 
     def runner(self) -> Runner:
         """Returns the runner for the options in force."""

@@ -29,7 +29,7 @@ from millrace.pipelines.runtime.runner import PipelineRunner
 from millrace.pipelines.runtime.shapes import CompiledStages, Shapes
 from millrace.pipelines.runtime.stage_programs import Orders
 from millrace.plan import Mode, Plan
-from millrace.schedules.table import make_schedule
+from millrace.schedules.table import make_schedule, name_of
 from millrace.schedules.task import Schedule
 
 
@@ -199,7 +199,9 @@ def make_pipeline_runner(
     numbers = pipelining.devices_of(marks.num_stages)
     schedule = functools.partial(_schedule, pipelining, marks.num_stages)
     of_stages = [groups[number] for number in numbers]
-    compiled = CompiledStages(executables, of_stages, Orders(schedule, of_stages))
+    compiled = CompiledStages(
+        executables, of_stages, Orders(schedule, of_stages, name_of(pipelining.schedule_in_force))
+    )
     return PipelineRunner(Shapes(compiled, plan, chooser(model, compiled, log)), tap_sink)
 
 

@@ -12,6 +12,7 @@ from millrace.fit.recorders import LoopRecorders
 from millrace.records.sinks import RecordSinks
 from millrace.records.statistics import FeedStatistics, PipelineStatistics
 from millrace.threads.scoped_value import Notes
+from millrace.timing.tracer import TraceBudget
 
 _numbers = itertools.count(1)
 _loops = itertools.count()
@@ -52,6 +53,7 @@ class Totals:
         self.sinks = RecordSinks() if sinks is None else sinks
         self.recorders: LoopRecorders | None = None  # make what writes the records of loops
         self.exports = Exports()
+        self.trace_budget = TraceBudget()
         self.infeed = FeedStatistics()
         self.pipeline = PipelineStatistics()
         self.executions = 0

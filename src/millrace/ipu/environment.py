@@ -5,7 +5,8 @@ TF_POPLAR_FLAGS
     --help                                      prints all flags
     all others                                  accepted, with a warning
 POPLAR_LOG_LEVEL=INFO                           MILLRACE_LOG_LEVEL=INFO, logger millrace.phases
-POPLAR_ENGINE_OPTIONS, PVTI_OPTIONS             a warning
+POPLAR_ENGINE_OPTIONS={"autoReport.all": ...}   a report of each program: engine_options.py
+PVTI_OPTIONS                                    a warning
 XLA_FLAGS                                       XLA reads it itself, at the first use of JAX
 
 They are read when `millrace.ipu` is imported, when a system is configured, and before a program is
@@ -26,13 +27,14 @@ from millrace.cache.use import cache_statistics, use_cache
 from millrace.compiling.phases import Phrases, show_phases, use_phrases
 from millrace.errors import OptionError
 from millrace.ipu.no_effect import warn_no_effect
+from millrace.ipu.program_reports import read_engine_options
 
 logger = logging.getLogger("millrace")
 
 VARIABLE = "TF_POPLAR_FLAGS"
 LOG_VARIABLE = "POPLAR_LOG_LEVEL"
 _VARIABLES = (VARIABLE, LOG_VARIABLE, "XLA_FLAGS")
-_OF_PROFILES = ("POPLAR_ENGINE_OPTIONS", "PVTI_OPTIONS")
+_OF_PROFILES = ("PVTI_OPTIONS",)
 CACHE = "executable_cache_path"
 POPLAR_PHRASES = Phrases(
     compiling="Starting phase: graphConstruction",
@@ -53,7 +55,8 @@ def read_variables() -> None:
     flags, level, _ = now = tuple(os.environ.get(name, "") for name in _VARIABLES)
     for name in _OF_PROFILES:
         if os.environ.get(name):
-            warn_no_effect(name, f"{_MEMORY} {_PROFILE}")
+            warn_no_effect(name, _PROFILE)
+    read_engine_options()
     if now == _environment.values:
         return
     with _environment.lock:
@@ -122,7 +125,7 @@ _NO_MODEL = "Set IPUConfig().auto_select_ipus, and JAX_PLATFORMS=cpu to run on t
 _NO_WAIT = "JAX has its devices from its start on."
 _SYNTHETIC = "Feed arrays of zeros, or measure with ipu.dataset_benchmark."
 _MEMORY = "Call strategy.memory_report(model, batch_spec)."
-_PROFILE = "Run with jax.profiler.trace(directory)."
+_PROFILE = """Set POPLAR_ENGINE_OPTIONS='{"autoReport.all":"true"}'."""
 FLAGS = {
     CACHE: "Keeps executables in this directory, for other processes.",
     "help": "Prints these flags.",
@@ -135,7 +138,7 @@ FLAGS = {
     "null_data_feed": _SYNTHETIC,
     "on_demand_device_poll_time": _NO_WAIT,
     "on_demand_device_timeout": _NO_WAIT,
-    "save_interval_report": _MEMORY,
+    "save_interval_report": _PROFILE,
     "save_vertex_graph": "Set XLA_FLAGS=--xla_dump_to=DIR.",
     "show_progress_bar": "Long operations show their progress on a terminal, else in the log.",
     "synthetic_data_categories": _SYNTHETIC,

@@ -4,20 +4,25 @@
     opts = utils.auto_select_ipus(opts, 2)    opts.auto_select_ipus = 2
     utils.configure_ipu_system(opts)          opts.configure_ipu_system()
 
-They were in releases up to 2.3. An argument that is None leaves its option as it was; a profile is
-not made here.
+They were in releases up to 2.3. An argument that is None leaves its option as it was. A profile is
+made where it has a directory: `create_ipu_config(profiling=True, report_directory="reports")` asks
+for the reports that POPLAR_ENGINE_OPTIONS asks for, in programs that are compiled afterwards.
 """
 
 import enum
+import pathlib
+from collections.abc import Mapping
 
 from millrace.arguments import refuse_unknown
 from millrace.errors import OptionError
 from millrace.ipu.config import DeviceConnectionType, IPUConfig
+from millrace.ipu.engine_options import AutoReport, use_report
 from millrace.ipu.no_effect import warn_no_effect
 from millrace.ipu.release import uses_old_names
 
 _PROFILE = (
-    "Call strategy.memory_report(model, batch_spec), or run with jax.profiler.trace(directory)."
+    "Set create_ipu_config(profiling=True, report_directory=...), or "
+    """POPLAR_ENGINE_OPTIONS='{"autoReport.all":"true"}'."""
 )
 _OPTIONS = {
     "selection_order": "selection_order",
@@ -32,16 +37,18 @@ _OPTIONS = {
     "max_scheduler_search_space_size": "scheduling.maximum_scheduler_search_space_size",
     "prefetch_data_streams": "optimizations.prefetch_data_streams",
 }
-_OF_PROFILES = (
-    "profiling", "enable_ipu_events", "use_poplar_text_report", "use_poplar_cbor_report",
-    "profile_execution", "enable_poplar_serialized_graph", "report_every_nth_execution",
-    "max_report_size", "report_directory", "num_ipus", "tiles_per_ipu", "scheduler_selection",
-    "disable_graph_convolution_caching", "disable_graph_outlining", "retain_control_dependencies",
+_OF_REPORTS = ("profile_execution", "report_directory", "report_every_nth_execution")
+_NO_EFFECT = (
+    "enable_ipu_events", "use_poplar_text_report", "use_poplar_cbor_report",
+    "enable_poplar_serialized_graph", "max_report_size", "num_ipus", "tiles_per_ipu",
+    "scheduler_selection", "disable_graph_convolution_caching", "disable_graph_outlining",
+    "retain_control_dependencies",
 )  # fmt: skip
+_EXECUTIONS = 2  # traced ones, as by POPLAR_ENGINE_OPTIONS
 
 
 class ExecutionProfileType(enum.Enum):
-    """The parts of a profile, which is not made here."""
+    """The parts of an execution's profile: none, or tasks of device groups."""
 
     NO_PROFILE = 0
     DEVICE_PROFILE = 1
@@ -53,24 +60,37 @@ def create_ipu_config(profiling: bool = False, **options: object) -> IPUConfig:
     """Returns a configuration.
 
     Args:
-        profiling: without effect; see the memory report.
-        **options: those of the original function, most of them without effect.
+        profiling: whether programs leave reports in `report_directory`.
+        **options: those of the original function. `report_directory` has a directory for each
+            program that is compiled afterwards; `profile_execution` adds traces of two executions.
 
     Raises:
         OptionError: for an unknown option.
     """
     uses_old_names()
-    refuse_unknown(
-        "create_ipu_config",
-        [name for name in options if name not in _OPTIONS and name not in _OF_PROFILES],
-        (*_OPTIONS, *_OF_PROFILES),
-        {},
-    )
-    for name, value in {"profiling": profiling, **options}.items():
-        if name in _OF_PROFILES and value and value is not ExecutionProfileType.NO_PROFILE:
+    known = (*_OPTIONS, *_OF_REPORTS, *_NO_EFFECT)
+    refuse_unknown("create_ipu_config", [name for name in options if name not in known], known, {})
+    for name, value in options.items():
+        if name in _NO_EFFECT and value:
             warn_no_effect(f"create_ipu_config({name}=...)", _PROFILE)
+    use_report(_report(profiling, options))
     values = {_OPTIONS[name]: value for name, value in options.items() if name in _OPTIONS}
     return _set(IPUConfig(), values)
+
+
+def _report(profiling: bool, options: Mapping[str, object]) -> AutoReport | None:
+    """Returns the reports that a configuration asks for."""
+    directory = options.get("report_directory")
+    if not profiling or not directory:
+        for name in ("profiling", *_OF_REPORTS):
+            value = profiling if name == "profiling" else options.get(name)
+            if value and value is not ExecutionProfileType.NO_PROFILE:
+                warn_no_effect(f"create_ipu_config({name}=...) alone", _PROFILE)
+        return None
+    executes = options.get("profile_execution", ExecutionProfileType.NO_PROFILE)
+    is_traced = executes not in (False, None, ExecutionProfileType.NO_PROFILE)
+    path = pathlib.Path(str(directory)).expanduser()
+    return AutoReport(path, _EXECUTIONS, has_execution=is_traced)
 
 
 def auto_select_ipus(opts: IPUConfig, num_ipus: int | list[int]) -> IPUConfig:
@@ -217,7 +237,7 @@ def set_report_options(
     graph_options: object = None,
     execution_options: object = None,
 ) -> IPUConfig:
-    """Has no effect: profiles of Poplar are not made here."""
+    """Has no effect: its options are of Poplar's text reports."""
     warn_no_effect("set_report_options", _PROFILE)
     return _set(opts, {})
 

@@ -67,7 +67,7 @@ class RecordedRun:
         names = device_names(own or devices)
         before = self._process
         if before is None:
-            self._process = _this_process(devices[0].platform, names)
+            self._process = this_process(devices[0].platform, names)
         else:
             others = tuple(name for name in names if name not in before.devices)
             self._process = replace(before, devices=(*before.devices, *others))
@@ -84,7 +84,13 @@ class RecordedRun:
             self.page.process_ends()
 
 
-def _this_process(platform_name: str, devices: tuple[str, ...]) -> ProcessRecord:
+def this_process(platform_name: str, devices: tuple[str, ...]) -> ProcessRecord:
+    """Returns the record of this process.
+
+    Args:
+        platform_name: of its devices.
+        devices: their names.
+    """
     has_mask = hasattr(os, "sched_getaffinity")
     return ProcessRecord(
         process=process_index(),

@@ -38,6 +38,7 @@ class ExecutionTrace:
     num_groups: int  # of all processes
     process: int = 0
     schedule: str = ""  # its name; empty for a model in one piece
+    levels: tuple[int, ...] = ()  # of each stage, where several run at the same time
     spans: tuple[Span, ...] = ()  # tasks
     activities: tuple[ActivitySpan, ...] = ()
 

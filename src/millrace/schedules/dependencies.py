@@ -25,22 +25,30 @@ def dependencies(schedule: Schedule) -> dict[Task, tuple[Task, ...]]:
     """
     tasks = {task for row in schedule for task in row}
     levels = levels_of(schedule, max((task.stage for task in tasks), default=0) + 1)
-    return {task: tuple(_waits_for(task, tasks, levels)) for task in tasks}
+    # By stage: a schedule has few stages and many tasks.
+    before = [_on(levels, level - 1) for level in levels]
+    after = [_on(levels, level + 1) for level in levels]
+    return {task: tuple(_waits_for(task, tasks, before, after)) for task in tasks}
 
 
-def _waits_for(task: Task, tasks: Collection[Task], levels: Sequence[int]) -> list[Task]:
+def _waits_for(
+    task: Task,
+    tasks: Collection[Task],
+    before: Sequence[Sequence[int]],
+    after: Sequence[Sequence[int]],
+) -> list[Task]:
     stage, m = task.stage, task.micro_batch
     if task.kind is Pass.BACKWARD_WEIGHT:
         return [Task(stage, Pass.BACKWARD_INPUT, m)]
     if task.kind is Pass.FORWARD:
-        return [Task(before, Pass.FORWARD, m) for before in _on(levels, levels[stage] - 1)]
+        return [Task(other, Pass.FORWARD, m) for other in before[stage]]
     forward = Task(stage, Pass.FORWARD, m)
-    after = [
+    backwards = [
         half if (half := Task(other, Pass.BACKWARD_INPUT, m)) in tasks
         else Task(other, Pass.BACKWARD, m)
-        for other in _on(levels, levels[stage] + 1)
+        for other in after[stage]
     ]  # fmt: skip
-    return [forward, *after]
+    return [forward, *backwards]
 
 
 def _on(levels: Sequence[int], level: int) -> list[int]:

@@ -15,6 +15,7 @@ from millrace.records.timeline import Span, Timeline
 from millrace.schedules.dependencies import deadlock_message, dependencies
 from millrace.schedules.task import Pass, Schedule, Task
 
+Waits = Mapping[Task, tuple[Task, ...]]
 UNIT_COST: Mapping[Pass, float] = {
     Pass.FORWARD: 1.0,
     Pass.BACKWARD: 2.0,  # one product for the inputs and one for the weights, where F has one
@@ -27,6 +28,7 @@ def simulate(
     schedule: Schedule,
     cost: Mapping[Pass, float] | Callable[[Task], float],
     transfer: float = 0.0,
+    waits: Waits | None = None,
 ) -> Timeline:
     """Computes when each task runs, and from that bubble and memory.
 
@@ -35,6 +37,7 @@ def simulate(
         cost: time of each pass, or a function that gives the time of each task.
         transfer: time from one device group to another, in the same unit. A group keeps working
             meanwhile. Between stages of one group it is 0.
+        waits: `dependencies` of the schedule, where they are there already.
 
     Returns:
         The tasks by start, with ties by row. The row is the span's group.
@@ -42,27 +45,31 @@ def simulate(
     Raises:
         ScheduleError: if the schedule stops before its end, or `cost` lacks a pass.
     """
-    waits = dependencies(schedule)
-    group = {task: row for row, tasks in enumerate(schedule) for task in tasks}
-    end: dict[Task, float] = {}
-    free = [0.0] * len(schedule)
+    waits = dependencies(schedule) if waits is None else waits
+    ended: dict[Task, tuple[float, int]] = {}  # when, and in which row
     spans: list[Span] = []
+    free = [0.0] * len(schedule)
     remaining = [deque(row) for row in schedule]
     progress = True
     while progress:
         progress = False
         for row, tasks in enumerate(remaining):
-            while tasks and all(other in end for other in waits[tasks[0]]):
-                progress = True
-                task = tasks.popleft()
-                arrivals = [
-                    end[other] + (transfer if group[other] != row else 0.0) for other in waits[task]
-                ]
-                start = max([free[row], *arrivals])
-                free[row] = end[task] = start + _cost(cost, task)
-                spans.append(Span(task.stage, task.kind, task.micro_batch, row, start, end[task]))
+            while tasks:
+                task = tasks[0]
+                start = free[row]
+                for other in waits[task]:
+                    if (sender := ended.get(other)) is None:
+                        break
+                    start = max(start, sender[0] if sender[1] == row else sender[0] + transfer)
+                else:
+                    progress = True
+                    free[row] = end = start + _cost(cost, task)
+                    ended[tasks.popleft()] = end, row
+                    spans.append(Span(task.stage, task.kind, task.micro_batch, row, start, end))
+                    continue
+                break
     if any(remaining):
-        raise ScheduleError(deadlock_message(schedule, waits, end))
+        raise ScheduleError(deadlock_message(schedule, waits, ended))
     return Timeline(tuple(sorted(spans, key=lambda span: (span.start, span.group))), len(schedule))
 
 

@@ -125,6 +125,11 @@ def check_batch_serialization(
         )
 
 
+def name_of(choice: object) -> str:
+    """Returns the name of a schedule in SCHEDULES; "own" for one that has none."""
+    return _name(choice) or "own"
+
+
 def _name(choice: object) -> str:
     """Returns the name of `choice` in SCHEDULES; an empty string if it is not one."""
     return choice.lower() if isinstance(choice, str) and choice.lower() in SCHEDULES else ""

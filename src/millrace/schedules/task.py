@@ -20,6 +20,9 @@ class Pass(enum.StrEnum):
     BACKWARD_INPUT = "I"  # cotangents of the inputs: the stage before waits for them
     BACKWARD_WEIGHT = "W"  # gradients of the weights: only the update waits for them
 
+    # That of `Enum` is Python, and takes most of the time of a simulation.
+    __hash__ = str.__hash__  # type: ignore[assignment]
+
 
 @dataclass(frozen=True, slots=True)
 class Task:

@@ -20,6 +20,7 @@ from millrace.records.tensors import StatisticsBlock, TensorRows
 from millrace.taps.entries import Taps, has_one_entry
 from millrace.taps.taps import Tapped
 from millrace.taps.tensors import Rows
+from millrace.timing.activities import Activities
 
 MAX_PENDING = 16  # results that are dispatched and not delivered
 # Of their taps. A result that has more is waited for, and then it is the only one.
@@ -73,6 +74,7 @@ class Delivery:
         self._stopped = False
         self._error: BaseException | None = None
         self._arrived = 0.0  # time of the last arrival
+        self.activities: Activities | None = None  # gets the times of deliveries, if wanted
 
     def deliver(self, results: Iterable[TappedResult], replicas: int) -> None:
         """Hands results over, in the order in which their calls were dispatched.
@@ -167,6 +169,9 @@ class Delivery:
             )
             for listener in tuple(self.listeners):
                 listener.statistics(block)
+        if self.activities is not None:
+            now = time.perf_counter()
+            self.activities.add("outfeed", f"taps of {result.steps} steps", self._arrived, now)
 
     def _queues_of(self, result: TappedResult) -> list[Any]:
         return queues_of(result.taps) if self.takes_queues else []

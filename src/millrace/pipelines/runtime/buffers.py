@@ -16,6 +16,7 @@ import jax
 from millrace.pipelines.programs.split import Arrays
 from millrace.pipelines.programs.stage_taps import Bundle
 from millrace.pytrees import ArrayTree
+from millrace.timing.measurement import Measurement
 
 T = TypeVar("T", bound=ArrayTree)
 StageMicroBatch = tuple[int, int]  # stage, micro-batch
@@ -42,6 +43,7 @@ class Buffers:
         # Tapped values, for the host: micro-batch, description, arrays.
         self.tapped: list[tuple[int, Bundle, Arrays]] = []
         self.peaks: dict[int, int] = {}  # most activation sets that a stage held at once
+        self.measurement: Measurement | None = None  # of the running tasks
 
     def send(self, stage: int, micro_batch: int, number: int, array: jax.Array) -> None:
         """Leaves a value for a later stage."""

@@ -22,6 +22,7 @@ from millrace.pipelines.programs.split import Arrays
 from millrace.pipelines.runtime.activation_offload import ActivationOffload
 from millrace.pipelines.runtime.buffers import Buffers
 from millrace.pipelines.runtime.kept_state import KeptState
+from millrace.pipelines.runtime.measured import MeasuredPipeline
 from millrace.pipelines.runtime.micro_batches import MicroBatch, Shape, micro_batches, next_update
 from millrace.pipelines.runtime.replica_stage_state import ReplicaStageState
 from millrace.pipelines.runtime.shapes import PipelineDryRun, Shapes
@@ -34,6 +35,7 @@ from millrace.pytrees import ArrayTree
 from millrace.records.statistics import PipelineStatistics
 from millrace.schedules.task import Pass
 from millrace.steps.state import State
+from millrace.timing.tracer import Tracer
 
 MAX_PENDING_UPDATES = 2  # dispatched and not finished: enough that the devices never wait
 # Where stages are in several processes, an update is finished before the next one is dispatched:
@@ -62,6 +64,7 @@ class PipelineRunner:
         # Separate from the results of `run`: micro-batches without a result have taps, too.
         self._taps = TapCollector(plan, self._groups, tap_sink)
         self._probes: deque[ArrayTree] = deque()
+        self._measured = MeasuredPipeline(self._groups, compiled.orders.name)
         self._task_seconds: list[float] = []
         self._in_flight: tuple[int, ...] = ()
         self.dispatches = 0
@@ -84,6 +87,7 @@ class PipelineRunner:
             # Micro-batches of the failed update have already changed some of the state.
             self.state = self._values.state() if self._values is not None else state
             self._kept.release()
+            self._measured.fail()
             raise
         if self._values is not None:
             if self._plan.mode is not Mode.TRAIN:
@@ -121,6 +125,15 @@ class PipelineRunner:
         return self.statistics.dispatch_seconds
 
     @property
+    def tracer(self) -> Tracer | None:
+        """Chooses the updates that leave a trace; None if the run writes no records."""
+        return self._measured.tracer
+
+    @tracer.setter
+    def tracer(self, tracer: Tracer | None) -> None:
+        self._measured.tracer = tracer
+
+    @property
     def halted(self) -> Halted | None:
         """The update before which the last execution ended, if one was not applied."""
         return self._taps.halted
@@ -139,6 +152,7 @@ class PipelineRunner:
 
     def release(self) -> None:
         """Forgets the arrays and the state of a loop that has ended."""
+        self._measured.close()
         self._probes.clear()
         self._kept.release()
         self._taps.forget()
@@ -147,8 +161,11 @@ class PipelineRunner:
         """Runs one update, and returns a call result for each micro-batch that has one."""
         first = batches[0].shape
         schedule, order = self._compiled.orders.of(len(batches), first.builder.stages.split.values)
+        measured = self._measured
+        measurement = measured.update(schedule, self._probes)
         tasks = UpdateTasks(self._plan, batches, state)
         buffers, sums = tasks.buffers, tasks.sums
+        buffers.measurement = measurement
         offload = ActivationOffload(schedule, buffers) if self._plan.offload.activations else None
         call_results: list[CallResult] = []
         before = self._taps.before(state, first)
@@ -158,6 +175,8 @@ class PipelineRunner:
                 if offload is not None:
                     offload.before(task)
                 tasks.run(task)
+                if measurement is not None:
+                    measured.add(task, begin)
                 if task.kind is Pass.FORWARD and task.stage == self._last:
                     number = task.micro_batch
                     call_results += self._call_results(
@@ -175,7 +194,10 @@ class PipelineRunner:
         if first.update is not None:
             self.dispatches += len(sums) + first.update.dispatches
             pending = 0 if self._spans_processes else MAX_PENDING_UPDATES
-            self._wait(first.update.run(state, sums, tasks.scale), pending)
+            begin = time.perf_counter()
+            probes = first.update.run(state, sums, tasks.scale)
+            measured.end_update(probes, begin)
+            self._wait(probes, pending)
         if self._taps.add(batches, buffers) and before is not None:
             before.restore()
         return call_results
@@ -183,12 +205,16 @@ class PipelineRunner:
     def _forward(self, batches: list[MicroBatch], state: StageState) -> list[CallResult]:
         """Runs one micro-batch through all stages; devices overlap, since calls do not wait."""
         (micro_batch,), buffers = batches, Buffers()
+        buffers.measurement = measurement = self._measured.forward()
         steps_argument = micro_batch.steps_argument(self._replicas)
         results: dict[int, jax.Array] = {}
-        for stage in micro_batch.shape.stages:
+        for index, stage in enumerate(micro_batch.shape.stages):
             begin = time.perf_counter()
             results |= stage.forward(0, micro_batch.leaves, state, buffers, *steps_argument)
+            if measurement is not None:
+                self._measured.add_forward(index, begin)
             self._task_seconds.append(time.perf_counter() - begin)
+        self._measured.end_forward()
         self._wait(buffers.newest, FORWARD_AHEAD * len(self._groups))
         self._taps.add(batches, buffers)
         return self._call_results(results, micro_batch, state)
@@ -230,8 +256,11 @@ class PipelineRunner:
     def _wait(self, probe: ArrayTree, pending: int) -> None:
         """Waits until at most `pending` probes are unfinished: JAX would queue any number."""
         self._probes.append(probe)
-        while len(self._probes) > pending:
-            jax.block_until_ready(self._probes.popleft())
+        if len(self._probes) > pending:
+            self._measured.begin_host("wait for devices", time.perf_counter())
+            while len(self._probes) > pending:
+                jax.block_until_ready(self._probes.popleft())
+            self._measured.end_host()
 
     def _count_tasks(self) -> None:
         seconds, before = self._task_seconds, self.statistics

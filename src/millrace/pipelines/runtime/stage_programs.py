@@ -16,14 +16,20 @@ from millrace.schedules.task import Pass, Schedule, Task
 class Orders:
     """Makes the schedules of one pipeline, and merges the rows of each into one order."""
 
-    def __init__(self, make_schedule: Callable[[int], Schedule], groups: Sequence[DeviceGroup]):
+    def __init__(
+        self,
+        make_schedule: Callable[[int], Schedule],
+        groups: Sequence[DeviceGroup],
+        name: str = "",
+    ):
         """Remembers how to make schedules.
 
         Args:
             make_schedule: returns the schedule of an update with a number of micro-batches.
             groups: of each stage.
+            name: of the schedule, for traces.
         """
-        self._make_schedule, self._groups = make_schedule, groups
+        self._make_schedule, self._groups, self.name = make_schedule, groups, name
         self._orders: dict[int, tuple[Schedule, tuple[Task, ...]]] = {}
 
     def of(

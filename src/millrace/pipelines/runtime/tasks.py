@@ -19,6 +19,7 @@ from millrace.plan import Mode
 from millrace.schedules.task import Schedule, Task
 from millrace.schedules.text import grid
 from millrace.steps.program import Program
+from millrace.timing.marker import markers
 
 
 def task_error(error: Exception, task: Task, schedule: Schedule) -> MillraceError:
@@ -119,6 +120,10 @@ class StageTasks:
                 sources = (batch, carried, sent, residuals)
                 held = [sources[source][position] for source, position in self._held]
                 buffers.hold(index, micro_batch, held)
+            if buffers.measurement is not None:
+                # What no later program takes over: neither the state nor accumulators are.
+                lasting = (sent or results or residuals)[:1]
+                buffers.measurement.ran(carried, lasting or markers(state.changing[index]))
         for route in self._routes:
             for array, number, stages in route.carry(sent):
                 for consumer in stages:
@@ -149,6 +154,8 @@ class StageTasks:
         )
         if self._backward_taps is not None:
             buffers.tapped.append((micro_batch, self._backward_taps, *taps))
+        if buffers.measurement is not None:
+            buffers.measurement.ran(cotangents, returned[:1] or markers(sums[index]))
         self._answer(micro_batch, returned, buffers)
 
     def backward_input(self, micro_batch: int, state: StageState, buffers: Buffers) -> None:
@@ -159,6 +166,7 @@ class StageTasks:
             return
         held = buffers.take_held(index, micro_batch)
         cotangents = buffers.take_cotangents(index, micro_batch, passes.cotangents)
+        returned: Arrays = []
         kept: Arrays = []
         if passes.returns:  # the first stage returns no cotangents: it has only the other half
             run = self._executables.get("backward_input") or self._get(
@@ -172,6 +180,8 @@ class StageTasks:
             kept,
         )
         buffers.keep(index, micro_batch, left)
+        if buffers.measurement is not None:
+            buffers.measurement.ran(cotangents, (returned or kept)[:1])
 
     def backward_weight(
         self,
@@ -195,6 +205,8 @@ class StageTasks:
             result, taps = result
             buffers.tapped.append((micro_batch, self._backward_taps, taps))
         sums[index] = result
+        if buffers.measurement is not None:
+            buffers.measurement.ran((), markers(result))
 
     def zeros(self) -> Arrays:
         """Returns the gradient accumulators of the stage; none if it is in another process."""
