@@ -24,8 +24,10 @@ from millrace.records.tensors import STATISTICS, Tensor, TensorSeries
 from millrace.records.timeline import Span
 from millrace.records.trace import ActivitySpan, ExecutionTrace
 from millrace.reports.assets import ASSETS, LIBRARY, SCRIPTS, STYLES, licence, script
+from millrace.reports.bubble import idle_slots
 from millrace.reports.page import page, write_page
 from millrace.reports.thinning import kept_points
+from millrace.reports.twin import simulated_twin
 
 NOTHING = RunRecords(path=pathlib.Path("runs/empty"))
 VOID = {"meta", "br", "link", "img", "input"}
@@ -165,6 +167,29 @@ def test_tasks_come_back(run):
         assert {each["row"] for each in written["activities"]} == {
             each.row for each in recorded.activities
         }
+
+
+def test_the_twin_and_the_reasons_of_idle_time_come_back(run):
+    read = Read(page([run]))
+    written, recorded = read.run["traces"]["traces"][1], run.traces[1]
+    twin = simulated_twin(recorded)
+    starts, _ = read.times(written, written["twin"])
+    assert starts == pytest.approx([span.start for span in twin.spans], abs=2e-9)
+    assert written["twin"]["end"] == pytest.approx(twin.end)
+    assert written["twin"]["bubble"] == pytest.approx(twin.bubble)
+    slots = sorted(idle_slots(recorded.timeline), key=lambda slot: slot.start)
+    idle = written["idle"]
+    starts, ends = read.times(written, idle)
+    assert (ends - starts).sum() == pytest.approx(sum(recorded.timeline.idle))
+    texts = read.column(idle["reasons"])
+    reasons = [
+        texts[reason].replace("#", str(micro_batch))
+        for reason, micro_batch in zip(
+            read.column(idle["reason"]), read.column(idle["micro_batch"]), strict=True
+        )
+    ]
+    assert reasons == [slot.reason for slot in slots]
+    assert len(texts) < len(set(reasons)) / 3
 
 
 def test_memory_comes_back(run):

@@ -132,7 +132,7 @@ function perfettoButton(run) {
     "div",
     { class: "help", hidden: true },
     element("p", {}, "Write the traces as a file that Perfetto and Chrome's tracing page open:"),
-    element("pre", {}, `import millrace\nfrom millrace.reports.perfetto import write_perfetto\n\nrun = millrace.records.load(${JSON.stringify(run.path)})\nwrite_perfetto(run, "trace.json")`),
+    element("pre", {}, `millrace report ${run.path} --perfetto trace.json`),
   );
   const button = element("button", { type: "button", "aria-expanded": "false" }, "Perfetto file …");
   button.addEventListener("click", () => {
