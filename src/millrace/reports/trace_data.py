@@ -40,11 +40,9 @@ class Clock:
     """
 
     def __init__(self, spans: Sequence[_Timed]):
-        starts = [each.start for each in spans if is_drawable(each)]
-        ends = [each.end for each in spans if is_drawable(each)]
-        self.first = min(starts, default=0.0)  # below 0 for what began before the trace
-        self.first = min(self.first, 0.0)
-        self.last = max(ends, default=0.0)
+        # Below 0 for what began before the trace.
+        self.first = min([0.0, *(span.start for span in spans)])
+        self.last = max([span.end for span in spans], default=0.0)
         self.tick = max((self.last - self.first) / _TICKS, 1e-9)
 
     def times(self, spans: Sequence[_Timed], columns: Columns) -> dict[str, object]:
@@ -58,11 +56,6 @@ class Clock:
 
     def _ticks(self, times: Iterable[float]) -> np.ndarray:
         return np.rint((np.fromiter(times, np.float64) - self.first) / self.tick).astype(np.int64)
-
-
-def is_drawable(span: _Timed) -> bool:
-    """Whether its times are finite and in order."""
-    return math.isfinite(span.start) and math.isfinite(span.end) and span.end >= span.start
 
 
 def traces_data(run: RunRecords, columns: Columns) -> dict[str, object]:
@@ -149,9 +142,13 @@ def _idle(slots: Sequence[IdleSlot], clock: Clock, columns: Columns) -> dict[str
     }
 
 
-def _in_order(spans: Iterable[TimedSpan]) -> list[TimedSpan]:
-    drawable = sorted(filter(is_drawable, spans), key=lambda span: span.start)
-    return drawable[:SPANS]
+def _in_order(spans: Sequence[TimedSpan]) -> list[TimedSpan]:
+    """Returns the spans with times that are finite and in order, by start."""
+    starts = np.fromiter((span.start for span in spans), np.float64, len(spans))
+    ends = np.fromiter((span.end for span in spans), np.float64, len(spans))
+    drawable = np.flatnonzero(np.isfinite(starts) & np.isfinite(ends) & (ends >= starts))
+    order = drawable[np.argsort(starts[drawable], kind="stable")]
+    return [spans[number] for number in order[:SPANS].tolist()]
 
 
 def _bubble(timeline: Timeline) -> float | None:
