@@ -59,7 +59,8 @@ function profileView(run, profile) {
       facts([
         ["peak", bytesText(each.peak), exactText(each.peak) + " bytes"],
         ["reserved by the compiler", bytesText(each.requirement), exactText(each.requirement) + " bytes"],
-        ["program points", exactText(each.length)],
+        ["program points", exactText(each.program_points)],
+        ["with a layer or a role", shareText(each.attributed), "share of the bytes, on average over the program points"],
       ]),
       trial ? element("p", { class: "note" }, "recomputed: ", element("bdi", {}, each.recomputation || "nothing")) : null,
       each.length ? memoryChart(each, most) : empty("No curve", "The compiler has told the sum alone."),
