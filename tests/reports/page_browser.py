@@ -159,7 +159,8 @@ class PageBrowser:
 
     def text(self, selector):
         return self.run(
-            "const e = document.querySelector(arguments[0]); return e && !e.hidden ? e.innerText : ''",
+            "const each = document.querySelector(arguments[0]);"
+            "return each && !each.hidden ? each.innerText : ''",
             selector,
         )
 

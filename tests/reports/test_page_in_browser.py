@@ -8,6 +8,7 @@ from page_browser import CHROMIUM, DRIVER, PageBrowser
 from synthetic import synthetic_run
 
 from millrace.records.run import RunRecords
+from millrace.reports.bubble import idle_slots
 from millrace.reports.page import write_page
 
 pytest.importorskip("selenium")
@@ -87,7 +88,7 @@ def test_a_point_of_the_memory_tells_its_bytes(browser, path, run):
 
 def test_a_task_tells_its_times(browser, path, run):
     browser.open(path, "trace")
-    left, top, width, _ = browser.box(".gantt canvas")
+    left, top, _, _ = browser.box(".gantt canvas")
     browser.pointer(left + 132 + 4, top + 26 + 5 + 12)
     assert "forward" in browser.text(".tooltip")
     first = next(span for span in run.trace.spans if span.group == 0)
@@ -95,6 +96,19 @@ def test_a_task_tells_its_times(browser, path, run):
     assert f"takes\n{first.duration * 1e6:.3g} µs" in browser.text(".tooltip")
     browser.pointer(left + 132 + 4, top + 26 + 5 + 12, "down", "up")
     assert str(first) in browser.text(".gantt-status")
+
+
+def test_idle_time_tells_its_reason_and_the_twin_its_own_times(browser, path, run):
+    browser.open(path, "trace")
+    left, top, width, _ = browser.box(".gantt canvas")
+    slots = [slot for slot in idle_slots(run.timeline) if slot.group == 0]
+    longest = max(slots, key=lambda slot: slot.duration)
+    start, end = browser.view()
+    middle = ((longest.start + longest.end) / 2 - start) / (end - start)
+    browser.pointer(left + 132 + middle * (width - 140), top + 26 + 5 + 12)
+    assert longest.reason in browser.text(".tooltip")
+    browser.pointer(left + 132 + 6, top + 26 + 5 + 24 + 1 + 6)
+    assert "simulated" in browser.text(".tooltip")
 
 
 def test_zoom_and_pan(browser, path):
@@ -194,8 +208,8 @@ def test_no_records_and_few(browser, tmp_path, run):
         part = RunRecords(path=run.path, **{name: getattr(run, name)})
         browser.open(write_page([part], tmp_path / "part.html"))
         for tab in TABS:
-            browser.go(tab)
-    assert browser.console() == []
+            browser.run(f"document.getElementById('tab-{tab}').click()")
+        assert browser.console() == [], name
 
 
 def test_two_runs_have_one_scale(browser, tmp_path, run):

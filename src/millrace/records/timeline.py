@@ -69,12 +69,14 @@ class Timeline:
     @property
     def idle(self) -> tuple[float, ...]:
         """Time between tasks, before the first and after the last, for each device group."""
-        return tuple(self.end - busy for busy in self.busy)
+        end = self.end  # once: of a hundred thousand spans it takes a while
+        return tuple(end - busy for busy in self.busy)
 
     @property
     def bubble(self) -> float:
         """Idle share of the time of all device groups, from 0 to 1."""
-        return sum(self.idle) / (self.num_groups * self.end) if self.end else 0.0
+        end = self.end
+        return sum(self.idle) / (self.num_groups * end) if end else 0.0
 
     @property
     def in_flight(self) -> tuple[int, ...]:

@@ -49,6 +49,8 @@ def _profile(
         "requirement": profile.requirement,
         "is_trial": profile.is_trial,
         "length": length,
+        "program_points": max(profile.num_points, length),
+        "attributed": profile.attributed,
         "point": profile.point if inside else None,
         "peak": float(curve[profile.point]) if inside else profile.requirement,
         "points": columns.counts(points),

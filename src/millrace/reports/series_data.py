@@ -6,6 +6,7 @@ from typing import TypeVar
 
 import numpy as np
 
+from millrace.records.codec import encode
 from millrace.records.loops import EpochRecord, ExecutionSample, FeedSample
 from millrace.records.tensors import STATISTICS, Tensor, TensorSeries
 from millrace.reports.columns import Columns
@@ -116,7 +117,8 @@ def _tensor(
     rows = [_padded(row) for part in parts for row in part.values][: len(steps)]
     values = np.array(rows, np.float64).reshape(len(rows), len(STATISTICS))
     steps = steps[: len(rows)]
-    counts = {name: float(np.nansum(values[:, k])) for k, name in _counted()}
+    plain = np.where(np.isfinite(values), values, 0.0)
+    counts = {name: encode(float(plain[:, k].sum())) for k, name in _counted()}
     sizes = np.abs(values[:, STATISTICS.index("norm")])
     # Where it is not finite it is of most interest.
     kept = kept_points(np.where(np.isfinite(sizes), sizes, np.inf), most)

@@ -1,6 +1,7 @@
 """The traces of a run, as a page shows them: tasks, activities, and times as whole ticks."""
 
 import math
+import re
 from collections.abc import Iterable, Sequence
 from typing import Protocol, TypeVar
 
@@ -8,16 +9,20 @@ import numpy as np
 
 from millrace.records.run import RunRecords
 from millrace.records.timeline import Span, Timeline
+from millrace.records.timeline_svg import PASS_STYLES
 from millrace.records.trace import ActivitySpan, ExecutionTrace
+from millrace.reports.bubble import IdleSlot, idle_slots
 from millrace.reports.columns import Columns
 from millrace.reports.shortened import shortened
+from millrace.reports.twin import simulated_twin
 
 SPANS = 130_000  # on a page, of all its traces: what 5 MB hold
 TRACES = 60
+_MICRO_BATCH = re.compile(r"(?<=micro-batch )(\d+)")
 _TICKS = 2**28  # of a trace: one of 10 s has ticks of 37 ns
 
 
-TimedSpan = TypeVar("TimedSpan", Span, ActivitySpan)
+TimedSpan = TypeVar("TimedSpan", Span, ActivitySpan, IdleSlot)
 
 
 class _Timed(Protocol):
@@ -35,11 +40,9 @@ class Clock:
     """
 
     def __init__(self, spans: Sequence[_Timed]):
-        starts = [each.start for each in spans if is_drawable(each)]
-        ends = [each.end for each in spans if is_drawable(each)]
-        self.first = min(starts, default=0.0)  # below 0 for what began before the trace
-        self.first = min(self.first, 0.0)
-        self.last = max(ends, default=0.0)
+        # Below 0 for what began before the trace.
+        self.first = min([0.0, *(span.start for span in spans)])
+        self.last = max([span.end for span in spans], default=0.0)
         self.tick = max((self.last - self.first) / _TICKS, 1e-9)
 
     def times(self, spans: Sequence[_Timed], columns: Columns) -> dict[str, object]:
@@ -53,11 +56,6 @@ class Clock:
 
     def _ticks(self, times: Iterable[float]) -> np.ndarray:
         return np.rint((np.fromiter(times, np.float64) - self.first) / self.tick).astype(np.int64)
-
-
-def is_drawable(span: _Timed) -> bool:
-    """Whether its times are finite and in order."""
-    return math.isfinite(span.start) and math.isfinite(span.end) and span.end >= span.start
 
 
 def traces_data(run: RunRecords, columns: Columns) -> dict[str, object]:
@@ -103,12 +101,54 @@ def _trace(trace: ExecutionTrace, columns: Columns) -> dict[str, object]:
         "left_out": len(trace.spans) + len(trace.activities) - len(spans) - len(activities),
         "tasks": _tasks(spans, clock, columns),
         "activities": _activities(activities, clock, columns),
+        **_explained(trace, timeline, clock, columns),
     }
 
 
-def _in_order(spans: Iterable[TimedSpan]) -> list[TimedSpan]:
-    drawable = sorted(filter(is_drawable, spans), key=lambda span: span.start)
-    return drawable[:SPANS]
+def _explained(
+    trace: ExecutionTrace, timeline: Timeline, clock: Clock, columns: Columns
+) -> dict[str, object]:
+    """Returns the simulated twin of a trace, and the reasons of its idle time.
+
+    Both need a trace as a pipeline leaves it: all of its tasks, with passes and groups that exist.
+    """
+    groups = range(timeline.num_groups)
+    is_whole = bool(timeline.spans) and len(timeline.spans) == len(trace.spans)
+    if not is_whole or any(s.kind not in PASS_STYLES or s.group not in groups for s in trace.spans):
+        return {"twin": None, "idle": None}
+    twin = simulated_twin(trace)
+    return {
+        "twin": _twin(twin, clock, columns) if twin is not None else None,
+        "idle": _idle(_in_order(idle_slots(timeline)), clock, columns),
+    }
+
+
+def _twin(twin: Timeline, clock: Clock, columns: Columns) -> dict[str, object]:
+    spans = _in_order(twin.spans)
+    return {**_tasks(spans, clock, columns), "end": twin.end, "bubble": twin.bubble}
+
+
+def _idle(slots: Sequence[IdleSlot], clock: Clock, columns: Columns) -> dict[str, object]:
+    """Returns idle time. Reasons differ mostly by a micro-batch, whose number is a column."""
+    parts = [_MICRO_BATCH.split(slot.reason, 1) for slot in slots]
+    texts = [f"{part[0]}#{part[2]}" if len(part) == 3 else part[0] for part in parts]
+    number = {text: k for k, text in enumerate(dict.fromkeys(texts))}
+    return {
+        **clock.times(slots, columns),
+        "group": columns.counts(slot.group for slot in slots),
+        "reason": columns.counts(number[text] for text in texts),
+        "micro_batch": columns.counts(int(part[1]) if len(part) == 3 else 0 for part in parts),
+        "reasons": columns.texts(list(number)),
+    }
+
+
+def _in_order(spans: Sequence[TimedSpan]) -> list[TimedSpan]:
+    """Returns the spans with times that are finite and in order, by start."""
+    starts = np.fromiter((span.start for span in spans), np.float64, len(spans))
+    ends = np.fromiter((span.end for span in spans), np.float64, len(spans))
+    drawable = np.flatnonzero(np.isfinite(starts) & np.isfinite(ends) & (ends >= starts))
+    order = drawable[np.argsort(starts[drawable], kind="stable")]
+    return [spans[number] for number in order[:SPANS].tolist()]
 
 
 def _bubble(timeline: Timeline) -> float | None:

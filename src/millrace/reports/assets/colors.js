@@ -14,6 +14,7 @@ const PASS_COLORS = {
   forward: "#12805f",
   backward: "#3a67b1",
   recomputation: "#c9822b",
+  accumulation: "#e0a84f",
   update: "#8a5fb0",
   "": "#98a2ae",
 };

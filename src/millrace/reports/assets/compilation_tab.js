@@ -101,7 +101,7 @@ function compilationTable(records) {
   return table(
     [
       { name: "began", value: (r) => number(r.began) || r.order, text: (r) => dateText(number(r.began)) },
-      { name: "program", value: (r) => r.program, cell: (r) => [element("bdi", {}, r.program), element("div", { class: "note" }, element("bdi", {}, r.model), " · ", r.batch)] },
+      { name: "program", value: (r) => r.program, middle: true, cell: (r) => [element("bdi", {}, r.program), element("div", { class: "note" }, element("bdi", {}, r.model), " · ", r.batch)] },
       { name: "origin", value: (r) => r.origin, cell: (r) => [swatch(ORIGIN_COLORS[r.origin] ?? "#98a2ae", r.origin), r.is_recompilation ? element("div", { class: "note" }, "again") : null, r.count > 1 ? element("div", { class: "note" }, `${exactText(r.count)} times`) : null] },
       { name: "time", value: (r) => r.time, text: (r) => (r.origin === "switch" ? "–" : secondsText(r.time)), right: true },
       { name: "peak", value: (r) => r.peak_bytes, text: (r) => (r.peak_bytes ? bytesText(r.peak_bytes) : "–"), right: true },

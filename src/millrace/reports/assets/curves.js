@@ -69,7 +69,7 @@ function curves(options) {
   onLeave(() => plot && plot.destroy());
   host.addEventListener("keydown", (event) => moveCursor(event, plot));
   host.addEventListener("blur", hideTooltip);
-  if (series.length < 2 || options.legend === false) return host;
+  if (options.legend === false || (series.length < 2 && !options.legend)) return host;
   return element("div", {}, element("div", { class: "legend" }, series.map((each) => swatch(each.color, element("bdi", {}, each.name)))), host);
 }
 

@@ -5,12 +5,15 @@
 const LEAST = 2; // pixels of a box
 const scratch = document.createElement("canvas");
 
+let sheet = null; // pixels of one lane, used again by every lane of its size
+
 // The area of one lane on a canvas, in device pixels.
 function paintLane(context, lane, look, area, view, highlight) {
   const scale = area.width / view.length;
   const x = (time) => (time - view.from) * scale;
   const boxes = [];
-  const columns = [];
+  const inks = look.boxesOnly ? null : inksOf(look);
+  let pixels = null;
   let i = lane.endingAfter(view.from);
   let free = 0;
   while (i < lane.length && lane.starts[i] < view.to) {
@@ -21,44 +24,55 @@ function paintLane(context, lane, look, area, view, highlight) {
     }
     const column = Math.max(Math.floor(x(lane.starts[i])), free);
     if (column >= area.width) break;
-    columns.push(column);
     free = column + 1;
-    i = Math.max(lane.endingAfter(view.from + free / scale, i), i + 1);
+    const to = view.from + free / scale;
+    const next = lane.endingAfter(to, i);
+    if (inks) {
+      pixels ??= clearedSheet(area.width, area.height);
+      paintColumn(lane, pixels, inks, area, column, i, next, to - 1 / scale, to);
+    }
+    i = Math.max(next, i + 1);
   }
-  if (columns.length) paintColumns(context, lane, look, area, view, columns);
+  if (pixels) {
+    const layer = scratch.getContext("2d");
+    layer.putImageData(sheet, 0, 0);
+    context.drawImage(scratch, 0, 0, area.width, area.height, area.left, area.top, area.width, area.height);
+  }
   for (const box of boxes) paintBox(context, lane, box, look, area, x, highlight);
 }
 
-function paintColumns(context, lane, look, area, view, columns) {
-  const { width, height } = area;
-  if (scratch.width < width || scratch.height < height) {
-    scratch.width = Math.max(width, scratch.width);
-    scratch.height = Math.max(height, scratch.height);
+function clearedSheet(width, height) {
+  if (!sheet || sheet.width !== width || sheet.height !== height) {
+    sheet = new ImageData(width, height);
+    if (scratch.width < width) scratch.width = width;
+    if (scratch.height < height) scratch.height = height;
+    return new Uint32Array(sheet.data.buffer);
   }
-  const image = new ImageData(width, height);
-  const pixels = new Uint32Array(image.data.buffer);
-  const inks = look.styles.map((style) => {
+  return new Uint32Array(sheet.data.buffer).fill(0);
+}
+
+// Colours as pixels have them.
+function inksOf(look) {
+  look.inks ??= Uint32Array.from(look.styles, (style) => {
     const [red, green, blue] = channels(style.color);
     return ((255 << 24) | (blue << 16) | (green << 8) | red) >>> 0;
   });
-  const one = view.length / width;
-  for (const column of columns) {
-    const from = view.from + column * one;
-    let bottom = height;
-    const shares = lane.shares(from, from + one);
-    const drawn = shares.reduce((total, share) => total + share, 0);
+  return look.inks;
+}
+
+// One column of pixels: from the first span in it to the first one that ends after it.
+function paintColumn(lane, pixels, inks, area, column, first, next, from, to) {
+  const { width, height } = area;
+  const whole = (to - from) / height;
+  let bottom = height;
+  for (let style = 0; style < inks.length && bottom > 0; style++) {
+    const time = lane.timeOf(style, to, next) - lane.timeOf(style, from, first);
+    if (!(time > 0)) continue;
     // A lone short span stays visible.
-    const factor = drawn > 0 ? Math.max(drawn, 3 / height) / drawn : 0;
-    shares.forEach((share, style) => {
-      if (share <= 0) return;
-      const top = Math.max(bottom - Math.max(Math.round(share * factor * height), 1), 0);
-      for (let y = top; y < bottom; y++) pixels[y * width + column] = inks[style];
-      bottom = top;
-    });
+    const top = Math.max(bottom - Math.max(Math.round(time / whole), 2), 0);
+    for (let y = top; y < bottom; y++) pixels[y * width + column] = inks[style];
+    bottom = top;
   }
-  const layer = scratch.getContext("2d");
-  layer.putImageData(image, 0, 0);
-  context.drawImage(scratch, 0, 0, width, height, area.left, area.top, width, height);
 }
 
 function paintBox(context, lane, i, look, area, x, highlight) {

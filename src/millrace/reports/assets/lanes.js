@@ -24,7 +24,11 @@ class Lane {
 
   // The first span that ends after a moment.
   endingAfter(time, low = 0) {
-    let high = this.length;
+    // From `low` on in steps that double: mostly it is near.
+    let step = 1;
+    while (low + step <= this.length && this.ends[low + step - 1] <= time) step *= 2;
+    let high = Math.min(low + step - 1, this.length);
+    low += step >> 1;
     while (low < high) {
       const middle = (low + high) >>> 1;
       if (this.ends[middle] > time) high = middle;

@@ -59,10 +59,11 @@ function profileView(run, profile) {
       facts([
         ["peak", bytesText(each.peak), exactText(each.peak) + " bytes"],
         ["reserved by the compiler", bytesText(each.requirement), exactText(each.requirement) + " bytes"],
-        ["program points", exactText(each.length)],
+        ["program points", exactText(each.program_points)],
+        ["with a layer or a role", shareText(each.attributed), "share of the bytes, on average over the program points"],
       ]),
       trial ? element("p", { class: "note" }, "recomputed: ", element("bdi", {}, each.recomputation || "nothing")) : null,
-      each.length ? memoryChart(each, most) : empty("No curve", "The compiler has told the sum alone."),
+      each.length ? [memoryChart(each, most), passLegend(each)] : empty("No curve", "The compiler has told the sum alone."),
     ),
   );
   return [
@@ -70,6 +71,12 @@ function profileView(run, profile) {
     trial ? element("p", { class: "note" }, comparison(profile, trial)) : null,
     element("div", { class: "pair" }, section("Alive at the peak, by layer", "", layersOf(profile)), section("The largest of these tensors", "", tensorsOf(profile))),
   ];
+}
+
+// The passes of the strip below a chart.
+function passLegend(profile) {
+  const kinds = profile.segments.kinds.filter((kind) => kind);
+  return kinds.length ? element("div", { class: "legend" }, element("span", { class: "note" }, "pass"), kinds.map((kind) => swatch(passColor(kind), kind))) : null;
 }
 
 function comparison(profile, trial) {

@@ -114,7 +114,7 @@ function epochCurves(loop) {
   const epochs = column(loop.epochs);
   const chart = (shown, name, height) =>
     shown.length
-      ? curves({ name, x: epochs, xName: "epoch", xText: exactText, series: shown.slice(0, 8).map((log, k) => ({ ...log, color: COLORS[k % COLORS.length] })), height })
+      ? curves({ name, x: epochs, xName: "epoch", xText: exactText, series: shown.slice(0, 8).map((log, k) => ({ ...log, color: COLORS[k % COLORS.length] })), height, legend: true })
       : null;
   return element("div", {}, chart(losses, "Losses by epoch", 210), others.length ? [element("h3", {}, "Metrics"), others.length > 3 ? metricChoice(others, epochs) : chart(others.slice(0, 3), "Metrics by epoch", 150)] : null);
 }

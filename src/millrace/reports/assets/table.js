@@ -50,7 +50,7 @@ function table(columns, rows, { name, sorted = null, descending = true, filter =
           columns.map((column) =>
             element(
               "td",
-              { class: [column.right ? "right" : "", column.wide ? "wide" : ""].join(" ").trim() },
+              { class: [column.right ? "right" : "", column.wide ? "wide" : column.middle ? "middle" : ""].join(" ").trim() },
               column.cell ? column.cell(row) : element("bdi", {}, textOf(column, row)),
             ),
           ),

@@ -149,8 +149,13 @@ function idleOf(trace, times) {
     ...times(trace.idle),
     group: column(trace.idle.group),
     reason: column(trace.idle.reason),
-    reasons: trace.idle.reasons,
+    micro_batch: column(trace.idle.micro_batch),
+    reasons: column(trace.idle.reasons),
   };
+}
+
+function reasonOf(idle, i) {
+  return idle.reasons[idle.reason[i]].replace("#", idle.micro_batch[i]);
 }
 
 function idleRow(idle, group, name) {
@@ -161,14 +166,15 @@ function idleRow(idle, group, name) {
   const styles = [{ name: "idle", color: "#c4ccd6", pattern: hatch }];
   const [lane] = lanesOf(starts, ends, new Uint8Array(mine.length), 1, 1);
   return {
+    boxesOnly: true,
     lane: lane ?? new Lane(starts, ends, new Uint8Array(0), new Uint32Array(0), 1),
     styles,
     clips: true,
-    label: (k) => idle.reasons[idle.reason[mine[k]]],
+    label: (k) => reasonOf(idle, mine[k]),
     tip: (k) => [
       `${name}: idle`,
       [
-        ["because", idle.reasons[idle.reason[mine[k]]]],
+        ["because", reasonOf(idle, mine[k])],
         ["takes", secondsText(idle.end[mine[k]] - idle.start[mine[k]])],
         ["from", secondsText(idle.start[mine[k]])],
         ["to", secondsText(idle.end[mine[k]])],

@@ -42,7 +42,7 @@ function traceName(trace) {
 }
 
 function lastOf(trace) {
-  return trace.last;
+  return Math.max(trace.last, trace.twin ? trace.twin.end : 0);
 }
 
 function toggle(text, shown, name, show) {
@@ -57,7 +57,7 @@ function traceView(trace, shown, view = new View(Math.min(trace.first, 0), lastO
     facts([
       ["update", secondsText(trace.end)],
       trace.bubble !== null ? ["bubble", shareText(trace.bubble), "idle share of the time of all device groups"] : null,
-      trace.twin ? ["simulated", secondsText(trace.twin.last)] : null,
+      trace.twin ? ["simulated", secondsText(trace.twin.end)] : null,
       trace.twin && trace.twin.bubble !== null ? ["its bubble", shareText(trace.twin.bubble)] : null,
       ["tasks", exactText(trace.tasks.gap.count)],
       trace.schedule ? ["schedule", trace.schedule] : null,
@@ -98,9 +98,10 @@ function zoomBar(view, steps = "task to task") {
 function idleReasons(trace) {
   const lengths = column(trace.idle.length);
   const reasons = column(trace.idle.reason);
+  const texts = column(trace.idle.reasons);
   const totals = new Map();
   for (let i = 0; i < lengths.length; i++) {
-    const reason = trace.idle.reasons[reasons[i]].replace(/ on micro-batch \d+/, "");
+    const reason = texts[reasons[i]].replace(/ on micro-batch #/, "");
     const now = totals.get(reason) ?? { reason, seconds: 0, slots: 0 };
     now.seconds += lengths[i] * trace.tick;
     now.slots += 1;
@@ -131,7 +132,7 @@ function perfettoButton(run) {
     "div",
     { class: "help", hidden: true },
     element("p", {}, "Write the traces as a file that Perfetto and Chrome's tracing page open:"),
-    element("pre", {}, `import millrace\nfrom millrace.reports.perfetto import write_perfetto\n\nrun = millrace.records.load(${JSON.stringify(run.path)})\nwrite_perfetto(run, "trace.json")`),
+    element("pre", {}, `millrace report ${run.path} --perfetto trace.json`),
   );
   const button = element("button", { type: "button", "aria-expanded": "false" }, "Perfetto file …");
   button.addEventListener("click", () => {
