@@ -12,10 +12,15 @@ _ALLOCATE, _FREE, _SHARE = 0, 1, 2
 
 def compiled_with_peak(function, *arguments, donated=()):
     """Returns the executable and its peak, in bytes: what rests, and the peak of the heap."""
+    lowered = jax.jit(function, donate_argnums=donated).lower(*arguments)
+    return compile_with_peak(lowered.compile)
+
+
+def compile_with_peak(compile, options=None):
+    """Calls `compile` with XLA's options; returns the executable and its peak, likewise."""
     with tempfile.TemporaryDirectory() as directory:
-        options = {"xla_dump_to": directory, "xla_dump_hlo_as_proto": True}
-        lowered = jax.jit(function, donate_argnums=donated).lower(*arguments)
-        compiled = lowered.compile(compiler_options=options)
+        dump = {"xla_dump_to": directory, "xla_dump_hlo_as_proto": True}
+        compiled = compile(compiler_options={**(options or {}), **dump})
         (path,) = glob.glob(f"{directory}/*after_optimizations*.hlo.pb")
         with open(path, "rb") as file:
             data = _last(_fields(file.read()), 3, b"")

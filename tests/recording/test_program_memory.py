@@ -47,7 +47,7 @@ def check(memory):
     for area in memory.areas:
         here = sum(tensor.nbytes for tensor in memory.alive if tensor.role == area.role)
         assert here == area.curve[memory.point], area.role
-    assert memory.attributed > 0.95
+    assert memory.attributed > 0.95 or memory.peak.bytes < 1000  # metrics alone
     firsts = [segment.first for segment in memory.segments]
     assert firsts == sorted(set(firsts))
     assert firsts[:1] == [0]
@@ -149,3 +149,64 @@ def test_any_name_of_a_layer_is_kept(tmp_path, name):
     model.fit(data()[0], np.ones((72, 256), np.float32), batch_size=8, verbose=0)
     memory = load(tmp_path).memory["train"]
     assert any(name in each.layer for each in memory.alive)
+
+
+@pytest.fixture(scope="module")
+def pipeline_run(tmp_path_factory):
+    path = tmp_path_factory.mktemp("run")
+    with strategy(path, 2).scope():
+        model = mlp(LAYERS.LayerNormalization(name="norm"))
+    model.set_pipelining_options(gradient_accumulation_steps_per_replica=4)
+    model.set_pipeline_stage_assignment([0, 0, 1, 1])
+    model.compile("adam", "mse", metrics=["mae"], steps_per_execution=4)
+    model.fit(*data(), batch_size=8, verbose=0)
+    return model, load(path)
+
+
+def test_the_programs_of_stages_have_theirs(pipeline_run):
+    model, run = pipeline_run
+    programs = {(each.program, each.stage) for each in run.memory_profiles}
+    for stage in (0, 1):
+        for name in ("forward", "backward", "zeros", "final"):
+            assert (f"train_{name} of stage {stage}", stage) in programs
+    for memory in run.memory_profiles:
+        check(memory)
+    of_stages = [sum(w.numpy().nbytes for w in model.layers[k].weights) for k in range(4)]
+    sizes = [sum(of_stages[:2]), sum(of_stages[2:])]
+    for stage, nbytes in enumerate(sizes):
+        backward = areas(run.memory[f"train_backward of stage {stage}"])
+        forward = areas(run.memory[f"train_forward of stage {stage}"])
+        assert nbytes <= forward["parameters"] <= 1.5 * nbytes
+        assert backward["accumulators"] >= nbytes
+        assert backward["activations"] >= 8 * 64 * 4
+        final = areas(run.memory[f"train_final of stage {stage}"])
+        assert 2 * nbytes <= final["optimizer"] <= 3 * nbytes
+    assert run.memory["train"].program.startswith("train_")
+
+
+def test_a_function_of_a_strategy_has_its_memory(tmp_path):
+    with (run := strategy(tmp_path)).scope():
+        model = mlp()
+        optimizer = keras.optimizers.Adam()
+        optimizer.build(model.trainable_variables)
+    weights = model.trainable_variables
+
+    @millrace.compile
+    def predict(x):
+        return model(x)
+
+    def step(x):
+        return model(x) * 2
+
+    x, _ = data()
+    run.run(predict, (x,))
+    run.run(millrace.compile(step), (x,))
+    profiles = {each.program: each for each in load(tmp_path).memory_profiles}
+    assert set(profiles) >= {"predict", "step"}
+    for memory in profiles.values():
+        check(memory)
+        found = areas(memory)
+        assert found["parameters"] >= sum(each.numpy().nbytes for each in weights)
+        assert found["batches"] == x.nbytes
+        assert found["activations"] >= 72 * 64 * 4
+        assert memory.peak.tensors[0].layer == "second"

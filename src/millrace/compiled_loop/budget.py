@@ -71,7 +71,9 @@ def within_budget(
 
     predicted = [choice.peak_bytes for choice in choices] or [0]
     limit, share = (None, budget) if isinstance(budget, float) else (budget, None)
-    number = find_choice(predicted, limit, share, measure)
+    with log.trying(plan, model) as trial:
+        number = find_choice(predicted, limit, share, measure)
+        trial.chosen = with_choice(plan, number)
     peak = requirement(compiled_of(compiled[number]))
     extra = 0.0 if chain is None else chain.extra(number)
     text = "nothing is run again" if chain is None else chain.describe(number)

@@ -215,7 +215,7 @@ class Executables:
     def _load_or_compile(self, plan: Plan, name: str, unroll: int | None) -> Executable:
         layers = layer_names(self._model)
         gaps = self._describe(plan).gaps
-        wanted = Wanted(self._key(plan, name, unroll), plan, unroll, layers, gaps)
+        wanted = Wanted(self._key(plan, name, unroll), plan, unroll, layers, gaps, self._model)
         if why_not(plan, wanted.key) is None:
             loaded = self._exports.loaded.executable(wanted, self._log)
             if loaded is not None:

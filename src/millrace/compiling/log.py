@@ -14,6 +14,7 @@ import keras
 from millrace._compat.jax_executables import Sizes
 from millrace.cache.lookup import compiling
 from millrace.compiling import phases
+from millrace.compiling.trials import Trial, Trials
 from millrace.errors import RecompilationError
 from millrace.explain.diagnose import explain, history
 from millrace.options import RecompilePolicy
@@ -118,6 +119,7 @@ class CompileLog:
         self.is_dry_run = is_dry_run
         # Called with every executable, after its record was added.
         self.observers: list[ExecutableObserver] = []
+        self._trials = Trials()
         self.budgets: list[BudgetChoice] = []  # choices of recomputation budgets, in order
         self._sink = records
         self._records: list[CompileRecord] = []
@@ -223,8 +225,27 @@ class CompileLog:
         if not self.is_dry_run and record.is_recompilation:
             self._warn_if_often(record)
 
+    @contextlib.contextmanager
+    def trying(self, plan: Plan, model: str) -> Iterator[Trial]:
+        """Surrounds a search among plans: only executables of the chosen one are to run.
+
+        Args:
+            plan: of the programs; its recomputation does not count.
+            model: name of their model.
+        """
+
+        def show(new: NewExecutable, is_trial: bool) -> None:
+            self._show(replace(new, is_trial=is_trial))
+
+        with self._trials.of(plan, model, show) as trial:
+            yield trial
+
     def observe(self, executable: NewExecutable) -> None:
-        """Shows an executable to all observers."""
+        """Shows an executable to all observers; one of a search when that ends."""
+        if self.observers and not self._trials.keeps(executable):
+            self._show(executable)
+
+    def _show(self, executable: NewExecutable) -> None:
         for observer in self.observers:
             observer(executable)
 

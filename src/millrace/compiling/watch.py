@@ -28,7 +28,7 @@ from millrace.compiling.call_description import (
     number_of,
     shapes_of,
 )
-from millrace.compiling.log import CompileLog, record_of
+from millrace.compiling.log import CompileLog, NewExecutable, record_of
 from millrace.explain.diagnose import history
 from millrace.explain.key import fields_from, key_of_call
 from millrace.records.cache import EntryLabels
@@ -71,7 +71,10 @@ def call_watched(
     with _watch.bound_to(watch):
         result = function(*args, **kwargs)
     if watch.has_compiled:
-        log.add(watch.record())
+        record, compiled = watch.record()
+        log.add(record)
+        if compiled is not None:
+            log.observe(NewExecutable(record, compiled))
     return result
 
 
@@ -135,13 +138,13 @@ class _Watch:
     def _is_own(self, name: str) -> bool:
         return name in (self._name, f"jit({self._name})")
 
-    def record(self) -> CompileRecord:
-        """Returns the record of the compilation."""
+    def record(self) -> tuple[CompileRecord, Any]:
+        """Returns the record of the compilation, and the executable if JAX has kept it."""
         key: Any = self._key
         text, compiled = _kept_by_jax(self._function, self._args, self._kwargs)
         history.add(key, text)
         self._reason.has_led_to_an_executable()
-        return record_of(
+        record = record_of(
             key,
             Origin.CACHE if self._result.hit else Origin.COMPILED,
             self._reason.cause,
@@ -153,6 +156,7 @@ class _Watch:
             lower_seconds=self._seconds[_LOWER],
             batch=self._batch,
         )
+        return record, compiled
 
 
 class _NotKeptError(Exception):

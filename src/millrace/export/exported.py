@@ -12,16 +12,17 @@ import pathlib
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 import jax
+import keras
 
 from millrace._compat.jax_arrays import looks_for_non_finite
 from millrace._compat.jax_executables import sizes_of
 from millrace.cache.entry import DamagedEntryError
 from millrace.compiling.executable import Executable, checked, new_names, renamed
-from millrace.compiling.log import CompileLog, record_of
+from millrace.compiling.log import CompileLog, NewExecutable, record_of
 from millrace.compiling.lowering import group_of
 from millrace.compiling.sharing import Numbers, SerializedExecutable, remember
 from millrace.errors import OptionError
@@ -49,6 +50,9 @@ class Wanted:
     unroll: int | None = None
     layers: tuple[str, ...] = ()  # names of the model's layers, in order
     gaps: tuple[str, ...] = ()  # values that the key does not describe
+    # For those who look into the executable: the model, and what its program is made of.
+    model: keras.Model | None = field(default=None, compare=False)
+    source: object = field(default=None, compare=False)
 
 
 class Exported:
@@ -112,11 +116,14 @@ class Exported:
         if compiled is None:
             return None
         seconds = time.perf_counter() - begin
-        log.add(_record(wanted, compiled, log, began, seconds))
+        record = _record(wanted, compiled, log, began, seconds)
+        log.add(record)
         history.add(wanted.key, "")
         executable = checked(compiled) if looks_for_non_finite() else compiled
         renames = new_names(file.header.layers, wanted.layers)
-        return renamed(executable, renames) if renames else executable
+        executable = renamed(executable, renames) if renames else executable
+        log.observe(NewExecutable(record, executable, wanted.model, wanted.plan, wanted.source))
+        return executable
 
     def form(self, key: ProgramKey) -> LoopForm | None:
         """Returns the loop form of the programs of a plan, if one of them was exported.

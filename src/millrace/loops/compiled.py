@@ -65,6 +65,7 @@ class Compiled:
         shares: Callable[[], bool],
         donated: tuple[int, ...] = (),
         devices: tuple[jax.Device, ...] | None = None,
+        source: object = None,
     ):
         """Prepares the function; compiles nothing yet.
 
@@ -74,7 +75,9 @@ class Compiled:
             shares: whether the executable may serve equal programs; called after the trace.
             donated: indices of arguments whose memory the program may reuse.
             devices: of the program; None for those of its arguments.
+            source: what the program is made of, which can name its arguments.
         """
+        self._source = source
         self._jitted = jax.jit(function, donate_argnums=donated)
         self._subject = subject
         self._shares, self._devices = shares, devices
@@ -150,6 +153,7 @@ class Compiled:
             batch=shapes_of(subject.user_arguments(arguments)),
             # A program with effects calls the host through objects of its own.
             shares=len(devices) == 1 and not traced.jaxpr.effects and self._shares(),
+            source=self._source,
         )
         with unwatched():
             executable = finish(lowering, log)

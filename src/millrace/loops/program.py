@@ -20,6 +20,7 @@ from millrace.loops.replication import ReplicaLaunch
 from millrace.loops.scope import Context, EnclosingLoop, Touched, VariableScope, look_at
 from millrace.precompile import compile_only
 from millrace.pytrees import Array
+from millrace.steps.program import FunctionSource
 from millrace.taps.outfeed import OutfeedQueue
 from millrace.taps.taps import Tapped, collecting
 
@@ -56,6 +57,7 @@ class LoopProgram:
             subject(self._touched, time.perf_counter() - begin),
             shares=lambda: not self._touched.tapped and not self._exchanges,
             devices=self._form.devices,
+            source=FunctionSource(self._touched.changed, self._touched.fixed),
         )
         self._loops: list[EnclosingLoop] = []  # whose numbers of iterations the program returns
         self._lock = threading.Lock()

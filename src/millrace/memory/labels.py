@@ -37,7 +37,7 @@ _RESULTS = {
     "zeros": ("accumulated",),
     "apply": ("state",),
 }
-_ROLE_OF = {  # a group of variables, or a kind of argument -> one of `program_memory.ROLES`
+ROLE_OF_VARIABLES = {  # and of kinds of arguments: one of `program_memory.ROLES`
     "trainable": "parameters",
     "non_trainable": "parameters",
     "optimizer": "optimizer",
@@ -55,11 +55,17 @@ class ValueLabel(NamedTuple):
     layer: str = ""
 
 
+def position(path: ValuePath) -> int:
+    """Returns the index that a path begins with; -1 if it begins with none."""
+    return getattr(path[0], "idx", -1) if path else -1
+
+
 class ProgramLabels(Protocol):
     """The labels of the arrays of one program."""
 
     kind: str  # of its operations whose names do not tell: as in `ProgramSegment`, or ""
     updates: frozenset[str]  # name scopes of the update of the weights
+    repeats: bool  # whether its forward operations repeat those of another program
 
     def argument(self, path: ValuePath) -> ValueLabel:
         """Returns the label of an argument."""
@@ -75,6 +81,7 @@ class NoLabels:
 
     kind = ""
     updates: frozenset[str] = frozenset()
+    repeats = False
 
     def argument(self, path: ValuePath) -> ValueLabel:
         """Returns a label with the path alone."""
@@ -89,6 +96,7 @@ class LoopLabels:
     """The labels of a program of a model in one piece, with or without replicas."""
 
     PROGRAMS = tuple(_ARGUMENTS)
+    repeats = False
 
     def __init__(self, model: keras.Model, plan: Plan, program: str):
         """Finds the variables.
@@ -102,6 +110,12 @@ class LoopLabels:
         self._arguments, self._results = _ARGUMENTS[program], _RESULTS[program]
         self.kind = _DEFAULT.get(program, "" if plan.mode.value == "train" else "forward")
         self.updates = update_scopes(model)
+        self._paths: dict[str, list[str]] = {}  # of the variables of a role
+
+    def _paths_of(self, role: str) -> list[str]:
+        if role not in self._paths:  # Keras walks through all layers for these
+            self._paths[role] = [each.path for each in variables_of(self._model, role)]
+        return self._paths[role]
 
     @cached_property
     def _layers(self) -> Mapping[str, str]:
@@ -109,37 +123,37 @@ class LoopLabels:
 
     def argument(self, path: ValuePath) -> ValueLabel:
         """Returns the label of an argument."""
-        position, *rest = path
-        if position.idx >= len(self._arguments):
+        number = position(path)
+        if not 0 <= number < len(self._arguments):
             return ValueLabel(name="a number")
-        return self._label(self._arguments[position.idx], tuple(rest))
+        return self._label(self._arguments[number], path[1:])
 
     def result(self, path: ValuePath) -> ValueLabel:
         """Returns the label of a result."""
         if len(self._results) == 1 and self._results[0] != "state":  # it is not in a tuple
             return self._label(self._results[0], path)
-        position, *rest = path
-        if position.idx >= len(self._results):
+        number = position(path)
+        if not 0 <= number < len(self._results):
             return ValueLabel(name="taps")
-        return self._label(self._results[position.idx], tuple(rest))
+        return self._label(self._results[number], path[1:])
 
     def _label(self, kind: str, rest: ValuePath) -> ValueLabel:
         if kind == "state":
             if not rest:
                 return ValueLabel(name=kind)
             role = ROLES[self._plan.mode][rest[0].idx]
-            variables = variables_of(self._model, role)
+            paths = self._paths_of(role)
             index = rest[1].key if len(rest) > 1 else 0
             # With replicas the state has all metrics twice.
-            name = variables[index % len(variables)].path if variables else kind
+            name = paths[index % len(paths)] if paths else kind
         elif kind == "accumulated":
-            role, index = kind, getattr(rest[0], "idx", 0) if rest else 0
-            weights = self._model.trainable_variables
+            role, index = kind, max(position(rest), 0)
+            paths = self._paths_of("trainable")
             # With replicas, sums of other values follow those of gradients.
-            name = f"accumulated {weights[index].path if index < len(weights) else index}"
+            name = f"accumulated {paths[index] if index < len(paths) else index}"
         else:
             role, name = kind, f"{kind}{jax.tree_util.keystr(rest)}"
-        return ValueLabel(_ROLE_OF.get(role, "other"), name, self._layers.get(name, ""))
+        return ValueLabel(ROLE_OF_VARIABLES.get(role, "other"), name, self._layers.get(name, ""))
 
 
 def update_scopes(model: keras.Model | None) -> frozenset[str]:

@@ -48,7 +48,9 @@ def chooser(
         budget = plan.recompute.budget
         limit, share = (None, budget) if isinstance(budget, float) else (budget, None)
         # Nothing can be predicted, since values in flight decide: a binary search over the choices.
-        number = find_choice([0] * CHOICES, limit, share, measure)
+        with log.trying(plan, model.name) as trial:
+            number = find_choice([0] * CHOICES, limit, share, measure)
+            trial.chosen = with_choice(plan, number)
         kept = "everything is kept" if number == 0 else f"choice {number} of {CHOICES - 1}"
         text = f"on the fullest device, {kept}"
         announce(BudgetChoice(model.name, budget or 0, peaks[number], None, text), log)

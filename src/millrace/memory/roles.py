@@ -51,11 +51,13 @@ class BufferRoles:
         self._connect()
         self._position = {each.number: point for point, each in enumerate(live.points)}
         self._roles: dict[int, str | None] = {}  # by group; None while it is being found
+        entry = module.computations[module.entry].instructions
+        arguments = {each.number for each in entry if each.opcode == "parameter"}
         for allocation in live.assignment.allocations:
             if allocation.is_parameter:
                 role = argument_role(allocation.parameter)
                 for buffer, _, _ in allocation.assigned:
-                    if self._is_argument(buffer):
+                    if live.assignment.buffers[buffer].instruction in arguments:
                         self._roles[self._groups.of(buffer)] = role
 
     def of(self, buffer: int) -> str:
@@ -79,11 +81,6 @@ class BufferRoles:
             if each in self._live.makers and self._live.makers[each].opcode not in _PASSED_ON
         ]
         return sorted(makers, key=lambda each: self._position.get(each.number, 0))
-
-    def _is_argument(self, buffer: int) -> bool:
-        maker = self._live.makers.get(buffer)
-        entry = self._module.computations[self._module.entry].instructions
-        return maker is not None and maker.opcode == "parameter" and maker in entry
 
     def _connect(self) -> None:
         for computation in self._module.schedule:

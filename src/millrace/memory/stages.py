@@ -5,18 +5,17 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-import jax
 import keras
 
 from millrace._compat.jax_executables import argument_bytes, requirement
-from millrace._compat.jaxpr import scope
 from millrace._compat.keras_layers import layer_names
 from millrace._compat.keras_steps import stored_value
 from millrace.compiling.executable import compiled_of, renames_of
 from millrace.devices import DeviceGroup
-from millrace.memory.labels import variables_of, with_layers_of_variables
+from millrace.memory.labels import ValueLabel, ValuePath, variables_of
 from millrace.memory.liveness import memory_profile
 from millrace.memory.owners import layer_finder
+from millrace.memory.stage_labels import OF_MICRO_BATCH, StageLabels
 from millrace.memory.walk import PeakMoment, StageSizes, UpdateWalk
 from millrace.pipelines.programs.builder import replaced_by
 from millrace.pipelines.programs.split import Slot
@@ -161,72 +160,31 @@ def _alive(
 ) -> list[LiveBuffer]:
     """Returns the tensors of the program at the peak, and the sums of all other values."""
     executable = programs.programs[moment.program, moment.stage].executable
-    names = _ArgumentNames(model, programs, moment)
+    stage_labels = StageLabels(programs.builder.stages, moment.program, moment.stage)
+    labels: dict[str, ValueLabel] = {}
+    in_flight: set[str] = set()  # names of values of a micro-batch
+
+    def name(path: ValuePath) -> str:
+        label = stage_labels.argument(path)
+        labels[label.name] = label
+        if stage_labels.kind_of_argument(path) in OF_MICRO_BATCH:
+            in_flight.add(label.name)
+        return label.name
+
     layers = layer_finder(layer_names(model), renames_of(executable))
-    alive = list(memory_profile(compiled_of(executable), layers, names).alive)
-    tensors = []
-    for each in alive:
-        layer = names.layers.get(each.name, each.layer) if each.opcode == "parameter" else ""
-        tensors.append(replace(each, layer=layer) if layer else each)
-    tensors = list(with_layers_of_variables(model, tensors))
-    waiting = sum(each.nbytes for each in alive if each.name in names.in_flight)
+    alive = list(memory_profile(compiled_of(executable), layers, name).alive)
+    tensors = [
+        replace(each, layer=labels[each.name].layer or each.layer)
+        if each.opcode == "parameter" and each.name in labels
+        else each
+        for each in alive
+    ]
+    waiting = sum(each.nbytes for each in alive if each.name in in_flight)
     sums = {
         "other micro-batches in flight": sum(r.in_flight + r.batches for r in rows) - waiting,
         "optimizer state": sum(r.optimizer_state for r in rows) * (moment.program != "final"),
     }
     return tensors + [LiveBuffer(name, size, "", "") for name, size in sums.items() if size > 0]
-
-
-_ARGUMENTS = {  # of the programs of tasks: pipelines/programs/builder.py
-    "forward": ("weights", "fixed", "changing", "batch", "carried"),
-    "backward": ("weights", "held", "cotangents", "accumulated"),
-    "backward_input": ("weights", "held", "cotangents"),
-    "backward_weight": ("weights", "held", "cotangents", "kept", "accumulated"),
-}
-
-
-class _ArgumentNames:
-    """Names the arguments of a stage's program."""
-
-    def __init__(self, model: keras.Model, programs: StagePrograms, moment: PeakMoment):
-        self._kinds = _ARGUMENTS.get(moment.program, ())
-        self._weights = variables_of(model, "trainable")
-        self._stage = programs.builder.stages.split.stages[moment.stage]
-        self._passes = passes = programs.builder.stages.passes(moment.stage)
-        self._weight_only = moment.program == "backward_weight"
-        self.in_flight: set[str] = set()  # names of values of a micro-batch
-        self.layers: dict[str, str] = {}  # of residuals, by name
-        layer_of = layer_finder(layer_names(model))
-        layers = {
-            var: layer_of(scope(equation))
-            for equation in passes.forward.equations
-            for var in equation.outvars
-        }
-        number = sum(source == "residual" for source, _ in passes.held)
-        residuals = passes.forward.outvars[len(passes.forward.outvars) - number :]
-        self._layers = [layers.get(var, "") for var in residuals]
-
-    def __call__(self, path: tuple[Any, ...]) -> str:
-        position, *rest = path
-        index = getattr(rest[0], "idx", 0) if rest else 0
-        if position.idx >= len(self._kinds):
-            return f"argument{jax.tree_util.keystr(path)}"
-        kind = self._kinds[position.idx]
-        if kind in ("weights", "accumulated"):
-            weight = self._weights[self._stage.trainable[index]].path
-            return weight if kind == "weights" else f"accumulated {weight}"
-        if kind != "held":
-            name = f"{kind} {index}"
-        else:
-            if self._weight_only:
-                index = self._passes.weight_held[index]
-            source, number = self._passes.held[index]
-            name = f"{source} {number}"
-            if source == "residual":
-                self.layers[name] = self._layers[number]
-        if kind not in ("fixed", "changing"):
-            self.in_flight.add(name)
-        return name
 
 
 def _bytes(spec: Spec) -> int:

@@ -6,17 +6,25 @@ compile log -> NewExecutable -> labels of its arguments
 """
 
 import logging
+import weakref
+from collections.abc import Sequence
+
+import keras
 
 from millrace._compat.jax_executables import devices_of
 from millrace._compat.keras_layers import layer_names
 from millrace.compiling.executable import compiled_of, renames_of
 from millrace.compiling.log import CompileLog, NewExecutable
+from millrace.memory.function_labels import FunctionLabels
 from millrace.memory.labels import LoopLabels, NoLabels, ProgramLabels
 from millrace.memory.owners import layer_finder
-from millrace.memory.program import AnalyzedProgram, analyze
+from millrace.memory.program import analyze
+from millrace.memory.stage_labels import StageLabels
+from millrace.pipelines.programs.stages import StageSource
 from millrace.plan import Plan
 from millrace.records.program_memory import ProgramMemory
 from millrace.records.sinks import RecordSinks
+from millrace.steps.program import FunctionSource
 
 logger = logging.getLogger("millrace")
 
@@ -31,9 +39,11 @@ def program_memory(new: NewExecutable) -> ProgramMemory:
     """
     record, plan, model = new.record, new.plan, new.model
     compiled = compiled_of(new.executable)
-    names = () if model is None else layer_names(model)
+    labels = _labels(new)
+    names = labels.layers if isinstance(labels, FunctionLabels) else ()
+    names = names if model is None else layer_names(model)
     layer_of = layer_finder(names, renames_of(new.executable))
-    analyzed = analyze(compiled, layer_of, _labels(new))
+    analyzed = analyze(compiled, layer_of, labels, record.peak_bytes or None)
     devices = devices_of(compiled) if plan is None else plan.group.devices
     return ProgramMemory(
         model=record.model,
@@ -41,7 +51,7 @@ def program_memory(new: NewExecutable) -> ProgramMemory:
         key=record.key,
         stage=_stage(record.program),
         devices=tuple(map(str, devices)),
-        recomputation=_recomputation(plan, analyzed),
+        recomputation=_recomputation(plan, _in_order(analyzed.recomputed, names)),
         requirement=analyzed.requirement,
         areas=analyzed.areas,
         point=analyzed.point,
@@ -55,6 +65,10 @@ def program_memory(new: NewExecutable) -> ProgramMemory:
 
 
 def _labels(new: NewExecutable) -> ProgramLabels:
+    if isinstance(new.source, StageSource):
+        return StageLabels(*new.source)
+    if isinstance(new.source, FunctionSource):
+        return FunctionLabels(new.source)
     program = new.record.program.partition("_")[2]
     if new.model is not None and new.plan is not None and program in LoopLabels.PROGRAMS:
         return LoopLabels(new.model, new.plan, program)
@@ -66,9 +80,14 @@ def _stage(program: str) -> int:
     return int(number) if of_stage and number.isdecimal() else 0
 
 
-def _recomputation(plan: Plan | None, analyzed: AnalyzedProgram) -> str:
+def _in_order(layers: Sequence[str], names: Sequence[str]) -> list[str]:
+    """Returns layers in the order of the model's; backward has them the other way round."""
+    order = {name: number for number, name in enumerate(names)}
+    return sorted(layers, key=lambda layer: order.get(layer.rpartition("/")[2], len(order)))
+
+
+def _recomputation(plan: Plan | None, layers: Sequence[str]) -> str:
     """Returns in words what backward computes again, as the operations of the program show it."""
-    layers = analyzed.recomputed
     if not layers:
         return ""
     recompute = plan.recompute if plan is not None else None
@@ -91,9 +110,12 @@ class MemoryRecorder:
     def __init__(self, sinks: RecordSinks):
         self._sinks = sinks
         self._has_failed = False
+        # The plans of trainings that recompute, of each model the one with the largest batch.
+        self.recomputing: weakref.WeakKeyDictionary[keras.Model, Plan] = weakref.WeakKeyDictionary()
 
     def __call__(self, new: NewExecutable) -> None:
         """Writes the memory of an executable; an error is logged, once, and training goes on."""
+        self._remember(new)
         if not self._sinks:
             return
         try:
@@ -107,6 +129,14 @@ class MemoryRecorder:
                     new.record.program, new.record.model, type(error).__name__, error,
                     exc_info=True,
                 )  # fmt: skip
+
+    def _remember(self, new: NewExecutable) -> None:
+        model, plan = new.model, new.plan
+        if model is None or plan is None or plan.recompute is None or new.is_trial:
+            return
+        before = self.recomputing.get(model)
+        if before is None or plan.batch.rows >= before.batch.rows:
+            self.recomputing[model] = plan
 
 
 def record_memory(log: CompileLog, sinks: RecordSinks) -> None:

@@ -1,11 +1,12 @@
 """A program: a pure function with the specs of its arguments, ready to be compiled."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import keras
 from jax import lax
 
 from millrace.plan import Plan
@@ -27,6 +28,13 @@ class Program:
     donated: tuple[int, ...]  # positions of arguments whose memory the results reuse
     results: Any = None  # tree of shardings, where the group has several devices
     source: object = None  # what it was made of, which can name its arguments
+
+
+class FunctionSource(NamedTuple):
+    """What the program of a user's function was made of."""
+
+    changed: Sequence[keras.Variable]  # in the order of its first arguments
+    fixed: Sequence[keras.Variable]
 
 
 def batch_specs(plan: Plan, lead: tuple[int, ...]) -> SpecTree:

@@ -33,7 +33,7 @@ from millrace.pipelines.programs.imported_stages import (
     is_exchangeable,
 )
 from millrace.pipelines.programs.replica_builder import ReplicaLayouts, ReplicaStageBuilder
-from millrace.pipelines.programs.stages import DeviceLayouts, trace_stages
+from millrace.pipelines.programs.stages import DeviceLayouts, StageSource, trace_stages
 from millrace.plan import Mode, Plan
 from millrace.recomputation.segments import collected_boundaries
 from millrace.records.compilation import KeyField, ProgramKey
@@ -149,7 +149,7 @@ class StageExecutables:
         """Returns the executable of a name, stage and group; `make` returns its program."""
         key = (builder, name, stage, group, looks_for_non_finite())
         if key not in self._executables:
-            wanted = self._wanted(plan, group, name, stage)
+            wanted = self._wanted(builder, plan, group, name, stage)
             executable = self._load(wanted)
             if executable is None:
                 request = self._request(wanted, name, stage, make())
@@ -179,7 +179,7 @@ class StageExecutables:
             if key not in self._executables and group.local:
                 missing[key] = maker
         wanted = {
-            key: self._wanted(plan, groups[maker.stage], maker.name, maker.stage)
+            key: self._wanted(builder, plan, groups[maker.stage], maker.name, maker.stage)
             for key, maker in missing.items()
         }
         executables = dict(self._loaded(wanted))
@@ -220,11 +220,20 @@ class StageExecutables:
         obstacle = "its layers tap values, for queues of this process" if taps else None
         self._exports.made(wanted, executable, obstacle=obstacle)
 
-    def _wanted(self, plan: Plan, group: DeviceGroup, name: str, stage: int) -> Wanted:
+    def _wanted(
+        self, builder: StageBuilder, plan: Plan, group: DeviceGroup, name: str, stage: int
+    ) -> Wanted:
         options = self._options(name, stage)
         key = self._key(plan, f"{name} of stage {stage}", group, options)
         gaps, layers = self._describe(plan)[0].gaps, self._layers_of.get(stage, ())
-        return Wanted(key, replace(plan, group=group), layers=layers, gaps=gaps)
+        return Wanted(
+            key,
+            replace(plan, group=group),
+            layers=layers,
+            gaps=gaps,
+            model=self._model,
+            source=StageSource(builder.stages, name, stage),
+        )
 
     def _request(self, wanted: Wanted, name: str, stage: int, program: Program) -> Request:
         self._log.begin(f"{program.name} of {self._model.name!r}")

@@ -8,7 +8,7 @@ Stages are traced here, or imported from another process: see `imported_stages.p
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cached_property
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import jax
 import keras
@@ -123,8 +123,17 @@ class Stages:
         results: LayoutTree = None,
     ) -> Program:
         """Returns a program of a stage; see `Program`."""
-        name = f"{self.plan.mode.value}_{name} of stage {index}"
-        return Program(name, function, arguments, None, donated, results)
+        short, name = name, f"{self.plan.mode.value}_{name} of stage {index}"
+        source = StageSource(self, short, index)
+        return Program(name, function, arguments, None, donated, results, source)
+
+
+class StageSource(NamedTuple):
+    """What a program of a stage was made of."""
+
+    stages: Stages
+    program: str  # "forward"
+    stage: int
 
 
 def trace_stages(

@@ -120,6 +120,11 @@ class PipelineRunner:
         return results, steps
 
     @property
+    def dispatch_seconds(self) -> float:
+        """The host's seconds in tasks so far."""
+        return self.statistics.dispatch_seconds
+
+    @property
     def tracer(self) -> Tracer | None:
         """Chooses the updates that leave a trace; None if the run writes no records."""
         return self._measured.tracer
@@ -127,11 +132,6 @@ class PipelineRunner:
     @tracer.setter
     def tracer(self, tracer: Tracer | None) -> None:
         self._measured.tracer = tracer
-
-    @property
-    def dispatch_seconds(self) -> float:
-        """The host's seconds in tasks so far."""
-        return self.statistics.dispatch_seconds
 
     @property
     def halted(self) -> Halted | None:

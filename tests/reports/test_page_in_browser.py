@@ -1,0 +1,243 @@
+"""The page of a run in Chromium: every tab, pointer and keys, and what it must not do."""
+
+import dataclasses
+import pathlib
+
+import pytest
+from page_browser import CHROMIUM, DRIVER, PageBrowser
+from synthetic import synthetic_run
+
+from millrace.records.run import RunRecords
+from millrace.reports.page import write_page
+
+pytest.importorskip("selenium")
+pytestmark = [
+    pytest.mark.browser,
+    pytest.mark.slow,
+    pytest.mark.skipif(not (CHROMIUM and DRIVER), reason="Chromium and its driver are absent"),
+]
+TABS = ["summary", "memory", "trace", "operations", "compilation", "feeds", "tensors", "compare"]
+HOSTILE = (
+    "<script>alert(1)</script>",
+    "</script><script>alert(2)</script>",
+    "<img src=x onerror=alert(3)>",
+    "\"'`&amp;<!--",
+    "\u202e\u2067right to left\u2028 \u0000\ud800",
+    "very long " * 1000,
+)
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory):
+    opened = PageBrowser(tmp_path_factory.mktemp("profile"))
+    yield opened
+    opened.close()
+
+
+@pytest.fixture(scope="module")
+def run():
+    return synthetic_run()
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory, run):
+    return write_page([run], tmp_path_factory.mktemp("page") / "report.html")
+
+
+def test_every_tab_opens_without_an_error_or_a_request(browser, path):
+    pictures = {}
+    browser.open(path)
+    for tab in TABS:
+        browser.go(tab)
+        assert browser.run("return document.getElementById('panel').innerText.length") > 100
+        assert browser.run("return location.hash") == f"#{tab}"
+        pictures[tab] = browser.screenshot()
+    assert browser.console() == []
+    assert browser.requests() == [f"file://{path}#"] or browser.requests() == []
+    colors = {tab: browser.colors(png) for tab, png in pictures.items()}
+    assert min(colors.values()) > 30, colors
+    assert colors["trace"] > 60, colors
+
+
+def test_the_address_names_the_tab(browser, path):
+    browser.open(path, "feeds")
+    assert browser.run("return document.getElementById('panel').dataset.tab") == "feeds"
+    browser.run("location.hash = '#tensors'")
+    browser.wait("return document.getElementById('panel').dataset.tab === 'tensors'")
+    browser.open(path, "no/such<tab>")
+    assert browser.run("return document.getElementById('panel').dataset.tab") == "summary"
+
+
+def test_a_point_of_the_memory_tells_its_bytes(browser, path, run):
+    browser.open(path, "memory")
+    left, top, width, height = browser.box(".u-over")
+    browser.pointer(left + width / 2, top + height / 2)
+    text = browser.text(".tooltip")
+    point = int(text.split()[2])
+    ran = [each for each in run.memory_profiles if not each.is_trial]
+    shown = max(ran, key=lambda each: each.peak.bytes)
+    assert abs(point - len(shown.curve) / 2) < 2
+    layers = [each for each in shown.segments if each.first <= point]
+    assert f"layer\n{layers[-1].layer}" in text
+    for area in shown.areas:
+        assert area.role in text
+    activations = next(area for area in shown.areas if area.role == "activations").curve[point]
+    assert f"activations\n{activations / 1e6:.3g}"[:15] in text, text
+
+
+def test_a_task_tells_its_times(browser, path, run):
+    browser.open(path, "trace")
+    left, top, width, _ = browser.box(".gantt canvas")
+    browser.pointer(left + 132 + 4, top + 26 + 5 + 12)
+    assert "forward" in browser.text(".tooltip")
+    first = next(span for span in run.trace.spans if span.group == 0)
+    assert str(first) in browser.text(".tooltip")
+    assert f"takes\n{first.duration * 1e6:.3g} µs" in browser.text(".tooltip")
+    browser.pointer(left + 132 + 4, top + 26 + 5 + 12, "down", "up")
+    assert str(first) in browser.text(".gantt-status")
+
+
+def test_zoom_and_pan(browser, path):
+    browser.open(path, "trace")
+    left, top, width, _ = browser.box(".gantt canvas")
+    whole = browser.view()
+    middle = left + 132 + (width - 140) / 2
+    browser.wheel(middle, top + 60, -300)
+    zoomed = browser.view()
+    assert zoomed[1] - zoomed[0] < (whole[1] - whole[0]) * 0.7
+    assert zoomed[0] > whole[0]
+    browser.drag(middle, top + 60, middle - 120, shift=True)
+    assert browser.view()[0] > zoomed[0]
+    assert browser.view()[1] - browser.view()[0] == pytest.approx(zoomed[1] - zoomed[0])
+    browser.pointer(middle, top + 60, "down", "up")
+    browser.run("document.querySelector('.gantt canvas').dispatchEvent(new MouseEvent('dblclick'))")
+    browser.settle()
+    assert browser.view() == whole
+    browser.drag(middle, top + 60, middle + 100)
+    assert browser.view()[1] - browser.view()[0] < (whole[1] - whole[0]) * 0.2
+    for _ in range(60):
+        browser.wheel(middle, top + 60, -400)
+    start, end = browser.view()
+    assert whole[0] <= start < end <= whole[1]
+    assert browser.console() == []
+
+
+def test_keys_do_what_the_pointer_does(browser, path, run):
+    browser.open(path)
+    browser.run("document.getElementById('tab-summary').focus()")
+    browser.key("ARROW_RIGHT")
+    assert browser.run("return location.hash") == "#memory"
+    assert browser.run("return document.activeElement.id") == "tab-memory"
+    browser.key("END")
+    assert browser.run("return location.hash") == "#compare"
+    browser.go("trace")
+    browser.run("document.querySelector('.gantt canvas').focus()")
+    whole = browser.view()
+    browser.key("w")
+    assert browser.view()[1] - browser.view()[0] < whole[1] - whole[0]
+    browser.key("0")
+    assert browser.view() == whole
+    browser.key("ARROW_DOWN")
+    first, second = [span for span in run.trace.spans if span.group == 0][:2]
+    assert str(first) in browser.text(".gantt-status")
+    browser.key("ARROW_RIGHT")
+    assert str(second) in browser.text(".gantt-status")
+    browser.go("memory")
+    browser.run("document.querySelector('.curves').focus()")
+    browser.key("END")
+    assert "program point" in browser.text(".tooltip")
+
+
+def test_a_table_is_sorted_and_filtered(browser, path):
+    browser.open(path, "operations")
+    rows = "return [...document.querySelectorAll('tbody tr')].map((row) => row.innerText)"
+    browser.run("document.querySelector('th button').click()")
+    owners = [row.split()[0] for row in browser.run(rows)]
+    assert owners == sorted(owners, key=str.lower)
+    browser.run(
+        "const box = document.querySelector('input[type=search]');"
+        "box.value = 'SGD'; box.dispatchEvent(new Event('input'))"
+    )
+    assert [row.split()[0] for row in browser.run(rows)] == ["SGD"]
+
+
+def test_hostile_names_stay_text(browser, tmp_path):
+    for name in HOSTILE:
+        run = synthetic_run(layers=4, stages=2, updates=1, prefix=name)
+        loops = [dataclasses.replace(each, model=name, error=name) for each in run.loops]
+        made = [dataclasses.replace(each, program=name, cause=name) for each in run.compilations]
+        run = dataclasses.replace(run, loops=tuple(loops), compilations=tuple(made))
+        other = dataclasses.replace(run, path=pathlib.Path(name[:100].replace("\0", "")))
+        browser.open(write_page([other, run], tmp_path / "hostile.html"))
+        for tab in TABS:
+            browser.go(tab)
+        assert browser.run("return document.scripts.length") == 3
+        assert browser.run("return document.images.length") == 0
+        assert browser.console() == []
+        browser.go("compilation")
+        wide = browser.run("return document.documentElement.scrollWidth <= window.innerWidth")
+        assert wide, "a long name must not widen the page"
+        if len(name) < 60 and "\0" not in name:
+            browser.run("location.hash = '#2/operations'")
+            browser.wait("return document.getElementById('panel').dataset.tab === 'operations'")
+            assert f"{name}0" in browser.run("return document.body.textContent")
+
+
+def test_no_records_and_few(browser, tmp_path, run):
+    nothing = RunRecords(path=pathlib.Path("runs/empty"))
+    browser.open(write_page([nothing], tmp_path / "empty.html"))
+    for tab in TABS:
+        browser.go(tab)
+        assert browser.run("return document.querySelectorAll('.empty').length") > 0, tab
+    names = [each.name for each in dataclasses.fields(RunRecords)]
+    for name in set(names) - {"path", "damaged"}:
+        part = RunRecords(path=run.path, **{name: getattr(run, name)})
+        browser.open(write_page([part], tmp_path / "part.html"))
+        for tab in TABS:
+            browser.go(tab)
+    assert browser.console() == []
+
+
+def test_two_runs_have_one_scale(browser, tmp_path, run):
+    other = synthetic_run("other", seed=3, micro_batches=6, epochs=3)
+    browser.open(write_page([run, other], tmp_path / "two.html"))
+    assert browser.run("return document.getElementById('panel').dataset.tab") == "compare"
+    views = browser.run(
+        "return [...document.querySelectorAll('.gantt canvas')]"
+        ".map((c) => [c.dataset.from, c.dataset.to].join())"
+    )
+    assert len(views) == 2
+    assert views[0] == views[1]
+    scales = browser.run(
+        "return [...document.querySelectorAll('.pair .curves')].map((c) => c.plot.scales.y.max)"
+    )
+    assert len(scales) == 2
+    assert scales[0] == scales[1]
+    browser.open(tmp_path / "two.html", "2/summary")
+    assert "other" in browser.text("h1")
+    assert browser.console() == []
+
+
+def test_it_is_dark_where_the_system_is(browser, path):
+    browser.open(path, "memory")
+    script = "return getComputedStyle(document.body).backgroundColor.match(/\\d+/g).map(Number)"
+    light = browser.run(script)
+    browser.dark(True)
+    try:
+        browser.settle()
+        assert max(browser.run(script)) < 60 < min(light)
+        assert browser.console() == []
+        assert browser.colors(browser.screenshot()) > 30
+    finally:
+        browser.dark(False)
+
+
+def test_a_narrow_page_is_not_wider_than_its_frame(browser, path):
+    browser.driver.set_window_size(800, 900)
+    try:
+        for tab in TABS:
+            browser.open(path, tab)
+            width = browser.run("return document.documentElement.scrollWidth")
+            assert width <= 800, tab
+    finally:
+        browser.driver.set_window_size(1280, 900)
