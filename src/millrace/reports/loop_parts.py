@@ -14,6 +14,7 @@ from millrace.records.loops import ExecutionSample, LoopRecord
 from millrace.records.run import RunRecords
 from millrace.reports.trace_shares import TraceShares, trace_shares
 
+_FEW_CALLS = 3  # traced ones, of which the longest says too little of all others
 PARTS = ("compile", "data", "bubble", "transfer", "compute", "other")
 
 
@@ -151,6 +152,9 @@ def _median_shares(run: RunRecords, loop: LoopRecord, mode: str) -> TraceShares 
     own = [trace for trace in traces if trace.loop == loop.number]
     shares = [each for trace in own or traces if (each := trace_shares(trace)) is not None]
     shares.sort(key=lambda each: each.seconds / each.steps)
+    if shares and not shares[0].is_pipelined:
+        # A call that is short may be over before its begin is seen: the longest one is nearest.
+        return shares[-1] if len(shares) >= _FEW_CALLS else None
     return shares[len(shares) // 2] if shares else None
 
 
