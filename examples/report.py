@@ -40,9 +40,10 @@ run = millrace.records.load(directory)
 loop = run.loops[-1]
 print(f"loop       {loop.mode} of {loop.model!r} on {loop.stages} stages, {loop.steps} steps")
 print(f"bubble     {run.timeline.bubble:.0%} of an update of {1e3 * run.timeline.end:.2f} ms")
-peak = run.memory["train"].peak
-print(f"memory     {peak.bytes:,} bytes at the peak, most of it in {peak.layers[0].layer!r}")
-print(f"tensor     the largest one belongs to {peak.tensors[0].layer!r}")
+memory = run.memory["train"]  # of the program that needs the most
+tensors = [tensor for tensor in memory.peak.tensors if tensor.layer]
+print(f"memory     {memory.peak.bytes:,} bytes at the peak of {memory.program}")
+print(f"tensor     the largest one of a layer belongs to {tensors[0].layer!r}")
 print(f"compiled   {sum(each.is_executable for each in run.compilations)} executables")
 print(f"\nThe page is written at the end: open {directory}/report.html")
 

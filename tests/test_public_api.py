@@ -1,5 +1,6 @@
 """The public names and signatures. A change here is a change for every user."""
 
+import dataclasses
 import functools
 import inspect
 import pathlib
@@ -10,6 +11,12 @@ import keras
 import pytest
 
 import millrace
+from millrace.records.loops import LoopRecord
+from millrace.records.memory import LiveBuffer
+from millrace.records.program_memory import MemoryPeak
+from millrace.records.run import RunRecords
+from millrace.records.timeline import Timeline
+from millrace.reports.limits import RunLimits
 
 PUBLIC = {"PipelineStage", "Strategy", "distributed", "errors", "records"}
 PUBLIC |= {"callbacks", "layers", "optimizers"}
@@ -211,6 +218,33 @@ def test_what_looks_inside(name):
         "<Moment.BEFORE_APPLY: 'before_apply'>", "Moment.BEFORE_APPLY"
     )
     assert shown == INSPECTION[name]
+
+
+RECORDS = {
+    "load": "(directory)",
+    "RunRecords": "path processes loops epochs executions feeds compilations memory_profiles "
+    "operations traces tensors budgets memory_reports feed_verdicts flights damaged memory "
+    "trace timeline",
+    "LoopRecord": "number process model mode began ended outcome error options stages replicas "
+    "devices parameters executions steps epochs compile_seconds wait_seconds seconds",
+    "Timeline": "spans num_groups num_stages has_stage_per_group end busy idle bubble in_flight "
+    "peak_in_flight",
+    "MemoryPeak": "point bytes tensors layers",
+    "LiveBuffer": "name nbytes layer opcode shape operation inferred",
+    "RunLimits": "wall_seconds seconds limit advice steps executions shares",
+}
+
+
+def test_records_of_a_run():
+    """The attributes that programs read; a record may get more of them."""
+    assert [name for name in vars(millrace.records) if name in RECORDS] == ["load"]
+    assert parameters(millrace.records.load) == RECORDS["load"]
+    classes = (RunRecords, LoopRecord, Timeline, MemoryPeak, LiveBuffer, RunLimits)
+    for each in classes:
+        fields = [field.name for field in dataclasses.fields(each)]
+        properties = [name for name, value in vars(each).items() if isinstance(value, property)]
+        assert set(RECORDS[each.__name__].split()) <= {*fields, *properties}, each.__name__
+        assert each.__dataclass_params__.frozen
 
 
 def public_objects():

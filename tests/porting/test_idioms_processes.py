@@ -154,7 +154,7 @@ def test_packages_that_are_not_installed(program):
     )
     for package, instead in (
         ("popart", "a Keras model"),
-        ("pva", r"strategy.memory_report\(\) and jax.profiler"),
+        ("pva", r"millrace.records.load\(directory\)"),
         ("gcipuinfo", r"strategy.statistics\(\)"),
         ("horovod.tensorflow", "`millrace launch`"),
     ):

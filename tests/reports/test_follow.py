@@ -8,10 +8,10 @@ import os
 import pathlib
 import re
 import select
+import signal
 import socket
 import subprocess
 import sys
-import textwrap
 import threading
 import time
 
@@ -273,30 +273,37 @@ def test_whether_a_run_goes_on():
 
 
 PROGRAM = """
-import os, socket, sys, time
-from millrace.records.directory import RunDirectory
-from millrace.records.loops import EpochRecord, LoopRecord, ProcessRecord
-run = RunDirectory(sys.argv[1])
-run.add(ProcessRecord(process=0, pid=os.getpid(), host=socket.gethostname(), cores=1,
-                      began=time.time(), platform="cpu", devices=()))
-run.add(LoopRecord(number=0, model="mlp", mode="train", began=time.time()))
-print("begun", flush=True)
-for line in sys.stdin:
-    run.add(EpochRecord(loop=0, epoch=int(line), ended=time.time(), logs={"loss": 1.0}))
-    print("written", flush=True)
+import sys, time
+import millrace
+import keras
+import numpy as np
+with millrace.Strategy(devices=1, report_dir=sys.argv[1]).scope():
+    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)], name="mlp")
+model.compile("sgd", "mse", steps_per_execution=2)
+x = np.ones((8, 4), "float32")
+pause = keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: time.sleep(0.1))
+model.fit(x, x[:, :1], batch_size=4, epochs=10_000, verbose=0, callbacks=[pause])
 """
 
 
 def test_follows_a_program_until_it_is_killed(tmp_path):
-    """The command, as a user runs it: another process writes, is followed, and is killed."""
+    """The command, as a user runs it: another process trains, is followed, and is killed."""
     script = tmp_path / "program.py"
-    script.write_text(textwrap.dedent(PROGRAM))
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    script.write_text(PROGRAM)
+    run = tmp_path / "runs" / "1"
+    pipes = {"stdout": subprocess.PIPE, "text": True}
     of_command = [sys.executable, "-c", "from millrace.cli.main import main; main()"]
-    with subprocess.Popen([sys.executable, script, tmp_path / "run"], **pipes) as program:
-        assert program.stdout.readline() == "begun\n"
-        with subprocess.Popen([*of_command, "report", "--follow", tmp_path], **pipes) as command:
-            follow_until_killed(program, command)
+    with subprocess.Popen([sys.executable, script, run]) as program:
+        try:
+            while not (run / "epochs.jsonl").exists():
+                assert program.poll() is None
+                time.sleep(0.1)
+            with subprocess.Popen(
+                [*of_command, "report", "--follow", run.parent], **pipes
+            ) as command:
+                follow_until_killed(program, command)
+        finally:
+            program.kill()
 
 
 def follow_until_killed(program, command):
@@ -310,17 +317,19 @@ def follow_until_killed(program, command):
         connection.request("GET", f"/{token}/{name}")
         return connection.getresponse().read()
 
-    before = json.loads(fetch("state"))
-    assert before["state"] == "running"
-    program.stdin.write("1\n")
-    program.stdin.flush()
-    program.stdout.readline()
-    while json.loads(fetch("state"))["version"] == before["version"]:
-        time.sleep(0.05)
+    def executions():
+        (data,) = re.findall(r'id="data">(.*?)</script>', fetch("page.html").decode())
+        return json.loads(data)["runs"][0]["loops"][0]["executions"]
+
+    assert json.loads(fetch("state"))["state"] == "running"
+    before = executions()
+    while executions() == before:
+        time.sleep(0.2)
+    assert executions() > before
     program.kill()
     program.wait()
     assert any("The run has ended" in line for line in lines)
     assert json.loads(fetch("state"))["state"] == "ended"
-    command.send_signal(2)
+    command.send_signal(signal.SIGINT)
     assert command.stdout.read() == "Stopped.\n"
     assert command.wait(20) == 0

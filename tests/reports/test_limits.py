@@ -188,7 +188,7 @@ def test_a_verdict_that_was_measured_is_not_contradicted():
 def test_first_compilations_lead_to_the_cache():
     found = limits(run(loops=[loop(compile_seconds=4.0)], compilations=[compilation()]))
     assert found.limit == "compile"
-    assert "took 4.00 of 10.00 s (40 %), for 1 executable" in found.advice
+    assert "took 4.00 of 10.00 s (40 %), for 1 first executable" in found.advice
     assert "Strategy(cache_dir=...)" in found.advice
 
 
@@ -239,7 +239,7 @@ def test_time_between_updates_is_not_of_the_pipeline():
     assert found.seconds["compute"] + found.seconds["bubble"] == pytest.approx(3.0)
     assert found.seconds["other"] == pytest.approx(7.0)
     assert found.limit == "other"
-    assert "7.00 of 10.00 s (70 %) passed before or between the 8 steps" in found.advice
+    assert "7.00 of 10.00 s (70 %) passed before or between executions" in found.advice
 
 
 def test_stages_of_unequal_cost_are_to_be_cut_elsewhere():
@@ -315,12 +315,54 @@ def test_exchange_between_replicas_is_transfer():
 
 
 def test_single_steps_lead_to_longer_executions():
-    found = limits(run(loops=[loop(steps=500, executions=500)]))
+    single = loop(steps=500, executions=500, epochs=1)
+    found = limits(run(loops=[single]))
     assert found.limit == "compute"
     assert "500 executions ran a single step, 20 ms" in found.advice
     assert "steps_per_execution=100" in found.advice
-    few = limits(run(loops=[loop(steps=5, executions=5)]))
-    assert "steps_per_execution" not in few.advice
+    found = limits(run(loops=[single], traces=[calls(0.001)] * 3))
+    assert found.seconds["compute"] == pytest.approx(0.5)
+    assert found.limit == "other"
+    assert "500 executions ran a single step, 20 ms" in found.advice
+    # What has no steps_per_execution, such as train_on_batch, and what is too short.
+    for other in (loop(steps=500, executions=500), loop(steps=5, executions=5, epochs=1)):
+        assert "steps_per_execution" not in limits(run(loops=[other])).advice
+
+
+def calls(*seconds, steps=1, **fields):
+    """The trace of a model in one piece: calls of compiled code."""
+    row = [
+        ActivitySpan("group 0", f"{steps} steps", float(number), number + each)
+        for number, each in enumerate(seconds)
+    ]
+    values = {"model": "mlp", "mode": "train", "loop": 0, "epoch": 1, "update": 0, "began": 105.0}
+    return ExecutionTrace(**{**values, **fields}, num_groups=1, activities=tuple(row))
+
+
+def test_slow_callbacks_are_not_compute():
+    """100 steps of 20 ms by the longest of 20 steps: the loop took 8 s longer than that."""
+    traces = [calls(each, steps=20, update=n) for n, each in enumerate((0.2, 0.1, 0.4))]
+    found = limits(run(loops=[loop(steps=100, executions=5, epochs=5)], traces=traces))
+    assert found.seconds["compute"] == pytest.approx(2.0)
+    assert found.seconds["other"] == pytest.approx(8.0)
+    assert found.limit == "other"
+    assert limits(run(loops=[loop(steps=100)], traces=traces[:2])).limit == "compute"
+    assert "let slow callbacks run less often" in found.advice
+
+
+def test_validation_in_fit_has_traces_of_its_own():
+    found = limits(
+        run(
+            loops=[loop(steps=100, executions=10, epochs=5)],
+            executions=[
+                sample(seconds=4.0, steps=100),
+                sample(mode="test", began=105.0, seconds=4.0, steps=50),
+            ],
+            traces=[calls(0.3, steps=10), calls(0.1, steps=10, mode="test")] * 3,
+        )
+    )
+    assert found.seconds["compute"] == pytest.approx(3.0 + 0.5)
+    assert found.seconds["other"] == pytest.approx(6.5)
 
 
 def test_compute_names_the_layer_that_takes_the_most():

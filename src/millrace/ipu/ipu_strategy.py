@@ -17,16 +17,15 @@ import keras
 
 from millrace.errors import OptionError, PlanError, UnsupportedError
 from millrace.fit.controller import Controller, controller_of
+from millrace.ipu import engine_options, environment, program_reports
 from millrace.ipu.config import System, current_system
 from millrace.ipu.config.devices import checks, followers
 from millrace.ipu.config.processes import processes_of
-from millrace.ipu.environment import read_variables
 from millrace.ipu.keras.extensions.building import is_extended
 from millrace.ipu.keras.extensions.extend import extend
 from millrace.ipu.keras.extensions.native import put
 from millrace.ipu.keras.extensions.saving import revive_from_configs
 from millrace.ipu.keras.extensions.settings import settings_of
-from millrace.ipu.program_reports import watch
 from millrace.loops.replication import launching
 from millrace.strategy.attach import check_movable, move
 from millrace.strategy.strategy import Strategy
@@ -64,7 +63,7 @@ class IPUStrategy(Strategy):
         self.enable_keras_extensions = enable_keras_extensions
         _newest[:] = [(system, self)]
         _strategies.add(self)
-        watch(self._totals.sinks)
+        program_reports.watch(self._totals.sinks)
 
     @property
     def num_replicas_in_sync(self) -> int:
@@ -73,7 +72,7 @@ class IPUStrategy(Strategy):
 
     def attach(self, model: keras.Model) -> keras.Model:
         """Attaches a model, and gives it the setters of IPU programs."""
-        read_variables()
+        environment.read_variables()
         super().attach(model)
         self._models.add(model)
         if self.enable_keras_extensions and not is_extended(model):
@@ -144,7 +143,7 @@ class IPUStrategy(Strategy):
         Raises:
             UnsupportedError: in a run of PopDist, whose processes feed different data.
         """
-        read_variables()
+        environment.read_variables()
         processes = processes_of(current_system().config)
         if processes > 1:
             raise UnsupportedError(
@@ -176,6 +175,7 @@ def _check_movable(system: System) -> None:
 
 def _follow(system: System | None) -> None:
     if system is None:
+        engine_options.use_report(None)
         _newest.clear()  # it keeps its devices, and is no longer the one of the system
         return
     for strategy in list(_strategies):

@@ -68,7 +68,7 @@ def create_ipu_config(profiling: bool = False, **options: object) -> IPUConfig:
         OptionError: for an unknown option.
     """
     uses_old_names()
-    known = (*_OPTIONS, *_OF_REPORTS, *_NO_EFFECT)
+    known = ("profiling", *_OPTIONS, *_OF_REPORTS, *_NO_EFFECT)
     refuse_unknown("create_ipu_config", [name for name in options if name not in known], known, {})
     for name, value in options.items():
         if name in _NO_EFFECT and value:

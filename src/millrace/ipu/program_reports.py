@@ -222,10 +222,15 @@ def read_engine_options() -> None:
     with _watched.lock:
         if _watched.reports is None:
             _watched.reports = ProgramReports()
-            listeners.append(_watched.reports.compiled)
         for sinks in list(_watched.sinks):
             if not sinks.has(_watched.reports):
                 sinks.put_in(_watched.reports)
+
+
+def _compiled(record: CompileRecord) -> None:
+    """Takes every record of an executable, also of functions outside of strategies."""
+    if _watched.reports is not None:
+        _watched.reports.compiled(record)
 
 
 def _owner(model: str, program: str) -> Owner:
@@ -301,3 +306,4 @@ def _executable(record: CompileRecord) -> dict[str, object]:
 
 
 _watched = _Watched()
+listeners.append(_compiled)

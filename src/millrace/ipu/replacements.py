@@ -57,7 +57,7 @@ IPU = {
     "ipu.optimizers.AutomaticLossScalingOptimizer": "keras.optimizers.LossScaleOptimizer",
     "ipu.keras.optimizers.ALSOptimizer": "keras.optimizers.LossScaleOptimizer",
     "ipu.optimizers.sharded_optimizer": "the optimizer alone: pipelines update their own stages",
-    "ipu.utils.extract_": "jax.profiler.trace(directory)",
+    "ipu.utils.extract_": "POPLAR_ENGINE_OPTIONS, and `millrace report`",
 }  # fmt: skip
 
 

@@ -59,14 +59,14 @@ def _compile_advice(run: RunRecords, parts: Parts) -> str:
     fresh = sum(each.compile_seconds for each in executables if each.origin is Origin.COMPILED)
     if not executables:
         return f"{lost}: strategy.compile_log has the cause of each compilation."
-    programs = _count(len(executables), "executable")
+    programs = _count(len(executables), "first executable")
     if 2 * fresh >= total:
         return (
-            f"{lost}, for {programs} that this run needed first: the next run reads them from the "
+            f"{lost}, for {programs} of this run: the next run reads them from the "
             "cache of Strategy(cache_dir=...), and `millrace precompile` compiles them beforehand."
         )
     return (
-        f"{lost}, for {programs} that were mostly traced and read, not compiled: "
+        f"{lost}, for {programs} of this run, mostly for tracing and reading: "
         "strategy.export_executables(directory) and load_executables(directory) save the tracing."
     )
 
@@ -141,32 +141,40 @@ def _transfer_advice(run: RunRecords, parts: Parts) -> str:
 
 
 def _other_advice(run: RunRecords, parts: Parts) -> str:
-    lost = _lost(parts, "other")
-    steps = sum(each.steps for each in parts)
+    if single := _single_steps(parts, "other"):
+        return single
     return (
-        f"{lost} passed before or between the {_count(steps, 'step')} of the run, in Keras, in "
-        "callbacks and on the host: train for longer, or set "
-        "model.compile(..., steps_per_execution=...) and slow callbacks to run less often."
+        f"{_lost(parts, 'other')} passed before or between executions, in Keras, in callbacks and "
+        "on the host: let slow callbacks run less often, train for longer, or set "
+        "model.compile(..., steps_per_execution=...) to more."
+    )
+
+
+def _single_steps(parts: Parts, *names: str) -> str:
+    """Returns advice about `fit` with single steps; empty if most of the time went elsewhere."""
+    singles = [
+        each
+        for each in parts
+        if _FEW_STEPS <= each.steps <= each.executions and each.loop.epochs > 0
+    ]
+    seconds, others = (
+        sum(each.seconds[name] for each in some for name in names) for some in (singles, parts)
+    )
+    if not singles or 2 * seconds < others:
+        return ""
+    steps = sum(each.steps for each in singles)
+    step = sum(each.seconds["compute"] + each.seconds["other"] for each in singles) / steps
+    return (
+        f"Each of {_count(steps, 'execution')} ran a single step, {1e3 * step:.3g} ms with the "
+        "host's work for it: set model.compile(..., steps_per_execution=100) to run 100 in one "
+        "call."
     )
 
 
 def _compute_advice(run: RunRecords, parts: Parts) -> str:
+    if single := _single_steps(parts, "compute", "other"):
+        return single
     compute = _lost(parts, "compute")
-    singles = [
-        each
-        for each in parts
-        if _FEW_STEPS <= each.steps <= each.executions and each.loop.mode != "function"
-    ]
-    steps = sum(each.steps for each in singles)
-    if singles and 2 * sum(each.seconds["compute"] for each in singles) >= sum(
-        each.seconds["compute"] for each in parts
-    ):
-        step = sum(each.seconds["compute"] for each in singles) / steps
-        return (
-            f"Each of {_count(steps, 'execution')} ran a single step, {1e3 * step:.3g} ms with "
-            "the host's work for it: set model.compile(..., steps_per_execution=100) to run 100 "
-            "in one call."
-        )
     groups = [group for program in run.operations for group in program.groups]
     timed = sum(group.seconds or 0.0 for group in groups)
     by_time = timed > 0

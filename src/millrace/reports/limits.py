@@ -7,8 +7,8 @@ compile    tracing, lowering, compiling and reading of executables
 data       the loop waits for its infeed
 bubble     device groups of a pipeline wait for one another, by the traced updates
 transfer   device groups wait for a value that is on its way; exchange between replicas
-other      before the first execution; between updates of a pipeline
-compute    all the rest: steps, and what Keras and callbacks do between them
+other      the host: Keras and callbacks, before the first execution and between traced ones
+compute    the rest: steps, and without traces what Keras and callbacks do between them
 """
 
 from collections.abc import Mapping
@@ -18,9 +18,9 @@ from millrace.records.run import RunRecords
 from millrace.reports.advice import advice
 from millrace.reports.loop_parts import PARTS, parts_of_loops
 
-# Shares of the wall time, from which on a part limited the run. For data the hint of
-# strategy.statistics() begins at the same share.
-LIMITING = {"compile": 0.2, "data": 0.2, "bubble": 0.2, "transfer": 0.2, "other": 0.5}
+# Share of the wall time, from which on a part other than compute limited the run. For data the
+# hint of strategy.statistics() begins at the same share.
+LIMITING = 0.2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,5 +72,12 @@ def _limit(seconds: Mapping[str, float]) -> str:
     wall = sum(seconds.values())
     if wall <= 0:
         return ""
-    large = [name for name, share in LIMITING.items() if seconds[name] >= share * wall]
+    large = [
+        name
+        for name in PARTS
+        if name != "compute"
+        and seconds[name] >= LIMITING * wall
+        # Every step needs some work of the host.
+        and (name != "other" or seconds[name] > seconds["compute"])
+    ]
     return max(large, key=lambda name: seconds[name], default="compute")

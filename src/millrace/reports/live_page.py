@@ -21,40 +21,40 @@ header { padding: 4px 12px; border-bottom: 1px solid #8886; display: flex; gap: 
 #state { flex: 1; }
 main { flex: 1; position: relative; }
 iframe { position: absolute; inset: 0; width: 100%; height: 100%; border: 0; }
+.loading { visibility: hidden; }
 """
-# A frame that has loaded gets the tab, the place and the address fragment of the one before it.
+# A newer page gets the fragment of the one before it, which names the tab, and its scroll position,
+# and is shown once it has drawn itself.
 _SCRIPT = """
 "use strict";
 const main = document.querySelector("main");
 const state = document.getElementById("state");
 const paused = document.getElementById("paused");
 let shown = "", frame = null, loading = false;
-function selected(inner) {
-  return [...inner.querySelectorAll("[role=tab]")]
-    .findIndex((tab) => tab.getAttribute("aria-selected") === "true");
+async function drawn(next) {
+  for (let waits = 0; waits < 100; waits++) {
+    if (next.contentDocument.documentElement.dataset.ready) return;
+    await new Promise((resume) => setTimeout(resume, 50));
+  }
 }
 function show(version) {
   loading = true;
   const next = document.createElement("iframe");
   next.title = "report";
-  next.style.visibility = "hidden";
+  next.className = "loading";
   const fragment = frame ? frame.contentWindow.location.hash : location.hash;
   next.src = "page.html?version=" + encodeURIComponent(version) + fragment;
-  next.addEventListener("load", () => {
+  next.addEventListener("load", async () => {
+    await drawn(next);
     if (frame) {
-      const before = frame.contentDocument, after = next.contentDocument;
-      const tab = before ? selected(before) : -1;
-      if (tab > 0 && after.querySelectorAll("[role=tab]")[tab]) {
-        after.querySelectorAll("[role=tab]")[tab].click();
-      }
       next.contentWindow.scrollTo(frame.contentWindow.scrollX, frame.contentWindow.scrollY);
       frame.remove();
     }
-    next.style.visibility = "visible";
+    next.className = "";
     frame = next;
     shown = version;
     loading = false;
-  });
+  }, { once: true });
   main.append(next);
 }
 async function ask() {
@@ -80,6 +80,7 @@ def live_page(title: str) -> bytes:
 <html lang="en">
 <head>
 <meta charset="utf-8">
+<link rel="icon" href="data:,">
 <title>{html.escape(title)}</title>
 <style>{_STYLE}</style>
 </head>
@@ -99,7 +100,7 @@ def live_policy() -> str:
     """Returns the Content-Security-Policy of the outer page: it may ask its own server."""
     return (
         f"default-src 'none'; style-src '{_hash(_STYLE)}'; "
-        f"script-src '{_hash(_SCRIPT)}'; connect-src 'self'; frame-src 'self'; "
+        f"script-src '{_hash(_SCRIPT)}'; connect-src 'self'; frame-src 'self'; img-src data:; "
         "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
     )
 

@@ -1,6 +1,6 @@
 """The wall time of one loop, divided into parts by all records about it.
 
-    |compile|data| rest: executions, and the time before and between them                  |
+    |compile|data| rest: executions, and the time before and between them |
                  |other|transfer|bubble|compute|    by the traced updates, where there are any
 
 A loop that still runs, or whose process was killed, lasts until the last record about it.
@@ -14,6 +14,7 @@ from millrace.records.loops import ExecutionSample, LoopRecord
 from millrace.records.run import RunRecords
 from millrace.reports.trace_shares import TraceShares, trace_shares
 
+_FEW_CALLS = 3  # traced ones, of which the longest says too little of all others
 PARTS = ("compile", "data", "bubble", "transfer", "compute", "other")
 
 
@@ -64,24 +65,27 @@ def _parts(run: RunRecords, loop: LoopRecord) -> LoopParts:
     rest = wall - compiling - waiting
     steps = loop.steps or sum(each.steps for each in samples)
     executions = loop.executions or sum(each.executions for each in samples)
-    running = sum(max(s.seconds - s.compile_seconds - s.wait_seconds, 0.0) for s in samples)
-    within = min(running, rest) if samples else rest
-    shares = _median_shares(run, loop)
-    bubble = transfer = 0.0
-    if shares is not None:
-        updates = steps / (shares.steps * max(loop.replicas, 1))
-        within = min(within, updates * shares.seconds) if updates else within
-        bubble, transfer = shares.bubble * within, shares.transfer * within
-    else:
-        transfer = _exchange_share(run, loop) * within
-    seconds = {
-        "compile": compiling,
-        "data": waiting,
-        "bubble": bubble,
-        "transfer": transfer,
-        "compute": within - bubble - transfer,
-        "other": rest - within,
-    }
+    modes = _modes(loop, samples, rest, steps)
+    scale = min(rest / total, 1.0) if (total := sum(each for each, _ in modes.values())) else 0.0
+    seconds: dict[str, float] = dict.fromkeys(PARTS, 0.0)
+    for mode, (running, steps_of_mode) in modes.items():
+        within = running * scale
+        shares = _median_shares(run, loop, mode)
+        if shares is None:
+            transfer = _exchange_share(run, loop, mode) * within
+            seconds["transfer"] += transfer
+            seconds["compute"] += within - transfer
+            continue
+        replicas = max(loop.replicas, 1) if shares.is_pipelined else 1
+        traced = steps_of_mode / (shares.steps * replicas) * shares.seconds
+        within = min(within, traced) if steps_of_mode else within
+        exchange = 0.0 if shares.is_pipelined else _exchange_share(run, loop, mode)
+        seconds["bubble"] += shares.bubble * within
+        seconds["transfer"] += (shares.transfer + exchange) * within
+        seconds["compute"] += (shares.compute - exchange) * within
+    seconds |= {"compile": compiling, "data": waiting}
+    seconds["other"] = max(wall - sum(seconds.values()), 0.0)
+    shares = _median_shares(run, loop, loop.mode)
     return LoopParts(loop, seconds, steps, executions, shares)
 
 
@@ -130,20 +134,35 @@ def _is_alone(run: RunRecords) -> bool:
     return len({each.process for each in run.loops}) == 1
 
 
-def _median_shares(run: RunRecords, loop: LoopRecord) -> TraceShares | None:
+def _modes(
+    loop: LoopRecord, samples: Iterable[ExecutionSample], rest: float, steps: int
+) -> dict[str, tuple[float, int]]:
+    """Returns the seconds and the steps of executions, by mode: fit may evaluate, too."""
+    modes: dict[str, tuple[float, int]] = {}
+    for each in samples:
+        seconds, counted = modes.get(each.mode, (0.0, 0))
+        seconds += max(each.seconds - each.compile_seconds - each.wait_seconds, 0.0)
+        modes[each.mode] = seconds, counted + each.steps
+    return modes or {loop.mode: (rest, steps)}
+
+
+def _median_shares(run: RunRecords, loop: LoopRecord, mode: str) -> TraceShares | None:
     """Returns the shares of the traced update of median length: of this loop, or one like it."""
-    traces = [trace for trace in run.traces if (trace.model, trace.mode) == (loop.model, loop.mode)]
+    traces = [trace for trace in run.traces if (trace.model, trace.mode) == (loop.model, mode)]
     own = [trace for trace in traces if trace.loop == loop.number]
     shares = [each for trace in own or traces if (each := trace_shares(trace)) is not None]
-    shares.sort(key=lambda each: each.seconds)
+    shares.sort(key=lambda each: each.seconds / each.steps)
+    if shares and not shares[0].is_pipelined:
+        # A call that is short may be over before its begin is seen: the longest one is nearest.
+        return shares[-1] if len(shares) >= _FEW_CALLS else None
     return shares[len(shares) // 2] if shares else None
 
 
-def _exchange_share(run: RunRecords, loop: LoopRecord) -> float:
+def _exchange_share(run: RunRecords, loop: LoopRecord, mode: str) -> float:
     """Returns the share of exchange between replicas in the time of traced operations."""
     seconds = {True: 0.0, False: 0.0}
     for program in run.operations:
-        if program.model == loop.model and program.program.startswith(loop.mode):
+        if program.model == loop.model and program.program.startswith(mode):
             for group in program.groups:
                 seconds[group.role == "transfer"] += group.seconds or 0.0
     return seconds[True] / total if (total := sum(seconds.values())) else 0.0

@@ -5,6 +5,7 @@ group 1 |   F0 ->B0---F1   ......|       transfer idle while a value is on its w
 bubble   idle for any other reason
 """
 
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -20,10 +21,11 @@ Interval = tuple[float, float]
 class TraceShares:
     """Shares of the time of all device groups in one update, which add up to 1."""
 
-    seconds: float  # of one update
+    seconds: float  # of one update; of the calls of compiled code, for a model in one piece
     bubble: float
     transfer: float
-    steps: int  # micro-batches, of one replica
+    steps: int  # in this time: of one replica of a pipeline, of all replicas of another model
+    is_pipelined: bool = True
 
     @property
     def compute(self) -> float:
@@ -32,9 +34,11 @@ class TraceShares:
 
 
 def trace_shares(trace: ExecutionTrace) -> TraceShares | None:
-    """Divides the time of an update; None for a trace without tasks."""
-    if not trace.spans or trace.num_groups < 1:
+    """Divides the time of an update; None for a trace that has nothing of device groups."""
+    if trace.num_groups < 1:
         return None
+    if not trace.spans:
+        return _of_calls(trace)
     busy = [_joined(_busy(trace, group)) for group in range(trace.num_groups)]
     end = max((intervals[-1][1] for intervals in busy if intervals), default=0.0)
     if end <= 0:
@@ -55,6 +59,20 @@ def trace_shares(trace: ExecutionTrace) -> TraceShares | None:
     updates = max(trace.updates, 1)
     steps = max(forwards // updates, 1)
     return TraceShares(end / updates, (idle - transfer) / total, transfer / total, steps)
+
+
+def _of_calls(trace: ExecutionTrace) -> TraceShares | None:
+    """Returns the time of a model in one piece in calls of compiled code."""
+    calls = [
+        (each, int(match[1]))
+        for each in trace.activities
+        if each.row == "group 0" and (match := re.fullmatch(r"(\d+) steps?", each.name))
+    ]
+    steps = sum(number for _, number in calls)
+    if not steps:
+        return None
+    seconds = _length(_joined((each.start, each.end) for each, _ in calls))
+    return TraceShares(seconds, 0.0, 0.0, steps, is_pipelined=False)
 
 
 def _busy(trace: ExecutionTrace, group: int) -> Iterable[Interval]:

@@ -118,7 +118,7 @@ MODULES = {
     "poptorch": "a Keras model",
     "poplar": CUSTOM,
     "gcipuinfo": "strategy.statistics() and strategy.memory_report()",
-    "pva": "strategy.memory_report() and jax.profiler",
+    "pva": "millrace.records.load(directory)",
     "pvti": "jax.profiler.TraceAnnotation",
     "keras.src": "the same name in keras, without src",
 }  # fmt: skip
