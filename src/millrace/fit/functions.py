@@ -18,6 +18,7 @@ from millrace.fit.checks import check_recomputed
 from millrace.fit.controller import Controller
 from millrace.fit.data_position import DataPosition
 from millrace.fit.epochs import Execution, check_iterator
+from millrace.fit.execution_records import ExecutionRecords
 from millrace.fit.loop_functions import LastExecution, out_of_memory
 from millrace.fit.multi_process import raise_failure_of_others
 from millrace.fit.offloading import log_not_offloaded
@@ -30,7 +31,6 @@ from millrace.recomputation.plan import recompute_of
 from millrace.steps.state import State, as_state
 from millrace.steps.tapped_step import tapping_optimizer
 from millrace.taps.delivery import queues_of
-from millrace.timing.tracer import Tracer, TraceSubject
 
 # Work in one call where a queue takes values: what is carried out can be read after the call. A
 # call costs 50 to 100 us; one of a large model on CPU some milliseconds, probably those in which
@@ -81,7 +81,7 @@ class LoopFunction:
         # The update before which the last execution was halted, if any.
         self.halted: Halted | None = None
         self.last = LastExecution()
-        self._tracer: Tracer | None = None
+        self._records = ExecutionRecords(controller, mode, self._position)
         self._is_queued = False  # whether taps go into queues, which users read at any time
 
     def __call__(self, state: State, iterator: Iterator[ArrayTree]) -> tuple[ArrayTree, State]:
@@ -109,48 +109,44 @@ class LoopFunction:
             self._position.begin(None, 0)
             slices = self._slices_of(iterator)
             longest = sum(block_slice.count for block_slice in slices)
-        runner.tracer = self._enter_trace(iterator)
         self.last.steps, self.last.out_of_memory = longest, None
         slices = self._remembered(slices)
         dispatches = runner.dispatches
-        recorder, dispatch_seconds = self._controller.functions.recorder, 0.0
-        if recorder is not None:
-            runner.is_timed, dispatch_seconds = True, runner.dispatch_seconds
-            recorder.begins(self.mode, self._position.epoch)
         chunk = self._chunk(step_logs)
-        traced = self._controller.totals.operation_trace
-        if traced is not None:
-            traced.begin(self._controller.model.name, self.mode.value, longest, state)
-        try:
-            state, calls = runner.run(as_state(state), ExecutionSteps(slices, longest, chunk))
-        except BaseException as error:
-            if traced is not None:
-                traced.end(self._controller.model.name, self.mode.value, longest, None)
-            with contextlib.suppress(Exception):  # errors that follow from this one
-                self._end_deliveries()
-            raise_failure_of_others(error)
-            self._rescue(runner.state)
-            self.last.out_of_memory = out_of_memory(error)
-            if is_non_finite_error(error) and not isinstance(error, NonFiniteError):
-                raise NonFiniteError(
-                    f"A {error.args[-1]} came out of '{self.mode.value}_run' over {longest} "
-                    "steps, where jax_debug_nans or jax_debug_infs told JAX to look for one. The "
-                    "model has the weights from before these steps. Set steps_per_execution=1 to "
-                    "find the step, or use keras.callbacks.TerminateOnNaN() to only stop."
-                ) from error
-            raise
-        if traced is not None:
-            traced.end(self._controller.model.name, self.mode.value, longest, (state, calls))
+        with self._records.around(runner, longest, state) as has_ended:
+            try:
+                state, calls = runner.run(as_state(state), ExecutionSteps(slices, longest, chunk))
+            except BaseException as error:
+                self._explain(error, runner, longest)
+                raise
+            has_ended((state, calls))
         self.halted = runner.halted
         self._end_deliveries()
         self._controller.totals.add_execution(runner.dispatches - dispatches, runner.statistics)
-        if recorder is not None:
-            recorder.executed(self._position.steps, runner.dispatch_seconds - dispatch_seconds)
         if not calls:
             raise StopIteration
         calls = [call._replace(result=jax.tree.map(own_copy, call.result)) for call in calls]
         self.calls = calls if step_logs else []
         return self._combine(calls, step_logs), state
+
+    def _explain(self, error: BaseException, runner: Runner, steps: int) -> None:
+        """Saves the state of an execution that has failed, and raises the error that explains it.
+
+        Raises:
+            NonFiniteError: if JAX was told to look for values that are not finite.
+        """
+        with contextlib.suppress(Exception):  # errors that follow from this one
+            self._end_deliveries()
+        raise_failure_of_others(error)
+        self._rescue(runner.state)
+        self.last.out_of_memory = out_of_memory(error)
+        if is_non_finite_error(error) and not isinstance(error, NonFiniteError):
+            raise NonFiniteError(
+                f"A {error.args[-1]} came out of '{self.mode.value}_run' over {steps} "
+                "steps, where jax_debug_nans or jax_debug_infs told JAX to look for one. The "
+                "model has the weights from before these steps. Set steps_per_execution=1 to "
+                "find the step, or use keras.callbacks.TerminateOnNaN() to only stop."
+            ) from error
 
     def _chunk(self, step_logs: bool) -> int | None:
         """Returns the most steps of a call; None for no limit."""
@@ -171,35 +167,11 @@ class LoopFunction:
         self._is_queued = any(queues_of(call.taps) for call in tapped)
         outfeed.deliver(tapped, self._controller.setup.replicas)
 
-    def _enter_trace(self, iterator: Iterator[ArrayTree]) -> Tracer | None:
-        """Returns what chooses the updates that leave a trace; None without records."""
-        controller = self._controller
-        records, activities = controller.totals.records, controller.activities
-        if records is None or activities is None:
-            return None
-        if self._tracer is None:
-            log = self._log
-            self._tracer = Tracer(
-                TraceSubject(
-                    controller.model.name,
-                    self.mode.value,
-                    records.process,
-                    records.add,
-                    activities,
-                    controller.totals.trace_budget,
-                    lambda: len(log.executables),
-                )
-            )
-        epoch = iterator.epoch if isinstance(iterator, Execution) else 0
-        self._tracer.enter(controller.loop, epoch)
-        return self._tracer
-
     def _end_deliveries(self) -> None:
         """Ends the threads after `train_on_batch`, which no loop surrounds."""
         if not self._controller.is_running:
             self._controller.watchers.outfeed.close()
-            if self._tracer is not None:
-                self._tracer.close()
+            self._records.close()
 
     def runner(self) -> Runner:
         """Returns the runner for the options in force."""
