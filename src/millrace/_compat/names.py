@@ -116,6 +116,7 @@ _KERAS = (
         _compile_loss="whether a model was compiled anew",
         _compile_metrics="whether a model was compiled anew",
         _get_metrics_result_or_logs="the logs that fit and evaluate report",
+        _initial_epoch="the epoch with which `BackupAndRestore` goes on",
         _jax_state="the values of a running loop",
         _jax_state_synced="whether the variables have the values of a running loop",
         _symbolic_build="makes the variables that fit makes",

@@ -5,6 +5,7 @@ predict, 1,000 times   beyond some hundred loops, one for all short ones of a mo
 train_on_batch         one for all calls of a model and a mode
 """
 
+import itertools
 import logging
 import threading
 import time
@@ -34,6 +35,7 @@ class StrategyRecorders:
             run: of the strategy, if it has one.
         """
         self._totals, self._run = totals, run
+        self._begun = itertools.count()  # numbers the loops of the strategy
         self._open: dict[tuple[str, str], LoopWriter] = {}  # by model and mode
         self._short: set[tuple[str, str]] = set()  # whose last loop was short
 
@@ -54,7 +56,7 @@ class StrategyRecorders:
         self, setup: Setup, loop: int, mode: Mode, arguments: Mapping[str, Any]
     ) -> LoopWriter:
         key = setup.model.name, mode.value
-        if loop >= pace.MANY and key in self._short:
+        if next(self._begun) >= pace.MANY and key in self._short:
             writer = self._kept(key, setup, mode)
         else:
             record = self._record(setup, loop, mode, arguments)
