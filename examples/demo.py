@@ -13,6 +13,7 @@ import millrace  # isort: skip
 
 import argparse
 import pathlib
+import shutil
 import statistics
 import sys
 
@@ -93,7 +94,9 @@ def faster(
     return ours, best
 
 
-def train_pipeline(data: digits.Digits, schedule: str, bar: Bar) -> tuple[float, ...]:
+def train_pipeline(
+    data: digits.Digits, schedule: str, *callbacks: keras.callbacks.Callback
+) -> tuple[float, ...]:
     """Trains the model in two stages, and returns the loss of each epoch."""
     keras.utils.set_random_seed(0)
     with two_devices.scope():
@@ -103,7 +106,7 @@ def train_pipeline(data: digits.Digits, schedule: str, bar: Bar) -> tuple[float,
             gradient_accumulation_steps_per_replica=digits.ACCUMULATION, pipeline_schedule=schedule
         )
     digits.compile_model(model, digits.STEPS)
-    digits.fit(model, data, PIPELINE_EPOCHS, bar)
+    digits.fit(model, data, PIPELINE_EPOCHS, *callbacks)
     return digits.contender(schedule, model, data).losses
 
 
@@ -111,13 +114,16 @@ def cut_in_two(
     console: Console,
     bar: Bar,
     data: digits.Digits,
-    others: tuple[digits.Contender, digits.Contender],
-    picture: pathlib.Path | None,
+    single: tuple[digits.Contender, digits.Contender],
+    output: pathlib.Path | None,
 ) -> str | None:
     """Trains the same model as a pipeline. Returns an error message, or None."""
     bar.say("training it in two stages")
-    ours, stock = (contender.losses[:PIPELINE_EPOCHS] for contender in others)
-    pipelines = [train_pipeline(data, schedule, bar) for schedule in SCHEDULES]
+    ours, stock = (contender.losses[:PIPELINE_EPOCHS] for contender in single)
+    report = [] if output is None else [millrace.callbacks.Report(output / "report")]
+    first, *others = SCHEDULES
+    pipelines = [train_pipeline(data, first, bar, *report)]
+    pipelines += [train_pipeline(data, schedule, bar) for schedule in others]
     columns = {"plain Keras": stock, "in one piece": ours}
     columns |= {f"2 stages, {s}": p for s, p in zip(SCHEDULES, pipelines, strict=True)}
     headline(console, 2, f"The same model in two stages, on two devices: {agreement(columns)}")
@@ -138,8 +144,8 @@ def cut_in_two(
         f"\nbubble {timeline.bubble:.1%}. Both devices share this processor, so this shows equal "
         "numbers, not speed."
     )
-    if picture is not None:
-        picture.parent.mkdir(parents=True, exist_ok=True)
+    if output is not None:
+        picture = output / "pipeline.svg"
         picture.write_text(timeline_svg(timeline, title))
         console.print(f"The timeline as a picture: {picture}", soft_wrap=True)
     if len(set(pipelines)) > 1:
@@ -184,7 +190,9 @@ def main() -> int:
     parser.add_argument("--small", action="store_true", help="fewer timed fits")
     parser.add_argument("--output", type=pathlib.Path, help="directory for the picture")
     arguments = parser.parse_args()
-    picture = arguments.output / "pipeline.svg" if arguments.output else None
+    output: pathlib.Path | None = arguments.output
+    if output is not None:
+        shutil.rmtree(output / "report", ignore_errors=True)  # of an earlier demo
 
     console = Console(highlight=False)
     data = digits.load()
@@ -194,14 +202,19 @@ def main() -> int:
         bar = Bar(progress)
         ours, best = faster(console, bar, data, rounds=3 if arguments.small else 7)
         wrong = [
-            cut_in_two(console, bar, data, (ours, best), picture),
+            cut_in_two(console, bar, data, (ours, best), output),
             in_memory(console, bar),
         ]
     console.print(
         "\nRead next: README.md; docs/index.md, with a page and an example for each feature; "
-        f"{picture or 'examples/pipeline.py'}.",
+        "examples/pipeline.py.",
         soft_wrap=True,
     )
+    if output is not None:
+        page = output / "report" / "report.html"
+        console.print(f"\nThe report of the run in two stages: {page}", soft_wrap=True)
+        if not page.is_file():
+            wrong.append(f"there should be a report in {page}")
     if ours.accuracy < digits.TARGET:
         wrong.append(f"accuracy {ours.accuracy:.4f} is below {digits.TARGET}")
     for message in filter(None, wrong):

@@ -71,6 +71,7 @@ STRATEGY = {
     "load_executables": "(self, directory)",
     "memory_report": "(self, model, batch_spec, budget=None, *, steps_per_epoch=None)",
     "no_recompile": "(self)",
+    "records": "(self)",
     "run": "(self, fn, args=(), kwargs=None)",
     "scope": "(self)",
     "statistics": "(self)",

@@ -54,6 +54,18 @@ def test_fit_evaluate_and_predict_leave_records(tmp_path):
     assert sum(feed.steps for feed in run.feeds if feed.mode == "train") == 12
 
 
+def test_a_strategy_shows_its_run_in_a_notebook(tmp_path):
+    strategy = millrace.Strategy(devices=1, report_dir=tmp_path)
+    model = make_model(strategy)
+    model.fit(X, Y, batch_size=4, epochs=2, verbose=0)
+    run = strategy.records()
+    assert [loop.model for loop in run.loops] == ["mlp"]
+    for shown in (run.trace, run.memory["train"]):
+        assert "<svg" in shown._repr_html_()
+    with pytest.raises(OptionError, match=r"records\(\) reads .*report_dir=.*MILLRACE_REPORT_DIR"):
+        millrace.Strategy(devices=1).records()
+
+
 def test_a_directory_is_used_again(tmp_path):
     for _ in range(2):
         model = make_model(millrace.Strategy(devices=1, report_dir=tmp_path))

@@ -222,7 +222,7 @@ def test_statistics_and_logs_come_back(run):
 def test_no_records_at_all():
     read = Read(page([NOTHING]))
     assert read.run["loops"] == []
-    assert read.run["traces"] == {"traces": [], "in_all": 0}
+    assert read.run["traces"] == {"traces": [], "typical": 0, "in_all": 0}
 
 
 def test_each_kind_of_records_alone(run):

@@ -25,7 +25,7 @@ from millrace.records.operations import OperationGroup
 from millrace.records.run import RunRecords
 from millrace.reports.limits import limits
 from millrace.reports.running import RunState, run_state
-from millrace.schedules.text import grid
+from millrace.schedules.text import grid, scaled
 
 _PIPE_WIDTH = 160  # characters of a line that does not go to a terminal
 _MAX_TASKS = 200  # of a drawing
@@ -115,7 +115,10 @@ def _drawing(run: RunRecords, width: int) -> str:
     title = f"bubble {timeline.bubble:.1%} of an update of {1e3 * timeline.end:.3g} ms"
     if len(timeline.spans) > _MAX_TASKS:
         return f"{title}, {len(timeline.spans):,} tasks: the page draws them"
-    lines = grid(timeline, width=width).splitlines()
+    drawing = grid(timeline, width=width)
+    if len(drawing.splitlines()) > timeline.num_groups:  # tasks of very different lengths
+        drawing = scaled(timeline, width)
+    lines = drawing.splitlines()
     more = [] if len(lines) <= _MAX_LINES else ["..."]
     return "\n".join([*lines[:_MAX_LINES], *more, title])
 

@@ -96,10 +96,16 @@ class RunRecords:
 
     @property
     def trace(self) -> ExecutionTrace | None:
-        """The trace of training of median length; None if nothing was traced."""
-        traces = [each for each in self.traces if each.mode == "train"] or list(self.traces)
-        traces.sort(key=lambda each: each.timeline.end)
-        return traces[len(traces) // 2] if traces else None
+        """The trace of median length; None if nothing was traced.
+
+        That is one of a pipeline rather than of a model in one piece, and of training rather than
+        of evaluation.
+        """
+        ranks = [(bool(each.spans), each.mode == "train") for each in self.traces]
+        best = max(ranks, default=None)
+        among = [each for each, rank in zip(self.traces, ranks, strict=True) if rank == best]
+        among.sort(key=lambda each: each.seconds)
+        return among[len(among) // 2] if among else None
 
     @property
     def timeline(self) -> Timeline:

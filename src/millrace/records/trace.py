@@ -47,6 +47,13 @@ class ExecutionTrace:
         """The tasks alone, in seconds since the trace began."""
         return Timeline(self.spans, self.num_groups)
 
+    @property
+    def seconds(self) -> float:
+        """From the begin to the end of the last task; of a model in one piece, of the last call."""
+        return self.timeline.end or max(
+            (each.end for each in self.activities if each.row.startswith("group ")), default=0.0
+        )
+
     def _repr_html_(self) -> str:
         """Returns the picture that a notebook shows: the tasks, in milliseconds."""
         loop = {"train": "fit", "test": "evaluate"}.get(self.mode, self.mode)

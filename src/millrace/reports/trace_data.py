@@ -61,7 +61,13 @@ class Clock:
 def traces_data(run: RunRecords, columns: Columns) -> dict[str, object]:
     """Returns the traces that a page has space for: that of median length, and the latest."""
     chosen = _chosen(run)
-    return {"traces": [_trace(each, columns) for each in chosen], "in_all": len(run.traces)}
+    median = run.trace
+    typical = next((number for number, each in enumerate(chosen) if each is median), 0)
+    return {
+        "traces": [_trace(each, columns) for each in chosen],
+        "typical": typical,
+        "in_all": len(run.traces),
+    }
 
 
 def _chosen(run: RunRecords) -> list[ExecutionTrace]:

@@ -20,7 +20,7 @@ from millrace.compiling.log import CompileLog, logging_to
 from millrace.compiling.phases import show_phases
 from millrace.compiling.watch import call_watched
 from millrace.devices import find_devices, home
-from millrace.errors import ModelError, PlanError
+from millrace.errors import ModelError, OptionError, PlanError
 from millrace.fit.controller import controller_of
 from millrace.fit.totals import Totals
 from millrace.memory_report.report import memory_report
@@ -39,6 +39,7 @@ from millrace.recording.recorders import StrategyRecorders
 from millrace.recording.run import run_of
 from millrace.records.compilation import CompileRecord, Origin
 from millrace.records.memory_report import MemoryReport
+from millrace.records.run import RunRecords, load
 from millrace.records.sinks import RecordSinks
 from millrace.records.statistics import RunStatistics
 from millrace.strategy.attach import attach, builds_inner_graph, detach
@@ -101,6 +102,7 @@ class Strategy(Misused):
             self._totals.operation_trace = trace
         self._totals.recorders = StrategyRecorders(self._totals, run)
         self._functions = FunctionRecorder(self._totals, run, self._devices)
+        self._run = run
         if run is not None:
             run.take_part(self._devices)
 
@@ -139,6 +141,25 @@ class Strategy(Misused):
             recompile_seconds=sum(record.seconds for record in again),
             budgets=tuple(log.budgets),
         )
+
+    def records(self) -> RunRecords:
+        """Reads what this strategy's run has written so far.
+
+        In a notebook its traces, timelines and memory profiles are pictures.
+
+            strategy.records().timeline
+            strategy.records().memory["train"]
+
+        Raises:
+            OptionError: if the strategy has no report directory.
+            DataError: if nothing was written yet, or the records are gone.
+        """
+        if self._run is None:
+            raise OptionError(
+                "records() reads what a run has written, and this strategy writes nothing. Set "
+                "Strategy(report_dir=...) or MILLRACE_REPORT_DIR to a directory."
+            )
+        return load(self._run.directory.path)
 
     @checked
     def export_executables(self, directory: str | os.PathLike[str]) -> int:

@@ -37,7 +37,7 @@ function prefixed(versions = {}) {
 function numbersCompared(first, second) {
   const figures = (run) => {
     const loop = longestLoop(run);
-    const trace = run.traces.traces.length ? run.traces.traces[typicalTrace(run.traces.traces)] : null;
+    const trace = typicalTrace(run);
     const ran = run.memory.profiles.filter((profile) => !profile.is_trial);
     const made = run.compilations.filter((record) => record.origin !== "switch");
     const none = (value, has) => (has ? value : NaN);
@@ -143,7 +143,7 @@ function memoryCompared(first, second) {
 
 function tracesCompared(first, second) {
   const runs = [first, second];
-  const traces = runs.map((run) => (run.traces.traces.length ? run.traces.traces[typicalTrace(run.traces.traces)] : null));
+  const traces = runs.map((run) => (typicalTrace(run)));
   if (!traces.some((trace) => trace)) return section("Timeline", "", empty("Neither run has a trace", FILLS_TRACE));
   const from = Math.min(...traces.filter((trace) => trace).map((trace) => Math.min(trace.first, 0)));
   const to = Math.max(...traces.filter((trace) => trace).map(lastOf));

@@ -3,10 +3,10 @@
 const FILLS_TRACE = "A run traces a few updates while it has a report directory: of a pipeline every task, of a model in one piece its executions.";
 
 function traceTab(run) {
-  const { traces, in_all } = run.traces;
+  const { traces, typical, in_all } = run.traces;
   if (!traces.length) return [section("Trace", "", empty("Nothing was traced", FILLS_TRACE, REPORT_DIR))];
   const shown = { twin: true, idle: true };
-  let chosen = typicalTrace(traces);
+  let chosen = typical;
   const host = element("div");
   const show = () => fill(host, traceView(traces[chosen], shown));
   const names = traces.map(traceName);
@@ -28,12 +28,9 @@ function traceTab(run) {
   ];
 }
 
-// The one of training of median length.
-function typicalTrace(traces) {
-  const order = traces.map((_, k) => k).sort((a, b) => traces[a].end - traces[b].end);
-  const training = order.filter((k) => traces[k].mode === "train");
-  const among = training.length ? training : order;
-  return among[among.length >> 1];
+// The one that stands for the run; null if nothing was traced.
+function typicalTrace(run) {
+  return run.traces.traces[run.traces.typical] || null;
 }
 
 function traceName(trace) {
@@ -55,11 +52,11 @@ function traceView(trace, shown, view = new View(Math.min(trace.first, 0), lastO
   const gantt = new Gantt(rows, view, { name: `Trace of update ${trace.update} of ${trace.model}` });
   return [
     facts([
-      ["update", secondsText(trace.end)],
+      [trace.end ? "update" : "call", secondsText(trace.end || lastOf(trace))],
       trace.bubble !== null ? ["bubble", shareText(trace.bubble), "idle share of the time of all device groups"] : null,
       trace.twin ? ["simulated", secondsText(trace.twin.end)] : null,
       trace.twin && trace.twin.bubble !== null ? ["its bubble", shareText(trace.twin.bubble)] : null,
-      ["tasks", exactText(trace.tasks.gap.count)],
+      trace.end ? ["tasks", exactText(trace.tasks.gap.count)] : null,
       trace.schedule ? ["schedule", trace.schedule] : null,
     ]),
     trace.left_out ? element("p", { class: "warning" }, `${plural(trace.left_out, "span")} left out: more than a page holds, or without a time.`) : null,
