@@ -356,6 +356,10 @@ CAPABILITIES = (
     Capability(
         "Memory reports and out-of-memory errors that say what would fit", "memory_report.md"
     ),
+    Capability(
+        "Reports: what limited a run, its memory, trace and operations, on one offline page",
+        "reports.md",
+    ),
     Capability("Schedules: drawn, simulated and checked before they run", "schedules.md"),
     Capability("Pipelines of your own functions", "pipelines_of_functions.md"),
     Capability("Programs written for the IPU", "porting.md"),
