@@ -62,8 +62,8 @@ def _compile_advice(run: RunRecords, parts: Parts) -> str:
     programs = _count(len(executables), "first executable")
     if 2 * fresh >= total:
         return (
-            f"{lost}, for {programs} of this run: the next run reads them from the "
-            "cache of Strategy(cache_dir=...), and `millrace precompile` compiles them beforehand."
+            f"{lost}, for {programs} of this run, which the next run reads from the cache of "
+            "Strategy(cache_dir=...) and `millrace precompile` compiles beforehand."
         )
     return (
         f"{lost}, for {programs} of this run, mostly for tracing and reading: "
