@@ -3,6 +3,7 @@
 import contextlib
 import ctypes
 import gc
+import logging
 import os
 import signal
 
@@ -88,6 +89,16 @@ def pytest_runtest_teardown(item, nextitem):
         gc.collect()
         give_back()
         held = resident_bytes()
+
+
+@pytest.fixture(autouse=True)
+def heard_logger():
+    """Lets tests hear the log, whatever an earlier test, or a library that it imported, has set."""
+    logging.disable(logging.NOTSET)
+    logging.getLogger().setLevel(logging.WARNING)
+    logger = logging.getLogger("millrace")
+    logger.disabled, logger.propagate = False, True
+    logger.setLevel(logging.NOTSET)
 
 
 @pytest.fixture(autouse=True)

@@ -392,7 +392,7 @@ def test_f06_checkpoints_lower_the_peak_of_the_report(system, ask, monkeypatch):
         assert len(memory.curve) > 50
         curve = list(map(sum, zip(*areas(memory), strict=True)))
         assert memory.peak.bytes == max(memory.curve) == max(curve)
-        assert ("popnn_lstm" in memory.recomputation) == (checkpoints > 0)
+        assert "popnn_lstm" in memory.recomputation  # without checkpoints, as one segment
         peaks.append(memory.peak.bytes)
     without, peak = peaks
     assert peak < 0.7 * without
