@@ -340,13 +340,6 @@ def trace(stages, micro_batches, update, luck, unit=1e-3):
         ActivitySpan("infeed", "block 3", 0.1 * end, 0.3 * end),
         ActivitySpan("outfeed", "logs", 0.9 * end, 1.05 * end),
         *(ActivitySpan(f"group {group}", "update", end, 1.04 * end) for group in range(stages)),
-        *(
-            ActivitySpan(
-                "transfer", f"{each} to stage {each.stage + 1}", each.end, each.end + unit / 9
-            )
-            for each in spans
-            if each.kind == "F" and each.stage + 1 < stages
-        ),
     ]
     return ExecutionTrace(
         model="mlp",

@@ -266,39 +266,49 @@ def test_a_schedule_of_the_users_own_gets_no_number_that_was_not_simulated():
     assert found.advice.endswith("in model.set_pipelining_options() to more.")
 
 
-def test_waiting_for_a_transfer_is_no_bubble():
-    """Group 1 is idle in 0-3: until 1 its input is computed, until 3 it is on its way."""
-    spans = (Span(0, "F", 0, 0, 0.0, 1.0), Span(1, "F", 0, 1, 3.0, 4.0))
-    moved = ExecutionTrace(
+def update_of(*spans):
+    return ExecutionTrace(
         model="mlp", mode="train", loop=0, epoch=1, update=0, began=1.0, num_groups=2,
-        spans=spans, activities=(ActivitySpan("transfer", "0F0 to group 1", 0.5, 2.5),),
-        schedule="1f1b",
+        spans=spans, schedule="1f1b",
     )  # fmt: skip
-    shares = trace_shares(moved)
-    # Of 2 x 4: group 0 is idle for 3 at the end, group 1 for 3, of which 1.5 are the transfer.
-    assert shares.transfer == pytest.approx(1.5 / 8)
-    assert shares.bubble == pytest.approx(4.5 / 8)
-    assert shares.compute == pytest.approx(2 / 8)
+
+
+def test_waiting_for_a_transfer_is_no_bubble():
+    """Group 1 is idle in 2-5: until 3 its input is computed, until 5 it is on its way."""
+    shares = trace_shares(
+        update_of(
+            Span(0, "F", 0, 0, 0.0, 1.0), Span(0, "F", 1, 0, 1.0, 3.0),
+            Span(1, "F", 0, 1, 1.0, 2.0), Span(1, "F", 1, 1, 5.0, 6.0),
+        )
+    )  # fmt: skip
+    # Of 2 x 6: group 0 is idle for 3 at the end, group 1 for 1 at first and 3, 2 of them transfer.
+    assert shares.transfer == pytest.approx(2 / 12)
+    assert shares.bubble == pytest.approx(5 / 12)
+    assert shares.compute == pytest.approx(5 / 12)
+
+
+def test_a_group_that_could_have_begun_before_waits_for_no_transfer():
+    """The input of the last task ended before the group was free: the host may have been late."""
+    shares = trace_shares(
+        update_of(
+            Span(0, "F", 0, 0, 0.0, 1.0), Span(0, "F", 1, 0, 1.0, 2.0),
+            Span(1, "F", 0, 1, 1.0, 3.0), Span(1, "F", 1, 1, 5.0, 6.0),
+        )
+    )  # fmt: skip
+    assert shares.transfer == 0
 
 
 def test_transfers_lead_to_another_cut():
-    spans = (Span(0, "F", 0, 0, 0.0, 1.0), Span(1, "F", 0, 1, 9.0, 10.0))
-    moved = trace(activities=())
-    moved = ExecutionTrace(
-        **{name: getattr(moved, name) for name in ("model", "mode", "loop", "epoch", "update")},
-        began=1.0, num_groups=2, spans=spans, schedule="1f1b",
-        activities=(ActivitySpan("transfer of process 1", "x", 1.0, 9.0),),
+    spans = (
+        Span(0, "F", 0, 0, 0.0, 1.0), Span(0, "F", 1, 0, 1.0, 3.0),
+        Span(1, "F", 0, 1, 1.0, 2.0), Span(1, "F", 1, 1, 9.0, 10.0),
     )  # fmt: skip
-    found = limits(run(loops=[loop(stages=2, steps=1)], traces=[moved]))
-    # All of 2 x 10: busy 2, bubble 9 + 1, transfer 8; the larger one is the limit.
-    assert found.seconds["transfer"] == pytest.approx(4.0)
+    found = limits(run(loops=[loop(stages=2, steps=2)], traces=[update_of(*spans)]))
+    # All of 2 x 10: busy 5, bubble 7 + 2, transfer 6; the larger one is the limit.
+    assert found.seconds["transfer"] == pytest.approx(3.0)
     assert found.limit == "bubble"
-    whole = ExecutionTrace(
-        model="mlp", mode="train", loop=0, epoch=1, update=0, began=1.0, num_groups=2,
-        schedule="1f1b", spans=(*spans, Span(0, "B", 0, 0, 1.0, 8.0)),
-        activities=moved.activities,
-    )  # fmt: skip
-    found = limits(run(loops=[loop(stages=2, steps=1)], traces=[whole]))
+    whole = update_of(*spans, Span(0, "B", 0, 0, 3.0, 10.0))
+    found = limits(run(loops=[loop(stages=2, steps=2)], traces=[whole]))
     assert found.limit == "transfer"
     assert "model.set_pipeline_stage_assignment(...)" in found.advice
     assert '"grouped"' in found.advice

@@ -46,7 +46,7 @@ def test_the_twin_of_a_simulation_is_the_simulation(name, transfer):
     assert [str(a) for a in twin.spans] == [str(b) for b in timeline.spans]
 
 
-def test_costs_are_medians_by_stage_and_pass():
+def test_costs_are_means_by_stage_and_pass():
     timeline = simulate(make_schedule("1f1b", 2, 5, (0, 1)), UNIT_COST)
     spans = [
         dataclasses.replace(each, end=each.end + 100.0 * (each.micro_batch == 4))
@@ -56,7 +56,7 @@ def test_costs_are_medians_by_stage_and_pass():
     schedule = schedule_of(trace)
     costs = measured_costs(trace, schedule, dependencies(schedule))
     assert {(stage, kind.value): cost for (stage, kind), cost in costs.tasks.items()} == {
-        (0, "F"): 1.0, (0, "B"): 2.0, (1, "F"): 1.0, (1, "B"): 2.0
+        (0, "F"): 21.0, (0, "B"): 22.0, (1, "F"): 21.0, (1, "B"): 22.0
     }  # fmt: skip
 
 

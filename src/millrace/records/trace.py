@@ -14,7 +14,7 @@ from millrace.records.timeline import Span, Timeline
 class ActivitySpan:
     """Something that a row of a trace did, which is not a task of a schedule."""
 
-    row: str  # "host", "infeed", "outfeed", "transfer", "compile", or "group 0"
+    row: str  # "host", "infeed", "outfeed", "compile", or "group 0"
     name: str  # such as "block 3", "update", "wait for data"
     start: float  # seconds since the trace began
     end: float

@@ -4,14 +4,18 @@ group 0 |F0 F1 ////// B0---//// B1---       / waits for backward of stage 1 on m
 group 1 |   F0 B0--- F1 B1---               before F0 start-up, after B1 end
 """
 
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from millrace.records.timeline import Span, Timeline
 
 _NAMES = {"F": "forward", "B": "backward", "I": "backward for inputs", "W": "backward for weights"}
-# What a backward takes may come from either form of the next stage's backward.
-_BACKWARDS = ("I", "B")
+_TRANSFER = "waits for the transfer of"
+_OR_HOST = ", or for the host"
+# The tasks whose results others take, by whether they are forwards, and micro-batch. What a
+# backward takes may come from either form of the next stage's backward.
+Senders = Mapping[tuple[bool, int], Sequence[Span]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +31,11 @@ class IdleSlot:
     def duration(self) -> float:
         """Time from start to end."""
         return self.end - self.start
+
+    @property
+    def is_transfer(self) -> bool:
+        """Whether the value that the group waited for was on its way, and nothing else was late."""
+        return self.reason.startswith(_TRANSFER) and not self.reason.endswith(_OR_HOST)
 
 
 def idle_slots(timeline: Timeline) -> tuple[IdleSlot, ...]:
@@ -51,13 +60,15 @@ def idle_slots(timeline: Timeline) -> tuple[IdleSlot, ...]:
     by_group: list[list[Span]] = [[] for _ in range(timeline.num_groups)]
     for span in timeline.spans:
         by_group[span.group].append(span)
-    senders = {(span.stage, span.kind, span.micro_batch): span for span in timeline.spans}
-    groups_of = sorted({span.stage for span in timeline.spans})
+    senders: dict[tuple[bool, int], list[Span]] = defaultdict(list)
+    for span in timeline.spans:
+        if span.kind != "W":
+            senders[span.kind == "F", span.micro_batch].append(span)
     end = timeline.end
     slots: list[IdleSlot] = []
     for group, spans in enumerate(by_group):
         spans.sort(key=lambda span: (span.start, span.end))
-        slots += _of_group(group, spans, end, senders, groups_of)
+        slots += _of_group(group, spans, end, senders)
     return tuple(slots)
 
 
@@ -65,8 +76,7 @@ def _of_group(
     group: int,
     spans: Sequence[Span],
     end: float,
-    senders: Mapping[tuple[int, str, int], Span],
-    stages: Sequence[int],
+    senders: Senders,
 ) -> Iterator[IdleSlot]:
     if not spans:
         if end:
@@ -76,7 +86,7 @@ def _of_group(
     for number, span in enumerate(spans):
         if span.start > free:
             if number:
-                yield from _before(span, free, senders, stages)
+                yield from _before(span, free, senders)
             else:
                 yield IdleSlot(group, 0.0, span.start, "start-up")
         free = max(free, span.end)
@@ -84,46 +94,35 @@ def _of_group(
         yield IdleSlot(group, free, end, "end")
 
 
-def _before(
-    span: Span,
-    free: float,
-    senders: Mapping[tuple[int, str, int], Span],
-    stages: Sequence[int],
-) -> Iterator[IdleSlot]:
+def _before(span: Span, free: float, senders: Senders) -> Iterator[IdleSlot]:
     """Yields the parts of the gap between `free` and the start of a task."""
     group = span.group
-    sender = _sender(span, senders, stages)
+    sender = _sender(span, senders)
     if sender is None or sender.end <= free:
         reason = "waits for the host"
         if sender is not None:
-            reason = f"waits for the transfer of {_words(sender)}, or for the host"
+            reason = f"{_TRANSFER} {_words(sender)}{_OR_HOST}"
         yield IdleSlot(group, free, span.start, reason)
         return
     arrived = min(sender.end, span.start)
     yield IdleSlot(group, free, arrived, f"waits for {_words(sender)}")
     if arrived < span.start:
-        yield IdleSlot(group, arrived, span.start, f"waits for the transfer of {_words(sender)}")
+        yield IdleSlot(group, arrived, span.start, f"{_TRANSFER} {_words(sender)}")
 
 
-def _sender(
-    span: Span, senders: Mapping[tuple[int, str, int], Span], stages: Sequence[int]
-) -> Span | None:
+def _sender(span: Span, senders: Senders) -> Span | None:
     """Returns the task of another group whose result a task takes, the last one to end."""
+    is_forward = span.kind == "F"
     if span.kind == "W":
         return None  # which takes only what its own group has left
-    if span.kind == "F":
-        others = [(stage, "F", span.micro_batch) for stage in stages if stage < span.stage]
-    else:
-        others = [
-            (stage, kind, span.micro_batch)
-            for stage in stages
-            if stage > span.stage
-            for kind in _BACKWARDS
-        ]
-    found = [senders[each] for each in others if each in senders]
-    found = [each for each in found if each.group != span.group and each.end <= span.end]
-    return max(found, key=lambda each: each.end, default=None)
+    found = None
+    for each in senders[is_forward, span.micro_batch]:
+        if each.stage == span.stage or (each.stage < span.stage) is not is_forward:
+            continue
+        if each.group != span.group and each.end <= span.end:
+            found = each if found is None or each.end > found.end else found
+    return found
 
 
 def _words(span: Span) -> str:
-    return f"{_NAMES[span.kind]} of stage {span.stage} on micro-batch {span.micro_batch}"
+    return f"{_NAMES.get(span.kind, span.kind)} of stage {span.stage} on micro-batch {span.micro_batch}"

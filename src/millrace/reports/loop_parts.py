@@ -68,9 +68,10 @@ def _parts(run: RunRecords, loop: LoopRecord) -> LoopParts:
     modes = _modes(loop, samples, rest, steps)
     scale = min(rest / total, 1.0) if (total := sum(each for each, _ in modes.values())) else 0.0
     seconds: dict[str, float] = dict.fromkeys(PARTS, 0.0)
+    by_mode = {mode: _median_shares(run, loop, mode) for mode in {*modes, loop.mode}}
     for mode, (running, steps_of_mode) in modes.items():
         within = running * scale
-        shares = _median_shares(run, loop, mode)
+        shares = by_mode[mode]
         if shares is None:
             transfer = _exchange_share(run, loop, mode) * within
             seconds["transfer"] += transfer
@@ -85,8 +86,7 @@ def _parts(run: RunRecords, loop: LoopRecord) -> LoopParts:
         seconds["compute"] += (shares.compute - exchange) * within
     seconds |= {"compile": compiling, "data": waiting}
     seconds["other"] = max(wall - sum(seconds.values()), 0.0)
-    shares = _median_shares(run, loop, loop.mode)
-    return LoopParts(loop, seconds, steps, executions, shares)
+    return LoopParts(loop, seconds, steps, executions, by_mode[loop.mode])
 
 
 def _until(run: RunRecords, loop: LoopRecord) -> float:

@@ -22,7 +22,7 @@ from millrace.reports.twin import simulated_twin
 
 TraceEvent = dict[str, Any]
 _LOOPS = {"train": "fit", "test": "evaluate", "predict": "predict"}
-_LAST = ("transfer", "infeed", "host", "outfeed", "compile")  # rows below the groups, in order
+_LAST = ("infeed", "host", "outfeed", "compile")  # rows below the groups, in order
 
 
 def perfetto(run: RunRecords) -> dict[str, Any]:

@@ -9,10 +9,10 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from millrace.records.timeline import Span
+from millrace.records.timeline import Timeline
 from millrace.records.trace import ExecutionTrace
-from millrace.schedules.dependencies import dependencies
-from millrace.schedules.task import Pass, Task
+from millrace.reports.bubble import idle_slots
+from millrace.schedules.task import Pass
 
 Interval = tuple[float, float]
 
@@ -43,22 +43,27 @@ def trace_shares(trace: ExecutionTrace) -> TraceShares | None:
     end = max((intervals[-1][1] for intervals in busy if intervals), default=0.0)
     if end <= 0:
         return None
-    moves = _joined(
-        (each.start, each.end) for each in trace.activities if each.row.startswith("transfer")
-    )
-    arrivals = _arrivals(trace.spans)
+    transfers = _transfers(trace)
     idle = transfer = 0.0
     for group, intervals in enumerate(busy):
         slots = _gaps(intervals, end)
         idle += _length(slots)
-        tasks = sorted((s for s in trace.spans if s.group == group), key=lambda span: span.start)
-        waits = [(arrivals[id(task)], task.start) for task in tasks]
-        transfer += _length(_common(_common(slots, _joined(waits)), moves))
+        transfer += _length(_common(slots, transfers[group]))
     total = end * trace.num_groups
     forwards = sum(1 for span in trace.spans if span.kind == Pass.FORWARD and span.stage == 0)
     updates = max(trace.updates, 1)
     steps = max(forwards // updates, 1)
     return TraceShares(end / updates, (idle - transfer) / total, transfer / total, steps)
+
+
+def _transfers(trace: ExecutionTrace) -> list[list[Interval]]:
+    """Returns for each group the times in which a value was on its way to it, by start."""
+    spans = (each for each in trace.spans if 0 <= each.group < trace.num_groups)
+    found: list[list[Interval]] = [[] for _ in range(trace.num_groups)]
+    for slot in idle_slots(Timeline(tuple(spans), trace.num_groups)):
+        if slot.is_transfer:
+            found[slot.group].append((slot.start, slot.end))
+    return found
 
 
 def _of_calls(trace: ExecutionTrace) -> TraceShares | None:
@@ -79,27 +84,6 @@ def _busy(trace: ExecutionTrace, group: int) -> Iterable[Interval]:
     yield from ((span.start, span.end) for span in trace.spans if span.group == group)
     row = f"group {group}"
     yield from ((each.start, each.end) for each in trace.activities if each.row == row)
-
-
-def _arrivals(spans: Sequence[Span]) -> dict[int, float]:
-    """Returns for each span when the tasks that it takes values of have ended, by its id."""
-    ends: dict[Task, float] = {}
-    rows: dict[int, list[Task]] = {}
-    for span in spans:
-        task = Task(span.stage, Pass(span.kind), span.micro_batch)
-        ends[task] = max(span.end, ends.get(task, 0.0))
-        rows.setdefault(span.group, []).append(task)
-    before = dependencies(tuple(map(tuple, rows.values())))
-    return {
-        id(span): max(
-            (
-                ends.get(other, 0.0)
-                for other in before[Task(span.stage, Pass(span.kind), span.micro_batch)]
-            ),
-            default=span.start,
-        )
-        for span in spans
-    }
 
 
 def _joined(intervals: Iterable[Interval]) -> list[Interval]:

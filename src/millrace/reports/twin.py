@@ -1,15 +1,18 @@
-"""The simulated twin of a measured update: the same tasks, each with the median cost of its kind.
+"""The simulated twin of a measured update: the same tasks, each with the mean cost of its kind.
 
     measured    |F0 F1--    B0---  B1----      noise, and a host that dispatches late
-    simulated   |F0 F1   B0---  B1---          the schedule alone
+    simulated   |F0 F1-   B0----  B1---        the schedule alone
 
 Where both end at the same time, the schedule explains the update. What the measured one takes
-longer is not the schedule's: tasks of unequal length, a late host, or others on the machine.
+longer is not the schedule's: tasks of unequal length, or a host that dispatches late.
+
+The costs are means, not medians: on a busy machine a few tasks and transfers take many times the
+median, and the sum of the means is the time that all of them took.
 """
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
-from statistics import median
+from statistics import fmean
 from typing import NamedTuple
 
 from millrace.errors import ScheduleError
@@ -26,8 +29,8 @@ SAMPLE = 10_000  # tasks among which transfers are measured
 class MeasuredCosts(NamedTuple):
     """What the tasks of a trace took, in seconds."""
 
-    tasks: Mapping[tuple[int, Pass], float]  # median, by stage and pass
-    transfer: float  # median time from the end of a task to that of a group that waits for it
+    tasks: Mapping[tuple[int, Pass], float]  # mean, by stage and pass
+    transfer: float  # mean time from the end of a task to that of a group that waits for it
 
 
 def simulated_twin(trace: ExecutionTrace) -> Timeline | None:
@@ -71,7 +74,7 @@ _PASSES = {kind.value: kind for kind in Pass}
 
 
 def measured_costs(trace: ExecutionTrace, schedule: Schedule, waits: Waits) -> MeasuredCosts:
-    """Returns the median cost of each stage and pass, and of a transfer.
+    """Returns the mean cost of each stage and pass, and of a transfer.
 
     A transfer is measured where a group waits for it: from the end of the task that sends to the
     start of the task that takes. One that arrives while the group is busy costs nothing.
@@ -85,8 +88,8 @@ def measured_costs(trace: ExecutionTrace, schedule: Schedule, waits: Waits) -> M
     for span in trace.spans:
         by_kind[span.stage, _PASSES[span.kind]].append(span.duration)
     return MeasuredCosts(
-        {key: median(times) for key, times in by_kind.items()},
-        median(_transfers(trace.spans[:SAMPLE], schedule, waits) or [0.0]),
+        {key: fmean(times) for key, times in by_kind.items()},
+        fmean(_transfers(trace.spans[:SAMPLE], schedule, waits) or [0.0]),
     )
 
 

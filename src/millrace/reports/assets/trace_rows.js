@@ -1,6 +1,6 @@
 // The rows of a trace: measured tasks of each device group, the simulated ones, activities.
 
-const ACTIVITY_COLORS = { infeed: "#4fb3ba", outfeed: "#a58bc9", host: "#98a2ae", transfer: "#c9822b", compile: "#b8433f" };
+const ACTIVITY_COLORS = { infeed: "#4fb3ba", outfeed: "#a58bc9", host: "#98a2ae", compile: "#b8433f" };
 const hatch = hatching();
 
 function traceRows(trace, shown) {
