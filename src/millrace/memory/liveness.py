@@ -216,10 +216,11 @@ def liveness(module: Module, assignment: BufferAssignment) -> Liveness:
 
     for point, instruction in enumerate(points):
         is_loop = instruction.opcode == "while"
+        is_pointer = instruction.opcode in _POINTERS
         for operand in instruction.operands:
-            for index, buffers in values[operand].items():
-                if not index or instruction.opcode not in _POINTERS:
-                    extend(buffers, begins[point] if is_loop else point)
+            value = values[operand]
+            for buffers in [value.get((), ())] if is_pointer else value.values():
+                extend(buffers, begins[point] if is_loop else point)
         if is_loop:
             for buffers in values[instruction.number].values():
                 for buffer in buffers:

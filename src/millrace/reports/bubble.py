@@ -125,4 +125,5 @@ def _sender(span: Span, senders: Senders) -> Span | None:
 
 
 def _words(span: Span) -> str:
-    return f"{_NAMES.get(span.kind, span.kind)} of stage {span.stage} on micro-batch {span.micro_batch}"
+    name = _NAMES.get(span.kind, span.kind)
+    return f"{name} of stage {span.stage} on micro-batch {span.micro_batch}"
