@@ -16,6 +16,7 @@ from keras import layers
 
 import millrace
 from millrace.compiling.executable import compiled_of
+from millrace.operations.groups import program_of
 from millrace.recording.program_memory import program_memory
 
 pytestmark = [pytest.mark.slow, pytest.mark.shipped_compiler]
@@ -191,7 +192,7 @@ def test_peak_and_attribution(make, devices, per_execution, peaks, capsys):
     for new in seen:
         known = peaks.get(id(compiled_of(new.executable)))
         begin = time.perf_counter()
-        memory = program_memory(new)
+        memory = program_memory(new, program_of(new.executable))
         seconds = time.perf_counter() - begin
         unnamed = sum(
             each.nbytes for each in memory.alive if each.role == "other" and not each.layer

@@ -10,7 +10,9 @@ import millrace
 from millrace._compat.jax_executables import flops
 from millrace.compiling.executable import compiled_of
 from millrace.compiling.log import CompileLog, current_log, logging_to
-from millrace.recording.operations import OperationRecorder, counted_operations
+from millrace.operations.groups import program_of
+from millrace.recording.operations import counted_operations
+from millrace.recording.programs import ProgramRecorder
 from millrace.records.compilation import CompileRecord
 from millrace.records.directory import RunDirectory
 from millrace.records.run import load
@@ -37,10 +39,10 @@ def trained(directory, make=dense, devices=1, optimizer="sgd", prepare=None, **o
     model.compile(optimizer, **options)
     if prepare is not None:
         prepare(model)
-    recorder = OperationRecorder(RecordSinks(RunDirectory(directory)))
+    recorder = ProgramRecorder(RecordSinks(RunDirectory(directory)))
     executables = {}
     observers = strategy._totals.compile_log.observers
-    observers.append(recorder.observe)
+    observers.append(recorder)
     observers.append(lambda new: executables.setdefault(new.record.program, new))
     x = np.ones((32, *model.input_shape[1:]), "float32")
     model.fit(x, np.zeros(32, "int32"), batch_size=4, verbose=0)
@@ -201,7 +203,7 @@ def test_a_function_has_the_scopes_that_its_author_opened():
                 return x * 2 @ np.ones((4, 4), "float32")
 
         run(np.ones((4, 4), "float32"))
-    record, _ = counted_operations(seen[-1])
+    record, _ = counted_operations(seen[-1], program_of(seen[-1].executable))
     doubling = by_owner(record)["doubling", "forward"]
     assert doubling.flops >= 2 * 4 * 4 * 4
 
@@ -215,7 +217,7 @@ def test_an_error_is_logged_once_and_ends_nothing(tmp_path, caplog, monkeypatch)
     records, executables = trained(tmp_path, metrics=["accuracy"])
     assert "train_run" in executables
     assert not records
-    lines = [each.message for each in caplog.records if "cannot be counted" in each.message]
+    lines = [each.message for each in caplog.records if "cannot be recorded" in each.message]
     assert len(lines) == 1
     assert "no such wire type" in lines[0]
 
@@ -226,8 +228,8 @@ def test_other_loops_have_forward_only(tmp_path, mode):
     with strategy.scope():
         model = dense()
     model.compile("sgd", "sparse_categorical_crossentropy")
-    recorder = OperationRecorder(RecordSinks(RunDirectory(tmp_path)))
-    strategy._totals.compile_log.observers.append(recorder.observe)
+    recorder = ProgramRecorder(RecordSinks(RunDirectory(tmp_path)))
+    strategy._totals.compile_log.observers.append(recorder)
     x, y = np.ones((8, 8), "float32"), np.zeros(8, "int32")
     if mode == "evaluate":
         model.evaluate(x, y, verbose=0)

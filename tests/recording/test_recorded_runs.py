@@ -93,6 +93,24 @@ def test_a_callback_records_one_call(tmp_path):
     assert len(fit.processes) == len(predict.processes) == 1
 
 
+def test_a_callback_tells_what_was_compiled_before_it(tmp_path):
+    strategy = millrace.Strategy(devices=1)
+    model, other = make_model(strategy), make_model(strategy, name="other")
+    other.fit(X, Y, verbose=0)
+    model.fit(X, Y, verbose=0)
+    for _ in range(2):
+        report = millrace.callbacks.Report(tmp_path / "run")
+        model.fit(X, Y, verbose=0, callbacks=[report])
+    run = millrace.records.load(tmp_path / "run")
+    made = [each for each in run.compilations if each.is_executable]
+    assert [(record.model, record.program) for record in made] == [("mlp", "train_run")]
+    assert [loop.compile_seconds for loop in run.loops] == [0, 0]
+    model.evaluate(X, Y, verbose=0, callbacks=[millrace.callbacks.Report(tmp_path / "run")])
+    run = millrace.records.load(tmp_path / "run")
+    made = [each for each in run.compilations if each.is_executable]
+    assert [record.program for record in made] == ["train_run", "test_run"]
+
+
 def test_a_callback_and_a_strategy_both_record(tmp_path):
     model = make_model(millrace.Strategy(devices=1, report_dir=tmp_path / "all"))
     model.fit(X, Y, verbose=0)

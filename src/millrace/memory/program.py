@@ -17,11 +17,10 @@ import numpy as np
 from millrace._compat.jax_executables import (
     buffers_proto,
     kept_arguments,
-    module_proto,
     requirement,
     result_paths,
 )
-from millrace.memory.hlo_proto import Allocation, Module, read_buffers, read_module
+from millrace.memory.hlo_proto import Allocation, Module, read_buffers
 from millrace.memory.labels import NoLabels, ProgramLabels, ValueLabel
 from millrace.memory.liveness import Liveness, live_buffer, liveness
 from millrace.memory.owners import NearestNames
@@ -55,6 +54,7 @@ class AnalyzedProgram:
 
 def analyze(
     compiled: jax.stages.Compiled,
+    module: Module,
     layer_of: Callable[[str], str] = lambda op_name: "",
     labels: ProgramLabels | None = None,
     nbytes: int | None = None,
@@ -63,12 +63,12 @@ def analyze(
 
     Args:
         compiled: the executable.
+        module: its program.
         layer_of: returns the layer in the name of an operation, empty if there is none.
         labels: of its arguments and results.
         nbytes: that the compiler reserves, if that is known: to ask it takes 0.1 s for ResNet50.
     """
     nbytes = requirement(compiled) if nbytes is None else nbytes
-    module = read_module(module_proto(compiled))
     assignment = read_buffers(buffers_proto(compiled))
     if module.entry not in module.schedule or not assignment.allocations:
         # A backend without a schedule, or without the addresses of buffers.

@@ -28,7 +28,7 @@ from millrace._compat.keras_layers import all_layers, layers_inside
 from millrace.compiling.executable import compiled_of
 from millrace.compiling.log import NewExecutable
 from millrace.errors import DataError
-from millrace.operations.groups import count_operations
+from millrace.operations.groups import count_operations, program_of
 
 TITLE = "# What a test compiles. `pytest --update-golden` writes this file anew."
 _COLUMNS = ("owner", "role", "pass", "products", "FLOPs", "bytes", "operations")
@@ -85,9 +85,10 @@ def _environment() -> str:
 
 def _program(new: NewExecutable) -> GoldenProgram | None:
     program = new.record.program
-    count = count_operations(new.executable, new.model, "_backward" in program)
-    if count is None:
+    module = program_of(new.executable)
+    if module is None:
         return None
+    count = count_operations(module, new.executable, new.model, "_backward" in program)
     names = stable_names(new.model)
     compiled = compiled_of(new.executable)
     arguments = Counter(

@@ -38,20 +38,25 @@ class ProgramCount:
     runs: int  # of operations, in one call
 
 
+def program_of(executable: Executable) -> Module | None:
+    """Returns the program of an executable; None if that does not show it."""
+    compiled = compiled_of(executable)
+    if not isinstance(compiled, jax.stages.Compiled):
+        return None
+    return read_module(module_proto(compiled))
+
+
 def count_operations(
-    executable: Executable, model: keras.Model | None, is_backward: bool = False
-) -> ProgramCount | None:
-    """Counts the operations of an executable; None if it does not show its program.
+    module: Module, executable: Executable, model: keras.Model | None, is_backward: bool = False
+) -> ProgramCount:
+    """Counts the operations of an executable.
 
     Args:
+        module: its program.
         executable: as the compile log shows it.
         model: whose layers the program calls; None for a function, whose scopes are the owners.
         is_backward: whether the program is the backward pass of a stage.
     """
-    compiled = compiled_of(executable)
-    if not isinstance(compiled, jax.stages.Compiled):
-        return None
-    module = read_module(module_proto(compiled))
     names = ScopeNames(_layer_of(executable, model), optimizer_scopes(model), is_backward)
     owners = OperationOwners(module, names)
     counter = OperationCounter(module)

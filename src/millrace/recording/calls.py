@@ -10,6 +10,7 @@ from typing import Any
 from millrace.fit.controller import Controller
 from millrace.plan import Mode
 from millrace.recording.run import RecordedRun
+from millrace.records.compilation import CompileRecord
 
 
 class CallRecords:
@@ -34,6 +35,8 @@ class CallRecords:
     def add(self, record: object) -> None:
         """Takes a record, if it is of this call."""
         if self._has(record):
+            if isinstance(record, CompileRecord):
+                self.run.compilations.add(record)
             self.run.directory.add(record)
 
     def add_all(self, records: Sequence[object]) -> None:
@@ -66,6 +69,9 @@ def record_call(
     loops = {controller.loop}
     records = CallRecords(run, controller.model.name, loops)
     totals.sinks.put_in(records)
+    for compilation in totals.compile_log.records:  # before this call, too
+        if compilation.model == controller.model.name and compilation not in run.compilations:
+            records.add(compilation)
     writer = functions.recorder
     if writer is None:
         setup = controller.setup

@@ -21,7 +21,7 @@ import jax
 from millrace.errors import OptionError
 from millrace.operations.groups import ProgramCount
 from millrace.operations.profile import ProgramTimes, newest_profile, read_times
-from millrace.recording.operations import OperationRecorder
+from millrace.recording.programs import ProgramRecorder
 from millrace.records.directory import RunDirectory
 from millrace.records.operations import ProgramOperations
 
@@ -56,7 +56,7 @@ def traced_executions(chosen: int | None = None) -> int:
 class OperationTrace:
     """Traces executions of the loops of a strategy, and writes the times of their operations."""
 
-    def __init__(self, recorder: OperationRecorder, records: RunDirectory, executions: int):
+    def __init__(self, recorder: ProgramRecorder, records: RunDirectory, executions: int):
         """Starts nothing.
 
         Args:

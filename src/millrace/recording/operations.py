@@ -1,73 +1,32 @@
-"""Writes down the operations of each executable of a run.
+"""The operations of an executable, as a record."""
 
-CompileLog.observers -> OperationRecorder.observe -> count_operations -> ProgramOperations
-"""
-
-import logging
 import re
-import threading
 
 from millrace.compiling.log import NewExecutable
+from millrace.memory.hlo_proto import Module
 from millrace.operations.groups import ProgramCount, count_operations
 from millrace.plan import Mode
 from millrace.records.operations import ProgramOperations
-from millrace.records.sinks import RecordSinks
 
 _STAGE = re.compile(r" of stage (\d+)$")
 
-logger = logging.getLogger("millrace")
 
-
-class OperationRecorder:
-    """Counts the operations of executables as they are made, and writes records of them.
-
-    Append `observe` to the `observers` of a compile log.
-    """
-
-    def __init__(self, sinks: RecordSinks):
-        self._sinks = sinks
-        self._lock = threading.Lock()
-        self._has_failed = False
-        # By the name of XLA's module: several programs may have the same.
-        self.counts: dict[str, list[tuple[ProgramOperations, ProgramCount]]] = {}
-
-    def observe(self, new: NewExecutable) -> None:
-        """Writes the operations of an executable. An error is logged once, and the run goes on."""
-        if not self._sinks:
-            return
-        try:
-            counted = counted_operations(new)
-        except Exception as error:
-            with self._lock:
-                first, self._has_failed = not self._has_failed, True
-            if first:
-                logger.warning(
-                    "The operations of %s cannot be counted, and are missing in the records: "
-                    "%s: %s. The run goes on.",
-                    new.record.program,
-                    type(error).__name__,
-                    error,
-                )
-            return
-        if counted is None:
-            return
-        with self._lock:
-            self.counts.setdefault(counted[1].name, []).append(counted)
-        self._sinks.add(counted[0])
-
-
-def counted_operations(new: NewExecutable) -> tuple[ProgramOperations, ProgramCount] | None:
+def counted_operations(
+    new: NewExecutable, module: Module
+) -> tuple[ProgramOperations, ProgramCount]:
     """Returns the record of an executable's operations, and the owners of each.
 
     FLOPs and bytes are those of one iteration of the loop over updates, whose number of iterations
     is an argument, or of all of them where the loop is unrolled: `steps` says of how many steps.
+
+    Args:
+        new: the executable.
+        module: its program.
     """
     record = new.record
     stage = _STAGE.search(record.program)
     is_backward = "_backward" in record.program
-    count = count_operations(new.executable, new.model, is_backward)
-    if count is None:
-        return None
+    count = count_operations(module, new.executable, new.model, is_backward)
     operations = ProgramOperations(
         model=record.model,
         program=record.program,

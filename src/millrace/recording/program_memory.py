@@ -1,21 +1,18 @@
-"""The memory of every executable of a run, written when it is made.
+"""The memory of an executable, as a record.
 
-compile log -> NewExecutable -> labels of its arguments
--> areas, peak, segments       memory/program.py
--> ProgramMemory -> run directory
+NewExecutable -> labels of its arguments
+-> areas, peak, segments    memory/program.py
+-> ProgramMemory
 """
 
-import logging
-import weakref
 from collections.abc import Sequence
-
-import keras
 
 from millrace._compat.jax_executables import devices_of
 from millrace._compat.keras_layers import layer_names
 from millrace.compiling.executable import compiled_of, renames_of
-from millrace.compiling.log import CompileLog, NewExecutable
+from millrace.compiling.log import NewExecutable
 from millrace.memory.function_labels import FunctionLabels
+from millrace.memory.hlo_proto import Module
 from millrace.memory.labels import LoopLabels, NoLabels, ProgramLabels
 from millrace.memory.owners import layer_finder
 from millrace.memory.program import analyze
@@ -23,16 +20,17 @@ from millrace.memory.stage_labels import StageLabels
 from millrace.pipelines.programs.stages import StageSource
 from millrace.plan import Plan
 from millrace.records.program_memory import ProgramMemory
-from millrace.records.sinks import RecordSinks
 from millrace.steps.program import FunctionSource
-
-logger = logging.getLogger("millrace")
 
 SHOWN_LAYERS = 6  # that the words about recomputation name
 
 
-def program_memory(new: NewExecutable) -> ProgramMemory:
+def program_memory(new: NewExecutable, module: Module) -> ProgramMemory:
     """Returns the memory of an executable.
+
+    Args:
+        new: the executable.
+        module: its program.
 
     Raises:
         Exception: of many classes, if XLA describes it in a way that is not known here.
@@ -43,7 +41,7 @@ def program_memory(new: NewExecutable) -> ProgramMemory:
     names = labels.layers if isinstance(labels, FunctionLabels) else ()
     names = names if model is None else layer_names(model)
     layer_of = layer_finder(names, renames_of(new.executable))
-    analyzed = analyze(compiled, layer_of, labels, record.peak_bytes or None)
+    analyzed = analyze(compiled, module, layer_of, labels, record.peak_bytes or None)
     devices = devices_of(compiled) if plan is None else plan.group.devices
     return ProgramMemory(
         model=record.model,
@@ -102,48 +100,3 @@ def _recomputation(plan: Plan | None, layers: Sequence[str]) -> str:
     others = len(layers) - SHOWN_LAYERS
     named += f" and {others} more layers" if others > 0 else ""
     return f"{how}: {named}" if how else named
-
-
-class MemoryRecorder:
-    """An observer of a compile log, which writes the memory of every executable."""
-
-    def __init__(self, sinks: RecordSinks):
-        self._sinks = sinks
-        self._has_failed = False
-        # The plans of trainings that recompute, of each model the one with the largest batch.
-        self.recomputing: weakref.WeakKeyDictionary[keras.Model, Plan] = weakref.WeakKeyDictionary()
-
-    def __call__(self, new: NewExecutable) -> None:
-        """Writes the memory of an executable; an error is logged, once, and training goes on."""
-        self._remember(new)
-        if not self._sinks:
-            return
-        try:
-            self._sinks.add(program_memory(new))
-        except Exception as error:  # of any kind: training is worth more than its records
-            if not self._has_failed:
-                self._has_failed = True
-                logger.warning(
-                    "The memory of %s of %r is not recorded, and that of later programs is not "
-                    "if they fail alike: %s: %s",
-                    new.record.program, new.record.model, type(error).__name__, error,
-                    exc_info=True,
-                )  # fmt: skip
-
-    def _remember(self, new: NewExecutable) -> None:
-        model, plan = new.model, new.plan
-        if model is None or plan is None or plan.recompute is None or new.is_trial:
-            return
-        before = self.recomputing.get(model)
-        if before is None or plan.batch.rows >= before.batch.rows:
-            self.recomputing[model] = plan
-
-
-def record_memory(log: CompileLog, sinks: RecordSinks) -> None:
-    """Writes the memory of all executables that `log` will get.
-
-    Args:
-        log: of a strategy.
-        sinks: take the records; without any, nothing is analyzed.
-    """
-    log.observers.append(MemoryRecorder(sinks))

@@ -27,6 +27,7 @@ from millrace.fit.totals import begin_loops_after
 from millrace.processes.agreement import process_count, process_index, text_of_first
 from millrace.recording.options import device_names
 from millrace.recording.page import RunPage
+from millrace.records.compilation import CompileRecord
 from millrace.records.directory import RunDirectory
 from millrace.records.loops import ProcessRecord
 from millrace.records.run import last_loop
@@ -58,6 +59,7 @@ class RecordedRun:
         self.pid = os.getpid()
         self.page = RunPage(self.directory, write_page) if process_index() == 0 else None
         self.open_loops: list[ClosableLoop] = []  # closed at the end of the process
+        self.compilations: set[CompileRecord] = set()  # that calls of models have written
         self._process: ProcessRecord | None = None
         begin_loops_after(last_loop(path, process_index()))
 

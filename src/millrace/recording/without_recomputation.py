@@ -14,7 +14,7 @@ from millrace.fit.functions import LoopFunction
 from millrace.options import Recomputation
 from millrace.plan import Mode, Plan
 from millrace.precompile.precompile import Batches, described_execution, dry_run_of, state_specs
-from millrace.recording.program_memory import MemoryRecorder
+from millrace.recording.programs import ProgramRecorder
 
 logger = logging.getLogger("millrace")
 
@@ -32,13 +32,13 @@ def record_without_recomputation(controller: Controller) -> bool:
         Whether anything was written; not so where nothing is recomputed, or a budget has tried it.
     """
     log, sinks = controller.totals.compile_log, controller.totals.sinks
-    recorders = [each for each in log.observers if isinstance(each, MemoryRecorder)]
+    recorders = [each for each in log.observers if isinstance(each, ProgramRecorder)]
     plans = [plan for each in recorders if (plan := each.recomputing.get(controller.model))]
     budget = controller.setup.options.recomputation.budget
     if not plans or not sinks or budget is not None:
         return False
     try:
-        _compile(controller, plans[0], MemoryRecorder(sinks))
+        _compile(controller, plans[0], ProgramRecorder(sinks))
     except Exception as error:  # of any kind: training is worth more than its records
         logger.warning(
             "The memory of %r without recomputation is not recorded: %s",
@@ -48,7 +48,7 @@ def record_without_recomputation(controller: Controller) -> bool:
     return True
 
 
-def _compile(controller: Controller, plan: Plan, recorder: MemoryRecorder) -> None:
+def _compile(controller: Controller, plan: Plan, recorder: ProgramRecorder) -> None:
     options = replace(controller.setup.options, recomputation=Recomputation())
     variant = controller.variant(options)
 

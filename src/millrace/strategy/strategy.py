@@ -33,8 +33,7 @@ from millrace.recording.functions import (
     recorded_call,
 )
 from millrace.recording.operation_trace import OperationTrace, traced_executions
-from millrace.recording.operations import OperationRecorder
-from millrace.recording.program_memory import record_memory
+from millrace.recording.programs import ProgramRecorder
 from millrace.recording.recorders import StrategyRecorders
 from millrace.recording.run import run_of
 from millrace.records.compilation import CompileRecord, Origin
@@ -94,11 +93,10 @@ class Strategy(Misused):
         run = run_of(named)
         sinks = RecordSinks() if run is None else RecordSinks(run.directory)
         self._totals = Totals(CompileLog(policy, sinks), sinks)
-        record_memory(self._totals.compile_log, sinks)
-        operations = OperationRecorder(sinks)
-        self._totals.compile_log.observers.append(operations.observe)
+        programs = ProgramRecorder(sinks)
+        self._totals.compile_log.observers.append(programs)
         if run is not None and (executions := traced_executions()):
-            trace = OperationTrace(operations, run.directory, executions)
+            trace = OperationTrace(programs, run.directory, executions)
             self._totals.operation_trace = trace
         self._totals.recorders = StrategyRecorders(self._totals, run)
         self._functions = FunctionRecorder(self._totals, run, self._devices)
