@@ -297,7 +297,7 @@ class ScanRunner:
         result = executable(*(np.int32(a) if isinstance(a, int) else a for a in arguments))
         end = time.perf_counter()
         self.dispatch_seconds += end - self._began
-        if self.tracer is not None:
+        if self.tracer is not None and self.tracer.activities.is_watched:
             self.tracer.activities.add("host", "dispatch", self._began, end)
         return result
 

@@ -5,16 +5,11 @@ tasks         Tracer                   timing/tracer.py       chosen updates
 operations    ExecutionTracer          fit/totals.py          chosen executions, if asked for
 """
 
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-
 from millrace.compiled_loop.protocol import Runner
 from millrace.fit.controller import Controller
 from millrace.fit.data_position import DataPosition
 from millrace.plan import Mode
 from millrace.timing.tracer import Tracer, TraceSubject
-
-ResultObserver = Callable[[object], object]
 
 
 class ExecutionRecords:
@@ -30,40 +25,34 @@ class ExecutionRecords:
         """
         self._controller, self._mode, self._position = controller, mode, position
         self._tracer: Tracer | None = None
+        self._dispatch_seconds = 0.0  # of the runner, before the execution
 
-    def around(
-        self, runner: Runner, steps: int, state: object
-    ) -> AbstractContextManager[ResultObserver]:
-        """Surrounds an execution; the function that it yields is called with its results.
+    def begin(self, runner: Runner, steps: int, state: object) -> None:
+        """Begins an execution; `end` follows, however it ends.
 
         Args:
             runner: of the execution.
             steps: of a full execution.
             state: the values that it begins with.
         """
+        controller = self._controller
         runner.tracer = self._enter_trace()
-        if self._controller.functions.recorder is None and runner.tracer is None:
-            return nullcontext(_ignore)
-        return self._recorded(runner, steps, state)
-
-    @contextmanager
-    def _recorded(self, runner: Runner, steps: int, state: object) -> Iterator[ResultObserver]:
-        totals, recorder = self._controller.totals, self._controller.functions.recorder
-        name, mode = self._controller.model.name, self._mode
-        dispatched = 0.0
+        recorder, operations = controller.functions.recorder, controller.totals.operation_trace
         if recorder is not None:
-            runner.is_timed, dispatched = True, runner.dispatch_seconds
-            recorder.begins(mode, self._position.epoch)
-        operations, results = totals.operation_trace, list[object]()
+            runner.is_timed, self._dispatch_seconds = True, runner.dispatch_seconds
+            recorder.begins(self._mode, self._position.epoch)
         if operations is not None:
-            operations.begin(name, mode.value, steps, state)
-        try:
-            yield results.append
-        finally:
-            if operations is not None:
-                operations.end(name, mode.value, steps, results[0] if results else None)
-        if recorder is not None:
-            recorder.executed(self._position.steps, runner.dispatch_seconds - dispatched)
+            operations.begin(controller.model.name, self._mode.value, steps, state)
+
+    def end(self, runner: Runner, steps: int, results: object | None) -> None:
+        """Ends an execution that has been dispatched; without results if it has failed."""
+        controller = self._controller
+        recorder, operations = controller.functions.recorder, controller.totals.operation_trace
+        if operations is not None:
+            operations.end(controller.model.name, self._mode.value, steps, results)
+        if recorder is not None and results is not None:
+            seconds = runner.dispatch_seconds - self._dispatch_seconds
+            recorder.executed(self._position.steps, seconds)
 
     def close(self) -> None:
         """Ends the threads that measure, after all that they wait for."""
@@ -91,7 +80,3 @@ class ExecutionRecords:
             )
         self._tracer.enter(controller.loop, self._position.epoch)
         return self._tracer
-
-
-def _ignore(results: object) -> None:
-    pass

@@ -113,13 +113,14 @@ class LoopFunction:
         slices = self._remembered(slices)
         dispatches = runner.dispatches
         chunk = self._chunk(step_logs)
-        with self._records.around(runner, longest, state) as has_ended:
-            try:
-                state, calls = runner.run(as_state(state), ExecutionSteps(slices, longest, chunk))
-            except BaseException as error:
-                self._explain(error, runner, longest)
-                raise
-            has_ended((state, calls))
+        self._records.begin(runner, longest, state)
+        try:
+            state, calls = runner.run(as_state(state), ExecutionSteps(slices, longest, chunk))
+        except BaseException as error:
+            self._records.end(runner, longest, None)
+            self._explain(error, runner, longest)
+            raise
+        self._records.end(runner, longest, (state, calls))
         self.halted = runner.halted
         self._end_deliveries()
         self._controller.totals.add_execution(runner.dispatches - dispatches, runner.statistics)

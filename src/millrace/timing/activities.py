@@ -22,7 +22,23 @@ class Activities:
     def __init__(self) -> None:
         self._spans: deque[ActivitySpan] = deque(maxlen=KEPT)
         self._running: dict[str, ActivitySpan] = {}  # by row
+        self._watching = 0
         self._lock = threading.Lock()
+
+    @property
+    def is_watched(self) -> bool:
+        """Whether a trace is being measured: the shortest activities are added only then."""
+        return self._watching > 0
+
+    def watch(self) -> None:
+        """Begins a trace."""
+        with self._lock:
+            self._watching += 1
+
+    def unwatch(self) -> None:
+        """Ends one."""
+        with self._lock:
+            self._watching -= 1
 
     def begin(self, row: str, name: str, start: float) -> None:
         """Notes what a row begins to do, so that a trace has it that ends before it does."""

@@ -1,4 +1,4 @@
-"""The measurement of one trace: a thread for each device group waits for its tasks in order.
+"""The measurement of one trace: the thread of each device group waits for its tasks in order.
 
     host      dispatches  F0 F1 B0 ...            JAX returns from a call before it has run
     thread    waits for        F0     F1     B0   of group 0, in the order of their dispatch
@@ -13,6 +13,7 @@ later starts the next one that much later. Where a task has ended before its dis
 small programs do on CPUs, its end is that of the dispatch.
 """
 
+import functools
 import logging
 import threading
 import time
@@ -28,10 +29,10 @@ from millrace.records.timeline import Span
 from millrace.records.trace import ActivitySpan, ExecutionTrace
 from millrace.schedules.task import Task
 from millrace.timing.activities import Activities
+from millrace.timing.threads import GroupThreads
 
 # Read once, as close together as possible: traces are put in order by it, also of two processes.
 _SINCE_1970 = max(time.time() - time.perf_counter() for _ in range(100))
-JOIN_SECONDS = 5.0  # longest wait for a measurement at the end of a loop
 
 logger = logging.getLogger("millrace")
 
@@ -61,15 +62,17 @@ class Measurement:
         trace: ExecutionTrace,
         before: Sequence[Sequence[jax.Array] | None],
         activities: Activities,
+        threads: GroupThreads,
         finish: Callable[[ExecutionTrace], None],
     ):
-        """Starts a thread for each device group of this process.
+        """Gives each device group's thread something to wait for.
 
         Args:
             trace: without times.
             before: for each device group the arrays that are ready once the work that was
                 dispatched to it earlier has ended; None for a group of another process.
             activities: beside the devices.
+            threads: of the device groups.
             finish: takes the trace, on one of the threads.
         """
         self._trace, self._activities, self._finish = trace, activities, finish
@@ -81,19 +84,13 @@ class Measurement:
         self.updates = 1
         here = {group: arrays for group, arrays in enumerate(before) if arrays is not None}
         self._queues: dict[int, SimpleQueue[Dispatched | None]] = {k: SimpleQueue() for k in here}
-        self._threads = [
-            threading.Thread(
-                target=self._measure,
-                # On a busy core the thread looks so late that it would take work that has ended
-                # for the begin of what comes after it.
-                args=(group, () if are_ready(arrays) else arrays),
-                name="millrace-timing",
-                daemon=True,
-            )
-            for group, arrays in here.items()
-        ]
-        for thread in self._threads:
-            thread.start()
+        if here:
+            activities.watch()
+        for group, arrays in here.items():
+            # On a busy core the thread looks so late that it would take work that has ended for
+            # the begin of what comes after it.
+            first = () if are_ready(arrays) else arrays
+            threads.run(group, functools.partial(self._measure, group, first))
 
     def ran(self, inputs: Sequence[jax.Array], outputs: Sequence[jax.Array]) -> None:
         """Notes the arrays of the task whose dispatch is about to end.
@@ -132,17 +129,6 @@ class Measurement:
         self._is_dropped = True
         self.seal()
 
-    def join(self) -> None:
-        """Waits until the threads have ended."""
-        end = time.monotonic() + JOIN_SECONDS
-        for thread in self._threads:
-            thread.join(max(end - time.monotonic(), 0))
-
-    @property
-    def is_alive(self) -> bool:
-        """Whether one of its threads runs."""
-        return any(thread.is_alive() for thread in self._threads)
-
     def _measure(self, group: int, before: Sequence[jax.Array]) -> None:
         times = GroupTimes([], [])
         try:
@@ -157,9 +143,11 @@ class Measurement:
             logger.debug("A trace was dropped: %s", error)
         with self._lock:
             self._times.append(times)
-            is_last = self._is_sealed and len(self._times) == len(self._queues)
-        if is_last and not self._is_dropped:
-            self._end()
+            is_last = len(self._times) == len(self._queues)
+        if is_last:
+            self._activities.unwatch()
+            if self._is_sealed and not self._is_dropped:
+                self._end()
 
     def _end(self) -> None:
         spans = [span for times in self._times for span in times.spans]

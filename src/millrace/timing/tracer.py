@@ -16,6 +16,7 @@ import jax
 from millrace.records.trace import ExecutionTrace
 from millrace.timing.activities import Activities
 from millrace.timing.measurement import Measurement
+from millrace.timing.threads import GroupThreads
 
 MOST_TRACES = 24  # in a loop
 MOST_SPANS = 200_000  # in a run
@@ -60,7 +61,7 @@ class Tracer:
         self._epoch = 0
         self._calls = self._updates = self._traces = 0  # of the loop
         self._is_warm = False  # an update ran in an earlier loop
-        self._measurements: list[Measurement] = []  # whose threads may run
+        self._threads = GroupThreads()
         self._open: Measurement | None = None
         self._compilations = 0  # when it was opened
 
@@ -109,7 +110,6 @@ class Tracer:
         if not subject.budget.take(spans):
             return None
         self._traces += 1
-        self._measurements = [each for each in self._measurements if each.is_alive]
         trace = ExecutionTrace(
             model=subject.model,
             mode=subject.mode,
@@ -123,8 +123,8 @@ class Tracer:
             levels=levels,
         )
         self._compilations = subject.compilations()
-        self._open = Measurement(trace, before, subject.activities, subject.write)
-        self._measurements.append(self._open)
+        activities = subject.activities
+        self._open = Measurement(trace, before, activities, self._threads, subject.write)
         return self._open
 
     def end(self, updates: int) -> None:
@@ -150,6 +150,4 @@ class Tracer:
     def close(self) -> None:
         """Ends all measurements, and waits for their threads."""
         self.end(0)
-        for each in self._measurements:
-            each.join()
-        self._measurements.clear()
+        self._threads.close()
