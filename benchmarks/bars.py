@@ -175,6 +175,42 @@ SECTIONS = {
         "the same training without a queue, and the time per step.",
         "outfeed.md",
     ),
+    "report_overhead": Section(
+        "Records of a run",
+        "Time per step inside `fit` with the records that a report is made of, compared with "
+        "training without. Three dense layers of the width shown, with one step per execution or "
+        "as many as one call can hold.",
+        "reports.md",
+        {
+            r"mlp .*": "An execution with records takes 20 us more in Python, and these loops are "
+            "short: a trace of the updates 1, 2, 4, 8 and so on is a larger share of them than of "
+            "an epoch of thousands."
+        },
+    ),
+    "timeline_trace": Section(
+        "Traces of updates",
+        "Time per update with traces of chosen updates, compared with the same records without "
+        "traces; and the end of an update as its schedule simulates it from the mean durations of "
+        "its tasks, compared with the measured one. Pipelines of two stages in two processes, one "
+        "core each, and models in one piece.",
+        "reports.md",
+        {
+            r"whole tanh 64: .*": "A step takes 0.2 ms, and a trace wakes a thread that waits for "
+            "it: seven traces in 64 updates.",
+            r"gpipe transformer 128: end .*": "An end simulated from the mean durations "
+            "of tasks is early where durations vary: "
+            "a group waits for the slowest task of each round, not for the mean one. The "
+            "machine's cores are shared, and the rounds of this case vary most; an earlier "
+            "run had 0.986x.",
+        },
+    ),
+    "report_page": Section(
+        "The page of a report",
+        "A report of a model of 1000 layers with traces of 100,000 tasks: seconds to write it, "
+        "bytes, and milliseconds to draw it in headless Chromium, compared with the same traces "
+        "in Perfetto's format.",
+        "reports.md",
+    ),
     "custom_loop": Section(
         "Custom training loops",
         "A training loop in plain Keras, compiled by `repeat`, compared with the same loop "
@@ -359,6 +395,10 @@ CAPABILITIES = (
     Capability(
         "Reports: what limited a run, its memory, trace and operations, on one offline page",
         "reports.md",
+        "training without records",
+        _TIME,
+        "report_overhead",
+        (r".*: with records / without",),
     ),
     Capability("Schedules: drawn, simulated and checked before they run", "schedules.md"),
     Capability("Pipelines of your own functions", "pipelines_of_functions.md"),
