@@ -9,6 +9,7 @@ import textwrap
 import time
 
 import millrace
+from millrace.schedules.table import make_schedule
 
 TRAIN = """
     import millrace
@@ -87,3 +88,30 @@ def test_processes_of_a_run_share_a_directory(tmp_path):
     loops = [(loop.process, loop.number, loop.outcome, loop.steps) for loop in run.loops]
     assert sorted(loops) == [(0, 0, "finished", 8), (1, 0, "finished", 8)]
     assert (directory / "report.html").exists()
+
+
+def test_a_trace_has_the_tasks_of_all_processes(tmp_path):
+    text = """
+    import millrace
+    millrace.distributed.initialize()
+    import keras, numpy as np
+    x = np.random.default_rng(0).normal(size=(64, 6)).astype("float32")
+    with millrace.Strategy().scope():
+        keras.utils.set_random_seed(0)
+        model = keras.Sequential([keras.Input((6,))] + [keras.layers.Dense(6) for _ in range(2)])
+        model.set_pipeline_stage_assignment([0, 1])
+        model.set_pipelining_options(gradient_accumulation_steps_per_replica=4)
+        model.compile("sgd", "mse", steps_per_execution=8)
+    model.fit(x, x, batch_size=4, shuffle=False, verbose=0)
+    """
+    began = time.time()
+    _, errors = begin(tmp_path, text, MILLRACE, "launch", "--processes", "2").communicate()
+    (directory,) = (tmp_path / "runs").iterdir()
+    traces = millrace.records.load(directory).traces
+    assert traces, errors
+    rows = make_schedule("1f1b", 2, 4, (0, 1))
+    for trace in traces:
+        for group, row in enumerate(rows):
+            measured = [str(span) for span in trace.spans if span.group == group]
+            assert measured == list(map(str, row))
+        assert began < trace.began < trace.began + trace.seconds < time.time()
