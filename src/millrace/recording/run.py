@@ -10,19 +10,18 @@ import atexit
 import logging
 import os
 import pathlib
-import platform
 import socket
 import sys
 import threading
 import time
 from collections.abc import Sequence
 from dataclasses import replace
-from importlib import metadata
 from typing import Protocol
 
 import jax
 
 from millrace.errors import OptionError
+from millrace.explain.key import versions
 from millrace.fit.totals import begin_loops_after
 from millrace.processes.agreement import process_count, process_index, text_of_first
 from millrace.recording.options import device_names
@@ -36,7 +35,6 @@ from millrace.reports.page import write_page
 logger = logging.getLogger("millrace")
 
 VARIABLE = "MILLRACE_REPORT_DIR"
-_PACKAGES = ("millrace", "keras", "jax", "jaxlib", "numpy")
 
 
 class ClosableLoop(Protocol):
@@ -113,20 +111,10 @@ def this_process(platform_name: str, devices: tuple[str, ...]) -> ProcessRecord:
         host=socket.gethostname(),
         cores=len(os.sched_getaffinity(0)) if has_mask else os.cpu_count() or 1,
         began=time.time(),
-        versions={"python": platform.python_version(), **_versions()},
+        versions=versions(),
         platform=platform_name,
         devices=devices,
     )
-
-
-def _versions() -> dict[str, str]:
-    versions: dict[str, str] = {}
-    for name in _PACKAGES:
-        try:
-            versions[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:  # a checkout on PYTHONPATH, say
-            continue
-    return versions
 
 
 def _script() -> str:
