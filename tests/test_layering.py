@@ -10,7 +10,7 @@ SOURCE = pathlib.Path(__file__).parent.parent / "src" / "millrace"
 LEVELS = [
     {"_compat", "_backend"},
     {"options", "records", "arguments", "interrupts"},
-    {"devices", "schedules", "processes", "cache"},
+    {"devices", "schedules", "processes", "cache", "checkpoints"},
     {"plan", "reports", "timing"},
     {"explain", "feeds", "taps"},
     {"recomputation"},
@@ -22,7 +22,7 @@ LEVELS = [
     {"memory"},
     {"fit"},
     {"precompile", "operations"},
-    {"memory_report"},
+    {"memory_report", "resuming"},
     {"recording"},
     {"strategy", "distributed", "layers", "benchmark"},
     {"replay", "loops"},

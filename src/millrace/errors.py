@@ -2,6 +2,7 @@
 
     MillraceError
     ├── BackendError       Keras runs on another backend than JAX             (also RuntimeError)
+    ├── CheckpointError    a checkpoint cannot be written, read or continued  (also RuntimeError)
     ├── DeviceError        the devices asked for do not exist                 (also RuntimeError)
     ├── DTypeError         a value has a type that devices cannot compute in  (also TypeError)
     ├── LoopError          a loop's function does not fit the loop's values   (also TypeError)
@@ -43,6 +44,21 @@ class BackendError(MillraceError, RuntimeError):
 
         import millrace   # picks JAX
         import keras
+    """
+
+
+class CheckpointError(MillraceError, RuntimeError):
+    """A checkpoint cannot be written or read, or the training does not continue it.
+
+    Wrong:
+
+        model.compile("sgd", "mse")       # the checkpoints in "run" are those of an Adam
+        model.fit(x, y, callbacks=[millrace.callbacks.Checkpoint("run")])
+
+    Right:
+
+        model.compile("adam", "mse")
+        model.fit(x, y, callbacks=[millrace.callbacks.Checkpoint("run")])
     """
 
 

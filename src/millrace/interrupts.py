@@ -1,6 +1,7 @@
-"""Ctrl-C during a loop, delayed until the model is in a consistent state.
+"""Ctrl-C and SIGTERM during a loop, delayed until the model is in a consistent state.
 
     with held_back():              fit, evaluate, predict and other loops
+        with terminated_by():      a training with checkpoints: SIGTERM, too
         raise_if_interrupted()     between executions and while waiting for data: raises it
         with at_once():            the user's data set: raises it anywhere inside
 
@@ -8,7 +9,9 @@ Anywhere else Ctrl-C could come between a call that reuses the memory of the var
 the line that stores the new ones, or in the middle of Keras's building of a model.
 """
 
+import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -18,6 +21,15 @@ from millrace._compat.patch_table import INTERRUPTS
 from millrace._compat.patches import put_in, take_out
 
 PATIENCE_SECONDS = 1.0  # a second Ctrl-C after this time is raised at once
+TERMINATED = 128 + signal.SIGTERM  # the exit status of a process that ended by this signal
+
+
+class ImpatientInterrupt(KeyboardInterrupt):
+    """A second Ctrl-C, which does not wait for a consistent state of the model."""
+
+
+class TerminatedError(SystemExit):
+    """SIGTERM has arrived: the process saves its training, and leaves."""
 
 
 class _Held:
@@ -30,9 +42,12 @@ class _Held:
     def handle(self, number: int, frame: object) -> None:
         """Records Ctrl-C, or raises it: in a data set, or if an earlier one has waited long."""
         now = time.monotonic()
-        if self.raises_at_once or (self.since is not None and now - self.since > PATIENCE_SECONDS):
+        if self.raises_at_once:
             self.since = None
             raise KeyboardInterrupt
+        if self.since is not None and now - self.since > PATIENCE_SECONDS:
+            self.since = None
+            raise ImpatientInterrupt
         if self.since is None:
             self.since = now
 
@@ -81,19 +96,88 @@ def held_back() -> Iterator[None]:
         held.check()
 
 
+class Termination:
+    """SIGTERM while a training with checkpoints runs."""
+
+    def __init__(self, deadline_seconds: float, is_agreed: bool):
+        """Begins to wait for the signal; see `terminated_by`."""
+        self._deadline_seconds = deadline_seconds
+        self._is_agreed = is_agreed
+        self.has_arrived = False
+
+    def handle(self, number: int, frame: object) -> None:
+        """Notes the signal, and ends the process at the deadline."""
+        if self.has_arrived:
+            return
+        self.has_arrived = True
+        timer = threading.Timer(self._deadline_seconds, self._end)
+        timer.daemon = True
+        timer.start()
+
+    def check(self) -> None:
+        if self.has_arrived and not self._is_agreed:
+            raise TerminatedError(TERMINATED)
+
+    def _end(self) -> None:
+        sys.stderr.write(
+            f"millrace: {self._deadline_seconds:g} seconds after SIGTERM the training has not "
+            "come to a place where it can be saved. The process ends; the newest complete "
+            "checkpoint stays.\n"
+        )
+        sys.stderr.flush()
+        os._exit(TERMINATED)
+
+
+_termination: Termination | None = None  # of the main thread
+
+
+@contextmanager
+def terminated_by(deadline_seconds: float, is_agreed: bool) -> Iterator[Termination]:
+    """Surrounds a training that saves when SIGTERM arrives.
+
+    A handler that the user has installed for SIGTERM stays in force. In other threads than the
+    main one, which gets no signals, it does nothing.
+
+    Args:
+        deadline_seconds: time from the signal to the end of the process, whatever happens.
+        is_agreed: whether only `Termination.has_arrived` tells of it, since several processes have
+            to leave at the same place.
+    """
+    global _termination
+    termination = Termination(deadline_seconds, is_agreed)
+    is_own = signal.getsignal(signal.SIGTERM) in (signal.SIG_DFL, None)
+    if _termination is not None or not _is_main_thread() or not is_own:
+        yield termination
+        return
+    handle = termination.handle
+    try:
+        # Instead of the system's, or of one that jax.distributed has installed in C++.
+        signal.signal(signal.SIGTERM, handle)
+        _termination = termination
+        yield termination
+    finally:
+        _termination = None
+        if signal.getsignal(signal.SIGTERM) is handle:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
 def raise_if_interrupted() -> None:
-    """Raises a Ctrl-C that has been held back.
+    """Raises a Ctrl-C or a SIGTERM that has been held back.
 
     Raises:
-        KeyboardInterrupt: if there has been one.
+        KeyboardInterrupt: if there has been a Ctrl-C.
+        TerminatedError: if there has been a SIGTERM.
     """
-    if _held is not None and _is_main_thread():
-        _held.check()
+    if (_held is not None or _termination is not None) and _is_main_thread():
+        if _held is not None:
+            _held.check()
+        if _termination is not None:
+            _termination.check()
 
 
 def is_held_back() -> bool:
-    """Whether Ctrl-C waits for `raise_if_interrupted` in this thread."""
-    return _held is not None and _is_main_thread()
+    """Whether Ctrl-C or SIGTERM waits for `raise_if_interrupted` in this thread."""
+    return (_held is not None or _termination is not None) and _is_main_thread()
 
 
 @contextmanager

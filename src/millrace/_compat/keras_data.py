@@ -5,11 +5,15 @@
 `DataAdapter`     the source of an epoch iterator's batches; there is no public base class.
 `get_data_adapter`, `is_array_adapter`   the adapter that Keras makes of `x`, in its order of rows.
 `is_endless`      whether a data set declares that it never ends.
+`tracked_source`  the batches of a pass, with the state of what they are drawn from.
 `stacked`         the batches that Keras's own scan of several steps draws.
 `let_data_adapt`  Keras knows data sets by a list of types; nothing public adds one to it.
 """
 
 import abc
+import pathlib
+import queue
+import tempfile
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -30,11 +34,16 @@ __all__ = [
     "EpochIterator",
     "epoch_order",
     "get_data_adapter",
+    "has_read_ahead",
     "is_array_adapter",
     "is_endless",
     "let_data_adapt",
+    "read_ahead_again",
     "stacked",
+    "tracked_source",
 ]
+
+_READ_AHEAD_SECONDS = 1.0  # in which workers fill their queue
 
 _StockEpochIterator = unpatched(_trainer.JAXEpochIterator)
 
@@ -51,10 +60,14 @@ class EpochIterator(_StockEpochIterator, abc.ABC):
     def executions(self) -> Iterator[tuple[int, int, Any]]:
         """Yields the first and the last step of each execution of an epoch, and its source."""
 
+    def before_epoch(self) -> None:
+        """Is called before the data adapter learns that an epoch begins."""
+
     def _enumerate_iterator(self) -> Iterator[tuple[int, int, Any]]:  # type: ignore[override]
-        self.data_adapter.on_epoch_begin()
-        if self.steps_per_epoch is None or self._current_iterator is None:
+        if self.begins_pass:
             self.end_pass()
+        self.before_epoch()
+        self.data_adapter.on_epoch_begin()
         yield from self.executions()
         self.data_adapter.on_epoch_end()
 
@@ -63,6 +76,11 @@ class EpochIterator(_StockEpochIterator, abc.ABC):
         if self._current_iterator is None:
             self._current_iterator = iter(self.data_adapter.get_jax_iterator())
         return self._current_iterator
+
+    @property
+    def begins_pass(self) -> bool:
+        """Whether the next epoch begins with the first batch of the data."""
+        return self.steps_per_epoch is None or self._current_iterator is None
 
     def end_pass(self) -> None:
         """Ends the pass: the next batch is the first of the data again."""
@@ -135,6 +153,99 @@ def is_endless(adapter: DataAdapter) -> bool:
     if callable(cardinality):
         return int(cardinality()) == -1  # type: ignore[call-overload]
     return hasattr(adapter, "py_dataset") and adapter.num_batches is None
+
+
+def tracked_source(
+    adapter: DataAdapter,
+) -> tuple[Iterator[ArrayTree], tuple[Callable[[], Any], Callable[[Any], None]] | None]:
+    """Returns the batches of a new pass, and functions that get and set the state of their source.
+
+    States come from the iterators of Grain and of tf.data, from torch's loaders with a
+    `state_dict`, and from data sets with `get_state` and `set_state`. None is for all others.
+    """
+    private: Any = adapter
+    dataset = getattr(private, "_dataset", None)
+    if dataset is not None and type(dataset).__module__.startswith("tensorflow."):
+        private._dataset = dataset = _RememberingDataset(dataset)
+    if isinstance(dataset, _RememberingDataset):
+        dataset.begin()
+        return iter(private.get_jax_iterator()), (dataset.get_state, dataset.set_state)
+    batches = iter(private.get_jax_iterator())
+    loader = getattr(private, "_dataloader", None)
+    if hasattr(loader, "state_dict") and hasattr(loader, "load_state_dict"):
+        return batches, (loader.state_dict, loader.load_state_dict)
+    # Workers of Keras read ahead of the batches that they hand over.
+    own = getattr(private, "py_dataset", None) if getattr(private, "enqueuer", 0) is None else None
+    for each in (private, own, batches):
+        if hasattr(each, "get_state") and hasattr(each, "set_state"):
+            return batches, (each.get_state, each.set_state)
+    return batches, None
+
+
+def has_read_ahead(adapter: DataAdapter) -> bool:
+    """Whether workers of a PyDataset have read batches before the first epoch, to build the model.
+
+    Keras begins every epoch with the batches that were read in the one before.
+    """
+    enqueuer = getattr(adapter, "enqueuer", None)
+    return enqueuer is not None and not enqueuer.ready_queue.empty()
+
+
+def read_ahead_again(adapter: DataAdapter) -> None:
+    """Lets workers read the batches once more with which the next epoch begins.
+
+    How many they read of a larger data set than their queue holds depends on time, in Keras, too.
+    """
+    enqueuer: Any = getattr(adapter, "enqueuer", None)
+    ready: queue.Queue[Any] = enqueuer.ready_queue
+    number = ready.qsize()
+    while not ready.empty():
+        ready.get_nowait()
+    enqueuer.start()
+    enqueuer.run_thread.join(_READ_AHEAD_SECONDS)
+    enqueuer.stop()
+    while ready.qsize() > number:  # the others were drawn in the epoch before
+        ready.get_nowait()
+
+
+class _RememberingDataset:
+    """A tf.data set that knows its newest iterator."""
+
+    def __init__(self, dataset: Any):
+        self._dataset = dataset
+        self._iterator: Any = None
+        self._is_begun = True
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._dataset, name)
+
+    def begin(self) -> None:
+        """Makes the iterator of a new pass."""
+        self._iterator, self._is_begun = iter(self._dataset), False
+
+    def __iter__(self) -> Iterator[Any]:
+        if self._is_begun:
+            self.begin()
+        self._is_begun = True
+        return self._iterator
+
+    def get_state(self) -> dict[str, bytes]:
+        """Returns the files in which tf.data saves the position of the iterator."""
+        with tempfile.TemporaryDirectory(prefix="millrace-") as directory:
+            self._checkpoint().write(f"{directory}/state")
+            return {path.name: path.read_bytes() for path in pathlib.Path(directory).iterdir()}
+
+    def set_state(self, state: dict[str, bytes]) -> None:
+        """Sets the position of the iterator, before it is used."""
+        with tempfile.TemporaryDirectory(prefix="millrace-") as directory:
+            for name, content in state.items():
+                (pathlib.Path(directory) / pathlib.Path(name).name).write_bytes(content)
+            self._checkpoint().read(f"{directory}/state").assert_consumed()
+
+    def _checkpoint(self) -> Any:
+        import tensorflow as tf
+
+        return tf.train.Checkpoint(iterator=self._iterator)
 
 
 def stacked(batches: Iterator[ArrayTree], steps: int | None) -> Iterator[ArrayTree]:

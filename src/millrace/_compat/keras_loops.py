@@ -130,6 +130,21 @@ def map_loop_state(model: keras.Model, convert: Callable[[str, list[Any]], list[
             state[key] = convert(role, state[key])
 
 
+def loop_state(model: keras.Model) -> dict[str, list[Any]] | None:
+    """Returns the values of a running loop, role by role; None if the variables hold them."""
+    private: Any = model
+    state = getattr(private, "_jax_state", None)
+    if not state or private._jax_state_synced:
+        return None
+    return {role: list(state[key]) for role, key in _KEYS.items() if state.get(key) is not None}
+
+
+def set_first_epoch(model: keras.Model, epoch: int | None) -> None:
+    """Lets the fit that begins start with another epoch, from 0; None takes that back."""
+    private: Any = model
+    private._initial_epoch = epoch
+
+
 def sync_state(model: keras.Model) -> None:
     """Writes the values of a running loop back to the variables."""
     getattr(model, STATE_SYNC)()

@@ -85,6 +85,10 @@ _KERAS = (
         in_stateless_scope="whether a model is running",
     ),
     *_in(
+        "keras.src.random.seed_generator",
+        GLOBAL_SEED_GENERATOR="the generator of random numbers without a seed, for checkpoints",
+    ),
+    *_in(
         _STATE,
         get_global_attribute="which scopes are open, and which layer is running",
         set_global_attribute="leaves a scope while an optimizer is made",

@@ -169,6 +169,11 @@ class Runner(Protocol):
         ...
 
     @property
+    def steps_done(self) -> int | None:
+        """Steps of the last execution that its state has; None if that is within an update."""
+        ...
+
+    @property
     def halted(self) -> Halted | None:
         """The update that was refused and ended the last execution; None if there is none."""
         ...

@@ -106,6 +106,7 @@ class ScanRunner:
         self._update: OpenUpdate | None = None
         self._first: State | None = None  # with which a running execution began
         self._newest: State | None = None  # of a running execution
+        self._steps_done = 0  # of the last execution, which the newest state has
         self._calls = {
             "run": self._run_updates,
             "zeros": self._open_update,
@@ -123,6 +124,7 @@ class ScanRunner:
         self.extend_records(execution.longest)
         results: list[CallResult] = []
         self.halted, self._handed_over, self._update = None, 0, None
+        self._steps_done = 0
         if (tracer := self.tracer) is not None:
             self._begin_trace(tracer)
         try:
@@ -171,6 +173,7 @@ class ScanRunner:
         executable = self._executables.of_call(self._blocks.of_block, call)
         state, result, taps = self._call(executable, state, self._batches, start, call.steps)
         self._newest = state
+        self._steps_done += call.steps
         size = self._update_steps
         self._measure(f"{call.steps} steps", jax.tree.leaves(result)[:1])
         results.append(self._result_of(result, taps, start, call.steps, call.steps // size))
@@ -221,6 +224,7 @@ class ScanRunner:
         apply = self._executables.of_call(plan, call)
         state, taps = self._call(apply, state, update.accumulated, np.float32(scale), update.steps)
         self._newest, self._update = state, None
+        self._steps_done += update.steps
         if self._measurement is not None:
             self._measure("update", markers(jax.tree.leaves(state)))
         if plan.tapped:  # taps of an update belong to the result of its last steps
@@ -252,6 +256,11 @@ class ScanRunner:
     def state(self) -> State | None:
         """The newest state of a running execution, which is what remains if the execution fails."""
         return self._first if self._newest is None else self._placement.leave(self._newest)
+
+    @property
+    def steps_done(self) -> int | None:
+        """Steps of the last execution that its state has; None if that is within an update."""
+        return self._steps_done if self._update is None else None
 
     def dry_run(self, single_steps: bool | None = None) -> LoopDryRun:
         """Returns a dry run that compiles for this runner; see `Runner.dry_run`."""

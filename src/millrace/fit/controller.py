@@ -19,7 +19,9 @@ import keras
 
 from millrace._compat.keras_loops import sync_state
 from millrace.fit.attributes import Attributes
+from millrace.fit.callbacks import flat_callbacks
 from millrace.fit.feeds import Feeds
+from millrace.fit.loop_checkpoints import LoopCheckpoints
 from millrace.fit.loop_functions import LoopFunctions
 from millrace.fit.offloading import bring_back
 from millrace.fit.setup import Rules, Setup
@@ -55,9 +57,18 @@ class Controller:
         self.feeds = Feeds()
         self.functions = LoopFunctions(setup.model, totals.number)
         self.is_recorded = True  # False while loops run that are no training: measurements
+        self.checkpoints: LoopCheckpoints | None = None  # of the running fit
+        self.arguments: Mapping[str, Any] = NO_ARGUMENTS  # of the running fit
         self.loop = 0  # number of the outermost loop that runs, or ran last
         self._running = 0  # nesting of fit, evaluate and predict
         self._activities: Activities | None = None
+
+    def callbacks(self) -> list[keras.callbacks.Callback]:
+        """Returns the callbacks of the running loop, with the history that Keras adds."""
+        given = flat_callbacks(self.arguments.get("callbacks"))
+        history = getattr(self.model, "history", None)
+        is_new = history is not None and all(each is not history for each in given)
+        return [*given, history] if is_new else given
 
     def put_options(self, options: Options, keep_functions: bool = False) -> None:
         """Puts other options in force, from the next fit, evaluate or predict on."""
@@ -113,6 +124,8 @@ class Controller:
             mode: of the loop; None for one that runs nothing, of which no records are left.
             arguments: of the call, by name.
         """
+        if not self._running:
+            self.arguments = arguments
         with held_back(), self._recorded(mode, arguments), self._threads_ended():
             yield
 
@@ -163,20 +176,28 @@ class Controller:
     def _threads_ended(self) -> Iterator[None]:
         self._running += 1
         is_interrupted = False
+        failure: BaseException | None = None
         try:
             with contextlib.nullcontext() if self._running > 1 else self.totals.timed():
                 yield
         except BaseException as error:
-            is_interrupted = isinstance(error, KeyboardInterrupt)
+            failure = error
+            is_interrupted = isinstance(error, KeyboardInterrupt | SystemExit)
             if self._running == 1 and not self.setup.spans_processes:
                 sync_state(self.model)  # which evaluate and predict do not do
             raise
         finally:
             self._running -= 1
             if not self._running:
-                self._end(is_interrupted)
+                try:
+                    self._end(is_interrupted)
+                finally:
+                    checkpoints, self.checkpoints = self.checkpoints, None
+                    if checkpoints is not None:
+                        checkpoints.close(failure)
 
     def _end(self, is_interrupted: bool) -> None:
+        self.arguments = NO_ARGUMENTS
         self.feeds.close(wait=not is_interrupted)
         self.functions.release()
         self.totals.compile_log.close()

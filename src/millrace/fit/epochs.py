@@ -11,6 +11,7 @@ time.
 import functools
 import itertools
 import threading
+import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, TypeVar
 
@@ -23,14 +24,17 @@ from millrace._compat.keras_data import (
     epoch_order,
     get_data_adapter,
     is_array_adapter,
+    tracked_source,
 )
 from millrace._compat.keras_loops import asks_for_nothing, set_epoch_iterators
 from millrace.errors import VersionError
 from millrace.feeds.block import Block, BlockSlice, batch_spec
 from millrace.feeds.blocks import ResidentArrays, stacked_blocks
 from millrace.feeds.infeed import Infeed, wait_for_interrupted
+from millrace.feeds.source_position import StateFunctions, TrackedBatches
 from millrace.fit.checks import shortened_to_stop
 from millrace.fit.controller import Controller, controller_of
+from millrace.fit.loop_checkpoints import EpochPosition, LoopCheckpoints
 from millrace.fit.multi_process import agree_on_built, agree_on_data, agree_on_order
 from millrace.fit.uncompiled import runs_uncompiled
 from millrace.interrupts import at_once, raise_if_interrupted
@@ -39,15 +43,21 @@ from millrace.pytrees import ArrayTree
 
 T = TypeVar("T")
 _DATA = ("x", "y", "sample_weight")
+_ROWS_CHECKED = 64  # at least, of each array, to tell data sets apart
 
 
 class Execution:
     """The steps of one call of a train, test or predict function."""
 
-    def __init__(self, epoch: "FeedEpochIterator", steps: int, begin: int):
+    def __init__(
+        self, epoch: "FeedEpochIterator", steps: int, begin: int, *, is_end: bool = False
+    ):
         self._epoch = epoch
         self.steps = steps
+        self.is_end = is_end  # whether the data has run out before it
         self.begin = begin  # index of its first step in the epoch
+        # Logs of the last execution of an epoch that had run all of its steps before it was resumed
+        self.logs: ArrayTree = None
         self.missing = 0  # steps without a batch, once the data has run out
 
     def take(self) -> Iterator[BlockSlice]:
@@ -116,6 +126,10 @@ class FeedEpochIterator(EpochIterator):
         self._resident: ResidentArrays | None = None
         self._has_looked_for_resident = False
         self.number = 0  # of the running epoch, from 1
+        self._resumed: EpochPosition | None = None  # with which the next epoch goes on
+        self._pass_begin = 0  # steps of the pass before the running epoch
+        self._begun = 0  # steps of the running epoch before it was resumed
+        self._epochs_over = 0  # before the running one
         rules.check_data(controller.setup, mode, self.data_adapter, arguments)
         self._leave_out()
         rows = getattr(self.data_adapter, "batch_size", None)
@@ -130,11 +144,18 @@ class FeedEpochIterator(EpochIterator):
             )
         agree_on_data(controller.setup, self.num_batches, rows)
         controller.feeds.opened(self)
+        if mode is Mode.TRAIN:
+            controller.feeds.training = self
 
     @property
     def mode(self) -> Mode:
         """The loop that the batches are for."""
         return self._mode
+
+    @property
+    def _checkpoints(self) -> LoopCheckpoints | None:
+        """The checkpoints of a fit; a callback begins them after the iterator is made."""
+        return self._controller.checkpoints if self._mode is Mode.TRAIN else None
 
     def infeed(self) -> Infeed:
         """Returns the epoch's infeed, which starts when the first step is taken."""
@@ -178,6 +199,18 @@ class FeedEpochIterator(EpochIterator):
             if self.steps_per_epoch is not None:
                 self.steps_per_epoch = steps
 
+    def facts(self) -> dict[str, str]:
+        """Returns what identifies the data, by name."""
+        total, rows = self.num_batches, getattr(self.data_adapter, "batch_size", None)
+        facts = {
+            "kind of data": type(self.data_adapter).__name__.removesuffix("Adapter"),
+            "batches of an epoch": "unknown" if total is None else str(total),
+            "rows of a batch": "unknown" if rows is None else str(rows),
+        }
+        if is_array_adapter(self.data_adapter):
+            facts["arrays"] = describe_arrays([self._arguments.get(name) for name in _DATA])
+        return facts
+
     def close(self, wait: bool = True) -> None:
         """Ends the infeed, if there is one, and adds its counts to the totals.
 
@@ -192,33 +225,107 @@ class FeedEpochIterator(EpochIterator):
                 recorder.closes(self._infeed)
             self._infeed = None
 
+    def before_epoch(self) -> None:
+        """Lets checkpoints be written, or read, between two epochs."""
+        self._begun, self._pass_begin, self._epochs_over = 0, self.steps_in_pass, self.number
+        self._resumed = None
+        if self._checkpoints is not None:
+            self._checkpoints.begins_epoch(self)
+
+    def resume(self, position: EpochPosition) -> None:
+        """Lets the epoch that begins go on from a position."""
+        self._resumed = position
+        self._begun = position.epoch_step
+        self._pass_begin = position.pass_step - position.epoch_step
+        self.steps_in_pass = position.pass_step
+        if self.pass_length is None:
+            self.pass_length = position.pass_length
+        self.number = self._epochs_over = position.epochs
+
+    def position(self, epoch_step: int) -> EpochPosition:
+        """Returns the position after a number of steps of the running epoch."""
+        pass_step = self._pass_begin + epoch_step
+        source = self._current_iterator
+        state = source.state_at(pass_step) if isinstance(source, TrackedBatches) else None
+        return EpochPosition(epoch_step, pass_step, self.pass_length, self._epochs_over, state)
+
+    def next_position(self) -> EpochPosition:
+        """Returns the position at which another epoch would begin."""
+        pass_step = 0 if self.begins_pass else self.steps_in_pass
+        source = None if not pass_step else self._current_iterator
+        state = source.state_at(pass_step) if isinstance(source, TrackedBatches) else None
+        return EpochPosition(0, pass_step, self.pass_length, self.number, state)
+
+    def host_batches(self) -> Iterator[ArrayTree]:
+        """Returns the batches of this pass, in host memory."""
+        if self._checkpoints is None or self._current_iterator is not None:
+            return super().host_batches()
+        batches, functions = tracked_source(self.data_adapter)
+        position, self._resumed = self._resumed, None
+        state = None if functions is None else StateFunctions(*functions)
+        source = TrackedBatches(batches, state, position.source if position else None)
+        self._current_iterator = source
+        if position is not None:
+            self._checkpoints.skips(source, position.pass_step)
+        return source
+
     def executions(self) -> Iterator[tuple[int, int, Execution]]:
         """Yields the executions of one epoch, and ends its infeed."""
         self.close()
         self.number += 1
-        recorder = self._controller.functions.recorder
+        recorder, checkpoints = self._controller.functions.recorder, self._checkpoints
         if recorder is not None and self._mode is Mode.TRAIN:
             recorder.begins_epoch(self.number)
         total = self.num_batches
+        if checkpoints is not None and (logs := checkpoints.logs_of_whole_epoch()) is not None:
+            yield self._execution_that_has_run(logs)
+            checkpoints.ends_epoch(self, self._begun)
+            return
+        begin = self._begun
         for each in self._of_unknown_length() if total is None else self._of_length(total):
+            begin = each[0]
+            if checkpoints is not None and begin > self._begun and not each[2].is_end:
+                checkpoints.between_executions(self, begin)
             raise_if_interrupted()
             yield each
+            begin += each[2].steps - each[2].missing
+        if checkpoints is not None:
+            checkpoints.ends_epoch(self, begin)
         self.close()
 
+    def _execution_that_has_run(self, logs: ArrayTree) -> tuple[int, int, Execution]:
+        """Returns an execution for an epoch that has only its validation left."""
+        execution = Execution(self, 0, self._begun)
+        execution.logs = logs
+        total = self.num_batches
+        pass_is_over = total is None or self._begun < total or self.steps_per_epoch is None
+        pass_is_over |= self.pass_length is not None and self.steps_in_pass >= self.pass_length
+        if self._checkpoints is not None and pass_is_over and is_array_adapter(self.data_adapter):
+            self._checkpoints.has_drawn_order()
+        else:
+            self.host_batches()  # draws them: the state of the data set follows from it
+        if total is None:
+            self.pass_length = self._pass_begin + self._begun
+        else:
+            self._end_epoch(self._begun, total)
+        if pass_is_over:
+            self.end_pass()
+        return self._begun, max(self._begun - 1, 0), execution
+
     def _of_length(self, total: int) -> Iterator[tuple[int, int, Execution]]:
-        self._sizes = self._sizes_of(total)
-        begin = 0
+        begin = self._begun
+        self._sizes = self._sizes_of(total - begin)
         for count in self._sizes:
             self.steps_in_pass += count
             execution = Execution(self, count, begin)
             yield begin, begin + count - 1, execution
             begin += count - execution.missing
             if execution.missing:
-                yield begin, begin, Execution(self, 1, begin)
+                yield begin, begin, Execution(self, 1, begin, is_end=True)
         self._end_epoch(begin, total)
 
     def _sizes_of(self, total: int) -> list[int]:
-        """Returns the steps of each execution in an epoch of `total` steps."""
+        """Returns the steps of each execution in an epoch that has `total` steps left."""
         left = total if self.pass_length is None else self.pass_length - self.steps_in_pass
         steps, size = min(total, left), self.steps_per_execution
         return [min(size, steps - begin) for begin in range(0, steps, size)]
@@ -233,11 +340,12 @@ class FeedEpochIterator(EpochIterator):
     def _of_unknown_length(self) -> Iterator[tuple[int, int, Execution]]:
         size = self.steps_per_execution
         self._sizes = itertools.repeat(size)
-        for begin in itertools.count(0, size):
-            if begin and not self.infeed().has_more():
+        for begin in itertools.count(self._begun, size):
+            if begin > self._begun and not self.infeed().has_more():
                 break
             yield begin, begin + size - 1, Execution(self, size, begin)
-        self.pass_length = self.infeed().statistics().steps
+        # Counted before a resumed epoch skips some of them, and without those.
+        self.pass_length = self._pass_begin + self._begun + self.infeed().statistics().steps
 
     def _block_source(self) -> Callable[[Callable[[], bool]], Iterator[Block]]:
         controller = self._controller
@@ -249,6 +357,11 @@ class FeedEpochIterator(EpochIterator):
             shuffle = self._arguments.get("shuffle", False)
             order = epoch_order(self.data_adapter, resident.rows, shuffle)
             agree_on_order(controller.setup, order)
+            if self._checkpoints is not None:
+                order = order[(self._pass_begin + self._begun) * batch_size :]
+                if self._resumed is not None:
+                    self._resumed = None
+                    self._checkpoints.has_drawn_order()
             return lambda is_awaited: resident.blocks(order, batch_size, shape)
         batches = _until(self._is_closed, self.host_batches())
         return functools.partial(
@@ -277,6 +390,18 @@ class FeedEpochIterator(EpochIterator):
                 if arrays is not None:
                     self._resident = ResidentArrays(arrays, self._controller.setup.destination)
         return self._resident
+
+
+def describe_arrays(data: object) -> str:
+    """Returns shapes and dtypes of arrays, with a checksum of some of their rows."""
+    crc, shapes = 0, []
+    for leaf in jax.tree.leaves(data):
+        shape = tuple(getattr(leaf, "shape", ()))
+        shapes.append(f"{getattr(leaf, 'dtype', type(leaf).__name__)}{list(shape)}")
+        if shape and all(shape) and isinstance(leaf, np.ndarray | jax.Array):
+            rows = leaf[:: max(shape[0] // _ROWS_CHECKED, 1)]
+            crc = zlib.crc32(np.ascontiguousarray(np.asarray(rows)).reshape(-1).view(np.uint8), crc)
+    return f"{', '.join(shapes)}, checksum {crc:08x}"
 
 
 def _until(is_closed: threading.Event, batches: Iterator[T]) -> Iterator[T]:

@@ -3,6 +3,7 @@
 from typing import Protocol
 
 from millrace.feeds.blocks import STEPS_TOGETHER, BlockShape
+from millrace.fit.loop_checkpoints import ResumableEpochs
 from millrace.fit.setup import Setup
 from millrace.plan import BatchSpec, Mode
 
@@ -21,6 +22,7 @@ class Feeds:
         self._capacities: dict[tuple[Mode, bool], dict[BatchSpec, int]] = {}
         self._fixed: dict[tuple[Mode, bool], set[BatchSpec]] = {}
         self._iterators: list[Closable] = []  # opened by the running call
+        self.training: ResumableEpochs | None = None  # the epochs of the running fit
         self.is_built_ahead = False  # where fit would have drawn a batch to build the model
 
     def block_shape(
@@ -56,3 +58,4 @@ class Feeds:
         for iterator in self._iterators:
             iterator.close(wait=wait)
         self._iterators.clear()
+        self.training = None

@@ -78,6 +78,7 @@ class LoopFunction:
         # execution, still on the device, and how many steps a call may run before it returns some.
         self.calls: list[CallResult] = []
         self.chunk = 8
+        self.logs: ArrayTree = None  # of the last execution
         # The update before which the last execution was halted, if any.
         self.halted: Halted | None = None
         self.last = LastExecution()
@@ -101,6 +102,9 @@ class LoopFunction:
         self._log.position = self._position
         if isinstance(iterator, Execution):
             iterator.check_mode(self.mode)
+            if iterator.logs is not None:
+                self.calls = []
+                return iterator.logs, state
             slices: Iterable[BlockSlice] = iterator.take()
             longest = iterator.longest
             self._position.begin(iterator.epoch, iterator.begin)
@@ -128,7 +132,8 @@ class LoopFunction:
             raise StopIteration
         calls = [call._replace(result=jax.tree.map(own_copy, call.result)) for call in calls]
         self.calls = calls if step_logs else []
-        return self._combine(calls, step_logs), state
+        self.logs = self._combine(calls, step_logs)
+        return self.logs, state
 
     def _explain(self, error: BaseException, runner: Runner, steps: int) -> None:
         """Saves the state of an execution that has failed, and raises the error that explains it.
@@ -140,6 +145,8 @@ class LoopFunction:
             self._end_deliveries()
         raise_failure_of_others(error)
         self._rescue(runner.state)
+        if self._controller.checkpoints is not None and self.mode is Mode.TRAIN:
+            self._controller.checkpoints.breaks_off(runner.steps_done)
         self.last.out_of_memory = out_of_memory(error)
         if is_non_finite_error(error) and not isinstance(error, NonFiniteError):
             raise NonFiniteError(
@@ -196,7 +203,7 @@ class LoopFunction:
 
     def release(self) -> None:
         """Frees the data of a loop that has ended."""
-        self.calls = []
+        self.calls, self.logs = [], None
         for runner in self._runners.values():
             runner.release()
 

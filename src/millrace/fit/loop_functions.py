@@ -15,6 +15,7 @@ from millrace.explain.key import ObjectNumbers
 from millrace.fit.recorders import LoopRecorder
 from millrace.fit.totals import next_number
 from millrace.plan import BatchSpec, Mode
+from millrace.pytrees import ArrayTree
 
 
 @dataclass(slots=True)
@@ -41,6 +42,7 @@ class KeptFunction(Protocol):
     last: LastExecution
 
     calls: list[CallResult]  # of the last execution, where the results of every step are wanted
+    logs: ArrayTree  # of the last execution
     chunk: int  # steps that a call may run before it returns some
     halted: Halted | None  # the update before which the last execution was halted
 

@@ -30,6 +30,7 @@ from millrace.devices import home
 from millrace.errors import ModelError
 from millrace.feeds.block import batch_spec
 from millrace.fit.asynchronous import StepCallbackList
+from millrace.fit.callbacks import last_ones_last
 from millrace.fit.checks import hint_steps_per_execution
 from millrace.fit.controller import ATTRIBUTE, Controller, controller_of
 from millrace.fit.functions import LoopFunction
@@ -231,6 +232,8 @@ def _loop(model: keras.Model, name: str, mode: Mode, controller: Controller) -> 
         if compile_only.is_on():
             return compile_only.compile_loop(controller, stock, bound)
         arguments = bound.arguments
+        if "callbacks" in arguments:
+            arguments["callbacks"] = last_ones_last(arguments["callbacks"])
         quiet_unless_first(controller.setup, arguments)
         with controller.running(mode, arguments), explained(controller):
             per_step = controller.setup.options.asynchronous_callbacks and "callbacks" in arguments
@@ -292,6 +295,8 @@ def _state_sync(controller: Controller) -> Callable[[], None]:
         model = controller.model
         map_loop_state(model, lambda role, values: list(controller.functions.gather(role, values)))
         getattr(type(model), STATE_SYNC)(model)
+        if controller.checkpoints is not None:
+            controller.checkpoints.has_synced()
 
     return state_sync
 

@@ -72,6 +72,8 @@ class PipelineRunner:
         self.statistics = PipelineStatistics()
         # The newest state of a running execution; the state to go on with if the execution fails.
         self.state: State | None = None
+        # Steps of the last execution that its state has; None if that is within an update.
+        self.steps_done: int | None = 0
 
     def run(self, state: State, execution: ExecutionSteps) -> tuple[State, list[CallResult]]:
         """Runs one execution and does not wait for it; see `Runner.run`.
@@ -104,6 +106,7 @@ class PipelineRunner:
     def _run(self, state: State, slices: Iterable[BlockSlice]) -> tuple[list[CallResult], int]:
         results: list[CallResult] = []
         steps = 0
+        self.steps_done = 0
         trains = self._plan.mode is Mode.TRAIN
         size = self._plan.update_steps if trains else 1
         remaining = micro_batches(slices, lambda spec: self._shapes.of(spec, state), self._replicas)
@@ -112,8 +115,9 @@ class PipelineRunner:
                 self._values = self._kept.enter(self._plan.mode, state, batches[0].shape)
                 self._taps.begin(state, batches[0].shape)
             run = self._update if trains else self._forward
+            self.steps_done = None
             results += run(batches, self._values)
-            steps += sum(micro_batch.steps for micro_batch in batches)
+            self.steps_done = steps = steps + sum(batch.steps for batch in batches)
             if self._taps.halted is not None:
                 break
             raise_if_interrupted()

@@ -1,0 +1,146 @@
+"""The file `checkpoint.json` of a checkpoint: what it holds, and a checksum of each of its files."""
+
+import dataclasses
+import json
+import pathlib
+import re
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+from millrace.checkpoints.arrays import dtype_of
+
+FORMAT, VERSION = "millrace checkpoint", 1
+MANIFEST, ARRAYS = "checkpoint.json", "arrays"
+_LARGEST = 1 << 28  # bytes of a manifest that is read
+
+Layout = tuple[tuple[int, ...], str]  # shape and dtype of an array
+
+
+class DamagedError(ValueError):
+    """A checkpoint that is not as it was written."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Manifest:
+    """What a checkpoint holds, and the files that it is made of."""
+
+    step: int  # steps of the training so far, over all epochs and calls of fit
+    epoch: int  # the epoch that goes on, from 0
+    epoch_step: int  # steps of it that have run
+    kind: str  # "fit" or "loop": what has written it
+    written: str  # the time, as 2026-11-24T12:00:00
+    is_finite: bool  # whether no value of the model is a NaN or infinite
+    tree: Any  # all values, as `values.encode` writes them
+    arrays: tuple[Layout, ...] = ()
+    files: Mapping[str, tuple[int, int]] = field(default_factory=dict)  # bytes and crc32 of each
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all its files but this one."""
+        return sum(nbytes for nbytes, _ in self.files.values())
+
+    def to_text(self) -> str:
+        """Returns the content of the file."""
+        fields = {each.name: getattr(self, each.name) for each in dataclasses.fields(self)}
+        body = json.dumps({"format": FORMAT, "version": VERSION, **fields}, allow_nan=False)
+        return f"{body}\n{zlib.crc32(body.encode()):08x}\n"
+
+    @classmethod
+    def read(cls, directory: pathlib.Path) -> "Manifest":
+        """Reads the manifest of a checkpoint.
+
+        Raises:
+            DamagedError: if it is missing or is not as it was written.
+        """
+        path = directory / MANIFEST
+        try:
+            if path.stat().st_size > _LARGEST:
+                raise DamagedError(f"{MANIFEST} is larger than {_LARGEST:,} bytes")
+            body, checksum, _ = path.read_text(encoding="utf-8").split("\n")
+        except FileNotFoundError as error:
+            raise DamagedError(f"{MANIFEST} is missing") from error
+        except OSError as error:
+            raise DamagedError(f"{MANIFEST} cannot be read: {error.strerror}") from error
+        except ValueError as error:
+            raise DamagedError(f"{MANIFEST} is not complete") from error
+        if f"{zlib.crc32(body.encode()):08x}" != checksum:
+            raise DamagedError(f"{MANIFEST} does not match its checksum")
+        try:
+            return cls._of_json(json.loads(body))
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+            raise DamagedError(f"{MANIFEST} is no manifest: {error!r}") from error
+
+    @classmethod
+    def _of_json(cls, values: dict[str, Any]) -> "Manifest":
+        if values.pop("format") != FORMAT:
+            raise ValueError(f"its format is not {FORMAT!r}")
+        version = values.pop("version")
+        if not isinstance(version, int) or version > VERSION:
+            raise ValueError(
+                f"its version is {version}, and this millrace reads those up to {VERSION}"
+            )
+        for name in ("step", "epoch", "epoch_step"):
+            if not isinstance(values[name], int) or values[name] < 0:
+                raise ValueError(f"{name} is {values[name]!r}")
+        for name, kind in (("kind", str), ("written", str), ("is_finite", bool)):
+            if not isinstance(values[name], kind):
+                raise TypeError(f"{name} is {values[name]!r}")
+        arrays = tuple(_layout(each) for each in values.pop("arrays"))
+        files = {name: _file(name, each) for name, each in values.pop("files").items()}
+        names = {each.name for each in dataclasses.fields(cls)}
+        known = {name: value for name, value in values.items() if name in names}
+        return cls(**known, arrays=arrays, files=files)
+
+
+def _layout(value: object) -> Layout:
+    shape, dtype = cast(list[Any], value)
+    if not all(isinstance(size, int) and size >= 0 for size in shape):
+        raise ValueError(f"no shape is {shape}")
+    return tuple(shape), dtype_of(dtype).name
+
+
+def _file(name: str, value: object) -> tuple[int, int]:
+    nbytes, crc = cast(list[Any], value)
+    # Names lead nowhere else: no "..", no absolute path.
+    if not re.fullmatch(r"[\w.-]+(/[\w.-]+)*", name) or ".." in name.split("/"):
+        raise ValueError(f"no file is called {name!r}")
+    if not isinstance(nbytes, int) or not isinstance(crc, int):
+        raise TypeError(f"{name} has {value}")
+    return nbytes, crc
+
+
+def checksum(path: pathlib.Path) -> tuple[int, int]:
+    """Returns the bytes of a file and their crc32."""
+    nbytes = crc = 0
+    with path.open("rb") as file:
+        while chunk := file.read(1 << 20):
+            nbytes += len(chunk)
+            crc = zlib.crc32(chunk, crc)
+    return nbytes, crc
+
+
+def check_files(directory: pathlib.Path, manifest: Manifest, contents: bool = True) -> None:
+    """Compares the files of a checkpoint with its manifest.
+
+    Args:
+        directory: of the checkpoint.
+        manifest: of it.
+        contents: whether to compare checksums, too, for which all files are read.
+
+    Raises:
+        DamagedError: naming the first file that is missing or differs.
+    """
+    for name, (nbytes, crc) in manifest.files.items():
+        path = directory / name
+        try:
+            found = checksum(path) if contents else (path.stat().st_size, crc)
+        except FileNotFoundError as error:
+            raise DamagedError(f"{name} is missing") from error
+        except OSError as error:
+            raise DamagedError(f"{name} cannot be read: {error.strerror}") from error
+        if found[0] != nbytes:
+            raise DamagedError(f"{name} has {found[0]:,} bytes in place of {nbytes:,}")
+        if found[1] != crc:
+            raise DamagedError(f"{name} does not match its checksum")

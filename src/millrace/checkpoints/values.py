@@ -1,0 +1,150 @@
+"""Plain Python values as JSON and arrays, and back. Nothing that is read is ever executed.
+
+None, bool, int, str        as they are
+float                       a number; {"float": "nan"} and the like, for those that JSON does not have
+list                        a list
+tuple, dict, bytes          {"tuple": [...]}, {"dict": [[key, value], ...]}, {"bytes": "base64"}
+NumPy or JAX array          {"array": 3}, the index in a list of arrays
+NumPy scalar                {"scalar": 3}, likewise
+"""
+
+import base64
+import binascii
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, cast
+
+import numpy as np
+
+JsonValue = None | bool | int | float | str | list[Any] | dict[str, Any]
+
+_DEEPEST = 50  # levels of values in values
+_SPECIAL = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
+
+
+class NotPlainError(TypeError):
+    """A value is neither plain nor an array."""
+
+
+def encode(
+    value: object, arrays: list[np.ndarray], depth: int = 0, *, copy: bool = True
+) -> JsonValue:
+    """Returns a value as JSON has it, and adds its arrays to a list.
+
+    Args:
+        value: to be written.
+        arrays: gets the arrays in it.
+        depth: levels of values around it.
+        copy: whether the arrays are copied, since their owner may change them.
+
+    Raises:
+        NotPlainError: if it holds an object of another type.
+    """
+    if depth > _DEEPEST:
+        raise NotPlainError(f"values in values, {depth} levels deep")
+    kind = type(value)
+    if value is None or kind in (bool, int, str):
+        return cast(JsonValue, value)
+    if kind is float:
+        number = cast(float, value)
+        return number if math.isfinite(number) else {"float": str(number)}
+    if kind is bytes:
+        return {"bytes": base64.b64encode(cast(bytes, value)).decode()}
+    if kind in (list, tuple):
+        items = [encode(each, arrays, depth + 1, copy=copy) for each in cast(Sequence[object], value)]
+        return items if kind is list else {"tuple": items}
+    if isinstance(value, dict) and kind.__module__ in ("builtins", "collections"):
+        pairs = cast(dict[object, object], value).items()
+        return {
+            "dict": [
+                [encode(each, arrays, depth + 1, copy=copy) for each in pair] for pair in pairs
+            ]
+        }
+    if isinstance(value, np.generic) or (hasattr(value, "__array__") and hasattr(value, "dtype")):
+        array = np.array(value) if copy else np.asarray(value)
+        if array.dtype.kind in "OSUMm":
+            raise NotPlainError(f"an array of dtype {array.dtype}")
+        arrays.append(array)
+        return {"scalar" if isinstance(value, np.generic) else "array": len(arrays) - 1}
+    raise NotPlainError(f"a value of type {kind.__module__}.{kind.__qualname__}")
+
+
+def decode(value: object, arrays: Sequence[np.ndarray], depth: int = 0) -> Any:
+    """Returns the value that `encode` has written.
+
+    Raises:
+        ValueError: if no value is written like this.
+    """
+    if depth > 2 * _DEEPEST:
+        raise ValueError("values in values, too deep")
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, list):
+        return [decode(each, arrays, depth + 1) for each in cast(list[object], value)]
+    if isinstance(value, dict) and len(cast(dict[str, object], value)) == 1:
+        [(kind, content)] = cast(dict[str, object], value).items()
+        if kind in _DECODERS:
+            return _DECODERS[kind](content, arrays, depth)
+    raise ValueError(f"no value is written as {str(cast(object, value))[:80]}")
+
+
+def _listed(content: object) -> list[object]:
+    if not isinstance(content, list):
+        raise ValueError(f"a list is expected. Received: {str(content)[:80]}")
+    return cast(list[object], content)
+
+
+def _tuple(content: object, arrays: Sequence[np.ndarray], depth: int) -> Any:
+    return tuple(decode(each, arrays, depth + 1) for each in _listed(content))
+
+
+def _dict(content: object, arrays: Sequence[np.ndarray], depth: int) -> Any:
+    pairs = [_listed(pair) for pair in _listed(content)]
+    if any(len(pair) != 2 for pair in pairs):
+        raise ValueError("a dict is written as pairs")
+    decoded = [
+        (decode(key, arrays, depth + 1), decode(each, arrays, depth + 1)) for key, each in pairs
+    ]
+    try:
+        return dict(decoded)
+    except TypeError as error:  # a key that is no key
+        raise ValueError(str(error)) from error
+
+
+def _bytes(content: object, arrays: Sequence[np.ndarray], depth: int) -> Any:
+    del arrays, depth
+    try:
+        return base64.b64decode(str(content), validate=True)
+    except binascii.Error as error:
+        raise ValueError(str(error)) from error
+
+
+def _float(content: object, arrays: Sequence[np.ndarray], depth: int) -> Any:
+    del arrays, depth
+    if not isinstance(content, str) or content not in _SPECIAL:
+        raise ValueError(f"no float is written as {str(content)[:80]}")
+    return _SPECIAL[content]
+
+
+def _array(content: object, arrays: Sequence[np.ndarray], depth: int) -> Any:
+    del depth
+    if not isinstance(content, int) or not 0 <= content < len(arrays):
+        raise ValueError(f"there is no array {str(content)[:80]} of {len(arrays)}")
+    return np.array(arrays[content])
+
+
+def _scalar(content: object, arrays: Sequence[np.ndarray], depth: int) -> Any:
+    array = _array(content, arrays, depth)
+    if array.ndim:
+        raise ValueError(f"array {content} is no scalar")
+    return array[()]
+
+
+_DECODERS: Mapping[str, Callable[[object, Sequence[np.ndarray], int], Any]] = {
+    "tuple": _tuple,
+    "dict": _dict,
+    "bytes": _bytes,
+    "float": _float,
+    "array": _array,
+    "scalar": _scalar,
+}

@@ -1,0 +1,421 @@
+"""The checkpoints of a running fit: when they are written, what they hold, how it goes on.
+
+    on_epoch_begin of all callbacks
+    begins_epoch           a resumed epoch gets all values here, when its callbacks have begun it
+      execution, its callbacks
+    between_executions     a checkpoint may be written
+      ...
+    ends_epoch
+      validation, on_epoch_end of all callbacks
+    begins_epoch           likewise
+    ...
+    has_synced, on_train_end, close
+
+At each of these places all callbacks have been called for what has run, and none for what follows.
+"""
+
+import logging
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from typing import Any
+
+import jax
+import keras
+import numpy as np
+
+from millrace._compat.keras_data import has_read_ahead, read_ahead_again
+from millrace._compat.keras_loops import set_first_epoch
+from millrace.checkpoints.directory import CheckpointDirectory, Snapshot
+from millrace.checkpoints.writer import CheckpointWriter
+from millrace.errors import CheckpointError
+from millrace.feeds.source_position import TrackedBatches
+from millrace.fit.controller import Controller
+from millrace.fit.loop_checkpoints import EpochPosition, ResumableEpochs
+from millrace.interrupts import (
+    TERMINATED,
+    ImpatientInterrupt,
+    TerminatedError,
+    at_once,
+    raise_if_interrupted,
+    terminated_by,
+)
+from millrace.processes.agreement import process_count
+from millrace.pytrees import ArrayTree
+from millrace.resuming.callback_states import CallbackStates
+from millrace.resuming.model_values import (
+    facts_of,
+    options_of,
+    put_values,
+    put_weights_if_same,
+    values_of,
+)
+from millrace.resuming.object_state import ObjectState
+from millrace.resuming.progress import Progress
+from millrace.resuming.random_state import random_state, same_host_state, set_random_state
+from millrace.resuming.restoring import (
+    FIT,
+    SavedFit,
+    check_continues,
+    newest_fit,
+    note_options,
+    position_values,
+)
+from millrace.resuming.schedule import SaveOptions, SaveSchedule
+
+logger = logging.getLogger("millrace")
+
+_SLOW_SECONDS = 1.0  # after which a fast-forward is announced
+
+
+class FitCheckpoints:
+    """Writes the checkpoints of one fit, and lets it go on from the newest one."""
+
+    def __init__(
+        self,
+        controller: Controller,
+        directory: CheckpointDirectory,
+        options: SaveOptions,
+        callbacks: Sequence[keras.callbacks.Callback],
+        epochs: int,
+    ):
+        """Begins, and restores the newest checkpoint.
+
+        Args:
+            controller: of the model.
+            directory: of the checkpoints.
+            options: when they are written.
+            callbacks: of the fit, whose training has begun.
+            epochs: of the fit: the number with which the last one ends.
+
+        Raises:
+            CheckpointError: if the newest checkpoint is of another training, or another training
+                writes into the directory.
+        """
+        self._controller = controller
+        self._directory = directory
+        self._options = options
+        self._last_epoch = epochs
+        self._schedule = SaveSchedule(options)
+        self._writer = CheckpointWriter(directory, options.in_thread)
+        self._progress = Progress(controller, directory.path)
+        self._callbacks = CallbackStates(callbacks)
+        self._iterator = controller.feeds.training
+        dataset = getattr(getattr(self._iterator, "data_adapter", None), "py_dataset", None)
+        self._dataset = None if dataset is None else ObjectState(dataset)
+        self._update_options = options_of(controller)
+        self._data = {} if self._iterator is None else self._iterator.facts()
+        self._facts = facts_of(controller.model)  # now: a loop takes the values out of variables
+        self._saved: SavedFit | None = None  # is still to be restored
+        self._drawn_state: dict[str, Any] | None = None  # of generators, once data is drawn again
+        self._pass_state: Any = None  # of generators and data set when the running pass began
+        self._pass_before: Any = None  # likewise of the pass before
+        self._position: EpochPosition | None = None  # None while there is nothing to save
+        self._steps_before = 0  # steps of the training before the running epoch
+        self._epoch = 0
+        self._is_postponed = False  # whether a checkpoint is due that waits for the one before
+        self._ended: dict[str, Any] | None = None  # of an epoch that has only its validation left
+        self._is_last = False  # whether no epoch follows
+        self._end: tuple[dict[str, Any], Any] | None = None  # of model and callbacks, before it
+        self.resumed: SavedFit | None = None
+        self.restore_seconds = 0.0
+        self.blocked_seconds = 0.0  # for which the newest checkpoint kept the training waiting
+        self._exit = ExitStack()
+        try:
+            if self._schedule.writes:
+                self._exit.enter_context(directory.locked())
+            self._restore()
+            self._termination = self._exit.enter_context(
+                terminated_by(options.deadline_seconds, is_agreed=process_count() > 1)
+            )
+        except BaseException:
+            self._exit.close()
+            raise
+
+    def _restore(self) -> None:
+        begin = time.perf_counter()
+        saved = newest_fit(self._directory)
+        if saved is None:
+            return
+        manifest, model = saved.checkpoint.manifest, self._controller.model
+        self._progress.take_up(saved.others["progress"], manifest.step)
+        self._steps_before = self._progress.steps_before
+        self._schedule.begin(self._steps_before)
+        if self._progress.is_after:
+            return
+        if self._progress.is_before:
+            self._is_last = True
+            set_first_epoch(model, self._last_epoch)
+            put_weights_if_same(saved.others["facts"], saved.model, model)
+            logger.info(
+                "Fit %d with checkpoints in %s had ended, and runs no epoch. Fit %d goes on.",
+                self._progress.fit,
+                self._directory.path,
+                saved.others["progress"]["fit"],
+            )
+            return
+        check_continues(saved, self._controller, self._data)
+        note_options(saved.others["options"], self._update_options)
+        put_values(model, saved.model)
+        for kind in self._callbacks.set(saved.others["callbacks"]):
+            logger.warning("The state of callback %s begins anew: it is new, or gone.", kind)
+        self.resumed = self._saved = saved
+        is_stopped = saved.others["stopped"]
+        # Keras takes 0 for none.
+        set_first_epoch(model, (self._last_epoch if is_stopped else saved.epoch) or None)
+        self.restore_seconds = time.perf_counter() - begin
+        if is_stopped:
+            logger.info("A callback had stopped this training after %d epochs.", saved.epoch)
+        logger.info(
+            "Goes on from %s: epoch %d, after %d of its steps. Restored in %.2f s.",
+            saved.checkpoint.path,
+            saved.epoch + 1,
+            manifest.epoch_step,
+            self.restore_seconds,
+        )
+
+    # Places of a fit.
+
+    def on_epoch_begin(self, epoch: int) -> None:
+        """Takes the number of the epoch that begins, from 0."""
+        self._epoch = epoch
+
+    def begins_epoch(self, epochs: ResumableEpochs) -> None:
+        """Restores an epoch that is resumed, or writes a checkpoint of those before."""
+        self._iterator = epochs
+        saved, self._saved = self._saved, None
+        if saved is not None:
+            self._resume(epochs, saved)
+            return
+        is_first = self._position is None
+        if not is_first:
+            self._steps_before += self._position.epoch_step if self._position else 0
+        self._ended = None
+        if epochs.begins_pass:
+            self._pass_before, self._pass_state = self._pass_state, self._state_of_pass()
+        self._visit(epochs.position(0), is_due=not is_first and self._options.each_epoch)
+
+    def between_executions(self, epochs: ResumableEpochs, epoch_step: int) -> None:
+        """After an execution: writes a checkpoint that is due."""
+        self._visit(epochs.position(epoch_step))
+
+    def ends_epoch(self, epochs: ResumableEpochs, epoch_step: int) -> None:
+        """After the last execution of an epoch: remembers what its validation changes."""
+        self._position = epochs.position(epoch_step)
+        if self._ended is not None:  # resumed: its callbacks have seen its last execution before
+            self._callbacks.set(self._ended["callbacks"])
+        running = self._controller.functions.running
+        logs = self._ended["logs"] if self._ended else getattr(running, "logs", None)
+        self._ended = {
+            "logs": jax.tree.map(np.asarray, logs),
+            "metric": values_of(self._controller, ("metric",))["metric"],
+            "callbacks": self._callbacks.get(),
+        }
+        self._visit(self._position, may_save=False)
+
+    def on_epoch_end(self, epoch: int) -> None:
+        """After an epoch: from now on Keras may write the last values back to the variables."""
+        self._is_last = epoch + 1 >= self._last_epoch or bool(self._controller.model.stop_training)
+
+    def has_synced(self) -> None:
+        """Takes the values after the last step, before Keras puts averages into the weights."""
+        if self._is_last and self._position is not None:
+            self._end = values_of(self._controller), copied(self._callbacks.get())
+
+    def on_train_end(self) -> None:
+        """After the fit: writes the last checkpoint."""
+        epochs = self._iterator
+        if self._end is not None and self._position is not None and epochs is not None:
+            self._steps_before += self._position.epoch_step
+            self._position = epochs.next_position()
+            self._epoch, self._ended = self._epoch + 1, None
+            if not self._position.pass_step:
+                self._pass_before, self._pass_state = self._pass_state, self._state_of_pass()
+            self._write(*self._end, is_stopped=self._epoch < self._last_epoch)
+        elif self.resumed is not None:  # no epoch was left
+            self._callbacks.set(self.resumed.others["callbacks"])
+        self._position = None
+        self._progress.ends()
+
+    def breaks_off(self, steps: int | None) -> None:
+        """After an execution that was interrupted, with `steps` steps in the model's state."""
+        if steps is None or self._position is None or self._iterator is None:
+            self._position = None
+        elif steps:
+            self._position = self._iterator.position(self._position.epoch_step + steps)
+
+    def close(self, error: BaseException | None) -> None:
+        """At the end of the fit: saves one that was interrupted, and waits for the writer.
+
+        Raises:
+            CheckpointError: if a checkpoint could not be written.
+        """
+        set_first_epoch(self._controller.model, None)
+        is_asked = isinstance(error, KeyboardInterrupt | TerminatedError)
+        try:
+            if is_asked and process_count() == 1 and not isinstance(error, ImpatientInterrupt):
+                with at_once():  # another Ctrl-C ends it
+                    self._save_interrupted()
+            self._writer.wait()
+        except CheckpointError as failure:
+            if error is None:
+                raise
+            logger.error("%s", failure)  # the training has an error of its own
+        finally:
+            self._exit.close()
+
+    def _save_interrupted(self) -> None:
+        if self._position is None or self._saved is not None:
+            return
+        self._write(values_of(self._controller), self._callbacks.get())
+        self._writer.wait()
+        logger.warning(
+            "The training was interrupted, and saved in %s. The same script goes on from there.",
+            self._directory.path_of(self._step),
+        )
+
+    # Data that is drawn again.
+
+    def _resume(self, epochs: ResumableEpochs, saved: SavedFit) -> None:
+        position = saved.position
+        put_values(self._controller.model, saved.model, with_metrics=position.epoch_step > 0)
+        self._callbacks.set(saved.others["callbacks"])
+        self._ended = saved.others["ended"]
+        self._pass_state = saved.others["pass_state"]
+        self._pass_before = saved.others["pass_before"]
+        if self._pass_before is not None and has_read_ahead(epochs.data_adapter):
+            self._begin_pass(self._pass_before)
+            read_ahead_again(epochs.data_adapter)
+        self._steps_before = saved.checkpoint.manifest.step - position.epoch_step
+        self._schedule.begin(saved.checkpoint.manifest.step)
+        set_first_epoch(self._controller.model, None)
+        set_random_state(saved.others["random"])
+        if position.source is None or not position.pass_step:
+            # The data set draws once more what it has drawn since the pass began.
+            self._begin_pass(self._pass_state)
+            if position.pass_step:
+                self._drawn_state = saved.others["random"]
+        epochs.resume(position)
+        self._position = position
+
+    def logs_of_whole_epoch(self) -> ArrayTree:
+        """Returns the logs of a resumed epoch that has no steps left; None for any other."""
+        return None if self._ended is None else self._ended["logs"]
+
+    def has_drawn_order(self) -> None:
+        """After a resumed epoch has drawn the order of its rows once more."""
+        state, self._drawn_state = self._drawn_state, None
+        if state is not None:
+            set_random_state(state)
+
+    def skips(self, source: TrackedBatches, steps: int) -> None:
+        """Draws and drops the batches of a pass that were trained before.
+
+        Raises:
+            CheckpointError: if there are fewer.
+        """
+        begin, first, before = time.perf_counter(), source.drawn, random_state()
+        is_said = False
+        while source.drawn < steps:
+            raise_if_interrupted()
+            if next(source, source) is source:
+                raise CheckpointError(
+                    f"The data ends after {source.drawn} batches, and {steps} were trained before "
+                    f"the checkpoint in {self._directory.path}. Call fit with the same data."
+                )
+            seconds = time.perf_counter() - begin
+            if not is_said and seconds > _SLOW_SECONDS:
+                is_said = True
+                logger.warning(
+                    "The data is read again up to batch %d, which takes some %.0f s: it has no "
+                    "state that can be set. Data with get_state() and set_state() goes on at once.",
+                    steps,
+                    seconds * (steps - first) / (source.drawn - first),
+                )
+        state, self._drawn_state = self._drawn_state, None
+        # If the data draws from the generators that all share, they are where they have to be.
+        if state is not None and same_host_state(before, random_state()):
+            set_random_state(state)
+
+    def _begin_pass(self, state: dict[str, Any]) -> None:
+        set_random_state(state["random"])
+        if self._dataset is not None:
+            self._dataset.restore(state["dataset"])
+
+    def _state_of_pass(self) -> dict[str, Any]:
+        dataset = None if self._dataset is None else self._dataset.changes()
+        return {"random": random_state(), "dataset": dataset}
+
+    # Saving.
+
+    @property
+    def _step(self) -> int:
+        return self._steps_before + (self._position.epoch_step if self._position else 0)
+
+    def _visit(self, position: EpochPosition, may_save: bool = True, is_due: bool = False) -> None:
+        """Saves the training at a place between two executions, if that is due."""
+        self._position = position
+        leaves, seconds_due = self._schedule.agree(self._termination.has_arrived)
+        self._is_postponed |= seconds_due
+        if may_save:
+            is_due |= self._schedule.is_due(self._step) or self._is_postponed
+        is_leaving = leaves and process_count() > 1
+        if is_leaving or is_due:
+            self._save(is_leaving)
+        if is_leaving:
+            self._position = None
+            raise TerminatedError(TERMINATED)
+        self._writer.check()
+
+    def _save(self, is_leaving: bool) -> None:
+        if self._writer.is_busy and process_count() == 1:
+            self._is_postponed = True  # to the first execution after which nothing is written
+            return
+        begin = time.perf_counter()
+        self._writer.wait()
+        values = values_of(self._controller)
+        self.blocked_seconds = time.perf_counter() - begin
+        self._is_postponed = False
+        self._write(values, self._callbacks.get())
+        if is_leaving:
+            self._writer.wait()
+
+    def _write(self, values: dict[str, Any], callbacks: Any, is_stopped: bool = False) -> None:
+        self._schedule.wrote()
+        if not self._schedule.writes or self._position is None:
+            return
+        if self._ended is not None:  # a validation may have gone on since
+            values, callbacks = {**values, "metric": self._ended["metric"]}, self._ended["callbacks"]
+        others = {
+            "progress": self._progress.facts(),
+            "facts": self._facts,
+            "data": self._data,
+            "options": self._update_options,
+            "position": position_values(self._position),
+            "pass_state": self._pass_state,
+            "pass_before": self._pass_before,
+            "random": random_state(),
+            "callbacks": callbacks,
+            "ended": self._ended,
+            "stopped": is_stopped,
+        }
+        snapshot = Snapshot(
+            step=self._step,
+            epoch=self._epoch,
+            epoch_step=self._position.epoch_step,
+            kind=FIT,
+            model=values,
+            others=copied(others),
+        )
+        self._writer.write(snapshot)
+
+
+def copied(values: Any) -> Any:
+    """Returns plain values with copies of their containers and of their arrays."""
+    if isinstance(values, dict):
+        return {key: copied(value) for key, value in values.items()}
+    if isinstance(values, list | tuple):
+        return type(values)(copied(value) for value in values)
+    return np.array(values) if isinstance(values, np.ndarray) else values
+
+

@@ -1,0 +1,182 @@
+"""The values of a model, of its optimizer and of its metrics, and what they belong to."""
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import keras
+import numpy as np
+
+from millrace._compat.keras_loops import loop_state
+from millrace.errors import CheckpointError
+from millrace.fit.controller import Controller
+from millrace.plan import Mode
+from millrace.processes.agreement import own_copy
+
+ROLES = ("trainable", "non_trainable", "optimizer", "metric")
+
+
+def variables_of(model: keras.Model) -> dict[str, list[keras.Variable]]:
+    """Returns the variables of a model by role, in the order of the loop's state."""
+    optimizer: Any = model.optimizer
+    return {
+        "trainable": list(model.trainable_variables),
+        "non_trainable": list(model.non_trainable_variables),
+        "optimizer": [] if optimizer is None else list(optimizer.variables),
+        "metric": list(model.metrics_variables),
+    }
+
+
+def values_of(
+    controller: Controller, roles: Sequence[str] = ROLES
+) -> dict[str, list[np.ndarray]]:
+    """Copies values to the host; waits for the device, and with several processes for all."""
+    model, functions = controller.model, controller.functions
+    state: dict[str, list[Any]] | None = loop_state(model)
+    if state is None:  # the variables have whole values
+        own = variables_of(model)
+        state = {role: [variable.value for variable in own[role]] for role in roles}
+    else:
+        state = {role: list(functions.gather(role, state.get(role, []))) for role in roles}
+    for value in jax.tree.leaves(state):
+        if isinstance(value, jax.Array) and value.is_fully_addressable:
+            value.copy_to_host_async()
+    return {role: [np.array(own_copy(value)) for value in state[role]] for role in roles}
+
+
+def put_values(
+    model: keras.Model, values: Mapping[str, list[np.ndarray]], with_metrics: bool = True
+) -> None:
+    """Assigns values to the variables of a model for which `check_same_model` found no difference.
+
+    Args:
+        model: gets the values.
+        values: by role.
+        with_metrics: False where an epoch begins, which metrics begin at zero.
+    """
+    for role, variables in variables_of(model).items():
+        same = _layout(variables) == _layout(values.get(role, []))
+        if role == "metric" and not (with_metrics and same):
+            continue  # other metrics begin at zero, too
+        for variable, value in zip(variables, values[role], strict=True):
+            variable.assign(value)
+
+
+def facts_of(model: keras.Model) -> dict[str, Any]:
+    """Returns what a model and its optimizer are, to be compared when the training goes on."""
+    optimizer = model.optimizer
+    return {
+        "layers": [type(layer).__name__ for layer in model.layers],
+        "variables": {
+            role: [[v.path, list(v.shape), str(v.dtype)] for v in variables]
+            for role, variables in variables_of(model).items()
+        },
+        "optimizer": None if optimizer is None else _optimizer(optimizer),
+    }
+
+
+def check_same_model(saved: Mapping[str, Any], model: keras.Model, where: str) -> None:
+    """Refuses a model or an optimizer other than the one that was saved.
+
+    Args:
+        saved: that `facts_of` has returned.
+        model: that is to go on.
+        where: of the checkpoint, for the message.
+
+    Raises:
+        CheckpointError: naming the first difference.
+    """
+    own = facts_of(model)
+    for role, kind in (("trainable", "weight"), ("non_trainable", "other variable of a layer")):
+        _check_variables(saved["variables"][role], own["variables"][role], kind, where)
+    if saved["optimizer"] is None or own["optimizer"] is None:
+        if saved["optimizer"] != own["optimizer"]:
+            raise _difference("the optimizer", saved["optimizer"], own["optimizer"], where)
+        return
+    before, now = saved["optimizer"], own["optimizer"]
+    for name in dict.fromkeys(("class_name", *before, *now)):
+        if before.get(name) != now.get(name):
+            what = "the optimizer" if name == "class_name" else f"{name} of the optimizer"
+            raise _difference(what, before.get(name), now.get(name), where)
+    _check_variables(
+        saved["variables"]["optimizer"], own["variables"]["optimizer"], "optimizer variable", where
+    )
+
+
+def has_same_metrics(saved: Mapping[str, Any], model: keras.Model) -> bool:
+    """Whether the metrics of a model can hold the values that were saved."""
+    own = facts_of(model)["variables"]["metric"]
+    return [each[1:] for each in own] == [each[1:] for each in saved["variables"]["metric"]]
+
+
+def put_weights_if_same(
+    saved: Mapping[str, Any], values: Mapping[str, list[np.ndarray]], model: keras.Model
+) -> None:
+    """Assigns the weights of another call of fit, if this model has the same ones."""
+    own = facts_of(model)["variables"]
+    for role in ("trainable", "non_trainable"):
+        if [each[1:] for each in own[role]] != [each[1:] for each in saved["variables"][role]]:
+            return
+    for role in ("trainable", "non_trainable"):
+        for variable, value in zip(variables_of(model)[role], values[role], strict=True):
+            variable.assign(value)
+
+
+def options_of(controller: Controller) -> dict[str, str]:
+    """Returns the options that change the numbers of an update, by name."""
+    accumulation = controller.setup.accumulation
+    return {
+        "gradient_accumulation_steps_per_replica x replicas": str(
+            controller.setup.update_steps(Mode.TRAIN)
+        ),
+        "gradient_accumulation_reduction_method": str(accumulation.reduction.value),
+    }
+
+
+def _check_variables(saved: list[Any], own: list[Any], kind: str, where: str) -> None:
+    for before, now in zip(saved, own, strict=False):
+        if before[1:] != now[1:]:
+            raise _difference(
+                f"{kind} {now[0]!r}",
+                f"{before[2]}{before[1]} of {before[0]!r}",
+                f"{now[2]}{now[1]}",
+                where,
+            )
+    if len(saved) != len(own):
+        raise _difference(f"the number of {kind}s", len(saved), len(own), where)
+
+
+def _difference(what: str, before: object, now: object, where: str) -> CheckpointError:
+    return CheckpointError(
+        f"This training cannot go on from {where}: {what} is {now} here and was {before} there. "
+        "Nothing has been changed. Build and compile the model as it was, or name another "
+        "directory in Checkpoint(directory) to begin a new training."
+    )
+
+
+def _optimizer(optimizer: keras.optimizers.Optimizer) -> dict[str, Any]:
+    config = {"class_name": type(optimizer).__name__, **optimizer.get_config()}
+    return _without_names(json.loads(json.dumps(config, default=_plain)))
+
+
+def _without_names(config: Any) -> Any:
+    """Returns a configuration without what may differ: names, and rates that are variables."""
+    if not isinstance(config, dict):
+        return config
+    return {
+        name: _without_names(value)
+        for name, value in config.items()
+        if name != "name" and not (name == "learning_rate" and isinstance(value, float))
+    }
+
+
+def _plain(value: object) -> object:
+    config = getattr(value, "get_config", None)
+    if config is not None:
+        return {"class_name": type(value).__name__, **config()}
+    return value.tolist() if isinstance(value, np.ndarray | np.generic) else type(value).__name__
+
+
+def _layout(values: list[Any]) -> list[tuple[tuple[int, ...], str]]:
+    return [(tuple(value.shape), str(value.dtype)) for value in values]

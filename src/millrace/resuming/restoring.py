@@ -1,0 +1,132 @@
+"""The newest checkpoint of a fit, compared with the fit that is to go on."""
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+from millrace.checkpoints.directory import Checkpoint, CheckpointDirectory
+from millrace.errors import CheckpointError
+from millrace.feeds.source_position import SourceState
+from millrace.fit.controller import Controller
+from millrace.fit.loop_checkpoints import EpochPosition
+from millrace.processes.agreement import texts_of_all
+from millrace.resuming.model_values import check_same_model, has_same_metrics
+from millrace.resuming.schedule import PATIENCE_SECONDS
+
+logger = logging.getLogger("millrace")
+
+FIT = "fit"
+
+
+@dataclass(frozen=True, slots=True)
+class SavedFit:
+    """The values of a checkpoint of a fit."""
+
+    checkpoint: Checkpoint
+    model: dict[str, Any]  # values by role
+    others: dict[str, Any]
+
+    @property
+    def epoch(self) -> int:
+        """The epoch that goes on, from 0."""
+        return self.checkpoint.manifest.epoch
+
+    @property
+    def position(self) -> EpochPosition:
+        """The place in the data."""
+        values = dict(self.others["position"])
+        if values["source"] is not None:
+            values["source"] = SourceState(**values["source"])
+        return EpochPosition(**values)
+
+
+def position_values(position: EpochPosition) -> dict[str, Any]:
+    """Returns a position as plain values."""
+    values = {each.name: getattr(position, each.name) for each in fields(position)}
+    if position.source is not None:
+        values["source"] = {"drawn": position.source.drawn, "state": position.source.state}
+    return values
+
+
+def newest_fit(directory: CheckpointDirectory) -> SavedFit | None:
+    """Returns the newest checkpoint, the same in all processes of a run.
+
+    Raises:
+        CheckpointError: if it is not of a fit, or processes find different ones.
+    """
+    found = directory.newest()
+    own = "none" if found is None else f"step {found[0].manifest.step}"
+    steps = dict.fromkeys(texts_of_all(own, PATIENCE_SECONDS))
+    if len(steps) > 1:
+        raise CheckpointError(
+            f"The processes of this run find different checkpoints in {directory.path}: "
+            f"{', '.join(steps)}. Name a directory that all of them share."
+        )
+    if found is None:
+        return None
+    checkpoint, (model, others) = found
+    if checkpoint.manifest.kind != FIT:
+        raise CheckpointError(
+            f"{checkpoint.path} is not of a fit: save_checkpoint() has written it. Name another "
+            "directory in Checkpoint(directory)."
+        )
+    saved = SavedFit(checkpoint, model, others)
+    try:
+        assert isinstance(others["progress"]["fit"], int)  # noqa: S101 - of a file
+        saved.position
+        others["facts"], others["callbacks"], others["random"], others["pass_state"]
+    except (AssertionError, KeyError, TypeError, ValueError) as error:
+        raise CheckpointError(
+            f"{checkpoint.path} holds no fit: {error!r}. Move it out of {directory.path}."
+        ) from error
+    return saved
+
+
+def check_continues(saved: SavedFit, controller: Controller, data: Mapping[str, str]) -> None:
+    """Refuses a checkpoint of another model, optimizer or data set.
+
+    Args:
+        saved: the checkpoint.
+        controller: of the model.
+        data: that the epoch iterator says of itself.
+
+    Raises:
+        CheckpointError: naming the difference.
+    """
+    where = str(saved.checkpoint.path)
+    check_same_model(saved.others["facts"], controller.model, where)
+    for name, now in data.items():
+        before = saved.others["data"].get(name, "unknown")
+        if before != now and "unknown" not in (before, now):
+            raise CheckpointError(
+                f"This training cannot go on from {where}: {name} was {before} there and is "
+                f"{now} here. Nothing has been changed. Call fit with the same data and "
+                "batch_size, or name another directory in Checkpoint(directory)."
+            )
+    if not saved.checkpoint.manifest.is_finite:
+        logger.warning(
+            "Values of the model in %s are NaN or infinite. Remove the checkpoints after the last "
+            "good one: millrace checkpoint list %s shows them.",
+            where,
+            saved.checkpoint.path.parent,
+        )
+    if saved.position.epoch_step and not has_same_metrics(saved.others["facts"], controller.model):
+        logger.warning(
+            "The metrics are other ones than in %s: those of its epoch begin at zero.", where
+        )
+
+
+def note_options(before: Mapping[str, str], now: Mapping[str, str]) -> None:
+    """Logs options that change the numbers of later updates."""
+    for name, value in now.items():
+        if before.get(name, value) != value:
+            logger.warning(
+                "%s was %s when the checkpoint was written, and is %s now: later updates are not "
+                "those of a training without a break.",
+                name,
+                before[name],
+                value,
+            )
+
+
