@@ -117,6 +117,13 @@ def test_the_note_of_a_process_knows_better_who_was_first(start):
     assert "process 1 failed first (exit status 5): no memory" in said
 
 
+def test_a_note_that_nobody_finished_is_ignored(start):
+    code = "if i: open(told['directory'] + '/failed', 'w'); raise SystemExit(3)"
+    status, said, _ = start(code)
+    assert status == 3
+    assert said.endswith("process 1 failed first (exit status 3)")
+
+
 def test_who_does_not_end_is_killed(start):
     # SIGTERM may not do: libraries take it for their own ends.
     code = (

@@ -305,5 +305,5 @@ def _failure(
     if note.exists():
         # The processes know this better than their parent, which looks every 50 ms.
         number, _, text = note.read_text().partition("\n")
-        first = int(number)
+        first = int(number or first)  # empty if its process was killed before it wrote
     return _Failure(first, processes[first].returncode, text)
