@@ -19,7 +19,8 @@
 # SIGTERM to the processes, not to this script, 120 seconds before the time is over.
 #SBATCH --signal=TERM@120
 
-# Runs after failures. Those that ended with SIGTERM have no limit: each has saved.
+# A failure in this run, or a later one, ends the job. A run that SIGTERM has ended, and that has
+# saved, always comes back.
 max_runs=10
 
 # Without --kill-on-bad-exit, Slurm leaves it to millrace to end all processes after a failure.
