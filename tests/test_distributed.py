@@ -7,6 +7,9 @@ between the processes: heartbeats would need longer than SECONDS.
 import ast
 import logging
 import os
+import signal
+import subprocess
+import sys
 import tempfile
 import time
 
@@ -133,7 +136,7 @@ except Exception:
     assert f"process {index} failed first (SIGKILL): it died without a Python error" in said
     other = outputs[1 - index]
     assert f"millrace: process {index} (host " in other
-    assert "failed first: it died without a Python error. It was killed (SIGKILL)" in other
+    assert "failed first: it died without a Python error. It was killed (SIGKILL, " in other
     assert "Traceback" not in other
     assert "EXPLAINED None" not in other
     assert end - float(outputs[index].partition("TIME ")[2].split()[0]) < SECONDS / 2
@@ -145,6 +148,81 @@ def test_an_exit_status_is_an_error_too(start):
     assert status == 3
     assert "process 1 failed first (exit status 3): it ended with exit status 3." in said
     assert "failed first: it ended with exit status 3." in outputs[0]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("leave", ["sys.exit(143)", "raise SystemExit(143)"])
+@pytest.mark.parametrize("late", [0, 1])
+def test_preempted_processes_leave_one_after_the_other(start, leave, late):
+    code = f"""
+import atexit
+atexit.register(lambda: print("LEFT", time.time(), flush=True))
+if index == {late}:
+    time.sleep(2)
+{leave}
+"""
+    status, said, outputs, end = start(code)
+    assert status == 143
+    assert said.endswith(" failed first (exit status 143, as after SIGTERM)")
+    assert "failed first" not in "".join(outputs)
+    left = [float(output.partition("LEFT ")[2].split()[0]) for output in outputs]
+    assert left[late] - left[1 - late] > 1
+    assert end - max(left) < SECONDS / 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("index", [0, 1])
+def test_a_process_that_was_preempted_alone_ends_the_other(start, index):
+    status, said, outputs, _ = start(f"if index == {index}: sys.exit(143)\n{WAIT}")
+    text = "it was preempted (exit status 143), and the others went on."
+    assert status == 143
+    assert f"process {index} failed first (exit status 143, as after SIGTERM): {text}" in said
+    assert f"failed first: {text}" in outputs[1 - index]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("index", [0, 1])
+def test_sigterm_ends_a_process_that_does_not_handle_it(start, index):
+    code = f"if index == {index}: os.kill(os.getpid(), 15); time.sleep(1000)\n{WAIT}"
+    status, said, outputs, _ = start(code)
+    assert status == 143
+    assert f"process {index} failed first (SIGTERM): it died without a Python error" in said
+    assert f"millrace: process {index} (host " in outputs[1 - index]
+    assert "It was killed (SIGKILL, SIGTERM)" in outputs[1 - index]
+
+
+@pytest.mark.slow
+def test_the_handler_of_jaxs_preemption_service(tmp_path):
+    """A script that calls `jax.distributed.initialize` itself: JAX handles SIGTERM, in C++."""
+    script = tmp_path / "script.py"
+    script.write_text("""
+import os, signal, socket, time
+import jax
+received = []
+signal.signal(signal.SIGTERM, lambda *_: received.append("before"))
+with socket.socket() as free:
+    free.bind(("127.0.0.1", 0))
+    port = free.getsockname()[1]
+jax.distributed.initialize(f"127.0.0.1:{port}", 1, 0)
+assert signal.getsignal(signal.SIGTERM).__name__ == "<lambda>"  # Python does not know of it
+os.kill(os.getpid(), signal.SIGTERM)
+assert received == [], received
+# A handler of Python that comes later replaces it, and is not replaced by JAX's later steps.
+before = signal.signal(signal.SIGTERM, lambda *_: received.append("after"))
+jax.devices()
+os.kill(os.getpid(), signal.SIGTERM)
+assert received == ["after"], received
+# What signal.signal() returned puts back Python's handler from before, not JAX's.
+signal.signal(signal.SIGTERM, before)
+os.kill(os.getpid(), signal.SIGTERM)
+assert received == ["after", "before"], received
+signal.signal(signal.SIGTERM, signal.SIG_DFL)
+os.kill(os.getpid(), signal.SIGTERM)
+time.sleep(1000)
+""")
+    command = [sys.executable, str(script)]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS, check=False)
+    assert result.returncode == -signal.SIGTERM, result.stderr
 
 
 @pytest.mark.slow

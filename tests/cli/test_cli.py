@@ -35,11 +35,11 @@ def test_the_flags():
         "stats": ["--json", "--dir"],
     }
     assert " ".join(flag for p in main.commands["launch"].params for flag in p.opts) == (
-        "--processes --devices-per-process --timeout --no-pin script arguments"
+        "--processes --devices-per-process --timeout --restarts --no-pin script arguments"
     )
     poprun = [p for p in main.commands["poprun"].params if not getattr(p, "hidden", False)]
     assert " ".join(flag for p in poprun for flag in p.opts) == (
-        "--num-replicas --num-instances --ipus-per-replica --timeout --no-pin command"
+        "--num-replicas --num-instances --ipus-per-replica --timeout --restarts --no-pin command"
     )
     assert " ".join(flag for p in main.commands["replay"].params for flag in p.opts) == (
         "--import --all directory"

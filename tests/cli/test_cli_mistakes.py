@@ -90,6 +90,7 @@ def run(place, monkeypatch):
         ("launch --processes 2 directory", "File 'directory' is a directory"),
         ("launch --processes 2 --timeout 0 plain.py", "'--timeout': 0.0 is not in the range x>0"),
         ("launch --processes 2 --timeout inf plain.py", "inf is not a finite number"),
+        ("launch --processes 2 --restarts -1 plain.py", "'--restarts': -1 is not in the range"),
         ("launch --processes 2 --devices-per-process 0 plain.py", "0 is not in the range x>=1"),
         ("replay nowhere", "Directory 'nowhere' does not exist"),
         ("replay directory", "directory holds no flight record: there is no record.json, only []"),

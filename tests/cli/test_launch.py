@@ -6,10 +6,12 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 
 import pytest
 
+from millrace.cli import launch as launch_module
 from millrace.cli.launch import LaunchOptions, launch, share_cores
 
 # For scripts that do without JAX, which takes seconds to import.
@@ -115,6 +117,13 @@ def test_the_note_of_a_process_knows_better_who_was_first(start):
     assert "process 1 failed first (exit status 5): no memory" in said
 
 
+def test_a_note_that_nobody_finished_is_ignored(start):
+    code = "if i: open(told['directory'] + '/failed', 'w'); raise SystemExit(3)"
+    status, said, _ = start(code)
+    assert status == 3
+    assert said.endswith("process 1 failed first (exit status 3)")
+
+
 def test_who_does_not_end_is_killed(start):
     # SIGTERM may not do: libraries take it for their own ends.
     code = (
@@ -140,6 +149,146 @@ def test_nothing_that_a_process_started_is_left(start):
         wait_until(lambda pid=int(output): not is_running(pid))
 
 
+# Fails in the first runs of a script, whose notes are in the directory of the launcher.
+COUNT = """
+run = len([name for name in os.listdir(told['directory']) if name.startswith(f'run-{i}-')])
+open(told['directory'] + f'/run-{i}-{run}', 'w').write(told['coordinator_address'])
+"""
+
+
+def runs(tmp_path, index=0):
+    return sorted(tmp_path.glob(f"millrace-launch-*/run-{index}-*"))
+
+
+def test_all_processes_start_again_after_a_failure(start, tmp_path):
+    code = COUNT + "print('run', run)\nif i == 1 and run < 2: raise SystemExit(5)"
+    status, said, outputs = start(code, restarts=3)
+    assert status == 0
+    failure = "process 1 failed first (exit status 5)"
+    assert f"launch: restart 1 of 3: {failure}\nmillrace launch: restart 2 of 3: {failure}" in said
+    assert "restart 3" not in said
+    assert said.count("process 1 writes to") == 1
+    assert outputs == ["run 0\nrun 1\nrun 2\n"] * 2
+    assert len({path.read_text() for path in runs(tmp_path)}) == 3  # an address for each
+
+
+@pytest.mark.parametrize(
+    ("end", "status", "how"),
+    [
+        ("os.kill(os.getpid(), 9)", 137, "SIGKILL"),
+        ("raise SystemExit(143)", 143, "exit status 143, as after SIGTERM"),
+        ("os.kill(os.getpid(), 15)", 143, "SIGTERM"),
+    ],
+)
+def test_the_last_failure_counts_when_there_are_no_more_restarts(start, tmp_path, end, status, how):
+    found, said, _ = start(COUNT + f"if i == 0: {end}", restarts=1)
+    assert found == status
+    assert said.count("restart 1 of 1: process 0 failed first") == 1
+    assert f"restart 1 of 1: process 0 failed first ({how})\n" in said
+    assert said.endswith(f"\nmillrace launch: process 0 failed first ({how})")
+    assert len(runs(tmp_path)) == 2
+
+
+def test_the_notes_of_a_run_end_with_it(start):
+    code = (
+        COUNT + "if run: raise SystemExit(4 - 4 * i)\nif i == 1:\n"
+        "    open(told['directory'] + '/failed', 'w').write('1\\nno memory')\n"
+        "    open(told['directory'] + '/initialized-1', 'w')\n    raise SystemExit(3)"
+    )
+    status, said, _ = start(code, restarts=1)
+    assert status == 4
+    assert "restart 1 of 1: process 1 failed first (exit status 3): no memory" in said
+    assert said.endswith("process 0 failed first (exit status 4)")
+    assert "no process called millrace.distributed.initialize()" in said
+
+
+# A process that receives `number` counts it, and does what `then` says.
+LISTENING = """
+import signal, time
+counted = []
+def count(number, frame):
+    counted.append(number)
+    print('received', number, flush=True)
+signal.signal(signal.{name}, count)
+open(told['directory'] + f'/ready-{{i}}', 'w').close()
+while not counted: time.sleep(0.01)
+time.sleep(0.3)  # a signal that came again would be seen
+"""
+
+
+@pytest.fixture
+def signals(tmp_path):
+    """Sends signals to the launcher in this process, when all processes are ready."""
+    threads = []
+
+    def send(*numbers, ready=2, pause=0.0):
+        def run():
+            wait_until(lambda: len(list(tmp_path.glob("millrace-launch-*/ready-*"))) == ready)
+            for number in numbers:
+                os.kill(os.getpid(), number)
+                time.sleep(pause)
+
+        threads.append(threading.Thread(target=run))
+        threads[-1].start()
+
+    # These tests may themselves run in the background of a script, where SIGINT is ignored.
+    previous = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield send
+    for thread in threads:
+        thread.join()
+    signal.signal(signal.SIGINT, previous)
+
+
+@pytest.mark.parametrize(("name", "status"), [("SIGTERM", 143), ("SIGINT", 130)])
+def test_a_signal_goes_to_each_process_once_and_ends_the_run(start, signals, name, status):
+    number = signal.Signals[name]
+    signals(number, number)
+    code = LISTENING.format(name=name) + "print('saved')\nraise SystemExit(143)"
+    found, said, outputs = start(code, restarts=3)
+    assert found == status
+    assert outputs == [f"received {number:d}\nsaved\n"] * 2
+    assert f"ending processes 0, 1 ({name})" in said
+    assert ": restart " not in said
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_processes_that_a_process_started_live_until_it_has_saved(start, signals):
+    signals(signal.SIGTERM)
+    code = (
+        "import subprocess, sys\nreader = subprocess.Popen([sys.executable, '-c', 'input()'], "
+        "stdin=subprocess.PIPE)\n" + LISTENING.format(name="SIGTERM") + "print(reader.poll())"
+    )
+    assert [output.split("\n")[1] for output in start(code)[2]] == ["None", "None"]
+
+
+def test_who_does_not_end_after_a_signal_is_killed(start, signals):
+    signals(signal.SIGTERM)
+    code = LISTENING.format(name="SIGTERM") + "if i == 1: time.sleep(1000)"
+    status, said, _ = start(code, timeout=0.7)
+    assert status == 143
+    assert said.endswith("millrace launch: killed after 0.7 seconds: process 1")
+
+
+def test_a_second_interrupt_kills_at_once(start, signals, monkeypatch):
+    monkeypatch.setattr(launch_module, "_PATIENCE_SECONDS", 0.1)
+    signals(signal.SIGINT, signal.SIGINT, pause=0.3)
+    begin = time.monotonic()
+    status, said, _ = start(LISTENING.format(name="SIGINT") + "time.sleep(1000)", timeout=1000)
+    assert status == 130
+    assert time.monotonic() - begin < SECONDS
+    assert said.endswith("millrace launch: killed at once: processes 0, 1")
+
+
+def test_no_restart_after_a_signal_that_came_while_the_others_ended(start, signals):
+    signals(signal.SIGTERM, ready=1)
+    code = "if i == 1: raise SystemExit(3)\n" + LISTENING.format(name="SIGTERM")
+    status, said, _ = start(code, restarts=3)
+    assert status == 143
+    assert "ending process 0 (SIGTERM)" in said
+    assert ": restart " not in said
+
+
 @pytest.fixture
 def command(tmp_path):
     """Starts `millrace launch` of a script that sleeps; gives it and the pids of both."""
@@ -154,7 +303,7 @@ def command(tmp_path):
     def pids():
         return [int(path.read_text() or 0) for path in tmp_path.glob("millrace-*/pid-*")]
 
-    def run(code, on_interrupt="default_int_handler"):
+    def run(code, on_interrupt="default_int_handler", **options):
         script.write_text(
             WHO + code + "\nprint(os.getpid(), flush=True)\nimport time\n"
             "open(told['directory'] + f'/pid-{i}', 'w').write(str(os.getpid()))\n"
@@ -168,6 +317,7 @@ def command(tmp_path):
             env=os.environ | {"TMPDIR": str(tmp_path)},
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
+            **options,
         )
         started.append(process)
         wait_until(lambda: process.poll() is not None or sum(map(bool, pids())) == 2)
@@ -187,20 +337,41 @@ def test_ends_with_all_processes_when_it_is_interrupted(command, number, status)
     process.send_signal(number)
     _, errors = process.communicate(timeout=SECONDS)
     assert process.returncode == status
-    assert b"ending 2 processes" in errors
+    assert b"ending processes 0, 1 (SIG" in errors
     assert not any(map(is_running, pids))
 
 
-def test_processes_are_interrupted_where_the_launcher_ignores_interrupts(command, tmp_path):
+def test_a_launcher_that_ignores_interrupts_has_processes_that_do_not(command):
+    process, pids = command("", on_interrupt="SIG_IGN")
+    process.send_signal(signal.SIGINT)
+    time.sleep(0.2)
+    assert process.poll() is None
+    for pid in pids:
+        os.kill(pid, signal.SIGINT)
+    _, errors = process.communicate(timeout=SECONDS)
+    assert process.returncode == 130  # of the process
+    assert b"failed first (SIGINT)" in errors
+
+
+@pytest.mark.slow
+def test_an_interrupt_of_a_terminal_arrives_once(command, tmp_path):
+    # A terminal sends it to the whole group of processes.
     code = (
-        "import atexit\n"  # runs when a process ends by an exception, not when it is killed
-        "atexit.register(lambda: open(told['directory'] + f'/ended-{i}', 'w').close())"
+        "import signal\n"
+        "def count(*_): print('received', file=open(told['directory'] + f'/got-{i}', 'a'))\n"
+        "signal.signal(signal.SIGINT, count)\n"
+        "signal.signal(signal.SIGTERM, lambda *_: os._exit(0))"
     )
-    process, _ = command(code, on_interrupt="SIG_IGN")
-    process.send_signal(signal.SIGTERM)
+    process, pids = command(code, start_new_session=True)
+    os.killpg(process.pid, signal.SIGINT)
+    wait_until(lambda: len(list(tmp_path.glob("millrace-*/got-*"))) == 2)
+    time.sleep(0.5)
+    for pid in pids:
+        os.kill(pid, signal.SIGTERM)
     process.communicate(timeout=SECONDS)
-    assert process.returncode == 143
-    assert len(list(tmp_path.glob("millrace-*/ended-*"))) == 2
+    assert process.returncode == 130
+    notes = [path.read_text() for path in tmp_path.glob("millrace-*/got-*")]
+    assert notes == ["received\n"] * 2
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="of Linux only")

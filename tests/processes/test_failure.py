@@ -1,3 +1,5 @@
+import time
+
 import jax
 import pytest
 
@@ -35,6 +37,42 @@ def test_the_failure_of_this_process_is_none_of_others(monkeypatch):
     monkeypatch.setattr(failure, "_monitor", FailureMonitor(channel, print))
     channel.announce("ValueError: no")
     assert failure_of_others(0) is None
+
+
+@pytest.fixture
+def leaving(monkeypatch):
+    """A process of a run that ends with a status: its channel, and the status of a sudden end."""
+    monkeypatch.setattr(failure, "_FOLLOW_SECONDS", 0.1)
+
+    def leave(status):
+        channel = ControlChannel(0, MEMBERS, {})
+        monitor = FailureMonitor(channel, print)
+        left, ended = [], []
+        monkeypatch.setattr(channel, "leave", lambda: left.append(True))
+        monkeypatch.setattr(monitor, "_end", ended.append)
+        monitor._status = status
+        monitor._at_exit()
+        return channel, left, ended
+
+    return leave
+
+
+def test_a_process_that_failed_says_so_and_ends(leaving):
+    channel, left, ended = leaving(3)
+    assert channel.first.text == "it ended with exit status 3."
+    assert (left, ended) == ([], [3])
+
+
+def test_a_preempted_process_leaves_and_fails_only_if_the_others_go_on(leaving):
+    channel, left, ended = leaving(143)
+    assert left == [True]
+    assert channel.first is None  # not yet: the others leave likewise
+    assert channel.failed.wait(60)
+    assert channel.first.text == "it was preempted (exit status 143), and the others went on."
+    deadline = time.monotonic() + 60
+    while not ended and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert ended == [143]
 
 
 def test_an_error_is_described_with_its_line():

@@ -191,7 +191,14 @@ def simulate_command(
     "--timeout",
     default=30.0,
     type=TIME,
-    help="Seconds that the other processes have to end after one has failed.",
+    help="Seconds that processes have to end, after one has failed, SIGTERM or Ctrl-C.",
+    show_default=True,
+)
+@click.option(
+    "--restarts",
+    default=0,
+    type=click.IntRange(0),
+    help="Times that all processes are started again after one has failed.",
     show_default=True,
 )
 @click.option("--no-pin", is_flag=True, help="Let every process use all cores.")
@@ -203,6 +210,7 @@ def launch_command(
     processes: int,
     devices_per_process: int | None,
     timeout: float,
+    restarts: int,
     no_pin: bool,
     script: str,
     arguments: tuple[str, ...],
@@ -211,10 +219,15 @@ def launch_command(
 
     The script must call millrace.distributed.initialize(). Each process is pinned to its own share
     of the cores. Process 0 prints to the terminal, each other process to a file. If one process
-    fails, all of them end.
+    fails, all of them end, and with --restarts all start again. SIGTERM and Ctrl-C go to each.
     """
     options = LaunchOptions(
-        (script, *arguments), processes, devices_per_process, timeout, not no_pin
+        (script, *arguments),
+        processes,
+        devices_per_process,
+        timeout,
+        not no_pin,
+        restarts=restarts,
     )
     context.exit(launch(options, lambda line: click.echo(line, err=True)))
 

@@ -55,7 +55,14 @@ def _ignored(command: Callable[..., None]) -> Callable[..., None]:
     "--timeout",
     default=30.0,
     type=FiniteRange(0, min_open=True),
-    help="Seconds that the other processes have to end after one has failed.",
+    help="Seconds that processes have to end, after one has failed, SIGTERM or Ctrl-C.",
+    show_default=True,
+)
+@click.option(
+    "--restarts",
+    default=0,
+    type=click.IntRange(0),
+    help="Times that all processes are started again after one has failed.",
     show_default=True,
 )
 @click.option("--no-pin", is_flag=True, help="Let every process use all cores.")
@@ -69,6 +76,7 @@ def poprun_command(
     num_instances: int,
     ipus_per_replica: int,
     timeout: float,
+    restarts: int,
     no_pin: bool,
     command: tuple[str, ...],
     **ignored: Any,
@@ -100,6 +108,7 @@ def poprun_command(
             ("POPDIST_NUM_TOTAL_REPLICAS", str(replicas)),
             ("POPDIST_IPUS_PER_REPLICA", str(ipus_per_replica)),
         ),
+        restarts,
     )
     context.exit(launch(options, lambda line: click.echo(line, err=True)))
 

@@ -20,8 +20,8 @@ from typing import Any, Literal, TypedDict
 from millrace.processes.agreement import Member
 
 DIED = (
-    "it died without a Python error. It was killed (SIGKILL), ran out of memory, crashed in "
-    "compiled code, or lost its machine. Its own output, or the log of its machine, says more."
+    "it died without a Python error. It was killed (SIGKILL, SIGTERM), ran out of memory, crashed "
+    "in compiled code, or lost its machine. Its own output, or the log of its machine, says more."
 )
 _SEND_SECONDS = 5.0  # after which a process that does not read counts as gone
 _LONGEST = 1 << 22  # bytes of one message, the list of all processes being the longest

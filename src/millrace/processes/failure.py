@@ -3,6 +3,9 @@
 A process that waits for another in a collective operation cannot be interrupted: a second thread
 prints the message and ends the process. An error in the main thread that only follows from the
 end of the other process, such as a lost connection, is neither announced nor shown.
+
+A process that leaves by `sys.exit(143)` was preempted: it has received SIGTERM. Usually all have,
+so it waits for the others to leave likewise, before it counts as the first that failed.
 """
 
 import atexit
@@ -10,6 +13,7 @@ import contextlib
 import os
 import pathlib
 import re
+import signal
 import sys
 import sysconfig
 import threading
@@ -27,6 +31,8 @@ from millrace.errors import ProcessError
 from millrace.processes.control_channel import ControlChannel, Failure
 
 GRACE_SECONDS = 1.0  # for `finally` blocks and files that are being written
+PREEMPTED = 128 + signal.SIGTERM  # exit status of a process that ends itself after SIGTERM
+_FOLLOW_SECONDS = 10.0  # for the others, after this process was preempted
 _NEWS_SECONDS = 2.0  # until a failure elsewhere is reported, after a connection was lost
 _THREADS_SECONDS = 30.0  # for threads that the interpreter waits for, such as writers of files
 _NOT_THE_USERS = (sysconfig.get_path("purelib"), str(pathlib.Path(__file__).parent.parent))
@@ -155,11 +161,21 @@ class FailureMonitor:
             return
         if self.of_others(0) is not None:
             self._watcher.join()  # which ends the process, with its message
-        if self._status is None:
+        if self._status is None or self._status == PREEMPTED:
             self.channel.leave()
+            if self._status == PREEMPTED:  # JAX's function at exit waits for the others
+                threading.Thread(target=self._end_preempted, daemon=True).start()
             return
         self.channel.announce(f"it ended with exit status {self._status}.")
         self._end(self._status if isinstance(self._status, int) else 1)
+
+    def _end_preempted(self) -> None:
+        # Those that do not follow may wait for this process in a collective operation.
+        time.sleep(_FOLLOW_SECONDS)
+        self.channel.announce(
+            f"it was preempted (exit status {PREEMPTED}), and the others went on."
+        )
+        self._end(PREEMPTED)
 
     def _end_late(self) -> None:
         time.sleep(_THREADS_SECONDS)
