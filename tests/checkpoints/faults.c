@@ -38,19 +38,19 @@ static const char *const NAMES[KINDS] = {"open",   "write", "fsync",    "rename"
 static char watched[DESCRIPTORS]; /* 1: below the directory, 2: and open for writing */
 static char root[4096];
 static int armed, mode, fault_errno, mask, writes_fail;
+static int report = -1; /* gets the name of the operation that meets the fault */
 static long target, count;
-static char hit[4096];
 
-void fault_arm(const char *directory, int new_mode, long k, int error, int kinds) {
+void fault_arm(const char *directory, int new_mode, long k, int error, int kinds,
+               int report_fd) {
   snprintf(root, sizeof root, "%s", directory);
   mode = new_mode, target = k, fault_errno = error, mask = kinds;
-  writes_fail = 0, count = 0, hit[0] = 0;
+  writes_fail = 0, count = 0, report = report_fd;
   __atomic_store_n(&armed, 1, __ATOMIC_SEQ_CST);
 }
 
 void fault_disarm(void) { __atomic_store_n(&armed, 0, __ATOMIC_SEQ_CST); }
 long fault_count(void) { return count; }
-const char *fault_hit(void) { return hit; }
 
 static int is_below(const char *path) {
   size_t length = strlen(root);
@@ -78,7 +78,7 @@ static enum answer decide(enum kind kind, const char *path) {
   long k = __atomic_add_fetch(&count, 1, __ATOMIC_SEQ_CST);
   int is_later = (mode == FULL || mode == DEAD) && target && k > target;
   if (k != target && !is_later) return PASS;
-  if (k == target) snprintf(hit, sizeof hit, "%s %s", NAMES[kind], path ? path : "");
+  if (k == target && report >= 0) dprintf(report, "%s %s", NAMES[kind], path ? path : "");
   switch (mode) {
     case FAIL:
     case DEAD:
