@@ -311,7 +311,7 @@ class CheckpointDirectory:
                 f"Checkpoints cannot be written to {self.path}: {error.strerror}. Name a directory "
                 "in Checkpoint(directory) that can be made or written."
             ) from error
-        with file:
+        try:
             if not _lock(file):
                 file.seek(0)
                 owner = file.read(_LONGEST).decode(errors="replace").strip()
@@ -325,6 +325,9 @@ class CheckpointDirectory:
                 file.truncate(0)
                 file.write(f"process {os.getpid()} on {socket.gethostname()}\n".encode())
             yield
+        finally:
+            with contextlib.suppress(OSError):  # of the disk: nothing in this file is needed
+                file.close()
 
     def _remove_unfinished(self) -> None:
         for path in self.path.glob("step-*.*-*"):

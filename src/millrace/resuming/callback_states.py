@@ -5,6 +5,7 @@ from typing import Any
 
 import keras
 
+from millrace.errors import CheckpointError
 from millrace.resuming.object_state import ObjectState
 
 _STATELESS = (keras.callbacks.ProgbarLogger,)
@@ -81,7 +82,9 @@ def _csv(callback: Any, state: ObjectState) -> dict[str, Any]:
 
 
 def _set_csv(callback: Any, state: ObjectState, saved: Mapping[str, Any]) -> None:
-    state.restore(saved["changes"])
+    if not isinstance(saved, dict) or not isinstance(saved.get("text"), str):
+        raise CheckpointError("The checkpoint holds no content of the file of a CSVLogger.")
+    state.restore(saved.get("changes", {}))
     file = callback.csv_file
     if file.closed:  # the fit is over
         return
