@@ -23,6 +23,7 @@ import jax
 
 from millrace.cache.entry import DamagedEntryError, Format, fields_of
 from millrace.cache.files import environment as of_cache
+from millrace.cache.private import open_private
 from millrace.cache.keys import pack_key, unpack_key
 from millrace.explain.key import versions
 from millrace.records.compilation import ProgramKey
@@ -103,8 +104,9 @@ def read_header(path: pathlib.Path) -> Header:
     Raises:
         OSError: if it cannot be read.
         DamagedEntryError: if it is not what `pack` returned.
+        NotPrivateError: if other users can write it.
     """
-    with open(path, "rb") as file:
+    with open(open_private(path), "rb") as file:
         return _header(_FORMAT.read_header(file))
 
 
