@@ -96,7 +96,7 @@ def test_missing_parents_are_made_private_too(tmp_path, umask):
     assert [mode_of(tmp_path / each) for each in ("a", "a/b", "a/b/c")] == [0o700] * 3
     make_private(tmp_path / "a" / "b" / "c")
     (tmp_path / "file").touch()
-    with pytest.raises(OSError, match="exists|Not a directory"):
+    with pytest.raises(OSError, match=r"exists|Not a directory"):
         make_private(tmp_path / "file")
 
 

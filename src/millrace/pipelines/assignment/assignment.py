@@ -26,6 +26,8 @@ from millrace.pipelines.assignment.lists import (
 )
 from millrace.pipelines.assignment.marks import entered_stages
 
+_MISSING_SHOWN = 20  # stages, in an error
+
 
 def check_no_gap(stages: Iterable[int]) -> None:
     """Checks that the stages are 0 to n - 1.
@@ -36,7 +38,10 @@ def check_no_gap(stages: Iterable[int]) -> None:
     numbers = sorted(set(stages))
     if not numbers:
         raise OptionError("The model makes no layer calls to put into stages. Add layers first.")
-    missing = sorted(set(range(numbers[-1] + 1)) - set(numbers))
+    # The first few: the numbers may come from a damaged file, and be of any size.
+    present = set(numbers)
+    absent = (number for number in range(numbers[-1] + 1) if number not in present)
+    missing = list(itertools.islice(absent, _MISSING_SHOWN))
     if numbers[0] < 0 or missing:
         raise OptionError(
             f"Pipeline stages are numbered from 0 on without a gap. Found: {numbers}; missing: "
