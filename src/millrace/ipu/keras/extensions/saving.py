@@ -17,6 +17,7 @@ from typing import Any, TypeAlias
 import keras
 
 from millrace._compat.keras_build import after_from_config
+from millrace.errors import MillraceError, OptionError
 from millrace.fit.controller import Controller, controller_of
 from millrace.ipu.gradient_accumulation import GradientAccumulationReductionMethod as Method
 from millrace.ipu.keras.extensions.building import is_extended
@@ -24,6 +25,7 @@ from millrace.ipu.keras.extensions.native import put
 from millrace.ipu.keras.extensions.settings import Accumulating, Settings, settings_of
 from millrace.options import MetricReduction
 from millrace.pipelines.assignment.assignment import from_json, to_json
+from millrace.records.json_text import parse_json
 
 logger = logging.getLogger("millrace")
 FILE, ENTRY = "millrace_ipu.json", "millrace_ipu"
@@ -52,7 +54,16 @@ def load_assets_with_settings(
         load(directory)
         path = pathlib.Path(directory or ".") / FILE
         if directory and path.is_file():
-            put_dict(controller, json.loads(path.read_text()))
+            try:
+                put_dict(controller, parse_json(path.read_bytes()))
+            except MillraceError:
+                raise
+            except (OSError, ValueError, TypeError, LookupError, AttributeError) as error:
+                raise OptionError(
+                    f"{FILE}, the settings in the file of the model {controller.model.name!r}, "
+                    f"cannot be used: {error}. Save the model again; or remove {FILE} from its "
+                    "file, a zip archive, and call the setters again."
+                ) from error
 
     return load_assets
 
