@@ -31,6 +31,7 @@ from millrace.records.tensors import TensorSeries
 from millrace.records.timeline import Timeline
 from millrace.records.trace import ExecutionTrace
 from millrace.records.trace_groups import update_traces
+from millrace.records.validity import check_record
 
 Record = TypeVar("Record")
 _LARGEST_LOOP = 2**53  # above any number of loops that a process could have run
@@ -179,9 +180,12 @@ def _read_kind(path: pathlib.Path, kind: str, damaged: dict[str, int]) -> list[A
     for file in _files_of(path, kind):
         for values in _lines(file, kind, damaged):
             try:
-                records.append(decode(KINDS[kind], values))
+                record = decode(KINDS[kind], values)
+                check_record(record)
             except ValueError:
                 damaged[file.name] = damaged.get(file.name, 0) + 1
+            else:
+                records.append(record)
     return records
 
 
@@ -289,6 +293,7 @@ def _compile_records(file: pathlib.Path) -> list[CompileRecord]:
             continue
         try:
             record = decode(CompileRecord, cast(object, values))
+            check_record(record)
         except ValueError as error:
             raise _no_log(file, number) from error
         key = (record.cause, record.began) if not record.is_executable else number
