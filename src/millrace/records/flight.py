@@ -21,14 +21,17 @@ from millrace.errors import DataError
 from millrace.records.arrays import read_arrays
 from millrace.records.codec import decode
 from millrace.records.json_text import parse_json
+from millrace.records.printable import printable
 from millrace.records.tensors import STATISTICS, NonFiniteData, Tensor
 
 MODEL_FILE = "model.keras"
 _DTYPE = re.compile(r"bool|(u?int|b?float|complex)\d+(_\w+)?")  # names of plain numbers
+_LONGEST = 300  # characters of a reason in an error
 _SHOWN = 4  # arguments and batches that are named
 _RECORD, _STATISTICS, _STATE, _BATCHES = (
     "record.json", "statistics.npz", "state.npz", "batches.npz"
 )  # fmt: skip
+FILES = (_RECORD, _STATISTICS, _STATE, _BATCHES, MODEL_FILE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -203,7 +206,8 @@ def _names(file: str) -> Iterator[None]:
     try:
         yield
     except ValueError as error:
-        raise ValueError(f"{file}: {error}") from error
+        # zipfile repeats the bytes of the file.
+        raise ValueError(f"{file}: {printable(str(error)[:_LONGEST])}") from error
 
 
 def _without_arrays(tree: object) -> tuple[Any, list[np.ndarray]]:

@@ -51,14 +51,14 @@ def parse_task(word: str) -> Task:
     match = re.fullmatch(r"([0-9]{1,9})([FBIW])([0-9]{1,9})", word)
     if match is None:
         raise ScheduleError(
-            f"{_quoted(word)} is no task. Write stage, pass and micro-batch, such as 2F0 for the "
+            f"{_shortened(word)} is no task. Write stage, pass and micro-batch, such as 2F0 for the "
             "forward of stage 2 on micro-batch 0. The passes are F, B, I and W."
         )
     stage, letter, micro_batch = match.groups()
     return Task(int(stage), Pass(letter), int(micro_batch))
 
 
-def _quoted(word: str) -> str:
+def _shortened(word: str) -> str:
     """Returns a word for a message: the file of a schedule may have anything in it."""
     return repr(word) if len(word) <= _LONGEST_WORD else f"{word[:_LONGEST_WORD]!r}..."
 

@@ -23,6 +23,7 @@ from millrace.options.checks import device_numbers, unchecked
 from millrace.pipelines.assignment.assignment import from_json, to_json
 from millrace.records.codec import short_text
 from millrace.records.json_text import parse_json
+from millrace.records.printable import printable
 from millrace.schedules.table import SCHEDULES, check_batch_serialization
 from millrace.schedules.text import parse
 from millrace.steps.accumulate import accumulator_dtype
@@ -36,6 +37,7 @@ _ENTRIES = {(entry.record, entry.field): entry for entry in TABLE}
 # Options of XLA that name files, or programs to run, such as xla_gpu_cuda_data_dir.
 _OF_FILES = re.compile(r"dump|dir|path|file|plugin|extra|lib|tool", re.IGNORECASE)
 _PATH = re.compile(r"[/\\]")
+_LONGEST = 1000  # characters of a reason in an error
 _LARGEST = 2**63 - 1  # whole number that an option may have
 
 logger = logging.getLogger("millrace")
@@ -68,7 +70,7 @@ def load_options(controller: Controller, directory: str) -> None:
     except (OSError, ValueError, MillraceError) as error:
         raise OptionError(
             f"{OPTIONS_FILE}, the options in the file of the model {controller.model.name!r}, "
-            f"cannot be used: {error} Save the model again; or remove {OPTIONS_FILE} from its "
+            f"cannot be used: {printable(str(error)[:_LONGEST])} Save the model again; or remove {OPTIONS_FILE} from its "
             "file, a zip archive, and set the options again."
         ) from error
     stages = data.get("stages")
