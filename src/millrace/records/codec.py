@@ -148,6 +148,6 @@ def _plain(kind: Any, value: Any) -> Any:
 def short_text(value: object) -> str:
     """Returns a value of JSON for a message: it may be long, or nested deeply."""
     if isinstance(value, list | dict):
-        return type(value).__name__
+        return type(cast(object, value)).__name__
     text = repr(value)
     return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."

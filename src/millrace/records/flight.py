@@ -11,7 +11,7 @@ import contextlib
 import json
 import pathlib
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, cast
 
@@ -197,7 +197,7 @@ class _Rows:
 
 
 @contextlib.contextmanager
-def _names(file: str) -> Iterator[None]:
+def _names(file: str) -> Generator[None]:
     """Names the file in errors about it.
 
     Raises:

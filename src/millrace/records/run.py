@@ -180,7 +180,7 @@ def _read_kind(path: pathlib.Path, kind: str, damaged: dict[str, int]) -> list[A
     for file in _files_of(path, kind):
         for values in _lines(file, kind, damaged):
             try:
-                record = decode(KINDS[kind], values)
+                record = decode(cast(type[object], KINDS[kind]), values)
                 check_record(record)
             except ValueError:
                 damaged[file.name] = damaged.get(file.name, 0) + 1

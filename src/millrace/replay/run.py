@@ -17,7 +17,7 @@ import keras
 import numpy as np
 
 from millrace.arguments import checked
-from millrace.errors import DataError, MillraceError
+from millrace.errors import DataError, MillraceError, OptionError
 from millrace.fit.controller import Controller
 from millrace.fit.functions import LoopFunction
 from millrace.fit.setup import Setup
@@ -140,9 +140,9 @@ def replay(
         reduction = Reduction(flight.record.reduction)
         accumulation = Accumulation(reduction=reduction, dtype=flight.record.accumulator)
         again = run_again(model, flight.state, flight.batches, accumulation)
-    except MillraceError:
-        raise
     except Exception as error:  # of Keras and JAX: its batches do not fit its model, say
+        if isinstance(error, MillraceError) and not isinstance(error, OptionError):
+            raise
         reason = str(error) or type(error).__name__
         raise DataError(
             f"The update of the flight record {directory} does not run: {reason}. Copy the record "

@@ -51,8 +51,8 @@ def parse_task(word: str) -> Task:
     match = re.fullmatch(r"([0-9]{1,9})([FBIW])([0-9]{1,9})", word)
     if match is None:
         raise ScheduleError(
-            f"{_shortened(word)} is no task. Write stage, pass and micro-batch, such as 2F0 for the "
-            "forward of stage 2 on micro-batch 0. The passes are F, B, I and W."
+            f"{_shortened(word)} is no task. Write stage, pass and micro-batch, such as 2F0 for "
+            "the forward of stage 2 on micro-batch 0. The passes are F, B, I and W."
         )
     stage, letter, micro_batch = match.groups()
     return Task(int(stage), Pass(letter), int(micro_batch))
