@@ -17,7 +17,8 @@ from millrace.replay import replay
 def written(tmp_path_factory):
     with millrace.Strategy(devices=1).scope():
         model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
-    model.compile("sgd", "mse")
+    model.compile("sgd", "mse", steps_per_execution=2)
+    model.set_gradient_accumulation_options(gradient_accumulation_steps_per_replica=2)
     watch = millrace.callbacks.NaNWatch(directory=tmp_path_factory.mktemp("flights"))
     x = np.full((8, 2), np.inf, "float32")
     model.fit(x, x[:, :1], batch_size=4, verbose=0, callbacks=[watch])

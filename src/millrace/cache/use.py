@@ -181,7 +181,7 @@ def _check_chosen(root: pathlib.Path, choice: str) -> None:
     except NotPrivateError as error:
         raise OptionError(
             f"{choice} is refused: executables are code, and millrace would run those that another "
-            f"user puts there. {error}, or choose another directory."
+            f"user puts there. {error}, or choose another directory, such as a new one in it."
         ) from None
 
 
