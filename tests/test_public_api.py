@@ -24,7 +24,7 @@ INSPECTION = {
     "InfeedQueue": "(dataset, prefetch_depth=2)",
     "MaybeOutfeedQueue": "(mode='all', filters=None, *, max_bytes=1073741824)",
     "OutfeedQueue": "(mode='all', *, max_bytes=1073741824)",
-    "callbacks.NaNWatch": "(gradients=('*',), *, last=10, directory='millrace-flights')",
+    "callbacks.NaNWatch": "(gradients=('*',), *, last=10, directory=<default>)",
     "callbacks.OutfeedCallback": "(outfeed_queue, name='OutfeedCallback')",
     "callbacks.Report": "(directory, *, without_recomputation=False)",
     "callbacks.TensorStatistics": (
