@@ -115,7 +115,8 @@ def test_a_killed_process_ends_the_others_and_all_go_on(tmp_path, kind, whole):
 
 def test_processes_that_see_other_checkpoints_are_refused(tmp_path):
     script = SCRIPT.replace("directory, where", "directory_of_all, where").replace(
-        "keras.utils.set", 'directory = f"{directory_of_all}-{jax.process_index()}"\nkeras.utils.set'
+        "keras.utils.set",
+        'directory = f"{directory_of_all}-{jax.process_index()}"\nkeras.utils.set',
     )
     (tmp_path / "other.py").write_text(script)
     saved = tmp_path / "run"

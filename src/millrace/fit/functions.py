@@ -5,6 +5,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from millrace._compat.jax_arrays import is_non_finite_error
 from millrace._compat.keras_loops import restore_state
@@ -200,6 +201,14 @@ class LoopFunction:
     def gather(self, role: str, values: Iterable[jax.Array]) -> Iterable[jax.Array]:
         """Returns values of the state in the form that variables of the model hold."""
         return self.runner().gather(role, values)
+
+    def metric_parts(self) -> list[jax.Array]:
+        """Returns the metrics of each replica; see `Runner.metric_parts`."""
+        return self.runner().metric_parts()
+
+    def resume_metric_parts(self, parts: Sequence[np.ndarray]) -> None:
+        """Lets the next execution go on with metrics of each replica."""
+        self.runner().resume_metric_parts(parts)
 
     def release(self) -> None:
         """Frees the data of a loop that has ended."""

@@ -1,11 +1,12 @@
 """The functions of one model that Keras's loops call, with their executables."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 import jax
 import keras
+import numpy as np
 
 from millrace._compat.jax_memory import is_out_of_memory
 from millrace._compat.keras_build import compilation_of
@@ -59,6 +60,14 @@ class KeptFunction(Protocol):
         """Returns values of the state in the form that variables of the model hold."""
         ...
 
+    def metric_parts(self) -> list[jax.Array]:
+        """Returns the metrics of each replica; see `Runner.metric_parts`."""
+        ...
+
+    def resume_metric_parts(self, parts: Sequence[np.ndarray]) -> None:
+        """Lets the next execution go on with metrics of each replica."""
+        ...
+
     def release(self) -> None:
         """Frees the data of a loop that has ended."""
 
@@ -96,6 +105,11 @@ class LoopFunctions:
             (MODEL_OBJECT, f"number {self._number}"),
             ("compile() calls", str(self._compile_calls)),
         )
+
+    @property
+    def training(self) -> KeptFunction | None:
+        """The train function, if there is one."""
+        return self.compiled.get(Mode.TRAIN)
 
     @property
     def offload(self) -> bool:

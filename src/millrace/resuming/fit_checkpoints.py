@@ -44,6 +44,7 @@ from millrace.processes.agreement import process_count
 from millrace.pytrees import ArrayTree
 from millrace.resuming.callback_states import CallbackStates
 from millrace.resuming.model_values import (
+    METRIC_PARTS,
     facts_of,
     options_of,
     put_values,
@@ -208,7 +209,7 @@ class FitCheckpoints:
         logs = self._ended["logs"] if self._ended else getattr(running, "logs", None)
         self._ended = {
             "logs": jax.tree.map(np.asarray, logs),
-            "metric": values_of(self._controller, ("metric",))["metric"],
+            "metrics": values_of(self._controller, ("metric",)),
             "callbacks": self._callbacks.get(),
         }
         self._visit(self._position, may_save=False)
@@ -279,6 +280,9 @@ class FitCheckpoints:
     def _resume(self, epochs: ResumableEpochs, saved: SavedFit) -> None:
         position = saved.position
         put_values(self._controller.model, saved.model, with_metrics=position.epoch_step > 0)
+        parts, function = saved.model.get(METRIC_PARTS), self._controller.functions.training
+        if parts and position.epoch_step and function is not None:
+            function.resume_metric_parts(parts)
         self._callbacks.set(saved.others["callbacks"])
         self._ended = saved.others["ended"]
         self._pass_state = saved.others["pass_state"]
@@ -385,7 +389,7 @@ class FitCheckpoints:
         if not self._schedule.writes or self._position is None:
             return
         if self._ended is not None:  # a validation may have gone on since
-            values, callbacks = {**values, "metric": self._ended["metric"]}, self._ended["callbacks"]
+            values, callbacks = {**values, **self._ended["metrics"]}, self._ended["callbacks"]
         others = {
             "progress": self._progress.facts(),
             "facts": self._facts,
@@ -417,5 +421,3 @@ def copied(values: Any) -> Any:
     if isinstance(values, list | tuple):
         return type(values)(copied(value) for value in values)
     return np.array(values) if isinstance(values, np.ndarray) else values
-
-
