@@ -46,7 +46,8 @@ callbacks = [Fault()]
 if directory != "none":
     callbacks.append(millrace.callbacks.Checkpoint(directory, every_steps=12, async_save=False))
 x = np.random.default_rng(0).standard_normal((320, 8)).astype("float32")
-history = model.fit(x, x.sum(1, keepdims=True), epochs=3, batch_size=8, callbacks=callbacks, verbose=0)
+y = x.sum(1, keepdims=True)
+history = model.fit(x, y, epochs=3, batch_size=8, callbacks=callbacks, verbose=0)
 if jax.process_index() == 0:
     import json, zlib
     crc = [zlib.crc32(np.ascontiguousarray(w)) for w in model.get_weights()]

@@ -171,12 +171,13 @@ def tracked_source(
         dataset.begin()
         return iter(private.get_jax_iterator()), (dataset.get_state, dataset.set_state)
     batches = iter(private.get_jax_iterator())
-    loader = getattr(private, "_dataloader", None)
+    loader: Any = getattr(private, "_dataloader", None)
     if hasattr(loader, "state_dict") and hasattr(loader, "load_state_dict"):
         return batches, (loader.state_dict, loader.load_state_dict)
     # Workers of Keras read ahead of the batches that they hand over.
     own = getattr(private, "py_dataset", None) if getattr(private, "enqueuer", 0) is None else None
-    for each in (private, own, batches):
+    owners: tuple[Any, ...] = (private, own, batches)
+    for each in owners:
         if hasattr(each, "get_state") and hasattr(each, "set_state"):
             return batches, (each.get_state, each.set_state)
     return batches, None

@@ -67,8 +67,9 @@ class Controller:
         """Returns the callbacks of the running loop, with the history that Keras adds."""
         given = flat_callbacks(self.arguments.get("callbacks"))
         history = getattr(self.model, "history", None)
-        is_new = history is not None and all(each is not history for each in given)
-        return [*given, history] if is_new else given
+        if history is None or any(each is history for each in given):
+            return given
+        return [*given, history]
 
     def put_options(self, options: Options, keep_functions: bool = False) -> None:
         """Puts other options in force, from the next fit, evaluate or predict on."""

@@ -236,7 +236,7 @@ class FeedEpochIterator(EpochIterator):
         self._begun = position.epoch_step
         self._pass_begin = position.pass_step - position.epoch_step
         self.steps_in_pass = position.pass_step
-        if self.pass_length is None:
+        if self.pass_length is None and position.pass_length is not None:
             self.pass_length = position.pass_length
         self.number = self._epochs_over = position.epochs
 
@@ -398,7 +398,9 @@ def describe_arrays(data: object) -> str:
         shapes.append(f"{getattr(leaf, 'dtype', type(leaf).__name__)}{list(shape)}")
         if shape and all(shape) and isinstance(leaf, np.ndarray | jax.Array):
             rows = leaf[:: max(shape[0] // _ROWS_CHECKED, 1)]
-            crc = zlib.crc32(np.ascontiguousarray(np.asarray(rows)).reshape(-1).view(np.uint8), crc)
+            crc = zlib.crc32(
+                np.ascontiguousarray(np.asarray(rows)).reshape(-1).view(np.uint8).data, crc
+            )
     return f"{', '.join(shapes)}, checksum {crc:08x}"
 
 

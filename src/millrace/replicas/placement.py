@@ -133,7 +133,7 @@ class Placement:
         return self._parts
 
     def resume(self, parts: Sequence[np.ndarray]) -> None:
-        """Lets the next state that comes from elsewhere go on with these metrics of each replica."""
+        """Lets the next state that comes from elsewhere go on with these metrics."""
         self._resumed = parts
 
     def enter(self, state: State) -> State:
