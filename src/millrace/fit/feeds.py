@@ -10,7 +10,7 @@ from millrace.plan import BatchSpec, Mode
 class Closable(Protocol):
     """An epoch iterator, as the feeds see it."""
 
-    def close(self, wait: bool = True) -> None:
+    def end(self, wait: bool = True) -> None:
         """Ends its threads; `wait` says whether to wait for the batch that is being made."""
 
 
@@ -52,7 +52,7 @@ class Feeds:
         self._iterators.append(iterator)
 
     def close(self, wait: bool) -> None:
-        """Closes the iterators of the call that ends; `wait` is as of `Closable.close`."""
-        for iterator in self._iterators:
-            iterator.close(wait=wait)
-        self._iterators.clear()
+        """Ends the iterators of the call that ends; `wait` is as of `Closable.end`."""
+        iterators, self._iterators = self._iterators, []
+        for iterator in iterators:
+            iterator.end(wait=wait)
