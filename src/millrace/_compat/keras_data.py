@@ -5,7 +5,7 @@
 `DataAdapter`     the source of an epoch iterator's batches; there is no public base class.
 `get_data_adapter`, `is_array_adapter`   the adapter that Keras makes of `x`, in its order of rows.
 `is_endless`      whether a data set declares that it never ends.
-`end_workers`     Keras ends the workers of a `PyDataset` at the end of an epoch only, and not at all
+`end_workers`     Keras ends the workers of a `PyDataset` at the end of an epoch only, and never
                   where two of their batches fail.
 `stacked`         the batches that Keras's own scan of several steps draws.
 `let_data_adapt`  Keras knows data sets by a list of types; nothing public adds one to it.
