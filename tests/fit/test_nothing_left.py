@@ -16,7 +16,7 @@ from resources import held, held_at_last
 X, Y = np.ones((64, 4), "float32"), np.ones((64, 1), "float32")
 
 
-class Broken(Exception):
+class BrokenError(Exception):
     pass
 
 
@@ -28,7 +28,7 @@ def batches(fail, at=5, count=8):
 
 
 def broken():
-    raise Broken
+    raise BrokenError
 
 
 class Rows(keras.utils.PyDataset):
@@ -39,7 +39,7 @@ class Rows(keras.utils.PyDataset):
 
     def __getitem__(self, index):
         if index >= 4:
-            raise Broken
+            raise BrokenError
         return X[:8], Y[:8]
 
 
@@ -49,7 +49,7 @@ class RaisesInCallback(keras.callbacks.Callback):
         setattr(self, method, self.fail)
 
     def fail(self, *args, **kwargs):
-        raise Broken
+        raise BrokenError
 
 
 class Interrupts(keras.callbacks.Callback):
@@ -111,7 +111,7 @@ def recorded():
     return model
 
 
-def fails(model, *data, raises=Broken, **arguments):
+def fails(model, *data, raises=BrokenError, **arguments):
     with pytest.raises(raises):
         model.fit(*data, verbose=0, shuffle=False, **arguments)
 
@@ -187,12 +187,12 @@ def of_hanging_process(model):
 
 
 def of_evaluation(model):
-    with pytest.raises(Broken):
+    with pytest.raises(BrokenError):
         model.evaluate(batches(broken), verbose=0)
 
 
 def of_prediction(model):
-    with pytest.raises(Broken):
+    with pytest.raises(BrokenError):
         model.predict(batches(broken), verbose=0)
 
 
