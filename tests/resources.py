@@ -1,5 +1,7 @@
 """What a process holds: threads, file descriptors, child processes, files and device arrays."""
 
+import contextlib
+import ctypes
 import gc
 import multiprocessing
 import os
@@ -56,9 +58,12 @@ def held_at_last(before, seconds=3.0):
 
 
 def resident_bytes():
-    """Returns the memory of this process that is resident."""
-    with open("/proc/self/statm") as file:
-        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    """Returns what the process holds in memory, where the system says so in /proc."""
+    try:
+        with open("/proc/self/statm") as file:
+            return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except OSError:
+        return 0
 
 
 def _children():
@@ -91,3 +96,9 @@ def _shared_memory():
             except OSError:  # of somebody else, or ended
                 continue
     return files
+
+
+def give_back():
+    """Gives free memory back to the system, where the C library can."""
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).malloc_trim(0)
