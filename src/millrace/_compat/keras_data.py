@@ -125,9 +125,9 @@ def end_workers(adapter: DataAdapter) -> None:
     # It may wait for room in the queue, and sees only then that it should end.
     deadline = time.monotonic() + _END_SECONDS
     while hands_out is not None and hands_out.is_alive() and time.monotonic() < deadline:
-        _drain(enqueuer)
+        _empty_queues(enqueuer)
         hands_out.join(0.005)
-    _drain(enqueuer)
+    _empty_queues(enqueuer)
     for pool in pools:
         pool.terminate()
         for result in list(pool._cache.values()):  # nobody else ends the wait for one
@@ -136,7 +136,7 @@ def end_workers(adapter: DataAdapter) -> None:
     enqueuer.run_thread = None
 
 
-def _drain(enqueuer: Any) -> None:
+def _empty_queues(enqueuer: Any) -> None:
     for each in (enqueuer.future_queue, enqueuer.ready_queue):
         with contextlib.suppress(queue.Empty):
             while True:

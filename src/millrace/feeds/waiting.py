@@ -42,7 +42,7 @@ class BatchWait:
         self._has_warned = False
         self.is_over = False  # the limit has been reached: the data set may never return
 
-    def drew(self) -> None:
+    def add_drawn(self) -> None:
         """Counts a batch; called by the thread that draws."""
         self._drawn += 1
         self._last = time.monotonic()
@@ -63,7 +63,7 @@ class BatchWait:
             raise DataError(
                 f"The data set has not returned {self._name_of(self._drawn)} for {waited:.1f} s; "
                 f"max_wait_seconds={self._limit:g} allows no more. It is here:\n\n"
-                f"{place_of(thread)}\nIf it hangs, find the reason there; with workers, run the "
+                f"{stack_of(thread)}\nIf it hangs, find the reason there; with workers, run the "
                 "data set without them to see the line where one hangs. If it only needs more "
                 "time, set a larger max_wait_seconds in model.set_infeed_queue_options(), or "
                 "'auto' for no limit."
@@ -76,7 +76,7 @@ class BatchWait:
                 "error.",
                 self._name_of(self._drawn),
                 waited,
-                place_of(thread),
+                stack_of(thread),
             )
         dues = [] if self._has_warned else [WARN_SECONDS]
         dues += [] if self._limit is None else [self._limit]
@@ -117,7 +117,7 @@ class BatchWait:
         return results[0]
 
 
-def place_of(thread: threading.Thread) -> str:
+def stack_of(thread: threading.Thread) -> str:
     """Returns the stack of a thread as text, from the first line that is not part of millrace."""
     frame = sys._current_frames().get(thread.ident or 0)
     if frame is None:

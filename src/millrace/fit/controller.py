@@ -212,6 +212,8 @@ class Controller:
                 yield
         except BaseException as error:
             is_interrupted = isinstance(error, KeyboardInterrupt)
+            if isinstance(error, Exception):
+                self.feeds.add_note(error)
             if self._running == 1 and not self.setup.spans_processes:
                 sync_state(self.model)  # which evaluate and predict do not do
             raise

@@ -37,7 +37,7 @@ from millrace.fit.data_position import batch_name, epoch_name
 from millrace.fit.multi_process import agree_on_built, agree_on_data, agree_on_order
 from millrace.fit.uncompiled import runs_uncompiled
 from millrace.interrupts import at_once, raise_if_interrupted
-from millrace.plan import Mode
+from millrace.plan import BatchSpec, Mode
 from millrace.pytrees import ArrayTree
 
 T = TypeVar("T")
@@ -118,6 +118,7 @@ class FeedEpochIterator(EpochIterator):
         self._was_built = controller.setup.model.built
         self._infeed: Infeed | None = None
         self._wait = wait
+        self._builds_from: BatchSpec | None = None  # while Keras builds the model from a batch
         self._is_closed = threading.Event()
         self._sizes: Iterable[int] = ()
         self._resident: ResidentArrays | None = None
@@ -167,7 +168,7 @@ class FeedEpochIterator(EpochIterator):
         wait = _wait_of(self._controller, self._mode, self.number)
         try:
             batch = wait.within_limit(lambda: next(self.host_batches()))
-            batch_spec(batch)  # says why, where Keras would only fail to convert
+            self._builds_from = batch_spec(batch)  # says why Keras would fail to convert
         except StopIteration:
             raise
         except Exception as error:
@@ -175,8 +176,15 @@ class FeedEpochIterator(EpochIterator):
             raise
         return batch
 
+    def add_note(self, error: Exception) -> None:
+        """Says in an error that Keras was building the model from the first batch, if it was."""
+        if (spec := self._builds_from) is not None:
+            name = batch_name(self._mode, max(self.number, 1), 0)
+            add_note(error, f"raised while Keras built the model from {name} ({spec}).")
+
     def reset(self) -> None:
         """Starts over, as Keras does when it has built the model from the first batch."""
+        self._builds_from = None
         self.close()
         self._controller.setup.rules.check_built(self._controller.setup)
         if not self._was_built:
@@ -357,7 +365,7 @@ def _until(is_closed: threading.Event, batches: Iterator[T], wait: BatchWait) ->
             batch = next(batches)
         except StopIteration:
             return
-        wait.drew()
+        wait.add_drawn()
         yield batch
 
 

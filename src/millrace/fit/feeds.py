@@ -10,6 +10,9 @@ from millrace.plan import BatchSpec, Mode
 class Closable(Protocol):
     """An epoch iterator, as the feeds see it."""
 
+    def add_note(self, error: Exception) -> None:
+        """Says in an error that Keras was building the model from the first batch, if it was."""
+
     def end(self, wait: bool = True) -> None:
         """Ends its threads; `wait` says whether to wait for the batch that is being made."""
 
@@ -50,6 +53,11 @@ class Feeds:
     def opened(self, iterator: Closable) -> None:
         """Remembers an epoch iterator, to close it when the running call ends."""
         self._iterators.append(iterator)
+
+    def add_note(self, error: Exception) -> None:
+        """Says in an error that Keras was building the model from the first batch, if it was."""
+        for iterator in self._iterators:
+            iterator.add_note(error)
 
     def close(self, wait: bool) -> None:
         """Ends the iterators of the call that ends; `wait` is as of `Closable.end`."""

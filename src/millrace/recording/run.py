@@ -30,7 +30,7 @@ from millrace.recording.page import RunPage
 from millrace.records.compilation import CompileRecord
 from millrace.records.directory import RunDirectory
 from millrace.records.loops import ProcessRecord
-from millrace.records.run import last_loop, load, run_has_begun
+from millrace.records.run import has_records, last_loop, load
 from millrace.reports.page import write_page
 
 logger = logging.getLogger("millrace")
@@ -105,7 +105,7 @@ def _check_alone(path: pathlib.Path) -> None:
     """
     if take(path, shared=process_count() > 1):
         return
-    writers = load(path).processes if run_has_begun(path) else ()
+    writers = load(path).processes if has_records(path) else ()
     who = f" (process {writers[-1].pid} on {writers[-1].host})" if writers else ""
     raise OptionError(
         f"report_dir={str(path)!r} is in use by another process{who} that is still running, and "

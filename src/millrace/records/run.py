@@ -164,7 +164,7 @@ def run_path(directory: str | pathlib.Path) -> pathlib.Path:
     return max(runs, key=lambda run: (max(file.stat().st_mtime for file in _files(run)), run.name))
 
 
-def run_has_begun(path: pathlib.Path) -> bool:
+def has_records(path: pathlib.Path) -> bool:
     """Whether a directory has records of a run itself."""
     return bool(_files(path))
 
