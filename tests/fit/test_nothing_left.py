@@ -201,14 +201,10 @@ OTHERS = (of_nan, of_statistics, of_evaluation, of_prediction, of_workers, of_ha
 MODELS = (dense, replicated, asynchronous, pipelined, queued, recorded)
 
 
-# Each of them once in `make test`: a model, and the failures that only it has a way of its own for.
+# In `make test`. The others are slow.
 QUICK = [
-    (dense, (*COMMON, of_nan, of_workers, of_hanging)),
-    (replicated, (of_data,)),
-    (asynchronous, (of_callback,)),
+    (dense, (of_data, of_shape, of_callback, of_interrupt, of_workers)),
     (pipelined, (of_data, of_callback)),
-    (queued, (of_data, of_callback)),
-    (recorded, (of_data,)),
 ]
 
 

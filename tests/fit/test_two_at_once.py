@@ -98,7 +98,13 @@ def in_threads(*functions):
 
 
 @pytest.mark.parametrize(
-    "models", [of_one_strategy, of_two_strategies, of_two_pipelines, of_two_kinds]
+    "models",
+    [
+        of_one_strategy,
+        pytest.param(of_two_strategies, marks=pytest.mark.slow),
+        pytest.param(of_two_pipelines, marks=pytest.mark.slow),
+        pytest.param(of_two_kinds, marks=pytest.mark.slow),
+    ],
 )
 def test_two_models_at_once_have_the_numbers_of_one_after_the_other(models):
     expected = [trained(model) for model in models()]
@@ -113,7 +119,7 @@ def test_two_models_at_once_have_the_numbers_of_one_after_the_other(models):
             np.testing.assert_array_equal(value, wanted)
 
 
-@pytest.mark.parametrize("name", ["fit", "evaluate", "predict", "train_on_batch"])
+@pytest.mark.parametrize("name", ["fit", "train_on_batch"])
 def test_one_model_in_two_threads_is_refused(strategy, name):
     model = dense(strategy, 1)
     refused = []
