@@ -213,7 +213,8 @@ def test_a_data_set_that_hangs(model, returns, at):
     model.set_infeed_queue_options(max_wait_seconds=0.2)
     message = (
         rf"not returned batch {at + 1} of epoch 1 of fit for 0.[2-9] s; max_wait_seconds=0.2 "
-        r"allows no more(.|\n)*in hang_until\n    event.wait\(60\)(.|\n)*set a larger max_wait_seconds"
+        r"allows no more(.|\n)*in hang_until\n    event.wait\(60\)(.|\n)*"
+        r"set a larger max_wait_seconds"
     )
     with pytest.raises(DataError, match=message):
         model.fit(batches(lambda: hang_until(returns), at), verbose=0, shuffle=False)
