@@ -105,7 +105,8 @@ METHODS = {
     ),
     "set_recomputation_options": "(*, mode='auto', budget=None)",
     "set_infeed_queue_options": (
-        "(*, prefetch_depth=None, max_block_bytes=None, max_resident_bytes=None)"
+        "(*, prefetch_depth=None, max_block_bytes=None, max_resident_bytes=None, "
+        "max_wait_seconds=None)"
     ),
 }
 DISTRIBUTED = (

@@ -350,3 +350,4 @@ class ScanRunner:
         self._executables.forget()
         self._placement.release()
         self._block = self._batches = self._last_result = None
+        self._first = self._newest = self._update = self.halted = None  # of one that has failed

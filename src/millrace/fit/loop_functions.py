@@ -1,7 +1,7 @@
 """The functions of one model that Keras's loops call, with their executables."""
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
 import jax
@@ -10,7 +10,7 @@ import numpy as np
 
 from millrace._compat.jax_memory import is_out_of_memory
 from millrace._compat.keras_build import compilation_of
-from millrace.compiled_loop.protocol import CallResult, Halted, Runner
+from millrace.compiled_loop.protocol import BlockSpan, CallResult, Halted, Runner
 from millrace.compiling.lowering import MODEL_OBJECT
 from millrace.explain.key import ObjectNumbers
 from millrace.fit.recorders import LoopRecorder
@@ -26,6 +26,12 @@ class LastExecution:
     steps: int = 0
     batch: BatchSpec | None = None  # None before the first one
     out_of_memory: BaseException | None = None  # raised by JAX, if a device had no memory left
+    spans: list[BlockSpan] = field(default_factory=list[BlockSpan])  # while JAX looks for NaN
+
+    def begin(self, steps: int) -> None:
+        """Begins another execution."""
+        self.steps, self.out_of_memory = steps, None
+        self.spans.clear()
 
 
 def out_of_memory(error: BaseException) -> BaseException | None:

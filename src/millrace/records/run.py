@@ -166,6 +166,11 @@ def run_path(directory: str | pathlib.Path) -> pathlib.Path:
     return max(runs, key=lambda run: (max(file.stat().st_mtime for file in _files(run)), run.name))
 
 
+def has_records(path: pathlib.Path) -> bool:
+    """Whether a directory has records of a run itself."""
+    return bool(_files(path))
+
+
 def _files(path: pathlib.Path) -> list[pathlib.Path]:
     return [file for kind in KINDS for file in _files_of(path, kind)]
 

@@ -168,6 +168,7 @@ class PipelineRunner:
         self._probes.clear()
         self._kept.release()
         self._taps.forget()
+        self.state = self._values = None  # of an execution that has failed
 
     def _update(self, batches: list[MicroBatch], state: StageState) -> list[CallResult]:
         """Runs one update, and returns a call result for each micro-batch that has one."""
