@@ -243,9 +243,13 @@ def test_an_end_of_an_epoch_that_hangs(model, returns):
 def test_a_warning_after_a_long_wait(model, returns, monkeypatch, caplog):
     monkeypatch.setattr(waiting, "WARN_SECONDS", 0.1)
     slow = threading.Timer(0.4, returns.set)
-    slow.start()
+
+    def hang():
+        slow.start()
+        return hang_until(returns)
+
     with caplog.at_level(logging.WARNING, "millrace"):
-        model.fit(batches(lambda: hang_until(returns), 7), verbose=0, shuffle=False)
+        model.fit(batches(hang, 7), verbose=0, shuffle=False)
     slow.join()
     (warned,) = [each for each in caplog.messages if "has not returned" in each]
     assert "batch 8 of epoch 1 of fit" in warned

@@ -52,9 +52,12 @@ def model(queue):
     return model
 
 
-def callbacks_of_a_run():
+def callbacks_of_a_run(directory):
     """Every callback that keeps something, each with a bound."""
-    return [millrace.callbacks.TensorStatistics("*", "*", print_every=10**6, max_rows=64)]
+    return [
+        millrace.callbacks.TensorStatistics("*", "*", print_every=10**6, max_rows=64),
+        millrace.callbacks.Checkpoint(directory, every_steps=5 * ROWS, keep=2),
+    ]
 
 
 def soak(turn, turns, warm):
@@ -79,8 +82,8 @@ def assert_flat(before, first, after, last):
     assert last <= first * (1 + GROWTH), f"{first / 2**20:.1f} -> {last / 2**20:.1f} MiB"
 
 
-def test_two_thousand_executions(model, queue):
-    callbacks = callbacks_of_a_run()
+def test_two_thousand_executions(model, queue, tmp_path):
+    callbacks = callbacks_of_a_run(tmp_path)
     executions = ROWS // BATCH // 2  # in an epoch
 
     def turn():
@@ -90,9 +93,9 @@ def test_two_thousand_executions(model, queue):
     assert_flat(*soak(turn, turns=8, warm=3))
 
 
-def test_two_hundred_fits(model, queue):
+def test_two_hundred_fits(model, queue, tmp_path):
     def turn():
-        callbacks = callbacks_of_a_run()
+        callbacks = callbacks_of_a_run(tmp_path)
         model.fit(
             X,
             Y,
