@@ -4,6 +4,7 @@ MILLRACE_SOAK=1 pytest -s -m slow tests/fit/test_soak.py      prints the figures
 """
 
 import os
+import tempfile
 
 import keras
 import numpy as np
@@ -29,6 +30,12 @@ class Enqueues(keras.layers.Layer):
     def call(self, inputs):
         self._queue.enqueue(inputs)
         return inputs
+
+
+@pytest.fixture(autouse=True)
+def own_temporary_files(tmp_path_factory, monkeypatch):
+    """Other processes put temporary files beside those of this one at any time."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path_factory.mktemp("temporary")))
 
 
 @pytest.fixture
