@@ -36,6 +36,7 @@ from millrace.pytrees import ArrayTree
 __all__ = [
     "DataAdapter",
     "EpochIterator",
+    "adapter_epoch",
     "end_workers",
     "epoch_order",
     "get_data_adapter",
@@ -44,6 +45,7 @@ __all__ = [
     "is_endless",
     "let_data_adapt",
     "read_ahead_again",
+    "set_adapter_epoch",
     "stacked",
     "tracked_source",
 ]
@@ -246,6 +248,18 @@ def tracked_source(
         if hasattr(each, "get_state") and hasattr(each, "set_state"):
             return batches, (each.get_state, each.set_state)
     return batches, None
+
+
+def adapter_epoch(adapter: DataAdapter) -> int | None:
+    """Returns the epoch by which an adapter shuffles, from Keras 3.16 on; None if it has none."""
+    return getattr(adapter, "_epoch", None)
+
+
+def set_adapter_epoch(adapter: DataAdapter, epoch: int | None) -> None:
+    """Sets the epoch by which an adapter shuffles, if it has one."""
+    if epoch is not None and hasattr(adapter, "_epoch"):
+        private: Any = adapter
+        private._epoch = epoch
 
 
 def has_read_ahead(adapter: DataAdapter) -> bool:

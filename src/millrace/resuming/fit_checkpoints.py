@@ -24,7 +24,12 @@ import jax
 import keras
 import numpy as np
 
-from millrace._compat.keras_data import has_read_ahead, read_ahead_again
+from millrace._compat.keras_data import (
+    adapter_epoch,
+    has_read_ahead,
+    read_ahead_again,
+    set_adapter_epoch,
+)
 from millrace._compat.keras_loops import set_first_epoch
 from millrace.checkpoints.directory import CheckpointDirectory, Snapshot
 from millrace.checkpoints.writer import CheckpointWriter
@@ -294,11 +299,12 @@ class FitCheckpoints:
         self._schedule.begin(saved.checkpoint.manifest.step)
         set_first_epoch(self._controller.model, None)
         set_random_state(saved.others["random"])
+        set_adapter_epoch(epochs.data_adapter, saved.others["adapter_epoch"])
         if position.source is None or not position.pass_step:
             # The data set draws once more what it has drawn since the pass began.
             self._begin_pass(self._pass_state)
             if position.pass_step:
-                self._drawn_state = saved.others["random"]
+                self._drawn_state = saved.others
         epochs.resume(position)
         self._position = position
 
@@ -308,7 +314,7 @@ class FitCheckpoints:
 
     def has_drawn_order(self) -> None:
         """After a resumed epoch has drawn the order of its rows once more."""
-        state, self._drawn_state = self._drawn_state, None
+        state = self._has_drawn()
         if state is not None:
             set_random_state(state)
 
@@ -336,19 +342,35 @@ class FitCheckpoints:
                     steps,
                     seconds * (steps - first) / (source.drawn - first),
                 )
-        state, self._drawn_state = self._drawn_state, None
+        state = self._has_drawn()
         # If the data draws from the generators that all share, they are where they have to be.
         if state is not None and same_host_state(before, random_state()):
             set_random_state(state)
 
     def _begin_pass(self, state: dict[str, Any]) -> None:
         set_random_state(state["random"])
+        if self._iterator is not None:
+            set_adapter_epoch(self._iterator.data_adapter, state["adapter_epoch"])
         if self._dataset is not None:
             self._dataset.restore(state["dataset"])
 
     def _state_of_pass(self) -> dict[str, Any]:
         dataset = None if self._dataset is None else self._dataset.changes()
-        return {"random": random_state(), "dataset": dataset}
+        return {
+            "random": random_state(),
+            "dataset": dataset,
+            "adapter_epoch": self._adapter_epoch(),
+        }
+
+    def _adapter_epoch(self) -> int | None:
+        return None if self._iterator is None else adapter_epoch(self._iterator.data_adapter)
+
+    def _has_drawn(self) -> dict[str, Any] | None:
+        """Returns the state of generators to go on with, once the data has been drawn again."""
+        state, self._drawn_state = self._drawn_state, None
+        if state is not None and self._iterator is not None:
+            set_adapter_epoch(self._iterator.data_adapter, state["adapter_epoch"])
+        return None if state is None else state["random"]
 
     # Saving.
 
@@ -399,6 +421,7 @@ class FitCheckpoints:
             "pass_state": self._pass_state,
             "pass_before": self._pass_before,
             "random": random_state(),
+            "adapter_epoch": self._adapter_epoch(),
             "callbacks": callbacks,
             "ended": self._ended,
             "stopped": is_stopped,
