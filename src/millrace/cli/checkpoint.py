@@ -27,7 +27,7 @@ _directory = click.argument(
 
 
 @dataclass(frozen=True, slots=True)
-class _Entry:
+class _Listed:
     """A directory among checkpoints."""
 
     path: pathlib.Path
@@ -53,7 +53,7 @@ def list_command(directory: pathlib.Path, as_json: bool) -> None:
     checkpoints = CheckpointDirectory(directory)
     entries = [_entry(checkpoints, step) for step in checkpoints.steps()]
     entries += [
-        _Entry(path, "damaged" if ".damaged" in path.name else "unfinished")
+        _Listed(path, "damaged" if ".damaged" in path.name else "unfinished")
         for path in checkpoints.remains()
     ]
     writer = checkpoints.writer()
@@ -145,20 +145,20 @@ def _step_of(directory: pathlib.Path, checkpoints: CheckpointDirectory, step: in
     return step
 
 
-def _entry(checkpoints: CheckpointDirectory, step: int) -> _Entry:
+def _entry(checkpoints: CheckpointDirectory, step: int) -> _Listed:
     path = checkpoints.path_of(step)
     try:
         manifest = checkpoints.open(step).manifest
     except DamagedError as error:
-        return _Entry(path, "damaged", str(error))
+        return _Listed(path, "damaged", str(error))
     try:
         check_files(path, manifest, contents=False)
     except DamagedError as error:
-        return _Entry(path, "damaged", str(error), manifest)
-    return _Entry(path, "complete", manifest=manifest)
+        return _Listed(path, "damaged", str(error), manifest)
+    return _Listed(path, "complete", manifest=manifest)
 
 
-def _as_dict(entry: _Entry) -> dict[str, object]:
+def _as_dict(entry: _Listed) -> dict[str, object]:
     manifest = entry.manifest
     facts = (
         {}
@@ -177,7 +177,7 @@ def _as_dict(entry: _Entry) -> dict[str, object]:
     return {"name": entry.path.name, "state": entry.state, **damage, **facts}
 
 
-def _table(entries: list[_Entry], is_written: bool) -> Table:
+def _table(entries: list[_Listed], is_written: bool) -> Table:
     table = Table("step", "epochs + steps", "written", "size", "kind", "", box=None, pad_edge=False)
     for column in (table.columns[0], table.columns[1], table.columns[3]):
         column.justify, column.no_wrap = "right", True
