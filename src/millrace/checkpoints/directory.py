@@ -114,6 +114,23 @@ class CheckpointDirectory:
         matches = [_NAME.fullmatch(name) for name in names]
         return sorted(int(match[1]) for match in matches if match)
 
+    def remains(self) -> list[pathlib.Path]:
+        """Returns the directories that are being written, being removed, or damaged."""
+        return sorted(path for path in self.path.glob("step-*.*") if path.is_dir())
+
+    def writer(self) -> str | None:
+        """Returns the process that keeps the directory for its training; None if there is none."""
+        try:
+            file = open(self.path / _LOCK, encoding="utf-8")  # noqa: SIM115 - closed below
+        except OSError:
+            return None
+        with file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return file.read(_LONGEST).strip() or "a process that is not known"
+        return None
+
     def path_of(self, step: int) -> pathlib.Path:
         """Returns the directory of a checkpoint."""
         return self.path / f"step-{step:08d}"

@@ -68,6 +68,7 @@ from millrace.resuming.restoring import (
     position_values,
 )
 from millrace.resuming.schedule import SaveOptions, SaveSchedule
+from millrace.resuming.stored_models import configuration_of
 
 logger = logging.getLogger("millrace")
 
@@ -112,6 +113,7 @@ class FitCheckpoints:
         self._update_options = options_of(controller)
         self._data = {} if self._iterator is None else self._iterator.facts()
         self._facts = facts_of(controller.model)  # now: a loop takes the values out of variables
+        self._config = configuration_of(controller.model)
         self._saved: SavedFit | None = None  # is still to be restored
         self._drawn_state: dict[str, Any] | None = None  # of generators, once data is drawn again
         self._pass_state: Any = None  # of generators and data set when the running pass began
@@ -415,6 +417,7 @@ class FitCheckpoints:
         others = {
             "progress": self._progress.facts(),
             "facts": self._facts,
+            "config": self._config,
             "data": self._data,
             "options": self._update_options,
             "position": position_values(self._position),
