@@ -7,6 +7,7 @@
     tensorflow/          the part of TensorFlow that IPU programs use
     optimizers/          optimizers around another one, such as one that shows gradients
     callbacks/           look at a model while it trains
+    loop_checkpoints/    saves own loops, which go on from there with the same numbers
     replay/              runs an update again that went wrong
     loops/               training loops of the user's own, as compiled programs
     benchmark/           how fast data comes, and whether a model waits for it
@@ -63,6 +64,8 @@ from millrace.benchmark.verdict import feed_verdict as feed_verdict
 from millrace.explain.program_difference import diff_programs as diff_programs
 from millrace.feeds.infeed_queue import InfeedQueue as InfeedQueue
 from millrace.function_pipelines.pipeline import pipeline as pipeline
+from millrace.loop_checkpoints.calls import restore_checkpoint as restore_checkpoint
+from millrace.loop_checkpoints.calls import save_checkpoint as save_checkpoint
 from millrace.loops.function import compile as compile
 from millrace.loops.gradients import value_and_grad as value_and_grad
 from millrace.loops.repeat import repeat as repeat

@@ -27,9 +27,11 @@ import numpy as np
 from millrace._compat.keras_data import has_read_ahead, read_ahead_again
 from millrace._compat.keras_loops import set_first_epoch
 from millrace.checkpoints.directory import CheckpointDirectory, Snapshot
+from millrace.checkpoints.object_state import ObjectState
+from millrace.checkpoints.random_state import random_state, same_host_state, set_random_state
 from millrace.checkpoints.writer import CheckpointWriter
 from millrace.errors import CheckpointError
-from millrace.feeds.source_position import TrackedBatches
+from millrace.feeds.source_position import FastForward, TrackedBatches
 from millrace.fit.controller import Controller
 from millrace.fit.loop_checkpoints import EpochPosition, ResumableEpochs
 from millrace.interrupts import (
@@ -50,9 +52,7 @@ from millrace.resuming.model_values import (
     put_weights_if_same,
     values_of,
 )
-from millrace.resuming.object_state import ObjectState
 from millrace.resuming.progress import Progress
-from millrace.resuming.random_state import random_state, same_host_state, set_random_state
 from millrace.resuming.restoring import (
     FIT,
     SavedFit,
@@ -64,8 +64,6 @@ from millrace.resuming.restoring import (
 from millrace.resuming.schedule import SaveOptions, SaveSchedule
 
 logger = logging.getLogger("millrace")
-
-_SLOW_SECONDS = 1.0  # after which a fast-forward is announced
 
 
 class FitCheckpoints:
@@ -314,8 +312,7 @@ class FitCheckpoints:
         Raises:
             CheckpointError: if there are fewer.
         """
-        begin, first, before = time.perf_counter(), source.drawn, random_state()
-        is_said = False
+        before, progress = random_state(), FastForward("batch", source.drawn, steps)
         while source.drawn < steps:
             raise_if_interrupted()
             if next(source, source) is source:
@@ -323,15 +320,7 @@ class FitCheckpoints:
                     f"The data ends after {source.drawn} batches, and {steps} were trained before "
                     f"the checkpoint in {self._directory.path}. Call fit with the same data."
                 )
-            seconds = time.perf_counter() - begin
-            if not is_said and seconds > _SLOW_SECONDS:
-                is_said = True
-                logger.warning(
-                    "The data is read again up to batch %d, which takes some %.0f s: it has no "
-                    "state that can be set. Data with get_state() and set_state() goes on at once.",
-                    steps,
-                    seconds * (steps - first) / (source.drawn - first),
-                )
+            progress.has_drawn(source.drawn)
         state, self._drawn_state = self._drawn_state, None
         # If the data draws from the generators that all share, they are where they have to be.
         if state is not None and same_host_state(before, random_state()):
@@ -385,7 +374,10 @@ class FitCheckpoints:
         if not self._schedule.writes or self._position is None:
             return
         if self._ended is not None:  # a validation may have gone on since
-            values, callbacks = {**values, "metric": self._ended["metric"]}, self._ended["callbacks"]
+            values, callbacks = (
+                {**values, "metric": self._ended["metric"]},
+                self._ended["callbacks"],
+            )
         others = {
             "progress": self._progress.facts(),
             "facts": self._facts,
@@ -417,5 +409,3 @@ def copied(values: Any) -> Any:
     if isinstance(values, list | tuple):
         return type(values)(copied(value) for value in values)
     return np.array(values) if isinstance(values, np.ndarray) else values
-
-
