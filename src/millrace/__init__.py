@@ -16,6 +16,7 @@
     strategy/            Strategy, its scope, and the methods it adds to models
     recording/           what a strategy writes about its runs
     memory_report/       what training will need, and what to change where it does not fit
+    resuming/            what a training is made of, saved and restored
     precompile/          compiles what a loop would run, and runs nothing
     operations/          FLOPs, bytes and times of compiled programs, layer by layer
     fit/                 what Keras's fit, evaluate and predict call, and what they draw from
@@ -37,6 +38,7 @@
     schedules/           the order of a pipeline's tasks
     processes/           who else runs, what all must agree on, how they fail together
     cache/               executables on disk
+    checkpoints/         checkpoints on disk, and states of objects and generators
     arguments.py         refuses a misspelled argument, with the name that was meant
     interrupts.py        Ctrl-C waits for a place where the model is whole
     options/             what the user chose
