@@ -32,9 +32,11 @@ from millrace._compat.keras_data import (
 )
 from millrace._compat.keras_loops import set_first_epoch
 from millrace.checkpoints.directory import CheckpointDirectory, Snapshot
+from millrace.checkpoints.object_state import ObjectState
+from millrace.checkpoints.random_state import random_state, same_host_state, set_random_state
 from millrace.checkpoints.writer import CheckpointWriter
 from millrace.errors import CheckpointError
-from millrace.feeds.source_position import TrackedBatches
+from millrace.feeds.source_position import FastForward, TrackedBatches
 from millrace.fit.controller import Controller
 from millrace.fit.loop_checkpoints import EpochPosition, ResumableEpochs
 from millrace.interrupts import (
@@ -56,9 +58,7 @@ from millrace.resuming.model_values import (
     put_weights_if_same,
     values_of,
 )
-from millrace.resuming.object_state import ObjectState
 from millrace.resuming.progress import Progress
-from millrace.resuming.random_state import random_state, same_host_state, set_random_state
 from millrace.resuming.restoring import (
     FIT,
     SavedFit,
@@ -71,8 +71,6 @@ from millrace.resuming.schedule import SaveOptions, SaveSchedule
 from millrace.resuming.stored_models import configuration_of
 
 logger = logging.getLogger("millrace")
-
-_SLOW_SECONDS = 1.0  # after which a fast-forward is announced
 
 
 class FitCheckpoints:
@@ -326,8 +324,7 @@ class FitCheckpoints:
         Raises:
             CheckpointError: if there are fewer.
         """
-        begin, first, before = time.perf_counter(), source.drawn, random_state()
-        is_said = False
+        before, progress = random_state(), FastForward("batch", source.drawn, steps)
         while source.drawn < steps:
             raise_if_interrupted()
             if next(source, source) is source:
@@ -335,15 +332,7 @@ class FitCheckpoints:
                     f"The data ends after {source.drawn} batches, and {steps} were trained before "
                     f"the checkpoint in {self._directory.path}. Call fit with the same data."
                 )
-            seconds = time.perf_counter() - begin
-            if not is_said and seconds > _SLOW_SECONDS:
-                is_said = True
-                logger.warning(
-                    "The data is read again up to batch %d, which takes some %.0f s: it has no "
-                    "state that can be set. Data with get_state() and set_state() goes on at once.",
-                    steps,
-                    seconds * (steps - first) / (source.drawn - first),
-                )
+            progress.has_drawn(source.drawn)
         state = self._has_drawn()
         # If the data draws from the generators that all share, they are where they have to be.
         if state is not None and same_host_state(before, random_state()):
