@@ -28,7 +28,7 @@ from millrace.feeds.blocks import BlockShape, stacked_blocks
 from millrace.feeds.infeed import Infeed
 from millrace.feeds.queue_source import drawn_from, is_used_up, length_of
 from millrace.feeds.source_position import FastForward, SourceState, TrackedBatches
-from millrace.feeds.waiting import BatchWait
+from millrace.feeds.waiting import POLL_SECONDS, BatchWait
 from millrace.options import whole_number
 from millrace.plan import BatchSpec
 from millrace.pytrees import ArrayTree
