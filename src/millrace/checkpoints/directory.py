@@ -31,7 +31,12 @@ from typing import Any
 
 import numpy as np
 
-from millrace.checkpoints.arrays import forget_failed_write, read_arrays, write_arrays
+from millrace.checkpoints.arrays import (
+    forget_failed_write,
+    hidden_late_errors,
+    read_arrays,
+    write_arrays,
+)
 from millrace.checkpoints.manifest import (
     ARRAYS,
     MANIFEST,
@@ -180,7 +185,7 @@ class CheckpointDirectory:
         Raises:
             CheckpointError: if it cannot be written. Earlier ones stay as they are.
         """
-        with self._lock:
+        with self._lock, hidden_late_errors():
             partial: pathlib.Path | None = None
             try:
                 self._make()

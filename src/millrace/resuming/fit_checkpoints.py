@@ -234,6 +234,7 @@ class FitCheckpoints:
             self._write(*self._end, is_stopped=self._epoch < self._last_epoch)
         elif self.resumed is not None:  # no epoch was left
             self._callbacks.set(self.resumed.others["callbacks"])
+            set_random_state(self.resumed.others["random"])  # for the next call of fit
         self._position = None
         self._progress.ends()
 
