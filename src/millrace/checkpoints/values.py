@@ -51,7 +51,9 @@ def encode(
     if kind is bytes:
         return {"bytes": base64.b64encode(cast(bytes, value)).decode()}
     if kind in (list, tuple):
-        items = [encode(each, arrays, depth + 1, copy=copy) for each in cast(Sequence[object], value)]
+        items = [
+            encode(each, arrays, depth + 1, copy=copy) for each in cast(Sequence[object], value)
+        ]
         return items if kind is list else {"tuple": items}
     if isinstance(value, dict) and kind.__module__ in ("builtins", "collections"):
         pairs = cast(dict[object, object], value).items()

@@ -211,6 +211,17 @@ class Runner(Protocol):
         """Returns values of the state in the form that variables hold; a collective operation."""
         ...
 
+    def metric_parts(self) -> list[jax.Array]:
+        """Returns metrics as the replicas have them, `[replicas, ...]`; none if only sums count.
+
+        A running mean is rounded otherwise when it goes on from the sum of its parts.
+        """
+        ...
+
+    def put_metric_parts(self, parts: Sequence[np.ndarray]) -> None:
+        """Lets the next execution go on from values that `metric_parts` has returned."""
+        ...
+
     def release(self) -> None:
         """Releases the data of a loop that has ended."""
         ...

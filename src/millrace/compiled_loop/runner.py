@@ -278,6 +278,15 @@ class ScanRunner:
         # A model that is called outside of its loop computes with its weights.
         return list(map(in_device_memory, whole)) if role == "trainable" else whole
 
+    def metric_parts(self) -> list[jax.Array]:
+        """Returns metrics as the replicas have them; a collective operation."""
+        parts = self._placement.metric_parts
+        return [] if any(each.is_deleted() for each in parts) else list(map(gathered, parts))
+
+    def put_metric_parts(self, parts: Sequence[np.ndarray]) -> None:
+        """Lets the next execution go on from metrics of each replica."""
+        self._placement.metric_parts = tuple(parts)
+
     def _enter(self, block: Block) -> None:
         """Makes `block` the current one, and waits while too many are queued."""
         self._limit_pending()

@@ -49,9 +49,7 @@ _ROWS_CHECKED = 64  # at least, of each array, to tell data sets apart
 class Execution:
     """The steps of one call of a train, test or predict function."""
 
-    def __init__(
-        self, epoch: "FeedEpochIterator", steps: int, begin: int, *, is_end: bool = False
-    ):
+    def __init__(self, epoch: "FeedEpochIterator", steps: int, begin: int, *, is_end: bool = False):
         self._epoch = epoch
         self.steps = steps
         self.is_end = is_end  # whether the data has run out before it

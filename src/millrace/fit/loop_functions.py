@@ -106,6 +106,11 @@ class LoopFunctions:
         """Returns values of a running loop in the form that variables of the model hold."""
         return values if self.running is None else self.running.gather(role, values)
 
+    def metric_parts(self) -> list[jax.Array]:
+        """Returns the metrics of a running fit as replicas have them; see `Runner`."""
+        function = self.compiled.get(Mode.TRAIN)
+        return [] if function is None else function.runner().metric_parts()
+
     def clear(self) -> None:
         """Forgets the compiled functions: the next loop makes others."""
         self.compiled.clear()

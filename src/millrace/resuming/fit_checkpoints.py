@@ -40,10 +40,12 @@ from millrace.interrupts import (
     raise_if_interrupted,
     terminated_by,
 )
+from millrace.plan import Mode
 from millrace.processes.agreement import process_count
 from millrace.pytrees import ArrayTree
 from millrace.resuming.callback_states import CallbackStates
 from millrace.resuming.model_values import (
+    METRIC_PARTS,
     facts_of,
     options_of,
     put_values,
@@ -117,6 +119,7 @@ class FitCheckpoints:
         self._ended: dict[str, Any] | None = None  # of an epoch that has only its validation left
         self._is_last = False  # whether no epoch follows
         self._end: tuple[dict[str, Any], Any] | None = None  # of model and callbacks, before it
+        self._parts: list[np.ndarray] = []  # of metrics, by replica, when values were last synced
         self.resumed: SavedFit | None = None
         self.restore_seconds = 0.0
         self.blocked_seconds = 0.0  # for which the newest checkpoint kept the training waiting
@@ -219,6 +222,8 @@ class FitCheckpoints:
 
     def has_synced(self) -> None:
         """Takes the values after the last step, before Keras puts averages into the weights."""
+        if process_count() == 1:  # else the loop of an interrupted training is saved, not its end
+            self._parts = [np.array(each) for each in self._controller.functions.metric_parts()]
         if self._is_last and self._position is not None:
             self._end = values_of(self._controller), copied(self._callbacks.get())
 
@@ -268,7 +273,8 @@ class FitCheckpoints:
     def _save_interrupted(self) -> None:
         if self._position is None or self._saved is not None:
             return
-        self._write(values_of(self._controller), self._callbacks.get())
+        values = {**values_of(self._controller), METRIC_PARTS: self._parts}
+        self._write(values, self._callbacks.get())
         self._writer.wait()
         logger.warning(
             "The training was interrupted, and saved in %s. The same script goes on from there.",
@@ -279,6 +285,9 @@ class FitCheckpoints:
 
     def _resume(self, epochs: ResumableEpochs, saved: SavedFit) -> None:
         position = saved.position
+        if position.epoch_step and saved.others["ended"] is None:
+            function = self._controller.functions.compiled[Mode.TRAIN]
+            function.runner().put_metric_parts(saved.model.get(METRIC_PARTS, ()))
         put_values(self._controller.model, saved.model, with_metrics=position.epoch_step > 0)
         self._callbacks.set(saved.others["callbacks"])
         self._ended = saved.others["ended"]
@@ -386,7 +395,10 @@ class FitCheckpoints:
         if not self._schedule.writes or self._position is None:
             return
         if self._ended is not None:  # a validation may have gone on since
-            values, callbacks = {**values, "metric": self._ended["metric"]}, self._ended["callbacks"]
+            values, callbacks = (
+                {**values, "metric": self._ended["metric"]},
+                self._ended["callbacks"],
+            )
         others = {
             "progress": self._progress.facts(),
             "facts": self._facts,
@@ -418,5 +430,3 @@ def copied(values: Any) -> Any:
     if isinstance(values, list | tuple):
         return type(values)(copied(value) for value in values)
     return np.array(values) if isinstance(values, np.ndarray) else values
-
-

@@ -15,6 +15,7 @@ from millrace.plan import Mode
 from millrace.processes.agreement import own_copy
 
 ROLES = ("trainable", "non_trainable", "optimizer", "metric")
+METRIC_PARTS = "metric parts"  # of a running loop with replicas: the metrics of each
 
 
 def variables_of(model: keras.Model) -> dict[str, list[keras.Variable]]:
@@ -28,9 +29,7 @@ def variables_of(model: keras.Model) -> dict[str, list[keras.Variable]]:
     }
 
 
-def values_of(
-    controller: Controller, roles: Sequence[str] = ROLES
-) -> dict[str, list[np.ndarray]]:
+def values_of(controller: Controller, roles: Sequence[str] = ROLES) -> dict[str, list[np.ndarray]]:
     """Copies values to the host; waits for the device, and with several processes for all."""
     model, functions = controller.model, controller.functions
     state: dict[str, list[Any]] | None = loop_state(model)
@@ -39,10 +38,12 @@ def values_of(
         state = {role: [variable.value for variable in own[role]] for role in roles}
     else:
         state = {role: list(functions.gather(role, state.get(role, []))) for role in roles}
+        if "metric" in roles:
+            state[METRIC_PARTS] = functions.metric_parts()
     for value in jax.tree.leaves(state):
         if isinstance(value, jax.Array) and value.is_fully_addressable:
             value.copy_to_host_async()
-    return {role: [np.array(own_copy(value)) for value in state[role]] for role in roles}
+    return {role: [np.array(own_copy(value)) for value in values] for role, values in state.items()}
 
 
 def put_values(

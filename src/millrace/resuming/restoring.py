@@ -128,5 +128,3 @@ def note_options(before: Mapping[str, str], now: Mapping[str, str]) -> None:
                 before[name],
                 value,
             )
-
-

@@ -7,8 +7,10 @@ execution -> state for Keras -> variables       every process gets all values: `
 from collections.abc import Callable, Iterable, Sequence
 
 import jax
+import numpy as np
 
 from millrace.devices import DeviceGroup
+from millrace.pipelines.programs.split import Arrays
 from millrace.pipelines.runtime.links import Specs
 from millrace.pipelines.runtime.micro_batches import Shape
 from millrace.pipelines.runtime.replica_stage_state import ReplicaStageState
@@ -34,6 +36,7 @@ class KeptState:
         self._spans_processes = any(not group.is_local for group in groups)
         self._keras_state: State | None = None
         self._stage_state: StageState | None = None
+        self._restored: Sequence[np.ndarray] = ()  # metrics of each replica, for the next state
         self._to_all: dict[int, ToAll] = {}  # by stage
         self._result_specs: dict[int, SpecTree] = {}  # by stage
 
@@ -49,7 +52,21 @@ class KeptState:
         if builder.replicated is None:
             return StageState(mode, state, builder, owners, self._groups)
         before = before if isinstance(before, ReplicaStageState) else None
-        return ReplicaStageState(mode, state, builder, owners, self._groups, before)
+        restored, self._restored = self._restored, ()
+        return ReplicaStageState(mode, state, builder, owners, self._groups, before, restored)
+
+    @property
+    def metric_parts(self) -> Arrays:
+        """The metrics of each replica, `[replicas, ...]`; none where one process has not got all."""
+        state = self._stage_state
+        if not isinstance(state, ReplicaStageState) or self._spans_processes:
+            return []
+        is_whole = not any(value.is_deleted() for value in jax.tree.leaves(state.changing))
+        return state.metrics()[0] if is_whole else []
+
+    @metric_parts.setter
+    def metric_parts(self, parts: Sequence[np.ndarray]) -> None:
+        self._restored = parts
 
     def keep(self, state: State, stage_state: StageState) -> None:
         """Remembers the state that Keras gets for `stage_state`."""
@@ -57,6 +74,7 @@ class KeptState:
 
     def release(self) -> None:
         """Forgets the state of a loop that has ended."""
+        self._restored = ()
         self._keras_state = self._stage_state = None
 
     def gather(self, role: str, values: Iterable[jax.Array]) -> list[jax.Array]:

@@ -30,6 +30,7 @@ class ReplicaStageState(StageState):
         owners: Mapping[Slot, int],
         groups: Sequence[DeviceGroup],
         before: "ReplicaStageState | None",
+        restored: Sequence[np.ndarray] = (),
     ):
         """Puts the values into their layouts.
 
@@ -41,6 +42,7 @@ class ReplicaStageState(StageState):
             groups: of each stage.
             before: the state of the previous execution, to recognize the values that it gave to
                 Keras.
+            restored: metrics of each replica with which it begins; none if the first one has them.
         """
         assert builder.replicated is not None  # noqa: S101 - of several replicas
         self._builder, self._replicated = builder, builder.replicated
@@ -49,6 +51,7 @@ class ReplicaStageState(StageState):
         self._exported: dict[int, tuple[jax.Array, jax.Array]] = {}
         # By slot: the values of all replicas, `[replicas, ...]`.
         self._by_replica = {} if before is None else dict(before._by_replica)
+        self._restored = restored
         self._keras_values = {
             Slot(role, index): value
             for role, values in zip(ROLES[mode], state, strict=True)
@@ -140,6 +143,9 @@ class ReplicaStageState(StageState):
         """Gives every replica a value; of a metric only the first, the others start from zero."""
         host = np.asarray(value)
         spread = np.broadcast_to(host, (group.replicas, *host.shape)).copy()
+        if slot.role == "metric" and slot.index < len(self._restored):
+            if self._restored[slot.index].shape == spread.shape:
+                return put_on(self._restored[slot.index], group.split(0))
         if slot.role == "metric":
             spread[1:] = 0
         return put_on(spread, group.split(0))

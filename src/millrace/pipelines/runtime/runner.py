@@ -7,7 +7,7 @@ update.run(...)                     each stage where its weights live
 
 import time
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from statistics import median
 from typing import cast
@@ -153,6 +153,14 @@ class PipelineRunner:
     def gather(self, role: str, values: Iterable[jax.Array]) -> Arrays:
         """Returns values of the state as variables hold them; all processes call it together."""
         return self._kept.gather(role, values)
+
+    def metric_parts(self) -> Arrays:
+        """Returns metrics as the replicas have them."""
+        return self._kept.metric_parts
+
+    def put_metric_parts(self, parts: Sequence[np.ndarray]) -> None:
+        """Lets the next execution go on from metrics of each replica."""
+        self._kept.metric_parts = parts
 
     def release(self) -> None:
         """Forgets the arrays and the state of a loop that has ended."""
