@@ -3,7 +3,7 @@
 import keras
 import numpy as np
 import pytest
-from loops_to_resume import QUICK, SLOW, arrays
+from loops_to_resume import QUICK, SLOW
 
 import millrace
 from millrace.loop_checkpoints.parts import Parts
