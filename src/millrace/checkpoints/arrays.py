@@ -3,6 +3,7 @@
 Orbax takes more than a second to load, so it is imported where arrays are written or read.
 """
 
+import asyncio
 import contextlib
 import errno
 import gc
@@ -10,7 +11,9 @@ import logging
 import os
 import pathlib
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import ml_dtypes  # of JAX
@@ -26,6 +29,7 @@ _STORED = {
     "bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64",
     "float16", "float32", "float64", "complex64", "complex128",
 }  # fmt: skip
+_LATE_TRIALS, _LATE_SECONDS = 20, 0.1  # for which the remains of a failed write may run on
 _WIDTHS = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
 
 
@@ -104,18 +108,67 @@ def _check_layout(stored: Any, layout: Mapping[str, tuple[tuple[int, ...], str]]
             raise ValueError(f"array {name} is {found.dtype}{list(found.shape)}")
 
 
-def forget_failed_write() -> None:
-    """Frees what Orbax leaves after a write that failed.
+@contextlib.contextmanager
+def hidden_late_errors() -> Iterator[None]:
+    """Surrounds a write. Hides errors of the tasks that a failed write of Orbax leaves.
 
-    Its tasks end when they are freed, where their event loop is closed, and Python would print an
-    error for each of them.
+    They end in threads of tensorstore, or when they are freed, where their event loop is closed;
+    Python and asyncio would print an error for each of them. The write raises its own.
     """
-    hook = sys.unraisablehook
-    sys.unraisablehook = lambda _: None
+    asyncio_logger = logging.getLogger("asyncio")
+    _late_errors.begin()
+    asyncio_logger.addFilter(_is_not_of_orbax)
     try:
-        gc.collect()
+        yield
     finally:
-        sys.unraisablehook = hook
+        asyncio_logger.removeFilter(_is_not_of_orbax)
+        _late_errors.end()
+
+
+def _is_not_of_orbax(record: logging.LogRecord) -> bool:
+    return "orbax" not in record.getMessage()
+
+
+def forget_failed_write() -> None:
+    """Waits until what a failed write has left has ended, and frees it."""
+    for _ in range(_LATE_TRIALS):
+        gc.collect()
+        if not any(map(_is_left, gc.get_objects())):
+            return
+        time.sleep(_LATE_SECONDS)
+
+
+def _is_left(value: object) -> bool:
+    return isinstance(value, asyncio.Task) and not value.done() and value.get_loop().is_closed()
+
+
+class _LateErrors:
+    """Python's hook for errors that nobody can catch, while arrays are written."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._writes = 0
+        self._before: Callable[[Any], Any] = sys.unraisablehook
+        self._own = self._handle
+
+    def begin(self) -> None:
+        with self._lock:
+            self._writes += 1
+            if self._writes == 1:
+                self._before, sys.unraisablehook = sys.unraisablehook, self._own
+
+    def end(self) -> None:
+        with self._lock:
+            self._writes -= 1
+            if not self._writes and sys.unraisablehook is self._own:
+                sys.unraisablehook = self._before
+
+    def _handle(self, unraisable: Any) -> None:
+        if str(unraisable.exc_value) != "Event loop is closed":
+            self._before(unraisable)
+
+
+_late_errors = _LateErrors()
 
 
 def dtype_of(name: object) -> np.dtype:

@@ -33,7 +33,12 @@ from typing import Any
 
 import numpy as np
 
-from millrace.checkpoints.arrays import forget_failed_write, read_arrays, write_arrays
+from millrace.checkpoints.arrays import (
+    forget_failed_write,
+    hidden_late_errors,
+    read_arrays,
+    write_arrays,
+)
 from millrace.checkpoints.manifest import (
     ARRAYS,
     MANIFEST,
@@ -121,6 +126,23 @@ class CheckpointDirectory:
         """
         return sorted(self._complete())
 
+    def remains(self) -> list[pathlib.Path]:
+        """Returns the directories that are being written, being removed, or damaged."""
+        return sorted(path for path in self.path.glob("step-*.*") if path.is_dir())
+
+    def writer(self) -> str | None:
+        """Returns the process that keeps the directory for its training; None if there is none."""
+        try:
+            file = open(self.path / _LOCK, encoding="utf-8")  # noqa: SIM115 - closed below
+        except OSError:
+            return None
+        with file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return file.read(_LONGEST).strip() or "a process that is not known"
+        return None
+
     def path_of(self, step: int) -> pathlib.Path:
         """Returns the directory of a checkpoint."""
         return self.path / self._complete().get(step, _name(step))
@@ -206,7 +228,7 @@ class CheckpointDirectory:
         Raises:
             CheckpointError: if it cannot be written. Earlier ones stay as they are.
         """
-        with self._lock:
+        with self._lock, hidden_late_errors():
             partial: pathlib.Path | None = None
             try:
                 self._make()

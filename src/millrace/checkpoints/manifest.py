@@ -6,7 +6,7 @@ import math
 import pathlib
 import re
 import zlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -122,23 +122,38 @@ def _file(name: str, value: object) -> tuple[int, int]:
     return nbytes, crc
 
 
-def checksum(path: pathlib.Path) -> tuple[int, int]:
-    """Returns the bytes of a file and their crc32."""
+def checksum(
+    path: pathlib.Path, has_read: Callable[[int], object] | None = None
+) -> tuple[int, int]:
+    """Returns the bytes of a file and their crc32.
+
+    Args:
+        path: of the file.
+        has_read: is called with each number of bytes that has been read.
+    """
     nbytes = crc = 0
     with path.open("rb") as file:
         while chunk := file.read(1 << 20):
             nbytes += len(chunk)
             crc = zlib.crc32(chunk, crc)
+            if has_read is not None:
+                has_read(len(chunk))
     return nbytes, crc
 
 
-def check_files(directory: pathlib.Path, manifest: Manifest, contents: bool = True) -> None:
+def check_files(
+    directory: pathlib.Path,
+    manifest: Manifest,
+    contents: bool = True,
+    has_read: Callable[[int], object] | None = None,
+) -> None:
     """Compares the files of a checkpoint with its manifest.
 
     Args:
         directory: of the checkpoint.
         manifest: of it.
         contents: whether to compare checksums, too, for which all files are read.
+        has_read: is called with each number of bytes that has been read.
 
     Raises:
         DamagedError: naming the first file that is missing or differs.
@@ -147,7 +162,7 @@ def check_files(directory: pathlib.Path, manifest: Manifest, contents: bool = Tr
     for name, (nbytes, crc) in manifest.files.items():
         path = directory / name
         try:
-            found = checksum(path) if contents else (path.stat().st_size, crc)
+            found = checksum(path, has_read) if contents else (path.stat().st_size, crc)
         except FileNotFoundError as error:
             raise DamagedError(f"{name} is missing") from error
         except OSError as error:

@@ -145,7 +145,7 @@ def _array(content: object, arrays: Sequence[np.ndarray], depth: int) -> Any:
     del depth
     if not isinstance(content, int) or not 0 <= content < len(arrays):
         raise ValueError(f"there is no array {str(content)[:80]} of {len(arrays)}")
-    return np.array(arrays[content])
+    return np.require(arrays[content], requirements="W")  # copies what cannot be written
 
 
 def _scalar(content: object, arrays: Sequence[np.ndarray], depth: int) -> Any:

@@ -91,9 +91,10 @@ def _is_random(value: Any) -> bool:
         np.random.RandomState().set_state(value["numpy"])
     except (ValueError, TypeError, OverflowError, IndexError, KeyError):
         return False
-    arrays = [value[name] for name in ("keras", "torch") if name in value]
-    return all(type(array) is np.ndarray for array in arrays) and (
-        "keras" not in value or value["keras"].shape == (2,)
+    seeds = {name: seed for name, seed in value.items() if name not in ("python", "numpy")}
+    return all(
+        type(seed) is np.ndarray and (name == "torch" or seed.shape == (2,))
+        for name, seed in seeds.items()
     )
 
 
