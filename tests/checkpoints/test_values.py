@@ -103,9 +103,19 @@ def test_any_json_is_decoded_or_refused(value):
         functools.reduce(lambda inner, _: [inner], range(60), 0),
     ],
     ids=[
-        "object", "function", "set", "text array", "object array", "time", "record", "longdouble",
-        "mask", "long int", "named tuple", "deep",
-    ],  # fmt: skip
+        "object",
+        "function",
+        "set",
+        "text array",
+        "object array",
+        "time",
+        "record",
+        "longdouble",
+        "mask",
+        "long int",
+        "named tuple",
+        "deep",
+    ],
 )
 def test_other_values_are_refused(value):
     with pytest.raises(NotPlainError):

@@ -1,10 +1,10 @@
 import threading
 
 import pytest
-from own_threads import own_threads
 
 from millrace.checkpoints.writer import CheckpointWriter
 from millrace.errors import CheckpointError
+from own_threads import own_threads
 
 
 class Directory:

@@ -34,7 +34,7 @@ from typing import Any
 import numpy as np
 
 from millrace.checkpoints.arrays import (
-    forget_failed_write,
+    forget_failed_tasks,
     hidden_late_errors,
     read_arrays,
     write_arrays,
@@ -241,7 +241,7 @@ class CheckpointDirectory:
                 with contextlib.suppress(CheckpointError):  # the one that counts is written
                     self._remove_old()
                 return manifest
-            forget_failed_write()
+            forget_failed_tasks()
             if partial is not None:
                 shutil.rmtree(partial, ignore_errors=True)
             raise CheckpointError(failure)
