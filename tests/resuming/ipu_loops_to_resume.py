@@ -18,13 +18,13 @@ def configure(number):
     config.configure_ipu_system()
 
 
-def dataset():
+def dataset(anew=True):
     x, y = (np.stack(each) for each in zip(*batches(16), strict=True))
-    return tf.data.Dataset.from_tensor_slices((x, y)).shuffle(16, seed=5).repeat()
+    return tf.data.Dataset.from_tensor_slices((x, y)).shuffle(16, 5, anew).repeat()
 
 
-def queues():
-    infeed = ipu.ipu_infeed_queue.IPUInfeedQueue(dataset())
+def queues(anew=True):
+    infeed = ipu.ipu_infeed_queue.IPUInfeedQueue(dataset(anew))
     return infeed, ipu.ipu_outfeed_queue.IPUOutfeedQueue()
 
 
@@ -116,7 +116,7 @@ def pipelined():
 def in_a_session():
     v1.disable_v2_behavior()
     configure(1)
-    infeed, losses = queues()
+    infeed, losses = queues(anew=False)  # the initializer begins another pass
     optimizer = keras.optimizers.SGD(0.05, momentum=0.9)
     with tf.Graph().as_default() as graph:
         def body(x, y):
