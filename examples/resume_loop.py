@@ -1,13 +1,12 @@
 """An own loop that is killed, and goes on with the same numbers.
 
-The script runs itself three times in other processes: once without a break, once until it is
-killed in the middle, and once more with the checkpoints of the killed one.
+The script runs itself in another process, which is killed in the middle. Then it goes on from the
+checkpoints of that process, and trains once more without a break.
 """
 
 import millrace  # isort: skip - first: it makes JAX the backend of Keras
 
 import os
-import pathlib
 import signal
 import subprocess
 import sys
@@ -19,8 +18,8 @@ import numpy as np
 STEPS, ROWS, EVERY = (60, 16, 20) if "--small" in sys.argv else (600, 256, 100)
 
 
-def train(directory, killed_at):
-    """Trains a network, and prints the loss of each part of the training."""
+def train(directory, killed_at=None):
+    """Trains a network, and prints and returns the mean loss of each part of the training."""
     keras.utils.set_random_seed(1)
     layers = [keras.layers.Dense(32, "relu"), keras.layers.Dropout(0.5), keras.layers.Dense(1)]
     model, optimizer = keras.Sequential([keras.Input((4,)), *layers]), keras.optimizers.Adam(0.01)
@@ -42,31 +41,30 @@ def train(directory, killed_at):
         losses.enqueue(loss)
 
     parts = {"model": model, "optimizer": optimizer, "infeed": infeed}
+    means = []
     done = millrace.restore_checkpoint(directory, **parts)
     while done < STEPS:
         millrace.repeat(EVERY, step, infeed=infeed)
         done += EVERY
-        print(f"step {done}: loss {losses.dequeue().mean():.9f}", flush=True)
+        means.append(float(losses.dequeue().mean()))
+        print(f"step {done}: loss {means[-1]:.9f}", flush=True)
         if done == killed_at:
             os.kill(os.getpid(), signal.SIGKILL)  # no handler runs, and nothing is saved
         millrace.save_checkpoint(directory, done, **parts)
     infeed.close()
-
-
-def run(directory, killed_at=0):
-    """Runs this script in another process, and returns the lines that it prints."""
-    command = [sys.executable, __file__, *sys.argv[1:], "--train", directory, str(killed_at)]
-    return subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False).stdout.split("\n")
+    return means
 
 
 if "--train" in sys.argv:
-    train(sys.argv[-2], int(sys.argv[-1]))
-else:
-    with tempfile.TemporaryDirectory() as temporary:
-        killed = str(pathlib.Path(temporary) / "killed")
-        whole = run(str(pathlib.Path(temporary) / "whole"))
-        first, rest = run(killed, killed_at=2 * EVERY), run(killed)
-    print(*whole[:-1], "killed and run again:", *first[:-1], *rest[:-1], sep="\n")
-    assert rest[:-1] == whole[1:-1]  # goes on from the first checkpoint
-    assert first[:-1] == whole[:2]
-    print("the same losses")
+    train(sys.argv[-1], killed_at=2 * EVERY)
+with tempfile.TemporaryDirectory() as temporary:
+    print("a process that is killed:", flush=True)
+    command = [sys.executable, __file__, *sys.argv[1:], "--train", temporary]
+    subprocess.run(command, check=False)
+    print("goes on:")
+    resumed = train(temporary)
+print("without a break:")
+with tempfile.TemporaryDirectory() as temporary:
+    whole = train(temporary)
+assert resumed == whole[1:]  # after the first checkpoint
+print("the same losses")

@@ -119,6 +119,7 @@ def in_a_session():
     infeed, losses = queues(anew=False)  # the initializer begins another pass
     optimizer = keras.optimizers.SGD(0.05, momentum=0.9)
     with tf.Graph().as_default() as graph:
+
         def body(x, y):
             weight = v1.get_variable("weight", [3, 1])
             with tf.GradientTape() as tape:
@@ -128,9 +129,7 @@ def in_a_session():
             return losses.enqueue(loss)
 
         with ipu.scopes.ipu_scope("/device:IPU:0"):
-            operation = ipu.ipu_compiler.compile(
-                lambda: ipu.loops.repeat(STEPS, body, [], infeed)
-            )
+            operation = ipu.ipu_compiler.compile(lambda: ipu.loops.repeat(STEPS, body, [], infeed))
     arrived = losses.dequeue()
     session = v1.Session()
     session.run(infeed.initializer)

@@ -157,7 +157,9 @@ def several_passes():
 
 
 def not_built():
-    model = keras.Sequential([layers.Dense(8, "relu"), layers.BatchNormalization(), layers.Dense(1)])
+    model = keras.Sequential(
+        [layers.Dense(8, "relu"), layers.BatchNormalization(), layers.Dense(1)]
+    )
     return trained(batches(), model, keras.optimizers.AdamW(0.01))
 
 
@@ -221,7 +223,10 @@ def compiled_with_metric():
 
 def small():
     """Without models, which take a second to compile."""
-    weight, momentum = keras.Variable(np.zeros(3, "float32")), keras.Variable(np.zeros(3, "float32"))
+    weight, momentum = (
+        keras.Variable(np.zeros(3, "float32")),
+        keras.Variable(np.zeros(3, "float32")),
+    )
     seed, losses = keras.random.SeedGenerator(3), millrace.OutfeedQueue()
     infeed = millrace.InfeedQueue([np.float32(k) for k in range(100)])
 
@@ -234,7 +239,11 @@ def small():
         millrace.repeat(STEPS, body, infeed=infeed)
         return losses.dequeue()
 
-    return {"weights": {"weight": weight, "momentum": momentum}, "seed": seed, "in": infeed}, {}, call
+    return (
+        {"weights": {"weight": weight, "momentum": momentum}, "seed": seed, "in": infeed},
+        {},
+        call,
+    )
 
 
 def keras_numbers_without_a_seed():

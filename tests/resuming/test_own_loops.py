@@ -108,7 +108,10 @@ def weights(*shape):
     ("changes", "message"),
     [
         ({"weights": weights(2)}, r"variable of weights\['weight'\] .* is float32\[2\] here"),
-        ({"weights": {"weight": weights(3)["weight"]}}, r"object weights\['momentum'\] is not named"),
+        (
+            {"weights": {"weight": weights(3)["weight"]}},
+            r"object weights\['momentum'\] is not named",
+        ),
         ({"seed": keras.optimizers.SGD()}, "seed is SGD here and was SeedGenerator there"),
         ({"more": keras.Variable(1.0)}, "object more is named here and was not saved there"),
         ({"in": millrace.InfeedQueue([1.0] * 99)}, "in: the data set has 99 .* had 100 there"),
@@ -192,7 +195,10 @@ def test_as_many_checkpoints_are_kept_as_were_asked_for(tmp_path):
     weight = keras.Variable(1.0)
     for step in range(1, 6):
         millrace.save_checkpoint(tmp_path, step, keep=2, weight=weight)
-    assert sorted(path.name for path in tmp_path.glob("step*")) == ["step-00000004", "step-00000005"]
+    assert sorted(path.name for path in tmp_path.glob("step*")) == [
+        "step-00000004",
+        "step-00000005",
+    ]
 
 
 @pytest.mark.parametrize("mode", ["all", "last"])
