@@ -73,6 +73,7 @@ from millrace.loops.gradients import value_and_grad as value_and_grad
 from millrace.loops.repeat import repeat as repeat
 from millrace.loops.repeat import while_loop as while_loop
 from millrace.pipelines.assignment.marks import PipelineStage as PipelineStage
+from millrace.resuming.stored_models import restore_weights as restore_weights
 from millrace.strategy.strategy import Strategy as Strategy
 from millrace.taps.maybe_outfeed import MaybeOutfeedQueue as MaybeOutfeedQueue
 from millrace.taps.outfeed import OutfeedQueue as OutfeedQueue

@@ -204,7 +204,7 @@ def compiled_with_metric():
     def body(x, y):
         step(x, y)
         metric.update_state(ops.mean(model(x)))
-        return None
+        return
 
     @millrace.compile
     def train(steps, rate):

@@ -26,9 +26,10 @@ from millrace.devices import DeviceGroup
 from millrace.errors import CheckpointError, DataError, OptionError
 from millrace.feeds.block import Block, BlockSlice, Destination, batch_spec
 from millrace.feeds.blocks import BlockShape, stacked_blocks
-from millrace.feeds.infeed import POLL_SECONDS, Infeed
+from millrace.feeds.infeed import Infeed
 from millrace.feeds.queue_source import drawn_from, is_used_up, length_of
 from millrace.feeds.source_position import FastForward, SourceState, TrackedBatches
+from millrace.feeds.waiting import POLL_SECONDS, BatchWait
 from millrace.options import whole_number
 from millrace.plan import BatchSpec
 from millrace.pytrees import ArrayTree
@@ -300,7 +301,8 @@ class InfeedQueue:
             return stacked_blocks(elements, itertools.repeat(1), shape, host, is_awaited)
 
         self._source = source
-        self._feed = Infeed(blocks, self._depth)
+        wait = BatchWait("element {} of an infeed queue".format)
+        self._feed = Infeed(blocks, self._depth, wait=wait)
         self._finalizer = weakref.finalize(self, self._feed.close)
 
     def _changes(self) -> dict[str, Any] | None:

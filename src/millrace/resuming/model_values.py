@@ -14,6 +14,7 @@ from millrace.fit.controller import Controller
 from millrace.plan import Mode
 from millrace.processes.agreement import own_copy
 
+METRIC_PARTS = "metric of each replica"
 ROLES = ("trainable", "non_trainable", "optimizer", "metric")
 MODEL_ADVICE = (
     "Build and compile the model as it was, or name another directory in Checkpoint(directory) to "
@@ -44,7 +45,11 @@ def values_of(controller: Controller, roles: Sequence[str] = ROLES) -> dict[str,
     for value in jax.tree.leaves(state):
         if isinstance(value, jax.Array) and value.is_fully_addressable:
             value.copy_to_host_async()
-    return {role: [np.array(own_copy(value)) for value in state[role]] for role in roles}
+    values = {role: [np.array(own_copy(value)) for value in state[role]] for role in roles}
+    if "metric" in roles and functions.running is not None:
+        parts = functions.running.metric_parts()
+        values[METRIC_PARTS] = [np.array(own_copy(part)) for part in parts]
+    return values
 
 
 def put_values(
