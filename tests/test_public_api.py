@@ -28,7 +28,7 @@ INSPECTION = {
         "(directory, *, every_steps=None, every_seconds=None, keep=3, async_save=True, "
         "deadline_seconds=30.0)"
     ),
-    "callbacks.NaNWatch": "(gradients=('*',), *, last=10, directory='millrace-flights')",
+    "callbacks.NaNWatch": "(gradients=('*',), *, last=10, directory=<default>)",
     "callbacks.OutfeedCallback": "(outfeed_queue, name='OutfeedCallback')",
     "callbacks.Report": "(directory, *, without_recomputation=False)",
     "callbacks.TensorStatistics": (
@@ -110,7 +110,8 @@ METHODS = {
     ),
     "set_recomputation_options": "(*, mode='auto', budget=None)",
     "set_infeed_queue_options": (
-        "(*, prefetch_depth=None, max_block_bytes=None, max_resident_bytes=None)"
+        "(*, prefetch_depth=None, max_block_bytes=None, max_resident_bytes=None, "
+        "max_wait_seconds=None)"
     ),
 }
 DISTRIBUTED = (
