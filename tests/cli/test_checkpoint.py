@@ -150,6 +150,24 @@ def test_verify(directory):
     assert "There are those of steps 6, 12." in message
 
 
+def test_a_checkpoint_that_waits_to_be_replaced_is_complete(directory):
+    (directory / "step-00000006").rename(directory / "step-00000006.replaced-4711")
+    listed = json.loads(run("list", "--json", directory).output)["checkpoints"]
+    assert [(each["name"], each["state"]) for each in listed] == [
+        ("step-00000006.replaced-4711", "complete"),
+        ("step-00000012", "complete"),
+    ]
+
+
+def test_a_checkpoint_that_is_removed_meanwhile_is_not_damaged(directory, monkeypatch):
+    monkeypatch.setattr(CheckpointDirectory, "steps", lambda self: [3, 6, 12])
+    assert [line.split()[0] for line in run("list", directory).output.splitlines()[1:]] == [
+        "6",
+        "12",
+    ]
+    assert len(run("verify", directory).output.splitlines()) == 2
+
+
 @pytest.mark.parametrize("kind", ["functional", "sequential"])
 def test_an_exported_model_predicts_what_the_training_did(kind, trained, tmp_path):
     directory, model = trained

@@ -128,7 +128,9 @@ class CheckpointDirectory:
 
     def remains(self) -> list[pathlib.Path]:
         """Returns the directories that are being written, being removed, or damaged."""
-        return sorted(path for path in self.path.glob("step-*.*") if path.is_dir())
+        complete = set(self._complete().values())
+        found = (path for path in self.path.glob("step-*.*") if path.name not in complete)
+        return sorted(path for path in found if path.is_dir())
 
     def writer(self) -> str | None:
         """Returns the process that keeps the directory for its training; None if there is none."""

@@ -15,6 +15,7 @@ from millrace.checkpoints.directory import Checkpoint, CheckpointDirectory
 from millrace.checkpoints.manifest import DamagedError, Manifest, check_files
 from millrace.errors import OptionError
 from millrace.records.memory import bytes_text
+from millrace.resuming.restoring import FIT
 from millrace.resuming.stored_models import model_of, open_checkpoint
 
 _PIPE_WIDTH = 160  # characters of a line that does not go to a terminal
@@ -52,6 +53,8 @@ def list_command(directory: pathlib.Path, as_json: bool) -> None:
     """
     checkpoints = CheckpointDirectory(directory)
     entries = [_entry(checkpoints, step) for step in checkpoints.steps()]
+    # Without those that the training that writes has removed meanwhile.
+    entries = [entry for entry in entries if entry.path.exists()]
     entries += [
         _Listed(path, "damaged" if ".damaged" in path.name else "unfinished")
         for path in checkpoints.remains()
@@ -91,7 +94,12 @@ def verify_command(context: click.Context, directory: pathlib.Path, step: int | 
         try:
             checkpoint = checkpoints.open(each)
             _verify(checkpoint)
+        except OSError as error:
+            damaged = True
+            click.echo(f"step {each}: cannot be read: {error.strerror}")
         except DamagedError as error:
+            if not checkpoints.path_of(each).exists():  # the training that writes has removed it
+                continue
             damaged = True
             click.echo(f"step {each}: damaged: {error}")
         else:
@@ -155,6 +163,8 @@ def _entry(checkpoints: CheckpointDirectory, step: int) -> _Listed:
         check_files(path, manifest, contents=False)
     except DamagedError as error:
         return _Listed(path, "damaged", str(error), manifest)
+    except OSError as error:
+        return _Listed(path, "damaged", f"cannot be read: {error.strerror}", manifest)
     return _Listed(path, "complete", manifest=manifest)
 
 
@@ -196,7 +206,7 @@ def _table(entries: list[_Listed], is_written: bool) -> Table:
         else:
             cells = [
                 str(manifest.step),
-                f"{manifest.epoch} + {manifest.epoch_step}",
+                f"{manifest.epoch} + {manifest.epoch_step}" if manifest.kind == FIT else "",
                 manifest.written.replace("T", " "),
                 bytes_text(manifest.nbytes),
                 manifest.kind,
