@@ -24,7 +24,7 @@ import jax
 import keras
 import numpy as np
 
-from millrace._compat.keras_data import has_read_ahead, read_ahead_again
+from millrace._compat.keras_data import dataset_behind, has_read_ahead, read_ahead_again
 from millrace._compat.keras_loops import set_first_epoch
 from millrace.checkpoints.directory import CheckpointDirectory, Snapshot
 from millrace.checkpoints.writer import CheckpointWriter
@@ -43,6 +43,7 @@ from millrace.interrupts import (
 from millrace.processes.agreement import process_count
 from millrace.pytrees import ArrayTree
 from millrace.resuming.callback_states import CallbackStates
+from millrace.resuming.data_state import DataState
 from millrace.resuming.model_values import (
     facts_of,
     options_of,
@@ -50,9 +51,8 @@ from millrace.resuming.model_values import (
     put_weights_if_same,
     values_of,
 )
-from millrace.resuming.object_state import ObjectState
 from millrace.resuming.progress import Progress
-from millrace.resuming.random_state import random_state, same_host_state, set_random_state
+from millrace.resuming.random_state import random_state, set_random_state
 from millrace.resuming.restoring import (
     FIT,
     SavedFit,
@@ -101,8 +101,8 @@ class FitCheckpoints:
         self._progress = Progress(controller, directory.path)
         self._callbacks = CallbackStates(callbacks)
         self._iterator = controller.feeds.training
-        dataset = getattr(getattr(self._iterator, "data_adapter", None), "py_dataset", None)
-        self._dataset = None if dataset is None else ObjectState(dataset)
+        adapter = getattr(self._iterator, "data_adapter", None)
+        self._dataset = None if adapter is None else DataState(adapter)
         self._update_options = options_of(controller)
         self._data = {} if self._iterator is None else self._iterator.facts()
         self._facts = facts_of(controller.model)  # now: a loop takes the values out of variables
@@ -290,11 +290,12 @@ class FitCheckpoints:
         self._schedule.begin(saved.checkpoint.manifest.step)
         set_first_epoch(self._controller.model, None)
         set_random_state(saved.others["random"])
-        if position.source is None or not position.pass_step:
+        if not position.pass_step:
+            self._begin_pass({**self._pass_state, "random": saved.others["random"]})
+        elif position.source is None or dataset_behind(epochs.data_adapter) is not None:
             # The data set draws once more what it has drawn since the pass began.
             self._begin_pass(self._pass_state)
-            if position.pass_step:
-                self._drawn_state = saved.others["random"]
+            self._drawn_state = saved.others["random"]
         epochs.resume(position)
         self._position = position
 
@@ -308,42 +309,73 @@ class FitCheckpoints:
         if state is not None:
             set_random_state(state)
 
-    def skips(self, source: TrackedBatches, steps: int) -> None:
+    def skips(self, source: TrackedBatches, steps: int, places: Sequence[int] = ()) -> None:
         """Draws and drops the batches of a pass that were trained before.
+
+        Args:
+            source: of the batches.
+            steps: number of batches before the position.
+            places: numbers of batches after which epochs of the same pass ended.
 
         Raises:
             CheckpointError: if there are fewer.
         """
-        begin, first, before = time.perf_counter(), source.drawn, random_state()
-        is_said = False
-        while source.drawn < steps:
-            raise_if_interrupted()
-            if next(source, source) is source:
-                raise CheckpointError(
-                    f"The data ends after {source.drawn} batches, and {steps} were trained before "
-                    f"the checkpoint in {self._directory.path}. Call fit with the same data."
-                )
-            seconds = time.perf_counter() - begin
-            if not is_said and seconds > _SLOW_SECONDS:
-                is_said = True
-                logger.warning(
-                    "The data is read again up to batch %d, which takes some %.0f s: it has no "
-                    "state that can be set. Data with get_state() and set_state() goes on at once.",
-                    steps,
-                    seconds * (steps - first) / (source.drawn - first),
-                )
+        before = random_state()
+        for place in places:
+            if source.drawn <= place and self._draws(source, place) and self._iterator is not None:
+                self._iterator.data_adapter.on_epoch_end()
+                self._iterator.data_adapter.on_epoch_begin()
+        if not self._draws(source, steps):
+            raise CheckpointError(
+                f"The data ends after {source.drawn} batches, and {steps} were trained before "
+                f"the checkpoint in {self._directory.path}. Call fit with the same data."
+            )
         state, self._drawn_state = self._drawn_state, None
-        # If the data draws from the generators that all share, they are where they have to be.
-        if state is not None and same_host_state(before, random_state()):
-            set_random_state(state)
+        if state is not None:
+            set_random_state(state, unless_drawn_since=before)
+
+    def repeats_pass(self, source: TrackedBatches, asked: int) -> None:
+        """Draws and drops the batches of a pass that is over.
+
+        Args:
+            source: of the batches.
+            asked: number of batches to ask for, which may be one more than there are.
+        """
+        before = random_state()
+        self._draws(source, asked)
+        set_random_state(before)
+
+    def _draws(self, source: TrackedBatches, steps: int) -> bool:
+        """Returns whether there are so many batches, which it draws and drops."""
+        begin, first = time.perf_counter(), source.drawn
+        is_said = False
+        try:
+            while source.drawn < steps:
+                raise_if_interrupted()
+                if not source.skip():
+                    return False
+                seconds = time.perf_counter() - begin
+                if not is_said and seconds > _SLOW_SECONDS:
+                    is_said = True
+                    logger.warning(
+                        "The data is read again up to batch %d, which takes some %.0f s: it has "
+                        "no state that can be set. Data with get_state() and set_state() goes on "
+                        "at once.",
+                        steps,
+                        seconds * (steps - first) / (source.drawn - first),
+                    )
+        except BaseException:
+            self._position = None  # there is nothing new to save, and the data is somewhere else
+            raise
+        return True
 
     def _begin_pass(self, state: dict[str, Any]) -> None:
         set_random_state(state["random"])
         if self._dataset is not None:
-            self._dataset.restore(state["dataset"])
+            self._dataset.set(state["dataset"])
 
     def _state_of_pass(self) -> dict[str, Any]:
-        dataset = None if self._dataset is None else self._dataset.changes()
+        dataset = None if self._dataset is None else self._dataset.get()
         return {"random": random_state(), "dataset": dataset}
 
     # Saving.

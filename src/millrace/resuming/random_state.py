@@ -19,21 +19,34 @@ def random_state() -> dict[str, Any]:
     return state
 
 
-def set_random_state(state: dict[str, Any]) -> None:
-    """Sets the generators to states that `random_state` has returned."""
-    random.setstate(state["python"])
-    np.random.set_state(state["numpy"])
+def set_random_state(
+    state: dict[str, Any], unless_drawn_since: dict[str, Any] | None = None
+) -> None:
+    """Sets the generators to states that `random_state` has returned.
+
+    Args:
+        state: of the generators.
+        unless_drawn_since: an earlier state: generators of the host that have drawn since, as data
+            has that draws from them, are where they have to be.
+    """
+    kept = () if unless_drawn_since is None else _drawn_since(unless_drawn_since)
+    if "python" not in kept:
+        random.setstate(state["python"])
+    if "numpy" not in kept:
+        np.random.set_state(state["numpy"])
     if "keras" in state and (seed := global_seed_state()) is not None:
         seed.assign(state["keras"])
     torch = sys.modules.get("torch")
-    if "torch" in state and torch is not None:
+    if "torch" in state and torch is not None and "torch" not in kept:
         torch.set_rng_state(torch.from_numpy(np.array(state["torch"])))
 
 
-def same_host_state(one: dict[str, Any], other: dict[str, Any]) -> bool:
-    """Whether Python's and NumPy's generators have drawn nothing between two states."""
-    return (
-        one["python"] == other["python"]
-        and one["numpy"][2:] == other["numpy"][2:]
-        and bool((one["numpy"][1] == other["numpy"][1]).all())
-    )
+def _drawn_since(before: dict[str, Any]) -> list[str]:
+    """Returns the names of generators of the host that have drawn since an earlier state."""
+    now = random_state()
+    drawn = [] if now["python"] == before["python"] else ["python"]
+    if now["numpy"][2:] != before["numpy"][2:] or (now["numpy"][1] != before["numpy"][1]).any():
+        drawn.append("numpy")
+    if "torch" in now and "torch" in before and (now["torch"] != before["torch"]).any():
+        drawn.append("torch")
+    return drawn

@@ -36,6 +36,7 @@ class SavedFit:
     def position(self) -> EpochPosition:
         """The place in the data."""
         values = dict(self.others["position"])
+        values["passes"] = tuple(values["passes"])
         if values["source"] is not None:
             values["source"] = SourceState(**values["source"])
         return EpochPosition(**values)
