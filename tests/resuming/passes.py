@@ -56,9 +56,7 @@ def trained(source, directory=None, *, epochs=3, callbacks=(), model=None, every
     losses, checkpoint = {}, []
     if directory is not None:
         checkpoint = [
-            millrace.callbacks.Checkpoint(
-                directory, every_steps=every, keep=None, async_save=False
-            )
+            millrace.callbacks.Checkpoint(directory, every_steps=every, keep=None, async_save=False)
         ]
     history = model.fit(
         **{"epochs": epochs, "verbose": 0, **source(), **options},

@@ -244,7 +244,9 @@ def spec_of_data(adapter: DataAdapter) -> dict[str, str]:
         facts["class of the data set"] = type(dataset).__qualname__
     spec = getattr(private, "_output_signature", None)
     if first := getattr(private, "_first_batches", None):
-        spec = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(np.shape(leaf), _dtype(leaf)), first[0])
+        spec = jax.tree.map(
+            lambda leaf: jax.ShapeDtypeStruct(np.shape(leaf), _dtype(leaf)), first[0]
+        )
     elif (tf_dataset := _tf_dataset(adapter)) is not None:
         spec = tf_dataset.element_spec
     if spec is not None:
@@ -421,9 +423,9 @@ class _RememberingDataset:
 
 
 def _tf() -> Any:
-    import tensorflow
+    import tensorflow as tf
 
-    return tensorflow
+    return tf
 
 
 def stacked(batches: Iterator[ArrayTree], steps: int | None) -> Iterator[ArrayTree]:

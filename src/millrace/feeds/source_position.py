@@ -23,6 +23,10 @@ logger = logging.getLogger("millrace")
 _SHARE = 0.02  # of the time at most is spent on states
 
 
+class StateRefusedError(Exception):
+    """A source does not take the state that it has returned in another process."""
+
+
 class StateFunctions(NamedTuple):
     """Return and set the state of a source: plain values and arrays."""
 
@@ -54,6 +58,9 @@ class TrackedBatches:
                 the state of the source does not include the position.
             functions: of the source, if it has a state.
             begin: state in which the pass begins here; None at its beginning.
+
+        Raises:
+            StateRefusedError: if the source does not take that state.
         """
         self._batches = batches
         self._functions = functions
@@ -64,8 +71,8 @@ class TrackedBatches:
         self._states: deque[SourceState] = deque()
         self._next_time = 0.0  # at which a state is read again
         if self._begin is not None and (self._skip is None or not self._begin.drawn):
-            self._set_state(self._begin)
             self.drawn = self._begin.drawn
+            self._set_state(self._begin)
         self._read_state()
 
     def __iter__(self) -> Iterator[ArrayTree]:
@@ -118,7 +125,10 @@ class TrackedBatches:
 
     def _set_state(self, begin: SourceState) -> None:
         assert self._functions is not None  # noqa: S101 - for types
-        self._functions.set(begin.state)
+        try:
+            self._functions.set(begin.state)
+        except ValueError as error:
+            raise StateRefusedError(str(error)) from error
         self._begin = None
 
     def _read_state(self) -> None:

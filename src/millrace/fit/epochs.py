@@ -10,6 +10,7 @@ time.
 
 import functools
 import itertools
+import logging
 import threading
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -32,9 +33,14 @@ from millrace._compat.keras_loops import asks_for_nothing, set_epoch_iterators
 from millrace.errors import VersionError
 from millrace.feeds.block import Block, BlockSlice, batch_spec
 from millrace.feeds.blocks import ResidentArrays, stacked_blocks
-from millrace.feeds.iterator_adapter import IteratorAdapter, adapted
 from millrace.feeds.infeed import Infeed, wait_for_interrupted
-from millrace.feeds.source_position import SourceState, StateFunctions, TrackedBatches
+from millrace.feeds.iterator_adapter import IteratorAdapter, adapted
+from millrace.feeds.source_position import (
+    SourceState,
+    StateFunctions,
+    StateRefusedError,
+    TrackedBatches,
+)
 from millrace.fit.checks import shortened_to_stop
 from millrace.fit.controller import Controller, controller_of
 from millrace.fit.loop_checkpoints import EpochPosition, LoopCheckpoints
@@ -44,6 +50,8 @@ from millrace.interrupts import at_once, raise_if_interrupted
 from millrace.plan import Mode
 from millrace.pytrees import ArrayTree
 
+logger = logging.getLogger("millrace")
+
 T = TypeVar("T")
 _DATA = ("x", "y", "sample_weight")
 _ROWS_CHECKED = 64  # at least, of each array, to tell data sets apart
@@ -52,9 +60,7 @@ _ROWS_CHECKED = 64  # at least, of each array, to tell data sets apart
 class Execution:
     """The steps of one call of a train, test or predict function."""
 
-    def __init__(
-        self, epoch: "FeedEpochIterator", steps: int, begin: int, *, is_end: bool = False
-    ):
+    def __init__(self, epoch: "FeedEpochIterator", steps: int, begin: int, *, is_end: bool = False):
         self._epoch = epoch
         self.steps = steps
         self.is_end = is_end  # whether the data has run out before it
@@ -283,8 +289,15 @@ class FeedEpochIterator(EpochIterator):
         return source
 
     def _new_pass(self, begin: SourceState | None) -> TrackedBatches:
-        batches, functions = tracked_source(self.data_adapter)
-        return TrackedBatches(batches, functions and StateFunctions(*functions), begin)
+        batches, found = tracked_source(self.data_adapter)
+        functions = None if found is None else StateFunctions(*found)
+        try:
+            return TrackedBatches(batches, functions, begin)
+        except StateRefusedError as error:
+            logger.warning(
+                "The data does not take the state that was saved, and is read again: %s", error
+            )
+            return self._new_pass(None)
 
     def _repeat_passes(self, position: EpochPosition, checkpoints: LoopCheckpoints) -> None:
         """Leaves the data as the passes before a position have left it."""

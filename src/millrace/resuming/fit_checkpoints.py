@@ -376,7 +376,7 @@ class FitCheckpoints:
 
     def _state_of_pass(self) -> dict[str, Any]:
         dataset = None if self._dataset is None else self._dataset.get()
-        return {"random": random_state(), "dataset": dataset}
+        return copied({"random": random_state(), "dataset": dataset})
 
     # Saving.
 
@@ -417,7 +417,10 @@ class FitCheckpoints:
         if not self._schedule.writes or self._position is None:
             return
         if self._ended is not None:  # a validation may have gone on since
-            values, callbacks = {**values, "metric": self._ended["metric"]}, self._ended["callbacks"]
+            values, callbacks = (
+                {**values, "metric": self._ended["metric"]},
+                self._ended["callbacks"],
+            )
         others = {
             "progress": self._progress.facts(),
             "facts": self._facts,
@@ -449,5 +452,3 @@ def copied(values: Any) -> Any:
     if isinstance(values, list | tuple):
         return type(values)(copied(value) for value in values)
     return np.array(values) if isinstance(values, np.ndarray) else values
-
-
