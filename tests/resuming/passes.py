@@ -88,8 +88,8 @@ def assert_goes_on(source, tmp_path, steps=None, **options):
     """Compares trainings that go on from checkpoints with one without a break, bit by bit.
 
     Args:
-        steps: checkpoints to go on from; None takes every fifth: other steps of epochs of six and of
-            four each time.
+        steps: checkpoints to go on from; None takes every fifth, which are different
+            steps of epochs of four and of six.
     """
     whole = trained(source, **options)
     saved = trained(source, tmp_path / "whole", **options)
