@@ -12,7 +12,6 @@ from passes import BATCH, ROWS, assert_goes_on, assert_same, compiled, copied_up
 from millrace._compat import keras_data
 from millrace.errors import CheckpointError, DataError
 from millrace.feeds import source_position
-from millrace.resuming import fit_checkpoints
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*ran out of data:UserWarning")
 X, Y = rows()
@@ -345,7 +344,7 @@ def test_a_state_that_is_not_plain_is_read_again(tmp_path, caplog):
 
 
 def test_reading_again_is_announced_and_can_be_interrupted(tmp_path, caplog, monkeypatch):
-    monkeypatch.setattr(fit_checkpoints, "_SLOW_SECONDS", 0.0)
+    monkeypatch.setattr(source_position, "_SLOW_SECONDS", 0.0)
     source = lambda: {"x": seeded(), "steps_per_epoch": 4, "shuffle": False}  # noqa: E731
     whole = trained(source, tmp_path, epochs=2)
     place = copied_up_to(tmp_path, 6, tmp_path.with_name("copy"))

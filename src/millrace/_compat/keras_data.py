@@ -6,16 +6,20 @@
 `get_data_adapter`, `is_array_adapter`   the adapter that Keras makes of `x`, in its order of rows.
 `is_endless`      whether a data set declares that it never ends.
 `tracked_source`  the batches of a pass, with the state of what they are drawn from.
-`remembers_passes`, `dataset_behind`, `epochs_of`   what the next pass depends on, too.
+`remembers_passes`, `dataset_behind`   what the next pass depends on, too.
 `spec_of_data`    tells data sets apart.
+`end_workers`     Keras ends the workers of a `PyDataset` at the end of an epoch only, and never
+                  where two of their batches fail.
 `stacked`         the batches that Keras's own scan of several steps draws.
 `let_data_adapt`  Keras knows data sets by a list of types; nothing public adds one to it.
 """
 
 import abc
+import contextlib
 import pathlib
 import queue
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
@@ -35,9 +39,10 @@ from millrace.pytrees import ArrayTree
 __all__ = [
     "DataAdapter",
     "EpochIterator",
+    "adapter_epoch",
     "dataset_behind",
+    "end_workers",
     "epoch_order",
-    "epochs_of",
     "get_data_adapter",
     "has_read_ahead",
     "has_state",
@@ -46,14 +51,14 @@ __all__ = [
     "let_data_adapt",
     "read_ahead_again",
     "remembers_passes",
-    "set_epochs",
+    "set_adapter_epoch",
     "spec_of_data",
     "stacked",
     "tracked_source",
 ]
 
 _READ_AHEAD_SECONDS = 1.0  # in which workers fill their queue
-
+_POOLS = "_millrace_pools"  # of an enqueuer: those that it has started
 _StockEpochIterator = unpatched(_trainer.JAXEpochIterator)
 
 
@@ -76,9 +81,17 @@ class EpochIterator(_StockEpochIterator, abc.ABC):
         if self.begins_pass:
             self.end_pass()
         self.before_epoch()
-        self.data_adapter.on_epoch_begin()
+        self.between_epochs(self.data_adapter.on_epoch_begin)
         yield from self.executions()
-        self.data_adapter.on_epoch_end()
+        self.between_epochs(self.data_adapter.on_epoch_end)
+
+    @abc.abstractmethod
+    def between_epochs(self, tell: Callable[[], None]) -> None:
+        """Calls `tell`, which tells the data set of the begin or the end of an epoch."""
+
+    def __init__(self, *args: Any, **kwargs: Any):
+        super().__init__(*args, **kwargs)
+        _remember_pools(self.data_adapter)
 
     def host_batches(self) -> Iterator[Any]:
         """Returns the data adapter's batches of this pass, in host memory."""
@@ -117,6 +130,58 @@ class EpochIterator(_StockEpochIterator, abc.ABC):
     def warn_of_missing_data(self) -> None:
         """Warns, in Keras's words, that the data ran out before the end of an epoch."""
         self._interrupted_warning()
+
+
+_END_SECONDS = 5.0  # longest wait for the thread that hands out the work
+
+
+def end_workers(adapter: DataAdapter) -> None:
+    """Ends the threads and processes that make the batches of a `PyDataset`, if some are left.
+
+    Batches that they have made are dropped. A process that hangs is killed; a thread that hangs
+    can only be left to itself.
+    """
+    enqueuer = getattr(adapter, "enqueuer", None)
+    if enqueuer is None:
+        return
+    hands_out = enqueuer.run_thread
+    enqueuer.running = False
+    pools = enqueuer.__dict__.get(_POOLS, [])
+    # It may wait for room in the queue, and sees only then that it should end.
+    deadline = time.monotonic() + _END_SECONDS
+    while hands_out is not None and hands_out.is_alive() and time.monotonic() < deadline:
+        _empty_queues(enqueuer)
+        hands_out.join(0.005)
+    _empty_queues(enqueuer)
+    for pool in pools:
+        pool.terminate()
+        for result in list(pool._cache.values()):  # nobody else ends the wait for one
+            result._set(0, (False, RuntimeError("The workers of the data set were ended.")))
+    pools.clear()
+    enqueuer.run_thread = None
+
+
+def _empty_queues(enqueuer: Any) -> None:
+    for each in (enqueuer.future_queue, enqueuer.ready_queue):
+        with contextlib.suppress(queue.Empty):
+            while True:
+                each.get_nowait()
+
+
+def _remember_pools(adapter: DataAdapter) -> None:
+    """Remembers the pools of workers that Keras starts, which it does not keep."""
+    enqueuer = getattr(adapter, "enqueuer", None)
+    if enqueuer is None:
+        return
+    start, pools = enqueuer.executor_fn, []
+    enqueuer.__dict__[_POOLS] = pools
+
+    def start_and_remember(sequences: object) -> Any:
+        pool = start(sequences)
+        pools[:] = [pool]  # the one before has ended with its epoch
+        return pool
+
+    enqueuer.executor_fn = start_and_remember
 
 
 def epoch_order(
@@ -186,7 +251,7 @@ def tracked_source(
             private.py_dataset = own = _GatedDataset(own)
         return _DatasetBatches(private, own), (own.get_state, own.set_state)
     batches = iter(private.get_jax_iterator())
-    loader = getattr(private, "_dataloader", None)
+    loader: Any = getattr(private, "_dataloader", None)
     if hasattr(loader, "state_dict") and hasattr(loader, "load_state_dict"):
         return batches, (
             lambda: _without_tensors(loader.state_dict()),
@@ -221,16 +286,16 @@ def dataset_behind(adapter: DataAdapter) -> Any:
     return None
 
 
-def epochs_of(adapter: DataAdapter) -> int | None:
-    """Returns the number of epochs from which the order follows; None before Keras 3.16."""
+def adapter_epoch(adapter: DataAdapter) -> int | None:
+    """Returns the epoch by which an adapter shuffles, from Keras 3.16 on; None if it has none."""
     return getattr(adapter, "_epoch", None)
 
 
-def set_epochs(adapter: DataAdapter, epochs: int | None) -> None:
-    """Sets the number of epochs from which the order follows."""
-    private: Any = adapter
-    if epochs is not None and hasattr(private, "_epoch"):
-        private._epoch = epochs
+def set_adapter_epoch(adapter: DataAdapter, epoch: int | None) -> None:
+    """Sets the epoch by which an adapter shuffles, if it has one."""
+    if epoch is not None and hasattr(adapter, "_epoch"):
+        private: Any = adapter
+        private._epoch = epoch
 
 
 def spec_of_data(adapter: DataAdapter) -> dict[str, str]:
@@ -369,7 +434,7 @@ def read_ahead_again(adapter: DataAdapter) -> None:
     number = ready.qsize()
     while not ready.empty():
         ready.get_nowait()
-    epochs = epochs_of(adapter)
+    epochs = adapter_epoch(adapter)
     enqueuer.start(*([] if epochs is None else [epochs]))
     enqueuer.run_thread.join(_READ_AHEAD_SECONDS)
     enqueuer.stop()

@@ -195,6 +195,18 @@ class Runner(Protocol):
         """
         ...
 
+    def metric_parts(self) -> list[jax.Array]:
+        """Returns the metrics of each replica, `[replicas, ...]`: a collective operation.
+
+        None of them where they are not kept apart. Their sums are the metrics of the state; the sum
+        of numbers of several executions depends on the order in which they are added.
+        """
+        ...
+
+    def resume_metric_parts(self, parts: Sequence[np.ndarray]) -> None:
+        """Lets the next execution go on with metrics of each replica, as `metric_parts` returns."""
+        ...
+
     def dry_run(self, single_steps: bool | None = None) -> DryRun[Any]:
         """Returns a dry run that compiles for this runner and does not change it.
 

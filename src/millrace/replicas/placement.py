@@ -125,6 +125,16 @@ class Placement:
         self._inner: State | None = None  # the same in the form that programs take
         self._sums: tuple[jax.Array, ...] = ()  # metrics that Keras received last
         self._parts: tuple[jax.Array, ...] = ()  # the same of each replica, `[replicas, ...]`
+        self._resumed: Sequence[np.ndarray] = ()  # likewise, of a checkpoint
+
+    @property
+    def parts(self) -> tuple[jax.Array, ...]:
+        """The metrics of each replica, `[replicas, ...]`, as they were last; none without replicas."""
+        return self._parts
+
+    def resume(self, parts: Sequence[np.ndarray]) -> None:
+        """Lets the next state that comes from elsewhere go on with these metrics."""
+        self._resumed = parts
 
     def enter(self, state: State) -> State:
         """Returns a state of Keras in the form that programs take."""
@@ -177,6 +187,10 @@ class Placement:
             value is last for value, last in zip(values, self._sums, strict=True)
         ):
             return Values((*self._parts, *self._sums))
+        resumed, self._resumed = self._resumed, ()
+        if [part.shape for part in resumed] == [(group.replicas, *v.shape) for v in values]:
+            spreads = [put_on(part, group.split(0)) for part in resumed]
+            return Values((*spreads, *(put_on(value, group.whole) for value in values)))
         parts = []
         for value in values:
             spread = np.zeros((group.replicas, *value.shape), value.dtype)

@@ -8,11 +8,9 @@ import numpy as np
 from millrace._compat.keras_data import (
     DataAdapter,
     dataset_behind,
-    epochs_of,
     has_state,
-    set_epochs,
 )
-from millrace.resuming.object_state import ObjectState
+from millrace.checkpoints.object_state import ObjectState
 
 
 class DataState:
@@ -24,7 +22,6 @@ class DataState:
     """
 
     def __init__(self, adapter: DataAdapter):
-        self._adapter = adapter
         self._owner: Any = dataset_behind(adapter)
         self._generators, self._samplers = _parts_of_loader(self._owner)
         attributes = self._owner
@@ -38,7 +35,6 @@ class DataState:
     def get(self) -> dict[str, Any]:
         """Returns the state as plain values and arrays."""
         return {
-            "epochs": epochs_of(self._adapter),
             "methods": None if self._methods is None else self._methods.get_state(),
             "attributes": {} if self._attributes is None else self._attributes.changes(),
             "generators": [each.get_state().numpy().copy() for each in self._generators],
@@ -47,7 +43,6 @@ class DataState:
 
     def set(self, state: Mapping[str, Any]) -> None:
         """Sets a state that `get` has returned."""
-        set_epochs(self._adapter, state["epochs"])
         if self._methods is not None:
             self._methods.set_state(state["methods"])
         if self._attributes is not None:

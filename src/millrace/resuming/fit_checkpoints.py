@@ -24,12 +24,19 @@ import jax
 import keras
 import numpy as np
 
-from millrace._compat.keras_data import dataset_behind, has_read_ahead, read_ahead_again
+from millrace._compat.keras_data import (
+    adapter_epoch,
+    dataset_behind,
+    has_read_ahead,
+    read_ahead_again,
+    set_adapter_epoch,
+)
 from millrace._compat.keras_loops import set_first_epoch
 from millrace.checkpoints.directory import CheckpointDirectory, Snapshot
+from millrace.checkpoints.random_state import random_state, set_random_state
 from millrace.checkpoints.writer import CheckpointWriter
 from millrace.errors import CheckpointError
-from millrace.feeds.source_position import TrackedBatches
+from millrace.feeds.source_position import FastForward, TrackedBatches
 from millrace.fit.controller import Controller
 from millrace.fit.loop_checkpoints import EpochPosition, ResumableEpochs
 from millrace.interrupts import (
@@ -45,6 +52,7 @@ from millrace.pytrees import ArrayTree
 from millrace.resuming.callback_states import CallbackStates
 from millrace.resuming.data_state import DataState
 from millrace.resuming.model_values import (
+    METRIC_PARTS,
     facts_of,
     options_of,
     put_values,
@@ -52,7 +60,6 @@ from millrace.resuming.model_values import (
     values_of,
 )
 from millrace.resuming.progress import Progress
-from millrace.resuming.random_state import random_state, set_random_state
 from millrace.resuming.restoring import (
     FIT,
     SavedFit,
@@ -62,10 +69,9 @@ from millrace.resuming.restoring import (
     position_values,
 )
 from millrace.resuming.schedule import SaveOptions, SaveSchedule
+from millrace.resuming.stored_models import configuration_of
 
 logger = logging.getLogger("millrace")
-
-_SLOW_SECONDS = 1.0  # after which a fast-forward is announced
 
 
 class FitCheckpoints:
@@ -106,6 +112,7 @@ class FitCheckpoints:
         self._update_options = options_of(controller)
         self._data = {} if self._iterator is None else self._iterator.facts()
         self._facts = facts_of(controller.model)  # now: a loop takes the values out of variables
+        self._config = configuration_of(controller.model)
         self._saved: SavedFit | None = None  # is still to be restored
         self._drawn_state: dict[str, Any] | None = None  # of generators, once data is drawn again
         self._pass_state: Any = None  # of generators and data set when the running pass began
@@ -208,7 +215,7 @@ class FitCheckpoints:
         logs = self._ended["logs"] if self._ended else getattr(running, "logs", None)
         self._ended = {
             "logs": jax.tree.map(np.asarray, logs),
-            "metric": values_of(self._controller, ("metric",))["metric"],
+            "metrics": values_of(self._controller, ("metric",)),
             "callbacks": self._callbacks.get(),
         }
         self._visit(self._position, may_save=False)
@@ -234,6 +241,7 @@ class FitCheckpoints:
             self._write(*self._end, is_stopped=self._epoch < self._last_epoch)
         elif self.resumed is not None:  # no epoch was left
             self._callbacks.set(self.resumed.others["callbacks"])
+            set_random_state(self.resumed.others["random"])  # for the next call of fit
         self._position = None
         self._progress.ends()
 
@@ -279,6 +287,9 @@ class FitCheckpoints:
     def _resume(self, epochs: ResumableEpochs, saved: SavedFit) -> None:
         position = saved.position
         put_values(self._controller.model, saved.model, with_metrics=position.epoch_step > 0)
+        parts, function = saved.model.get(METRIC_PARTS), self._controller.functions.training
+        if parts and position.epoch_step and function is not None:
+            function.resume_metric_parts(parts)
         self._callbacks.set(saved.others["callbacks"])
         self._ended = saved.others["ended"]
         self._pass_state = saved.others["pass_state"]
@@ -290,12 +301,14 @@ class FitCheckpoints:
         self._schedule.begin(saved.checkpoint.manifest.step)
         set_first_epoch(self._controller.model, None)
         set_random_state(saved.others["random"])
+        set_adapter_epoch(epochs.data_adapter, saved.others["adapter_epoch"])
         if not position.pass_step:
             self._begin_pass({**self._pass_state, "random": saved.others["random"]})
+            set_adapter_epoch(epochs.data_adapter, saved.others["adapter_epoch"])
         elif position.source is None or dataset_behind(epochs.data_adapter) is not None:
             # The data set draws once more what it has drawn since the pass began.
             self._begin_pass(self._pass_state)
-            self._drawn_state = saved.others["random"]
+            self._drawn_state = saved.others
         epochs.resume(position)
         self._position = position
 
@@ -305,7 +318,7 @@ class FitCheckpoints:
 
     def has_drawn_order(self) -> None:
         """After a resumed epoch has drawn the order of its rows once more."""
-        state, self._drawn_state = self._drawn_state, None
+        state = self._has_drawn()
         if state is not None:
             set_random_state(state)
 
@@ -330,8 +343,7 @@ class FitCheckpoints:
                 f"The data ends after {source.drawn} batches, and {steps} were trained before "
                 f"the checkpoint in {self._directory.path}. Call fit with the same data."
             )
-        state, self._drawn_state = self._drawn_state, None
-        if state is not None:
+        if (state := self._has_drawn()) is not None:
             set_random_state(state, unless_drawn_since=before)
 
     def repeats_pass(self, source: TrackedBatches, asked: int) -> None:
@@ -347,23 +359,13 @@ class FitCheckpoints:
 
     def _draws(self, source: TrackedBatches, steps: int) -> bool:
         """Returns whether there are so many batches, which it draws and drops."""
-        begin, first = time.perf_counter(), source.drawn
-        is_said = False
+        progress = FastForward("batch", source.drawn, steps)
         try:
             while source.drawn < steps:
                 raise_if_interrupted()
                 if not source.skip():
                     return False
-                seconds = time.perf_counter() - begin
-                if not is_said and seconds > _SLOW_SECONDS:
-                    is_said = True
-                    logger.warning(
-                        "The data is read again up to batch %d, which takes some %.0f s: it has "
-                        "no state that can be set. Data with get_state() and set_state() goes on "
-                        "at once.",
-                        steps,
-                        seconds * (steps - first) / (source.drawn - first),
-                    )
+                progress.has_drawn(source.drawn)
         except BaseException:
             self._position = None  # there is nothing new to save, and the data is somewhere else
             raise
@@ -371,12 +373,28 @@ class FitCheckpoints:
 
     def _begin_pass(self, state: dict[str, Any]) -> None:
         set_random_state(state["random"])
+        if self._iterator is not None:
+            set_adapter_epoch(self._iterator.data_adapter, state["adapter_epoch"])
         if self._dataset is not None:
             self._dataset.set(state["dataset"])
 
     def _state_of_pass(self) -> dict[str, Any]:
-        dataset = None if self._dataset is None else self._dataset.get()
-        return copied({"random": random_state(), "dataset": dataset})
+        dataset = None if self._dataset is None else copied(self._dataset.get())
+        return {
+            "random": random_state(),
+            "dataset": dataset,
+            "adapter_epoch": self._adapter_epoch(),
+        }
+
+    def _adapter_epoch(self) -> int | None:
+        return None if self._iterator is None else adapter_epoch(self._iterator.data_adapter)
+
+    def _has_drawn(self) -> dict[str, Any] | None:
+        """Returns the state of generators to go on with, once the data has been drawn again."""
+        state, self._drawn_state = self._drawn_state, None
+        if state is not None and self._iterator is not None:
+            set_adapter_epoch(self._iterator.data_adapter, state["adapter_epoch"])
+        return None if state is None else state["random"]
 
     # Saving.
 
@@ -417,19 +435,18 @@ class FitCheckpoints:
         if not self._schedule.writes or self._position is None:
             return
         if self._ended is not None:  # a validation may have gone on since
-            values, callbacks = (
-                {**values, "metric": self._ended["metric"]},
-                self._ended["callbacks"],
-            )
+            values, callbacks = {**values, **self._ended["metrics"]}, self._ended["callbacks"]
         others = {
             "progress": self._progress.facts(),
             "facts": self._facts,
+            "config": self._config,
             "data": self._data,
             "options": self._update_options,
             "position": position_values(self._position),
             "pass_state": self._pass_state,
             "pass_before": self._pass_before,
             "random": random_state(),
+            "adapter_epoch": self._adapter_epoch(),
             "callbacks": callbacks,
             "ended": self._ended,
             "stopped": is_stopped,

@@ -7,6 +7,7 @@ execution -> state for Keras -> variables       every process gets all values: `
 from collections.abc import Callable, Iterable, Sequence
 
 import jax
+import numpy as np
 
 from millrace.devices import DeviceGroup
 from millrace.pipelines.runtime.links import Specs
@@ -35,6 +36,7 @@ class KeptState:
         self._keras_state: State | None = None
         self._stage_state: StageState | None = None
         self._to_all: dict[int, ToAll] = {}  # by stage
+        self._resumed: Sequence[np.ndarray] = ()  # metrics of each replica, of a checkpoint
         self._result_specs: dict[int, SpecTree] = {}  # by stage
 
     def enter(self, mode: Mode, state: State, shape: Shape) -> StageState:
@@ -49,7 +51,17 @@ class KeptState:
         if builder.replicated is None:
             return StageState(mode, state, builder, owners, self._groups)
         before = before if isinstance(before, ReplicaStageState) else None
-        return ReplicaStageState(mode, state, builder, owners, self._groups, before)
+        resumed, self._resumed = self._resumed, ()
+        return ReplicaStageState(mode, state, builder, owners, self._groups, before, resumed)
+
+    def metric_parts(self) -> list[jax.Array]:
+        """Returns the metrics of each replica, `[replicas, ...]`; none without replicas."""
+        state = self._stage_state
+        return list(state.metrics()[0]) if isinstance(state, ReplicaStageState) else []
+
+    def resume_metric_parts(self, parts: Sequence[np.ndarray]) -> None:
+        """Lets the next execution go on with metrics of each replica."""
+        self._resumed = parts
 
     def keep(self, state: State, stage_state: StageState) -> None:
         """Remembers the state that Keras gets for `stage_state`."""

@@ -30,6 +30,7 @@ class ReplicaStageState(StageState):
         owners: Mapping[Slot, int],
         groups: Sequence[DeviceGroup],
         before: "ReplicaStageState | None",
+        resumed: Sequence[np.ndarray] = (),
     ):
         """Puts the values into their layouts.
 
@@ -41,7 +42,9 @@ class ReplicaStageState(StageState):
             groups: of each stage.
             before: the state of the previous execution, to recognize the values that it gave to
                 Keras.
+            resumed: metrics of each replica with which it goes on, where it comes from a checkpoint.
         """
+        self._resumed = resumed
         assert builder.replicated is not None  # noqa: S101 - of several replicas
         self._builder, self._replicated = builder, builder.replicated
         # By identity of a value that Keras has: that value, and the same value at its stage.
@@ -139,6 +142,10 @@ class ReplicaStageState(StageState):
     def _spread(self, slot: Slot, value: jax.Array, group: DeviceGroup) -> jax.Array:
         """Gives every replica a value; of a metric only the first, the others start from zero."""
         host = np.asarray(value)
+        if slot.role == "metric" and slot.index < len(self._resumed):
+            resumed = self._resumed[slot.index]
+            if resumed.shape == (group.replicas, *host.shape):
+                return put_on(resumed, group.split(0))
         spread = np.broadcast_to(host, (group.replicas, *host.shape)).copy()
         if slot.role == "metric":
             spread[1:] = 0

@@ -98,4 +98,4 @@ def _mark_of_array(array: np.ndarray) -> object:
         most = max(_COMPARED * len(array) // array.nbytes, 1)
         part = array[:: -(-len(array) // most)]
     contents = np.ascontiguousarray(part).reshape(-1).view(np.uint8)
-    return array.shape, array.dtype.name, zlib.crc32(contents)
+    return array.shape, array.dtype.name, zlib.crc32(contents.data)
