@@ -37,6 +37,7 @@ class SavedFit:
     def position(self) -> EpochPosition:
         """The place in the data."""
         values = dict(self.others["position"])
+        values["passes"] = tuple(values["passes"])
         if values["source"] is not None:
             source = values["source"]
             values["source"] = SourceState(source["drawn"], source["state"])
