@@ -175,12 +175,12 @@ def test_a_call_within_a_loop_is_refused(tmp_path):
 
     with pytest.raises(CheckpointError, match="while repeat of body is running or being traced"):
         millrace.repeat(2, body)
+
+    @millrace.compile
+    def train():
+        millrace.restore_checkpoint(tmp_path, weight=weight)
+
     with pytest.raises(CheckpointError, match=r"restore_checkpoint\(\) was called while train is"):
-
-        @millrace.compile
-        def train():
-            millrace.restore_checkpoint(tmp_path, weight=weight)
-
         train()
     millrace.save_checkpoint(tmp_path, 1, weight=weight)  # no loop is running any more
 
@@ -266,7 +266,7 @@ def test_a_generator_that_has_been_used_is_refused(tmp_path):
 
 def test_data_that_takes_long_to_be_read_again_is_announced(tmp_path, caplog, monkeypatch):
     monkeypatch.setattr("millrace.feeds.source_position._SLOW_SECONDS", 0.0)
-    parts, call = made(**{"in": millrace.InfeedQueue(lambda: iter([np.float32(1)] * 9))})
+    parts, _ = made(**{"in": millrace.InfeedQueue(lambda: iter([np.float32(1)] * 9))})
     weight = keras.Variable(0.0)
     millrace.repeat(3, lambda x: (weight.assign_add(x), None)[1], infeed=parts["in"])
     millrace.save_checkpoint(tmp_path, 1, weight=weight, **parts)
@@ -284,12 +284,12 @@ def test_checkpoints_of_a_fit_and_of_a_loop_refuse_each_other(tmp_path):
     x = np.ones((8, 3), "float32")
     checkpoint = millrace.callbacks.Checkpoint
     model.fit(x, x[:, :1], callbacks=[checkpoint(tmp_path / "fit")], verbose=0)
-    with pytest.raises(CheckpointError, match="is of a fit: callbacks.Checkpoint has written it"):
+    with pytest.raises(CheckpointError, match=r"is of a fit: callbacks\.Checkpoint has written it"):
         millrace.restore_checkpoint(tmp_path / "fit", model=model)
     with pytest.raises(CheckpointError, match="is of a fit"):
         millrace.save_checkpoint(tmp_path / "fit", 9, model=model)
     millrace.save_checkpoint(tmp_path / "own", 9, model=model)
-    with pytest.raises(CheckpointError, match="Another training|is not of a fit"):
+    with pytest.raises(CheckpointError, match=r"Another training|is not of a fit"):
         model.fit(x, x[:, :1], callbacks=[checkpoint(tmp_path / "own")], verbose=0)
 
 
