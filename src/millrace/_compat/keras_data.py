@@ -406,7 +406,7 @@ def _with_tensors(state: Any) -> Any:
     """Returns a state that `_without_tensors` has returned as it was."""
     if isinstance(state, dict):
         if _TENSOR in state:
-            import torch
+            import torch  # type: ignore[import-not-found]
 
             return torch.from_numpy(np.array(state[_TENSOR]))
         return {key: _with_tensors(value) for key, value in state.items()}

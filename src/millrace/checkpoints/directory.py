@@ -77,7 +77,7 @@ class Snapshot:
 
 
 @dataclass(frozen=True, slots=True)
-class Checkpoint:
+class StoredCheckpoint:
     """One complete checkpoint."""
 
     path: pathlib.Path
@@ -164,7 +164,7 @@ class CheckpointDirectory:
                     found[step] = match[0]
         return found
 
-    def open(self, step: int) -> Checkpoint:
+    def open(self, step: int) -> StoredCheckpoint:
         """Returns a checkpoint whose manifest is whole.
 
         Raises:
@@ -176,9 +176,9 @@ class CheckpointDirectory:
             manifest = Manifest.read(path)
         if manifest.step != step:
             raise DamagedError(f"it is of step {manifest.step}")
-        return Checkpoint(path, manifest)
+        return StoredCheckpoint(path, manifest)
 
-    def newest(self) -> tuple[Checkpoint, tuple[Any, Any]] | None:
+    def newest(self) -> tuple[StoredCheckpoint, tuple[Any, Any]] | None:
         """Returns the newest checkpoint that is as it was written, with its values.
 
         A damaged one is reported, and gets another name, since it would be in the way.

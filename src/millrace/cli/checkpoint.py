@@ -11,7 +11,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeR
 from rich.table import Table
 from rich.text import Text
 
-from millrace.checkpoints.directory import Checkpoint, CheckpointDirectory
+from millrace.checkpoints.directory import CheckpointDirectory, StoredCheckpoint
 from millrace.checkpoints.manifest import DamagedError, Manifest, check_files
 from millrace.errors import OptionError
 from millrace.records.memory import bytes_text
@@ -215,7 +215,7 @@ def _table(entries: list[_Listed], is_written: bool) -> Table:
     return table
 
 
-def _verify(checkpoint: Checkpoint) -> None:
+def _verify(checkpoint: StoredCheckpoint) -> None:
     console = Console(stderr=True)
     is_shown = console.is_terminal and checkpoint.manifest.nbytes >= _LARGE
     columns = TextColumn("step {task.description}"), BarColumn(), DownloadColumn()

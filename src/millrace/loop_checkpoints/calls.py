@@ -19,7 +19,7 @@ import jax
 import numpy as np
 
 from millrace.arguments import checked
-from millrace.checkpoints.directory import Checkpoint, CheckpointDirectory, Snapshot
+from millrace.checkpoints.directory import CheckpointDirectory, Snapshot, StoredCheckpoint
 from millrace.checkpoints.manifest import DamagedError
 from millrace.checkpoints.random_state import (
     random_state,
@@ -177,7 +177,7 @@ def restore_checkpoint(
 
 
 def _prepared(
-    checkpoint: Checkpoint,
+    checkpoint: StoredCheckpoint,
     others: dict[str, Any],
     parts: Parts,
     objects: dict[str, Any],
@@ -274,7 +274,7 @@ def _check_is_ours(directory: CheckpointDirectory, step: int) -> None:
         )
 
 
-def _check_kind(checkpoint: Checkpoint) -> None:
+def _check_kind(checkpoint: StoredCheckpoint) -> None:
     if checkpoint.manifest.kind != LOOP:
         raise CheckpointError(
             f"{checkpoint.path} is of a fit: callbacks.Checkpoint has written it. Name another "

@@ -129,7 +129,7 @@ class Placement:
 
     @property
     def parts(self) -> tuple[jax.Array, ...]:
-        """The metrics of each replica, `[replicas, ...]`, as they were last; none without replicas."""
+        """The metrics of each replica, `[replicas, ...]`, as they were; none without replicas."""
         return self._parts
 
     def resume(self, parts: Sequence[np.ndarray]) -> None:

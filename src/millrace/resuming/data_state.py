@@ -48,7 +48,7 @@ class DataState:
         if self._attributes is not None:
             self._attributes.restore(state["attributes"])
         for generator, values in zip(self._generators, state["generators"], strict=False):
-            import torch
+            import torch  # type: ignore[import-not-found]
 
             generator.set_state(torch.from_numpy(np.array(values)))
         samplers = [each for each in self._samplers if hasattr(each, "epoch")]

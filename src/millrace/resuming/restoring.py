@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
-from millrace.checkpoints.directory import Checkpoint, CheckpointDirectory
+from millrace.checkpoints.directory import CheckpointDirectory, StoredCheckpoint
 from millrace.errors import CheckpointError
 from millrace.feeds.source_position import SourceState
 from millrace.fit.controller import Controller
@@ -24,7 +24,7 @@ FIT, LOOP = "fit", "loop"  # kinds of checkpoints
 class SavedFit:
     """The values of a checkpoint of a fit."""
 
-    checkpoint: Checkpoint
+    checkpoint: StoredCheckpoint
     model: dict[str, Any]  # values by role
     others: dict[str, Any]
 
@@ -52,7 +52,9 @@ def position_values(position: EpochPosition) -> dict[str, Any]:
     return values
 
 
-def newest_checkpoint(directory: CheckpointDirectory) -> tuple[Checkpoint, tuple[Any, Any]] | None:
+def newest_checkpoint(
+    directory: CheckpointDirectory,
+) -> tuple[StoredCheckpoint, tuple[Any, Any]] | None:
     """Returns the newest checkpoint and its values, the same in all processes of a run.
 
     Raises:
@@ -122,7 +124,7 @@ def check_continues(saved: SavedFit, controller: Controller, data: Mapping[str, 
         )
 
 
-def warn_of_values(checkpoint: Checkpoint) -> None:
+def warn_of_values(checkpoint: StoredCheckpoint) -> None:
     """Warns of values that are NaN or infinite."""
     if not checkpoint.manifest.is_finite:
         logger.warning(

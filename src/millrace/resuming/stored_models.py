@@ -15,7 +15,7 @@ import keras
 import numpy as np
 
 from millrace.arguments import checked
-from millrace.checkpoints.directory import Checkpoint, CheckpointDirectory
+from millrace.checkpoints.directory import CheckpointDirectory, StoredCheckpoint
 from millrace.checkpoints.manifest import DamagedError
 from millrace.errors import CheckpointError
 from millrace.options import directory_path
@@ -43,7 +43,7 @@ def configuration_of(model: keras.Model) -> str | None:
             return None
 
 
-def open_checkpoint(directory: str | os.PathLike[str], step: int | None = None) -> Checkpoint:
+def open_checkpoint(directory: str | os.PathLike[str], step: int | None = None) -> StoredCheckpoint:
     """Returns a checkpoint, and changes nothing in the directory.
 
     Args:
@@ -73,7 +73,7 @@ def open_checkpoint(directory: str | os.PathLike[str], step: int | None = None) 
         raise _damaged(step, checkpoints, error) from error
 
 
-def model_of(checkpoint: Checkpoint) -> StoredModel:
+def model_of(checkpoint: StoredCheckpoint) -> StoredModel:
     """Makes the model of a checkpoint, with its weights and, if it can be compiled, its optimizer.
 
     Raises:
@@ -125,7 +125,7 @@ def restore_weights(
     return checkpoint.manifest.step
 
 
-def _values(checkpoint: Checkpoint) -> tuple[dict[str, list[np.ndarray]], dict[str, Any]]:
+def _values(checkpoint: StoredCheckpoint) -> tuple[dict[str, list[np.ndarray]], dict[str, Any]]:
     if checkpoint.manifest.kind != FIT:
         raise CheckpointError(
             f"{checkpoint.path} is not of a fit, and has the values of a loop of its own. Restore "
@@ -144,7 +144,7 @@ def _values(checkpoint: Checkpoint) -> tuple[dict[str, list[np.ndarray]], dict[s
 
 
 def _put_weights(
-    model: keras.Model, values: dict[str, list[np.ndarray]], checkpoint: Checkpoint
+    model: keras.Model, values: dict[str, list[np.ndarray]], checkpoint: StoredCheckpoint
 ) -> None:
     own: dict[str, list[keras.Variable]] = {
         "trainable": model.trainable_variables,
@@ -212,7 +212,7 @@ def _damaged(step: int, directory: CheckpointDirectory, error: DamagedError) -> 
     )
 
 
-def _needs_code(checkpoint: Checkpoint, reason: str) -> CheckpointError:
+def _needs_code(checkpoint: StoredCheckpoint, reason: str) -> CheckpointError:
     return CheckpointError(
         f"The model of {checkpoint.path} cannot be made without its own code: "
         f"{reason.rstrip('.')}. Build it in Python, and call millrace.restore_weights(model, "
