@@ -59,6 +59,8 @@ INSPECTION = {
         "strategy=None, name='pipeline', **options)"
     ),
     "repeat": "(n, body, inputs=None, infeed=None)",
+    "restore_checkpoint": "(directory, *, values=None, **objects)",
+    "save_checkpoint": "(directory, step, *, keep=3, values=None, **objects)",
     "restore_weights": "(model, directory, step=None)",
     "value_and_grad": "(fn, variables, *args, **kwargs)",
     "while_loop": "(condition, body, inputs=None, infeed=None, maximum_iterations=None)",

@@ -332,7 +332,8 @@ def own_generator():
 
 QUICK = (small, keras_numbers_without_a_seed)
 SLOW = (
-    arrays, while_loop_with_inputs, generator, generator_function, shuffled_by_shared_numbers, noise_of_shared_numbers, own_state,
+    arrays, while_loop_with_inputs, generator, generator_function, shuffled_by_shared_numbers,
+    noise_of_shared_numbers, own_state,
     of_grain, several_passes, not_built, accumulated, compiled_with_metric, replicas_that_drift,
     replicas_in_a_batch, replicas_that_agree, two_networks, own_generator,
 )  # fmt: skip

@@ -6,6 +6,8 @@
 `get_data_adapter`, `is_array_adapter`   the adapter that Keras makes of `x`, in its order of rows.
 `is_endless`      whether a data set declares that it never ends.
 `tracked_source`  the batches of a pass, with the state of what they are drawn from.
+`remembers_passes`, `dataset_behind`   what the next pass depends on, too.
+`spec_of_data`    tells data sets apart.
 `end_workers`     Keras ends the workers of a `PyDataset` at the end of an epoch only, and never
                   where two of their batches fail.
 `stacked`         the batches that Keras's own scan of several steps draws.
@@ -19,6 +21,7 @@ import queue
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import jax
@@ -37,15 +40,19 @@ __all__ = [
     "DataAdapter",
     "EpochIterator",
     "adapter_epoch",
+    "dataset_behind",
     "end_workers",
     "epoch_order",
     "get_data_adapter",
     "has_read_ahead",
+    "has_state",
     "is_array_adapter",
     "is_endless",
     "let_data_adapt",
     "read_ahead_again",
+    "remembers_passes",
     "set_adapter_epoch",
+    "spec_of_data",
     "stacked",
     "tracked_source",
 ]
@@ -231,23 +238,52 @@ def tracked_source(
     `state_dict`, and from data sets with `get_state` and `set_state`. None is for all others.
     """
     private: Any = adapter
-    dataset = getattr(private, "_dataset", None)
-    if dataset is not None and type(dataset).__module__.startswith("tensorflow."):
-        private._dataset = dataset = _RememberingDataset(dataset)
-    if isinstance(dataset, _RememberingDataset):
+    if is_array_adapter(adapter):
+        return _ArrayBatches(private), None
+    if (dataset := _tf_dataset(adapter)) is not None:
+        if not isinstance(dataset, _RememberingDataset):
+            private._dataset = dataset = _RememberingDataset(dataset)
         dataset.begin()
         return iter(private.get_jax_iterator()), (dataset.get_state, dataset.set_state)
+    own = getattr(private, "py_dataset", None)
+    if own is not None and has_state(own) and getattr(private, "enqueuer", None) is None:
+        if not isinstance(own, _GatedDataset):  # workers read ahead of what they hand over
+            private.py_dataset = own = _GatedDataset(own)
+        return _DatasetBatches(private, own), (own.get_state, own.set_state)
     batches = iter(private.get_jax_iterator())
     loader: Any = getattr(private, "_dataloader", None)
     if hasattr(loader, "state_dict") and hasattr(loader, "load_state_dict"):
-        return batches, (loader.state_dict, loader.load_state_dict)
-    # Workers of Keras read ahead of the batches that they hand over.
-    own = getattr(private, "py_dataset", None) if getattr(private, "enqueuer", 0) is None else None
-    owners: tuple[Any, ...] = (private, own, batches)
-    for each in owners:
-        if hasattr(each, "get_state") and hasattr(each, "set_state"):
+        return batches, (
+            lambda: _without_tensors(loader.state_dict()),
+            lambda state: loader.load_state_dict(_with_tensors(state)),
+        )
+    for each in (private, batches):
+        if has_state(each):
             return batches, (each.get_state, each.set_state)
     return batches, None
+
+
+def has_state(owner: object) -> bool:
+    """Whether an object has methods that get and set its state."""
+    return hasattr(owner, "get_state") and hasattr(owner, "set_state")
+
+
+def remembers_passes(adapter: DataAdapter) -> bool:
+    """Whether the batches of a pass depend on the passes before it, in a way that nothing shows.
+
+    A generator does not begin again, and a tf.data set counts its iterators to shuffle anew. Data
+    sets of `millrace.tensorflow` do, too.
+    """
+    kind = type(adapter).__name__
+    return kind in ("GeneratorDataAdapter", "DatasetAdapter") or _tf_dataset(adapter) is not None
+
+
+def dataset_behind(adapter: DataAdapter) -> Any:
+    """Returns the PyDataset or the loader of torch from which an adapter draws, if it is one."""
+    for name in ("py_dataset", "_dataloader"):
+        if (dataset := getattr(adapter, name, None)) is not None:
+            return dataset
+    return None
 
 
 def adapter_epoch(adapter: DataAdapter) -> int | None:
@@ -260,6 +296,123 @@ def set_adapter_epoch(adapter: DataAdapter, epoch: int | None) -> None:
     if epoch is not None and hasattr(adapter, "_epoch"):
         private: Any = adapter
         private._epoch = epoch
+
+
+def spec_of_data(adapter: DataAdapter) -> dict[str, str]:
+    """Returns the class of a data set and what it says of its batches, where that is cheap."""
+    private: Any = adapter
+    facts = {}
+    dataset = dataset_behind(adapter)
+    for name in ("_dataset", "generator", "source"):
+        dataset = getattr(private, name, None) if dataset is None else dataset
+    if dataset is not None and not callable(dataset):
+        facts["class of the data set"] = type(dataset).__qualname__
+    spec = getattr(private, "_output_signature", None)
+    if first := getattr(private, "_first_batches", None):
+        spec = jax.tree.map(
+            lambda leaf: jax.ShapeDtypeStruct(np.shape(leaf), _dtype(leaf)), first[0]
+        )
+    elif (tf_dataset := _tf_dataset(adapter)) is not None:
+        spec = tf_dataset.element_spec
+    if spec is not None:
+        facts["batches"] = ", ".join(
+            f"{np.dtype(_dtype(leaf)).name}{list(leaf.shape)}" for leaf in jax.tree.leaves(spec)
+        )
+    return facts
+
+
+def _dtype(leaf: Any) -> Any:
+    dtype = getattr(leaf, "dtype", None) or np.asarray(leaf).dtype
+    return getattr(dtype, "as_numpy_dtype", dtype)
+
+
+def _tf_dataset(adapter: DataAdapter) -> Any:
+    """Returns the data set behind Keras's own adapter of tf.data."""
+    dataset = getattr(adapter, "_dataset", None)
+    is_keras = type(adapter).__module__.startswith("keras.")
+    if isinstance(dataset, _RememberingDataset):
+        return dataset
+    return dataset if is_keras and type(dataset).__module__.startswith("tensorflow.") else None
+
+
+class _ArrayBatches:
+    """The batches of arrays, which are sliced when they are drawn and not when they are skipped."""
+
+    def __init__(self, adapter: Any):
+        draw = adapter._get_iterator
+        # Slices nothing yet: each leaf of a batch is a function that does.
+        adapter._get_iterator = lambda slice_, inputs: draw(partial(partial, slice_), inputs)
+        try:
+            self._batches = adapter.get_jax_iterator()
+        finally:
+            del adapter._get_iterator
+
+    def __iter__(self) -> Iterator[ArrayTree]:
+        return self
+
+    def __next__(self) -> ArrayTree:
+        return jax.tree.map(lambda slice_: slice_(), next(self._batches))
+
+    def skip(self) -> None:
+        next(self._batches)
+
+
+class _DatasetBatches:
+    """The batches of a PyDataset with a state, in the order in which Keras asks for them."""
+
+    def __init__(self, adapter: Any, dataset: "_GatedDataset"):
+        self._batches, self._dataset = iter(adapter.get_jax_iterator()), dataset
+
+    def __iter__(self) -> Iterator[ArrayTree]:
+        return self
+
+    def __next__(self) -> ArrayTree:
+        return next(self._batches)
+
+    def skip(self) -> None:
+        self._dataset.is_read = False
+        try:
+            next(self._batches)
+        finally:
+            self._dataset.is_read = True
+
+
+class _GatedDataset:
+    """A PyDataset that makes no batch where one is skipped."""
+
+    def __init__(self, dataset: Any):
+        self.dataset, self.is_read = dataset, True
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.dataset, name)
+
+    def __getitem__(self, index: int) -> Any:
+        return self.dataset[index] if self.is_read else np.zeros(0)
+
+
+_TENSOR = "millrace tensor"
+
+
+def _without_tensors(state: Any) -> Any:
+    """Returns a state of torch with arrays for tensors."""
+    if isinstance(state, dict):
+        return {key: _without_tensors(value) for key, value in state.items()}
+    if type(state) in (list, tuple):
+        return type(state)(_without_tensors(value) for value in state)
+    return {_TENSOR: state.numpy()} if type(state).__name__ == "Tensor" else state
+
+
+def _with_tensors(state: Any) -> Any:
+    """Returns a state that `_without_tensors` has returned as it was."""
+    if isinstance(state, dict):
+        if _TENSOR in state:
+            import torch
+
+            return torch.from_numpy(np.array(state[_TENSOR]))
+        return {key: _with_tensors(value) for key, value in state.items()}
+    if type(state) in (list, tuple):
+        return type(state)(_with_tensors(value) for value in state)
+    return state
 
 
 def has_read_ahead(adapter: DataAdapter) -> bool:
@@ -281,7 +434,8 @@ def read_ahead_again(adapter: DataAdapter) -> None:
     number = ready.qsize()
     while not ready.empty():
         ready.get_nowait()
-    enqueuer.start()
+    epochs = adapter_epoch(adapter)
+    enqueuer.start(*([] if epochs is None else [epochs]))
     enqueuer.run_thread.join(_READ_AHEAD_SECONDS)
     enqueuer.stop()
     while ready.qsize() > number:  # the others were drawn in the epoch before
@@ -310,9 +464,16 @@ class _RememberingDataset:
         return self._iterator
 
     def get_state(self) -> dict[str, bytes]:
-        """Returns the files in which tf.data saves the position of the iterator."""
+        """Returns the files in which tf.data saves the position of the iterator.
+
+        Raises:
+            NotImplementedError: if a part of the data set cannot be saved.
+        """
         with tempfile.TemporaryDirectory(prefix="millrace-") as directory:
-            self._checkpoint().write(f"{directory}/state")
+            try:
+                self._checkpoint().write(f"{directory}/state")
+            except _tf().errors.OpError as error:
+                raise NotImplementedError(f"no state: {error.message.splitlines()[0]}") from error
             return {path.name: path.read_bytes() for path in pathlib.Path(directory).iterdir()}
 
     def set_state(self, state: dict[str, bytes]) -> None:
@@ -323,9 +484,13 @@ class _RememberingDataset:
             self._checkpoint().read(f"{directory}/state").assert_consumed()
 
     def _checkpoint(self) -> Any:
-        import tensorflow as tf
+        return _tf().train.Checkpoint(iterator=self._iterator)
 
-        return tf.train.Checkpoint(iterator=self._iterator)
+
+def _tf() -> Any:
+    import tensorflow as tf
+
+    return tf
 
 
 def stacked(batches: Iterator[ArrayTree], steps: int | None) -> Iterator[ArrayTree]:

@@ -153,6 +153,22 @@ _KERAS = (
     *_in(f"{_DATA}.data_adapter", DataAdapter="the base of data sets of other kinds"),
     *_in(f"{_DATA}.tf_dataset_adapter:TFDatasetAdapter", _dataset="whether a tf.data never ends"),
     *_in(f"{_DATA}.py_dataset_adapter:PyDatasetAdapter", py_dataset="a data set of an unknown end"),
+    *_in(
+        f"{_DATA}.array_data_adapter:ArrayDataAdapter",
+        _get_iterator="skips batches of arrays without slicing them",
+    ),
+    *_in(
+        f"{_DATA}.torch_data_loader_adapter:TorchDataLoaderAdapter",
+        _dataloader="the generators and the state of a loader",
+    ),
+    *_in(
+        f"{_DATA}.generator_data_adapter:GeneratorDataAdapter",
+        _first_batches="tells generators apart",
+    ),
+    *_in(
+        f"{_DATA}.grain_dataset_adapter:GrainDatasetAdapter",
+        _output_signature="tells data sets of Grain apart",
+    ),
     Private(
         "_epoch",
         "the number that decides the order of rows",

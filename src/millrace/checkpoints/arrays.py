@@ -71,21 +71,25 @@ def read_arrays(
     present = [i for i, (shape, _) in enumerate(layout) if 0 not in shape]
     names = [_name(i) for i in present] or ["none"]
     restore = dict.fromkeys(names, ocp.RestoreArgs(restore_type=np.ndarray))
-    with _quiet(), _checkpointer(ocp, handler) as checkpointer:
+    tree: dict[str, Any] = {}
+    failure = None
+    with hidden_late_errors():
         try:
-            stored = handler.metadata(epath.Path(path)).tree  # memory is taken by its shapes
-            _check_layout(stored, {_name(i): layout[i] for i in present})
-            tree: dict[str, Any] = checkpointer.restore(
-                path, args=ocp.args.PyTreeRestore(restore_args=restore)
-            )
+            with _quiet(), _checkpointer(ocp, handler) as checkpointer:
+                stored = handler.metadata(epath.Path(path)).tree  # memory is taken by its shapes
+                _check_layout(stored, {_name(i): layout[i] for i in present})
+                tree = checkpointer.restore(path, args=ocp.args.PyTreeRestore(restore_args=restore))
         except MemoryError:
             raise
         except Exception as error:  # Orbax has no class of its own for damaged files
-            text = str(error)
-            for number in NO_DAMAGE:
-                if os.strerror(number) in text:
-                    raise OSError(number, os.strerror(number), str(directory)) from error
-            raise ValueError(f"Orbax cannot read its arrays: {text}") from error
+            failure = str(error) or type(error).__name__
+        if failure is not None:
+            forget_failed_tasks()
+    if failure is not None:
+        for number in NO_DAMAGE:
+            if os.strerror(number) in failure:
+                raise OSError(number, os.strerror(number), str(directory))
+        raise ValueError(f"Orbax cannot read its arrays: {failure}")
     arrays = []
     for index, (shape, name) in enumerate(layout):
         dtype = dtype_of(name)
@@ -110,10 +114,10 @@ def _check_layout(stored: Any, layout: Mapping[str, tuple[tuple[int, ...], str]]
 
 @contextlib.contextmanager
 def hidden_late_errors() -> Iterator[None]:
-    """Surrounds a write. Hides errors of the tasks that a failed write of Orbax leaves.
+    """Surrounds a write or a read. Hides errors of the tasks that Orbax leaves after a failed one.
 
     They end in threads of tensorstore, or when they are freed, where their event loop is closed;
-    Python and asyncio would print an error for each of them. The write raises its own.
+    Python and asyncio would print an error for each of them. The write or read raises its own.
     """
     asyncio_logger = logging.getLogger("asyncio")
     _late_errors.begin()
@@ -129,8 +133,8 @@ def _is_not_of_orbax(record: logging.LogRecord) -> bool:
     return "orbax" not in record.getMessage()
 
 
-def forget_failed_write() -> None:
-    """Waits until what a failed write has left has ended, and frees it."""
+def forget_failed_tasks() -> None:
+    """Waits until what a failed write or read has left has ended, and frees it."""
     for _ in range(_LATE_TRIALS):
         gc.collect()
         if not any(map(_is_left, gc.get_objects())):
@@ -143,24 +147,24 @@ def _is_left(value: object) -> bool:
 
 
 class _LateErrors:
-    """Python's hook for errors that nobody can catch, while arrays are written."""
+    """Python's hook for errors that nobody can catch, while arrays are written or read."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._writes = 0
+        self._users = 0
         self._before: Callable[[Any], Any] = sys.unraisablehook
         self._own = self._handle
 
     def begin(self) -> None:
         with self._lock:
-            self._writes += 1
-            if self._writes == 1:
+            self._users += 1
+            if self._users == 1:
                 self._before, sys.unraisablehook = sys.unraisablehook, self._own
 
     def end(self) -> None:
         with self._lock:
-            self._writes -= 1
-            if not self._writes and sys.unraisablehook is self._own:
+            self._users -= 1
+            if not self._users and sys.unraisablehook is self._own:
                 sys.unraisablehook = self._before
 
     def _handle(self, unraisable: Any) -> None:

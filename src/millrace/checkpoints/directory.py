@@ -34,7 +34,7 @@ from typing import Any
 import numpy as np
 
 from millrace.checkpoints.arrays import (
-    forget_failed_write,
+    forget_failed_tasks,
     hidden_late_errors,
     read_arrays,
     write_arrays,
@@ -243,7 +243,7 @@ class CheckpointDirectory:
                 with contextlib.suppress(CheckpointError):  # the one that counts is written
                     self._remove_old()
                 return manifest
-            forget_failed_write()
+            forget_failed_tasks()
             if partial is not None:
                 shutil.rmtree(partial, ignore_errors=True)
             raise CheckpointError(failure)
@@ -335,7 +335,7 @@ class CheckpointDirectory:
                 f"Checkpoints cannot be written to {self.path}: {error.strerror}. Name a directory "
                 "in Checkpoint(directory) that can be made or written."
             ) from error
-        with file:
+        try:
             if not _lock(file):
                 file.seek(0)
                 owner = file.read(_LONGEST).decode(errors="replace").strip()
@@ -349,6 +349,9 @@ class CheckpointDirectory:
                 file.truncate(0)
                 file.write(f"process {os.getpid()} on {socket.gethostname()}\n".encode())
             yield
+        finally:
+            with contextlib.suppress(OSError):  # of the disk: nothing in this file is needed
+                file.close()
 
     def _remove_unfinished(self) -> None:
         for path in self.path.glob("step-*.*-*"):

@@ -17,9 +17,10 @@ import keras
 import numpy as np
 
 from millrace.checkpoints.values import NotPlainError, encode
+from millrace.errors import CheckpointError
 
 _NEVER = {"model", "_model", "params", "validation_data"}  # set by Keras for every training
-_COMPARED = 1 << 24  # bytes of an array whose contents are compared; of a larger one its identity
+_COMPARED = 1 << 24  # bytes of an array whose contents are compared; of a larger one a part
 
 
 # Functions that callbacks of Keras choose when training has begun.
@@ -49,7 +50,22 @@ class ObjectState:
         return changed
 
     def restore(self, changes: Mapping[str, Any]) -> None:
-        """Sets attributes to values that `changes` has returned."""
+        """Sets attributes to values that `changes` has returned.
+
+        Raises:
+            CheckpointError: if it has not.
+        """
+        try:
+            self._restore(changes)
+        except (AttributeError, KeyError, TypeError, ValueError, OverflowError) as error:
+            kind = type(self.owner)
+            raise CheckpointError(
+                f"The checkpoint holds no state of {kind.__module__}.{kind.__qualname__}: "
+                f"{error!r}. Use the class that was saved, or name another directory in "
+                "Checkpoint(directory)."
+            ) from error
+
+    def _restore(self, changes: Mapping[str, Any]) -> None:
         attributes = dict(_attributes(self.owner))
         for name, saved in changes.items():
             current = attributes.get(name)
@@ -57,6 +73,8 @@ class ObjectState:
                 value = _COMPARISONS[saved["function"]]
             else:
                 (value,) = saved
+            if name.startswith("__"):
+                raise ValueError(f"{name} is no attribute of its own")
             if isinstance(current, np.random.Generator):
                 current.bit_generator.state = value
             elif isinstance(current, np.random.RandomState):
@@ -93,7 +111,9 @@ def _mark(value: Any) -> object:
 
 
 def _mark_of_array(array: np.ndarray) -> object:
-    if array.nbytes > _COMPARED:
-        return id(array)
-    contents = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+    part = array
+    if array.nbytes > _COMPARED and array.ndim:
+        most = max(_COMPARED * len(array) // array.nbytes, 1)
+        part = array[:: -(-len(array) // most)]
+    contents = np.ascontiguousarray(part).reshape(-1).view(np.uint8)
     return array.shape, array.dtype.name, zlib.crc32(contents.data)

@@ -31,14 +31,36 @@ def random_state() -> dict[str, Any]:
     return state
 
 
-def set_random_state(state: Mapping[str, Any]) -> None:
-    """Sets the generators to states that `random_state` has returned."""
+def set_random_state(
+    state: Mapping[str, Any], unless_drawn_since: Mapping[str, Any] | None = None
+) -> None:
+    """Sets the generators to states that `random_state` has returned.
+
+    Args:
+        state: of the generators.
+        unless_drawn_since: an earlier state: generators of the host that have drawn since, as data
+            has that draws from them, are where they have to be.
+    """
+    kept = () if unless_drawn_since is None else _drawn_since(unless_drawn_since)
     set_seeds(state)
-    random.setstate(state["python"])
-    np.random.set_state(state["numpy"])
+    if "python" not in kept:
+        random.setstate(state["python"])
+    if "numpy" not in kept:
+        np.random.set_state(state["numpy"])
     torch = sys.modules.get("torch")
-    if "torch" in state and torch is not None:
+    if "torch" in state and torch is not None and "torch" not in kept:
         torch.set_rng_state(torch.from_numpy(np.array(state["torch"])))
+
+
+def _drawn_since(before: Mapping[str, Any]) -> list[str]:
+    """Returns the names of generators of the host that have drawn since an earlier state."""
+    now = random_state()
+    drawn = [] if now["python"] == before["python"] else ["python"]
+    if now["numpy"][2:] != before["numpy"][2:] or (now["numpy"][1] != before["numpy"][1]).any():
+        drawn.append("numpy")
+    if "torch" in now and "torch" in before and (now["torch"] != before["torch"]).any():
+        drawn.append("torch")
+    return drawn
 
 
 def set_seeds(state: Mapping[str, Any]) -> None:

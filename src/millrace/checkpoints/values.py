@@ -69,6 +69,8 @@ def encode(
                 [encode(each, arrays, depth + 1, copy=copy) for each in pair] for pair in pairs
             ]
         }
+    if isinstance(value, np.ma.MaskedArray):
+        raise NotPlainError("an array with a mask")
     if isinstance(value, np.generic) or (hasattr(value, "__array__") and hasattr(value, "dtype")):
         try:
             array: np.ndarray = np.array(value) if copy else np.asarray(value)

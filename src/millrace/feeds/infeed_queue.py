@@ -6,6 +6,7 @@ The position in the data set belongs to the queue: a run continues where the las
 several programs may take elements from one queue.
 """
 
+import contextlib
 import itertools
 import logging
 import threading
@@ -188,6 +189,7 @@ class InfeedQueue:
                 "dataset": source.dataset,
                 "random": source.random,
                 "source": None if state is None else [state.drawn, state.state],
+                "kind": source.kind,
             }
 
     def check_position(self, position: Mapping[str, Any], where: str) -> None:
@@ -237,7 +239,10 @@ class InfeedQueue:
             if self._feed is None:
                 set_random_state(position["random"])
                 saved = position["source"]
-                self._open(None if saved is None else SourceState(*saved))
+                self._open(None if saved is None else SourceState(*saved), position["kind"])
+                with contextlib.suppress(DataError):  # the data has ended there
+                    self.block()
+                self._delivered = 0 if self._source is None else self._source.begun
             try:
                 self._skip_to(position["delivered"])
                 self._check_elements(position["elements"])
@@ -285,9 +290,9 @@ class InfeedQueue:
     def __repr__(self) -> str:
         return f"<InfeedQueue of {type(self._dataset).__name__}, {self._delivered} delivered>"
 
-    def _open(self, begin: SourceState | None = None) -> None:
+    def _open(self, begin: SourceState | None = None, kind: str = "") -> None:
         # Nothing that the thread has refers to the queue, so that it ends with the queue.
-        source = _QueueSource(self._dataset, begin, self._changes())
+        source = _QueueSource(self._dataset, begin, kind, self._changes())
         elements = _elements(source)
         shape = BlockShape(BLOCK_BYTES, (1, 1), {}, TOGETHER)
         host = Destination(DeviceGroup((jax.devices()[0],)), stays_on_host=True)
@@ -295,7 +300,6 @@ class InfeedQueue:
         def blocks(is_awaited: Callable[[], bool]) -> Iterator[Block]:
             return stacked_blocks(elements, itertools.repeat(1), shape, host, is_awaited)
 
-        self._delivered = 0 if begin is None else begin.drawn
         self._source = source
         wait = BatchWait("element {} of an infeed queue".format)
         self._feed = Infeed(blocks, self._depth, wait=wait)
@@ -316,15 +320,19 @@ def queues_in_use() -> list[InfeedQueue]:
 class _QueueSource:
     """One pass through a data set, and what it takes to begin it again."""
 
-    def __init__(self, dataset: Any, begin: SourceState | None, changes: Any):
+    def __init__(self, dataset: Any, begin: SourceState | None, kind: str, changes: Any):
         """Describes the pass that is about to begin.
 
         Args:
             dataset: is iterated by the thread.
-            begin: state in which the pass begins here; None at its beginning.
+            begin: state in which the pass begins here, if the source can have it; None at its
+                beginning.
+            kind: of the source that had this state.
             changes: of the attributes of the data set; None if nobody watches them.
         """
-        self._dataset, self._begin = dataset, begin
+        self._dataset, self._begin, self._kind = dataset, begin, kind
+        self.kind = ""  # of the source, if it has a state; known once the thread has begun
+        self.begun = 0  # elements before those that are drawn here
         self.dataset, self.random = changes, random_state()
         self.first: dict[str, Any] | None = None  # state of generators after the first element
         self.tracked: TrackedBatches | None = None  # once the thread has begun
@@ -336,7 +344,12 @@ class _QueueSource:
             dataset = dataset()
             _check_dataset(dataset)
         elements, functions = drawn_from(dataset)
-        self.tracked = TrackedBatches(elements, functions, self._begin)
+        if functions is not None:
+            self.kind = type(elements).__name__
+        self.tracked = TrackedBatches(
+            elements, functions, self._begin if self.kind == self._kind else None
+        )
+        self.begun = self.tracked.drawn
         for element in self.tracked:
             if self.first is None:
                 self.first = random_state()

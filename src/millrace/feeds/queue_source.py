@@ -8,7 +8,7 @@ a generator, tf.data, and others          none: drawn again from the beginning
 """
 
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -21,7 +21,7 @@ from millrace.feeds.source_position import StateFunctions
 class _Indexed:
     """The elements of a list or an array, by their index."""
 
-    def __init__(self, elements: Sequence[Any]):
+    def __init__(self, elements: Any):
         self._elements, self._next = elements, 0
 
     def __iter__(self) -> Iterator[Any]:
@@ -46,7 +46,7 @@ def drawn_from(dataset: Any) -> tuple[Iterator[Any], StateFunctions | None]:
     Args:
         dataset: an iterable.
     """
-    elements = _iterator(dataset)
+    elements: Any = _iterator(dataset)
     if hasattr(dataset, "state_dict") and hasattr(dataset, "load_state_dict"):
         return elements, StateFunctions(dataset.state_dict, dataset.load_state_dict)
     for owner in (elements, dataset):

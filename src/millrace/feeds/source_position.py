@@ -15,12 +15,17 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from millrace.checkpoints.values import NotPlainError, decode, encode
 from millrace.pytrees import ArrayTree
 
 logger = logging.getLogger("millrace")
 
 _SHARE = 0.02  # of the time at most is spent on states
 _SLOW_SECONDS = 1.0  # after which a fast-forward is announced
+
+
+class StateRefusedError(Exception):
+    """A source does not take the state that it has returned in another process."""
 
 
 class StateFunctions(NamedTuple):
@@ -50,34 +55,66 @@ class TrackedBatches:
         """Begins a pass.
 
         Args:
-            batches: of the pass.
+            batches: of the pass. With a method `skip` they can be skipped without being read, and
+                the state of the source does not include the position.
             functions: of the source, if it has a state.
             begin: state in which the pass begins here; None at its beginning.
+
+        Raises:
+            StateRefusedError: if the source does not take that state.
         """
         self._batches = batches
-        self._get = None if functions is None else functions.get
+        self._functions = functions
+        self._skip: Callable[[], None] | None = getattr(batches, "skip", None)
+        self._begin = None if functions is None else begin
         self.drawn = 0
-        if begin is not None and functions is not None:
-            functions.set(begin.state)
-            self.drawn = begin.drawn
+        self.has_ended = False  # whether more batches were asked for than there are
         self._states: deque[SourceState] = deque()
         self._next_time = 0.0  # at which a state is read again
+        if self._begin is not None and (self._skip is None or not self._begin.drawn):
+            self.drawn = self._begin.drawn
+            self._set_state(self._begin)
         self._read_state()
 
     def __iter__(self) -> Iterator[ArrayTree]:
         return self
 
     def __next__(self) -> ArrayTree:
-        batch = next(self._batches)
+        try:
+            batch = next(self._batches)
+        except StopIteration:
+            self.has_ended = True
+            raise
         self.drawn += 1
-        if self._get is not None and time.perf_counter() >= self._next_time:
+        if self._functions is not None and time.perf_counter() >= self._next_time:
             self._read_state()
         return batch
 
-    def skip_to(self, steps: int) -> None:
-        """Draws the batches before a position, and drops them."""
-        while self.drawn < steps:
-            next(self)
+    def skip(self) -> bool:
+        """Skips a batch, without reading it where that is possible.
+
+        Returns:
+            Whether there was one.
+        """
+        is_cheap = self._functions is None or self._begin is not None
+        if self._skip is None or not is_cheap:
+            return next(self, self) is not self
+        try:
+            self._skip()
+        except StopIteration:
+            self.has_ended = True
+            return False
+        self.drawn += 1
+        if self._begin is not None and self.drawn == self._begin.drawn:
+            self._set_state(self._begin)
+            self._states.clear()
+            self._read_state()
+        return True
+
+    @property
+    def asked(self) -> int:
+        """Number of batches that were asked for, with the one that was not there."""
+        return self.drawn + self.has_ended
 
     def state_at(self, steps: int) -> SourceState | None:
         """Returns the newest state up to a position, and forgets those before it."""
@@ -87,11 +124,30 @@ class TrackedBatches:
             return self._states[0]
         return None
 
+    def _set_state(self, begin: SourceState) -> None:
+        assert self._functions is not None  # noqa: S101 - for types
+        try:
+            self._functions.set(begin.state)
+        except ValueError as error:
+            raise StateRefusedError(str(error)) from error
+        self._begin = None
+
     def _read_state(self) -> None:
-        if self._get is None:
+        if self._functions is None:
             return
         begin = time.perf_counter()
-        self._states.append(SourceState(self.drawn, self._get()))
+        try:
+            arrays: list[Any] = []
+            state = decode(encode(self._functions.get(), arrays), arrays)
+        except (NotPlainError, NotImplementedError) as error:
+            logger.warning(
+                "The state of the data cannot be saved: it has %s. A training that goes on from a "
+                "checkpoint reads the data again up to its position.",
+                error,
+            )
+            self._functions = None
+            return
+        self._states.append(SourceState(self.drawn, state))
         end = time.perf_counter()
         self._next_time = end + (end - begin) / _SHARE
 

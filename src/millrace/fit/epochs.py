@@ -10,6 +10,7 @@ time.
 
 import functools
 import itertools
+import logging
 import threading
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -25,6 +26,8 @@ from millrace._compat.keras_data import (
     epoch_order,
     get_data_adapter,
     is_array_adapter,
+    remembers_passes,
+    spec_of_data,
     tracked_source,
 )
 from millrace._compat.keras_loops import asks_for_nothing, set_epoch_iterators
@@ -32,7 +35,13 @@ from millrace.errors import DataError, VersionError, add_note
 from millrace.feeds.block import Block, BlockSlice, batch_spec
 from millrace.feeds.blocks import ResidentArrays, stacked_blocks
 from millrace.feeds.infeed import Infeed, wait_for_interrupted
-from millrace.feeds.source_position import StateFunctions, TrackedBatches
+from millrace.feeds.iterator_adapter import IteratorAdapter, adapted
+from millrace.feeds.source_position import (
+    SourceState,
+    StateFunctions,
+    StateRefusedError,
+    TrackedBatches,
+)
 from millrace.feeds.waiting import BatchWait
 from millrace.fit.checks import shortened_to_stop
 from millrace.fit.controller import Controller, controller_of
@@ -43,6 +52,8 @@ from millrace.fit.uncompiled import runs_uncompiled
 from millrace.interrupts import at_once, raise_if_interrupted
 from millrace.plan import BatchSpec, Mode
 from millrace.pytrees import ArrayTree
+
+logger = logging.getLogger("millrace")
 
 T = TypeVar("T")
 _DATA = ("x", "y", "sample_weight")
@@ -111,7 +122,7 @@ class FeedEpochIterator(EpochIterator):
 
     def __init__(self, controller: Controller, mode: Mode, **arguments: Any):
         rules = controller.setup.rules
-        arguments = dict(rules.arguments(controller.setup, arguments))
+        arguments = dict(rules.arguments(controller.setup, adapted(arguments)))
         wait = _wait_of(controller, mode, epoch=1)
         with at_once():
             wait_for_interrupted()  # Keras draws two batches of a generator now
@@ -135,6 +146,8 @@ class FeedEpochIterator(EpochIterator):
         if self.num_batches == 0:
             raise _no_batch(arguments.get("x"))
         self._resumed: EpochPosition | None = None  # with which the next epoch goes on
+        self._source: TrackedBatches | None = None  # of the newest pass, which may be over
+        self._passes: list[int] = []  # batches that were asked for in the passes before it
         self._pass_begin = 0  # steps of the pass before the running epoch
         self._begun = 0  # steps of the running epoch before it was resumed
         self._epochs_over = 0  # before the running one
@@ -216,6 +229,8 @@ class FeedEpochIterator(EpochIterator):
             with at_once():
                 next(self.host_batches(), None)
         self.number = 0
+        if isinstance(self.data_adapter, IteratorAdapter):
+            self.data_adapter.give_back()
         self.between_epochs(super().reset)  # it ends the workers of the data set
         self._leave_out()
 
@@ -240,6 +255,7 @@ class FeedEpochIterator(EpochIterator):
             "batches of an epoch": "unknown" if total is None else str(total),
             "rows of a batch": "unknown" if rows is None else str(rows),
         }
+        facts |= spec_of_data(self.data_adapter)
         if is_array_adapter(self.data_adapter):
             facts["arrays"] = describe_arrays([self._arguments.get(name) for name in _DATA])
         return facts
@@ -277,30 +293,63 @@ class FeedEpochIterator(EpochIterator):
 
     def position(self, epoch_step: int) -> EpochPosition:
         """Returns the position after a number of steps of the running epoch."""
-        pass_step = self._pass_begin + epoch_step
-        source = self._current_iterator
-        state = source.state_at(pass_step) if isinstance(source, TrackedBatches) else None
-        return EpochPosition(epoch_step, pass_step, self.pass_length, self._epochs_over, state)
+        return self._position_in_pass(epoch_step, self._pass_begin + epoch_step, self._epochs_over)
 
     def next_position(self) -> EpochPosition:
         """Returns the position at which another epoch would begin."""
-        pass_step = 0 if self.begins_pass else self.steps_in_pass
-        source = None if not pass_step else self._current_iterator
-        state = source.state_at(pass_step) if isinstance(source, TrackedBatches) else None
-        return EpochPosition(0, pass_step, self.pass_length, self.number, state)
+        return self._position_in_pass(0, 0 if self.begins_pass else self.steps_in_pass, self.number)
+
+    def _position_in_pass(self, epoch_step: int, pass_step: int, epochs: int) -> EpochPosition:
+        source, passes = self._source, tuple(self._passes)
+        state = None
+        if source is not None:
+            if not pass_step:
+                passes += (source.asked,)
+            state = source.state_at(pass_step or source.drawn)
+        return EpochPosition(epoch_step, pass_step, self.pass_length, epochs, state, passes)
 
     def host_batches(self) -> Iterator[ArrayTree]:
         """Returns the batches of this pass, in host memory."""
         if self._checkpoints is None or self._current_iterator is not None:
             return super().host_batches()
-        batches, functions = tracked_source(self.data_adapter)
         position, self._resumed = self._resumed, None
-        state = None if functions is None else StateFunctions(*functions)
-        source = TrackedBatches(batches, state, position.source if position else None)
-        self._current_iterator = source
         if position is not None:
-            self._checkpoints.skips(source, position.pass_step)
+            self._repeat_passes(position, self._checkpoints)
+        elif self._source is not None:
+            self._passes.append(self._source.asked)
+        begin = position.source if position is not None and position.pass_step else None
+        self._current_iterator = source = self._source = self._new_pass(begin)
+        if position is not None:
+            self._checkpoints.skips(source, position.pass_step, self._ends_in_pass(position))
         return source
+
+    def _new_pass(self, begin: SourceState | None) -> TrackedBatches:
+        batches, found = tracked_source(self.data_adapter)
+        functions = None if found is None else StateFunctions(*found)
+        try:
+            return TrackedBatches(batches, functions, begin)
+        except StateRefusedError as error:
+            logger.warning(
+                "The data does not take the state that was saved, and is read again: %s", error
+            )
+            return self._new_pass(None)
+
+    def _repeat_passes(self, position: EpochPosition, checkpoints: LoopCheckpoints) -> None:
+        """Leaves the data as the passes before a position have left it."""
+        self._passes = list(position.passes)
+        if not position.passes:
+            return
+        if position.source is not None:
+            if not position.pass_step:
+                checkpoints.repeats_pass(self._new_pass(position.source), position.passes[-1])
+        elif remembers_passes(self.data_adapter):
+            for asked in position.passes:
+                checkpoints.repeats_pass(self._new_pass(None), asked)
+
+    def _ends_in_pass(self, position: EpochPosition) -> list[int]:
+        """Returns the steps of a pass before a position at which epochs ended."""
+        begin, steps = position.pass_step - position.epoch_step, self.steps_per_epoch
+        return [] if steps is None else list(range(begin % steps or steps, begin + 1, steps))
 
     def between_epochs(self, tell: Callable[[], None]) -> None:
         """Calls `tell`, which tells the data set of the begin or the end of an epoch.

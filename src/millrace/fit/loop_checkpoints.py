@@ -1,5 +1,6 @@
 """Checkpoints as a running fit sees them: places at which one may be written or read."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -15,7 +16,9 @@ class EpochPosition:
     pass_step: int  # batches of the pass through the data so far
     pass_length: int | None  # batches of a whole pass, where that is known
     epochs: int  # that were over before this one, of the same fit
-    source: SourceState | None  # of the data source, if it has one
+    # Of the data source, if it has one; where a pass begins, that at the end of the pass before.
+    source: SourceState | None
+    passes: tuple[int, ...] = ()  # batches that were asked for in the passes before
 
 
 class ResumableEpochs(Protocol):
@@ -68,8 +71,23 @@ class LoopCheckpoints(Protocol):
         """After a resumed epoch has drawn the order of its rows once more."""
         ...
 
-    def skips(self, source: TrackedBatches, steps: int) -> None:
-        """Draws and drops the batches of a pass that were trained before."""
+    def skips(self, source: TrackedBatches, steps: int, places: Sequence[int] = ()) -> None:
+        """Draws and drops the batches of a pass that were trained before.
+
+        Args:
+            source: of the batches.
+            steps: number of batches before the position.
+            places: numbers of batches after which epochs of the same pass ended.
+        """
+        ...
+
+    def repeats_pass(self, source: TrackedBatches, asked: int) -> None:
+        """Draws and drops the batches of a pass that is over.
+
+        Args:
+            source: of the batches.
+            asked: number of batches to ask for, which may be one more than there are.
+        """
         ...
 
     def breaks_off(self, steps: int | None) -> None:

@@ -38,7 +38,7 @@ from millrace.loop_checkpoints.comparison import (
     has_unbuilt,
 )
 from millrace.loop_checkpoints.parts import Parts, is_of_metrics, set_state, state_of
-from millrace.loop_checkpoints.unsaved import warn_of_unsaved
+from millrace.loop_checkpoints.unsaved import forget_earlier, warn_of_unsaved
 from millrace.loops.copies import copies_to_save, put_saved
 from millrace.loops.running import running_call
 from millrace.options import directory_path, whole_number
@@ -145,6 +145,7 @@ def restore_checkpoint(
     values = _values("restore_checkpoint", values)
     _refuse_within_loops("restore_checkpoint")
     parts = Parts(objects)
+    forget_earlier()
     for queue in parts.infeeds.values():
         queue.watch()
     begin = time.perf_counter()

@@ -60,9 +60,10 @@ class Parts:
             for name, variables in self.variables.items()
             for index, variable in enumerate(variables)
         }
-        owners = {}
+        owners: dict[str, dict[str, Any]] = {}
         for name, owner in self.owners.items():
-            facts = owners[name] = {"kind": type(owner).__name__}
+            facts: dict[str, Any] = {"kind": type(owner).__name__}
+            owners[name] = facts
             if isinstance(owner, Optimizer):
                 facts["settings"] = optimizer_facts(owner)
                 trained = [positions.get(id(each)) for each in trained_by(innermost(owner))]

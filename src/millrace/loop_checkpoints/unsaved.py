@@ -7,7 +7,7 @@ from millrace.checkpoints.random_state import shared_seeds
 from millrace.feeds.infeed_queue import queues_in_use
 from millrace.loop_checkpoints.parts import Parts
 from millrace.loops.replica_exchange import host_order
-from millrace.loops.scope import assigned_by_loops
+from millrace.loops.scope import assigned_by_loops, forget_assigned
 from millrace.taps.outfeed import queues_with_elements
 
 logger = logging.getLogger("millrace")
@@ -40,6 +40,12 @@ def warn_of_unsaved(parts: Parts) -> None:
             "name it: save_checkpoint(..., outfeed=queue).",
             queue,
         )
+
+
+def forget_earlier() -> None:
+    """Takes variables and queues that loops have used so far for those of another training."""
+    forget_assigned()
+    _warned.update(map(id, (*queues_in_use(), *queues_with_elements())))
 
 
 def _not_warned(objects: Iterable[object]) -> list:  # type: ignore[type-arg]

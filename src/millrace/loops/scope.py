@@ -302,6 +302,11 @@ def assigned_by_loops() -> list[keras.Variable]:
     return list(_assigned.values())
 
 
+def forget_assigned() -> None:
+    """Forgets these variables: those of loops that are traced afterwards count again."""
+    _assigned.clear()
+
+
 class Touched:
     """Results, taps and variables of a function, as its first trace finds them."""
 

@@ -6,6 +6,7 @@ from typing import Any
 import keras
 
 from millrace.checkpoints.object_state import ObjectState
+from millrace.errors import CheckpointError
 
 _STATELESS = (keras.callbacks.ProgbarLogger,)
 
@@ -85,7 +86,9 @@ def _csv(callback: Any, state: ObjectState) -> dict[str, Any]:
 
 
 def _set_csv(callback: Any, state: ObjectState, saved: Mapping[str, Any]) -> None:
-    state.restore(saved["changes"])
+    if not isinstance(saved, dict) or not isinstance(saved.get("text"), str):
+        raise CheckpointError("The checkpoint holds no content of the file of a CSVLogger.")
+    state.restore(saved.get("changes", {}))
     file = callback.csv_file
     if file.closed:  # the fit is over
         return

@@ -26,14 +26,14 @@ import numpy as np
 
 from millrace._compat.keras_data import (
     adapter_epoch,
+    dataset_behind,
     has_read_ahead,
     read_ahead_again,
     set_adapter_epoch,
 )
 from millrace._compat.keras_loops import set_first_epoch
 from millrace.checkpoints.directory import CheckpointDirectory, Snapshot
-from millrace.checkpoints.object_state import ObjectState
-from millrace.checkpoints.random_state import random_state, same_host_state, set_random_state
+from millrace.checkpoints.random_state import random_state, set_random_state
 from millrace.checkpoints.writer import CheckpointWriter
 from millrace.errors import CheckpointError
 from millrace.feeds.source_position import FastForward, TrackedBatches
@@ -50,6 +50,7 @@ from millrace.interrupts import (
 from millrace.processes.agreement import process_count
 from millrace.pytrees import ArrayTree
 from millrace.resuming.callback_states import CallbackStates
+from millrace.resuming.data_state import DataState
 from millrace.resuming.model_values import (
     METRIC_PARTS,
     facts_of,
@@ -106,8 +107,8 @@ class FitCheckpoints:
         self._progress = Progress(controller, directory.path)
         self._callbacks = CallbackStates(callbacks)
         self._iterator = controller.feeds.training
-        dataset = getattr(getattr(self._iterator, "data_adapter", None), "py_dataset", None)
-        self._dataset = None if dataset is None else ObjectState(dataset)
+        adapter = getattr(self._iterator, "data_adapter", None)
+        self._dataset = None if adapter is None else DataState(adapter)
         self._update_options = options_of(controller)
         self._data = {} if self._iterator is None else self._iterator.facts()
         self._facts = facts_of(controller.model)  # now: a loop takes the values out of variables
@@ -301,11 +302,13 @@ class FitCheckpoints:
         set_first_epoch(self._controller.model, None)
         set_random_state(saved.others["random"])
         set_adapter_epoch(epochs.data_adapter, saved.others["adapter_epoch"])
-        if position.source is None or not position.pass_step:
+        if not position.pass_step:
+            self._begin_pass({**self._pass_state, "random": saved.others["random"]})
+            set_adapter_epoch(epochs.data_adapter, saved.others["adapter_epoch"])
+        elif position.source is None or dataset_behind(epochs.data_adapter) is not None:
             # The data set draws once more what it has drawn since the pass began.
             self._begin_pass(self._pass_state)
-            if position.pass_step:
-                self._drawn_state = saved.others
+            self._drawn_state = saved.others
         epochs.resume(position)
         self._position = position
 
@@ -319,35 +322,64 @@ class FitCheckpoints:
         if state is not None:
             set_random_state(state)
 
-    def skips(self, source: TrackedBatches, steps: int) -> None:
+    def skips(self, source: TrackedBatches, steps: int, places: Sequence[int] = ()) -> None:
         """Draws and drops the batches of a pass that were trained before.
+
+        Args:
+            source: of the batches.
+            steps: number of batches before the position.
+            places: numbers of batches after which epochs of the same pass ended.
 
         Raises:
             CheckpointError: if there are fewer.
         """
-        before, progress = random_state(), FastForward("batch", source.drawn, steps)
-        while source.drawn < steps:
-            raise_if_interrupted()
-            if next(source, source) is source:
-                raise CheckpointError(
-                    f"The data ends after {source.drawn} batches, and {steps} were trained before "
-                    f"the checkpoint in {self._directory.path}. Call fit with the same data."
-                )
-            progress.has_drawn(source.drawn)
-        state = self._has_drawn()
-        # If the data draws from the generators that all share, they are where they have to be.
-        if state is not None and same_host_state(before, random_state()):
-            set_random_state(state)
+        before = random_state()
+        for place in places:
+            if source.drawn <= place and self._draws(source, place) and self._iterator is not None:
+                self._iterator.data_adapter.on_epoch_end()
+                self._iterator.data_adapter.on_epoch_begin()
+        if not self._draws(source, steps):
+            raise CheckpointError(
+                f"The data ends after {source.drawn} batches, and {steps} were trained before "
+                f"the checkpoint in {self._directory.path}. Call fit with the same data."
+            )
+        if (state := self._has_drawn()) is not None:
+            set_random_state(state, unless_drawn_since=before)
+
+    def repeats_pass(self, source: TrackedBatches, asked: int) -> None:
+        """Draws and drops the batches of a pass that is over.
+
+        Args:
+            source: of the batches.
+            asked: number of batches to ask for, which may be one more than there are.
+        """
+        before = random_state()
+        self._draws(source, asked)
+        set_random_state(before)
+
+    def _draws(self, source: TrackedBatches, steps: int) -> bool:
+        """Returns whether there are so many batches, which it draws and drops."""
+        progress = FastForward("batch", source.drawn, steps)
+        try:
+            while source.drawn < steps:
+                raise_if_interrupted()
+                if not source.skip():
+                    return False
+                progress.has_drawn(source.drawn)
+        except BaseException:
+            self._position = None  # there is nothing new to save, and the data is somewhere else
+            raise
+        return True
 
     def _begin_pass(self, state: dict[str, Any]) -> None:
         set_random_state(state["random"])
         if self._iterator is not None:
             set_adapter_epoch(self._iterator.data_adapter, state["adapter_epoch"])
         if self._dataset is not None:
-            self._dataset.restore(state["dataset"])
+            self._dataset.set(state["dataset"])
 
     def _state_of_pass(self) -> dict[str, Any]:
-        dataset = None if self._dataset is None else self._dataset.changes()
+        dataset = None if self._dataset is None else copied(self._dataset.get())
         return {
             "random": random_state(),
             "dataset": dataset,

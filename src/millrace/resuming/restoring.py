@@ -12,6 +12,7 @@ from millrace.fit.controller import Controller
 from millrace.fit.loop_checkpoints import EpochPosition
 from millrace.processes.agreement import texts_of_all
 from millrace.resuming.model_values import check_same_model, has_same_metrics
+from millrace.resuming.saved_values import check_fit_values
 from millrace.resuming.schedule import PATIENCE_SECONDS
 
 logger = logging.getLogger("millrace")
@@ -36,9 +37,11 @@ class SavedFit:
     def position(self) -> EpochPosition:
         """The place in the data."""
         values = dict(self.others["position"])
+        values["passes"] = tuple(values["passes"])
         if values["source"] is not None:
-            values["source"] = SourceState(**values["source"])
-        return EpochPosition(**values)
+            source = values["source"]
+            values["source"] = SourceState(source["drawn"], source["state"])
+        return EpochPosition(**{each.name: values[each.name] for each in fields(EpochPosition)})
 
 
 def position_values(position: EpochPosition) -> dict[str, Any]:
@@ -81,16 +84,14 @@ def newest_fit(directory: CheckpointDirectory) -> SavedFit | None:
             f"{checkpoint.path} is not of a fit: save_checkpoint() has written it. Name another "
             "directory in Checkpoint(directory)."
         )
-    saved = SavedFit(checkpoint, model, others)
     try:
-        assert isinstance(others["progress"]["fit"], int)  # noqa: S101 - of a file
-        saved.position
-        others["facts"], others["callbacks"], others["random"], others["pass_state"]
-    except (AssertionError, KeyError, TypeError, ValueError) as error:
+        check_fit_values(checkpoint.manifest, model, others)
+    except (ValueError, RecursionError) as error:
         raise CheckpointError(
-            f"{checkpoint.path} holds no fit: {error!r}. Move it out of {directory.path}."
+            f"{checkpoint.path} holds no fit of this millrace: {error}. Move it out of "
+            f"{directory.path}."
         ) from error
-    return saved
+    return SavedFit(checkpoint, model, others)
 
 
 def check_continues(saved: SavedFit, controller: Controller, data: Mapping[str, str]) -> None:
