@@ -188,6 +188,17 @@ SECTIONS = {
             "of 60 executions, but twelve of 2048."
         },
     ),
+    "checkpoint_saves": Section(
+        "Checkpoints",
+        "Eight dense layers of 1024 with Adam: 100 MB of values. The time for which training waits "
+        "for a save, compared with a bare copy of the same values; time per step with a save in "
+        "the background about every 5 seconds, compared with none, and the same for plain Keras "
+        "with `BackupAndRestore`, and with Orbax's `AsyncCheckpointer` in a callback; and the time "
+        "from the beginning of `fit` to the end of its first step after a restart, with a warm "
+        "cache of executables, compared with the same process without a checkpoint.",
+        "checkpoints.md",
+        {},
+    ),
     "timeline_trace": Section(
         "Traces of updates",
         "Time per update with records and traces of chosen updates, compared with training "
@@ -384,6 +395,14 @@ CAPABILITIES = (
         _TIME,
         "optimizer_offload",
         (r"in host memory / on the device",),
+    ),
+    Capability(
+        "Checkpoints from which the same script goes on, bit for bit",
+        "checkpoints.md",
+        "training without saves",
+        _TIME,
+        "checkpoint_saves",
+        (r"steps: with saves / without",),
     ),
     Capability(
         "Memory reports and out-of-memory errors that say what would fit", "memory_report.md"

@@ -1,7 +1,5 @@
 """Eight virtual CPU devices, fixed seeds and a quick compiler for every test."""
 
-import contextlib
-import ctypes
 import gc
 import logging
 import os
@@ -25,6 +23,7 @@ import millrace  # noqa: E402
 import own_threads  # noqa: E402
 from millrace.explain.diagnose import history  # noqa: E402
 from quick_compiler import QuickCompiler  # noqa: E402
+from resources import give_back, resident_bytes  # noqa: E402
 from slow_names import SlowNames  # noqa: E402
 
 MOST_MEMORY = 11 << 27  # of a worker (1.4 GiB), so that two and their children fit into 4 GiB
@@ -61,21 +60,6 @@ def pytest_runtest_setup(item):
     compiler.is_on = item.get_closest_marker("quick_compiler") is not None or not any(
         item.get_closest_marker(mark) for mark in marks
     )
-
-
-def resident_bytes():
-    """Returns what the process holds in memory, where the system says so in /proc."""
-    try:
-        with open("/proc/self/statm") as file:
-            return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-    except OSError:
-        return 0
-
-
-def give_back():
-    """Gives free memory back to the system, where the C library can: a third of all."""
-    with contextlib.suppress(OSError, AttributeError):
-        ctypes.CDLL(None).malloc_trim(0)
 
 
 def pytest_runtest_teardown(item, nextitem):

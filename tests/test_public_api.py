@@ -24,7 +24,11 @@ INSPECTION = {
     "InfeedQueue": "(dataset, prefetch_depth=2)",
     "MaybeOutfeedQueue": "(mode='all', filters=None, *, max_bytes=1073741824)",
     "OutfeedQueue": "(mode='all', *, max_bytes=1073741824)",
-    "callbacks.NaNWatch": "(gradients=('*',), *, last=10, directory='millrace-flights')",
+    "callbacks.Checkpoint": (
+        "(directory, *, every_steps=None, every_seconds=None, keep=3, async_save=True, "
+        "deadline_seconds=30.0)"
+    ),
+    "callbacks.NaNWatch": "(gradients=('*',), *, last=10, directory=<default>)",
     "callbacks.OutfeedCallback": "(outfeed_queue, name='OutfeedCallback')",
     "callbacks.Report": "(directory, *, without_recomputation=False)",
     "callbacks.TensorStatistics": (
@@ -55,6 +59,7 @@ INSPECTION = {
         "strategy=None, name='pipeline', **options)"
     ),
     "repeat": "(n, body, inputs=None, infeed=None)",
+    "restore_weights": "(model, directory, step=None)",
     "value_and_grad": "(fn, variables, *args, **kwargs)",
     "while_loop": "(condition, body, inputs=None, infeed=None, maximum_iterations=None)",
 }
@@ -105,7 +110,8 @@ METHODS = {
     ),
     "set_recomputation_options": "(*, mode='auto', budget=None)",
     "set_infeed_queue_options": (
-        "(*, prefetch_depth=None, max_block_bytes=None, max_resident_bytes=None)"
+        "(*, prefetch_depth=None, max_block_bytes=None, max_resident_bytes=None, "
+        "max_wait_seconds=None)"
     ),
 }
 DISTRIBUTED = (
@@ -114,6 +120,7 @@ DISTRIBUTED = (
 )
 ERRORS = {
     "BackendError": RuntimeError,
+    "CheckpointError": RuntimeError,
     "DTypeError": TypeError,
     "DataError": ValueError,
     "DeviceError": RuntimeError,

@@ -15,6 +15,7 @@
     strategy/            Strategy, its scope, and the methods it adds to models
     recording/           what a strategy writes about its runs
     memory_report/       what training will need, and what to change where it does not fit
+    resuming/            what a training is made of, so that it can go on
     precompile/          compiles what a loop would run, and runs nothing
     operations/          FLOPs, bytes and times of compiled programs, layer by layer
     fit/                 what Keras's fit, evaluate and predict call, and what they draw from
@@ -36,6 +37,7 @@
     schedules/           the order of a pipeline's tasks
     processes/           who else runs, what all must agree on, how they fail together
     cache/               executables on disk
+    checkpoints/         checkpoints on disk: written whole or not at all, verified
     arguments.py         refuses a misspelled argument, with the name that was meant
     interrupts.py        Ctrl-C waits for a place where the model is whole
     options/             what the user chose
@@ -68,6 +70,7 @@ from millrace.loops.gradients import value_and_grad as value_and_grad
 from millrace.loops.repeat import repeat as repeat
 from millrace.loops.repeat import while_loop as while_loop
 from millrace.pipelines.assignment.marks import PipelineStage as PipelineStage
+from millrace.resuming.stored_models import restore_weights as restore_weights
 from millrace.strategy.strategy import Strategy as Strategy
 from millrace.taps.maybe_outfeed import MaybeOutfeedQueue as MaybeOutfeedQueue
 from millrace.taps.outfeed import OutfeedQueue as OutfeedQueue

@@ -45,6 +45,7 @@ _OTHER_WORDS: Mapping[str, str] = {
     "prefetch_depth": "prefetch depth buffer buffer_size queue_size",
     "max_block_bytes": "block block_size",
     "max_resident_bytes": "resident cache keep_on_device",
+    "max_wait_seconds": "timeout time_out max_wait wait seconds",
     "max_bytes": "size max_size maxsize capacity limit buffer_size",
     "stop_within": "stop_after stop",
     "asynchronous": "async_ is_async enabled",

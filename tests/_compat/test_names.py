@@ -22,6 +22,7 @@ MODULES = {
 # Attributes with a leading underscore of what is neither Keras's nor JAX's own.
 OF_OTHERS = {
     "_replace": "of named tuples",
+    "_set": "of results of `multiprocessing.pool`",
     "_src": "part of a module's name",
 }
 

@@ -1,4 +1,6 @@
 import json
+import os
+import tempfile
 
 import keras
 import numpy as np
@@ -6,6 +8,7 @@ import pytest
 from keras import layers
 
 import millrace
+from millrace.callbacks import nan_watch
 from millrace.callbacks.nan_watch import NaNWatch
 from millrace.errors import DataError, ModelError, OptionError
 from millrace.records.flight import read_flight
@@ -182,6 +185,69 @@ def test_what_it_cannot_watch_is_said_when_training_starts(strategy):
         NaNWatch(last=0)
     with pytest.raises(OptionError, match=r"gradients='\*'"):
         NaNWatch(gradients=[])
+    with pytest.raises(OptionError, match=r"directory must be a path.*leave it out"):
+        NaNWatch(directory=3)
+
+
+def stopped(strategy, **arguments):
+    """Returns a callback that has stopped a training."""
+    with strategy.scope():
+        model = keras.Sequential([keras.Input((1,)), layers.Dense(1)])
+    model.compile("sgd", "mse")
+    watch = NaNWatch(**arguments)
+    bad = np.full((ROWS, 1), np.inf, "float32")
+    model.fit(bad, bad, batch_size=ROWS, verbose=0, callbacks=[watch])
+    assert watch.found is not None
+    return watch
+
+
+def test_a_flight_is_written_to_the_directory_of_the_run(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    watch = stopped(millrace.Strategy(devices=1, report_dir="run"))
+    assert watch.written.parent == tmp_path / "run" / "flights"
+    assert read_flight(watch.written).record == watch.found
+    (note,) = millrace.records.load("run").flights
+    assert note.directory == str(watch.written)
+    assert [path.name for path in tmp_path.iterdir()] == ["run"]
+
+
+def test_without_a_run_a_flight_is_written_to_the_cache_of_the_user(
+    strategy, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("MILLRACE_CACHE_DIR", str(tmp_path / "a b"))
+    flights = tmp_path / "a b" / "flights"
+    watch = stopped(strategy)
+    assert watch.written.parent == flights
+    assert [path.stat().st_mode & 0o777 for path in (flights.parent, flights)] == [0o700] * 2
+    assert f"millrace replay '{watch.written}'" in capsys.readouterr().err
+    os.utime(watch.written, (1, 1))  # it is old
+    again = stopped(strategy)
+    assert list(flights.iterdir()) == [again.written]
+
+
+def test_nothing_is_removed_from_a_directory_of_the_user(strategy, tmp_path):
+    old = tmp_path / "m-update0-20000101-000000"
+    old.mkdir()
+    (old / "record.json").write_text("{}")
+    os.utime(old, (1, 1))
+    assert stopped(strategy, directory=tmp_path).written.parent == tmp_path
+    assert old.exists()
+
+
+def test_a_flight_that_cannot_be_written_leaves_the_training_stopped(strategy, tmp_path, caplog):
+    (tmp_path / "file").write_text("mine")
+    watch = stopped(strategy, directory=tmp_path / "file")
+    assert watch.written is None
+    assert "Set NaNWatch(directory=...)" in caplog.text
+
+
+def test_a_user_without_a_home(strategy, tmp_path, monkeypatch):
+    monkeypatch.setattr(nan_watch, "default_root", lambda: None)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    watch = stopped(strategy)
+    assert watch.written.parent.parent == tmp_path
+    assert watch.written.parent.stat().st_mode & 0o777 == 0o700
 
 
 def test_a_directory_without_a_record_is_refused(tmp_path):

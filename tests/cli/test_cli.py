@@ -22,8 +22,8 @@ def run(*words, width=100, size=SIZE):
 
 def test_the_flags():
     assert set(main.commands) == {
-        *("benchmark", "cache", "compile-log", "launch", "port", "poprun", "precompile", "replay"),
-        *("report", "run", "simulate"),
+        *("benchmark", "cache", "checkpoint", "compile-log", "launch", "port", "poprun"),
+        *("precompile", "replay", "report", "run", "simulate"),
     }
     assert " ".join(flag for p in main.commands["benchmark"].params for flag in p.opts) == (
         "--epochs --elements --json --infeed --model dataset"
@@ -33,6 +33,12 @@ def test_the_flags():
         "clear": ["--older-than", "--dir"],
         "list": ["--json", "--all", "--dir"],
         "stats": ["--json", "--dir"],
+    }
+    checkpoint = main.commands["checkpoint"].commands
+    assert {name: [p.opts[0] for p in command.params] for name, command in checkpoint.items()} == {
+        "export": ["--step", "directory", "out"],
+        "list": ["--json", "directory"],
+        "verify": ["directory", "step"],
     }
     assert " ".join(flag for p in main.commands["launch"].params for flag in p.opts) == (
         "--processes --devices-per-process --timeout --restarts --no-pin script arguments"

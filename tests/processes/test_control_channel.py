@@ -108,6 +108,9 @@ def test_messages_arrive_in_pieces():
     sender.sendall(b"GET / HTTP/1.1\r\n")
     with pytest.raises(ValueError, match="Expecting value"):
         connection.first(SECONDS)
+    sender.sendall(b"[" * 5000 + b"\n")
+    with pytest.raises(ValueError, match="nested too deeply"):
+        connection.first(SECONDS)
     sender.close()
     assert connection.messages() is None
     connection.close()

@@ -3,34 +3,11 @@
 import itertools
 import json
 
-import keras
 import numpy as np
 import pytest
-from breaks import BATCH, EPOCHS, ROWS, STEPS, X, Y, break_and_compare, train
+from breaks import BATCH, EPOCHS, ROWS, STEPS, Shuffled, X, Y, break_and_compare, train
 
-pytestmark = [pytest.mark.shipped_compiler]
-
-
-# Sources of data
-
-
-class Shuffled(keras.utils.PyDataset):
-    """Changes its order after each epoch by itself, as users' data sets do."""
-
-    def __init__(self, **arguments):
-        super().__init__(**arguments)
-        self.epoch = 0
-
-    def __len__(self):
-        return STEPS
-
-    def __getitem__(self, index):
-        order = np.random.default_rng(self.epoch).permutation(ROWS)
-        rows = order[index * BATCH : (index + 1) * BATCH]
-        return X[rows], Y[rows]
-
-    def on_epoch_end(self):
-        self.epoch += 1
+pytestmark = [pytest.mark.shipped_compiler, pytest.mark.slow]
 
 
 @pytest.mark.parametrize("shuffle", [False, True])

@@ -135,8 +135,7 @@ def test_replicas_interrupted(tmp_path):
 
 def test_replicas_of_a_pipeline(tmp_path):
     def build():
-        model = make(devices="cpu:4", executed=2, accumulation=2, stages=[0, 0, 1, 1, 1])
-        return model
+        return make(devices="cpu:4", executed=2, accumulation=2, stages=[0, 0, 1, 1, 1])
 
     rows = lambda: dict(zip(("x", "y"), rows_of(64), strict=True), batch_size=BATCH)  # noqa: E731
     break_and_compare(tmp_path, 12, 12, build=build, data=rows)
@@ -366,16 +365,13 @@ def test_interrupts(tmp_path, place, number, executed):
         train(tmp_path, callbacks=lambda: [Interrupts(place, number)], **arguments)
     resumed = train(tmp_path, callbacks=lambda: [Interrupts("never", 1)], **arguments)
     expect_equal(whole, resumed, all_steps=False)
-    print(place, number, "resumed at", resumed.begun[:1])
 
 
-def slow_stream(interrupted_at=None, seen=None):
+def slow_stream(interrupted_at=None):
     random = np.random.default_rng(5)
     number = 0
     while True:
         number += 1
-        if seen is not None:
-            seen.append(number)
         if number == interrupted_at:
             os.kill(os.getpid(), signal.SIGINT)
             time.sleep(0.3)

@@ -68,6 +68,7 @@ VALUES = {
     "prefetch_depth": (5, 5),
     "max_block_bytes": (MIB, MIB),
     "max_resident_bytes": (0, 0),
+    "max_wait_seconds": (60, 60.0),
     "asynchronous_callbacks": (True, True),
     "stop_within": (8, 8),
 }
@@ -144,7 +145,7 @@ def test_the_keys_of_the_file(model, tmp_path):
         "replication": {"metrics", "shard_optimizer_state", "shard_weights"},
         "recomputation": {"mode", "budget"},
         "offload": {"optimizer_state", "activations", "accumulators", "weights"},
-        "feed": {"prefetch_depth", "max_block_bytes", "max_resident_bytes"},
+        "feed": {"prefetch_depth", "max_block_bytes", "max_resident_bytes", "max_wait_seconds"},
     }
     others = {name for name, part in data.items() if not isinstance(part, dict)}
     assert others == {"asynchronous_callbacks", "stop_within", "stages"}
@@ -251,6 +252,8 @@ def test_an_unknown_option_is_refused_with_the_nearest_name(model, setter, optio
         ("prefetch_depth", 0, "prefetch_depth must be at least 1. Received: 0"),
         ("max_block_bytes", 0, "max_block_bytes must be at least 1"),
         ("max_resident_bytes", -1, "max_resident_bytes must be at least 0"),
+        ("max_wait_seconds", 0, "max_wait_seconds must be a number of seconds above 0"),
+        ("max_wait_seconds", "long", "Set max_wait_seconds=600 for ten minutes"),
         ("max_block_bytes", math.nan, "Received: nan"),
     ],
 )

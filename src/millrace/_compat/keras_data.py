@@ -6,14 +6,18 @@
 `get_data_adapter`, `is_array_adapter`   the adapter that Keras makes of `x`, in its order of rows.
 `is_endless`      whether a data set declares that it never ends.
 `tracked_source`  the batches of a pass, with the state of what they are drawn from.
+`end_workers`     Keras ends the workers of a `PyDataset` at the end of an epoch only, and never
+                  where two of their batches fail.
 `stacked`         the batches that Keras's own scan of several steps draws.
 `let_data_adapt`  Keras knows data sets by a list of types; nothing public adds one to it.
 """
 
 import abc
+import contextlib
 import pathlib
 import queue
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -32,6 +36,8 @@ from millrace.pytrees import ArrayTree
 __all__ = [
     "DataAdapter",
     "EpochIterator",
+    "adapter_epoch",
+    "end_workers",
     "epoch_order",
     "get_data_adapter",
     "has_read_ahead",
@@ -39,12 +45,13 @@ __all__ = [
     "is_endless",
     "let_data_adapt",
     "read_ahead_again",
+    "set_adapter_epoch",
     "stacked",
     "tracked_source",
 ]
 
 _READ_AHEAD_SECONDS = 1.0  # in which workers fill their queue
-
+_POOLS = "_millrace_pools"  # of an enqueuer: those that it has started
 _StockEpochIterator = unpatched(_trainer.JAXEpochIterator)
 
 
@@ -67,9 +74,17 @@ class EpochIterator(_StockEpochIterator, abc.ABC):
         if self.begins_pass:
             self.end_pass()
         self.before_epoch()
-        self.data_adapter.on_epoch_begin()
+        self.between_epochs(self.data_adapter.on_epoch_begin)
         yield from self.executions()
-        self.data_adapter.on_epoch_end()
+        self.between_epochs(self.data_adapter.on_epoch_end)
+
+    @abc.abstractmethod
+    def between_epochs(self, tell: Callable[[], None]) -> None:
+        """Calls `tell`, which tells the data set of the begin or the end of an epoch."""
+
+    def __init__(self, *args: Any, **kwargs: Any):
+        super().__init__(*args, **kwargs)
+        _remember_pools(self.data_adapter)
 
     def host_batches(self) -> Iterator[Any]:
         """Returns the data adapter's batches of this pass, in host memory."""
@@ -108,6 +123,58 @@ class EpochIterator(_StockEpochIterator, abc.ABC):
     def warn_of_missing_data(self) -> None:
         """Warns, in Keras's words, that the data ran out before the end of an epoch."""
         self._interrupted_warning()
+
+
+_END_SECONDS = 5.0  # longest wait for the thread that hands out the work
+
+
+def end_workers(adapter: DataAdapter) -> None:
+    """Ends the threads and processes that make the batches of a `PyDataset`, if some are left.
+
+    Batches that they have made are dropped. A process that hangs is killed; a thread that hangs
+    can only be left to itself.
+    """
+    enqueuer = getattr(adapter, "enqueuer", None)
+    if enqueuer is None:
+        return
+    hands_out = enqueuer.run_thread
+    enqueuer.running = False
+    pools = enqueuer.__dict__.get(_POOLS, [])
+    # It may wait for room in the queue, and sees only then that it should end.
+    deadline = time.monotonic() + _END_SECONDS
+    while hands_out is not None and hands_out.is_alive() and time.monotonic() < deadline:
+        _empty_queues(enqueuer)
+        hands_out.join(0.005)
+    _empty_queues(enqueuer)
+    for pool in pools:
+        pool.terminate()
+        for result in list(pool._cache.values()):  # nobody else ends the wait for one
+            result._set(0, (False, RuntimeError("The workers of the data set were ended.")))
+    pools.clear()
+    enqueuer.run_thread = None
+
+
+def _empty_queues(enqueuer: Any) -> None:
+    for each in (enqueuer.future_queue, enqueuer.ready_queue):
+        with contextlib.suppress(queue.Empty):
+            while True:
+                each.get_nowait()
+
+
+def _remember_pools(adapter: DataAdapter) -> None:
+    """Remembers the pools of workers that Keras starts, which it does not keep."""
+    enqueuer = getattr(adapter, "enqueuer", None)
+    if enqueuer is None:
+        return
+    start, pools = enqueuer.executor_fn, []
+    enqueuer.__dict__[_POOLS] = pools
+
+    def start_and_remember(sequences: object) -> Any:
+        pool = start(sequences)
+        pools[:] = [pool]  # the one before has ended with its epoch
+        return pool
+
+    enqueuer.executor_fn = start_and_remember
 
 
 def epoch_order(
@@ -171,15 +238,28 @@ def tracked_source(
         dataset.begin()
         return iter(private.get_jax_iterator()), (dataset.get_state, dataset.set_state)
     batches = iter(private.get_jax_iterator())
-    loader = getattr(private, "_dataloader", None)
+    loader: Any = getattr(private, "_dataloader", None)
     if hasattr(loader, "state_dict") and hasattr(loader, "load_state_dict"):
         return batches, (loader.state_dict, loader.load_state_dict)
     # Workers of Keras read ahead of the batches that they hand over.
     own = getattr(private, "py_dataset", None) if getattr(private, "enqueuer", 0) is None else None
-    for each in (private, own, batches):
+    owners: tuple[Any, ...] = (private, own, batches)
+    for each in owners:
         if hasattr(each, "get_state") and hasattr(each, "set_state"):
             return batches, (each.get_state, each.set_state)
     return batches, None
+
+
+def adapter_epoch(adapter: DataAdapter) -> int | None:
+    """Returns the epoch by which an adapter shuffles, from Keras 3.16 on; None if it has none."""
+    return getattr(adapter, "_epoch", None)
+
+
+def set_adapter_epoch(adapter: DataAdapter, epoch: int | None) -> None:
+    """Sets the epoch by which an adapter shuffles, if it has one."""
+    if epoch is not None and hasattr(adapter, "_epoch"):
+        private: Any = adapter
+        private._epoch = epoch
 
 
 def has_read_ahead(adapter: DataAdapter) -> bool:

@@ -17,6 +17,7 @@ on damaged ones.
 
 import hashlib
 import json
+import math
 import pathlib
 import struct
 import time
@@ -24,6 +25,8 @@ from dataclasses import dataclass
 from typing import Any, BinaryIO
 
 from millrace.records.cache import CacheEntry, EntryLabels
+from millrace.records.json_text import parse_json
+from millrace.records.printable import printable
 
 _LENGTH = struct.Struct(">I")
 _DIGEST_BYTES = hashlib.sha256().digest_size
@@ -100,7 +103,7 @@ def fields_of(header: bytes) -> dict[str, Any]:
         DamagedEntryError: if it is not what was written.
     """
     try:
-        fields = json.loads(header)
+        fields = parse_json(header)
     except ValueError as error:
         raise DamagedEntryError("its header is damaged") from error
     if not isinstance(fields, dict):
@@ -117,6 +120,7 @@ def _digest(header: bytes, content: bytes | memoryview) -> bytes:
 SUFFIX = ".mrx"
 
 _FORMAT = Format("a file", b"MILLRACE-EXECUTABLE-1\n", longest_header=1 << 20)
+_BITS = 63  # of a number of bytes
 _LONGEST_LABEL = 2000  # characters of one
 
 
@@ -153,15 +157,20 @@ def unpack(content: bytes, key: str, environment: str) -> tuple[bytes, tuple[str
         DamagedEntryError: if the bytes are not what `pack` returned for this key and environment.
     """
     fields = fields_of(_FORMAT.header(content))
-    payload = _FORMAT.content(content)
-    if len(payload) != fields.get("bytes"):
-        raise DamagedEntryError(f"it has {len(payload)} of {fields.get('bytes')} bytes")
+    payload, nbytes = _FORMAT.content(content), fields.get("bytes")
+    if not isinstance(nbytes, int) or nbytes.bit_length() > _BITS:
+        raise DamagedEntryError("its header is damaged")
+    if len(payload) != nbytes:
+        raise DamagedEntryError(f"it has {len(payload)} of {nbytes} bytes")
     _FORMAT.check(content)
-    if fields["environment"] != environment:
-        raise DamagedEntryError(f"it is for {fields['environment']}")
-    if fields["key"] != key:
+    if fields.get("environment") != environment:
+        raise DamagedEntryError(f"it is for {printable(str(fields.get('environment')))[:200]}")
+    if fields.get("key") != key:
         raise DamagedEntryError("it is another program")
-    return bytes(payload), tuple(fields["layers"])
+    layers = fields.get("layers")
+    if not isinstance(layers, list) or not all(isinstance(each, str) for each in layers):
+        raise DamagedEntryError("its header is damaged")
+    return bytes(payload), tuple(layers)
 
 
 def read_entry(path: pathlib.Path, nbytes: int, used: float) -> CacheEntry:
@@ -173,11 +182,23 @@ def read_entry(path: pathlib.Path, nbytes: int, used: float) -> CacheEntry:
             path=path,
             nbytes=nbytes,
             used=used,
-            module=str(fields["module"]),
-            model=str(fields["model"]),
-            program=str(fields["program"]),
-            batch=str(fields["batch"]),
-            created=float(fields["created"]),
+            module=_label(fields["module"]),
+            model=_label(fields["model"]),
+            program=_label(fields["program"]),
+            batch=_label(fields["batch"]),
+            created=_moment(fields["created"]),
         )
-    except (OSError, DamagedEntryError, KeyError, TypeError, ValueError):
+    except (OSError, DamagedEntryError, KeyError, TypeError, ValueError, OverflowError):
         return CacheEntry(path=path, nbytes=nbytes, used=used, module=path.name.rpartition("-")[0])
+
+
+def _label(value: object) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"text expected. Received: {type(value).__name__}")
+    return value[:_LONGEST_LABEL]
+
+
+def _moment(value: object) -> float:
+    if not isinstance(value, int | float) or not math.isfinite(value):
+        raise TypeError(f"seconds expected. Received: {type(value).__name__}")
+    return float(value)

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 
 from millrace._compat import jax_cache
 from millrace.cache.entry import SUFFIX, read_entry
+from millrace.cache.private import make_private
 from millrace.records.cache import CacheEntry
 
 KEYS = "keys"
@@ -144,16 +145,21 @@ def write(path: pathlib.Path, content: bytes) -> None:
     temporary = path.with_name(f".{os.getpid()}-{secrets.token_hex(8)}{_TEMPORARY}")
     try:
         try:
-            temporary.write_bytes(content)
+            _write_new(temporary, content)
         except FileNotFoundError:  # first of its directory, or another process cleared the cache
-            # Only for its owner: whoever can write here can have this process run any code.
-            path.parent.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            path.parent.mkdir(exist_ok=True)
-            temporary.write_bytes(content)
+            make_private(path.parent)
+            _write_new(temporary, content)
         os.replace(temporary, path)
     except OSError:
         remove(temporary)
         raise
+
+
+def _write_new(path: pathlib.Path, content: bytes) -> None:
+    """Writes a new file for this user alone, whatever the umask is."""
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
+    with open(os.open(path, flags, 0o600), "wb") as file:
+        file.write(content)
 
 
 def _environments(root: pathlib.Path) -> list[pathlib.Path]:

@@ -14,6 +14,7 @@ from typing import Any
 
 from millrace.cache import files as cache_files
 from millrace.records.compilation import Aspect, KeyField, ProgramKey
+from millrace.records.json_text import parse_json
 
 _MOST_FILES = 1000
 _LONGEST = 1 << 22  # bytes of a key, unpacked
@@ -79,7 +80,7 @@ def _read(path: pathlib.Path) -> ProgramKey | None:
         return None
     try:
         return unpack_key(content)
-    except (zlib.error, ValueError, TypeError):
+    except ValueError:
         cache_files.remove(path)
         return None
 
@@ -88,18 +89,29 @@ def unpack_key(content: bytes) -> ProgramKey:
     """Returns the key of these bytes.
 
     Raises:
-        zlib.error: if they are not those of a key.
-        ValueError: likewise.
-        TypeError: likewise.
+        ValueError: if they are not those of a key.
     """
-    values: list[Any] = json.loads(zlib.decompressobj().decompress(content, _LONGEST))
-    model, program, fields, is_complete, *script = (
-        values  # files of earlier versions have no script
-    )
-    return ProgramKey(
-        model=model,
-        program=program,
-        fields=tuple(KeyField(Aspect(a), name, value, where) for a, name, value, where in fields),
-        is_complete=is_complete,
-        script=str(*script),
-    )
+    try:
+        values: list[Any] = parse_json(zlib.decompressobj().decompress(content, _LONGEST))
+        # Files of earlier versions have no script.
+        model, program, fields, is_complete, *script = values
+        key = ProgramKey(
+            model=_text(model),
+            program=_text(program),
+            fields=tuple(
+                KeyField(Aspect(a), _text(name), _text(value), _text(where))
+                for a, name, value, where in fields
+            ),
+            is_complete=is_complete is True,
+            script=_text(*script or [""]),
+        )
+        _ = key.digest  # of text with lone surrogates there is none
+        return key
+    except (TypeError, zlib.error) as error:
+        raise ValueError(str(error)) from error
+
+
+def _text(value: object) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"text expected. Received: {type(value).__name__}")
+    return value

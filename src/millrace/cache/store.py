@@ -20,6 +20,7 @@ from millrace.cache import files as cache_files
 from millrace.cache.entry import DamagedEntryError, pack, unpack
 from millrace.cache.keys import remove_oldest, write_key
 from millrace.cache.lookup import Lookup, saved, variants
+from millrace.cache.private import NotPrivateError, read_private
 from millrace.records.cache import CacheStatistics, EntryLabels
 
 logger = logging.getLogger("millrace")
@@ -67,8 +68,11 @@ class CacheStore:
     def _get(self, key: str) -> bytes | None:
         path = self._path(key)
         try:
-            content = path.read_bytes()
+            content = read_private(path)
         except (FileNotFoundError, NotADirectoryError):
+            return None
+        except NotPrivateError as error:
+            self._warn("private", f"{error}. Until then the program is compiled.")
             return None
         except OSError as error:
             self._warn(

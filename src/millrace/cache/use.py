@@ -23,6 +23,7 @@ from millrace._compat import jax_cache
 from millrace.cache.files import environment
 from millrace.cache.keys import read_keys
 from millrace.cache.lookup import counts, current_lookup, listen
+from millrace.cache.private import NotPrivateError, check_private
 from millrace.cache.store import CacheStore
 from millrace.errors import OptionError
 from millrace.records.cache import CacheStatistics
@@ -68,7 +69,8 @@ def use_cache(directory: str | os.PathLike[str] | Default | None = Default.DIREC
             environment names, or that of an earlier call.
 
     Raises:
-        OptionError: if `directory` is not a path, or MILLRACE_CACHE_MAX_BYTES not a number.
+        OptionError: if `directory` is not a path, or MILLRACE_CACHE_MAX_BYTES not a number; or if
+            other users can write to the directory of the argument or of MILLRACE_CACHE_DIR.
     """
     with _cache.lock:
         listen()
@@ -77,6 +79,8 @@ def use_cache(directory: str | os.PathLike[str] | Default | None = Default.DIREC
                 _use(*_from_environment())
             return
         root = None if directory is None else _as_path(directory)
+        if root is not None:
+            _check_chosen(root, f"cache_dir={str(directory)!r}")
         _use(root, "" if root else "Executables are not cached: cache_dir=None.")
         _cache.is_explicit = True
 
@@ -137,7 +141,10 @@ def _from_environment() -> tuple[pathlib.Path | None, str]:
     if value is not None:
         if _is_off(value):
             return None, f"Executables are not cached: {VARIABLE}={value}."
-        return default_root(), ""
+        root = default_root()
+        if root is not None:
+            _check_chosen(root, f"{VARIABLE}={value}")
+        return root, ""
     own = jax_cache.directory_of_user()
     if own:
         return None, f"Executables are cached by JAX in {own}, as jax_compilation_cache_dir says."
@@ -150,7 +157,32 @@ def _from_environment() -> tuple[pathlib.Path | None, str]:
     root = _usual_root()
     if root is None:
         return None, f"Executables are not cached: there is no home directory. Set {VARIABLE}."
+    try:
+        check_private(root)
+    except NotPrivateError as error:
+        # Not an error: the user has not chosen this directory.
+        line = (
+            "Executables are not cached: they are code, and millrace would run those that another "
+            f"user puts there. {error}, or set {VARIABLE} to another directory."
+        )
+        _say(line, logging.WARNING)
+        return None, line
     return root, ""
+
+
+def _check_chosen(root: pathlib.Path, choice: str) -> None:
+    """Refuses a directory of the user's choice that other users can write.
+
+    Raises:
+        OptionError: if they can.
+    """
+    try:
+        check_private(root)
+    except NotPrivateError as error:
+        raise OptionError(
+            f"{choice} is refused: executables are code, and millrace would run those that another "
+            f"user puts there. {error}, or choose another directory, such as a new one in it."
+        ) from None
 
 
 def _use(root: pathlib.Path | None, why_not: str) -> None:
@@ -175,9 +207,9 @@ def _use(root: pathlib.Path | None, why_not: str) -> None:
         _say(f"Executables of this process are cached in {root}{moved}.")
 
 
-def _say(line: str) -> None:
+def _say(line: str, level: int = logging.INFO) -> None:
     if line != _cache.last_line:
-        logger.info("%s", line)
+        logger.log(level, "%s", line)
         _cache.last_line = line
 
 

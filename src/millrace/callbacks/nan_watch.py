@@ -12,6 +12,8 @@ import logging
 import os
 import pathlib
 import re
+import shlex
+import tempfile
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
@@ -26,6 +28,8 @@ from rich.console import Console
 import millrace.fit.controller as controllers
 from millrace._compat.keras_loops import sync_state
 from millrace.arguments import checked
+from millrace.cache.private import make_private
+from millrace.cache.use import Default, default_root
 from millrace.callbacks.tensor_choice import check_gradients, patterns_of
 from millrace.compiled_loop.protocol import Halted
 from millrace.errors import ModelError, OptionError
@@ -33,6 +37,12 @@ from millrace.options import TapRequest, whole_number
 from millrace.pipelines.assignment.assignment import Assignment
 from millrace.processes.agreement import process_index
 from millrace.records.flight import MODEL_FILE, Flight, FlightNote, FlightRecord, write_flight
+from millrace.records.flight_directory import (
+    FLIGHTS,
+    OLDEST,
+    make_flight,
+    remove_old_flights,
+)
 from millrace.records.tensors import LOSS, STATISTICS, StatisticsBlock, Tensor, non_finite_data
 from millrace.replay.run import Replay, counts, is_non_finite, run_again, state_of
 
@@ -46,11 +56,14 @@ class NaNWatch(keras.callbacks.Callback):
 
     The model keeps the weights, the optimizer state and the seeds from before that update. A flight
     record is written to a directory, from which `millrace replay DIRECTORY` runs the update again.
+    That is in `flights` in the directory of the run (`Strategy(report_dir=...)`), or without one in
+    the user's cache directory, where the 20 newest stay, for 30 days.
 
     Args:
         gradients: patterns of variable names, such as `"dense*"`; all variables by default.
         last: number of last updates whose statistics are kept and written.
-        directory: parent of the directory that a flight record is written to; None writes nothing.
+        directory: parent of the directory that a flight record is written to, in place of the usual
+            one. Nothing is removed from it. None writes nothing.
 
     Attributes:
         found: the `millrace.records.flight.FlightRecord` of the update, or None.
@@ -69,7 +82,7 @@ class NaNWatch(keras.callbacks.Callback):
         gradients: str | Sequence[str] = ALL,
         *,
         last: int = 10,
-        directory: str | pathlib.Path | None = "millrace-flights",
+        directory: str | os.PathLike[str] | Default | None = Default.DIRECTORY,
     ):
         super().__init__()
         self._gradients = patterns_of("gradients", gradients)
@@ -79,12 +92,13 @@ class NaNWatch(keras.callbacks.Callback):
                 "gradients='*' for all variables."
             )
         self._last = whole_number("last", last, 1)
-        if directory is not None and not isinstance(directory, str | os.PathLike):
+        if directory is not None and not isinstance(directory, str | os.PathLike | Default):
             raise OptionError(
                 f"directory must be a path, or None to write nothing. Received: {directory!r}. "
-                'Set directory="millrace-flights", for example.'
+                'Set directory="flights", for example, or leave it out.'
             )
-        self._directory = None if directory is None else pathlib.Path(directory)
+        is_path = isinstance(directory, str | os.PathLike)
+        self._directory = pathlib.Path(directory) if is_path else directory
         self._rows: deque[tuple[int, np.ndarray]] = deque(maxlen=self._last)
         self._tensors: tuple[Tensor, ...] = ()
         self._steps = self._updates = self._epoch = self._epoch_begin = 0
@@ -196,8 +210,6 @@ class NaNWatch(keras.callbacks.Callback):
     def _write(self, halted: Halted) -> None:
         if self._directory is None or process_index() != 0:
             return
-        name = f"{self._fitted.name}-update{self._updates - 1}-{time.strftime('%Y%m%d-%H%M%S')}"
-        directory = self._directory / name
         flight = Flight(
             record=self.found,  # type: ignore[arg-type]
             updates=[number for number, _ in self._rows],
@@ -206,10 +218,36 @@ class NaNWatch(keras.callbacks.Callback):
             state=state_of(self._fitted),
             batches=halted.batches,
         )
-        directory.mkdir(parents=True, exist_ok=True)
-        self._fitted.save(directory / MODEL_FILE)
-        write_flight(directory, flight)
+        try:
+            parent, oldest, is_ours = self._parent(self._directory)
+            directory = make_flight(parent, self._fitted.name, self._updates - 1)
+            self._fitted.save(directory / MODEL_FILE)
+            write_flight(directory, flight)
+        except OSError as error:  # training has stopped, and the record of it is in `found`
+            logger.warning(
+                "The flight record cannot be written: %s. Set NaNWatch(directory=...) to a "
+                "directory that can be written.", error
+            )  # fmt: skip
+            return
         self.written = directory
+        if is_ours:
+            remove_old_flights(parent, oldest, directory)
+
+    def _parent(self, directory: pathlib.Path | Default) -> tuple[pathlib.Path, float | None, bool]:
+        """Returns the parent of a flight, the greatest age of others in it, and whether it is ours.
+
+        Raises:
+            OSError: if it cannot be made.
+        """
+        if not isinstance(directory, Default):
+            directory.mkdir(parents=True, exist_ok=True)
+            return directory, None, False
+        run, root = self._controller.totals.sinks.path, default_root()
+        if run is None and root is None:  # a user without a home
+            return pathlib.Path(tempfile.mkdtemp(prefix="millrace-flights-")), None, False
+        parent = (run or root or pathlib.Path()) / FLIGHTS
+        make_private(parent)
+        return parent, OLDEST if run is None else None, True
 
     def _note(self) -> None:
         """Leaves a note of the flight in the records of the run."""
@@ -237,7 +275,9 @@ class NaNWatch(keras.callbacks.Callback):
             markup=False,
         )
         if self.written is not None:
-            console.print(f"  Run it again: millrace replay {self.written}", markup=False)
+            console.print(
+                f"  Run it again: millrace replay {shlex.quote(str(self.written))}", markup=False
+            )
 
 
 def _stage_of(tensor: Tensor, assignment: Assignment) -> int:

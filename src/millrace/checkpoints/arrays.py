@@ -5,19 +5,32 @@ Orbax takes more than a second to load, so it is imported where arrays are writt
 
 import asyncio
 import contextlib
+import errno
 import gc
 import logging
+import os
 import pathlib
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import ml_dtypes  # of JAX
 import numpy as np
 
 _LATE_TRIALS, _LATE_SECONDS = 20, 0.1  # for which the remains of a failed write may run on
+
+# Errors of a process or of its rights, which say nothing about a file.
+NO_DAMAGE = (
+    errno.EACCES, errno.EPERM, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ESTALE,
+    errno.ETIMEDOUT, errno.EINTR,
+)  # fmt: skip
+
+_STORED = {
+    "bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64",
+    "float16", "float32", "float64", "complex64", "complex128",
+}  # fmt: skip
 _WIDTHS = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
 
 
@@ -49,28 +62,51 @@ def read_arrays(
 
     Raises:
         ValueError: if the directory does not hold these arrays.
+        OSError: if the system does not let them be read.
     """
     import orbax.checkpoint as ocp
+    from etils import epath  # of Orbax
 
     handler = ocp.PyTreeCheckpointHandler(use_zarr3=True, multiprocessing_options=_alone(ocp))
-    names = [_name(i) for i, (shape, _) in enumerate(layout) if 0 not in shape]
-    restore = dict.fromkeys(names or ["none"], ocp.RestoreArgs(restore_type=np.ndarray))
+    path = directory.absolute()
+    present = [i for i, (shape, _) in enumerate(layout) if 0 not in shape]
+    names = [_name(i) for i in present] or ["none"]
+    restore = dict.fromkeys(names, ocp.RestoreArgs(restore_type=np.ndarray))
     with _quiet(), _checkpointer(ocp, handler) as checkpointer:
         try:
+            stored = handler.metadata(epath.Path(path)).tree  # memory is taken by its shapes
+            _check_layout(stored, {_name(i): layout[i] for i in present})
             tree: dict[str, Any] = checkpointer.restore(
-                directory.absolute(), args=ocp.args.PyTreeRestore(restore_args=restore)
+                path, args=ocp.args.PyTreeRestore(restore_args=restore)
             )
+        except MemoryError:
+            raise
         except Exception as error:  # Orbax has no class of its own for damaged files
-            raise ValueError(f"Orbax cannot read its arrays: {error}") from error
+            text = str(error)
+            for number in NO_DAMAGE:
+                if os.strerror(number) in text:
+                    raise OSError(number, os.strerror(number), str(directory)) from error
+            raise ValueError(f"Orbax cannot read its arrays: {text}") from error
     arrays = []
-    for index, (shape, dtype) in enumerate(layout):
-        stored = tree.get(_name(index))
+    for index, (shape, name) in enumerate(layout):
+        dtype = dtype_of(name)
         if 0 in shape:
-            stored = np.zeros(shape, _storage(dtype_of(dtype)))
-        if not isinstance(stored, np.ndarray) or stored.shape != tuple(shape):
-            raise ValueError(f"array {index} is missing, or has another shape than {shape}")
-        arrays.append(_as_used(stored, dtype_of(dtype)))
+            arrays.append(np.zeros(shape, dtype))
+            continue
+        array = tree[_name(index)]
+        if not isinstance(array, np.ndarray) or array.shape != tuple(shape):
+            raise ValueError(f"array {index} has another shape than {shape}")
+        arrays.append(_as_used(array, dtype))
     return arrays
+
+
+def _check_layout(stored: Any, layout: Mapping[str, tuple[tuple[int, ...], str]]) -> None:
+    for name, (shape, dtype) in layout.items():
+        found = stored.get(name)
+        if found is None:
+            raise ValueError(f"array {name} is missing")
+        if tuple(found.shape) != tuple(shape) or found.dtype != _storage(dtype_of(dtype)):
+            raise ValueError(f"array {name} is {found.dtype}{list(found.shape)}")
 
 
 @contextlib.contextmanager
@@ -80,18 +116,11 @@ def hidden_late_errors() -> Iterator[None]:
     They end in threads of tensorstore, or when they are freed, where their event loop is closed;
     Python and asyncio would print an error for each of them. The write raises its own.
     """
-    asyncio_logger = logging.getLogger("asyncio")
     _late_errors.begin()
-    asyncio_logger.addFilter(_is_not_of_orbax)
     try:
         yield
     finally:
-        asyncio_logger.removeFilter(_is_not_of_orbax)
         _late_errors.end()
-
-
-def _is_not_of_orbax(record: logging.LogRecord) -> bool:
-    return "orbax" not in record.getMessage()
 
 
 def forget_failed_write() -> None:
@@ -107,26 +136,34 @@ def _is_left(value: object) -> bool:
     return isinstance(value, asyncio.Task) and not value.done() and value.get_loop().is_closed()
 
 
+def _is_not_of_orbax(record: logging.LogRecord) -> bool:
+    return "orbax" not in record.getMessage()
+
+
 class _LateErrors:
-    """Python's hook for errors that nobody can catch, while arrays are written."""
+    """Python's hook for errors that nobody can catch, and asyncio's log, during writes."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._writes = 0
         self._before: Callable[[Any], Any] = sys.unraisablehook
         self._own = self._handle
+        self._logger = logging.getLogger("asyncio")
 
     def begin(self) -> None:
         with self._lock:
             self._writes += 1
             if self._writes == 1:
                 self._before, sys.unraisablehook = sys.unraisablehook, self._own
+                self._logger.addFilter(_is_not_of_orbax)
 
     def end(self) -> None:
         with self._lock:
             self._writes -= 1
-            if not self._writes and sys.unraisablehook is self._own:
-                sys.unraisablehook = self._before
+            if not self._writes:
+                self._logger.removeFilter(_is_not_of_orbax)
+                if sys.unraisablehook is self._own:
+                    sys.unraisablehook = self._before
 
     def _handle(self, unraisable: Any) -> None:
         if str(unraisable.exc_value) != "Event loop is closed":
@@ -136,19 +173,28 @@ class _LateErrors:
 _late_errors = _LateErrors()
 
 
-def dtype_of(name: str) -> np.dtype:
-    """Returns a dtype by its name, also those of JAX such as "bfloat16".
+def dtype_of(name: object) -> np.dtype:
+    """Returns the dtype of an array that can be stored by its name, also "bfloat16" and the like.
 
     Raises:
         ValueError: if there is none.
     """
+    if not isinstance(name, str):
+        raise ValueError(f"no dtype is called {str(name)[:80]}")
+    kind = getattr(ml_dtypes, name, None)
     try:
-        return np.dtype(name)
-    except TypeError:
-        kind = getattr(ml_dtypes, name, None)
-        if not isinstance(kind, type) or not issubclass(kind, np.generic):
-            raise ValueError(f"there is no dtype {name!r}") from None
-        return np.dtype(kind)
+        dtype = np.dtype(kind if isinstance(kind, type) and issubclass(kind, np.generic) else name)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"no dtype is called {name[:80]!r}") from error
+    if not is_storable(dtype) or dtype.name != name:
+        raise ValueError(f"no array that is stored has dtype {name[:80]!r}")
+    return dtype
+
+
+def is_storable(dtype: np.dtype) -> bool:
+    """Whether arrays of a dtype can be stored: numbers of NumPy and JAX, and booleans."""
+    is_of_jax = dtype.type.__module__ == "ml_dtypes" and dtype.itemsize in _WIDTHS
+    return dtype.name in _STORED or is_of_jax
 
 
 _NONE = np.zeros(1, np.uint8)
@@ -160,7 +206,7 @@ def _name(index: int) -> str:
 
 def _storage(dtype: np.dtype) -> np.dtype:
     """Returns the dtype in which an array is stored: bits of those that not every reader knows."""
-    return dtype if dtype.kind in "biufc" else np.dtype(_WIDTHS[dtype.itemsize])
+    return dtype if dtype.name in _STORED else np.dtype(_WIDTHS[dtype.itemsize])
 
 
 def _as_stored(array: np.ndarray) -> np.ndarray:

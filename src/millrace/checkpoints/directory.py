@@ -4,6 +4,7 @@
         checkpoint.json              the manifest
         arrays/                      written by Orbax
     step-00000130.partial-4711/  being written, by process 4711
+    step-00000120.replaced-4711/ complete: stands in for step-00000120 until another has this name
     step-00000110.removed-4711/  being removed
     step-00000100.damaged/       complete once, and not as it was written any more
     lock                         held by the training that writes here
@@ -16,6 +17,7 @@ import contextlib
 import dataclasses
 import errno
 import fcntl
+import io
 import logging
 import os
 import pathlib
@@ -43,6 +45,7 @@ from millrace.checkpoints.manifest import (
     DamagedError,
     Manifest,
     check_files,
+    check_sizes,
     checksum,
 )
 from millrace.checkpoints.values import decode, encode
@@ -51,8 +54,10 @@ from millrace.errors import CheckpointError
 logger = logging.getLogger("millrace")
 
 _NAME = re.compile(r"step-(\d+)")
+_REPLACED = re.compile(r"step-(\d+)\.replaced-\d+(-\d+)?")
 _UNFINISHED = re.compile(r"step-\d+\.(partial|removed)-\d+(-\d+)?")
 _LOCK = "lock"
+_LOCK_SECONDS = 2.0  # to wait for a lock: a process that was killed may leave children that hold it
 _LONGEST = 300  # characters of an error of a library
 _NUMBERS = (
     errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS, errno.EACCES, errno.EPERM,
@@ -83,16 +88,19 @@ class Checkpoint:
 
         Raises:
             DamagedError: if it is not as it was written.
+            CheckpointError: if the system does not let it be read.
         """
-        check_files(self.path, self.manifest)
-        try:
-            arrays = read_arrays(self.path / ARRAYS, self.manifest.arrays)
-            model, others = decode(self.manifest.tree, arrays)
-            return model, others
-        except TypeError as error:
-            raise DamagedError("it holds no values of a model") from error
-        except (ValueError, RecursionError) as error:
-            raise DamagedError(str(error)) from error
+        with _readable(self.path):
+            check_files(self.path, self.manifest)
+            check_sizes(self.manifest)
+            try:
+                arrays = read_arrays(self.path / ARRAYS, self.manifest.arrays)
+                model, others = decode(self.manifest.tree, arrays)
+                return model, others
+            except TypeError as error:
+                raise DamagedError("it holds no values of a model") from error
+            except (ValueError, RecursionError) as error:
+                raise DamagedError(str(error)) from error
 
 
 class CheckpointDirectory:
@@ -111,26 +119,62 @@ class CheckpointDirectory:
         self._lock = threading.Lock()
 
     def steps(self) -> list[int]:
-        """Returns the steps of the complete checkpoints, in order, unverified."""
+        """Returns the steps of the complete checkpoints, in order, unverified.
+
+        Raises:
+            CheckpointError: if the system does not let the directory be read.
+        """
+        return sorted(self._complete())
+
+    def remains(self) -> list[pathlib.Path]:
+        """Returns the directories that are being written, being removed, or damaged."""
+        return sorted(path for path in self.path.glob("step-*.*") if path.is_dir())
+
+    def writer(self) -> str | None:
+        """Returns the process that keeps the directory for its training; None if there is none."""
         try:
-            names = os.listdir(self.path)
-        except (FileNotFoundError, NotADirectoryError):
-            return []
-        matches = [_NAME.fullmatch(name) for name in names]
-        return sorted(int(match[1]) for match in matches if match)
+            file = open(self.path / _LOCK, encoding="utf-8")  # noqa: SIM115 - closed below
+        except OSError:
+            return None
+        with file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return file.read(_LONGEST).strip() or "a process that is not known"
+        return None
 
     def path_of(self, step: int) -> pathlib.Path:
         """Returns the directory of a checkpoint."""
-        return self.path / f"step-{step:08d}"
+        return self.path / self._complete().get(step, _name(step))
+
+    def _complete(self) -> dict[int, str]:
+        """Returns the names of the complete checkpoints by step."""
+        with _readable(self.path):
+            try:
+                names = os.listdir(self.path)
+            except (FileNotFoundError, NotADirectoryError):
+                return {}
+        found: dict[int, str] = {}
+        for pattern in (_REPLACED, _NAME):  # the latter are newer
+            for match in filter(None, map(pattern.fullmatch, sorted(names))):
+                step = int(match[1])
+                if pattern is _REPLACED or match[0] == _name(step):
+                    found[step] = match[0]
+        return found
 
     def open(self, step: int) -> Checkpoint:
         """Returns a checkpoint whose manifest is whole.
 
         Raises:
             DamagedError: if it is not.
+            CheckpointError: if the system does not let it be read.
         """
         path = self.path_of(step)
-        return Checkpoint(path, Manifest.read(path))
+        with _readable(path):
+            manifest = Manifest.read(path)
+        if manifest.step != step:
+            raise DamagedError(f"it is of step {manifest.step}")
+        return Checkpoint(path, manifest)
 
     def newest(self) -> tuple[Checkpoint, tuple[Any, Any]] | None:
         """Returns the newest checkpoint that is as it was written, with its values.
@@ -138,7 +182,8 @@ class CheckpointDirectory:
         A damaged one is reported, and gets another name, since it would be in the way.
 
         Raises:
-            CheckpointError: if there are some, and all are damaged.
+            CheckpointError: if there are some, and all are damaged, or if the system does not let
+                one be read.
         """
         damaged: dict[int, DamagedError] = {}
         for step in reversed(self.steps()):
@@ -149,13 +194,13 @@ class CheckpointDirectory:
                 damaged[step] = error
                 continue
             for other, error in damaged.items():
+                name = self._set_aside(other)
                 logger.warning(
-                    "The checkpoint of step %d in %s is damaged: %s. It is called %s now, and that "
-                    "of step %d is used.",
+                    "The checkpoint of step %d in %s is damaged: %s. %s that of step %d is used.",
                     other,
                     self.path,
                     error,
-                    self._set_aside(other),
+                    f"It is called {name} now, and" if name else "It cannot be renamed;",
                     step,
                 )
             return found
@@ -168,15 +213,13 @@ class CheckpointDirectory:
             )
         return None
 
-    def _set_aside(self, step: int) -> str:
-        path = self.path_of(step)
-        aside = path.with_name(f"{path.name}.damaged")
-        for number in range(1, 100):
-            if not aside.exists():
-                break
-            aside = path.with_name(f"{path.name}.damaged-{number}")
-        with contextlib.suppress(OSError):
-            os.rename(path, aside)
+    def _set_aside(self, step: int) -> str | None:
+        """Gives a damaged checkpoint another name, which is returned; None if that fails."""
+        try:
+            aside = self._unused(f"{_name(step)}.damaged")
+            os.rename(self.path_of(step), aside)
+        except (OSError, CheckpointError):
+            return None
         return aside.name
 
     def write(self, snapshot: Snapshot) -> Manifest:
@@ -191,11 +234,12 @@ class CheckpointDirectory:
                 self._make()
                 partial = self._unused(f"step-{snapshot.step:08d}.partial-{os.getpid()}")
                 manifest = _write(partial, snapshot)
-                self._replace(partial, self.path_of(snapshot.step))
+                self._replace(partial, snapshot.step)
             except Exception as error:  # Orbax and its libraries have many
                 failure = self._failure(snapshot.step, _reason(error))
             else:
-                self._remove_old()
+                with contextlib.suppress(CheckpointError):  # the one that counts is written
+                    self._remove_old()
                 return manifest
             forget_failed_write()
             if partial is not None:
@@ -203,8 +247,13 @@ class CheckpointDirectory:
             raise CheckpointError(failure)
 
     def _failure(self, step: int, reason: str) -> str:
-        steps = self.steps()
-        left = f"The newest complete one is that of step {steps[-1]}" if steps else "There is none"
+        try:
+            steps = self.steps()
+            left = (
+                f"The newest complete one is that of step {steps[-1]}" if steps else "There is none"
+            )
+        except CheckpointError:
+            left = "Nothing can be read there"
         return (
             f"The checkpoint of step {step} could not be written to {self.path}: {reason}. {left}. "
             "Make room or give permission there, and start again: the training goes on from the "
@@ -212,10 +261,11 @@ class CheckpointDirectory:
         )
 
     def _make(self) -> None:
-        if not self.path.is_dir():
-            # Private: a checkpoint has the weights, and samples of nobody else's business.
-            self.path.mkdir(parents=True, exist_ok=True)
-            _sync_directory(self.path.parent)
+        missing = [each for each in (self.path, *self.path.parents) if not each.exists()]
+        # Private: a checkpoint has the weights, and samples of nobody else's business.
+        self.path.mkdir(parents=True, exist_ok=True)
+        for path in missing:
+            _sync_directory(path.parent)
 
     def _unused(self, name: str) -> pathlib.Path:
         path, number = self.path / name, 0
@@ -224,17 +274,20 @@ class CheckpointDirectory:
             path = self.path / f"{name}-{number}"
         return path
 
-    def _replace(self, partial: pathlib.Path, path: pathlib.Path) -> None:
-        """Gives a complete checkpoint its name, and removes an earlier one of the same step."""
+    def _replace(self, partial: pathlib.Path, step: int) -> None:
+        """Gives a complete checkpoint its name, and removes an earlier one of the same step.
+
+        At each moment one of them is complete under a name that is known.
+        """
+        path = self.path / _name(step)
+        replaced: pathlib.Path | None = None
         if path.exists():
-            removed = self._unused(f"{path.name}.removed-{os.getpid()}")
-            os.rename(path, removed)
-            os.rename(partial, path)
-            _sync_directory(self.path)
-            shutil.rmtree(removed, ignore_errors=True)
-        else:
-            os.rename(partial, path)
-            _sync_directory(self.path)
+            replaced = self._unused(f"{path.name}.replaced-{os.getpid()}")
+            os.rename(path, replaced)
+        os.rename(partial, path)
+        _sync_directory(self.path)
+        if replaced is not None:
+            shutil.rmtree(self._to_be_removed(replaced), ignore_errors=True)
 
     def _remove_old(self) -> None:
         if self.keep is None:
@@ -255,11 +308,15 @@ class CheckpointDirectory:
 
     def remove(self, step: int) -> None:
         """Removes a checkpoint. If the process dies meanwhile, the next one goes on removing it."""
-        path = self.path_of(step)
-        removed = self._unused(f"{path.name}.removed-{os.getpid()}")
         with contextlib.suppress(OSError):  # a file system that is read-only by now, for example
-            os.rename(path, removed)
-            shutil.rmtree(removed, ignore_errors=True)
+            shutil.rmtree(self._to_be_removed(self.path_of(step)), ignore_errors=True)
+
+    def _to_be_removed(self, path: pathlib.Path) -> pathlib.Path:
+        """Renames a directory, so that no part of it is taken for a complete checkpoint."""
+        step = path.name.partition(".")[0]
+        removed = self._unused(f"{step}.removed-{os.getpid()}")
+        os.rename(path, removed)
+        return removed
 
     @contextmanager
     def locked(self) -> Iterator[None]:
@@ -270,32 +327,71 @@ class CheckpointDirectory:
         """
         try:
             self._make()
-            file = open(self.path / _LOCK, "a+", encoding="utf-8")  # noqa: SIM115 - closed below
+            file = open(self.path / _LOCK, "ab+", buffering=0)  # noqa: SIM115 - closed below
         except OSError as error:
             raise CheckpointError(
                 f"Checkpoints cannot be written to {self.path}: {error.strerror}. Name a directory "
                 "in Checkpoint(directory) that can be made or written."
             ) from error
         with file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # the system ends it with us
-            except BlockingIOError as error:
+            if not _lock(file):
                 file.seek(0)
+                owner = file.read(_LONGEST).decode(errors="replace").strip()
                 raise CheckpointError(
                     f"Another training writes checkpoints to {self.path}: "
-                    f"{file.read().strip() or 'its process is not known'}. Give each training a "
-                    "directory of its own in Checkpoint(directory), or wait for its end."
-                ) from error
-            file.truncate(0)
-            file.write(f"process {os.getpid()} on {socket.gethostname()}\n")
-            file.flush()
-            self._remove_unfinished()
+                    f"{owner or 'its process is not known'}. Give each training a directory of its "
+                    "own in Checkpoint(directory), or wait for its end."
+                )
+            self._remove_unfinished()  # first: the disk may be full of it
+            with contextlib.suppress(OSError):
+                file.truncate(0)
+                file.write(f"process {os.getpid()} on {socket.gethostname()}\n".encode())
             yield
 
     def _remove_unfinished(self) -> None:
         for path in self.path.glob("step-*.*-*"):
-            if _UNFINISHED.fullmatch(path.name):
-                shutil.rmtree(path, ignore_errors=True)
+            match = _REPLACED.fullmatch(path.name)
+            with contextlib.suppress(OSError):
+                if match and (self.path / _name(int(match[1]))).exists():
+                    shutil.rmtree(self._to_be_removed(path), ignore_errors=True)
+                elif _UNFINISHED.fullmatch(path.name):
+                    shutil.rmtree(path, ignore_errors=True)
+
+
+def _name(step: int) -> str:
+    return f"step-{step:08d}"
+
+
+@contextmanager
+def _readable(path: pathlib.Path) -> Iterator[None]:
+    """Reports errors of the process or of its rights, which say nothing about the files."""
+    try:
+        yield
+    except (OSError, MemoryError) as error:
+        raise CheckpointError(
+            f"{path} cannot be read: {_reason(error)}. Give this process the right or the "
+            "resources to read it, and start again."
+        ) from error
+
+
+def _lock(file: io.FileIO) -> bool:
+    """Takes the lock of a file, which the system ends with this process; tells whether it has."""
+    end = time.monotonic() + _LOCK_SECONDS
+    while True:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+        except BlockingIOError:
+            if time.monotonic() >= end:
+                return False
+        except OSError as error:
+            logger.warning(
+                "Nothing keeps another training from writing to %s: %s.",
+                pathlib.Path(file.name).parent,
+                error.strerror,
+            )
+            return True
+        time.sleep(0.05)
 
 
 def _write(partial: pathlib.Path, snapshot: Snapshot) -> Manifest:

@@ -1,19 +1,21 @@
-"""The file `checkpoint.json` of a checkpoint: what it holds, and a checksum of each of its files."""
+"""The file `checkpoint.json` of a checkpoint: its values, and a checksum of each of its files."""
 
 import dataclasses
 import json
+import math
 import pathlib
 import re
 import zlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, cast
 
-from millrace.checkpoints.arrays import dtype_of
+from millrace.checkpoints.arrays import NO_DAMAGE, dtype_of
 
 FORMAT, VERSION = "millrace checkpoint", 1
 MANIFEST, ARRAYS = "checkpoint.json", "arrays"
 _LARGEST = 1 << 28  # bytes of a manifest that is read
+_SMALL = 1024  # bytes of an array, up to which it may be stored compressed
 
 Layout = tuple[tuple[int, ...], str]  # shape and dtype of an array
 
@@ -53,6 +55,7 @@ class Manifest:
 
         Raises:
             DamagedError: if it is missing or is not as it was written.
+            OSError: if the system does not let it be read.
         """
         path = directory / MANIFEST
         try:
@@ -62,14 +65,16 @@ class Manifest:
         except FileNotFoundError as error:
             raise DamagedError(f"{MANIFEST} is missing") from error
         except OSError as error:
-            raise DamagedError(f"{MANIFEST} cannot be read: {error.strerror}") from error
+            raise _unreadable(MANIFEST, error) from error
         except ValueError as error:
             raise DamagedError(f"{MANIFEST} is not complete") from error
         if f"{zlib.crc32(body.encode()):08x}" != checksum:
             raise DamagedError(f"{MANIFEST} does not match its checksum")
         try:
             return cls._of_json(json.loads(body))
-        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        except (
+            ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError,
+        ) as error:  # fmt: skip
             raise DamagedError(f"{MANIFEST} is no manifest: {error!r}") from error
 
     @classmethod
@@ -77,13 +82,15 @@ class Manifest:
         if values.pop("format") != FORMAT:
             raise ValueError(f"its format is not {FORMAT!r}")
         version = values.pop("version")
-        if not isinstance(version, int) or version > VERSION:
+        if not _is_count(version) or version > VERSION:
             raise ValueError(
                 f"its version is {version}, and this millrace reads those up to {VERSION}"
             )
         for name in ("step", "epoch", "epoch_step"):
-            if not isinstance(values[name], int) or values[name] < 0:
+            if not _is_count(values[name]):
                 raise ValueError(f"{name} is {values[name]!r}")
+        if "tree" not in values:
+            raise ValueError("it has no values")
         for name, kind in (("kind", str), ("written", str), ("is_finite", bool)):
             if not isinstance(values[name], kind):
                 raise TypeError(f"{name} is {values[name]!r}")
@@ -94,11 +101,15 @@ class Manifest:
         return cls(**known, arrays=arrays, files=files)
 
 
+def _is_count(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 63
+
+
 def _layout(value: object) -> Layout:
     shape, dtype = cast(list[Any], value)
-    if not all(isinstance(size, int) and size >= 0 for size in shape):
-        raise ValueError(f"no shape is {shape}")
-    return tuple(shape), dtype_of(dtype).name
+    if not isinstance(shape, list) or not all(map(_is_count, cast(list[object], shape))):
+        raise ValueError(f"no shape is {str(shape)[:80]}")
+    return tuple(cast(list[int], shape)), dtype_of(dtype).name
 
 
 def _file(name: str, value: object) -> tuple[int, int]:
@@ -106,41 +117,75 @@ def _file(name: str, value: object) -> tuple[int, int]:
     # Names lead nowhere else: no "..", no absolute path.
     if not re.fullmatch(r"[\w.-]+(/[\w.-]+)*", name) or ".." in name.split("/"):
         raise ValueError(f"no file is called {name!r}")
-    if not isinstance(nbytes, int) or not isinstance(crc, int):
-        raise TypeError(f"{name} has {value}")
+    if not _is_count(nbytes) or not _is_count(crc):
+        raise TypeError(f"{name} has {str(value)[:80]}")
     return nbytes, crc
 
 
-def checksum(path: pathlib.Path) -> tuple[int, int]:
-    """Returns the bytes of a file and their crc32."""
+def checksum(
+    path: pathlib.Path, has_read: Callable[[int], object] | None = None
+) -> tuple[int, int]:
+    """Returns the bytes of a file and their crc32.
+
+    Args:
+        path: of the file.
+        has_read: is called with each number of bytes that has been read.
+    """
     nbytes = crc = 0
     with path.open("rb") as file:
         while chunk := file.read(1 << 20):
             nbytes += len(chunk)
             crc = zlib.crc32(chunk, crc)
+            if has_read is not None:
+                has_read(len(chunk))
     return nbytes, crc
 
 
-def check_files(directory: pathlib.Path, manifest: Manifest, contents: bool = True) -> None:
+def check_files(
+    directory: pathlib.Path,
+    manifest: Manifest,
+    contents: bool = True,
+    has_read: Callable[[int], object] | None = None,
+) -> None:
     """Compares the files of a checkpoint with its manifest.
 
     Args:
         directory: of the checkpoint.
         manifest: of it.
         contents: whether to compare checksums, too, for which all files are read.
+        has_read: is called with each number of bytes that has been read.
 
     Raises:
         DamagedError: naming the first file that is missing or differs.
+        OSError: if the system does not let one be read.
     """
     for name, (nbytes, crc) in manifest.files.items():
         path = directory / name
         try:
-            found = checksum(path) if contents else (path.stat().st_size, crc)
+            found = checksum(path, has_read) if contents else (path.stat().st_size, crc)
         except FileNotFoundError as error:
             raise DamagedError(f"{name} is missing") from error
         except OSError as error:
-            raise DamagedError(f"{name} cannot be read: {error.strerror}") from error
+            raise _unreadable(name, error) from error
         if found[0] != nbytes:
             raise DamagedError(f"{name} has {found[0]:,} bytes in place of {nbytes:,}")
         if found[1] != crc:
             raise DamagedError(f"{name} does not match its checksum")
+
+
+def check_sizes(manifest: Manifest) -> None:
+    """Compares the sizes of arrays and files, before memory is taken for the arrays.
+
+    Raises:
+        DamagedError: if the files, whose data is not compressed, cannot hold the arrays.
+    """
+    sizes = [math.prod(shape) * dtype_of(dtype).itemsize for shape, dtype in manifest.arrays]
+    nbytes = sum(size for size in sizes if size > _SMALL)
+    if nbytes > manifest.nbytes:
+        raise DamagedError(f"{manifest.nbytes:,} bytes of files hold no arrays of {nbytes:,} bytes")
+
+
+def _unreadable(name: str, error: OSError) -> Exception:
+    if error.errno in NO_DAMAGE:
+        return error
+    return DamagedError(f"{name} cannot be read: {error.strerror}")

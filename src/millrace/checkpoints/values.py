@@ -1,7 +1,7 @@
 """Plain Python values as JSON and arrays, and back. Nothing that is read is ever executed.
 
 None, bool, int, str        as they are
-float                       a number; {"float": "nan"} and the like, for those that JSON does not have
+float                       a number; {"float": "nan"} and the like, for those not in JSON
 list                        a list
 tuple, dict, bytes          {"tuple": [...]}, {"dict": [[key, value], ...]}, {"bytes": "base64"}
 NumPy or JAX array          {"array": 3}, the index in a list of arrays
@@ -16,9 +16,12 @@ from typing import Any, cast
 
 import numpy as np
 
+from millrace.checkpoints.arrays import is_storable
+
 JsonValue = None | bool | int | float | str | list[Any] | dict[str, Any]
 
 _DEEPEST = 50  # levels of values in values
+_LONGEST = 10_000  # bits of an int: Python reads no longer ones from text
 _SPECIAL = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 
 
@@ -43,8 +46,12 @@ def encode(
     if depth > _DEEPEST:
         raise NotPlainError(f"values in values, {depth} levels deep")
     kind = type(value)
-    if value is None or kind in (bool, int, str):
+    if value is None or kind in (bool, str):
         return cast(JsonValue, value)
+    if kind is int:
+        if cast(int, value).bit_length() > _LONGEST:
+            raise NotPlainError(f"an int of {cast(int, value).bit_length():,} bits")
+        return cast(int, value)
     if kind is float:
         number = cast(float, value)
         return number if math.isfinite(number) else {"float": str(number)}
@@ -63,9 +70,13 @@ def encode(
             ]
         }
     if isinstance(value, np.generic) or (hasattr(value, "__array__") and hasattr(value, "dtype")):
-        array = np.array(value) if copy else np.asarray(value)
-        if array.dtype.kind in "OSUMm":
+        try:
+            array: np.ndarray = np.array(value) if copy else np.asarray(value)
+        except (TypeError, RuntimeError) as error:  # a key of JAX, or an array that was donated
+            raise NotPlainError(f"a value of type {kind.__module__}.{kind.__qualname__}") from error
+        if not is_storable(array.dtype):
             raise NotPlainError(f"an array of dtype {array.dtype}")
+        array = array.astype(array.dtype.newbyteorder("="), copy=False)
         arrays.append(array)
         return {"scalar" if isinstance(value, np.generic) else "array": len(arrays) - 1}
     raise NotPlainError(f"a value of type {kind.__module__}.{kind.__qualname__}")
@@ -132,7 +143,7 @@ def _array(content: object, arrays: Sequence[np.ndarray], depth: int) -> Any:
     del depth
     if not isinstance(content, int) or not 0 <= content < len(arrays):
         raise ValueError(f"there is no array {str(content)[:80]} of {len(arrays)}")
-    return np.array(arrays[content])
+    return np.require(arrays[content], requirements="W")  # copies what cannot be written
 
 
 def _scalar(content: object, arrays: Sequence[np.ndarray], depth: int) -> Any:

@@ -15,6 +15,7 @@ from millrace.cache.use import default_root, limit_of_environment
 from millrace.errors import OptionError
 from millrace.records.cache import CacheEntry
 from millrace.records.memory import bytes_text
+from millrace.records.printable import printable
 
 _PIPE_WIDTH = 160  # characters of a line that does not go to a terminal
 _AGES = ((86400, "d"), (3600, "h"), (60, "min"), (1, "s"))
@@ -114,9 +115,9 @@ def _table(entries: list[CacheEntry], now: float) -> Table:
         column.justify, column.no_wrap = "right", True
     for entry in entries:
         table.add_row(
-            Text(entry.program or entry.module),  # JAX's own programs have a module only
-            Text(entry.model),
-            Text(entry.batch),
+            Text(printable(entry.program or entry.module)),  # of JAX's own: a module only
+            Text(printable(entry.model)),
+            Text(printable(entry.batch)),
             bytes_text(entry.nbytes),
             f"{_age(now - entry.used)} ago",
             style=None if entry.program else "dim",

@@ -24,6 +24,7 @@ from rich.text import Text
 
 from millrace.records.compilation import CompileRecord, Origin
 from millrace.records.memory import bytes_text
+from millrace.records.printable import printable
 from millrace.records.run import read_compile_log
 
 _PIPE_WIDTH = 160  # characters of a line that does not go to a terminal
@@ -85,7 +86,7 @@ def _table(records: NumberedRecords, is_wide: bool) -> Table:
 
 def _texts(record: CompileRecord) -> tuple[str, ...]:
     how = record.origin.value if record.is_executable else f"switch x{record.count}"
-    return tuple(map(_ascii, (record.program, record.model, record.batch, how)))
+    return tuple(map(printable, (record.program, record.model, record.batch, how)))
 
 
 def _costs(record: CompileRecord, is_wide: bool, has_code: bool) -> tuple[str, ...]:
@@ -103,10 +104,10 @@ def _causes(records: NumberedRecords) -> Table:
     for number, record in records:
         if record.is_executable:  # the row of a switch names both programs
             again = " is compiled again" if record.is_recompilation else ""
-            cause = f"{_ascii(record.program)}{again}: {_ascii(record.cause)}"
+            cause = f"{printable(record.program)}{again}: {printable(record.cause)}"
             table.add_row(str(number), Text(cause))
             if record.remedy:
-                table.add_row("", Text(_ascii(record.remedy), style="green"))
+                table.add_row("", Text(printable(record.remedy), style="green"))
     return table
 
 
@@ -136,8 +137,3 @@ def _as_dict(records: Sequence[CompileRecord], shown: Sequence[CompileRecord]) -
         "recompilation_seconds": sum(record.seconds for record in recompilations),
         "switches": sum(record.count for record in records if not record.is_executable),
     }
-
-
-def _ascii(text: str) -> str:
-    """Escapes characters beyond ASCII, as Python would."""
-    return text.encode("ascii", "backslashreplace").decode()

@@ -11,6 +11,7 @@
     millrace run         runs an IPU program unchanged
     millrace poprun      runs one as several processes, by the command line of an IPU
     millrace cache       shows or removes the executables that are cached on disk
+    millrace checkpoint  lists, verifies and exports the checkpoints of a training
 
 Drawings and tables are plain ASCII, with colors on a terminal.
 """
@@ -27,6 +28,7 @@ from rich.text import Text
 
 from millrace.benchmark.command import benchmark_feed
 from millrace.cli import cache_table
+from millrace.cli import checkpoint as cli_checkpoint
 from millrace.cli import compilation as cli_compilation
 from millrace.cli import porting as cli_porting
 from millrace.cli import report as cli_report
@@ -70,6 +72,7 @@ def main() -> None:
 
 
 for _command in (
+    *cli_checkpoint.COMMANDS,
     *cli_compilation.COMMANDS,
     *cli_porting.COMMANDS,
     *cli_report.COMMANDS,

@@ -14,6 +14,7 @@ operations   FLOPs      bytes      time
 
 import os
 from collections.abc import Iterator
+from statistics import median_low
 
 from rich.console import Console
 from rich.table import Table
@@ -22,6 +23,7 @@ from rich.text import Text
 from millrace.records.loops import LoopRecord
 from millrace.records.memory import bytes_text
 from millrace.records.operations import OperationGroup
+from millrace.records.printable import printable
 from millrace.records.run import RunRecords
 from millrace.reports.limits import limits
 from millrace.reports.running import RunState, run_state
@@ -30,6 +32,7 @@ from millrace.schedules.text import grid, scaled
 _PIPE_WIDTH = 160  # characters of a line that does not go to a terminal
 _MAX_TASKS = 200  # of a drawing
 _MAX_LINES = 24
+_MAX_LENGTH = 4000  # of a drawing, in tasks of median length
 _MAX_LOOPS = 4
 _MAX_LAYERS = 3  # of a program
 _MAX_PROGRAMS = 12
@@ -45,10 +48,10 @@ def show_summary(run: RunRecords) -> None:
     facts = Table.grid(padding=(0, 2, 0, 0))
     facts.add_column(no_wrap=True)
     for name, text in _facts(run):
-        facts.add_row(name, Text(_printable(text)))
+        facts.add_row(name, Text(printable(text)))
     console.print(facts)
     if drawing := _drawing(run, console.width):
-        console.print(f"\n{_printable(drawing)}", markup=False, soft_wrap=True)
+        console.print(f"\n{printable(drawing)}", markup=False, soft_wrap=True)
     for table in (_memory(run), _operations(run)):
         if table.row_count:
             console.print("")
@@ -116,7 +119,11 @@ def _drawing(run: RunRecords, width: int) -> str:
     title = f"bubble {timeline.bubble:.1%} of an update of {1e3 * timeline.end:.3g} ms"
     if len(timeline.spans) > _MAX_TASKS:
         return f"{title}, {len(timeline.spans):,} tasks: the page draws them"
-    drawing = grid(timeline, width=width)
+    # A drawing with a cell for each task gets as many columns as its shortest tasks ask for.
+    durations = [span.duration for span in timeline.spans if span.start < span.end]
+    latest = max(abs(time) for span in timeline.spans for time in (span.start, span.end))
+    is_even = not durations or median_low(durations) * _MAX_LENGTH > latest
+    drawing = grid(timeline, width=width) if is_even else scaled(timeline, width)
     if len(drawing.splitlines()) > timeline.num_groups:  # tasks of very different lengths
         drawing = scaled(timeline, width)
     lines = drawing.splitlines()
@@ -136,7 +143,7 @@ def _memory(run: RunRecords) -> Table:
     for each in shown[:_MAX_PROGRAMS]:
         layers = [f"{layer.layer} {bytes_text(layer.nbytes)}" for layer in each.peak.layers]
         texts = each.program, bytes_text(each.peak.bytes), ", ".join(layers[:_MAX_LAYERS])
-        table.add_row(*(Text(_printable(text)) for text in texts))
+        table.add_row(*(Text(printable(text)) for text in texts))
     return table
 
 
@@ -171,18 +178,10 @@ def _operations(run: RunRecords) -> Table:
         seconds, flops = cost(groups)
         is_timed = any(each.seconds is not None for each in groups)
         table.add_row(
-            *(Text(_printable(text)) for text in (owner, "" if role == owner else role)),
+            *(Text(printable(text)) for text in (owner, "" if role == owner else role)),
             f"{sum(each.operations for each in groups):,}",
             f"{flops / 1e9:.3g}",
             bytes_text(sum(each.bytes for each in groups)),
             f"{1e3 * seconds:.3g} ms" if is_timed else "",
         )
     return table
-
-
-def _printable(text: str) -> str:
-    """Escapes characters that a terminal would act on, and those beyond ASCII."""
-    text = text.encode("ascii", "backslashreplace").decode()
-    return "".join(
-        each if each == "\n" or each.isprintable() else repr(each)[1:-1] for each in text
-    )

@@ -195,6 +195,18 @@ class Runner(Protocol):
         """
         ...
 
+    def metric_parts(self) -> list[jax.Array]:
+        """Returns the metrics of each replica, `[replicas, ...]`: a collective operation.
+
+        None of them where they are not kept apart. Their sums are the metrics of the state; the sum
+        of numbers of several executions depends on the order in which they are added.
+        """
+        ...
+
+    def resume_metric_parts(self, parts: Sequence[np.ndarray]) -> None:
+        """Lets the next execution go on with metrics of each replica, as `metric_parts` returns."""
+        ...
+
     def dry_run(self, single_steps: bool | None = None) -> DryRun[Any]:
         """Returns a dry run that compiles for this runner and does not change it.
 
@@ -209,17 +221,6 @@ class Runner(Protocol):
 
     def gather(self, role: str, values: Iterable[jax.Array]) -> list[jax.Array]:
         """Returns values of the state in the form that variables hold; a collective operation."""
-        ...
-
-    def metric_parts(self) -> list[jax.Array]:
-        """Returns metrics as the replicas have them, `[replicas, ...]`; none if only sums count.
-
-        A running mean is rounded otherwise when it goes on from the sum of its parts.
-        """
-        ...
-
-    def put_metric_parts(self, parts: Sequence[np.ndarray]) -> None:
-        """Lets the next execution go on from values that `metric_parts` has returned."""
         ...
 
     def release(self) -> None:

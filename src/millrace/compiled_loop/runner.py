@@ -257,6 +257,14 @@ class ScanRunner:
         """The newest state of a running execution, which is what remains if the execution fails."""
         return self._first if self._newest is None else self._placement.leave(self._newest)
 
+    def metric_parts(self) -> list[jax.Array]:
+        """Returns the metrics of each replica, `[replicas, ...]`; see `Runner.metric_parts`."""
+        return [gathered(part) for part in self._placement.parts]
+
+    def resume_metric_parts(self, parts: Sequence[np.ndarray]) -> None:
+        """Lets the next execution go on with metrics of each replica, as `metric_parts` returns."""
+        self._placement.resume(parts)
+
     @property
     def steps_done(self) -> int | None:
         """Steps of the last execution that its state has; None if that is within an update."""
@@ -277,15 +285,6 @@ class ScanRunner:
         whole = [gathered(value) for value in values]
         # A model that is called outside of its loop computes with its weights.
         return list(map(in_device_memory, whole)) if role == "trainable" else whole
-
-    def metric_parts(self) -> list[jax.Array]:
-        """Returns metrics as the replicas have them; a collective operation."""
-        parts = self._placement.metric_parts
-        return [] if any(each.is_deleted() for each in parts) else list(map(gathered, parts))
-
-    def put_metric_parts(self, parts: Sequence[np.ndarray]) -> None:
-        """Lets the next execution go on from metrics of each replica."""
-        self._placement.metric_parts = tuple(parts)
 
     def _enter(self, block: Block) -> None:
         """Makes `block` the current one, and waits while too many are queued."""
@@ -351,3 +350,4 @@ class ScanRunner:
         self._executables.forget()
         self._placement.release()
         self._block = self._batches = self._last_result = None
+        self._first = self._newest = self._update = self.halted = None  # of one that has failed

@@ -21,6 +21,7 @@ import keras
 from millrace._compat.jax_arrays import looks_for_non_finite
 from millrace._compat.jax_executables import sizes_of
 from millrace.cache.entry import DamagedEntryError
+from millrace.cache.private import NotPrivateError, check_private, read_private
 from millrace.compiling.executable import Executable, checked, new_names, renamed
 from millrace.compiling.log import CompileLog, NewExecutable, record_of
 from millrace.compiling.lowering import group_of
@@ -78,7 +79,7 @@ class Exported:
             devices: of the strategy.
 
         Raises:
-            OptionError: if it is not a directory.
+            OptionError: if it is not a directory, or others can write to it or to one of its files.
         """
         root = pathlib.Path(directory).expanduser().absolute()
         if not root.is_dir():
@@ -86,9 +87,17 @@ class Exported:
                 "load_executables() takes a directory that export_executables() has written. "
                 f"Received: {os.fspath(directory)!r}, which is not a directory."
             )
+        try:
+            check_private(root)
+            files = list(_files(root))
+        except NotPrivateError as error:
+            raise OptionError(
+                "load_executables() runs code from the files of an export, and another user could "
+                f"have written it. {error}; or export to another directory."
+            ) from None
         here, others = environment(devices[0]), list[Header]()
         usable = list[ExportedFile]()
-        for file in _files(root):
+        for file in files:
             if file.header.environment == here:
                 self._add(file)
                 usable.append(file)
@@ -185,7 +194,7 @@ class Exported:
         try:
             ready = self._ahead.take(file)
             if ready is None:
-                return take(export_file.unpack(file.path.read_bytes(), file.header))
+                return take(export_file.unpack(read_private(file.path), file.header))
             return take(ready)
         except Exception as error:  # of XLA, of pickle, of the file system, of ours
             header = file.header
@@ -217,7 +226,7 @@ def _on_devices(
         compiled = loaded(source, devices)
 
     def again(_: jax.stages.Compiled, __: Numbers) -> SerializedExecutable:
-        return export_file.unpack(file.path.read_bytes(), file.header)
+        return export_file.unpack(read_private(file.path), file.header)
 
     remember(compiled, again)
     return compiled

@@ -16,6 +16,7 @@ from typing import Any
 
 from millrace._compat.jax_executables import from_bytes
 from millrace.cache import files as cache_files
+from millrace.cache.private import NotPrivateError, check_private, make_private
 from millrace.compiling.executable import Executable, compiled_of, renames_of
 from millrace.compiling.sharing import serialize
 from millrace.errors import OptionError
@@ -98,14 +99,14 @@ class Exports:
         """Writes everything that is still in use, and returns the number of executables.
 
         Raises:
-            OptionError: if the directory cannot be made or written.
+            OptionError: if the directory cannot be made or written, or others can write to it.
         """
         root = pathlib.Path(directory).expanduser().absolute()
         with self._lock:
             exports = list(self._exports.values())
         try:
-            # Only for its owner: whoever can write here can have others run any code.
-            root.mkdir(mode=0o700, parents=True, exist_ok=True)
+            make_private(root)
+            check_private(root)
             files = [(export, data) for export in exports if (data := _packed(export)) is not None]
             for export, data in files:
                 cache_files.write(root / _name(export), data)
@@ -114,6 +115,11 @@ class Exports:
                 f"export_executables() cannot write {os.fspath(directory)!r}: "
                 f"{error.strerror or error}. Give it a directory that can be written."
             ) from error
+        except NotPrivateError as error:
+            raise OptionError(
+                "export_executables() writes code, and another user could replace it. "
+                f"{error}, or give it another directory."
+            ) from None
         count = sum(export.kind == EXECUTABLE for export, _ in files)
         logger.info("%d executables are exported to %s", count, root)
         return count

@@ -14,7 +14,6 @@ import hashlib
 import json
 import pathlib
 import pickle
-import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -24,6 +23,7 @@ import jax
 from millrace.cache.entry import DamagedEntryError, Format, fields_of
 from millrace.cache.files import environment as of_cache
 from millrace.cache.keys import pack_key, unpack_key
+from millrace.cache.private import open_private
 from millrace.explain.key import versions
 from millrace.records.compilation import ProgramKey
 
@@ -103,8 +103,9 @@ def read_header(path: pathlib.Path) -> Header:
     Raises:
         OSError: if it cannot be read.
         DamagedEntryError: if it is not what `pack` returned.
+        NotPrivateError: if other users can write it.
     """
-    with open(path, "rb") as file:
+    with open(open_private(path), "rb") as file:
         return _header(_FORMAT.read_header(file))
 
 
@@ -128,12 +129,14 @@ def unpack(data: bytes, header: Header) -> Any:
 def _header(content: bytes) -> Header:
     try:
         fields = fields_of(content)
+        if fields["kind"] not in (EXECUTABLE, STAGES):
+            raise ValueError("an unknown kind")
         return Header(
-            kind=str(fields["kind"]),
+            kind=fields["kind"],
             key=unpack_key(base64.b64decode(fields["key"])),
             environment={str(k): str(v) for k, v in fields["environment"].items()},
             layers=tuple(map(str, fields["layers"])),
             unroll=None if fields["unroll"] is None else int(fields["unroll"]),
         )
-    except (ValueError, TypeError, KeyError, AttributeError, zlib.error) as error:
+    except (ValueError, TypeError, KeyError, AttributeError, OverflowError) as error:
         raise DamagedEntryError("its header is damaged") from error

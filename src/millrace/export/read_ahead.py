@@ -17,6 +17,7 @@ from typing import Any
 import jax
 
 from millrace._compat.jax_executables import from_bytes
+from millrace.cache.private import read_private
 from millrace.compiling.sharing import SerializedExecutable
 from millrace.export import file as export_file
 from millrace.export.file import EXECUTABLE, Header
@@ -78,7 +79,7 @@ def loaded(source: SerializedExecutable, devices: Devices) -> jax.stages.Compile
 
 
 def _content(file: ExportedFile, devices: Devices) -> Any:
-    content = export_file.unpack(file.path.read_bytes(), file.header)
+    content = export_file.unpack(read_private(file.path), file.header)
     by_number = {device.id: device for device in devices}
     if file.header.kind != EXECUTABLE or not set(content.numbers) <= set(by_number):
         return content

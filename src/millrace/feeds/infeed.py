@@ -7,11 +7,11 @@ from collections import deque
 from collections.abc import Callable, Iterator
 
 from millrace.feeds.block import Block, BlockSlice
+from millrace.feeds.waiting import POLL_SECONDS, BatchWait
 from millrace.interrupts import is_held_back, raise_if_interrupted
 from millrace.records.statistics import FeedStatistics
 from millrace.timing.activities import Activities
 
-POLL_SECONDS = 0.05  # between two checks for an interrupt by the user
 JOIN_SECONDS = 5.0  # longest time that `close` waits for a data set that is making a batch
 # Threads that were not joined, since the user wanted to stop at once. Each is in the middle of a
 # batch, so its data set cannot be asked for another one yet.
@@ -29,7 +29,8 @@ class Infeed:
 
     The thread starts at once and ends with the data, with an exception, or with `close`. It keeps
     at most `depth` blocks ready besides the one that it is filling. An exception of the data set is
-    raised again where its block would have been taken, with its own traceback.
+    raised again where its block would have been taken, with its own traceback and a note that
+    names the batch.
     """
 
     def __init__(
@@ -37,6 +38,7 @@ class Infeed:
         make_blocks: Callable[[Callable[[], bool]], Iterator[Block]],
         depth: int,
         activities: Activities | None = None,
+        wait: BatchWait | None = None,
     ):
         """Starts preparing blocks.
 
@@ -45,8 +47,10 @@ class Infeed:
                 ready.
             depth: most blocks kept ready.
             activities: gets the times at which blocks were prepared and waited for, if wanted.
+            wait: names batches in messages and limits the wait for one; by default without limit.
         """
         self._activities = activities
+        self._wait = wait or BatchWait("batch {:,}".format)
         self._depth = depth
         self._ready: deque[Block] = deque()
         self._blocks = make_blocks(lambda: not self._ready)
@@ -83,12 +87,15 @@ class Infeed:
 
         Args:
             wait: waits for a batch that the data set is making; if False, the thread ends after it.
+                Nothing waits for a data set that has reached the limit of its wait.
         """
         with self._change:
             self._stopped = True
             self._ready.clear()
             self._change.notify_all()
-        if wait:
+        if self._wait.is_over:
+            pass  # the next call would wait in vain, too
+        elif wait:
             self._thread.join(JOIN_SECONDS)
         elif self._thread.is_alive():
             _left_behind.add(self._thread)
@@ -122,9 +129,11 @@ class Infeed:
         if self._activities is not None:
             self._activities.begin("host", "wait for data", begin)
         with self._change:
+            began = time.monotonic()
             while not self._ready and not self._ended:
                 raise_if_interrupted()
-                self._change.wait(POLL_SECONDS if is_held_back() else None)
+                due = self._wait.check(began, self._thread)
+                self._change.wait(min(POLL_SECONDS, due) if is_held_back() else due)
             block = self._ready.popleft() if self._ready else None
             self._change.notify_all()
         end = time.perf_counter()
@@ -135,6 +144,7 @@ class Infeed:
         if block is None:
             if self._error is not None:
                 error, self._error = self._error, None
+                self._wait.add_note(error, self._steps_taken)  # all before it have been taken
                 raise error
             return None
         self._blocks_taken += 1

@@ -24,6 +24,7 @@ from millrace.errors import DataError, OptionError
 from millrace.feeds.block import Block, BlockSlice, Destination, batch_spec
 from millrace.feeds.blocks import BlockShape, stacked_blocks
 from millrace.feeds.infeed import Infeed
+from millrace.feeds.waiting import BatchWait
 from millrace.options import whole_number
 from millrace.plan import BatchSpec
 from millrace.pytrees import ArrayTree
@@ -175,7 +176,8 @@ class InfeedQueue:
         def blocks(is_awaited: Callable[[], bool]) -> Iterator[Block]:
             return stacked_blocks(elements, itertools.repeat(1), shape, host, is_awaited)
 
-        self._feed = Infeed(blocks, self._depth)
+        wait = BatchWait("element {} of an infeed queue".format)
+        self._feed = Infeed(blocks, self._depth, wait=wait)
         self._finalizer = weakref.finalize(self, self._feed.close)
 
 

@@ -88,7 +88,8 @@ class StepCallbackList(keras.callbacks.CallbackList):
 
         def deliver() -> None:
             try:
-                self._deliver(mode, function)
+                with self._controller.in_worker():
+                    self._deliver(mode, function)
             except BaseException as error:  # handed over to Keras's loop, whatever it is
                 errors.append(error)
 

@@ -9,6 +9,7 @@ totals        the counters of the strategy      totals.py
 """
 
 import contextlib
+import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
@@ -18,6 +19,7 @@ from typing import Any
 import keras
 
 from millrace._compat.keras_loops import sync_state
+from millrace.errors import ModelError
 from millrace.fit.attributes import Attributes
 from millrace.fit.callbacks import flat_callbacks
 from millrace.fit.feeds import Feeds
@@ -61,14 +63,17 @@ class Controller:
         self.arguments: Mapping[str, Any] = NO_ARGUMENTS  # of the running fit
         self.loop = 0  # number of the outermost loop that runs, or ran last
         self._running = 0  # nesting of fit, evaluate and predict
+        self._thread: threading.Thread | None = None  # in which they run
+        self._lock = threading.Lock()
         self._activities: Activities | None = None
 
     def callbacks(self) -> list[keras.callbacks.Callback]:
         """Returns the callbacks of the running loop, with the history that Keras adds."""
         given = flat_callbacks(self.arguments.get("callbacks"))
         history = getattr(self.model, "history", None)
-        is_new = history is not None and all(each is not history for each in given)
-        return [*given, history] if is_new else given
+        if history is None or any(each is history for each in given):
+            return given
+        return [*given, history]
 
     def put_options(self, options: Options, keep_functions: bool = False) -> None:
         """Puts other options in force, from the next fit, evaluate or predict on."""
@@ -112,6 +117,38 @@ class Controller:
         return self._running > 0
 
     @contextmanager
+    def in_one_thread(self) -> Iterator[None]:
+        """Surrounds what needs the values of the variables for itself.
+
+        Raises:
+            ModelError: while the model's fit, evaluate or predict runs in another thread.
+        """
+        current = threading.current_thread()
+        with self._lock:
+            before = self._thread
+            if before not in (None, current):
+                raise ModelError(
+                    f"{self.model.name!r} is in a fit, evaluate or predict in the thread "
+                    f"{before.name!r}, and cannot run in {current.name!r} at the same time: a "
+                    "running loop has the values of its variables. Wait until that call has "
+                    "returned, or train a copy: keras.models.clone_model(model)."
+                )
+            self._thread = current
+        try:
+            yield
+        finally:
+            self._thread = before
+
+    @contextmanager
+    def in_worker(self) -> Iterator[None]:
+        """Lets a thread use the model for which the thread of the loop waits."""
+        before, self._thread = self._thread, threading.current_thread()
+        try:
+            yield
+        finally:
+            self._thread = before
+
+    @contextmanager
     def running(
         self, mode: Mode | None = None, arguments: Mapping[str, Any] = NO_ARGUMENTS
     ) -> Iterator[None]:
@@ -120,13 +157,21 @@ class Controller:
         After an interrupt nothing waits for the batch that a slow data set is making, and the
         variables have their newest values.
 
+        Raises:
+            ModelError: if the model runs in another thread.
+
         Args:
             mode: of the loop; None for one that runs nothing, of which no records are left.
             arguments: of the call, by name.
         """
         if not self._running:
             self.arguments = arguments
-        with held_back(), self._recorded(mode, arguments), self._threads_ended():
+        with (
+            self.in_one_thread(),
+            held_back(),
+            self._recorded(mode, arguments),
+            self._threads_ended(),
+        ):
             yield
 
     @contextmanager
@@ -183,6 +228,8 @@ class Controller:
         except BaseException as error:
             failure = error
             is_interrupted = isinstance(error, KeyboardInterrupt | SystemExit)
+            if isinstance(error, Exception):
+                self.feeds.add_note(error)
             if self._running == 1 and not self.setup.spans_processes:
                 sync_state(self.model)  # which evaluate and predict do not do
             raise

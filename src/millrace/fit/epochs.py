@@ -21,24 +21,27 @@ import numpy as np
 
 from millrace._compat.keras_data import (
     EpochIterator,
+    end_workers,
     epoch_order,
     get_data_adapter,
     is_array_adapter,
     tracked_source,
 )
 from millrace._compat.keras_loops import asks_for_nothing, set_epoch_iterators
-from millrace.errors import VersionError
+from millrace.errors import DataError, VersionError, add_note
 from millrace.feeds.block import Block, BlockSlice, batch_spec
 from millrace.feeds.blocks import ResidentArrays, stacked_blocks
 from millrace.feeds.infeed import Infeed, wait_for_interrupted
 from millrace.feeds.source_position import StateFunctions, TrackedBatches
+from millrace.feeds.waiting import BatchWait
 from millrace.fit.checks import shortened_to_stop
 from millrace.fit.controller import Controller, controller_of
+from millrace.fit.data_position import batch_name, epoch_name
 from millrace.fit.loop_checkpoints import EpochPosition, LoopCheckpoints
 from millrace.fit.multi_process import agree_on_built, agree_on_data, agree_on_order
 from millrace.fit.uncompiled import runs_uncompiled
 from millrace.interrupts import at_once, raise_if_interrupted
-from millrace.plan import Mode
+from millrace.plan import BatchSpec, Mode
 from millrace.pytrees import ArrayTree
 
 T = TypeVar("T")
@@ -92,9 +95,7 @@ class Execution:
         # Keras builds an unbuilt model from one batch and then starts over. The infeed stays
         # shut: it would draw batches ahead that a generator cannot give twice.
         with at_once():
-            batch = next(self._epoch.host_batches())
-        batch_spec(batch)  # says why, where Keras would only fail to convert
-        return batch
+            return self._epoch.first_batch()
 
 
 class FeedEpochIterator(EpochIterator):
@@ -111,19 +112,28 @@ class FeedEpochIterator(EpochIterator):
     def __init__(self, controller: Controller, mode: Mode, **arguments: Any):
         rules = controller.setup.rules
         arguments = dict(rules.arguments(controller.setup, arguments))
+        wait = _wait_of(controller, mode, epoch=1)
         with at_once():
-            wait_for_interrupted()  # Keras draws a batch of a generator now
-            super().__init__(**arguments)
+            wait_for_interrupted()  # Keras draws two batches of a generator now
+            try:
+                wait.within_limit(functools.partial(super().__init__, **arguments))
+            except Exception as error:
+                add_note(error, _BEFORE_EPOCHS)
+                raise
         self._controller = controller
         self._mode = mode
         self._arguments = arguments
         self._was_built = controller.setup.model.built
         self._infeed: Infeed | None = None
+        self._wait = wait
+        self._builds_from: BatchSpec | None = None  # while Keras builds the model from a batch
         self._is_closed = threading.Event()
         self._sizes: Iterable[int] = ()
         self._resident: ResidentArrays | None = None
         self._has_looked_for_resident = False
         self.number = 0  # of the running epoch, from 1
+        if self.num_batches == 0:
+            raise _no_batch(arguments.get("x"))
         self._resumed: EpochPosition | None = None  # with which the next epoch goes on
         self._pass_begin = 0  # steps of the pass before the running epoch
         self._begun = 0  # steps of the running epoch before it was resumed
@@ -159,16 +169,41 @@ class FeedEpochIterator(EpochIterator):
         """Returns the epoch's infeed, which starts when the first step is taken."""
         if self._infeed is None:
             self._is_closed = threading.Event()
-            feed = self._controller.setup.options.feed
-            self._infeed = Infeed(
-                self._block_source(), feed.prefetch_depth, self._controller.activities
-            )
+            self._wait = _wait_of(self._controller, self._mode, self.number, self._begun)
+            depth = self._controller.setup.options.feed.prefetch_depth
+            source, activities = self._block_source(), self._controller.activities
+            self._infeed = Infeed(source, depth, activities, self._wait)
             if (recorder := self._controller.functions.recorder) is not None:
                 recorder.opens(self._infeed, self._mode)
         return self._infeed
 
+    def first_batch(self) -> ArrayTree:
+        """Returns a batch for Keras, which builds an unbuilt model of it.
+
+        Raises:
+            DataError: if it cannot go to a device, or does not come.
+            Exception: an error of the data set.
+        """
+        wait = _wait_of(self._controller, self._mode, self.number)
+        try:
+            batch = wait.within_limit(lambda: next(self.host_batches()))
+            self._builds_from = batch_spec(batch)  # says why Keras would fail to convert
+        except StopIteration:
+            raise
+        except Exception as error:
+            wait.add_note(error, 0)
+            raise
+        return batch
+
+    def add_note(self, error: Exception) -> None:
+        """Says in an error that Keras was building the model from the first batch, if it was."""
+        if (spec := self._builds_from) is not None:
+            name = batch_name(self._mode, max(self.number, 1), 0)
+            add_note(error, f"raised while Keras built the model from {name} ({spec}).")
+
     def reset(self) -> None:
         """Starts over, as Keras does when it has built the model from the first batch."""
+        self._builds_from = None
         self.close()
         self._controller.setup.rules.check_built(self._controller.setup)
         if not self._was_built:
@@ -181,7 +216,7 @@ class FeedEpochIterator(EpochIterator):
             with at_once():
                 next(self.host_batches(), None)
         self.number = 0
-        super().reset()
+        self.between_epochs(super().reset)  # it ends the workers of the data set
         self._leave_out()
 
     def _leave_out(self) -> None:
@@ -236,7 +271,7 @@ class FeedEpochIterator(EpochIterator):
         self._begun = position.epoch_step
         self._pass_begin = position.pass_step - position.epoch_step
         self.steps_in_pass = position.pass_step
-        if self.pass_length is None:
+        if self.pass_length is None and position.pass_length is not None:
             self.pass_length = position.pass_length
         self.number = self._epochs_over = position.epochs
 
@@ -266,6 +301,32 @@ class FeedEpochIterator(EpochIterator):
         if position is not None:
             self._checkpoints.skips(source, position.pass_step)
         return source
+
+    def between_epochs(self, tell: Callable[[], None]) -> None:
+        """Calls `tell`, which tells the data set of the begin or the end of an epoch.
+
+        Raises:
+            DataError: if it does not return within the limit of a wait for a batch.
+            Exception: an error of the data set, or of its workers.
+        """
+        place = f"the begin or the end of {epoch_name(self._mode, max(self.number, 1))}"
+        limit = self._controller.setup.options.feed.max_wait_seconds
+        try:
+            BatchWait(lambda _: f"from {place}", limit).within_limit(tell)
+        except Exception as error:
+            add_note(error, f"raised by the data set at {place}.")
+            raise
+
+    def end(self, wait: bool = True) -> None:
+        """Ends the infeed, and the workers of the data set, with the call that draws from them.
+
+        Args:
+            wait: whether to wait for the batch that the data set is making.
+        """
+        self._is_closed.set()
+        end_workers(self.data_adapter)
+        self.close(wait)
+        self.end_pass()
 
     def executions(self) -> Iterator[tuple[int, int, Execution]]:
         """Yields the executions of one epoch, and ends its infeed."""
@@ -361,7 +422,7 @@ class FeedEpochIterator(EpochIterator):
                     self._resumed = None
                     self._checkpoints.has_drawn_order()
             return lambda is_awaited: resident.blocks(order, batch_size, shape)
-        batches = _until(self._is_closed, self.host_batches())
+        batches = _until(self._is_closed, self.host_batches(), self._wait)
         return functools.partial(
             stacked_blocks, batches, self._sizes, shape, controller.setup.destination
         )
@@ -398,17 +459,39 @@ def describe_arrays(data: object) -> str:
         shapes.append(f"{getattr(leaf, 'dtype', type(leaf).__name__)}{list(shape)}")
         if shape and all(shape) and isinstance(leaf, np.ndarray | jax.Array):
             rows = leaf[:: max(shape[0] // _ROWS_CHECKED, 1)]
-            crc = zlib.crc32(np.ascontiguousarray(np.asarray(rows)).reshape(-1).view(np.uint8), crc)
+            crc = zlib.crc32(
+                np.ascontiguousarray(np.asarray(rows)).reshape(-1).view(np.uint8).data, crc
+            )
     return f"{', '.join(shapes)}, checksum {crc:08x}"
 
 
-def _until(is_closed: threading.Event, batches: Iterator[T]) -> Iterator[T]:
-    """Yields batches, and draws none once their infeed is closed."""
+_BEFORE_EPOCHS = (
+    "raised before epoch 1, when Keras looks at the data: of a generator it draws the first two "
+    "batches."
+)
+
+
+def _wait_of(controller: Controller, mode: Mode, epoch: int, begun: int = 0) -> BatchWait:
+    """Returns the wait for the batches of an epoch, of which the first `begun` have run."""
+    limit = controller.setup.options.feed.max_wait_seconds
+    return BatchWait(lambda number: batch_name(mode, epoch, begun + number), limit)
+
+
+def _no_batch(x: object) -> DataError:
+    return DataError(
+        f"The data set ({type(x).__name__}) has no batch: its length is 0. Check the code that "
+        "selects or loads it, and a drop_remainder or drop_last that may drop the only batch."
+    )
+
+
+def _until(is_closed: threading.Event, batches: Iterator[T], wait: BatchWait) -> Iterator[T]:
+    """Yields batches and counts them, and draws none once their infeed is closed."""
     while not is_closed.is_set():
         try:
             batch = next(batches)
         except StopIteration:
             return
+        wait.add_drawn()
         yield batch
 
 

@@ -11,7 +11,10 @@ from millrace.plan import BatchSpec, Mode
 class Closable(Protocol):
     """An epoch iterator, as the feeds see it."""
 
-    def close(self, wait: bool = True) -> None:
+    def add_note(self, error: Exception) -> None:
+        """Says in an error that Keras was building the model from the first batch, if it was."""
+
+    def end(self, wait: bool = True) -> None:
         """Ends its threads; `wait` says whether to wait for the batch that is being made."""
 
 
@@ -53,9 +56,14 @@ class Feeds:
         """Remembers an epoch iterator, to close it when the running call ends."""
         self._iterators.append(iterator)
 
-    def close(self, wait: bool) -> None:
-        """Closes the iterators of the call that ends; `wait` is as of `Closable.close`."""
+    def add_note(self, error: Exception) -> None:
+        """Says in an error that Keras was building the model from the first batch, if it was."""
         for iterator in self._iterators:
-            iterator.close(wait=wait)
-        self._iterators.clear()
+            iterator.add_note(error)
+
+    def close(self, wait: bool) -> None:
+        """Ends the iterators of the call that ends; `wait` is as of `Closable.end`."""
+        iterators, self._iterators = self._iterators, []
+        for iterator in iterators:
+            iterator.end(wait=wait)
         self.training = None

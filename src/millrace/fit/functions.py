@@ -5,13 +5,20 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
-from millrace._compat.jax_arrays import is_non_finite_error
+from millrace._compat.jax_arrays import is_non_finite_error, looks_for_non_finite
 from millrace._compat.keras_loops import restore_state
 from millrace.compiled_loop.executables import Executables
-from millrace.compiled_loop.protocol import CallResult, ExecutionSteps, Halted, Runner
+from millrace.compiled_loop.protocol import (
+    CallResult,
+    ExecutionSteps,
+    Halted,
+    Runner,
+    batches_of,
+)
 from millrace.compiled_loop.runner import ScanRunner
-from millrace.errors import NonFiniteError
+from millrace.errors import NonFiniteError, RecompilationError, add_note
 from millrace.feeds.block import BlockSlice
 from millrace.feeds.blocks import stacked_blocks
 from millrace.fit.checks import check_recomputed
@@ -28,6 +35,7 @@ from millrace.plan import BatchSpec, Mode, Plan
 from millrace.processes.agreement import own_copy
 from millrace.pytrees import ArrayTree
 from millrace.recomputation.plan import recompute_of
+from millrace.records.tensors import non_finite_data
 from millrace.steps.state import State, as_state
 from millrace.steps.tapped_step import tapping_optimizer
 from millrace.taps.delivery import queues_of
@@ -113,7 +121,7 @@ class LoopFunction:
             self._position.begin(None, 0)
             slices = self._slices_of(iterator)
             longest = sum(block_slice.count for block_slice in slices)
-        self.last.steps, self.last.out_of_memory = longest, None
+        self.last.begin(longest)
         slices = self._remembered(slices)
         dispatches = runner.dispatches
         chunk = self._chunk(step_logs)
@@ -125,6 +133,7 @@ class LoopFunction:
             self._explain(error, runner, longest)
             raise
         self._records.end(runner, longest, (state, calls))
+        self.last.spans.clear()
         self.halted = runner.halted
         self._end_deliveries()
         self._controller.totals.add_execution(runner.dispatches - dispatches, runner.statistics)
@@ -149,12 +158,28 @@ class LoopFunction:
             self._controller.checkpoints.breaks_off(runner.steps_done)
         self.last.out_of_memory = out_of_memory(error)
         if is_non_finite_error(error) and not isinstance(error, NonFiniteError):
+            span = self._position.span()
             raise NonFiniteError(
                 f"A {error.args[-1]} came out of '{self.mode.value}_run' over {steps} "
-                "steps, where jax_debug_nans or jax_debug_infs told JAX to look for one. The "
-                "model has the weights from before these steps. Set steps_per_execution=1 to "
-                "find the step, or use keras.callbacks.TerminateOnNaN() to only stop."
+                f"steps{f' ({span})' if span else ''}, where jax_debug_nans or jax_debug_infs told "
+                f"JAX to look for one. {self._non_finite_data()}The model has the weights from "
+                "before these steps. Set steps_per_execution=1 to find the step, or use "
+                "keras.callbacks.TerminateOnNaN() to only stop."
             ) from error
+        place = self._position.of_error()
+        if place and isinstance(error, Exception) and not isinstance(error, RecompilationError):
+            add_note(error, f"raised in {place}.")
+
+    def _non_finite_data(self) -> str:
+        """Describes the first data of the execution that is not finite, if there is some."""
+        batches = batches_of(self.last.spans, self._controller.setup.replicas)
+        self.last.spans.clear()
+        for each in non_finite_data(batches)[:1]:
+            return (
+                f"The data is not finite: of {self._position.name(each.micro_batch)}, {each}, "
+                "counted from 0. "
+            )
+        return ""
 
     def _chunk(self, step_logs: bool) -> int | None:
         """Returns the most steps of a call; None for no limit."""
@@ -188,9 +213,13 @@ class LoopFunction:
     def _remembered(self, slices: Iterable[BlockSlice]) -> Iterator[BlockSlice]:
         """Yields slices, and remembers their batches for the error of an execution that fails."""
         for block_slice in slices:
-            self.last.batch = block_slice.block.spec
+            block, start, count = block_slice.block, block_slice.start, block_slice.count
+            self.last.batch = block.spec
+            if looks_for_non_finite() and not self._controller.setup.spans_processes:
+                self.last.spans.append((block, start, count))
+            self._position.run(count, block.spec)
             yield block_slice
-            self._position.add(block_slice.count)
+            self._position.add(count)
 
     @property
     def offloads(self) -> bool:
@@ -200,6 +229,14 @@ class LoopFunction:
     def gather(self, role: str, values: Iterable[jax.Array]) -> Iterable[jax.Array]:
         """Returns values of the state in the form that variables of the model hold."""
         return self.runner().gather(role, values)
+
+    def metric_parts(self) -> list[jax.Array]:
+        """Returns the metrics of each replica; see `Runner.metric_parts`."""
+        return self.runner().metric_parts()
+
+    def resume_metric_parts(self, parts: Sequence[np.ndarray]) -> None:
+        """Lets the next execution go on with metrics of each replica."""
+        self.runner().resume_metric_parts(parts)
 
     def release(self) -> None:
         """Frees the data of a loop that has ended."""

@@ -1,15 +1,16 @@
 """The functions of one model that Keras's loops call, with their executables."""
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
 import jax
 import keras
+import numpy as np
 
 from millrace._compat.jax_memory import is_out_of_memory
 from millrace._compat.keras_build import compilation_of
-from millrace.compiled_loop.protocol import CallResult, Halted, Runner
+from millrace.compiled_loop.protocol import BlockSpan, CallResult, Halted, Runner
 from millrace.compiling.lowering import MODEL_OBJECT
 from millrace.explain.key import ObjectNumbers
 from millrace.fit.recorders import LoopRecorder
@@ -25,6 +26,12 @@ class LastExecution:
     steps: int = 0
     batch: BatchSpec | None = None  # None before the first one
     out_of_memory: BaseException | None = None  # raised by JAX, if a device had no memory left
+    spans: list[BlockSpan] = field(default_factory=list[BlockSpan])  # while JAX looks for NaN
+
+    def begin(self, steps: int) -> None:
+        """Begins another execution."""
+        self.steps, self.out_of_memory = steps, None
+        self.spans.clear()
 
 
 def out_of_memory(error: BaseException) -> BaseException | None:
@@ -57,6 +64,14 @@ class KeptFunction(Protocol):
 
     def gather(self, role: str, values: Iterable[jax.Array]) -> Iterable[jax.Array]:
         """Returns values of the state in the form that variables of the model hold."""
+        ...
+
+    def metric_parts(self) -> list[jax.Array]:
+        """Returns the metrics of each replica; see `Runner.metric_parts`."""
+        ...
+
+    def resume_metric_parts(self, parts: Sequence[np.ndarray]) -> None:
+        """Lets the next execution go on with metrics of each replica."""
         ...
 
     def release(self) -> None:
@@ -98,6 +113,11 @@ class LoopFunctions:
         )
 
     @property
+    def training(self) -> KeptFunction | None:
+        """The train function, if there is one."""
+        return self.compiled.get(Mode.TRAIN)
+
+    @property
     def offload(self) -> bool:
         """Whether some values of the model are kept in host memory."""
         return any(function.offloads for function in self.compiled.values())
@@ -105,11 +125,6 @@ class LoopFunctions:
     def gather(self, role: str, values: Iterable[jax.Array]) -> Iterable[jax.Array]:
         """Returns values of a running loop in the form that variables of the model hold."""
         return values if self.running is None else self.running.gather(role, values)
-
-    def metric_parts(self) -> list[jax.Array]:
-        """Returns the metrics of a running fit as replicas have them; see `Runner`."""
-        function = self.compiled.get(Mode.TRAIN)
-        return [] if function is None else function.runner().metric_parts()
 
     def clear(self) -> None:
         """Forgets the compiled functions: the next loop makes others."""

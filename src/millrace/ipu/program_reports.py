@@ -109,6 +109,10 @@ class ProgramReports:
             except (OSError, OptionError) as error:
                 self._fail(report, error)
 
+    @property
+    def path(self) -> None:
+        """None: each program has a directory of its own."""
+
     def add(self, record: object) -> None:
         """Takes a record of one of `KINDS`; those of compilations come by `compiled`."""
         self.add_all([record])

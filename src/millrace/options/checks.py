@@ -42,6 +42,22 @@ def whole_number(name: str, value: object, minimum: int) -> int:
     return value
 
 
+def seconds(name: str, value: object) -> float:
+    """Returns `value` as a number of seconds.
+
+    Raises:
+        OptionError: if it is no finite number above 0.
+    """
+    if isinstance(value, np.integer | np.floating):
+        value = cast(Any, value).item()
+    if isinstance(value, int | float) and value is not True and 0 < value < math.inf:
+        return float(value)
+    raise OptionError(
+        f"{name} must be a number of seconds above 0. Received: {value!r}. Set {name}=600 for ten "
+        "minutes, for example."
+    )
+
+
 def directory_path(name: str, value: object) -> str:
     """Returns the path `value` as text.
 

@@ -3,7 +3,14 @@
 import math
 from dataclasses import dataclass
 
-from millrace.options.checks import at_least, bytes_or_share, member_of, truth, truth_or_auto
+from millrace.options.checks import (
+    at_least,
+    bytes_or_share,
+    member_of,
+    seconds,
+    truth,
+    truth_or_auto,
+)
 from millrace.options.choices import MetricReduction, RecomputationMode
 from millrace.options.table import (
     ACCUMULATION,
@@ -220,6 +227,18 @@ class Feed:
             (INFEED,),
             doc="arrays of at most this many bytes in all stay on the device and are shuffled "
             "there; 0 keeps none.",
+        ),
+    )
+    max_wait_seconds: float | None = declare(
+        None,
+        Option(
+            "max_wait_seconds",
+            seconds,
+            (INFEED,),
+            doc="longest wait for one batch of the data set; then a `DataError` shows the line "
+            "where the data set hangs.",
+            auto="no limit, and a warning after 60 seconds",
+            accepts=float | str,
         ),
     )
 

@@ -18,6 +18,7 @@ import threading
 from typing import Any, Literal, TypedDict
 
 from millrace.processes.agreement import Member
+from millrace.records.json_text import parse_json
 
 DIED = (
     "it died without a Python error. It was killed (SIGKILL, SIGTERM), ran out of memory, crashed "
@@ -140,7 +141,7 @@ class Connection:
         if not received:
             return None
         *lines, self._unread = (self._unread + received).split(b"\n")
-        messages: list[Any] = [json.loads(line) for line in lines]
+        messages: list[Any] = [parse_json(line) for line in lines]
         if len(self._unread) > _LONGEST or not all(
             isinstance(message, dict) and "kind" in message for message in messages
         ):

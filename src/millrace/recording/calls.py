@@ -4,6 +4,7 @@ A strategy may have a directory, too, and gets the same records as without. Othe
 strategy may run at the same time: what belongs to them does not come here.
 """
 
+import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -31,6 +32,11 @@ class CallRecords:
     def process(self) -> int:
         """The number of this process in the run."""
         return self.run.directory.process
+
+    @property
+    def path(self) -> pathlib.Path:
+        """The directory of the run."""
+        return self.run.directory.path
 
     def add(self, record: object) -> None:
         """Takes a record, if it is of this call."""

@@ -24,12 +24,13 @@ from millrace.errors import OptionError
 from millrace.explain.key import versions
 from millrace.fit.totals import begin_loops_after
 from millrace.processes.agreement import process_count, process_index, text_of_first
+from millrace.recording.in_use import take
 from millrace.recording.options import device_names
 from millrace.recording.page import RunPage
 from millrace.records.compilation import CompileRecord
 from millrace.records.directory import RunDirectory
 from millrace.records.loops import ProcessRecord
-from millrace.records.run import last_loop
+from millrace.records.run import has_records, last_loop, load
 from millrace.reports.page import write_page
 
 logger = logging.getLogger("millrace")
@@ -51,9 +52,10 @@ class RecordedRun:
         """Makes the directory, or goes on in it.
 
         Raises:
-            OptionError: if it cannot be made.
+            OptionError: if it cannot be made, or another process writes to it.
         """
         self.directory = RunDirectory(path, process_index())
+        _check_alone(path)
         self.pid = os.getpid()
         self.page = RunPage(self.directory, write_page) if process_index() == 0 else None
         self.open_loops: list[ClosableLoop] = []  # closed at the end of the process
@@ -78,11 +80,12 @@ class RecordedRun:
         """Goes on in the directory, which may have been removed since.
 
         Raises:
-            OptionError: if it cannot be made.
+            OptionError: if it cannot be made, or another process writes to it.
         """
         if not self.directory.path.is_dir():
             self._process = None  # is written once more
         self.directory.begin_again()
+        _check_alone(self.directory.path)
 
     def end(self) -> None:
         """Writes what is left, at the end of the process."""
@@ -92,6 +95,24 @@ class RecordedRun:
             loop.close()
         if self.page is not None:
             self.page.process_ends()
+
+
+def _check_alone(path: pathlib.Path) -> None:
+    """Refuses a directory to which another process writes: their records would get mixed.
+
+    Raises:
+        OptionError: if there is one.
+    """
+    if take(path, shared=process_count() > 1):
+        return
+    writers = load(path).processes if has_records(path) else ()
+    who = f" (process {writers[-1].pid} on {writers[-1].host})" if writers else ""
+    raise OptionError(
+        f"report_dir={str(path)!r} is in use by another process{who} that is still running, and "
+        "the records of two runs would get mixed. Set a directory for each process, or set "
+        "MILLRACE_REPORT_DIR, which makes one for each. Processes of one run share a directory "
+        "once jax.distributed has connected them."
+    )
 
 
 def this_process(platform_name: str, devices: tuple[str, ...]) -> ProcessRecord:

@@ -27,6 +27,8 @@ from millrace.records.trace import ActivitySpan
 Record = TypeVar("Record")
 JsonValue = None | bool | int | float | str | list[Any] | dict[str, Any]
 
+_LONGEST = 80  # characters of a value in a message
+_LARGEST = 2**63 - 1  # whole number, as NumPy has it
 ROWS = (ActivitySpan, LiveBuffer, Span)  # of which there are thousands
 
 
@@ -56,11 +58,12 @@ def decode(kind: type[Record], values: object) -> Record:
     """Returns the record of a class that `encode` has written.
 
     Raises:
-        TypeError: if the values are not of such a record.
-        ValueError: likewise.
-        KeyError: likewise.
+        ValueError: if the values are not of such a record.
     """
-    return _decode(kind, values)
+    try:
+        return _decode(kind, values)
+    except (AttributeError, KeyError, TypeError, OverflowError, RecursionError) as error:
+        raise ValueError(str(error)) from error
 
 
 @functools.cache
@@ -79,7 +82,7 @@ def _decode(kind: Any, value: Any) -> Any:
         return _one_of(arguments, value)
     if origin is typing.Literal:
         if value not in arguments:
-            raise ValueError(f"{value!r} is none of {arguments}")
+            raise ValueError(f"{short_text(value)} is none of {arguments}")
         return value
     if dataclasses.is_dataclass(kind):
         return _decode_record(cast(type[Any], kind), value)
@@ -90,6 +93,8 @@ def _decode(kind: Any, value: Any) -> Any:
         pairs = zip(arguments, _listed(value), strict=True)
         return tuple(_decode(item_kind, item) for item_kind, item in pairs)
     if origin is not None and issubclass(origin, Mapping):
+        if not isinstance(value, dict):
+            raise TypeError(f"object expected. Received: {type(value).__name__}")
         items = cast(dict[str, Any], value).items()
         return {key: _decode(arguments[1], item) for key, item in items}
     if isinstance(kind, type) and issubclass(kind, enum.Enum):
@@ -117,7 +122,7 @@ def _one_of(kinds: tuple[Any, ...], value: Any) -> Any:
                 return _decode(kind, value)
             except (TypeError, ValueError, KeyError) as error:
                 errors.append(error)
-    raise TypeError(f"{value!r} is none of {kinds}") from errors[-1]
+    raise TypeError(f"{short_text(value)} is none of {kinds}") from errors[-1]
 
 
 def _listed(value: Any) -> list[Any]:
@@ -130,9 +135,19 @@ def _plain(kind: Any, value: Any) -> Any:
     if kind is float and isinstance(value, int | float | str) and not isinstance(value, bool):
         return float(value)
     if kind is int and isinstance(value, int) and not isinstance(value, bool):
+        if abs(value) > _LARGEST:
+            raise ValueError(f"a number of {value.bit_length()} bits is not a count")
         return value
     if kind in (str, bool) and isinstance(value, kind):
         return value
     if kind in (Any, object):
         return value
-    raise TypeError(f"{getattr(kind, '__name__', kind)} expected. Received: {value!r}")
+    raise TypeError(f"{getattr(kind, '__name__', kind)} expected. Received: {short_text(value)}")
+
+
+def short_text(value: object) -> str:
+    """Returns a value of JSON for a message: it may be long, or nested deeply."""
+    if isinstance(value, list | dict):
+        return type(cast(object, value)).__name__
+    text = repr(value)
+    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."

@@ -7,24 +7,31 @@ batches.npz       its micro-batches
 model.keras       the model, as Keras saves it
 """
 
+import contextlib
 import json
 import pathlib
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, cast
 
 import numpy as np
 
 from millrace.errors import DataError
+from millrace.records.arrays import read_arrays
+from millrace.records.codec import decode
+from millrace.records.json_text import parse_json
+from millrace.records.printable import printable
 from millrace.records.tensors import STATISTICS, NonFiniteData, Tensor
 
-_JsonTree = int | dict[str, Any] | None  # a number of an array, or {"dict" or "list": ...}
-
 MODEL_FILE = "model.keras"
+_DTYPE = re.compile(r"bool|(u?int|b?float|complex)\d+(_\w+)?")  # names of plain numbers
+_LONGEST = 300  # characters of a reason in an error
 _SHOWN = 4  # arguments and batches that are named
 _RECORD, _STATISTICS, _STATE, _BATCHES = (
     "record.json", "statistics.npz", "state.npz", "batches.npz"
 )  # fmt: skip
+FILES = (_RECORD, _STATISTICS, _STATE, _BATCHES, MODEL_FILE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,7 +131,7 @@ def read_flight(directory: pathlib.Path) -> Flight:
     """Reads the files of `write_flight`.
 
     Raises:
-        DataError: if there are none.
+        DataError: if there are none, or they are damaged.
     """
     path = directory / _RECORD
     if not path.is_file():
@@ -133,21 +140,74 @@ def read_flight(directory: pathlib.Path) -> Flight:
             f"{directory} holds no flight record: there is no {_RECORD}, only {names}. Give the "
             "directory that NaNWatch has printed."
         )
-    data = json.loads(path.read_text())
-    data["data"] = tuple(NonFiniteData(**each) for each in data.get("data", ()))
-    trees, tensors = data.pop("batches"), data.pop("tensors")
-    updates = data.pop("updates")
-    data.pop("columns")
-    first = data.pop("tensor")
-    leaves = _load(directory / _BATCHES)
+    try:
+        return _flight(directory)
+    except (OSError, ValueError) as error:
+        raise DataError(
+            f"The flight record {directory} cannot be read: {error}. Copy it again from where "
+            "NaNWatch wrote it, and read it with the millrace that wrote it, or a newer one."
+        ) from error
+
+
+def _flight(directory: pathlib.Path) -> Flight:
+    """Reads a flight record.
+
+    Raises:
+        OSError: if a file cannot be read.
+        ValueError: if one is damaged; the message names it.
+    """
+    with _names(_RECORD):
+        data = parse_json((directory / _RECORD).read_bytes())
+        if not isinstance(data, dict):
+            raise ValueError("it is not a JSON object")
+        values = cast(dict[str, Any], data)
+        record, rows = decode(FlightRecord, values), decode(_Rows, values)
+        trees: object = values.get("batches")
+        if not isinstance(trees, list):
+            raise ValueError("it has no batches")
+    with _names(_STATISTICS):
+        statistics = read_arrays(directory / _STATISTICS).get("statistics", np.zeros(0))
+        shape = len(rows.updates), len(rows.tensors), len(STATISTICS)
+        if statistics.shape != shape or statistics.dtype.kind != "f" or not rows.updates:
+            raise ValueError(f"it has statistics of the shape {statistics.shape}, not {shape}")
+    with _names(_STATE):
+        state = _load(directory / _STATE)
+    with _names(_BATCHES):
+        leaves = _load(directory / _BATCHES)
+        batches = [
+            _with_arrays(tree, leaves.get(str(k), []))
+            for k, tree in enumerate(cast(list[object], trees))
+        ]
     return Flight(
-        record=FlightRecord(tensor=None if first is None else Tensor(**first), **data),
-        updates=updates,
-        tensors=[Tensor(**tensor) for tensor in tensors],
-        statistics=np.load(directory / _STATISTICS)["statistics"],
-        state=_load(directory / _STATE),
-        batches=[_with_arrays(tree, leaves[str(k)]) for k, tree in enumerate(trees)],
+        record=record,
+        updates=rows.updates,
+        tensors=rows.tensors,
+        statistics=statistics,
+        state=state,
+        batches=batches,
     )
+
+
+@dataclass(frozen=True, slots=True)
+class _Rows:
+    """What the rows and columns of the statistics are of."""
+
+    updates: tuple[int, ...]
+    tensors: tuple[Tensor, ...]
+
+
+@contextlib.contextmanager
+def _names(file: str) -> Generator[None]:
+    """Names the file in errors about it.
+
+    Raises:
+        ValueError: in place of one without the name.
+    """
+    try:
+        yield
+    except ValueError as error:
+        # zipfile repeats the bytes of the file.
+        raise ValueError(f"{file}: {printable(str(error)[:_LONGEST])}") from error
 
 
 def _without_arrays(tree: object) -> tuple[Any, list[np.ndarray]]:
@@ -169,16 +229,25 @@ def _without_arrays(tree: object) -> tuple[Any, list[np.ndarray]]:
     return visit(tree), leaves
 
 
-def _with_arrays(tree: _JsonTree, leaves: Sequence[np.ndarray]) -> Any:
+def _with_arrays(tree: object, leaves: Sequence[np.ndarray]) -> Any:
+    """Returns a structure with its arrays.
+
+    Raises:
+        ValueError: if `_without_arrays` has not returned it.
+    """
     if tree is None:
         return None
-    if isinstance(tree, int):
+    if isinstance(tree, int) and not isinstance(tree, bool) and 0 <= tree < len(leaves):
         return leaves[tree]
-    ((kind, items),) = tree.items()
-    if kind == "dict":
-        return {key: _with_arrays(value, leaves) for key, value in items.items()}
-    values = [_with_arrays(value, leaves) for value in items]
-    return values if kind == "list" else tuple(values)
+    if isinstance(tree, dict) and len(cast(dict[str, Any], tree)) == 1:
+        ((kind, items),) = cast(dict[str, Any], tree).items()
+        if kind == "dict" and isinstance(items, dict):
+            named = cast(dict[str, object], items)
+            return {key: _with_arrays(value, leaves) for key, value in named.items()}
+        if kind in ("list", "tuple") and isinstance(items, list):
+            values = [_with_arrays(value, leaves) for value in cast(list[object], items)]
+            return values if kind == "list" else tuple(values)
+    raise ValueError(f"a batch with {len(leaves)} arrays has another structure")
 
 
 def _save(path: pathlib.Path, groups: Mapping[str, Sequence[np.ndarray]]) -> None:
@@ -196,14 +265,35 @@ def _save(path: pathlib.Path, groups: Mapping[str, Sequence[np.ndarray]]) -> Non
 
 
 def _load(path: pathlib.Path) -> dict[str, list[np.ndarray]]:
-    with np.load(path) as file:
-        index = json.loads(str(file["index"]))
-        groups: dict[str, list[np.ndarray]] = {}
-        for name, specs in index.items():
-            groups[name] = []
-            for number, (dtype, shape) in enumerate(specs):
-                raw = file[f"{name}/{number}"]
-                if raw.dtype.name != dtype:
-                    raw = np.frombuffer(raw.tobytes(), np.dtype(dtype))
-                groups[name].append(raw.reshape(shape))
+    """Reads the arrays that `_save` has written.
+
+    Raises:
+        ValueError: if they are damaged.
+    """
+    arrays = read_arrays(path)
+    specs = decode(_Index, {"groups": parse_json(str(arrays.get("index", "")))})
+    groups: dict[str, list[np.ndarray]] = {}
+    for name, entries in specs.groups.items():
+        groups[name] = []
+        for number, (dtype, shape) in enumerate(entries):
+            raw = arrays.get(f"{name}/{number}")
+            if raw is None or not _DTYPE.fullmatch(dtype) or min(shape, default=0) < 0:
+                raise ValueError(f"it has no array {number} of the group {name[:80]!r}")
+            if raw.dtype.name != dtype:
+                raw = np.frombuffer(raw.tobytes(), _dtype(dtype))
+            groups[name].append(raw.reshape(shape))
     return groups
+
+
+@dataclass(frozen=True, slots=True)
+class _Index:
+    """The dtype and the shape of each array of each group."""
+
+    groups: Mapping[str, tuple[tuple[str, tuple[int, ...]], ...]]
+
+
+def _dtype(name: str) -> np.dtype[Any]:
+    try:
+        return np.dtype(name)
+    except TypeError as error:
+        raise ValueError(f"there is no dtype {name[:80]!r}") from error

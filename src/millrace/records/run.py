@@ -5,18 +5,18 @@ run.timeline.bubble
 run.memory["train"].peak.tensors[0].layer
 """
 
-import json
 import pathlib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar, cast
 
 from millrace.errors import DataError
-from millrace.records.codec import decode
+from millrace.records.codec import decode, short_text
 from millrace.records.compilation import CompileRecord
 from millrace.records.directory import COMPILE_LOG, FORMAT, KINDS, VERSION
 from millrace.records.feed_benchmark import FeedVerdict
 from millrace.records.flight import FlightNote
+from millrace.records.json_text import parse_json
 from millrace.records.loops import (
     EpochRecord,
     ExecutionSample,
@@ -31,8 +31,10 @@ from millrace.records.tensors import TensorSeries
 from millrace.records.timeline import Timeline
 from millrace.records.trace import ExecutionTrace
 from millrace.records.trace_groups import update_traces
+from millrace.records.validity import check_record
 
 Record = TypeVar("Record")
+_LARGEST_LOOP = 2**53  # above any number of loops that a process could have run
 
 
 class MemoryProfiles(Mapping[str, ProgramMemory]):
@@ -164,6 +166,11 @@ def run_path(directory: str | pathlib.Path) -> pathlib.Path:
     return max(runs, key=lambda run: (max(file.stat().st_mtime for file in _files(run)), run.name))
 
 
+def has_records(path: pathlib.Path) -> bool:
+    """Whether a directory has records of a run itself."""
+    return bool(_files(path))
+
+
 def _files(path: pathlib.Path) -> list[pathlib.Path]:
     return [file for kind in KINDS for file in _files_of(path, kind)]
 
@@ -178,18 +185,21 @@ def _read_kind(path: pathlib.Path, kind: str, damaged: dict[str, int]) -> list[A
     for file in _files_of(path, kind):
         for values in _lines(file, kind, damaged):
             try:
-                records.append(decode(KINDS[kind], values))
-            except (AttributeError, KeyError, TypeError, ValueError):
+                record = decode(cast(type[object], KINDS[kind]), values)
+                check_record(record)
+            except ValueError:
                 damaged[file.name] = damaged.get(file.name, 0) + 1
+            else:
+                records.append(record)
     return records
 
 
 def _lines(file: pathlib.Path, kind: str, damaged: dict[str, int]) -> Iterator[dict[str, Any]]:
     """Yields the objects in a file of records, without its header."""
-    for line in file.read_text(encoding="utf-8", errors="replace").splitlines():
+    for line in _text(file).splitlines():
         try:
-            values = json.loads(line)
-        except (ValueError, RecursionError):
+            values = parse_json(line)
+        except ValueError:
             if line:  # of a run that was killed
                 damaged[file.name] = damaged.get(file.name, 0) + 1
             continue
@@ -199,12 +209,21 @@ def _lines(file: pathlib.Path, kind: str, damaged: dict[str, int]) -> Iterator[d
             yield values
 
 
-def _check_header(file: pathlib.Path, kind: str, header: Mapping[str, Any]) -> None:
-    version = header.get("version")
-    if not isinstance(version, int) or version > VERSION or header.get("kind") != kind:
+def _text(file: pathlib.Path) -> str:
+    try:
+        return file.read_text(encoding="utf-8", errors="replace")
+    except OSError as error:
         raise DataError(
-            f"{file} has records of version {version!r} and of the kind "
-            f"{header.get('kind')!r}; this millrace reads version {VERSION} of the kind {kind!r}. "
+            f"{file} cannot be read: {error.strerror}. Give a directory whose files you may read."
+        ) from error
+
+
+def _check_header(file: pathlib.Path, kind: str, header: Mapping[str, Any]) -> None:
+    version, found = header.get("version"), header.get("kind")
+    if not isinstance(version, int) or version > VERSION or found != kind:
+        raise DataError(
+            f"{file} has records of version {short_text(version)} and of the kind "
+            f"{short_text(found)}; this millrace reads version {VERSION} of the kind {kind!r}. "
             "Read it with the millrace that wrote it, or a newer one."
         )
 
@@ -219,8 +238,9 @@ def last_loop(directory: pathlib.Path, process: int) -> int:
     file = directory / f"loops{suffix}.jsonl"
     if not file.is_file():
         return -1
-    numbers = (values.get("number") for values in _lines(file, "loops", {}))
-    return max((number for number in numbers if isinstance(number, int)), default=-1)
+    loops = (values.get("number") for values in _lines(file, "loops", {}) if type(values) is dict)
+    numbers = (number for number in loops if type(number) is int and number < _LARGEST_LOOP)
+    return max(numbers, default=-1)
 
 
 def _last_of_each(loops: Iterable[LoopRecord]) -> tuple[LoopRecord, ...]:
@@ -266,14 +286,10 @@ def read_compile_log(path: str | pathlib.Path) -> tuple[CompileRecord, ...]:
 def _compile_records(file: pathlib.Path) -> list[CompileRecord]:
     """Reads one file. A later line about a switch replaces an earlier one about the same switch."""
     records: dict[Any, CompileRecord] = {}
-    try:
-        lines = file.read_text(encoding="utf-8").splitlines()
-    except UnicodeDecodeError as error:
-        raise _no_log(file, 1) from error
-    for number, line in enumerate(lines, 1):
+    for number, line in enumerate(_text(file).splitlines(), 1):
         try:
-            values: Any = json.loads(line)
-        except (ValueError, RecursionError):
+            values: Any = parse_json(line)
+        except ValueError:
             if number == 1 and not line.lstrip().startswith("{"):
                 raise _no_log(file, number) from None
             continue  # the last line of a run that was killed
@@ -282,7 +298,8 @@ def _compile_records(file: pathlib.Path) -> list[CompileRecord]:
             continue
         try:
             record = decode(CompileRecord, cast(object, values))
-        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            check_record(record)
+        except ValueError as error:
             raise _no_log(file, number) from error
         key = (record.cause, record.began) if not record.is_executable else number
         records[key] = record

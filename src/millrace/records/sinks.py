@@ -1,5 +1,6 @@
 """Where the records of a strategy go: into one directory, several, or none."""
 
+import pathlib
 import threading
 from collections.abc import Iterator, Sequence
 from typing import Protocol
@@ -11,6 +12,11 @@ class RecordSink(Protocol):
     @property
     def process(self) -> int:
         """The number of this process in the run."""
+        ...
+
+    @property
+    def path(self) -> pathlib.Path | None:
+        """The directory of the run; None if it is not one of a run."""
         ...
 
     def add(self, record: object) -> None:
@@ -43,6 +49,11 @@ class RecordSinks:
     def process(self) -> int:
         """The number of this process in the run; 0 without a sink."""
         return self._sinks[0].process if self._sinks else 0
+
+    @property
+    def path(self) -> pathlib.Path | None:
+        """The directory of the run, of several the first; None without one."""
+        return next((each.path for each in self._sinks if each.path is not None), None)
 
     def add(self, record: object) -> None:
         """Hands a record to all sinks."""

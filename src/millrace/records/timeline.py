@@ -81,20 +81,18 @@ class Timeline:
     @property
     def in_flight(self) -> tuple[int, ...]:
         """For each stage the most activation sets that it held at one time."""
-        held = self._held()
-        return tuple(
-            _peak(times for stage, _, times in held if stage == number)
-            for number in range(self.num_stages)
-        )
+        held: dict[int, list[tuple[float, float]]] = {}
+        for stage, _, times in self._held():
+            held.setdefault(stage, []).append(times)
+        return tuple(_peak(held.get(number, ())) for number in range(self.num_stages))
 
     @property
     def peak_in_flight(self) -> tuple[int, ...]:
         """For each device group the most activation sets that its stages held at one time."""
-        held = self._held()
-        return tuple(
-            _peak(times for _, group, times in held if group == number)
-            for number in range(self.num_groups)
-        )
+        held: dict[int, list[tuple[float, float]]] = {}
+        for _, group, times in self._held():
+            held.setdefault(group, []).append(times)
+        return tuple(_peak(held.get(number, ())) for number in range(self.num_groups))
 
     def _repr_html_(self) -> str:
         """Returns the picture that a notebook shows; its unit of time is not known."""

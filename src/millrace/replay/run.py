@@ -17,14 +17,14 @@ import keras
 import numpy as np
 
 from millrace.arguments import checked
-from millrace.errors import DataError
+from millrace.errors import DataError, MillraceError, OptionError
 from millrace.fit.controller import Controller
 from millrace.fit.functions import LoopFunction
 from millrace.fit.setup import Setup
 from millrace.fit.stages import StageAssignment
 from millrace.fit.totals import Totals
 from millrace.memory_report.report import explained
-from millrace.options import Accumulation, Options, Reduction, TapRequest, directory_path, member
+from millrace.options import Accumulation, Options, Reduction, TapRequest, directory_path
 from millrace.plan import ROLES, Mode
 from millrace.pytrees import Array, ArrayTree
 from millrace.records.flight import MODEL_FILE, Flight, FlightRecord, read_flight
@@ -119,7 +119,8 @@ def replay(
             `keras.models.load_model`.
 
     Raises:
-        DataError: if the directory has no flight record, or the model does not load.
+        DataError: if the directory has no flight record, the record is damaged, or its model does
+            not load.
         OptionError: if `directory` is no path.
     """
     directory = pathlib.Path(directory_path("directory", directory))
@@ -134,10 +135,43 @@ def replay(
             "custom layers, losses or metrics, name the module that registers them: "
             "millrace replay DIRECTORY --import my_module."
         ) from error
-    record = flight.record
-    reduction = member(Reduction, "gradient_accumulation_reduction_method", record.reduction)
-    accumulation = Accumulation(reduction=reduction, dtype=record.accumulator)
-    return Replayed(flight, run_again(model, flight.state, flight.batches, accumulation))
+    _check_state(directory, flight, model)
+    try:
+        reduction = Reduction(flight.record.reduction)
+        accumulation = Accumulation(reduction=reduction, dtype=flight.record.accumulator)
+        again = run_again(model, flight.state, flight.batches, accumulation)
+    except Exception as error:  # of Keras and JAX: its batches do not fit its model, say
+        if isinstance(error, MillraceError) and not isinstance(error, OptionError):
+            raise
+        reason = str(error) or type(error).__name__
+        raise DataError(
+            f"The update of the flight record {directory} does not run: {reason}. Copy the record "
+            "again from where NaNWatch wrote it, and use the versions of Keras and JAX in its "
+            "record.json."
+        ) from error
+    return Replayed(flight, again)
+
+
+def _check_state(directory: pathlib.Path, flight: Flight, model: keras.Model) -> None:
+    """Compares the values in a flight with the variables of its model.
+
+    Raises:
+        DataError: if they differ in number, shape or dtype.
+    """
+    if not getattr(model, "compiled", False):
+        raise DataError(
+            f"The model of the flight record {directory} has no optimizer. Copy the record again "
+            "from where NaNWatch wrote it."
+        )
+    for role, values in state_of(model).items():
+        variables = [(value.shape, value.dtype) for value in values]
+        saved = [(value.shape, value.dtype) for value in flight.state.get(role, ())]
+        if saved != variables:
+            raise DataError(
+                f"The flight record {directory} has {len(saved)} {role} values, and its model has "
+                f"{len(variables)}, or they differ in shape or dtype. Copy the record again from "
+                "where NaNWatch wrote it."
+            )
 
 
 @dataclass(frozen=True, slots=True, eq=False)

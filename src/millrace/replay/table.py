@@ -9,8 +9,10 @@ from collections.abc import Iterable
 import numpy as np
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from millrace.errors import OptionError
+from millrace.records.printable import printable
 from millrace.records.tensors import STATISTICS
 from millrace.replay.run import Replayed, is_non_finite, replay
 
@@ -44,16 +46,16 @@ def show(directory: pathlib.Path, modules: Iterable[str], everything: bool) -> b
         console = Console(highlight=False, width=_PIPE_WIDTH)
     with console.status("running the update again ..."):
         replayed = replay(directory)
-    console.print(f"recorded  {replayed.record}", markup=False, soft_wrap=True)
+    console.print(f"recorded  {printable(str(replayed.record))}", markup=False, soft_wrap=True)
     for line in replayed.record.of_data():
-        console.print(line, style="bold red", markup=False, soft_wrap=True)
+        console.print(printable(line), style="bold red", markup=False, soft_wrap=True)
     console.print(_table(replayed, everything))
     if replayed.repeats:
         console.print("The same tensor is the first that is not finite, with equal counts.")
     else:
         console.print(
             "It did not go wrong in the same way: "
-            + _difference(replayed)
+            + printable(_difference(replayed))
             + " Causes can be another device, another version of JAX, or a layer that uses the "
             "clock or NumPy's random numbers.",
             style="bold red",
@@ -88,7 +90,7 @@ def _table(replayed: Replayed, everything: bool) -> Table:
         table.add_row(
             "first ->" if is_first else "",
             "update" if micro_batch is None else f"micro-batch {micro_batch}",
-            str(tensor),
+            Text(printable(str(tensor))),
             *_numbers(row),
             style="bold red" if is_first else "red" if is_non_finite(row) else None,
         )

@@ -125,7 +125,16 @@ class Placement:
         self._inner: State | None = None  # the same in the form that programs take
         self._sums: tuple[jax.Array, ...] = ()  # metrics that Keras received last
         self._parts: tuple[jax.Array, ...] = ()  # the same of each replica, `[replicas, ...]`
-        self._restored: Sequence[np.ndarray] = ()  # likewise, for the next state that enters
+        self._resumed: Sequence[np.ndarray] = ()  # likewise, of a checkpoint
+
+    @property
+    def parts(self) -> tuple[jax.Array, ...]:
+        """The metrics of each replica, `[replicas, ...]`, as they were last; none without replicas."""
+        return self._parts
+
+    def resume(self, parts: Sequence[np.ndarray]) -> None:
+        """Lets the next state that comes from elsewhere go on with these metrics."""
+        self._resumed = parts
 
     def enter(self, state: State) -> State:
         """Returns a state of Keras in the form that programs take."""
@@ -158,20 +167,10 @@ class Placement:
         self._outer, self._inner = outer, inner
         return outer
 
-    @property
-    def metric_parts(self) -> tuple[jax.Array, ...]:
-        """The metrics of each replica, `[replicas, ...]`, as they were last."""
-        return self._parts
-
-    @metric_parts.setter
-    def metric_parts(self, parts: Sequence[np.ndarray]) -> None:
-        self._restored = parts
-
     def release(self) -> None:
         """Releases the state of a loop that has ended."""
         self._outer = self._inner = None
         self._sums = self._parts = ()
-        self._restored = ()
 
     def _layouts_of(self, state: State) -> State:
         """Returns the layouts of the values of a model without replicas."""
@@ -188,14 +187,15 @@ class Placement:
             value is last for value, last in zip(values, self._sums, strict=True)
         ):
             return Values((*self._parts, *self._sums))
-        spread = [np.zeros((group.replicas, *value.shape), value.dtype) for value in values]
-        restored, self._restored = self._restored, ()
-        if [part.shape for part in restored] == [part.shape for part in spread]:
-            spread = list(restored)
-        else:
-            for part, value in zip(spread, values, strict=True):
-                part[0] = np.asarray(value)
-        parts = [put_on(part, group.split(0)) for part in spread]
+        resumed, self._resumed = self._resumed, ()
+        if [part.shape for part in resumed] == [(group.replicas, *v.shape) for v in values]:
+            spreads = [put_on(part, group.split(0)) for part in resumed]
+            return Values((*spreads, *(put_on(value, group.whole) for value in values)))
+        parts = []
+        for value in values:
+            spread = np.zeros((group.replicas, *value.shape), value.dtype)
+            spread[0] = np.asarray(value)
+            parts.append(put_on(spread, group.split(0)))
         return Values((*parts, *(put_on(value, group.whole) for value in values)))
 
 

@@ -52,7 +52,7 @@ class CallbackStates:
             if isinstance(callback, keras.callbacks.CSVLogger):
                 _set_csv(callback, state, own["state"])
             elif _has_methods(callback):
-                callback.set_state(own["state"])
+                _as_any(callback).set_state(own["state"])
             else:
                 state.restore(own["state"])
         return unknown + [each["kind"] for each in left]
@@ -61,6 +61,10 @@ class CallbackStates:
         if isinstance(callback, keras.callbacks.CSVLogger):
             return _csv(callback, state)
         return callback.get_state() if _has_methods(callback) else state.changes()
+
+
+def _as_any(callback: Any) -> Any:
+    return callback
 
 
 def _has_methods(callback: Any) -> bool:

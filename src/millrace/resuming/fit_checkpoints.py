@@ -24,7 +24,12 @@ import jax
 import keras
 import numpy as np
 
-from millrace._compat.keras_data import has_read_ahead, read_ahead_again
+from millrace._compat.keras_data import (
+    adapter_epoch,
+    has_read_ahead,
+    read_ahead_again,
+    set_adapter_epoch,
+)
 from millrace._compat.keras_loops import set_first_epoch
 from millrace.checkpoints.directory import CheckpointDirectory, Snapshot
 from millrace.checkpoints.writer import CheckpointWriter
@@ -40,7 +45,6 @@ from millrace.interrupts import (
     raise_if_interrupted,
     terminated_by,
 )
-from millrace.plan import Mode
 from millrace.processes.agreement import process_count
 from millrace.pytrees import ArrayTree
 from millrace.resuming.callback_states import CallbackStates
@@ -64,6 +68,7 @@ from millrace.resuming.restoring import (
     position_values,
 )
 from millrace.resuming.schedule import SaveOptions, SaveSchedule
+from millrace.resuming.stored_models import configuration_of
 
 logger = logging.getLogger("millrace")
 
@@ -108,6 +113,7 @@ class FitCheckpoints:
         self._update_options = options_of(controller)
         self._data = {} if self._iterator is None else self._iterator.facts()
         self._facts = facts_of(controller.model)  # now: a loop takes the values out of variables
+        self._config = configuration_of(controller.model)
         self._saved: SavedFit | None = None  # is still to be restored
         self._drawn_state: dict[str, Any] | None = None  # of generators, once data is drawn again
         self._pass_state: Any = None  # of generators and data set when the running pass began
@@ -119,7 +125,6 @@ class FitCheckpoints:
         self._ended: dict[str, Any] | None = None  # of an epoch that has only its validation left
         self._is_last = False  # whether no epoch follows
         self._end: tuple[dict[str, Any], Any] | None = None  # of model and callbacks, before it
-        self._parts: list[np.ndarray] = []  # of metrics, by replica, when values were last synced
         self.resumed: SavedFit | None = None
         self.restore_seconds = 0.0
         self.blocked_seconds = 0.0  # for which the newest checkpoint kept the training waiting
@@ -211,7 +216,7 @@ class FitCheckpoints:
         logs = self._ended["logs"] if self._ended else getattr(running, "logs", None)
         self._ended = {
             "logs": jax.tree.map(np.asarray, logs),
-            "metric": values_of(self._controller, ("metric",))["metric"],
+            "metrics": values_of(self._controller, ("metric",)),
             "callbacks": self._callbacks.get(),
         }
         self._visit(self._position, may_save=False)
@@ -222,8 +227,6 @@ class FitCheckpoints:
 
     def has_synced(self) -> None:
         """Takes the values after the last step, before Keras puts averages into the weights."""
-        if process_count() == 1:  # else the loop of an interrupted training is saved, not its end
-            self._parts = [np.array(each) for each in self._controller.functions.metric_parts()]
         if self._is_last and self._position is not None:
             self._end = values_of(self._controller), copied(self._callbacks.get())
 
@@ -273,8 +276,7 @@ class FitCheckpoints:
     def _save_interrupted(self) -> None:
         if self._position is None or self._saved is not None:
             return
-        values = {**values_of(self._controller), METRIC_PARTS: self._parts}
-        self._write(values, self._callbacks.get())
+        self._write(values_of(self._controller), self._callbacks.get())
         self._writer.wait()
         logger.warning(
             "The training was interrupted, and saved in %s. The same script goes on from there.",
@@ -285,10 +287,10 @@ class FitCheckpoints:
 
     def _resume(self, epochs: ResumableEpochs, saved: SavedFit) -> None:
         position = saved.position
-        if position.epoch_step and saved.others["ended"] is None:
-            function = self._controller.functions.compiled[Mode.TRAIN]
-            function.runner().put_metric_parts(saved.model.get(METRIC_PARTS, ()))
         put_values(self._controller.model, saved.model, with_metrics=position.epoch_step > 0)
+        parts, function = saved.model.get(METRIC_PARTS), self._controller.functions.training
+        if parts and position.epoch_step and function is not None:
+            function.resume_metric_parts(parts)
         self._callbacks.set(saved.others["callbacks"])
         self._ended = saved.others["ended"]
         self._pass_state = saved.others["pass_state"]
@@ -300,11 +302,12 @@ class FitCheckpoints:
         self._schedule.begin(saved.checkpoint.manifest.step)
         set_first_epoch(self._controller.model, None)
         set_random_state(saved.others["random"])
+        set_adapter_epoch(epochs.data_adapter, saved.others["adapter_epoch"])
         if position.source is None or not position.pass_step:
             # The data set draws once more what it has drawn since the pass began.
             self._begin_pass(self._pass_state)
             if position.pass_step:
-                self._drawn_state = saved.others["random"]
+                self._drawn_state = saved.others
         epochs.resume(position)
         self._position = position
 
@@ -314,7 +317,7 @@ class FitCheckpoints:
 
     def has_drawn_order(self) -> None:
         """After a resumed epoch has drawn the order of its rows once more."""
-        state, self._drawn_state = self._drawn_state, None
+        state = self._has_drawn()
         if state is not None:
             set_random_state(state)
 
@@ -342,19 +345,35 @@ class FitCheckpoints:
                     steps,
                     seconds * (steps - first) / (source.drawn - first),
                 )
-        state, self._drawn_state = self._drawn_state, None
+        state = self._has_drawn()
         # If the data draws from the generators that all share, they are where they have to be.
         if state is not None and same_host_state(before, random_state()):
             set_random_state(state)
 
     def _begin_pass(self, state: dict[str, Any]) -> None:
         set_random_state(state["random"])
+        if self._iterator is not None:
+            set_adapter_epoch(self._iterator.data_adapter, state["adapter_epoch"])
         if self._dataset is not None:
             self._dataset.restore(state["dataset"])
 
     def _state_of_pass(self) -> dict[str, Any]:
         dataset = None if self._dataset is None else self._dataset.changes()
-        return {"random": random_state(), "dataset": dataset}
+        return {
+            "random": random_state(),
+            "dataset": dataset,
+            "adapter_epoch": self._adapter_epoch(),
+        }
+
+    def _adapter_epoch(self) -> int | None:
+        return None if self._iterator is None else adapter_epoch(self._iterator.data_adapter)
+
+    def _has_drawn(self) -> dict[str, Any] | None:
+        """Returns the state of generators to go on with, once the data has been drawn again."""
+        state, self._drawn_state = self._drawn_state, None
+        if state is not None and self._iterator is not None:
+            set_adapter_epoch(self._iterator.data_adapter, state["adapter_epoch"])
+        return None if state is None else state["random"]
 
     # Saving.
 
@@ -395,19 +414,18 @@ class FitCheckpoints:
         if not self._schedule.writes or self._position is None:
             return
         if self._ended is not None:  # a validation may have gone on since
-            values, callbacks = (
-                {**values, "metric": self._ended["metric"]},
-                self._ended["callbacks"],
-            )
+            values, callbacks = {**values, **self._ended["metrics"]}, self._ended["callbacks"]
         others = {
             "progress": self._progress.facts(),
             "facts": self._facts,
+            "config": self._config,
             "data": self._data,
             "options": self._update_options,
             "position": position_values(self._position),
             "pass_state": self._pass_state,
             "pass_before": self._pass_before,
             "random": random_state(),
+            "adapter_epoch": self._adapter_epoch(),
             "callbacks": callbacks,
             "ended": self._ended,
             "stopped": is_stopped,

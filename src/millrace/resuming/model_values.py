@@ -14,8 +14,8 @@ from millrace.fit.controller import Controller
 from millrace.plan import Mode
 from millrace.processes.agreement import own_copy
 
+METRIC_PARTS = "metric of each replica"
 ROLES = ("trainable", "non_trainable", "optimizer", "metric")
-METRIC_PARTS = "metric parts"  # of a running loop with replicas: the metrics of each
 
 
 def variables_of(model: keras.Model) -> dict[str, list[keras.Variable]]:
@@ -38,12 +38,14 @@ def values_of(controller: Controller, roles: Sequence[str] = ROLES) -> dict[str,
         state = {role: [variable.value for variable in own[role]] for role in roles}
     else:
         state = {role: list(functions.gather(role, state.get(role, []))) for role in roles}
-        if "metric" in roles:
-            state[METRIC_PARTS] = functions.metric_parts()
     for value in jax.tree.leaves(state):
         if isinstance(value, jax.Array) and value.is_fully_addressable:
             value.copy_to_host_async()
-    return {role: [np.array(own_copy(value)) for value in values] for role, values in state.items()}
+    values = {role: [np.array(own_copy(value)) for value in state[role]] for role in roles}
+    if "metric" in roles and functions.running is not None:
+        parts = functions.running.metric_parts()
+        values[METRIC_PARTS] = [np.array(own_copy(part)) for part in parts]
+    return values
 
 
 def put_values(

@@ -96,4 +96,4 @@ def _mark_of_array(array: np.ndarray) -> object:
     if array.nbytes > _COMPARED:
         return id(array)
     contents = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
-    return array.shape, array.dtype.name, zlib.crc32(contents)
+    return array.shape, array.dtype.name, zlib.crc32(contents.data)

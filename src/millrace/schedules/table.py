@@ -141,6 +141,11 @@ def _text(choice: object) -> str:
             text = pathlib.Path(choice).read_text(encoding="utf-8")
         except UnicodeDecodeError:
             text = ""
+        except OSError as error:
+            raise ScheduleError(
+                f"schedule={str(choice)!r} is a file that cannot be read: {error.strerror}. Give "
+                "one that you may read, or the text itself."
+            ) from error
         if not text.strip():
             raise ScheduleError(
                 f"schedule={str(choice)!r} is a file without tasks. Write a line for each device "

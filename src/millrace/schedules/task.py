@@ -11,6 +11,8 @@ from dataclasses import dataclass
 
 from millrace.errors import ScheduleError
 
+_LONGEST_WORD = 80  # of a message
+
 
 class Pass(enum.StrEnum):
     """The computation of a stage on a micro-batch."""
@@ -46,14 +48,19 @@ def parse_task(word: str) -> Task:
     Raises:
         ScheduleError: if `word` is not a task.
     """
-    match = re.fullmatch(r"([0-9]+)([FBIW])([0-9]+)", word)
+    match = re.fullmatch(r"([0-9]{1,9})([FBIW])([0-9]{1,9})", word)
     if match is None:
         raise ScheduleError(
-            f"{word!r} is no task. Write stage, pass and micro-batch, such as 2F0 for the forward "
-            "of stage 2 on micro-batch 0. The passes are F, B, I and W."
+            f"{_shortened(word)} is no task. Write stage, pass and micro-batch, such as 2F0 for "
+            "the forward of stage 2 on micro-batch 0. The passes are F, B, I and W."
         )
     stage, letter, micro_batch = match.groups()
     return Task(int(stage), Pass(letter), int(micro_batch))
+
+
+def _shortened(word: str) -> str:
+    """Returns a word for a message: the file of a schedule may have anything in it."""
+    return repr(word) if len(word) <= _LONGEST_WORD else f"{word[:_LONGEST_WORD]!r}..."
 
 
 def check_sizes(schedule: str, **sizes: int) -> None:

@@ -91,7 +91,7 @@ def scaled(timeline: Timeline, width: int) -> str:
     step = timeline.end / columns
     shares: list[list[dict[str, float]]] = [[{} for _ in range(columns)] for _ in names]
     for span in timeline.spans if step else ():
-        for column in range(int(span.start / step), min(int(span.end / step) + 1, columns)):
+        for column in range(max(int(span.start / step), 0), min(int(span.end / step) + 1, columns)):
             begin, end = column * step, (column + 1) * step
             share = min(span.end, end) - max(span.start, begin)
             cell = shares[span.group][column]

@@ -284,7 +284,12 @@ def _on_batch(
     def on_batch(*args: object, **kwargs: object) -> Any:
         if is_stock:
             check_batch(model, name, mode, args, kwargs)
-        with held_back(), controller.on_batch(mode), explained(controller):
+        with (
+            controller.in_one_thread(),
+            held_back(),
+            controller.on_batch(mode),
+            explained(controller),
+        ):
             return method(*args, **kwargs)
 
     return on_batch

@@ -168,7 +168,7 @@ def set_infeed_queue_options(
     """Chooses how data reaches the device. Results do not depend on it.
 
     Raises:
-        OptionError: for a number below its minimum, or an unknown option.
+        OptionError: for an invalid value, or an unknown option.
     """
     return options
 

@@ -10,7 +10,7 @@ The objects in the list are the user's to change. `Assignment` is frozen, checke
 import itertools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, TypedDict
+from typing import Any, TypedDict, cast
 
 import keras
 
@@ -26,6 +26,9 @@ from millrace.pipelines.assignment.lists import (
 )
 from millrace.pipelines.assignment.marks import entered_stages
 
+_MOST_STAGES = 10_000  # that a file may ask for: more than any pipeline has
+_MISSING_SHOWN = 20  # stages, in an error
+
 
 def check_no_gap(stages: Iterable[int]) -> None:
     """Checks that the stages are 0 to n - 1.
@@ -36,7 +39,10 @@ def check_no_gap(stages: Iterable[int]) -> None:
     numbers = sorted(set(stages))
     if not numbers:
         raise OptionError("The model makes no layer calls to put into stages. Add layers first.")
-    missing = sorted(set(range(numbers[-1] + 1)) - set(numbers))
+    # The first few: the numbers may come from a damaged file, and be of any size.
+    present = set(numbers)
+    absent = (number for number in range(numbers[-1] + 1) if number not in present)
+    missing = list(itertools.islice(absent, _MISSING_SHOWN))
     if numbers[0] < 0 or missing:
         raise OptionError(
             f"Pipeline stages are numbered from 0 on without a gap. Found: {numbers}; missing: "
@@ -258,6 +264,7 @@ def from_json(data: AssignmentJson, model: keras.Model) -> Assignment:
         ModelError: if it is a subclassed model that is not built.
     """
     calls = find_calls(model)
+    data = _checked(data, model)
     if data["calls"] is None:
         return Assignment(_labels(calls), None, data["num_stages"])
     stages = {(name, index): stage for name, index, stage in data["calls"]}
@@ -269,6 +276,32 @@ def from_json(data: AssignmentJson, model: keras.Model) -> Assignment:
             "set_pipeline_stage_assignment() on the loaded model."
         )
     return assign(calls, [stages[name] for name in _names(calls)])
+
+
+def _checked(data: object, model: keras.Model) -> AssignmentJson:
+    """Returns saved stages if they have their form.
+
+    Raises:
+        OptionError: if they have another one.
+    """
+    values = cast(dict[str, Any], data) if isinstance(data, dict) else {}
+    number, calls = values.get("num_stages"), values.get("calls")
+    has_form = type(number) is int and 0 < number <= _MOST_STAGES
+    if calls is not None:
+        has_form = isinstance(calls, list) and all(map(_is_saved_call, cast(list[object], calls)))
+    if not has_form:
+        raise OptionError(
+            f"The pipeline stages that were saved with '{model.name}' are damaged. Save the model "
+            "again, or remove them from its file and call set_pipeline_stage_assignment()."
+        )
+    return cast(AssignmentJson, {"num_stages": number, "calls": calls})
+
+
+def _is_saved_call(call: object) -> bool:
+    """Whether it is a name, a node index and a stage."""
+    if not isinstance(call, list):
+        return False
+    return [type(each) for each in cast(list[object], call)] == [str, int, int]
 
 
 def _names(calls: Iterable[LayerCall]) -> list[tuple[str, int]]:

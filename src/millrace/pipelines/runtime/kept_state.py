@@ -10,7 +10,6 @@ import jax
 import numpy as np
 
 from millrace.devices import DeviceGroup
-from millrace.pipelines.programs.split import Arrays
 from millrace.pipelines.runtime.links import Specs
 from millrace.pipelines.runtime.micro_batches import Shape
 from millrace.pipelines.runtime.replica_stage_state import ReplicaStageState
@@ -36,8 +35,8 @@ class KeptState:
         self._spans_processes = any(not group.is_local for group in groups)
         self._keras_state: State | None = None
         self._stage_state: StageState | None = None
-        self._restored: Sequence[np.ndarray] = ()  # metrics of each replica, for the next state
         self._to_all: dict[int, ToAll] = {}  # by stage
+        self._resumed: Sequence[np.ndarray] = ()  # metrics of each replica, of a checkpoint
         self._result_specs: dict[int, SpecTree] = {}  # by stage
 
     def enter(self, mode: Mode, state: State, shape: Shape) -> StageState:
@@ -52,21 +51,17 @@ class KeptState:
         if builder.replicated is None:
             return StageState(mode, state, builder, owners, self._groups)
         before = before if isinstance(before, ReplicaStageState) else None
-        restored, self._restored = self._restored, ()
-        return ReplicaStageState(mode, state, builder, owners, self._groups, before, restored)
+        resumed, self._resumed = self._resumed, ()
+        return ReplicaStageState(mode, state, builder, owners, self._groups, before, resumed)
 
-    @property
-    def metric_parts(self) -> Arrays:
-        """The metrics of each replica, `[replicas, ...]`; none where one process has not got all."""
+    def metric_parts(self) -> list[jax.Array]:
+        """Returns the metrics of each replica, `[replicas, ...]`; none without replicas."""
         state = self._stage_state
-        if not isinstance(state, ReplicaStageState) or self._spans_processes:
-            return []
-        is_whole = not any(value.is_deleted() for value in jax.tree.leaves(state.changing))
-        return state.metrics()[0] if is_whole else []
+        return list(state.metrics()[0]) if isinstance(state, ReplicaStageState) else []
 
-    @metric_parts.setter
-    def metric_parts(self, parts: Sequence[np.ndarray]) -> None:
-        self._restored = parts
+    def resume_metric_parts(self, parts: Sequence[np.ndarray]) -> None:
+        """Lets the next execution go on with metrics of each replica."""
+        self._resumed = parts
 
     def keep(self, state: State, stage_state: StageState) -> None:
         """Remembers the state that Keras gets for `stage_state`."""
@@ -74,7 +69,6 @@ class KeptState:
 
     def release(self) -> None:
         """Forgets the state of a loop that has ended."""
-        self._restored = ()
         self._keras_state = self._stage_state = None
 
     def gather(self, role: str, values: Iterable[jax.Array]) -> list[jax.Array]:

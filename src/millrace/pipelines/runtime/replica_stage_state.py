@@ -30,7 +30,7 @@ class ReplicaStageState(StageState):
         owners: Mapping[Slot, int],
         groups: Sequence[DeviceGroup],
         before: "ReplicaStageState | None",
-        restored: Sequence[np.ndarray] = (),
+        resumed: Sequence[np.ndarray] = (),
     ):
         """Puts the values into their layouts.
 
@@ -42,8 +42,9 @@ class ReplicaStageState(StageState):
             groups: of each stage.
             before: the state of the previous execution, to recognize the values that it gave to
                 Keras.
-            restored: metrics of each replica with which it begins; none if the first one has them.
+            resumed: metrics of each replica with which it goes on, where it comes from a checkpoint.
         """
+        self._resumed = resumed
         assert builder.replicated is not None  # noqa: S101 - of several replicas
         self._builder, self._replicated = builder, builder.replicated
         # By identity of a value that Keras has: that value, and the same value at its stage.
@@ -51,7 +52,6 @@ class ReplicaStageState(StageState):
         self._exported: dict[int, tuple[jax.Array, jax.Array]] = {}
         # By slot: the values of all replicas, `[replicas, ...]`.
         self._by_replica = {} if before is None else dict(before._by_replica)
-        self._restored = restored
         self._keras_values = {
             Slot(role, index): value
             for role, values in zip(ROLES[mode], state, strict=True)
@@ -142,10 +142,11 @@ class ReplicaStageState(StageState):
     def _spread(self, slot: Slot, value: jax.Array, group: DeviceGroup) -> jax.Array:
         """Gives every replica a value; of a metric only the first, the others start from zero."""
         host = np.asarray(value)
+        if slot.role == "metric" and slot.index < len(self._resumed):
+            resumed = self._resumed[slot.index]
+            if resumed.shape == (group.replicas, *host.shape):
+                return put_on(resumed, group.split(0))
         spread = np.broadcast_to(host, (group.replicas, *host.shape)).copy()
-        if slot.role == "metric" and slot.index < len(self._restored):
-            if self._restored[slot.index].shape == spread.shape:
-                return put_on(self._restored[slot.index], group.split(0))
         if slot.role == "metric":
             spread[1:] = 0
         return put_on(spread, group.split(0))

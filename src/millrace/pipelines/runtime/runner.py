@@ -154,13 +154,13 @@ class PipelineRunner:
         """Returns values of the state as variables hold them; all processes call it together."""
         return self._kept.gather(role, values)
 
-    def metric_parts(self) -> Arrays:
-        """Returns metrics as the replicas have them."""
-        return self._kept.metric_parts
+    def metric_parts(self) -> list[jax.Array]:
+        """Returns the metrics of each replica; none of them where stages are in other processes."""
+        return [] if self._spans_processes else self._kept.metric_parts()
 
-    def put_metric_parts(self, parts: Sequence[np.ndarray]) -> None:
-        """Lets the next execution go on from metrics of each replica."""
-        self._kept.metric_parts = parts
+    def resume_metric_parts(self, parts: Sequence[np.ndarray]) -> None:
+        """Lets the next execution go on with metrics of each replica, as `metric_parts` returns."""
+        self._kept.resume_metric_parts(parts)
 
     def release(self) -> None:
         """Forgets the arrays and the state of a loop that has ended."""
@@ -168,6 +168,7 @@ class PipelineRunner:
         self._probes.clear()
         self._kept.release()
         self._taps.forget()
+        self.state = self._values = None  # of an execution that has failed
 
     def _update(self, batches: list[MicroBatch], state: StageState) -> list[CallResult]:
         """Runs one update, and returns a call result for each micro-batch that has one."""

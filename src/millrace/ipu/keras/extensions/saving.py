@@ -17,6 +17,7 @@ from typing import Any, TypeAlias
 import keras
 
 from millrace._compat.keras_build import after_from_config
+from millrace.errors import MillraceError, OptionError
 from millrace.fit.controller import Controller, controller_of
 from millrace.ipu.gradient_accumulation import GradientAccumulationReductionMethod as Method
 from millrace.ipu.keras.extensions.building import is_extended
@@ -24,8 +25,11 @@ from millrace.ipu.keras.extensions.native import put
 from millrace.ipu.keras.extensions.settings import Accumulating, Settings, settings_of
 from millrace.options import MetricReduction
 from millrace.pipelines.assignment.assignment import from_json, to_json
+from millrace.records.json_text import parse_json
+from millrace.records.printable import printable
 
 logger = logging.getLogger("millrace")
+_LONGEST = 1000  # characters of a reason in an error
 FILE, ENTRY = "millrace_ipu.json", "millrace_ipu"
 
 Entry: TypeAlias = dict[str, Any]  # of a JSON file; see `as_dict`
@@ -52,9 +56,32 @@ def load_assets_with_settings(
         load(directory)
         path = pathlib.Path(directory or ".") / FILE
         if directory and path.is_file():
-            put_dict(controller, json.loads(path.read_text()))
+            _restore(controller, path.read_bytes(), FILE)
 
     return load_assets
+
+
+def _restore(controller: Controller, data: bytes | Entry, where: str) -> None:
+    """Puts saved settings in force.
+
+    Args:
+        controller: of the model.
+        data: the content of a file, or of an entry of a configuration.
+        where: their name, for errors.
+
+    Raises:
+        MillraceError: if no setter would take them.
+    """
+    try:
+        put_dict(controller, parse_json(data) if isinstance(data, bytes) else data)
+    except MillraceError:
+        raise
+    except (ValueError, TypeError, LookupError, AttributeError, ArithmeticError) as error:
+        raise OptionError(
+            f"{where!r}, the settings that were saved with the model {controller.model.name!r}, "
+            f"cannot be used: {printable(str(error)[:_LONGEST])}. Save the model again; or remove "
+            f"{where!r} from its file, a zip archive, and call the setters again."
+        ) from error
 
 
 def get_config_with_settings(
@@ -84,7 +111,7 @@ def _entry_of(config: object) -> Entry | None:
 
 def _revive(model: keras.Model, entry: Entry | None) -> None:
     if entry is not None and is_extended(model):
-        put_dict(controller_of(model), entry)  # type: ignore[arg-type]
+        _restore(controller_of(model), entry, ENTRY)  # type: ignore[arg-type]
 
 
 def as_dict(controller: Controller) -> Entry:

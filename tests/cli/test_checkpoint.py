@@ -1,0 +1,334 @@
+"""`millrace checkpoint`, and Keras's own callbacks that save."""
+
+import json
+import shutil
+import subprocess
+import sys
+
+import keras
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+import millrace
+from millrace.checkpoints.directory import CheckpointDirectory, Snapshot
+from millrace.cli.main import main
+from millrace.errors import CheckpointError
+
+X = np.random.default_rng(0).standard_normal((24, 5)).astype("float32")
+Y = X.sum(axis=1, keepdims=True)
+
+
+def run(*words, status=0):
+    result = CliRunner().invoke(main, ["checkpoint", *map(str, words)], env={"COLUMNS": "200"})
+    assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
+    assert result.exit_code == status, result.output
+    return result
+
+
+def build(kind="functional"):
+    keras.utils.set_random_seed(0)
+    if kind == "sequential":  # built by its first batch
+        return keras.Sequential(
+            [keras.layers.Dense(4, "tanh"), keras.layers.Dropout(0.1), keras.layers.Dense(1)]
+        )
+    inputs = keras.Input((5,))
+    x = keras.layers.Dense(4, "tanh")(inputs)
+    x = keras.layers.BatchNormalization()(keras.layers.Dropout(0.1)(x))
+    return keras.Model(inputs, keras.layers.Dense(1)(x))
+
+
+def train(directory, model, loss="mse", optimizer="adam", epochs=2, **options):
+    model = millrace.Strategy(devices=1).attach(model)
+    model.compile(optimizer, loss, metrics=["mae"], steps_per_execution=3)
+    checkpoint = millrace.callbacks.Checkpoint(directory, **options)
+    model.fit(X, Y, batch_size=4, epochs=epochs, verbose=0, callbacks=[checkpoint])
+    return model
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("checkpoints")
+    return directory, train(directory, build(), keep=None)
+
+
+@pytest.fixture
+def directory(trained, tmp_path):
+    return shutil.copytree(trained[0], tmp_path / "checkpoints")
+
+
+def write(directory, step, value=1.0):
+    values = {"trainable": [np.full(3, value, "float32")]}
+    snapshot = Snapshot(step=step, epoch=0, epoch_step=step, kind="fit", model=values, others={})
+    CheckpointDirectory(directory).write(snapshot)
+
+
+def a_file(directory, step):
+    """The largest file of a checkpoint but its manifest."""
+    path = CheckpointDirectory(directory).path_of(step) / "arrays"
+    return max((each for each in path.rglob("*") if each.is_file()), key=lambda p: p.stat().st_size)
+
+
+def flip(path):
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+def test_list(directory):
+    (directory / "step-00000018.partial-4711").mkdir()
+    (directory / "step-00000003.damaged").mkdir()
+    write(directory, 9, np.nan)
+    a_file(directory, 6).write_bytes(b"")
+    lines = [" ".join(line.split()) for line in run("list", directory).output.splitlines()]
+    assert lines[0] == "step epochs + steps written size kind"
+    assert lines[1].startswith("6 1 + 0 ")
+    assert " damaged: arrays/" in lines[1]
+    assert lines[2].startswith("9 0 + 9 ")
+    assert lines[2].endswith(" fit values are NaN or infinite")
+    assert lines[3].startswith("12 2 + 0 ")
+    assert lines[3].endswith(" fit")
+    assert lines[4:] == ["3 damaged", "18 unfinished"]
+
+
+def test_list_as_json(directory):
+    (directory / "step-00000018.partial-4711").mkdir()
+    listed = json.loads(run("list", "--json", directory).output)
+    assert listed["writer"] is None
+    assert [(each["name"], each["state"]) for each in listed["checkpoints"]] == [
+        ("step-00000006", "complete"),
+        ("step-00000012", "complete"),
+        ("step-00000018.partial-4711", "unfinished"),
+    ]
+    newest = listed["checkpoints"][1]
+    assert (newest["step"], newest["epoch"], newest["epoch_step"]) == (12, 2, 0)
+    assert newest["finite"] is True
+    assert newest["bytes"] > 100
+
+
+def test_list_names_the_training_that_writes(tmp_path):
+    write(tmp_path, 1)
+    (tmp_path / "step-00000002.partial-4711").mkdir()
+    program = (
+        "import sys; from millrace.checkpoints.directory import CheckpointDirectory\n"
+        "with CheckpointDirectory(sys.argv[1]).locked(): print('locked', flush=True); input()"
+    )
+    other = subprocess.Popen(
+        [sys.executable, "-c", program, str(tmp_path)],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    try:
+        assert other.stdout.readline() == "locked\n"
+        (tmp_path / "step-00000002.partial-4711").mkdir()
+        output = run("list", tmp_path).output
+        assert f"A training writes here: process {other.pid} on " in output
+        assert output.splitlines()[2].split() == ["2", "being", "written"]
+    finally:
+        other.communicate("\n")
+    assert "writes here" not in run("list", tmp_path).output
+
+
+def test_an_empty_directory(tmp_path):
+    assert run("list", tmp_path).output == f"No checkpoints in {tmp_path}.\n"
+    assert not list(tmp_path.iterdir())
+    assert "There are no checkpoints in" in run("verify", tmp_path, status=2).stderr
+    run("list", tmp_path / "none", status=2)
+
+
+def test_verify(directory):
+    output = run("verify", directory).output.splitlines()
+    assert output[0].startswith("step 6: as it was written, ")
+    assert output[1].startswith("step 12: as it was written, ")
+    flip(a_file(directory, 6))
+    first, second = run("verify", directory, status=1).output.splitlines()
+    assert first.startswith("step 6: damaged: arrays/")
+    assert first.endswith("does not match its checksum")
+    assert second == output[1]
+    run("verify", directory, 6, status=1)
+    assert run("verify", directory, 12).output == f"{second}\n"
+    message = run("verify", directory, 7, status=2).stderr
+    assert "There are those of steps 6, 12." in message
+
+
+@pytest.mark.parametrize("kind", ["functional", "sequential"])
+def test_an_exported_model_predicts_what_the_training_did(kind, trained, tmp_path):
+    directory, model = trained
+    if kind == "sequential":
+        directory = tmp_path / "checkpoints"
+        model = train(directory, build(kind))
+    out = tmp_path / "model.keras"
+    result = run("export", directory, out)
+    assert result.stdout == f"{out} written, from step 12.\n"
+    assert result.stderr == ""
+    assert [path for path in tmp_path.iterdir() if path.is_file()] == [out]
+    loaded = keras.models.load_model(out)
+    plain = keras.models.clone_model(model)
+    plain.set_weights(model.get_weights())
+    assert np.array_equal(loaded.predict(X, verbose=0), plain.predict(X, verbose=0))
+    assert np.array_equal(loaded.predict(X, verbose=0), model.predict(X, verbose=0))
+    for one, other in zip(loaded.optimizer.variables, model.optimizer.variables, strict=True):
+        assert np.array_equal(one, other)
+    loaded.fit(X, Y, verbose=0)
+
+
+def test_exported_weights_of_a_step(trained, tmp_path):
+    directory, model = trained
+    out = tmp_path / "model.weights.h5"
+    out.write_text("earlier")
+    run("export", "--step", 6, directory, out)
+    earlier, newest = build(), build()
+    earlier.load_weights(out)
+    assert millrace.restore_weights(newest, directory) == 12
+    assert not np.array_equal(earlier.get_weights()[0], model.get_weights()[0])
+    for one, other in zip(newest.weights, model.weights, strict=True):
+        assert np.array_equal(one, other)
+    again = build()
+    assert millrace.restore_weights(again, directory, step=6) == 6
+    for one, other in zip(again.weights, earlier.weights, strict=True):
+        assert np.array_equal(one, other)
+
+
+def own_loss(y, found):
+    return keras.ops.mean((y - found) ** 2, axis=-1)
+
+
+def test_an_optimizer_that_cannot_be_made_is_left_out(tmp_path):
+    model = train(tmp_path / "checkpoints", build(), loss=own_loss, epochs=1)
+    out = tmp_path / "model.keras"
+    result = run("export", tmp_path / "checkpoints", out)
+    assert "It has no optimizer: Could not locate function 'own_loss'" in result.stderr
+    loaded = keras.models.load_model(out)
+    assert not loaded.compiled
+    assert np.array_equal(loaded.predict(X, verbose=0), model.predict(X, verbose=0))
+
+
+class OwnLayer(keras.layers.Dense):
+    pass
+
+
+class OwnModel(keras.Model):
+    def __init__(self, dense):
+        super().__init__()
+        self.dense = dense
+
+    def call(self, x):
+        return self.dense(x)
+
+
+def refused(kind):
+    if kind == "a layer":
+        return keras.Sequential([keras.Input((5,)), OwnLayer(1)])
+    if kind == "a function":
+        return keras.Sequential(
+            [keras.Input((5,)), keras.layers.Lambda(lambda x: x * 2), keras.layers.Dense(1)]
+        )
+    return OwnModel(keras.layers.Dense(1))
+
+
+@pytest.mark.parametrize("kind", ["a layer", "a function", "a model"])
+def test_code_of_a_checkpoint_does_not_run(kind, tmp_path):
+    directory, out = tmp_path / "checkpoints", tmp_path / "model.keras"
+    model = train(directory, refused(kind), epochs=1)
+    message = run("export", directory, out, status=2).stderr
+    assert "cannot be made without its own code: " in message
+    assert f"millrace.restore_weights(model, {str(directory)!r}, step=6)" in message
+    assert not out.exists()
+    again = refused(kind)
+    again(X[:1])
+    millrace.restore_weights(again, directory, step=6)
+    assert np.array_equal(again.get_weights()[0], model.get_weights()[0])
+
+
+def test_mistakes_of_export(directory, tmp_path):
+    assert (
+        "OUT must end with .keras or .weights.h5"
+        in run("export", directory, tmp_path / "model.h5", status=2).stderr
+    )
+    out = tmp_path / "none" / "model.keras"
+    assert "cannot be written" in run("export", directory, out, status=2).stderr
+    message = run("export", directory, tmp_path / "m.keras", "--step", 7, status=2).stderr
+    assert "There is no checkpoint of step 7" in message
+    flip(a_file(directory, 12))
+    message = run("export", directory, tmp_path / "m.keras", status=2).stderr
+    assert "The checkpoint of step 12" in message
+    assert message.endswith("does not match its checksum. There are those of steps 6.\n")
+    run("export", directory, tmp_path / "m.keras", "--step", 6)
+
+
+def test_weights_of_another_model_are_refused(directory):
+    model = keras.Sequential([keras.Input((5,)), keras.layers.Dense(7)])
+    before = model.get_weights()
+    with pytest.raises(CheckpointError, match="it has 2 of them, and the checkpoint 6"):
+        millrace.restore_weights(model, directory)
+    other = keras.Sequential(
+        [keras.Input((5,)), keras.layers.Dense(3), keras.layers.BatchNormalization(),
+         keras.layers.Dense(1)]
+    )  # fmt: skip
+    with pytest.raises(CheckpointError, match=r"kernel is float32\[5, 3\], and float32\[5, 4\]"):
+        millrace.restore_weights(other, directory)
+    assert np.array_equal(model.get_weights()[0], before[0])
+    snapshot = Snapshot(step=1, epoch=0, epoch_step=1, kind="loop", model={}, others={})
+    CheckpointDirectory(directory / "loop").write(snapshot)
+    with pytest.raises(CheckpointError, match="is not of a fit"):
+        millrace.restore_weights(model, directory / "loop")
+
+
+class Stops(keras.callbacks.Callback):
+    def __init__(self, epoch):
+        super().__init__()
+        self.epoch = epoch
+
+    def on_epoch_begin(self, epoch, logs=None):
+        if epoch == self.epoch:
+            raise InterruptedError
+
+
+def fit(model, callbacks, epochs=3, is_attached=True):
+    if is_attached:
+        model = millrace.Strategy(devices=1).attach(model)
+    model.compile("adam", "mse", steps_per_execution=3 if is_attached else 1)
+    return model.fit(
+        X, Y, batch_size=4, epochs=epochs, shuffle=False, verbose=0, callbacks=callbacks
+    ).history["loss"]
+
+
+def test_backup_and_restore_under_a_strategy(tmp_path):
+    def interrupted(name, is_attached):
+        """Trains in two processes' worth of models, and returns the loss of the last epoch."""
+        backup = keras.callbacks.BackupAndRestore(str(tmp_path / name))
+        with pytest.raises(InterruptedError):
+            fit(build("sequential"), [backup, Stops(2)], is_attached=is_attached)
+        again = build("sequential")
+        again.build((None, 5))
+        backup = keras.callbacks.BackupAndRestore(str(tmp_path / name))
+        losses = fit(again, [backup], is_attached=is_attached)
+        assert len(losses) == 1
+        return losses
+
+    assert interrupted("ours", True) == pytest.approx(interrupted("plain", False), rel=1e-6)
+
+
+def test_backup_and_restore_beside_checkpoint(tmp_path):
+    def callbacks(*more):
+        own = millrace.callbacks.Checkpoint(tmp_path / "checkpoints")
+        return [keras.callbacks.BackupAndRestore(str(tmp_path / "backup")), own, *more]
+
+    whole = fit(build("sequential"), [])
+    with pytest.raises(InterruptedError):
+        fit(build("sequential"), callbacks(Stops(2)))
+    again = build("sequential")
+    again.build((None, 5))
+    assert fit(again, callbacks()) == whole  # History goes on, too
+
+
+def test_model_checkpoint_beside_checkpoint(tmp_path):
+    best = str(tmp_path / "best.keras")
+    model = build()
+    callbacks = [
+        keras.callbacks.ModelCheckpoint(best, monitor="loss", save_best_only=True),
+        millrace.callbacks.Checkpoint(tmp_path / "checkpoints"),
+    ]
+    fit(model, callbacks)
+    loaded = keras.models.load_model(best)
+    assert np.array_equal(loaded.predict(X, verbose=0), model.predict(X, verbose=0))
+    assert json.loads(run("list", "--json", tmp_path / "checkpoints").output)["checkpoints"]
