@@ -57,7 +57,7 @@ from millrace.resuming.model_values import (
     values_of,
 )
 from millrace.resuming.object_state import ObjectState
-from millrace.resuming.progress import Progress
+from millrace.resuming.progress import HISTORY, History, Progress
 from millrace.resuming.random_state import random_state, same_host_state, set_random_state
 from millrace.resuming.restoring import (
     FIT,
@@ -107,6 +107,8 @@ class FitCheckpoints:
         self._writer = CheckpointWriter(directory, options.in_thread)
         self._progress = Progress(controller, directory.path)
         self._callbacks = CallbackStates(callbacks)
+        kept = [each for each in callbacks if isinstance(each, keras.callbacks.History)]
+        self._history = kept[0] if kept else None
         self._iterator = controller.feeds.training
         dataset = getattr(getattr(self._iterator, "data_adapter", None), "py_dataset", None)
         self._dataset = None if dataset is None else ObjectState(dataset)
@@ -115,6 +117,7 @@ class FitCheckpoints:
         self._facts = facts_of(controller.model)  # now: a loop takes the values out of variables
         self._config = configuration_of(controller.model)
         self._saved: SavedFit | None = None  # is still to be restored
+        self._past: History | None = None  # of this call, if it had ended before the checkpoint
         self._drawn_state: dict[str, Any] | None = None  # of generators, once data is drawn again
         self._pass_state: Any = None  # of generators and data set when the running pass began
         self._pass_before: Any = None  # likewise of the pass before
@@ -155,6 +158,7 @@ class FitCheckpoints:
             self._is_last = True
             set_first_epoch(model, self._last_epoch)
             put_weights_if_same(saved.others["facts"], saved.model, model)
+            self._past = self._progress.history(saved.others["progress"])
             logger.info(
                 "Fit %d with checkpoints in %s had ended, and runs no epoch. Fit %d goes on.",
                 self._progress.fit,
@@ -244,7 +248,11 @@ class FitCheckpoints:
             self._callbacks.set(self.resumed.others["callbacks"])
             set_random_state(self.resumed.others["random"])  # for the next call of fit
         self._position = None
-        self._progress.ends()
+        if self._history is not None:
+            if self._past is not None:  # now: Keras's callback has begun after ours
+                vars(self._history).update(self._past)
+            self._past = copied({name: getattr(self._history, name) for name in HISTORY})
+        self._progress.ends(self._past or {})
 
     def breaks_off(self, steps: int | None) -> None:
         """After an execution that was interrupted, with `steps` steps in the model's state."""

@@ -73,10 +73,12 @@ def newest_fit(directory: CheckpointDirectory) -> SavedFit | None:
         )
     saved = SavedFit(checkpoint, model, others)
     try:
-        assert isinstance(others["progress"]["fit"], int)  # noqa: S101 - of a file
-        saved.position
-        others["facts"], others["callbacks"], others["random"], others["pass_state"]
-    except (AssertionError, KeyError, TypeError, ValueError) as error:
+        progress = others["progress"]
+        if len(progress["histories"]) != progress["fit"] - 1:
+            raise ValueError("it has not got the history of each earlier fit")
+        _ = saved.position
+        _ = others["facts"], others["callbacks"], others["random"], others["pass_state"]
+    except (KeyError, TypeError, ValueError) as error:
         raise CheckpointError(
             f"{checkpoint.path} holds no fit: {error!r}. Move it out of {directory.path}."
         ) from error
