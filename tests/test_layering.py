@@ -26,7 +26,7 @@ LEVELS = [
     {"recording"},
     {"strategy", "distributed", "layers", "benchmark"},
     {"replay", "loops"},
-    {"callbacks", "optimizers", "tensorflow"},
+    {"callbacks", "optimizers", "tensorflow", "loop_checkpoints"},
     {"function_pipelines"},
     {"ipu"},
     {"porting"},

@@ -7,6 +7,7 @@
     tensorflow/          the part of TensorFlow that IPU programs use
     optimizers/          optimizers around another one, such as one that shows gradients
     callbacks/           look at a model while it trains
+    loop_checkpoints/    saves own loops, which go on from there with the same numbers
     replay/              runs an update again that went wrong
     loops/               training loops of the user's own, as compiled programs
     benchmark/           how fast data comes, and whether a model waits for it
@@ -15,7 +16,7 @@
     strategy/            Strategy, its scope, and the methods it adds to models
     recording/           what a strategy writes about its runs
     memory_report/       what training will need, and what to change where it does not fit
-    resuming/            what a training is made of, so that it can go on
+    resuming/            what a training is made of, saved and restored
     precompile/          compiles what a loop would run, and runs nothing
     operations/          FLOPs, bytes and times of compiled programs, layer by layer
     fit/                 what Keras's fit, evaluate and predict call, and what they draw from
@@ -37,7 +38,7 @@
     schedules/           the order of a pipeline's tasks
     processes/           who else runs, what all must agree on, how they fail together
     cache/               executables on disk
-    checkpoints/         checkpoints on disk: written whole or not at all, verified
+    checkpoints/         checkpoints on disk, and states of objects and generators
     arguments.py         refuses a misspelled argument, with the name that was meant
     interrupts.py        Ctrl-C waits for a place where the model is whole
     options/             what the user chose
@@ -65,6 +66,8 @@ from millrace.benchmark.verdict import feed_verdict as feed_verdict
 from millrace.explain.program_difference import diff_programs as diff_programs
 from millrace.feeds.infeed_queue import InfeedQueue as InfeedQueue
 from millrace.function_pipelines.pipeline import pipeline as pipeline
+from millrace.loop_checkpoints.calls import restore_checkpoint as restore_checkpoint
+from millrace.loop_checkpoints.calls import save_checkpoint as save_checkpoint
 from millrace.loops.function import compile as compile
 from millrace.loops.gradients import value_and_grad as value_and_grad
 from millrace.loops.repeat import repeat as repeat

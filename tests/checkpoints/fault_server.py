@@ -108,7 +108,11 @@ def start(job, point, fd):
     """The start of a training, which removes what an earlier one has left."""
     directory = CheckpointDirectory(job["path"], job["keep"])
     path = directory.path_of(10)
-    for name in ("step-00000020.partial-1", "step-00000005.removed-2-1", "step-00000010.replaced-3"):
+    for name in (
+        "step-00000020.partial-1",
+        "step-00000005.removed-2-1",
+        "step-00000010.replaced-3",
+    ):
         shutil.copytree(path, path.with_name(name))
 
     def locked():

@@ -24,7 +24,9 @@ def release(monkeypatch):
 def no_threads(monkeypatch):
     """Ends the threads of infeed queues, which cached programs would keep alive."""
     opened, original = [], InfeedQueue._open
-    monkeypatch.setattr(InfeedQueue, "_open", lambda self: (opened.append(self), original(self)))
+    monkeypatch.setattr(
+        InfeedQueue, "_open", lambda self, *begin: (opened.append(self), original(self, *begin))
+    )
     yield
     for queue in opened:
         queue.close()

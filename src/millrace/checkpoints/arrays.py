@@ -19,8 +19,6 @@ from typing import Any
 import ml_dtypes  # of JAX
 import numpy as np
 
-_LATE_TRIALS, _LATE_SECONDS = 20, 0.1  # for which the remains of a failed write may run on
-
 # Errors of a process or of its rights, which say nothing about a file.
 NO_DAMAGE = (
     errno.EACCES, errno.EPERM, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ESTALE,
@@ -31,6 +29,7 @@ _STORED = {
     "bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64",
     "float16", "float32", "float64", "complex64", "complex128",
 }  # fmt: skip
+_LATE_TRIALS, _LATE_SECONDS = 20, 0.1  # for which the remains of a failed write may run on
 _WIDTHS = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
 
 

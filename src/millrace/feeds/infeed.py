@@ -107,6 +107,12 @@ class Infeed:
         return len(self._ready)
 
     @property
+    def is_reading(self) -> bool:
+        """Whether the thread is making a block, and has not reached the end or the limit."""
+        with self._change:
+            return not self._ended and len(self._ready) < self._depth
+
+    @property
     def limit(self) -> int:
         """Most blocks kept ready."""
         return self._depth

@@ -9,22 +9,26 @@ several programs may take elements from one queue.
 import itertools
 import logging
 import threading
+import time
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import jax
-import keras
 import numpy as np
 from numpy.typing import ArrayLike
 
 from millrace.arguments import checked
+from millrace.checkpoints.object_state import ObjectState
+from millrace.checkpoints.random_state import random_state, same_host_state, set_random_state
 from millrace.devices import DeviceGroup
-from millrace.errors import DataError, OptionError
+from millrace.errors import CheckpointError, DataError, OptionError
 from millrace.feeds.block import Block, BlockSlice, Destination, batch_spec
 from millrace.feeds.blocks import BlockShape, stacked_blocks
 from millrace.feeds.infeed import Infeed
-from millrace.feeds.waiting import BatchWait
+from millrace.feeds.queue_source import drawn_from, is_used_up, length_of
+from millrace.feeds.source_position import FastForward, SourceState, TrackedBatches
+from millrace.feeds.waiting import POLL_SECONDS, BatchWait
 from millrace.options import whole_number
 from millrace.plan import BatchSpec
 from millrace.pytrees import ArrayTree
@@ -34,6 +38,7 @@ logger = logging.getLogger("millrace")
 
 MAX_DEPTH = 255
 BLOCK_BYTES = 2**20
+READ_AHEAD_SECONDS = 1.0  # for which a restored queue is awaited to have read ahead
 TOGETHER = 128  # small elements in a block: a hand-over of 0.2 ms is then 2 us for each
 
 
@@ -70,6 +75,9 @@ class InfeedQueue:
         self._error: BaseException | None = None
         self._finalizer: Any = None
         self._is_read = False
+        self._own_state: ObjectState | None = None  # attributes of the data set, once watched
+        self._source: _QueueSource | None = None
+        _queues.add(self)
 
     @property
     def is_read(self) -> bool:
@@ -155,8 +163,118 @@ class InfeedQueue:
         with self._lock:
             if self._finalizer is not None:
                 self._finalizer()
-            self._feed = self._block = self._error = self._finalizer = None
+            self._feed = self._block = self._error = self._finalizer = self._source = None
             self._next = self._delivered = 0
+
+    # Checkpoints of loops.
+
+    def watch(self) -> None:
+        """Notes the attributes of the data set, so that positions contain changes of them."""
+        if self._own_state is None:
+            self._own_state = ObjectState(self._dataset)
+
+    def position(self) -> dict[str, Any]:
+        """Returns the position in the data, and what it takes to come to it again, to be saved."""
+        with self._lock:
+            source = self._source
+            if source is None:
+                length = length_of(self._dataset)
+                return {"delivered": 0, "length": length, "dataset": self._changes()}
+            state = source.tracked.state_at(self._delivered) if source.tracked else None
+            return {
+                "delivered": self._delivered,
+                "length": length_of(self._dataset),
+                "elements": None if self._block is None else _text(self._block.spec),
+                "dataset": source.dataset,
+                "random": source.random,
+                "source": None if state is None else [state.drawn, state.state],
+            }
+
+    def check_position(self, position: Mapping[str, Any], where: str) -> None:
+        """Refuses a position in data of another length.
+
+        Args:
+            position: that `position` has returned.
+            where: of the checkpoint, for the message.
+
+        Raises:
+            CheckpointError: if the length differs, or the data can no longer be brought there.
+        """
+        length = length_of(self._dataset)
+        if position["length"] != length and None not in (position["length"], length):
+            raise CheckpointError(
+                f"the data set has {length} elements here and had {position['length']} there"
+            )
+        if self._delivered and is_used_up(self._dataset):
+            raise CheckpointError(
+                f"{self._delivered} elements of its {type(self._dataset).__name__} have been used "
+                f"before {where} is restored, and cannot be drawn again. Restore it before the "
+                "first loop, or set a function that returns a new iterator as the data set"
+            )
+
+    def restore(self, position: Mapping[str, Any]) -> bool:
+        """Brings the queue to a position; draws the elements before it again where it must.
+
+        Args:
+            position: that `position` has returned, here or in another process.
+
+        Returns:
+            Whether the data draws from the random generators that all share, which then are where
+            they have to be.
+
+        Raises:
+            CheckpointError: if the elements have other shapes, or are fewer.
+            Exception: an error of the data set.
+        """
+        with self._lock:
+            if self._delivered or not is_used_up(self._dataset):
+                self.close()
+            if position["dataset"] is not None:
+                self.watch()
+                self._own_state.restore(position["dataset"])  # type: ignore[union-attr]
+            if "random" not in position:
+                return False
+            if self._feed is None:
+                set_random_state(position["random"])
+                saved = position["source"]
+                self._open(None if saved is None else SourceState(*saved))
+            try:
+                self._skip_to(position["delivered"])
+                self._check_elements(position["elements"])
+            except CheckpointError:
+                self.close()
+                raise
+            return self._draws_shared_numbers()
+
+    def _skip_to(self, delivered: int) -> None:
+        progress = FastForward("element", self._delivered, delivered)
+        while self._delivered < delivered:
+            try:
+                self.take(delivered - self._delivered)
+            except DataError as error:
+                raise CheckpointError(
+                    f"the data ends after {self._delivered} elements, and {delivered} were used "
+                    "before the checkpoint"
+                ) from error
+            progress.has_drawn(self._delivered)
+
+    def _check_elements(self, saved: str | None) -> None:
+        try:
+            own = _text((self._block or self.block()).spec)
+        except DataError:  # the data has ended here: the next loop raises it
+            return
+        if saved not in (None, own):
+            raise CheckpointError(f"an element is {own} here and was {saved} there")
+
+    def _draws_shared_numbers(self) -> bool:
+        """Whether the thread draws from the generators of Python and NumPy as it reads ahead."""
+        feed, source = self._feed, self._source
+        if feed is None or source is None or source.first is None:
+            return False
+        end = time.monotonic() + READ_AHEAD_SECONDS
+        while feed.is_reading and time.monotonic() < end:
+            time.sleep(POLL_SECONDS / 10)
+        return not same_host_state(source.first, random_state())
 
     def __enter__(self) -> "InfeedQueue":
         return self
@@ -167,18 +285,62 @@ class InfeedQueue:
     def __repr__(self) -> str:
         return f"<InfeedQueue of {type(self._dataset).__name__}, {self._delivered} delivered>"
 
-    def _open(self) -> None:
-        # Nothing here refers to the queue, so that its thread ends when it is garbage collected.
-        elements = _elements(self._dataset)
+    def _open(self, begin: SourceState | None = None) -> None:
+        # Nothing that the thread has refers to the queue, so that it ends with the queue.
+        source = _QueueSource(self._dataset, begin, self._changes())
+        elements = _elements(source)
         shape = BlockShape(BLOCK_BYTES, (1, 1), {}, TOGETHER)
         host = Destination(DeviceGroup((jax.devices()[0],)), stays_on_host=True)
 
         def blocks(is_awaited: Callable[[], bool]) -> Iterator[Block]:
             return stacked_blocks(elements, itertools.repeat(1), shape, host, is_awaited)
 
+        self._delivered = 0 if begin is None else begin.drawn
+        self._source = source
         wait = BatchWait("element {} of an infeed queue".format)
         self._feed = Infeed(blocks, self._depth, wait=wait)
         self._finalizer = weakref.finalize(self, self._feed.close)
+
+    def _changes(self) -> dict[str, Any] | None:
+        return None if self._own_state is None else self._own_state.changes()
+
+
+_queues: "weakref.WeakSet[InfeedQueue]" = weakref.WeakSet()
+
+
+def queues_in_use() -> list[InfeedQueue]:
+    """Returns the queues of this process whose elements loops have taken."""
+    return [queue for queue in list(_queues) if queue.delivered]
+
+
+class _QueueSource:
+    """One pass through a data set, and what it takes to begin it again."""
+
+    def __init__(self, dataset: Any, begin: SourceState | None, changes: Any):
+        """Describes the pass that is about to begin.
+
+        Args:
+            dataset: is iterated by the thread.
+            begin: state in which the pass begins here; None at its beginning.
+            changes: of the attributes of the data set; None if nobody watches them.
+        """
+        self._dataset, self._begin = dataset, begin
+        self.dataset, self.random = changes, random_state()
+        self.first: dict[str, Any] | None = None  # state of generators after the first element
+        self.tracked: TrackedBatches | None = None  # once the thread has begun
+
+    def elements(self) -> Iterator[Any]:
+        """Yields the elements, from the state on with which the pass begins here."""
+        dataset = self._dataset
+        if not hasattr(dataset, "__iter__") and not hasattr(dataset, "__getitem__"):
+            dataset = dataset()
+            _check_dataset(dataset)
+        elements, functions = drawn_from(dataset)
+        self.tracked = TrackedBatches(elements, functions, self._begin)
+        for element in self.tracked:
+            if self.first is None:
+                self.first = random_state()
+            yield element
 
 
 def _check_dataset(dataset: object) -> None:
@@ -199,11 +361,11 @@ def _check_dataset(dataset: object) -> None:
             )
 
 
-def _elements(dataset: object) -> Iterator[ArrayTree]:
+def _elements(source: _QueueSource) -> Iterator[ArrayTree]:
     """Yields elements as NumPy arrays, and checks that their specs are equal."""
     convert = _Converter()
     spec: BatchSpec | None = None
-    for index, element in enumerate(_iterated(dataset)):
+    for index, element in enumerate(source.elements()):
         element = jax.tree.map(convert, element)
         current = batch_spec(element)
         if spec is not None and current != spec:
@@ -214,24 +376,6 @@ def _elements(dataset: object) -> Iterator[ArrayTree]:
             )
         spec = current
         yield element
-
-
-def _iterated(dataset: Any) -> Iterable[Any]:
-    if not hasattr(dataset, "__iter__") and not hasattr(dataset, "__getitem__"):
-        dataset = dataset()
-        _check_dataset(dataset)
-    if hasattr(dataset, "as_numpy_iterator"):
-        return dataset.as_numpy_iterator()
-    if isinstance(dataset, keras.utils.PyDataset):
-        return _batches(dataset)
-    return dataset
-
-
-def _batches(dataset: keras.utils.PyDataset) -> Iterator[Any]:
-    number = dataset.num_batches
-    for index in itertools.count() if number is None else range(number):
-        yield dataset[index]
-    dataset.on_epoch_end()
 
 
 class _Converter:

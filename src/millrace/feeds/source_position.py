@@ -8,6 +8,7 @@ A training goes on from the newest state that is not after its own position: her
 and 5 are drawn and dropped. A source without states is drawn from its beginning.
 """
 
+import logging
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -16,7 +17,10 @@ from typing import Any, NamedTuple
 
 from millrace.pytrees import ArrayTree
 
+logger = logging.getLogger("millrace")
+
 _SHARE = 0.02  # of the time at most is spent on states
+_SLOW_SECONDS = 1.0  # after which a fast-forward is announced
 
 
 class StateFunctions(NamedTuple):
@@ -90,3 +94,32 @@ class TrackedBatches:
         self._states.append(SourceState(self.drawn, self._get()))
         end = time.perf_counter()
         self._next_time = end + (end - begin) / _SHARE
+
+
+class FastForward:
+    """Announces a source that is read again up to a position, if that takes long."""
+
+    def __init__(self, what: str, first: int, steps: int):
+        """Begins.
+
+        Args:
+            what: is drawn: "batch" or "element".
+            first: number of those that need not be drawn.
+            steps: number of those before the position.
+        """
+        self._what, self._first, self._steps = what, first, steps
+        self._begin, self._is_said = time.perf_counter(), False
+
+    def has_drawn(self, drawn: int) -> None:
+        """Logs once how long it takes, given the number drawn so far."""
+        seconds = time.perf_counter() - self._begin
+        if self._is_said or seconds <= _SLOW_SECONDS or drawn <= self._first:
+            return
+        self._is_said = True
+        logger.warning(
+            "The data is read again up to %s %d, which takes some %.0f s: it has no state that "
+            "can be set. Data with get_state() and set_state() goes on at once.",
+            self._what,
+            self._steps,
+            seconds * (self._steps - self._first) / (drawn - self._first),
+        )

@@ -18,6 +18,7 @@ import numpy as np
 from millrace._compat.keras_steps import stored_value
 from millrace.devices import DeviceGroup, put_on
 from millrace.loops.scope import put, value_of
+from millrace.processes.agreement import gathered, own_copy
 
 _ATTRIBUTE = "millrace_copies"
 _SEED = "seed_generator_state"
@@ -123,6 +124,28 @@ def put_copies_of(
     else:
         put(variables, [value.addressable_data(0) for value in first])
     _keep(variables, stacked)
+
+
+def copies_to_save(variable: keras.Variable) -> np.ndarray | None:
+    """Returns the copies of all replicas, `[R, ...]`; None if they follow from the value.
+
+    With several processes all of them call this.
+    """
+    kept: _ReplicaCopies | None = getattr(variable, _ATTRIBUTE, None)
+    if kept is None or kept.is_whole or kept.stored is not stored_value(variable):
+        return None
+    copies = np.array(gathered(kept.stacked))
+    value = np.asarray(own_copy(value_of(variable)))
+    is_equal = all(copy.tobytes() == value.tobytes() for copy in copies)
+    return None if is_equal and not _is_seed(variable) else copies
+
+
+def put_saved(variable: keras.Variable, value: np.ndarray, copies: np.ndarray | None) -> None:
+    """Assigns a variable a value, and the copies that `copies_to_save` has returned."""
+    variable.assign(value)
+    setattr(variable, _ATTRIBUTE, None)
+    if copies is not None:
+        _keep([variable], [jnp.asarray(copies)])
 
 
 def _keep(variables: Sequence[keras.Variable], stacked: Sequence[jax.Array]) -> None:

@@ -27,6 +27,7 @@ from millrace.loops.log_subject import is_array, key_of_function, models_of, obj
 from millrace.loops.program import LoopProgram
 from millrace.loops.replica_devices import devices_for
 from millrace.loops.replication import ReplicaLaunch, current_launch
+from millrace.loops.running import running
 from millrace.loops.scope import Touched
 from millrace.options import whole_number
 from millrace.pytrees import Array
@@ -96,7 +97,8 @@ class CompiledFunction:
         """Runs the program, and updates the variables that the function assigns."""
         if _is_within_a_trace():
             return self._call(args, kwargs)
-        with recorded_call(name_of(self._fn)):
+        name = name_of(self._fn)
+        with running(name), recorded_call(name):
             return self._call(args, kwargs)
 
     def _call(self, args: tuple[object, ...], kwargs: dict[str, object]) -> Any:

@@ -37,6 +37,7 @@ from millrace.loops.log_subject import LoopSubject, identity, loop_name
 from millrace.loops.program import LoopProgram
 from millrace.loops.replica_forms import form_of
 from millrace.loops.replication import current_launch
+from millrace.loops.running import running
 from millrace.loops.scope import Touched
 from millrace.options import whole_number
 from millrace.pytrees import Array, ArrayTree, SpecTree
@@ -69,7 +70,8 @@ def run_loop(
     # Only a trace has numbers that are arrays.
     number = cast(int | None, limit)
     steps = number if condition is None and number is not None else 1
-    with recorded_call(loop_name(body, condition), steps):
+    name = loop_name(body, condition)
+    with running(name), recorded_call(name, steps):
         loop = _loops.find(body, condition, carried, element, infeed)
         return result_of_loop(loop.run(carried.values, number))
 

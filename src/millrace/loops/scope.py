@@ -10,6 +10,7 @@ read has the same value in all iterations of a loop, and one that is assigned is
 repeat(n, body)   body -> optimizer.apply -> needs_multiple_of(4)   n=10 is an error
 """
 
+import weakref
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from types import TracebackType
@@ -293,6 +294,14 @@ def context_of(scope: keras.StatelessScope | None) -> Context | None:
     return scope.context if isinstance(scope, VariableScope) else None
 
 
+_assigned: "weakref.WeakValueDictionary[int, keras.Variable]" = weakref.WeakValueDictionary()
+
+
+def assigned_by_loops() -> list[keras.Variable]:
+    """Returns the variables of this process that loops and compiled functions assign."""
+    return list(_assigned.values())
+
+
 class Touched:
     """Results, taps and variables of a function, as its first trace finds them."""
 
@@ -300,6 +309,7 @@ class Touched:
         self.result: Any = result
         self.tapped = tapped  # of specs
         self.changed = list(scope.assigned.values())
+        _assigned.update(scope.assigned)
         changed = set(scope.assigned)
         self.fixed = [v for key, v in scope.read.items() if key not in changed]
 

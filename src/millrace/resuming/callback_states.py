@@ -5,7 +5,7 @@ from typing import Any
 
 import keras
 
-from millrace.resuming.object_state import ObjectState
+from millrace.checkpoints.object_state import ObjectState
 
 _STATELESS = (keras.callbacks.ProgbarLogger,)
 

@@ -32,9 +32,11 @@ from millrace._compat.keras_data import (
 )
 from millrace._compat.keras_loops import set_first_epoch
 from millrace.checkpoints.directory import CheckpointDirectory, Snapshot
+from millrace.checkpoints.object_state import ObjectState
+from millrace.checkpoints.random_state import random_state, same_host_state, set_random_state
 from millrace.checkpoints.writer import CheckpointWriter
 from millrace.errors import CheckpointError
-from millrace.feeds.source_position import TrackedBatches
+from millrace.feeds.source_position import FastForward, TrackedBatches
 from millrace.fit.controller import Controller
 from millrace.fit.loop_checkpoints import EpochPosition, ResumableEpochs
 from millrace.interrupts import (
@@ -51,14 +53,13 @@ from millrace.resuming.callback_states import CallbackStates
 from millrace.resuming.model_values import (
     METRIC_PARTS,
     facts_of,
+    metric_parts_of,
     options_of,
     put_values,
     put_weights_if_same,
     values_of,
 )
-from millrace.resuming.object_state import ObjectState
 from millrace.resuming.progress import HISTORY, History, Progress
-from millrace.resuming.random_state import random_state, same_host_state, set_random_state
 from millrace.resuming.restoring import (
     FIT,
     SavedFit,
@@ -71,8 +72,6 @@ from millrace.resuming.schedule import SaveOptions, SaveSchedule
 from millrace.resuming.stored_models import configuration_of
 
 logger = logging.getLogger("millrace")
-
-_SLOW_SECONDS = 1.0  # after which a fast-forward is announced
 
 
 class FitCheckpoints:
@@ -117,6 +116,7 @@ class FitCheckpoints:
         self._facts = facts_of(controller.model)  # now: a loop takes the values out of variables
         self._config = configuration_of(controller.model)
         self._saved: SavedFit | None = None  # is still to be restored
+        self._parts: list[np.ndarray] = []  # metrics of each replica, when values were last synced
         self._past: History | None = None  # of this call, if it had ended before the checkpoint
         self._drawn_state: dict[str, Any] | None = None  # of generators, once data is drawn again
         self._pass_state: Any = None  # of generators and data set when the running pass began
@@ -231,6 +231,8 @@ class FitCheckpoints:
 
     def has_synced(self) -> None:
         """Takes the values after the last step, before Keras puts averages into the weights."""
+        if process_count() == 1:  # for a training that is interrupted: the loop has gone then
+            self._parts = metric_parts_of(self._controller)
         if self._is_last and self._position is not None:
             self._end = values_of(self._controller), copied(self._callbacks.get())
 
@@ -284,7 +286,8 @@ class FitCheckpoints:
     def _save_interrupted(self) -> None:
         if self._position is None or self._saved is not None:
             return
-        self._write(values_of(self._controller), self._callbacks.get())
+        values = {**values_of(self._controller), METRIC_PARTS: self._parts}
+        self._write(values, self._callbacks.get())
         self._writer.wait()
         logger.warning(
             "The training was interrupted, and saved in %s. The same script goes on from there.",
@@ -335,8 +338,7 @@ class FitCheckpoints:
         Raises:
             CheckpointError: if there are fewer.
         """
-        begin, first, before = time.perf_counter(), source.drawn, random_state()
-        is_said = False
+        before, progress = random_state(), FastForward("batch", source.drawn, steps)
         while source.drawn < steps:
             raise_if_interrupted()
             if next(source, source) is source:
@@ -344,15 +346,7 @@ class FitCheckpoints:
                     f"The data ends after {source.drawn} batches, and {steps} were trained before "
                     f"the checkpoint in {self._directory.path}. Call fit with the same data."
                 )
-            seconds = time.perf_counter() - begin
-            if not is_said and seconds > _SLOW_SECONDS:
-                is_said = True
-                logger.warning(
-                    "The data is read again up to batch %d, which takes some %.0f s: it has no "
-                    "state that can be set. Data with get_state() and set_state() goes on at once.",
-                    steps,
-                    seconds * (steps - first) / (source.drawn - first),
-                )
+            progress.has_drawn(source.drawn)
         state = self._has_drawn()
         # If the data draws from the generators that all share, they are where they have to be.
         if state is not None and same_host_state(before, random_state()):

@@ -16,6 +16,10 @@ from millrace.processes.agreement import own_copy
 
 METRIC_PARTS = "metric of each replica"
 ROLES = ("trainable", "non_trainable", "optimizer", "metric")
+MODEL_ADVICE = (
+    "Build and compile the model as it was, or name another directory in Checkpoint(directory) to "
+    "begin a new training."
+)
 
 
 def variables_of(model: keras.Model) -> dict[str, list[keras.Variable]]:
@@ -42,10 +46,18 @@ def values_of(controller: Controller, roles: Sequence[str] = ROLES) -> dict[str,
         if isinstance(value, jax.Array) and value.is_fully_addressable:
             value.copy_to_host_async()
     values = {role: [np.array(own_copy(value)) for value in state[role]] for role in roles}
-    if "metric" in roles and functions.running is not None:
-        parts = functions.running.metric_parts()
-        values[METRIC_PARTS] = [np.array(own_copy(part)) for part in parts]
+    if "metric" in roles:
+        values[METRIC_PARTS] = metric_parts_of(controller)
     return values
+
+
+def metric_parts_of(controller: Controller) -> list[np.ndarray]:
+    """Copies the metrics of each replica in a running fit; none if a failure has consumed them."""
+    training = controller.functions.training  # not what runs: a callback may have evaluated
+    parts = [] if training is None else training.metric_parts()
+    if any(part.is_deleted() for part in parts):
+        return []
+    return [np.array(own_copy(part)) for part in parts]
 
 
 def put_values(
@@ -72,11 +84,15 @@ def facts_of(model: keras.Model) -> dict[str, Any]:
     return {
         "layers": [type(layer).__name__ for layer in model.layers],
         "variables": {
-            role: [[v.path, list(v.shape), str(v.dtype)] for v in variables]
-            for role, variables in variables_of(model).items()
+            role: variable_facts(variables) for role, variables in variables_of(model).items()
         },
-        "optimizer": None if optimizer is None else _optimizer(optimizer),
+        "optimizer": None if optimizer is None else optimizer_facts(optimizer),
     }
+
+
+def variable_facts(variables: Sequence[keras.Variable]) -> list[Any]:
+    """Returns the path, the shape and the dtype of each variable."""
+    return [[v.path, list(v.shape), str(v.dtype)] for v in variables]
 
 
 def check_same_model(saved: Mapping[str, Any], model: keras.Model, where: str) -> None:
@@ -90,21 +106,16 @@ def check_same_model(saved: Mapping[str, Any], model: keras.Model, where: str) -
     Raises:
         CheckpointError: naming the first difference.
     """
-    own = facts_of(model)
+    own, advice = facts_of(model), MODEL_ADVICE
     for role, kind in (("trainable", "weight"), ("non_trainable", "other variable of a layer")):
-        _check_variables(saved["variables"][role], own["variables"][role], kind, where)
+        check_variables(saved["variables"][role], own["variables"][role], kind, where, advice)
     if saved["optimizer"] is None or own["optimizer"] is None:
         if saved["optimizer"] != own["optimizer"]:
-            raise _difference("the optimizer", saved["optimizer"], own["optimizer"], where)
+            raise difference("the optimizer", saved["optimizer"], own["optimizer"], where, advice)
         return
-    before, now = saved["optimizer"], own["optimizer"]
-    for name in dict.fromkeys(("class_name", *before, *now)):
-        if before.get(name) != now.get(name):
-            what = "the optimizer" if name == "class_name" else f"{name} of the optimizer"
-            raise _difference(what, before.get(name), now.get(name), where)
-    _check_variables(
-        saved["variables"]["optimizer"], own["variables"]["optimizer"], "optimizer variable", where
-    )
+    check_optimizer(saved["optimizer"], own["optimizer"], "the optimizer", where, advice)
+    variables = saved["variables"]["optimizer"], own["variables"]["optimizer"]
+    check_variables(*variables, "optimizer variable", where, advice)
 
 
 def has_same_metrics(saved: Mapping[str, Any], model: keras.Model) -> bool:
@@ -137,28 +148,65 @@ def options_of(controller: Controller) -> dict[str, str]:
     }
 
 
-def _check_variables(saved: list[Any], own: list[Any], kind: str, where: str) -> None:
+def check_optimizer(
+    before: Mapping[str, Any], now: Mapping[str, Any], name: str, where: str, advice: str
+) -> None:
+    """Refuses an optimizer other than the one that was saved.
+
+    Args:
+        before: that `optimizer_facts` has returned.
+        now: likewise.
+        name: of the optimizer, for the message.
+        where: of the checkpoint.
+        advice: end of the message.
+
+    Raises:
+        CheckpointError: naming the first difference.
+    """
+    for key in dict.fromkeys(("class_name", *before, *now)):
+        if before.get(key) != now.get(key):
+            what = name if key == "class_name" else f"{key} of {name}"
+            raise difference(what, before.get(key), now.get(key), where, advice)
+
+
+def check_variables(
+    saved: Sequence[Any], own: Sequence[Any], kind: str, where: str, advice: str
+) -> None:
+    """Refuses variables of other shapes and dtypes than those that were saved.
+
+    Args:
+        saved: that `variable_facts` has returned.
+        own: likewise.
+        kind: of the variables, for the message.
+        where: of the checkpoint.
+        advice: end of the message.
+
+    Raises:
+        CheckpointError: naming the first difference.
+    """
     for before, now in zip(saved, own, strict=False):
         if before[1:] != now[1:]:
-            raise _difference(
+            raise difference(
                 f"{kind} {now[0]!r}",
                 f"{before[2]}{before[1]} of {before[0]!r}",
                 f"{now[2]}{now[1]}",
                 where,
+                advice,
             )
     if len(saved) != len(own):
-        raise _difference(f"the number of {kind}s", len(saved), len(own), where)
+        raise difference(f"the number of {kind}s", len(saved), len(own), where, advice)
 
 
-def _difference(what: str, before: object, now: object, where: str) -> CheckpointError:
+def difference(what: str, before: object, now: object, where: str, advice: str) -> CheckpointError:
+    """Returns the error of a training that cannot go on from a checkpoint."""
     return CheckpointError(
         f"This training cannot go on from {where}: {what} is {now} here and was {before} there. "
-        "Nothing has been changed. Build and compile the model as it was, or name another "
-        "directory in Checkpoint(directory) to begin a new training."
+        f"Nothing has been changed. {advice}"
     )
 
 
-def _optimizer(optimizer: keras.optimizers.Optimizer) -> dict[str, Any]:
+def optimizer_facts(optimizer: keras.optimizers.Optimizer) -> dict[str, Any]:
+    """Returns the class and the settings of an optimizer, without what may differ."""
     config = {"class_name": type(optimizer).__name__, **optimizer.get_config()}
     return _without_names(json.loads(json.dumps(config, default=_plain)))
 

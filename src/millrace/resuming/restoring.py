@@ -16,7 +16,7 @@ from millrace.resuming.schedule import PATIENCE_SECONDS
 
 logger = logging.getLogger("millrace")
 
-FIT = "fit"
+FIT, LOOP = "fit", "loop"  # kinds of checkpoints
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,11 +49,11 @@ def position_values(position: EpochPosition) -> dict[str, Any]:
     return values
 
 
-def newest_fit(directory: CheckpointDirectory) -> SavedFit | None:
-    """Returns the newest checkpoint, the same in all processes of a run.
+def newest_checkpoint(directory: CheckpointDirectory) -> tuple[Checkpoint, tuple[Any, Any]] | None:
+    """Returns the newest checkpoint and its values, the same in all processes of a run.
 
     Raises:
-        CheckpointError: if it is not of a fit, or processes find different ones.
+        CheckpointError: if processes find different ones.
     """
     found = directory.newest()
     own = "none" if found is None else f"step {found[0].manifest.step}"
@@ -63,6 +63,16 @@ def newest_fit(directory: CheckpointDirectory) -> SavedFit | None:
             f"The processes of this run find different checkpoints in {directory.path}: "
             f"{', '.join(steps)}. Name a directory that all of them share."
         )
+    return found
+
+
+def newest_fit(directory: CheckpointDirectory) -> SavedFit | None:
+    """Returns the newest checkpoint, the same in all processes of a run.
+
+    Raises:
+        CheckpointError: if it is not of a fit, or processes find different ones.
+    """
+    found = newest_checkpoint(directory)
     if found is None:
         return None
     checkpoint, (model, others) = found
@@ -106,16 +116,21 @@ def check_continues(saved: SavedFit, controller: Controller, data: Mapping[str, 
                 f"{now} here. Nothing has been changed. Call fit with the same data and "
                 "batch_size, or name another directory in Checkpoint(directory)."
             )
-    if not saved.checkpoint.manifest.is_finite:
-        logger.warning(
-            "Values of the model in %s are NaN or infinite. Remove the checkpoints after the last "
-            "good one: millrace checkpoint list %s shows them.",
-            where,
-            saved.checkpoint.path.parent,
-        )
+    warn_of_values(saved.checkpoint)
     if saved.position.epoch_step and not has_same_metrics(saved.others["facts"], controller.model):
         logger.warning(
             "The metrics are other ones than in %s: those of its epoch begin at zero.", where
+        )
+
+
+def warn_of_values(checkpoint: Checkpoint) -> None:
+    """Warns of values that are NaN or infinite."""
+    if not checkpoint.manifest.is_finite:
+        logger.warning(
+            "Values of the model in %s are NaN or infinite. Remove the checkpoints after the last "
+            "good one: millrace checkpoint list %s shows them.",
+            checkpoint.path,
+            checkpoint.path.parent,
         )
 
 

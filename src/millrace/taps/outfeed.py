@@ -10,8 +10,9 @@ nobody reads are kept up to `max_bytes`; then the oldest are dropped, with a war
 
 import logging
 import threading
+import weakref
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import jax
@@ -58,6 +59,7 @@ class OutfeedQueue:
         self._warned = False
         self._enqueued = False
         self.dropped = 0  # elements that were not kept
+        _queues.add(self)
 
     def enqueue(self, value: ArrayTree) -> None:
         """Carries `value` out of the program that is being traced, once per iteration.
@@ -184,6 +186,32 @@ class OutfeedQueue:
             self._error = error
             self._change.notify_all()
 
+    def unread(self) -> list[Any]:
+        """Waits for the running program, and returns copies of all elements without removing them.
+
+        Returns:
+            Trees of NumPy arrays, `[elements, ...]`, that `put_back` takes.
+
+        Raises:
+            Exception: of a program that has failed.
+        """
+        with self._change:
+            self._change.wait_for(lambda: not self._expected or self._error is not None)
+            self._raise_error()
+            begins = [self._used, *[0] * len(self._blocks)]
+            return [
+                plain(jax.tree.map(lambda leaf, begin=begin: np.array(leaf[begin:]), block.value))
+                for block, begin in zip(self._blocks, begins, strict=False)
+            ]
+
+    def put_back(self, values: Sequence[Any]) -> None:
+        """Replaces all elements by those that `unread` has returned, here or elsewhere."""
+        self.clear()
+        for value in values:
+            with self._change:
+                self._expected += 1
+            self.receive(ordered(value), len(jax.tree.leaves(value)[0]))
+
     def clear(self) -> None:
         """Removes all elements."""
         with self._change:
@@ -222,6 +250,14 @@ class OutfeedQueue:
         if self._error is not None:
             error, self._error = self._error, None
             raise error
+
+
+_queues: "weakref.WeakSet[OutfeedQueue]" = weakref.WeakSet()
+
+
+def queues_with_elements() -> list[OutfeedQueue]:
+    """Returns the queues of this process that have elements which nobody has read."""
+    return [queue for queue in list(_queues) if queue._mode is QueueMode.ALL and queue._blocks]
 
 
 def _concatenated(values: list[ArrayTree]) -> Any:

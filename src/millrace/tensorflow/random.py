@@ -12,6 +12,7 @@ import keras
 from jax.typing import DTypeLike
 
 from millrace._compat.keras_steps import current_scope
+from millrace.checkpoints.random_state import SHARED_SEEDS, SharedSeed
 from millrace.errors import OptionError
 from millrace.loops.scope import context_of
 from millrace.tensorflow.dispatch import op, real_name
@@ -34,6 +35,10 @@ def seed_or_generator(seed: int | None) -> Any:
     """
     if seed is not None or context_of(current_scope()) is None:
         return seed
+    return _made_generator()
+
+
+def _made_generator() -> keras.random.SeedGenerator:
     if not _generator:
         _generator.append(keras.random.SeedGenerator(*_first_seed))
     return _generator[0]
@@ -41,6 +46,9 @@ def seed_or_generator(seed: int | None) -> Any:
 
 _first_seed: list[int] = []  # one, after set_seed()
 _generator: list[keras.random.SeedGenerator] = []  # one, after the first draw
+SHARED_SEEDS["tensorflow"] = SharedSeed(
+    lambda: _generator[0].state if _generator else None, lambda: _made_generator().state
+)
 
 
 def normal(

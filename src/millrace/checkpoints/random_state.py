@@ -1,0 +1,63 @@
+"""The generators of random numbers that all code of a process shares."""
+
+import random
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import keras
+import numpy as np
+
+from millrace._compat.keras_random import global_seed_state, make_global_seed_state
+
+
+class SharedSeed(NamedTuple):
+    """The state of a generator of compiled functions, which is made by the first draw."""
+
+    find: Callable[[], keras.Variable | None]
+    make: Callable[[], keras.Variable]
+
+
+SHARED_SEEDS = {"keras": SharedSeed(global_seed_state, make_global_seed_state)}
+
+
+def random_state() -> dict[str, Any]:
+    """Returns the states of Python's, NumPy's, Keras's and torch's generators."""
+    state: dict[str, Any] = {"python": random.getstate(), "numpy": np.random.get_state()}
+    for name, variable in shared_seeds().items():
+        state[name] = np.array(variable.value)
+    if (torch := sys.modules.get("torch")) is not None:
+        state["torch"] = torch.get_rng_state().numpy()
+    return state
+
+
+def set_random_state(state: Mapping[str, Any]) -> None:
+    """Sets the generators to states that `random_state` has returned."""
+    set_seeds(state)
+    random.setstate(state["python"])
+    np.random.set_state(state["numpy"])
+    torch = sys.modules.get("torch")
+    if "torch" in state and torch is not None:
+        torch.set_rng_state(torch.from_numpy(np.array(state["torch"])))
+
+
+def set_seeds(state: Mapping[str, Any]) -> None:
+    """Sets the generators of compiled functions only; one that is made draws from Python's."""
+    for name, seed in SHARED_SEEDS.items():
+        if name in state:
+            seed.make().assign(state[name])
+
+
+def shared_seeds() -> dict[str, keras.Variable]:
+    """Returns the states of those generators of compiled functions that there are, by name."""
+    found = {name: seed.find() for name, seed in SHARED_SEEDS.items()}
+    return {name: variable for name, variable in found.items() if variable is not None}
+
+
+def same_host_state(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    """Whether Python's and NumPy's generators have drawn nothing between two states."""
+    return (
+        one["python"] == other["python"]
+        and one["numpy"][2:] == other["numpy"][2:]
+        and bool((one["numpy"][1] == other["numpy"][1]).all())
+    )

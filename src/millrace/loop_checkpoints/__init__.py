@@ -1,0 +1,1 @@
+"""Checkpoints of training loops of the user's own."""
