@@ -59,7 +59,7 @@ from millrace.resuming.model_values import (
     put_weights_if_same,
     values_of,
 )
-from millrace.resuming.progress import HISTORY, History, Progress
+from millrace.resuming.progress import HISTORY, FitHistory, Progress
 from millrace.resuming.restoring import (
     FIT,
     SavedFit,
@@ -117,7 +117,7 @@ class FitCheckpoints:
         self._config = configuration_of(controller.model)
         self._saved: SavedFit | None = None  # is still to be restored
         self._parts: list[np.ndarray] = []  # metrics of each replica, when values were last synced
-        self._past: History | None = None  # of this call, if it had ended before the checkpoint
+        self._past: FitHistory | None = None  # of this call, if it had ended before the checkpoint
         self._drawn_state: dict[str, Any] | None = None  # of generators, once data is drawn again
         self._pass_state: Any = None  # of generators and data set when the running pass began
         self._pass_before: Any = None  # likewise of the pass before

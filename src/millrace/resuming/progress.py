@@ -18,10 +18,10 @@ from typing import Any
 from millrace.fit.controller import Controller
 
 HISTORY = ("history", "epoch")  # attributes of the callback of Keras that a fit returns
-History = dict[str, Any]  # values of these
+FitHistory = dict[str, Any]  # values of these
 
 # Histories of calls that have ended, of the models of this process, by directory.
-_ended: "weakref.WeakKeyDictionary[Controller, dict[str, list[History]]]" = (
+_ended: "weakref.WeakKeyDictionary[Controller, dict[str, list[FitHistory]]]" = (
     weakref.WeakKeyDictionary()
 )
 
@@ -48,7 +48,7 @@ class Progress:
         self.is_after = self.fit > saved["fit"]
         self.steps_before = step if self.is_after else saved["steps_before"]
 
-    def history(self, saved: Mapping[str, Any]) -> History:
+    def history(self, saved: Mapping[str, Any]) -> FitHistory:
         """Returns the history of this call, which had ended before the checkpoint."""
         return saved["histories"][self.fit - 1]
 
@@ -60,6 +60,6 @@ class Progress:
             "histories": list(self._histories),
         }
 
-    def ends(self, history: History) -> None:
+    def ends(self, history: FitHistory) -> None:
         """Counts a call that has ended."""
         self._histories.append(history)
