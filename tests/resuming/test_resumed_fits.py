@@ -80,7 +80,6 @@ FITS = {
         "data": lambda: dict(zip(("x", "y"), rows_of(23), strict=True), batch_size=4),
     },
     "asynchronous": {"build": asynchronous},
-    "stopped within": {"build": lambda: make(executed=2)},
 }
 
 
