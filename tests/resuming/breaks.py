@@ -1,5 +1,7 @@
 """Trainings with breaks, compared with one without, to the bit."""
 
+import hashlib
+import json
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -254,3 +256,29 @@ def largest_file(directory):
     return max(
         (p for p in Path(directory).rglob("*") if p.is_file()), key=lambda p: p.stat().st_size
     )
+
+
+class Shuffled(keras.utils.PyDataset):
+    """Changes its order after each epoch by itself, as users' data sets do."""
+
+    def __init__(self, **arguments):
+        super().__init__(**arguments)
+        self.epoch = 0
+
+    def __len__(self):
+        return STEPS
+
+    def __getitem__(self, index):
+        order = np.random.default_rng(self.epoch).permutation(ROWS)
+        rows = order[index * BATCH : (index + 1) * BATCH]
+        return X[rows], Y[rows]
+
+    def on_epoch_end(self):
+        self.epoch += 1
+
+
+def digest(run):
+    hashed = hashlib.sha256(json.dumps(run.history, sort_keys=True).encode())
+    for value in run.variables:
+        hashed.update(value.tobytes())
+    return hashed.hexdigest()

@@ -1,8 +1,6 @@
 """Files that other trainers lost or believed; see test_lost_state.py."""
 
 import contextlib
-import hashlib
-import json
 import os
 import re
 import resource
@@ -32,10 +30,7 @@ from breaks import (
 
 from millrace.errors import MillraceError
 
-pytestmark = [pytest.mark.shipped_compiler]
-
-
-# Files
+pytestmark = [pytest.mark.shipped_compiler, pytest.mark.slow]
 
 
 def damage(directory, how):
@@ -178,7 +173,7 @@ def test_every_some_seconds(tmp_path):
 SCRIPT = """
 import os, signal, sys
 sys.path.insert(0, {folder!r})
-import test_lost_state as lost
+import breaks as lost
 
 kind, number = {kind!r}, {number!r}
 arguments = dict(validation_data=(lost.X_VAL, lost.Y_VAL), validation_batch_size=2)
@@ -202,13 +197,6 @@ run = lost.train({directory!r}, build=build, callbacks=callbacks, every_steps={e
 if run.history is not None and len(run.epochs) == lost.EPOCHS:
     print("digest", lost.digest(run), *(run.begun[0] if run.begun else ()))
 """
-
-
-def digest(run):
-    hashed = hashlib.sha256(json.dumps(run.history, sort_keys=True).encode())
-    for value in run.variables:
-        hashed.update(value.tobytes())
-    return hashed.hexdigest()
 
 
 def start(directory, kind=None, number=0, where="train", executed=1, every_steps=SAVED):
@@ -239,7 +227,6 @@ def digests():
     return of
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("where", "number", "executed"),
     [
@@ -266,7 +253,6 @@ def test_sigterm_loses_nothing(tmp_path, digests, where, number, executed):
     assert (int(epoch), int(batch)) > (0, 0)  # and so went on
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("number", [3, 6, 11, 12])
 def test_sigkill_at_any_step(tmp_path, digests, number):
     """Killed while an asynchronous save is written."""

@@ -80,7 +80,6 @@ FITS = {
         "data": lambda: dict(zip(("x", "y"), rows_of(23), strict=True), batch_size=4),
     },
     "asynchronous": {"build": asynchronous},
-    "stopped within": {"build": lambda: make(executed=2)},
 }
 
 
@@ -135,8 +134,7 @@ def test_replicas_interrupted(tmp_path):
 
 def test_replicas_of_a_pipeline(tmp_path):
     def build():
-        model = make(devices="cpu:4", executed=2, accumulation=2, stages=[0, 0, 1, 1, 1])
-        return model
+        return make(devices="cpu:4", executed=2, accumulation=2, stages=[0, 0, 1, 1, 1])
 
     rows = lambda: dict(zip(("x", "y"), rows_of(64), strict=True), batch_size=BATCH)  # noqa: E731
     break_and_compare(tmp_path, 12, 12, build=build, data=rows)
@@ -188,7 +186,7 @@ def phases(directory, stop_after=None):
             X[:rows], Y[:rows], batch_size=BATCH, epochs=epochs, verbose=0,
             callbacks=[*saver, type("W", (Watch,), {})()],
         )  # fmt: skip
-        histories.append(history.history)
+        histories.append((history.history, history.epoch))
 
     try:
         fit(2)
@@ -215,7 +213,7 @@ def test_several_fits_in_one_script(tmp_path, breaks):
             assert loss in losses
     seen, resumed, got = phases(tmp_path)
     assert losses[-len(seen) :] == seen
-    assert resumed[-1] == histories[-1]
+    assert resumed == histories
     for a, b in zip(got, values, strict=True):
         np.testing.assert_array_equal(a, b)
 
@@ -366,16 +364,13 @@ def test_interrupts(tmp_path, place, number, executed):
         train(tmp_path, callbacks=lambda: [Interrupts(place, number)], **arguments)
     resumed = train(tmp_path, callbacks=lambda: [Interrupts("never", 1)], **arguments)
     expect_equal(whole, resumed, all_steps=False)
-    print(place, number, "resumed at", resumed.begun[:1])
 
 
-def slow_stream(interrupted_at=None, seen=None):
+def slow_stream(interrupted_at=None):
     random = np.random.default_rng(5)
     number = 0
     while True:
         number += 1
-        if seen is not None:
-            seen.append(number)
         if number == interrupted_at:
             os.kill(os.getpid(), signal.SIGINT)
             time.sleep(0.3)

@@ -119,18 +119,11 @@ def hidden_late_errors() -> Iterator[None]:
     They end in threads of tensorstore, or when they are freed, where their event loop is closed;
     Python and asyncio would print an error for each of them. The write or read raises its own.
     """
-    asyncio_logger = logging.getLogger("asyncio")
     _late_errors.begin()
-    asyncio_logger.addFilter(_is_not_of_orbax)
     try:
         yield
     finally:
-        asyncio_logger.removeFilter(_is_not_of_orbax)
         _late_errors.end()
-
-
-def _is_not_of_orbax(record: logging.LogRecord) -> bool:
-    return "orbax" not in record.getMessage()
 
 
 def forget_failed_tasks() -> None:
@@ -146,26 +139,34 @@ def _is_left(value: object) -> bool:
     return isinstance(value, asyncio.Task) and not value.done() and value.get_loop().is_closed()
 
 
+def _is_not_of_orbax(record: logging.LogRecord) -> bool:
+    return "orbax" not in record.getMessage()
+
+
 class _LateErrors:
-    """Python's hook for errors that nobody can catch, while arrays are written or read."""
+    """Python's hook for errors that nobody can catch, and asyncio's log, while arrays are moved."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._users = 0
         self._before: Callable[[Any], Any] = sys.unraisablehook
         self._own = self._handle
+        self._logger = logging.getLogger("asyncio")
 
     def begin(self) -> None:
         with self._lock:
             self._users += 1
             if self._users == 1:
                 self._before, sys.unraisablehook = sys.unraisablehook, self._own
+                self._logger.addFilter(_is_not_of_orbax)
 
     def end(self) -> None:
         with self._lock:
             self._users -= 1
-            if not self._users and sys.unraisablehook is self._own:
-                sys.unraisablehook = self._before
+            if not self._users:
+                self._logger.removeFilter(_is_not_of_orbax)
+                if sys.unraisablehook is self._own:
+                    sys.unraisablehook = self._before
 
     def _handle(self, unraisable: Any) -> None:
         if str(unraisable.exc_value) != "Event loop is closed":

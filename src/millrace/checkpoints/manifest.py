@@ -17,7 +17,7 @@ MANIFEST, ARRAYS = "checkpoint.json", "arrays"
 _LARGEST = 1 << 28  # bytes of a manifest that is read
 _SMALL = 1024  # bytes of an array, up to which it may be stored compressed
 
-Layout = tuple[tuple[int, ...], str]  # shape and dtype of an array
+ArrayLayout = tuple[tuple[int, ...], str]  # shape and dtype of an array
 
 
 class DamagedError(ValueError):
@@ -35,7 +35,7 @@ class Manifest:
     written: str  # the time, as 2026-11-24T12:00:00
     is_finite: bool  # whether no value of the model is a NaN or infinite
     tree: Any  # all values, as `values.encode` writes them
-    arrays: tuple[Layout, ...] = ()
+    arrays: tuple[ArrayLayout, ...] = ()
     files: Mapping[str, tuple[int, int]] = field(default_factory=dict)  # bytes and crc32 of each
 
     @property
@@ -105,7 +105,7 @@ def _is_count(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 63
 
 
-def _layout(value: object) -> Layout:
+def _layout(value: object) -> ArrayLayout:
     shape, dtype = cast(list[Any], value)
     if not isinstance(shape, list) or not all(map(_is_count, cast(list[object], shape))):
         raise ValueError(f"no shape is {str(shape)[:80]}")

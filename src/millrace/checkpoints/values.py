@@ -18,7 +18,7 @@ import numpy as np
 
 from millrace.checkpoints.arrays import is_storable
 
-JsonValue = None | bool | int | float | str | list[Any] | dict[str, Any]
+WrittenValue = None | bool | int | float | str | list[Any] | dict[str, Any]
 
 _DEEPEST = 50  # levels of values in values
 _LONGEST = 10_000  # bits of an int: Python reads no longer ones from text
@@ -31,7 +31,7 @@ class NotPlainError(TypeError):
 
 def encode(
     value: object, arrays: list[np.ndarray], depth: int = 0, *, copy: bool = True
-) -> JsonValue:
+) -> WrittenValue:
     """Returns a value as JSON has it, and adds its arrays to a list.
 
     Args:
@@ -47,7 +47,7 @@ def encode(
         raise NotPlainError(f"values in values, {depth} levels deep")
     kind = type(value)
     if value is None or kind in (bool, str):
-        return cast(JsonValue, value)
+        return cast(WrittenValue, value)
     if kind is int:
         if cast(int, value).bit_length() > _LONGEST:
             raise NotPlainError(f"an int of {cast(int, value).bit_length():,} bits")

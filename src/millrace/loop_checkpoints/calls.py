@@ -37,7 +37,7 @@ from millrace.loop_checkpoints.comparison import (
     check_same_variables,
     has_unbuilt,
 )
-from millrace.loop_checkpoints.parts import Parts, is_of_metrics, set_state, state_of
+from millrace.loop_checkpoints.parts import NamedParts, is_of_metrics, set_state, state_of
 from millrace.loop_checkpoints.unsaved import forget_earlier, warn_of_unsaved
 from millrace.loops.copies import copies_to_save, put_saved
 from millrace.loops.running import running_call
@@ -89,7 +89,7 @@ def save_checkpoint(
         keep = whole_number("keep", keep, 1)
     values = _values("save_checkpoint", values)
     _refuse_within_loops("save_checkpoint")
-    parts = Parts(objects)
+    parts = NamedParts(objects)
     warn_of_unsaved(parts)
     everything = [variable for own in parts.variables.values() for variable in own]
     for value in (variable.value for variable in everything):
@@ -144,7 +144,7 @@ def restore_checkpoint(
     path = directory_path("directory", directory)
     values = _values("restore_checkpoint", values)
     _refuse_within_loops("restore_checkpoint")
-    parts = Parts(objects)
+    parts = NamedParts(objects)
     forget_earlier()
     for queue in parts.infeeds.values():
         queue.watch()
@@ -179,10 +179,10 @@ def restore_checkpoint(
 def _prepared(
     checkpoint: StoredCheckpoint,
     others: dict[str, Any],
-    parts: Parts,
+    parts: NamedParts,
     objects: dict[str, Any],
     values: MutableMapping[str, Any],
-) -> tuple[Parts, bool]:
+) -> tuple[NamedParts, bool]:
     """Compares everything, builds objects, and brings infeed queues to their positions.
 
     Returns:
@@ -197,7 +197,7 @@ def _prepared(
             queue.check_position(others["infeeds"][name], where)
     while has_unbuilt(facts, parts):
         build(facts, parts, where)
-        parts = Parts(objects)
+        parts = NamedParts(objects)
     check_same_variables(facts, parts, where)
     draws = False
     for name, queue in parts.infeeds.items():
@@ -206,7 +206,7 @@ def _prepared(
     return parts, draws
 
 
-def _put(parts: Parts, model: dict[str, Any], others: dict[str, Any]) -> None:
+def _put(parts: NamedParts, model: dict[str, Any], others: dict[str, Any]) -> None:
     for name, variables in parts.variables.items():
         saved = model.get(name, [])
         shapes = [each[1:] for each in others["facts"]["variables"].get(name, [])]

@@ -6,7 +6,7 @@ from typing import Any
 import keras
 
 from millrace.errors import CheckpointError
-from millrace.loop_checkpoints.parts import Parts, innermost, is_of_metrics
+from millrace.loop_checkpoints.parts import NamedParts, innermost, is_of_metrics
 from millrace.resuming.model_values import check_optimizer, check_variables, difference
 
 ADVICE = (
@@ -15,7 +15,7 @@ ADVICE = (
 )
 
 
-def check_same_parts(saved: Mapping[str, Any], parts: Parts, where: str) -> None:
+def check_same_parts(saved: Mapping[str, Any], parts: NamedParts, where: str) -> None:
     """Refuses objects other than those that were saved, and builds those that are not built.
 
     Args:
@@ -42,7 +42,7 @@ def check_same_parts(saved: Mapping[str, Any], parts: Parts, where: str) -> None
             raise difference(name, before["kind"], now["kind"], where, ADVICE)
 
 
-def check_same_variables(saved: Mapping[str, Any], parts: Parts, where: str) -> None:
+def check_same_variables(saved: Mapping[str, Any], parts: NamedParts, where: str) -> None:
     """Refuses variables of other shapes than those that were saved.
 
     Raises:
@@ -54,12 +54,12 @@ def check_same_variables(saved: Mapping[str, Any], parts: Parts, where: str) -> 
             check_variables(before, own.get(name, []), f"variable of {name}", where, ADVICE)
 
 
-def has_unbuilt(saved: Mapping[str, Any], parts: Parts) -> bool:
+def has_unbuilt(saved: Mapping[str, Any], parts: NamedParts) -> bool:
     """Whether an object has been built when it was saved, and is not built here."""
     return any(True for _ in _unbuilt(saved, parts))
 
 
-def build(saved: Mapping[str, Any], parts: Parts, where: str) -> None:
+def build(saved: Mapping[str, Any], parts: NamedParts, where: str) -> None:
     """Builds the first object that is not built, as it was: loops build theirs in the first call.
 
     Raises:
@@ -94,7 +94,7 @@ def check_names(kind: str, saved: Iterable[str], own: Iterable[str], where: str)
         raise difference(f"{kind} {name}", there, here, where, ADVICE)
 
 
-def _unbuilt(saved: Mapping[str, Any], parts: Parts) -> Any:
+def _unbuilt(saved: Mapping[str, Any], parts: NamedParts) -> Any:
     layers_first = sorted(
         parts.owners.items(), key=lambda item: isinstance(item[1], keras.optimizers.Optimizer)
     )

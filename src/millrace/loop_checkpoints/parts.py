@@ -27,7 +27,7 @@ Layer = keras.layers.Layer
 Optimizer = keras.optimizers.Optimizer
 
 
-class Parts:
+class NamedParts:
     """The named objects of a loop."""
 
     def __init__(self, objects: Mapping[str, object]):

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 
 from millrace.checkpoints.random_state import shared_seeds
 from millrace.feeds.infeed_queue import queues_in_use
-from millrace.loop_checkpoints.parts import Parts
+from millrace.loop_checkpoints.parts import NamedParts
 from millrace.loops.replica_exchange import host_order
 from millrace.loops.scope import assigned_by_loops, forget_assigned
 from millrace.taps.outfeed import queues_with_elements
@@ -16,7 +16,7 @@ _SHOWN = 5  # names in a message
 _warned: set[int] = set()  # addresses of objects
 
 
-def warn_of_unsaved(parts: Parts) -> None:
+def warn_of_unsaved(parts: NamedParts) -> None:
     """Warns once of each variable that loops assign, and of each queue, that is not saved."""
     saved = {id(variable) for own in parts.variables.values() for variable in own}
     saved |= {id(queue) for queue in (*parts.infeeds.values(), *parts.outfeeds.values())}

@@ -54,12 +54,13 @@ from millrace.resuming.data_state import DataState
 from millrace.resuming.model_values import (
     METRIC_PARTS,
     facts_of,
+    metric_parts_of,
     options_of,
     put_values,
     put_weights_if_same,
     values_of,
 )
-from millrace.resuming.progress import Progress
+from millrace.resuming.progress import HISTORY, FitHistory, Progress
 from millrace.resuming.restoring import (
     FIT,
     SavedFit,
@@ -106,6 +107,8 @@ class FitCheckpoints:
         self._writer = CheckpointWriter(directory, options.in_thread)
         self._progress = Progress(controller, directory.path)
         self._callbacks = CallbackStates(callbacks)
+        kept = [each for each in callbacks if isinstance(each, keras.callbacks.History)]
+        self._history = kept[0] if kept else None
         self._iterator = controller.feeds.training
         adapter = getattr(self._iterator, "data_adapter", None)
         self._dataset = None if adapter is None else DataState(adapter)
@@ -114,6 +117,8 @@ class FitCheckpoints:
         self._facts = facts_of(controller.model)  # now: a loop takes the values out of variables
         self._config = configuration_of(controller.model)
         self._saved: SavedFit | None = None  # is still to be restored
+        self._parts: list[np.ndarray] = []  # metrics of each replica, when values were last synced
+        self._past: FitHistory | None = None  # of this call, if it had ended before the checkpoint
         self._drawn_state: dict[str, Any] | None = None  # of generators, once data is drawn again
         self._pass_state: Any = None  # of generators and data set when the running pass began
         self._pass_before: Any = None  # likewise of the pass before
@@ -154,6 +159,7 @@ class FitCheckpoints:
             self._is_last = True
             set_first_epoch(model, self._last_epoch)
             put_weights_if_same(saved.others["facts"], saved.model, model)
+            self._past = self._progress.history(saved.others["progress"])
             logger.info(
                 "Fit %d with checkpoints in %s had ended, and runs no epoch. Fit %d goes on.",
                 self._progress.fit,
@@ -226,6 +232,8 @@ class FitCheckpoints:
 
     def has_synced(self) -> None:
         """Takes the values after the last step, before Keras puts averages into the weights."""
+        if process_count() == 1:  # for a training that is interrupted: the loop has gone then
+            self._parts = metric_parts_of(self._controller)
         if self._is_last and self._position is not None:
             self._end = values_of(self._controller), copied(self._callbacks.get())
 
@@ -243,7 +251,11 @@ class FitCheckpoints:
             self._callbacks.set(self.resumed.others["callbacks"])
             set_random_state(self.resumed.others["random"])  # for the next call of fit
         self._position = None
-        self._progress.ends()
+        if self._history is not None:
+            if self._past is not None:  # now: Keras's callback has begun after ours
+                vars(self._history).update(self._past)
+            self._past = copied({name: getattr(self._history, name) for name in HISTORY})
+        self._progress.ends(self._past or {})
 
     def breaks_off(self, steps: int | None) -> None:
         """After an execution that was interrupted, with `steps` steps in the model's state."""
@@ -275,7 +287,8 @@ class FitCheckpoints:
     def _save_interrupted(self) -> None:
         if self._position is None or self._saved is not None:
             return
-        self._write(values_of(self._controller), self._callbacks.get())
+        values = {**values_of(self._controller), METRIC_PARTS: self._parts}
+        self._write(values, self._callbacks.get())
         self._writer.wait()
         logger.warning(
             "The training was interrupted, and saved in %s. The same script goes on from there.",

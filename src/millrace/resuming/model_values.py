@@ -46,10 +46,18 @@ def values_of(controller: Controller, roles: Sequence[str] = ROLES) -> dict[str,
         if isinstance(value, jax.Array) and value.is_fully_addressable:
             value.copy_to_host_async()
     values = {role: [np.array(own_copy(value)) for value in state[role]] for role in roles}
-    if "metric" in roles and functions.running is not None:
-        parts = functions.running.metric_parts()
-        values[METRIC_PARTS] = [np.array(own_copy(part)) for part in parts]
+    if "metric" in roles:
+        values[METRIC_PARTS] = metric_parts_of(controller)
     return values
+
+
+def metric_parts_of(controller: Controller) -> list[np.ndarray]:
+    """Copies the metrics of each replica in a running fit; none if a failure has consumed them."""
+    training = controller.functions.training  # not what runs: a callback may have evaluated
+    parts = [] if training is None else training.metric_parts()
+    if any(part.is_deleted() for part in parts):
+        return []
+    return [np.array(own_copy(part)) for part in parts]
 
 
 def put_values(

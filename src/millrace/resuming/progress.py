@@ -4,8 +4,9 @@
     model.compile("sgd", "mse")
     model.fit(x, y, epochs=20, callbacks=[checkpoint])     call 2
 
-If the process dies in call 2, the next one runs no epoch in call 1, and goes on in call 2. Calls
-are counted for each model: another one begins with call 1, as the same script in another process.
+If the process dies in call 2, the next one runs no epoch in call 1, which returns the history that
+it had, and goes on in call 2. Calls are counted for each model: another one begins with call 1, as
+the same script in another process.
 """
 
 import os
@@ -16,17 +17,22 @@ from typing import Any
 
 from millrace.fit.controller import Controller
 
-# Calls that have ended, of the models of this process, by directory.
-_ended: "weakref.WeakKeyDictionary[Controller, dict[str, int]]" = weakref.WeakKeyDictionary()
+HISTORY = ("history", "epoch")  # attributes of the callback of Keras that a fit returns
+FitHistory = dict[str, Any]  # values of these
+
+# Histories of calls that have ended, of the models of this process, by directory.
+_ended: "weakref.WeakKeyDictionary[Controller, dict[str, list[FitHistory]]]" = (
+    weakref.WeakKeyDictionary()
+)
 
 
 class Progress:
     """The number of a call of fit, and the steps before it."""
 
     def __init__(self, controller: Controller, directory: pathlib.Path):
-        self._counts = _ended.setdefault(controller, {})
-        self._key = os.path.realpath(directory)
-        self.fit = self._counts.get(self._key, 0) + 1
+        key = os.path.realpath(directory)
+        self._histories = _ended.setdefault(controller, {}).setdefault(key, [])
+        self.fit = len(self._histories) + 1
         self.steps_before = 0  # of earlier calls
         self.is_before = False  # whether this call had ended when the checkpoint was written
         self.is_after = False  # whether the checkpoint is of an earlier call of this process
@@ -42,10 +48,18 @@ class Progress:
         self.is_after = self.fit > saved["fit"]
         self.steps_before = step if self.is_after else saved["steps_before"]
 
-    def facts(self) -> dict[str, int]:
-        """Returns what is saved of it."""
-        return {"fit": self.fit, "steps_before": self.steps_before}
+    def history(self, saved: Mapping[str, Any]) -> FitHistory:
+        """Returns the history of this call, which had ended before the checkpoint."""
+        return saved["histories"][self.fit - 1]
 
-    def ends(self) -> None:
+    def facts(self) -> dict[str, Any]:
+        """Returns what is saved of it."""
+        return {
+            "fit": self.fit,
+            "steps_before": self.steps_before,
+            "histories": list(self._histories),
+        }
+
+    def ends(self, history: FitHistory) -> None:
         """Counts a call that has ended."""
-        self._counts[self._key] = self.fit
+        self._histories.append(history)

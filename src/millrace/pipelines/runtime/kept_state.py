@@ -55,9 +55,12 @@ class KeptState:
         return ReplicaStageState(mode, state, builder, owners, self._groups, before, resumed)
 
     def metric_parts(self) -> list[jax.Array]:
-        """Returns the metrics of each replica, `[replicas, ...]`; none without replicas."""
+        """Returns the metrics of each replica; none without replicas, or after a failure."""
         state = self._stage_state
-        return list(state.metrics()[0]) if isinstance(state, ReplicaStageState) else []
+        if not isinstance(state, ReplicaStageState):
+            return []
+        is_lost = any(value.is_deleted() for value in jax.tree.leaves(state.changing))
+        return [] if is_lost else list(state.metrics()[0])
 
     def resume_metric_parts(self, parts: Sequence[np.ndarray]) -> None:
         """Lets the next execution go on with metrics of each replica."""
