@@ -187,7 +187,7 @@ def read_all(template, tmp_path, seeds):
 
 
 def test_damaged_checkpoints_are_passed_over(template, tmp_path):
-    read_all(template, tmp_path, range(60))
+    read_all(template, tmp_path, range(30))
 
 
 @pytest.mark.slow
