@@ -13,7 +13,7 @@ import numpy as np
 from millrace.checkpoints.manifest import Manifest
 from millrace.resuming.model_values import ROLES
 
-ValueCheck = Callable[[Any], bool]
+ValueForm = Callable[[Any], bool]
 
 
 def check_fit_values(manifest: Manifest, model: Any, others: Any) -> None:
@@ -37,12 +37,12 @@ def check_fit_values(manifest: Manifest, model: Any, others: Any) -> None:
             raise ValueError(f"its {role} values have other shapes than its variables")
 
 
-def _check(name: str, value: Any, is_right: ValueCheck) -> None:
+def _check(name: str, value: Any, is_right: ValueForm) -> None:
     if not is_right(value):
         raise ValueError(f"{name}: {str(value)[:80]}")
 
 
-def _is(*kinds: type) -> ValueCheck:
+def _is(*kinds: type) -> ValueForm:
     return lambda value: type(value) in kinds
 
 
@@ -50,15 +50,15 @@ def _is_count(value: Any) -> bool:
     return type(value) is int and value >= 0
 
 
-def _or_none(is_right: ValueCheck) -> ValueCheck:
+def _or_none(is_right: ValueForm) -> ValueForm:
     return lambda value: value is None or is_right(value)
 
 
-def _list_of(is_right: ValueCheck) -> ValueCheck:
+def _list_of(is_right: ValueForm) -> ValueForm:
     return lambda value: type(value) is list and all(map(is_right, value))
 
 
-def _dict_of(is_right: ValueCheck) -> ValueCheck:
+def _dict_of(is_right: ValueForm) -> ValueForm:
     return lambda value: (
         type(value) is dict
         and all(type(name) is str for name in value)
@@ -66,7 +66,7 @@ def _dict_of(is_right: ValueCheck) -> ValueCheck:
     )
 
 
-def _has(fields: dict[str, ValueCheck]) -> ValueCheck:
+def _has(fields: dict[str, ValueForm]) -> ValueForm:
     return lambda value: (
         type(value) is dict
         and all(name in value and is_right(value[name]) for name, is_right in fields.items())
@@ -114,7 +114,7 @@ def _is_progress(value: Any) -> bool:
 _is_callbacks = _list_of(_has({"kind": _is(str), "state": lambda _: True}))
 _is_pass = _or_none(_has({"random": _is_random, "dataset": _or_none(_dict_of(lambda _: True))}))
 
-_OTHERS: dict[str, ValueCheck] = {
+_OTHERS: dict[str, ValueForm] = {
     "progress": _is_progress,
     "facts": _has(
         {
