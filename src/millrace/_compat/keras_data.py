@@ -240,7 +240,7 @@ def tracked_source(
     private: Any = adapter
     if is_array_adapter(adapter):
         return _ArrayBatches(private), None
-    if (dataset := _tf_dataset(adapter)) is not None:
+    if (dataset := _tensorflow_dataset(adapter)) is not None:
         if not isinstance(dataset, _RememberingDataset):
             private._dataset = dataset = _RememberingDataset(dataset)
         dataset.begin()
@@ -275,7 +275,10 @@ def remembers_passes(adapter: DataAdapter) -> bool:
     sets of `millrace.tensorflow` do, too.
     """
     kind = type(adapter).__name__
-    return kind in ("GeneratorDataAdapter", "DatasetAdapter") or _tf_dataset(adapter) is not None
+    return (
+        kind in ("GeneratorDataAdapter", "DatasetAdapter")
+        or _tensorflow_dataset(adapter) is not None
+    )
 
 
 def dataset_behind(adapter: DataAdapter) -> Any:
@@ -312,7 +315,7 @@ def spec_of_data(adapter: DataAdapter) -> dict[str, str]:
         spec = jax.tree.map(
             lambda leaf: jax.ShapeDtypeStruct(np.shape(leaf), _dtype(leaf)), first[0]
         )
-    elif (tf_dataset := _tf_dataset(adapter)) is not None:
+    elif (tf_dataset := _tensorflow_dataset(adapter)) is not None:
         spec = tf_dataset.element_spec
     if spec is not None:
         facts["batches"] = ", ".join(
@@ -326,7 +329,7 @@ def _dtype(leaf: Any) -> Any:
     return getattr(dtype, "as_numpy_dtype", dtype)
 
 
-def _tf_dataset(adapter: DataAdapter) -> Any:
+def _tensorflow_dataset(adapter: DataAdapter) -> Any:
     """Returns the data set behind Keras's own adapter of tf.data."""
     dataset = getattr(adapter, "_dataset", None)
     is_keras = type(adapter).__module__.startswith("keras.")
@@ -472,7 +475,7 @@ class _RememberingDataset:
         with tempfile.TemporaryDirectory(prefix="millrace-") as directory:
             try:
                 self._checkpoint().write(f"{directory}/state")
-            except _tf().errors.OpError as error:
+            except _tensorflow().errors.OpError as error:
                 raise NotImplementedError(f"no state: {error.message.splitlines()[0]}") from error
             return {path.name: path.read_bytes() for path in pathlib.Path(directory).iterdir()}
 
@@ -484,10 +487,10 @@ class _RememberingDataset:
             self._checkpoint().read(f"{directory}/state").assert_consumed()
 
     def _checkpoint(self) -> Any:
-        return _tf().train.Checkpoint(iterator=self._iterator)
+        return _tensorflow().train.Checkpoint(iterator=self._iterator)
 
 
-def _tf() -> Any:
+def _tensorflow() -> Any:
     import tensorflow as tf
 
     return tf

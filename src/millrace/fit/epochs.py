@@ -35,7 +35,7 @@ from millrace.errors import DataError, VersionError, add_note
 from millrace.feeds.block import Block, BlockSlice, batch_spec
 from millrace.feeds.blocks import ResidentArrays, stacked_blocks
 from millrace.feeds.infeed import Infeed, wait_for_interrupted
-from millrace.feeds.iterator_adapter import IteratorAdapter, adapted
+from millrace.feeds.iterator_adapter import IteratorAdapter, with_adapter
 from millrace.feeds.source_position import (
     SourceState,
     StateFunctions,
@@ -122,7 +122,7 @@ class FeedEpochIterator(EpochIterator):
 
     def __init__(self, controller: Controller, mode: Mode, **arguments: Any):
         rules = controller.setup.rules
-        arguments = dict(rules.arguments(controller.setup, adapted(arguments)))
+        arguments = dict(rules.arguments(controller.setup, with_adapter(arguments)))
         wait = _wait_of(controller, mode, epoch=1)
         with at_once():
             wait_for_interrupted()  # Keras draws two batches of a generator now
