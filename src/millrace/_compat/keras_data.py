@@ -253,10 +253,8 @@ def tracked_source(
     batches = iter(private.get_jax_iterator())
     loader: Any = getattr(private, "_dataloader", None)
     if hasattr(loader, "state_dict") and hasattr(loader, "load_state_dict"):
-        return batches, (
-            lambda: _without_tensors(loader.state_dict()),
-            lambda state: loader.load_state_dict(_with_tensors(state)),
-        )
+        own_batches = _LoaderBatches(batches, loader)
+        return own_batches, (own_batches.read_state, own_batches.write_state)
     for each in (private, batches):
         if has_state(each):
             return batches, (each.get_state, each.set_state)
@@ -378,6 +376,30 @@ class _DatasetBatches:
             next(self._batches)
         finally:
             self._dataset.is_read = True
+
+
+class _LoaderBatches:
+    """The batches of a loader of torch with a state, which is that of its newest iterator.
+
+    A pass makes one when its first batch is drawn: until then the state is that of another pass.
+    """
+
+    def __init__(self, batches: Iterator[ArrayTree], loader: Any):
+        self._batches, self._loader, self._is_begun = batches, loader, False
+
+    def __iter__(self) -> Iterator[ArrayTree]:
+        return self
+
+    def __next__(self) -> ArrayTree:
+        batch = next(self._batches)
+        self._is_begun = True
+        return batch
+
+    def read_state(self) -> Any:
+        return _without_tensors(self._loader.state_dict()) if self._is_begun else None
+
+    def write_state(self, state: Any) -> None:
+        self._loader.load_state_dict(_with_tensors(state))
 
 
 class _GatedDataset:

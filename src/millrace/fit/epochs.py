@@ -22,6 +22,7 @@ import numpy as np
 
 from millrace._compat.keras_data import (
     EpochIterator,
+    dataset_behind,
     end_workers,
     epoch_order,
     get_data_adapter,
@@ -337,8 +338,8 @@ class FeedEpochIterator(EpochIterator):
     def _repeat_passes(self, position: EpochPosition, checkpoints: LoopCheckpoints) -> None:
         """Leaves the data as the passes before a position have left it."""
         self._passes = list(position.passes)
-        if not position.passes:
-            return
+        if not position.passes or dataset_behind(self.data_adapter) is not None:
+            return  # the state where the pass begins says it all
         if position.source is not None:
             if not position.pass_step:
                 checkpoints.repeats_pass(self._new_pass(position.source), position.passes[-1])
