@@ -240,7 +240,7 @@ def tracked_source(
     private: Any = adapter
     if is_array_adapter(adapter):
         return _ArrayBatches(private), None
-    if (dataset := _tf_dataset(adapter)) is not None:
+    if (dataset := _tensorflow_dataset(adapter)) is not None:
         if not isinstance(dataset, _RememberingDataset):
             private._dataset = dataset = _RememberingDataset(dataset)
         dataset.begin()
@@ -253,10 +253,8 @@ def tracked_source(
     batches = iter(private.get_jax_iterator())
     loader: Any = getattr(private, "_dataloader", None)
     if hasattr(loader, "state_dict") and hasattr(loader, "load_state_dict"):
-        return batches, (
-            lambda: _without_tensors(loader.state_dict()),
-            lambda state: loader.load_state_dict(_with_tensors(state)),
-        )
+        own_batches = _LoaderBatches(batches, loader)
+        return own_batches, (own_batches.read_state, own_batches.write_state)
     for each in (private, batches):
         if has_state(each):
             return batches, (each.get_state, each.set_state)
@@ -275,7 +273,10 @@ def remembers_passes(adapter: DataAdapter) -> bool:
     sets of `millrace.tensorflow` do, too.
     """
     kind = type(adapter).__name__
-    return kind in ("GeneratorDataAdapter", "DatasetAdapter") or _tf_dataset(adapter) is not None
+    return (
+        kind in ("GeneratorDataAdapter", "DatasetAdapter")
+        or _tensorflow_dataset(adapter) is not None
+    )
 
 
 def dataset_behind(adapter: DataAdapter) -> Any:
@@ -312,7 +313,7 @@ def spec_of_data(adapter: DataAdapter) -> dict[str, str]:
         spec = jax.tree.map(
             lambda leaf: jax.ShapeDtypeStruct(np.shape(leaf), _dtype(leaf)), first[0]
         )
-    elif (tf_dataset := _tf_dataset(adapter)) is not None:
+    elif (tf_dataset := _tensorflow_dataset(adapter)) is not None:
         spec = tf_dataset.element_spec
     if spec is not None:
         facts["batches"] = ", ".join(
@@ -326,7 +327,7 @@ def _dtype(leaf: Any) -> Any:
     return getattr(dtype, "as_numpy_dtype", dtype)
 
 
-def _tf_dataset(adapter: DataAdapter) -> Any:
+def _tensorflow_dataset(adapter: DataAdapter) -> Any:
     """Returns the data set behind Keras's own adapter of tf.data."""
     dataset = getattr(adapter, "_dataset", None)
     is_keras = type(adapter).__module__.startswith("keras.")
@@ -375,6 +376,30 @@ class _DatasetBatches:
             next(self._batches)
         finally:
             self._dataset.is_read = True
+
+
+class _LoaderBatches:
+    """The batches of a loader of torch with a state, which is that of its newest iterator.
+
+    A pass makes one when its first batch is drawn: until then the state is that of another pass.
+    """
+
+    def __init__(self, batches: Iterator[ArrayTree], loader: Any):
+        self._batches, self._loader, self._is_begun = batches, loader, False
+
+    def __iter__(self) -> Iterator[ArrayTree]:
+        return self
+
+    def __next__(self) -> ArrayTree:
+        batch = next(self._batches)
+        self._is_begun = True
+        return batch
+
+    def read_state(self) -> Any:
+        return _without_tensors(self._loader.state_dict()) if self._is_begun else None
+
+    def write_state(self, state: Any) -> None:
+        self._loader.load_state_dict(_with_tensors(state))
 
 
 class _GatedDataset:
@@ -472,7 +497,7 @@ class _RememberingDataset:
         with tempfile.TemporaryDirectory(prefix="millrace-") as directory:
             try:
                 self._checkpoint().write(f"{directory}/state")
-            except _tf().errors.OpError as error:
+            except _tensorflow().errors.OpError as error:
                 raise NotImplementedError(f"no state: {error.message.splitlines()[0]}") from error
             return {path.name: path.read_bytes() for path in pathlib.Path(directory).iterdir()}
 
@@ -484,10 +509,10 @@ class _RememberingDataset:
             self._checkpoint().read(f"{directory}/state").assert_consumed()
 
     def _checkpoint(self) -> Any:
-        return _tf().train.Checkpoint(iterator=self._iterator)
+        return _tensorflow().train.Checkpoint(iterator=self._iterator)
 
 
-def _tf() -> Any:
+def _tensorflow() -> Any:
     import tensorflow as tf
 
     return tf

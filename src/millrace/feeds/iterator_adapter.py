@@ -6,7 +6,7 @@ by itself, it is set to its first state.
 
 import copy
 from collections.abc import Iterator, Mapping
-from typing import Any, NoReturn
+from typing import Any
 
 import jax
 import keras
@@ -33,14 +33,6 @@ class IteratorAdapter(DataAdapter):
     def get_jax_iterator(self, super_batch: int | None = None) -> Iterator[Any]:
         """Returns the batches of a pass, stacked where Keras asks for super-batches."""
         return stacked(self.get_numpy_iterator(), super_batch)
-
-    def get_tf_dataset(self) -> NoReturn:
-        """Is for another backend of Keras."""
-        raise NotImplementedError
-
-    def get_torch_dataloader(self) -> NoReturn:
-        """Is for another backend of Keras."""
-        raise NotImplementedError
 
     def give_back(self) -> None:
         """Sets the iterator to its first state: batches were drawn to build a model only."""
@@ -104,7 +96,7 @@ class _Pass:
             self._batches = iter(self._source)  # where it is now
 
 
-def adapted(arguments: Mapping[str, Any]) -> Mapping[str, Any]:
+def with_adapter(arguments: Mapping[str, Any]) -> Mapping[str, Any]:
     """Returns the arguments of `fit`, `evaluate` or `predict` with data that Keras knows.
 
     Raises:

@@ -29,7 +29,7 @@ class StateRefusedError(Exception):
 
 
 class StateFunctions(NamedTuple):
-    """Return and set the state of a source: plain values and arrays."""
+    """Return and set the state of a source: plain values and arrays; None while it has none."""
 
     get: Callable[[], Any]
     set: Callable[[Any], None]
@@ -74,7 +74,8 @@ class TrackedBatches:
         if self._begin is not None and (self._skip is None or not self._begin.drawn):
             self.drawn = self._begin.drawn
             self._set_state(self._begin)
-        self._read_state()
+        else:
+            self._read_state()
 
     def __iter__(self) -> Iterator[ArrayTree]:
         return self
@@ -106,9 +107,8 @@ class TrackedBatches:
             return False
         self.drawn += 1
         if self._begin is not None and self.drawn == self._begin.drawn:
-            self._set_state(self._begin)
             self._states.clear()
-            self._read_state()
+            self._set_state(self._begin)
         return True
 
     @property
@@ -130,6 +130,7 @@ class TrackedBatches:
             self._functions.set(begin.state)
         except ValueError as error:
             raise StateRefusedError(str(error)) from error
+        self._states.append(begin)
         self._begin = None
 
     def _read_state(self) -> None:
@@ -138,7 +139,10 @@ class TrackedBatches:
         begin = time.perf_counter()
         try:
             arrays: list[Any] = []
-            state = decode(encode(self._functions.get(), arrays), arrays)
+            found = self._functions.get()
+            if found is None:
+                return
+            state = decode(encode(found, arrays), arrays)
         except (NotPlainError, NotImplementedError) as error:
             logger.warning(
                 "The state of the data cannot be saved: it has %s. A training that goes on from a "

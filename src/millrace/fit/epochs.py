@@ -22,6 +22,7 @@ import numpy as np
 
 from millrace._compat.keras_data import (
     EpochIterator,
+    dataset_behind,
     end_workers,
     epoch_order,
     get_data_adapter,
@@ -35,7 +36,7 @@ from millrace.errors import DataError, VersionError, add_note
 from millrace.feeds.block import Block, BlockSlice, batch_spec
 from millrace.feeds.blocks import ResidentArrays, stacked_blocks
 from millrace.feeds.infeed import Infeed, wait_for_interrupted
-from millrace.feeds.iterator_adapter import IteratorAdapter, adapted
+from millrace.feeds.iterator_adapter import IteratorAdapter, with_adapter
 from millrace.feeds.source_position import (
     SourceState,
     StateFunctions,
@@ -122,7 +123,7 @@ class FeedEpochIterator(EpochIterator):
 
     def __init__(self, controller: Controller, mode: Mode, **arguments: Any):
         rules = controller.setup.rules
-        arguments = dict(rules.arguments(controller.setup, adapted(arguments)))
+        arguments = dict(rules.arguments(controller.setup, with_adapter(arguments)))
         wait = _wait_of(controller, mode, epoch=1)
         with at_once():
             wait_for_interrupted()  # Keras draws two batches of a generator now
@@ -337,8 +338,8 @@ class FeedEpochIterator(EpochIterator):
     def _repeat_passes(self, position: EpochPosition, checkpoints: LoopCheckpoints) -> None:
         """Leaves the data as the passes before a position have left it."""
         self._passes = list(position.passes)
-        if not position.passes:
-            return
+        if not position.passes or dataset_behind(self.data_adapter) is not None:
+            return  # the state where the pass begins says it all
         if position.source is not None:
             if not position.pass_step:
                 checkpoints.repeats_pass(self._new_pass(position.source), position.passes[-1])
