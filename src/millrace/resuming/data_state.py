@@ -49,12 +49,7 @@ class DataState:
         if self._attributes is not None:
             self._attributes.restore(state["attributes"])
         for generator, values in zip(self._generators, state["generators"], strict=False):
-<<<<<<< HEAD
-            import torch  # type: ignore[import-not-found]
-
-=======
             torch: Any = sys.modules["torch"]  # which has made the generator
->>>>>>> sources
             generator.set_state(torch.from_numpy(np.array(values)))
         samplers = [each for each in self._samplers if hasattr(each, "epoch")]
         for sampler, epoch in zip(samplers, state["samplers"], strict=False):
