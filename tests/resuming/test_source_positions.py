@@ -21,6 +21,7 @@ def arrays(**options):
     return lambda: {"x": X, "y": Y, "batch_size": BATCH, **options}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shuffle", [True, False, "batch"])
 @pytest.mark.parametrize("resident", [True, False])
 def test_arrays(tmp_path, resident, shuffle):
@@ -29,6 +30,7 @@ def test_arrays(tmp_path, resident, shuffle):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shuffle", [True, False, "batch"])
 def test_arrays_that_go_on_over_epochs(tmp_path, shuffle):
     assert_goes_on(
@@ -172,6 +174,7 @@ def test_datasets_with_a_state(tmp_path, workers, steps_per_epoch):
     assert_goes_on(source, tmp_path, steps=[3, 6, 8, 10])
 
 
+@pytest.mark.slow
 def test_a_dataset_with_a_state_reads_no_batch_again(tmp_path, monkeypatch):
     monkeypatch.setattr(source_position, "_SHARE", 1e9)  # a state after each batch
     source = dataset(kind=Noisy, noise="attribute", reorder="attribute", shuffle=True)
@@ -182,6 +185,7 @@ def test_a_dataset_with_a_state_reads_no_batch_again(tmp_path, monkeypatch):
     assert Noisy.read == 1 + 9  # one to build the model
 
 
+@pytest.mark.slow
 def test_arrays_are_not_sliced_up_to_the_position(tmp_path, monkeypatch):
     model = {"resident": False}
     source = arrays(shuffle=True)
@@ -291,6 +295,7 @@ def test_iterators_with_a_state(tmp_path, name, steps_per_execution):
     assert_goes_on(stream(*STREAMS[name]), tmp_path, model=model)
 
 
+@pytest.mark.slow
 def test_an_iterator_loses_no_batch(tmp_path):
     """Neither that with which a model is built, nor those that are drawn ahead."""
 
@@ -335,6 +340,7 @@ class Opaque(Stream):
         super().set_state(state.values)
 
 
+@pytest.mark.slow
 def test_a_state_that_is_not_plain_is_read_again(tmp_path, caplog):
     assert_goes_on(stream(Opaque, 4), tmp_path, steps=[6], epochs=2)
     lines = [record.message for record in caplog.records if "cannot be saved" in record.message]
@@ -385,6 +391,7 @@ OTHERS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("difference", OTHERS)
 def test_another_data_set_is_refused(tmp_path, difference):
     source, other = OTHERS[difference]

@@ -49,6 +49,7 @@ __all__ = [
     "is_array_adapter",
     "is_endless",
     "let_data_adapt",
+    "parts_of_loader",
     "read_ahead_again",
     "remembers_passes",
     "set_adapter_epoch",
@@ -378,6 +379,18 @@ class _DatasetBatches:
             self._dataset.is_read = True
 
 
+def parts_of_loader(loader: Any) -> tuple[list[Any], list[Any]]:
+    """Returns the generators and the samplers of a loader of torch; none for any other data."""
+    if not hasattr(loader, "batch_sampler"):
+        return [], []
+    batches = loader.batch_sampler
+    samplers = [loader.sampler, batches, getattr(batches, "sampler", None)]
+    samplers = list({id(each): each for each in samplers if each is not None}.values())
+    owners = (getattr(each, "generator", None) for each in (loader, *samplers))
+    generators = {id(each): each for each in owners if has_state(each)}
+    return list(generators.values()), samplers
+
+
 class _LoaderBatches:
     """The batches of a loader of torch with a state, which is that of its newest iterator.
 
@@ -386,6 +399,8 @@ class _LoaderBatches:
 
     def __init__(self, batches: Iterator[ArrayTree], loader: Any):
         self._batches, self._loader, self._is_begun = batches, loader, False
+        self._generators = parts_of_loader(loader)[0]
+        self._saved: list[Any] | None = None  # states of generators, which a new iterator changes
 
     def __iter__(self) -> Iterator[ArrayTree]:
         return self
@@ -393,13 +408,21 @@ class _LoaderBatches:
     def __next__(self) -> ArrayTree:
         batch = next(self._batches)
         self._is_begun = True
+        saved, self._saved = self._saved, None
+        for generator, state in zip(self._generators, saved or [], strict=False):
+            generator.set_state(state)
         return batch
 
     def read_state(self) -> Any:
-        return _without_tensors(self._loader.state_dict()) if self._is_begun else None
+        if not self._is_begun:
+            return None
+        generators = [each.get_state() for each in self._generators]
+        return _without_tensors({"loader": self._loader.state_dict(), "generators": generators})
 
     def write_state(self, state: Any) -> None:
-        self._loader.load_state_dict(_with_tensors(state))
+        state = _with_tensors(state)
+        self._loader.load_state_dict(state["loader"])
+        self._saved = state["generators"]
 
 
 class _GatedDataset:

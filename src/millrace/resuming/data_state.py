@@ -10,6 +10,7 @@ from millrace._compat.keras_data import (
     DataAdapter,
     dataset_behind,
     has_state,
+    parts_of_loader,
 )
 from millrace.checkpoints.object_state import ObjectState
 
@@ -24,7 +25,7 @@ class DataState:
 
     def __init__(self, adapter: DataAdapter):
         self._owner: Any = dataset_behind(adapter)
-        self._generators, self._samplers = _parts_of_loader(self._owner)
+        self._generators, self._samplers = parts_of_loader(self._owner)
         attributes = self._owner
         if self._samplers:
             attributes = None if self._owner.num_workers else self._owner.dataset
@@ -54,15 +55,3 @@ class DataState:
         samplers = [each for each in self._samplers if hasattr(each, "epoch")]
         for sampler, epoch in zip(samplers, state["samplers"], strict=False):
             sampler.epoch = epoch
-
-
-def _parts_of_loader(loader: Any) -> tuple[list[Any], list[Any]]:
-    """Returns the generators and the samplers of a loader of torch; none for any other data."""
-    if not hasattr(loader, "batch_sampler"):
-        return [], []
-    batches = loader.batch_sampler
-    samplers = [loader.sampler, batches, getattr(batches, "sampler", None)]
-    samplers = list({id(each): each for each in samplers if each is not None}.values())
-    owners = (getattr(each, "generator", None) for each in (loader, *samplers))
-    generators = {id(each): each for each in owners if has_state(each)}
-    return list(generators.values()), samplers
