@@ -10,7 +10,7 @@ import millrace
 from millrace import tensorflow as tf
 from millrace.errors import CheckpointError, OptionError
 from millrace.ipu.config import reset_system
-from millrace.loop_checkpoints.parts import Parts
+from millrace.loop_checkpoints.parts import NamedParts
 from millrace.tensorflow.compat import v1
 
 CALLS = 6
@@ -43,7 +43,7 @@ def run_loop(make, directory, seed, killed_at=None, save_every=2):
                 millrace.save_checkpoint(directory, calls, values=values, **parts)
     except KilledError:
         pass
-    found = Parts(parts)
+    found = NamedParts(parts)
     last = {
         name: [np.array(variable.value) for variable in own]
         for name, own in found.variables.items()
@@ -124,7 +124,7 @@ def weights(*shape):
 )
 def test_other_objects_are_refused_before_anything_is_changed(saved, changes, message):
     parts, _ = made(**changes)
-    everything = [each for own in Parts(parts).variables.values() for each in own]
+    everything = [each for own in NamedParts(parts).variables.values() for each in own]
     before, state = [np.array(each) for each in everything], np.random.get_state()[2:]
     with pytest.raises(CheckpointError, match=message):
         millrace.restore_checkpoint(saved, values={}, **parts)
