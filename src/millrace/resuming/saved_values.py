@@ -22,8 +22,10 @@ def check_fit_values(manifest: Manifest, model: Any, others: Any) -> None:
     Raises:
         ValueError: naming the first that has another form.
     """
-    _check("its values", others, _has(_OTHERS))
+    _check("its values", others, _is(dict))
     for name, is_right in _OTHERS.items():
+        if name not in others:
+            raise ValueError(f"{name} is missing")
         _check(name, others[name], is_right)
     position = others["position"]
     for name in ("epoch_step", "pass_step"):  # as many batches are drawn again
@@ -132,12 +134,15 @@ _OTHERS: dict[str, ValueForm] = {
             "pass_length": _or_none(_is_count),
             "epochs": _is_count,
             "source": _or_none(_has({"drawn": _is_count, "state": lambda _: True})),
+            "passes": lambda value: type(value) is tuple and all(map(_is_count, value)),
         }
     ),
     "pass_state": _is_pass,
     "pass_before": _is_pass,
     "random": _is_random,
     "callbacks": _is_callbacks,
-    "ended": _or_none(_has({"logs": _is_logs, "metric": _is_arrays, "callbacks": _is_callbacks})),
+    "ended": _or_none(
+        _has({"logs": _is_logs, "metrics": _dict_of(_is_arrays), "callbacks": _is_callbacks})
+    ),
     "stopped": _is(bool),
 }
