@@ -12,44 +12,34 @@ import functools
 import itertools
 import logging
 import threading
-import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, TypeVar
 
-import jax
 import keras
-import numpy as np
 
 from millrace._compat.keras_data import (
     EpochIterator,
-    dataset_behind,
     end_workers,
     epoch_order,
-    get_data_adapter,
     is_array_adapter,
-    remembers_passes,
     spec_of_data,
-    tracked_source,
 )
-from millrace._compat.keras_loops import asks_for_nothing, set_epoch_iterators
-from millrace.errors import DataError, VersionError, add_note
-from millrace.feeds.block import Block, BlockSlice, batch_spec
+from millrace._compat.keras_loops import set_epoch_iterators
+from millrace.errors import DataError, add_note
+from millrace.feeds.block import Block, batch_spec
 from millrace.feeds.blocks import ResidentArrays, stacked_blocks
 from millrace.feeds.infeed import Infeed, wait_for_interrupted
 from millrace.feeds.iterator_adapter import IteratorAdapter, with_adapter
-from millrace.feeds.source_position import (
-    SourceState,
-    StateFunctions,
-    StateRefusedError,
-    TrackedBatches,
-)
 from millrace.feeds.waiting import BatchWait
 from millrace.fit.checks import shortened_to_stop
 from millrace.fit.controller import Controller, controller_of
+from millrace.fit.data_passes import DataPasses
 from millrace.fit.data_position import batch_name, epoch_name
+from millrace.fit.execution import Execution
 from millrace.fit.loop_checkpoints import EpochPosition, LoopCheckpoints
 from millrace.fit.multi_process import agree_on_built, agree_on_data, agree_on_order
 from millrace.fit.uncompiled import runs_uncompiled
+from millrace.fit.whole_arrays import describe_arrays, is_dense, whole_arrays, within
 from millrace.interrupts import at_once, raise_if_interrupted
 from millrace.plan import BatchSpec, Mode
 from millrace.pytrees import ArrayTree
@@ -57,57 +47,6 @@ from millrace.pytrees import ArrayTree
 logger = logging.getLogger("millrace")
 
 T = TypeVar("T")
-_DATA = ("x", "y", "sample_weight")
-_ROWS_CHECKED = 64  # at least, of each array, to tell data sets apart
-
-
-class Execution:
-    """The steps of one call of a train, test or predict function."""
-
-    def __init__(self, epoch: "FeedEpochIterator", steps: int, begin: int, *, is_end: bool = False):
-        self._epoch = epoch
-        self.steps = steps
-        self.is_end = is_end  # whether the data has run out before it
-        self.begin = begin  # index of its first step in the epoch
-        # Logs of the last execution of an epoch that had run all of its steps before it was resumed
-        self.logs: ArrayTree = None
-        self.missing = 0  # steps without a batch, once the data has run out
-
-    def take(self) -> Iterator[BlockSlice]:
-        """Yields the execution's slices as they become ready."""
-        left = self.steps
-        for block_slice in self._epoch.infeed().take(left):
-            left -= block_slice.count
-            yield block_slice
-        self.missing = left
-
-    def check_mode(self, mode: Mode) -> None:
-        """Refuses batches that were made for another loop.
-
-        Raises:
-            VersionError: if Keras mixes up the batches of training and validation.
-        """
-        if self._epoch.mode is not mode:
-            raise _unknown_loops(f"batches for '{self._epoch.mode.value}' came to '{mode.value}'")
-
-    @property
-    def epoch(self) -> int:
-        """The number of the epoch, from 1."""
-        return self._epoch.number
-
-    @property
-    def longest(self) -> int:
-        """Steps of a full execution of the same epoch."""
-        return self._epoch.steps_per_execution
-
-    def __iter__(self) -> Iterator[ArrayTree]:
-        return self
-
-    def __next__(self) -> ArrayTree:
-        # Keras builds an unbuilt model from one batch and then starts over. The infeed stays
-        # shut: it would draw batches ahead that a generator cannot give twice.
-        with at_once():
-            return self._epoch.first_batch()
 
 
 class FeedEpochIterator(EpochIterator):
@@ -147,8 +86,7 @@ class FeedEpochIterator(EpochIterator):
         if self.num_batches == 0:
             raise _no_batch(arguments.get("x"))
         self._resumed: EpochPosition | None = None  # with which the next epoch goes on
-        self._source: TrackedBatches | None = None  # of the newest pass, which may be over
-        self._passes: list[int] = []  # batches that were asked for in the passes before it
+        self._data = DataPasses(self.data_adapter)
         self._pass_begin = 0  # steps of the pass before the running epoch
         self._begun = 0  # steps of the running epoch before it was resumed
         self._epochs_over = 0  # before the running one
@@ -258,7 +196,7 @@ class FeedEpochIterator(EpochIterator):
         }
         facts |= spec_of_data(self.data_adapter)
         if is_array_adapter(self.data_adapter):
-            facts["arrays"] = describe_arrays([self._arguments.get(name) for name in _DATA])
+            facts["arrays"] = describe_arrays(self._arguments)
         return facts
 
     def close(self, wait: bool = True) -> None:
@@ -294,63 +232,27 @@ class FeedEpochIterator(EpochIterator):
 
     def position(self, epoch_step: int) -> EpochPosition:
         """Returns the position after a number of steps of the running epoch."""
-        return self._position_in_pass(epoch_step, self._pass_begin + epoch_step, self._epochs_over)
+        pass_step = self._pass_begin + epoch_step
+        return self._data.position(epoch_step, pass_step, self.pass_length, self._epochs_over)
 
     def next_position(self) -> EpochPosition:
         """Returns the position at which another epoch would begin."""
-        return self._position_in_pass(0, 0 if self.begins_pass else self.steps_in_pass, self.number)
-
-    def _position_in_pass(self, epoch_step: int, pass_step: int, epochs: int) -> EpochPosition:
-        source, passes = self._source, tuple(self._passes)
-        state = None
-        if source is not None:
-            if not pass_step:
-                passes += (source.asked,)
-            state = source.state_at(pass_step or source.drawn)
-        return EpochPosition(epoch_step, pass_step, self.pass_length, epochs, state, passes)
+        pass_step = 0 if self.begins_pass else self.steps_in_pass
+        return self._data.position(0, pass_step, self.pass_length, self.number)
 
     def host_batches(self) -> Iterator[ArrayTree]:
         """Returns the batches of this pass, in host memory."""
         if self._checkpoints is None or self._current_iterator is not None:
             return super().host_batches()
         position, self._resumed = self._resumed, None
-        if position is not None:
-            self._repeat_passes(position, self._checkpoints)
-        elif self._source is not None:
-            self._passes.append(self._source.asked)
-        begin = position.source if position is not None and position.pass_step else None
-        self._current_iterator = source = self._source = self._new_pass(begin)
-        if position is not None:
-            self._checkpoints.skips(source, position.pass_step, self._ends_in_pass(position))
-        return source
-
-    def _new_pass(self, begin: SourceState | None) -> TrackedBatches:
-        batches, found = tracked_source(self.data_adapter)
-        functions = None if found is None else StateFunctions(*found)
-        try:
-            return TrackedBatches(batches, functions, begin)
-        except StateRefusedError as error:
-            logger.warning(
-                "The data does not take the state that was saved, and is read again: %s", error
-            )
-            return self._new_pass(None)
-
-    def _repeat_passes(self, position: EpochPosition, checkpoints: LoopCheckpoints) -> None:
-        """Leaves the data as the passes before a position have left it."""
-        self._passes = list(position.passes)
-        if not position.passes or dataset_behind(self.data_adapter) is not None:
-            return  # the state where the pass begins says it all
-        if position.source is not None:
-            if not position.pass_step:
-                checkpoints.repeats_pass(self._new_pass(position.source), position.passes[-1])
-        elif remembers_passes(self.data_adapter):
-            for asked in position.passes:
-                checkpoints.repeats_pass(self._new_pass(None), asked)
-
-    def _ends_in_pass(self, position: EpochPosition) -> list[int]:
-        """Returns the steps of a pass before a position at which epochs ended."""
-        begin, steps = position.pass_step - position.epoch_step, self.steps_per_epoch
-        return [] if steps is None else list(range(begin % steps or steps, begin + 1, steps))
+        if position is None:
+            self._current_iterator = self._data.begin_pass()
+        else:
+            source = self._data.resume_pass(position, self._checkpoints)
+            self._current_iterator = source
+            ends = self._data.ends_of_epochs(position, self.steps_per_epoch)
+            self._checkpoints.skips(source, position.pass_step, ends)
+        return self._current_iterator
 
     def between_epochs(self, tell: Callable[[], None]) -> None:
         """Calls `tell`, which tells the data set of the begin or the end of an epoch.
@@ -486,33 +388,18 @@ class FeedEpochIterator(EpochIterator):
 
     def would_reside(self, batch: ArrayTree) -> bool:
         """Whether the data would stay on the device; `batch` is one of it."""
-        data = [self._arguments.get(name) for name in _DATA]
         limit = self._residency_limit
-        return bool(limit) and _within(data, limit) and _is_dense(batch)
+        return bool(limit) and within(self._arguments, limit) and is_dense(batch)
 
     def _resident_arrays(self) -> ResidentArrays | None:
         """Returns the data as arrays on the device, if it is small and read from start to end."""
         if not self._has_looked_for_resident:
             self._has_looked_for_resident = True
             if limit := self._residency_limit:
-                arrays = _whole_arrays(self._arguments, limit)
+                arrays = whole_arrays(self._arguments, limit)
                 if arrays is not None:
                     self._resident = ResidentArrays(arrays, self._controller.setup.destination)
         return self._resident
-
-
-def describe_arrays(data: object) -> str:
-    """Returns shapes and dtypes of arrays, with a checksum of some of their rows."""
-    crc, shapes = 0, []
-    for leaf in jax.tree.leaves(data):
-        shape = tuple(getattr(leaf, "shape", ()))
-        shapes.append(f"{getattr(leaf, 'dtype', type(leaf).__name__)}{list(shape)}")
-        if shape and all(shape) and isinstance(leaf, np.ndarray | jax.Array):
-            rows = leaf[:: max(shape[0] // _ROWS_CHECKED, 1)]
-            crc = zlib.crc32(
-                np.ascontiguousarray(np.asarray(rows)).reshape(-1).view(np.uint8).data, crc
-            )
-    return f"{', '.join(shapes)}, checksum {crc:08x}"
 
 
 _BEFORE_EPOCHS = (
@@ -543,46 +430,6 @@ def _until(is_closed: threading.Event, batches: Iterator[T], wait: BatchWait) ->
             return
         wait.add_drawn()
         yield batch
-
-
-def _within(data: object, limit: int) -> bool:
-    sizes = [getattr(leaf, "nbytes", None) for leaf in jax.tree.leaves(data)]
-    return None not in sizes and sum(map(int, sizes)) <= limit  # type: ignore[arg-type]
-
-
-def _is_dense(batch: object) -> bool:
-    return all(isinstance(leaf, np.ndarray | jax.Array) for leaf in jax.tree.leaves(batch))
-
-
-def _whole_arrays(arguments: Mapping[str, Any], limit: int) -> ArrayTree:
-    """Returns the arrays that the data adapter slices batches from; None if they exceed `limit`."""
-    data: dict[str, Any] = {name: arguments.get(name) for name in _DATA}
-    if not _within(data, limit):
-        return None
-    leaves = jax.tree.leaves(data)
-    # One batch of everything: converted, packed and weighted as Keras does it.
-    adapter = get_data_adapter(
-        **data, batch_size=len(leaves[0]), class_weight=arguments.get("class_weight")
-    )
-    arrays = next(iter(adapter.get_jax_iterator()))
-    return arrays if _is_dense(arrays) else None
-
-
-def check_iterator(controller: Controller, mode: Mode) -> None:
-    """Refuses batches of fit, evaluate or predict that come from no iterator of millrace.
-
-    Raises:
-        VersionError: if Keras has made its iterator in an unknown way.
-    """
-    if asks_for_nothing(controller.model, mode.value):
-        raise _unknown_loops("the loop asked for no iterator where millrace gives it one")
-
-
-def _unknown_loops(what: str) -> VersionError:
-    return VersionError(
-        f"The loops of keras {keras.__version__} draw batches in a way that millrace does not "
-        f"know: {what}. Install a version of Keras that millrace is tested with."
-    )
 
 
 def make_epoch_iterator(

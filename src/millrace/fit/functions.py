@@ -24,7 +24,7 @@ from millrace.feeds.blocks import stacked_blocks
 from millrace.fit.checks import check_recomputed
 from millrace.fit.controller import Controller
 from millrace.fit.data_position import DataPosition
-from millrace.fit.epochs import Execution, check_iterator
+from millrace.fit.execution import Execution, check_iterator
 from millrace.fit.execution_records import ExecutionRecords
 from millrace.fit.loop_functions import LastExecution, out_of_memory
 from millrace.fit.multi_process import raise_failure_of_others

@@ -21,7 +21,8 @@ from millrace._compat.keras_data import get_data_adapter, is_array_adapter
 from millrace.errors import OptionError
 from millrace.feeds.block import Block, BlockSlice, batch_spec
 from millrace.feeds.blocks import BlockShape, resident_cuts
-from millrace.fit.epochs import Execution, FeedEpochIterator
+from millrace.fit.epochs import FeedEpochIterator
+from millrace.fit.execution import Execution
 from millrace.plan import BatchSpec
 from millrace.pytrees import Array, ArrayTree, Spec
 
