@@ -18,6 +18,7 @@ import logging
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -130,6 +131,7 @@ class FitCheckpoints:
         self._is_last = False  # whether no epoch follows
         self._end: tuple[dict[str, Any], Any] | None = None  # of model and callbacks, before it
         self.resumed: SavedFit | None = None
+        self._assigned: dict[int, object] = {}  # values of variables after a restoration
         self.restore_seconds = 0.0
         self.blocked_seconds = 0.0  # for which the newest checkpoint kept the training waiting
         self._exit = ExitStack()
@@ -169,7 +171,7 @@ class FitCheckpoints:
             return
         check_continues(saved, self._controller, self._data)
         note_options(saved.others["options"], self._update_options)
-        put_values(model, saved.model)
+        self._assigned = put_values(model, saved.model)
         for kind in self._callbacks.set(saved.others["callbacks"]):
             logger.warning("The state of callback %s begins anew: it is new, or gone.", kind)
         self.resumed = self._saved = saved
@@ -299,7 +301,10 @@ class FitCheckpoints:
 
     def _resume(self, epochs: ResumableEpochs, saved: SavedFit) -> None:
         position = saved.position
-        put_values(self._controller.model, saved.model, with_metrics=position.epoch_step > 0)
+        # Callbacks may have changed some of them since: a rate, when the epoch began.
+        begins = position.epoch_step == 0
+        put_values(self._controller.model, saved.model, not begins, self._assigned)
+        self._assigned, self.resumed = {}, replace(saved, model={})  # the host needs it no more
         parts, function = saved.model.get(METRIC_PARTS), self._controller.functions.training
         if parts and position.epoch_step and function is not None:
             function.resume_metric_parts(parts)

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import jax
@@ -61,21 +62,33 @@ def metric_parts_of(controller: Controller) -> list[np.ndarray]:
 
 
 def put_values(
-    model: keras.Model, values: Mapping[str, list[np.ndarray]], with_metrics: bool = True
-) -> None:
+    model: keras.Model,
+    values: Mapping[str, list[np.ndarray]],
+    with_metrics: bool = True,
+    before: Mapping[int, object] = MappingProxyType({}),
+) -> dict[int, object]:
     """Assigns values to the variables of a model for which `check_same_model` found no difference.
 
     Args:
         model: gets the values.
         values: by role.
         with_metrics: False where an epoch begins, which metrics begin at zero.
+        before: returned by an earlier call with the same values: variables that still have them
+            are left as they are.
+
+    Returns:
+        The value of each variable by its `id`.
     """
+    assigned: dict[int, object] = {}
     for role, variables in variables_of(model).items():
         same = _layout(variables) == _layout(values.get(role, []))
         if role == "metric" and not (with_metrics and same):
             continue  # other metrics begin at zero, too
         for variable, value in zip(variables, values[role], strict=True):
-            variable.assign(value)
+            if before.get(id(variable)) is not variable.value:
+                variable.assign(value)
+            assigned[id(variable)] = variable.value
+    return assigned
 
 
 def facts_of(model: keras.Model) -> dict[str, Any]:
