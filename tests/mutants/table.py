@@ -363,10 +363,10 @@ MUTANTS = (
     ),
     Mutant(
         "cache",
-        'if fields["environment"] != environment:',
+        'if fields.get("environment") != environment:',
         "if False:",
     ),
-    Mutant("cache", 'if fields["key"] != key:', "if False:"),
+    Mutant("cache", 'if fields.get("key") != key:', "if False:"),
     Mutant(
         "cache",
         "for file in sorted(all_files, key=lambda file: file.used):\n            if total",

@@ -9,6 +9,7 @@ import keras
 import numpy as np
 
 from millrace._compat.keras_random import global_seed_state, make_global_seed_state
+from millrace._compat.keras_steps import stored_value
 
 
 class SharedSeed(NamedTuple):
@@ -25,7 +26,7 @@ def random_state() -> dict[str, Any]:
     """Returns the states of Python's, NumPy's, Keras's and torch's generators."""
     state: dict[str, Any] = {"python": random.getstate(), "numpy": np.random.get_state()}
     for name, variable in shared_seeds().items():
-        state[name] = np.array(variable.value)
+        state[name] = np.array(stored_value(variable))  # also while a program is traced
     if (torch := sys.modules.get("torch")) is not None:
         state["torch"] = torch.get_rng_state().numpy()
     return state
