@@ -448,6 +448,13 @@ class FitCheckpoints:
         if is_leaving:
             self._writer.wait()
 
+    def _random_to_go_on_with(self) -> dict[str, Any]:
+        """Returns the state of generators at the position; its pass may have drawn an order since."""
+        position = self._position
+        if position is not None and not position.pass_step and self._pass_state is not None:
+            return self._pass_state["random"]
+        return random_state()
+
     def _write(self, values: dict[str, Any], callbacks: Any, is_stopped: bool = False) -> None:
         self._schedule.wrote()
         if not self._schedule.writes or self._position is None:
@@ -463,7 +470,7 @@ class FitCheckpoints:
             "position": position_values(self._position),
             "pass_state": self._pass_state,
             "pass_before": self._pass_before,
-            "random": random_state(),
+            "random": self._random_to_go_on_with(),
             "adapter_epoch": self._adapter_epoch(),
             "callbacks": callbacks,
             "ended": self._ended,
