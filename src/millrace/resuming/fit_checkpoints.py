@@ -449,7 +449,7 @@ class FitCheckpoints:
             self._writer.wait()
 
     def _random_to_go_on_with(self) -> dict[str, Any]:
-        """Returns the state of generators at the position; its pass may have drawn an order since."""
+        """Returns the state of generators at the position: an order may be drawn since."""
         position = self._position
         if position is not None and not position.pass_step and self._pass_state is not None:
             return self._pass_state["random"]
