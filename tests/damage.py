@@ -3,6 +3,7 @@
 import contextlib
 import io
 import json
+import logging
 import pathlib
 import random
 import resource
@@ -137,6 +138,28 @@ def limited():
         resource.setrlimit(resource.RLIMIT_AS, limits)
 
 
+def is_printable(text: str) -> bool:
+    """Whether a terminal shows a text, and does nothing else."""
+    return all(each == "\n" or each.isprintable() for each in text)
+
+
+@contextlib.contextmanager
+def printable_log():
+    """Makes an error of text in the log on which a terminal would act, or which it cannot show."""
+
+    class Handler(logging.Handler):
+        def emit(self, record):
+            assert is_printable(record.getMessage())
+
+    handler = Handler()
+    logger = logging.getLogger("millrace")
+    logger.addHandler(handler)
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+
+
 def examine(name, cases, read, refusals=(MillraceError,), mentions=None):
     """Calls a reader with a source of randomness, for each case."""
     outcomes = {"read": 0, "refused": 0}
@@ -160,8 +183,9 @@ def examine(name, cases, read, refusals=(MillraceError,), mentions=None):
             text = str(error)
             assert mentions is None or mentions in text
             assert len(text) < 5000
+            assert is_printable(text)
 
-    with limited():
+    with limited(), printable_log():
         case()
     number = sum(outcomes.values())
     counted[name, cases] = number

@@ -22,7 +22,8 @@ import numpy as np
 import orbax.checkpoint  # noqa: F401 - takes a second
 import training_runs
 
-from millrace.checkpoints.directory import CheckpointDirectory, Snapshot
+from millrace.checkpoints.directory import CheckpointDirectory
+from millrace.checkpoints.stored import Snapshot
 from millrace.checkpoints.writer import CheckpointWriter
 
 LONGEST = 120  # seconds of a child

@@ -12,8 +12,9 @@ import numpy as np
 import pytest
 from training_runs import fit
 
-from millrace.checkpoints.directory import CheckpointDirectory, Snapshot
+from millrace.checkpoints.directory import CheckpointDirectory
 from millrace.checkpoints.manifest import DamagedError
+from millrace.checkpoints.stored import Snapshot
 from millrace.errors import CheckpointError
 
 # Orbax's own, where its metadata is damaged.

@@ -6,9 +6,10 @@ import shutil
 import numpy as np
 import pytest
 
-from millrace.checkpoints import directory as module
-from millrace.checkpoints.directory import CheckpointDirectory, Snapshot
+from millrace.checkpoints import directory_lock as module
+from millrace.checkpoints.directory import CheckpointDirectory
 from millrace.checkpoints.manifest import DamagedError, Manifest
+from millrace.checkpoints.stored import Snapshot
 from millrace.errors import CheckpointError
 
 

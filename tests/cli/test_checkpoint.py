@@ -11,7 +11,8 @@ import pytest
 from click.testing import CliRunner
 
 import millrace
-from millrace.checkpoints.directory import CheckpointDirectory, Snapshot
+from millrace.checkpoints.directory import CheckpointDirectory
+from millrace.checkpoints.stored import Snapshot
 from millrace.cli.main import main
 from millrace.errors import CheckpointError
 

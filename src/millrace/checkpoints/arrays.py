@@ -1,19 +1,14 @@
 """Arrays on disk, by Orbax.
 
-Orbax takes more than a second to load, so it is imported where arrays are written or read.
+Orbax takes long to load, so it is imported where arrays are written.
 """
 
-import asyncio
 import contextlib
 import errno
-import gc
 import logging
 import os
 import pathlib
-import sys
-import threading
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import ml_dtypes  # of JAX
@@ -29,7 +24,7 @@ _STORED = {
     "bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64",
     "float16", "float32", "float64", "complex64", "complex128",
 }  # fmt: skip
-_LATE_TRIALS, _LATE_SECONDS = 20, 0.1  # for which the remains of a failed write may run on
+_LONGEST = 300  # characters of an error of tensorstore, which may end with a whole specification
 _WIDTHS = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
 
 
@@ -55,6 +50,9 @@ def read_arrays(
 ) -> list[np.ndarray]:
     """Reads arrays from a directory.
 
+    By tensorstore, in which Orbax has stored them: a training that goes on waits for this, and
+    Orbax takes longer to load than to read 100 MB.
+
     Args:
         directory: that `write_arrays` has written.
         layout: shape and dtype of each array.
@@ -63,117 +61,48 @@ def read_arrays(
         ValueError: if the directory does not hold these arrays.
         OSError: if the system does not let them be read.
     """
-    import orbax.checkpoint as ocp
-    from etils import epath  # of Orbax
+    import tensorstore
 
-    handler = ocp.PyTreeCheckpointHandler(use_zarr3=True, multiprocessing_options=_alone(ocp))
-    path = directory.absolute()
-    present = [i for i, (shape, _) in enumerate(layout) if 0 not in shape]
-    names = [_name(i) for i in present] or ["none"]
-    restore = dict.fromkeys(names, ocp.RestoreArgs(restore_type=np.ndarray))
-    tree: dict[str, Any] = {}
-    failure = None
-    with hidden_late_errors():
-        try:
-            with _quiet(), _checkpointer(ocp, handler) as checkpointer:
-                stored = handler.metadata(epath.Path(path)).tree  # memory is taken by its shapes
-                _check_layout(stored, {_name(i): layout[i] for i in present})
-                tree = checkpointer.restore(path, args=ocp.args.PyTreeRestore(restore_args=restore))
-        except MemoryError:
-            raise
-        except Exception as error:  # Orbax has no class of its own for damaged files
-            failure = str(error) or type(error).__name__
-        if failure is not None:
-            forget_failed_tasks()
-    if failure is not None:
+    context = tensorstore.Context()
+    base = {"driver": "file", "path": f"{directory.absolute()}/"}
+    files = {"driver": "ocdbt", "base": base}
+    present = [index for index, (shape, _) in enumerate(layout) if 0 not in shape]
+    try:
+        opening = [
+            tensorstore.open(
+                {"driver": "zarr3", "kvstore": {**files, "path": f"{_name(index)}/"}},
+                context=context,
+                open=True,
+                read=True,
+            )
+            for index in present
+        ]
+        stored = {index: each.result() for index, each in zip(present, opening, strict=True)}
+        for index, each in stored.items():  # memory is taken by its shape
+            _check_layout(index, each, layout[index])
+        reading = {index: each.read() for index, each in stored.items()}
+        read = {index: each.result() for index, each in reading.items()}
+    except MemoryError:
+        raise
+    except Exception as error:  # tensorstore has no class of its own for damaged files
+        failure = str(error) or type(error).__name__
         for number in NO_DAMAGE:
             if os.strerror(number) in failure:
-                raise OSError(number, os.strerror(number), str(directory))
-        raise ValueError(f"Orbax cannot read its arrays: {failure}")
+                raise OSError(number, os.strerror(number), str(directory)) from error
+        raise ValueError(f"its arrays cannot be read: {failure[:_LONGEST]}") from error
     arrays = []
     for index, (shape, name) in enumerate(layout):
         dtype = dtype_of(name)
-        if 0 in shape:
-            arrays.append(np.zeros(shape, dtype))
-            continue
-        array = tree[_name(index)]
-        if not isinstance(array, np.ndarray) or array.shape != tuple(shape):
-            raise ValueError(f"array {index} has another shape than {shape}")
-        arrays.append(_as_used(array, dtype))
+        found = read.get(index)
+        arrays.append(np.zeros(shape, dtype) if found is None else found.view(dtype))
     return arrays
 
 
-def _check_layout(stored: Any, layout: Mapping[str, tuple[tuple[int, ...], str]]) -> None:
-    for name, (shape, dtype) in layout.items():
-        found = stored.get(name)
-        if found is None:
-            raise ValueError(f"array {name} is missing")
-        if tuple(found.shape) != tuple(shape) or found.dtype != _storage(dtype_of(dtype)):
-            raise ValueError(f"array {name} is {found.dtype}{list(found.shape)}")
-
-
-@contextlib.contextmanager
-def hidden_late_errors() -> Iterator[None]:
-    """Surrounds a write or a read. Hides errors of the tasks that Orbax leaves after a failed one.
-
-    They end in threads of tensorstore, or when they are freed, where their event loop is closed;
-    Python and asyncio would print an error for each of them. The write or read raises its own.
-    """
-    _late_errors.begin()
-    try:
-        yield
-    finally:
-        _late_errors.end()
-
-
-def forget_failed_tasks() -> None:
-    """Waits until what a failed write or read has left has ended, and frees it."""
-    for _ in range(_LATE_TRIALS):
-        gc.collect()
-        if not any(map(_is_left, gc.get_objects())):
-            return
-        time.sleep(_LATE_SECONDS)
-
-
-def _is_left(value: object) -> bool:
-    return isinstance(value, asyncio.Task) and not value.done() and value.get_loop().is_closed()
-
-
-def _is_not_of_orbax(record: logging.LogRecord) -> bool:
-    return "orbax" not in record.getMessage()
-
-
-class _LateErrors:
-    """Python's hook for errors that nobody can catch, and asyncio's log, while arrays are moved."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._users = 0
-        self._before: Callable[[Any], Any] = sys.unraisablehook
-        self._own = self._handle
-        self._logger = logging.getLogger("asyncio")
-
-    def begin(self) -> None:
-        with self._lock:
-            self._users += 1
-            if self._users == 1:
-                self._before, sys.unraisablehook = sys.unraisablehook, self._own
-                self._logger.addFilter(_is_not_of_orbax)
-
-    def end(self) -> None:
-        with self._lock:
-            self._users -= 1
-            if not self._users:
-                self._logger.removeFilter(_is_not_of_orbax)
-                if sys.unraisablehook is self._own:
-                    sys.unraisablehook = self._before
-
-    def _handle(self, unraisable: Any) -> None:
-        if str(unraisable.exc_value) != "Event loop is closed":
-            self._before(unraisable)
-
-
-_late_errors = _LateErrors()
+def _check_layout(index: int, stored: Any, layout: tuple[tuple[int, ...], str]) -> None:
+    shape, dtype = layout
+    found = stored.dtype.numpy_dtype
+    if tuple(stored.shape) != tuple(shape) or found != _storage(dtype_of(dtype)):
+        raise ValueError(f"array {index} is {found}{list(stored.shape)}")
 
 
 def dtype_of(name: object) -> np.dtype:
@@ -214,12 +143,6 @@ def _storage(dtype: np.dtype) -> np.dtype:
 
 def _as_stored(array: np.ndarray) -> np.ndarray:
     return np.ascontiguousarray(array).reshape(array.shape).view(_storage(array.dtype))
-
-
-def _as_used(array: np.ndarray, dtype: np.dtype) -> np.ndarray:
-    if array.dtype != _storage(dtype):
-        raise ValueError(f"an array has dtype {array.dtype} in place of {_storage(dtype)}")
-    return np.ascontiguousarray(array).reshape(array.shape).view(dtype)
 
 
 def _alone(ocp: Any) -> Any:

@@ -14,41 +14,27 @@ for a complete checkpoint, whenever the process dies.
 """
 
 import contextlib
-import dataclasses
-import errno
-import fcntl
-import io
 import logging
 import os
 import pathlib
 import re
 import shutil
-import socket
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
-from millrace.checkpoints.arrays import (
-    forget_failed_tasks,
-    hidden_late_errors,
-    read_arrays,
-    write_arrays,
+from millrace.checkpoints.directory_lock import locked_directory, owner_of
+from millrace.checkpoints.failed_writes import forget_failed_tasks, hidden_late_errors
+from millrace.checkpoints.manifest import DamagedError, Manifest
+from millrace.checkpoints.stored import (
+    Snapshot,
+    StoredCheckpoint,
+    readable,
+    reason_of,
+    sync_directory,
+    write_snapshot,
 )
-from millrace.checkpoints.manifest import (
-    ARRAYS,
-    MANIFEST,
-    DamagedError,
-    Manifest,
-    check_files,
-    check_sizes,
-    checksum,
-)
-from millrace.checkpoints.values import decode, encode
 from millrace.errors import CheckpointError
 
 logger = logging.getLogger("millrace")
@@ -56,51 +42,6 @@ logger = logging.getLogger("millrace")
 _NAME = re.compile(r"step-(\d+)")
 _REPLACED = re.compile(r"step-(\d+)\.replaced-\d+(-\d+)?")
 _UNFINISHED = re.compile(r"step-\d+\.(partial|removed)-\d+(-\d+)?")
-_LOCK = "lock"
-_LOCK_SECONDS = 2.0  # to wait for a lock: a process that was killed may leave children that hold it
-_LONGEST = 300  # characters of an error of a library
-_NUMBERS = (
-    errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS, errno.EACCES, errno.EPERM,
-)  # fmt: skip
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Snapshot:
-    """Values to be written as one checkpoint."""
-
-    step: int
-    epoch: int
-    epoch_step: int
-    kind: str  # "fit" or "loop"
-    model: Any  # values of the model: plain values and arrays
-    others: Any  # all other values, likewise
-
-
-@dataclass(frozen=True, slots=True)
-class StoredCheckpoint:
-    """One complete checkpoint."""
-
-    path: pathlib.Path
-    manifest: Manifest
-
-    def values(self) -> tuple[Any, Any]:
-        """Reads the values of the model, and all others.
-
-        Raises:
-            DamagedError: if it is not as it was written.
-            CheckpointError: if the system does not let it be read.
-        """
-        with _readable(self.path):
-            check_files(self.path, self.manifest)
-            check_sizes(self.manifest)
-            try:
-                arrays = read_arrays(self.path / ARRAYS, self.manifest.arrays)
-                model, others = decode(self.manifest.tree, arrays)
-                return model, others
-            except TypeError as error:
-                raise DamagedError("it holds no values of a model") from error
-            except (ValueError, RecursionError) as error:
-                raise DamagedError(str(error)) from error
 
 
 class CheckpointDirectory:
@@ -134,16 +75,7 @@ class CheckpointDirectory:
 
     def writer(self) -> str | None:
         """Returns the process that keeps the directory for its training; None if there is none."""
-        try:
-            file = open(self.path / _LOCK, encoding="utf-8")  # noqa: SIM115 - closed below
-        except OSError:
-            return None
-        with file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-            except BlockingIOError:
-                return file.read(_LONGEST).strip() or "a process that is not known"
-        return None
+        return owner_of(self.path)
 
     def path_of(self, step: int) -> pathlib.Path:
         """Returns the directory of a checkpoint."""
@@ -151,7 +83,7 @@ class CheckpointDirectory:
 
     def _complete(self) -> dict[int, str]:
         """Returns the names of the complete checkpoints by step."""
-        with _readable(self.path):
+        with readable(self.path):
             try:
                 names = os.listdir(self.path)
             except (FileNotFoundError, NotADirectoryError):
@@ -172,7 +104,7 @@ class CheckpointDirectory:
             CheckpointError: if the system does not let it be read.
         """
         path = self.path_of(step)
-        with _readable(path):
+        with readable(path):
             manifest = Manifest.read(path)
         if manifest.step != step:
             raise DamagedError(f"it is of step {manifest.step}")
@@ -210,8 +142,8 @@ class CheckpointDirectory:
             step, error = next(iter(damaged.items()))
             raise CheckpointError(
                 f"All {len(damaged)} checkpoints in {self.path} are damaged; that of step {step}: "
-                f"{error}. Bring back a copy of one, or name another directory in "
-                "Checkpoint(directory) to begin a new training."
+                f"{error}. Bring back a copy of one, or name another directory to begin a new "
+                "training."
             )
         return None
 
@@ -235,10 +167,10 @@ class CheckpointDirectory:
             try:
                 self._make()
                 partial = self._unused(f"step-{snapshot.step:08d}.partial-{os.getpid()}")
-                manifest = _write(partial, snapshot)
+                manifest = write_snapshot(partial, snapshot)
                 self._replace(partial, snapshot.step)
             except Exception as error:  # Orbax and its libraries have many
-                failure = self._failure(snapshot.step, _reason(error))
+                failure = self._failure(snapshot.step, reason_of(error))
             else:
                 with contextlib.suppress(CheckpointError):  # the one that counts is written
                     self._remove_old()
@@ -267,7 +199,7 @@ class CheckpointDirectory:
         # Private: a checkpoint has the weights, and samples of nobody else's business.
         self.path.mkdir(parents=True, exist_ok=True)
         for path in missing:
-            _sync_directory(path.parent)
+            sync_directory(path.parent)
 
     def _unused(self, name: str) -> pathlib.Path:
         path, number = self.path / name, 0
@@ -287,7 +219,7 @@ class CheckpointDirectory:
             replaced = self._unused(f"{path.name}.replaced-{os.getpid()}")
             os.rename(path, replaced)
         os.rename(partial, path)
-        _sync_directory(self.path)
+        sync_directory(self.path)
         if replaced is not None:
             shutil.rmtree(self._to_be_removed(replaced), ignore_errors=True)
 
@@ -329,29 +261,15 @@ class CheckpointDirectory:
         """
         try:
             self._make()
-            file = open(self.path / _LOCK, "ab+", buffering=0)  # noqa: SIM115 - closed below
         except OSError as error:
             raise CheckpointError(
                 f"Checkpoints cannot be written to {self.path}: {error.strerror}. Name a directory "
-                "in Checkpoint(directory) that can be made or written."
+                "that can be made or written."
             ) from error
-        try:
-            if not _lock(file):
-                file.seek(0)
-                owner = file.read(_LONGEST).decode(errors="replace").strip()
-                raise CheckpointError(
-                    f"Another training writes checkpoints to {self.path}: "
-                    f"{owner or 'its process is not known'}. Give each training a directory of its "
-                    "own in Checkpoint(directory), or wait for its end."
-                )
+        with locked_directory(self.path) as claim:
             self._remove_unfinished()  # first: the disk may be full of it
-            with contextlib.suppress(OSError):
-                file.truncate(0)
-                file.write(f"process {os.getpid()} on {socket.gethostname()}\n".encode())
+            claim()
             yield
-        finally:
-            with contextlib.suppress(OSError):  # of the disk: nothing in this file is needed
-                file.close()
 
     def _remove_unfinished(self) -> None:
         for path in self.path.glob("step-*.*-*"):
@@ -365,105 +283,3 @@ class CheckpointDirectory:
 
 def _name(step: int) -> str:
     return f"step-{step:08d}"
-
-
-@contextmanager
-def _readable(path: pathlib.Path) -> Iterator[None]:
-    """Reports errors of the process or of its rights, which say nothing about the files."""
-    try:
-        yield
-    except (OSError, MemoryError) as error:
-        raise CheckpointError(
-            f"{path} cannot be read: {_reason(error)}. Give this process the right or the "
-            "resources to read it, and start again."
-        ) from error
-
-
-def _lock(file: io.FileIO) -> bool:
-    """Takes the lock of a file, which the system ends with this process; tells whether it has."""
-    end = time.monotonic() + _LOCK_SECONDS
-    while True:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return True
-        except BlockingIOError:
-            if time.monotonic() >= end:
-                return False
-        except OSError as error:
-            logger.warning(
-                "Nothing keeps another training from writing to %s: %s.",
-                pathlib.Path(file.name).parent,
-                error.strerror,
-            )
-            return True
-        time.sleep(0.05)
-
-
-def _write(partial: pathlib.Path, snapshot: Snapshot) -> Manifest:
-    partial.mkdir()
-    arrays: list[np.ndarray] = []
-    tree = [encode(snapshot.model, arrays, copy=False)]
-    of_model = len(arrays)
-    tree.append(encode(snapshot.others, arrays, copy=False))
-    write_arrays(partial / ARRAYS, arrays)
-    files = {}
-    for path in sorted(partial.rglob("*")):
-        if path.is_file():
-            _sync(path)
-            files[path.relative_to(partial).as_posix()] = checksum(path)
-    manifest = Manifest(
-        step=snapshot.step,
-        epoch=snapshot.epoch,
-        epoch_step=snapshot.epoch_step,
-        kind=snapshot.kind,
-        written=time.strftime("%Y-%m-%dT%H:%M:%S"),
-        is_finite=all(_is_finite(array) for array in arrays[:of_model]),
-        tree=tree,
-        arrays=tuple((array.shape, array.dtype.name) for array in arrays),
-        files=files,
-    )
-    with open(partial / MANIFEST, "x", encoding="utf-8") as file:
-        file.write(manifest.to_text())
-        file.flush()
-        os.fsync(file.fileno())
-    for path in (*partial.rglob("*"), partial):
-        if path.is_dir():
-            _sync_directory(path)
-    # Read again, and not only trusted: a write may fall short without an error.
-    if dataclasses.astuple(Manifest.read(partial))[:3] != dataclasses.astuple(manifest)[:3]:
-        raise OSError("the manifest is not as it was written")
-    return manifest
-
-
-def _reason(error: Exception) -> str:
-    """Returns why a write failed, in a few words."""
-    text = str(error).strip()
-    if isinstance(error, OSError) and error.strerror:
-        return f"{error.strerror} ({error.filename})" if error.filename else error.strerror
-    for number in _NUMBERS:  # tensorstore puts the system's words behind its own
-        if os.strerror(number) in text:
-            return os.strerror(number)
-    return text.splitlines()[0][:_LONGEST] if text else type(error).__name__
-
-
-def _is_finite(array: np.ndarray) -> bool:
-    if array.dtype.kind in "biu":
-        return True
-    if array.dtype.kind not in "fc":  # those of JAX
-        array = array.astype(np.float32)
-    # A sum is finite if all are, nearly always, and takes a fraction of the memory of a mask.
-    with np.errstate(all="ignore"):
-        return bool(np.isfinite(array.sum())) or bool(np.isfinite(array).all())
-
-
-def _sync(path: pathlib.Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def _sync_directory(path: pathlib.Path) -> None:
-    with contextlib.suppress(PermissionError):  # systems that open no directories
-        _sync(path)

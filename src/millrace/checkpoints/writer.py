@@ -2,7 +2,8 @@
 
 import threading
 
-from millrace.checkpoints.directory import CheckpointDirectory, Snapshot
+from millrace.checkpoints.directory import CheckpointDirectory
+from millrace.checkpoints.stored import Snapshot
 
 
 class CheckpointWriter:

@@ -11,8 +11,9 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeR
 from rich.table import Table
 from rich.text import Text
 
-from millrace.checkpoints.directory import CheckpointDirectory, StoredCheckpoint
+from millrace.checkpoints.directory import CheckpointDirectory
 from millrace.checkpoints.manifest import DamagedError, Manifest, check_files
+from millrace.checkpoints.stored import StoredCheckpoint
 from millrace.errors import OptionError
 from millrace.records.memory import bytes_text
 from millrace.resuming.restoring import FIT

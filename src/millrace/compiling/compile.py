@@ -29,6 +29,7 @@ from millrace.explain.diagnose import ANOTHER_MODEL, explain, history, layers_of
 from millrace.explain.program_difference import difference
 from millrace.records.cache import EntryLabels
 from millrace.records.compilation import Aspect, Cause, Origin, ProgramKey
+from millrace.records.printable import printable
 
 logger = logging.getLogger("millrace")
 
@@ -159,7 +160,8 @@ def _since_an_earlier_process(lowering: Lowering, cause: Cause) -> Cause:
     since = explain(_without_objects(key), [_without_objects(each) for each in earlier[::-1]])
     if since.text == ANOTHER_MODEL:
         return cause
-    return replace(since, text=f"{cause.text}; since an earlier process: {since.text}")
+    text = f"{cause.text}; since an earlier process: {printable(since.text)}"
+    return replace(since, text=text)
 
 
 def _without_objects(key: ProgramKey) -> ProgramKey:

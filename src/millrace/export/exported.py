@@ -33,11 +33,12 @@ from millrace.export.file import EXECUTABLE, STAGES, Header, differences, enviro
 from millrace.export.read_ahead import Devices, ExportedFile, ReadAhead, Ready, loaded
 from millrace.plan import LoopForm, Plan
 from millrace.records.compilation import Aspect, CompileRecord, Origin, ProgramKey
+from millrace.records.printable import printable
 
 logger = logging.getLogger("millrace")
 
 UNROLLED = "steps in unrolled code"  # the one field that differs between programs of a plan
-
+_LONGEST = 1000  # characters of a file that are shown
 
 Taken = TypeVar("Taken")
 
@@ -106,7 +107,7 @@ class Exported:
         self._ahead.read(usable, devices)
         count = sum(file.header.kind == EXECUTABLE for file in usable)
         if others:
-            what = "; ".join(differences(others[0].environment, here))
+            what = printable("; ".join(differences(others[0].environment, here))[:_LONGEST])
             logger.warning(
                 "%d files in %s are not for this environment, and their programs are compiled "
                 "here: %s. Export them where these are equal.", len(others), root, what
@@ -186,7 +187,7 @@ class Exported:
         cause = explain(_without_identity(key), list(map(_without_identity, same_model)))
         logger.warning(
             "%s of %r is not as it was exported, and is compiled: %s. %s",
-            key.program, key.model, cause.text, cause.remedy,
+            key.program, key.model, printable(cause.text), cause.remedy,
         )  # fmt: skip
 
     def _content(self, file: ExportedFile, take: Callable[[Any], Taken]) -> Taken | None:

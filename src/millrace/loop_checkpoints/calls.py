@@ -19,7 +19,7 @@ import jax
 import numpy as np
 
 from millrace.arguments import checked
-from millrace.checkpoints.directory import CheckpointDirectory, Snapshot, StoredCheckpoint
+from millrace.checkpoints.directory import CheckpointDirectory
 from millrace.checkpoints.manifest import DamagedError
 from millrace.checkpoints.random_state import (
     random_state,
@@ -27,6 +27,7 @@ from millrace.checkpoints.random_state import (
     set_seeds,
     shared_seeds,
 )
+from millrace.checkpoints.stored import Snapshot, StoredCheckpoint
 from millrace.checkpoints.values import NotPlainError, encode
 from millrace.errors import CheckpointError, OptionError
 from millrace.loop_checkpoints.comparison import (

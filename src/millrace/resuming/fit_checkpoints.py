@@ -33,8 +33,9 @@ from millrace._compat.keras_data import (
     set_adapter_epoch,
 )
 from millrace._compat.keras_loops import set_first_epoch
-from millrace.checkpoints.directory import CheckpointDirectory, Snapshot
+from millrace.checkpoints.directory import CheckpointDirectory
 from millrace.checkpoints.random_state import random_state, set_random_state
+from millrace.checkpoints.stored import Snapshot
 from millrace.checkpoints.writer import CheckpointWriter
 from millrace.errors import CheckpointError
 from millrace.feeds.source_position import FastForward, TrackedBatches

@@ -5,7 +5,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
-from millrace.checkpoints.directory import CheckpointDirectory, StoredCheckpoint
+from millrace.checkpoints.directory import CheckpointDirectory
+from millrace.checkpoints.stored import StoredCheckpoint
 from millrace.errors import CheckpointError
 from millrace.feeds.source_position import SourceState
 from millrace.fit.controller import Controller

@@ -15,8 +15,9 @@ import keras
 import numpy as np
 
 from millrace.arguments import checked
-from millrace.checkpoints.directory import CheckpointDirectory, StoredCheckpoint
+from millrace.checkpoints.directory import CheckpointDirectory
 from millrace.checkpoints.manifest import DamagedError
+from millrace.checkpoints.stored import StoredCheckpoint
 from millrace.errors import CheckpointError
 from millrace.options import directory_path
 from millrace.resuming.restoring import FIT

@@ -272,7 +272,7 @@ def from_json(data: AssignmentJson, model: keras.Model) -> Assignment:
         other = sorted(stages.keys() ^ set(_names(calls)))
         raise OptionError(
             f"The pipeline stages that were saved are for another model than '{model.name}': "
-            f"only one of the two calls layer '{other[0][0]}' (node index {other[0][1]}). Call "
+            f"only one of the two calls layer {other[0][0]!r} (node index {other[0][1]}). Call "
             "set_pipeline_stage_assignment() on the loaded model."
         )
     return assign(calls, [stages[name] for name in _names(calls)])
