@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from passes import BATCH, ROWS, assert_goes_on, assert_same, compiled, copied_up_to, rows, trained
 
-from millrace._compat import keras_data
+from millrace._compat import keras_positions
 from millrace.errors import CheckpointError, DataError
 from millrace.feeds import source_position
 
@@ -192,9 +192,11 @@ def test_arrays_are_not_sliced_up_to_the_position(tmp_path, monkeypatch):
     assert_goes_on(source, tmp_path, steps=[10], model=model, epochs=2)
     sliced = []
     place = copied_up_to(tmp_path / "whole", 10, tmp_path / "copy")
-    take = keras_data._ArrayBatches.__next__
+    take = keras_positions._ArrayBatches.__next__
     monkeypatch.setattr(
-        keras_data._ArrayBatches, "__next__", lambda self: sliced.append(take(self)) or sliced[-1]
+        keras_positions._ArrayBatches,
+        "__next__",
+        lambda self: sliced.append(take(self)) or sliced[-1],
     )
     trained(source, place, model=model, epochs=2)
     assert len(sliced) == 2

@@ -163,3 +163,12 @@ _DECODERS: Mapping[str, Callable[[object, Sequence[np.ndarray], int], Any]] = {
     "array": _array,
     "scalar": _scalar,
 }
+
+
+def copied(values: Any) -> Any:
+    """Returns plain values with copies of their containers and of their arrays."""
+    if isinstance(values, dict):
+        return {key: copied(value) for key, value in values.items()}
+    if isinstance(values, list | tuple):
+        return type(values)(copied(value) for value in values)
+    return np.array(values) if isinstance(values, np.ndarray) else values

@@ -16,23 +16,20 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import jax
-import numpy as np
-from numpy.typing import ArrayLike
 
 from millrace.arguments import checked
 from millrace.checkpoints.object_state import ObjectState
 from millrace.checkpoints.random_state import random_state, same_host_state, set_random_state
 from millrace.devices import DeviceGroup
 from millrace.errors import CheckpointError, DataError, OptionError
-from millrace.feeds.block import Block, BlockSlice, Destination, batch_spec
+from millrace.feeds.block import Block, BlockSlice, Destination
 from millrace.feeds.blocks import BlockShape, stacked_blocks
 from millrace.feeds.infeed import Infeed
-from millrace.feeds.queue_source import drawn_from, is_used_up, length_of
-from millrace.feeds.source_position import FastForward, SourceState, TrackedBatches
+from millrace.feeds.queue_elements import check_dataset, elements_of, spec_text
+from millrace.feeds.queue_source import QueueSource, is_used_up, length_of
+from millrace.feeds.source_position import FastForward, SourceState
 from millrace.feeds.waiting import POLL_SECONDS, BatchWait
 from millrace.options import whole_number
-from millrace.plan import BatchSpec
-from millrace.pytrees import ArrayTree
 from millrace.records.statistics import FeedStatistics
 
 logger = logging.getLogger("millrace")
@@ -66,7 +63,7 @@ class InfeedQueue:
                 f"prefetch_depth must be at most {MAX_DEPTH}. Received: {prefetch_depth}. 2 is "
                 "enough unless elements take very different times to make."
             )
-        _check_dataset(dataset)
+        check_dataset(dataset)
         self._dataset = dataset
         self._lock = threading.RLock()
         self._feed: Infeed | None = None
@@ -77,7 +74,7 @@ class InfeedQueue:
         self._finalizer: Any = None
         self._is_read = False
         self._own_state: ObjectState | None = None  # attributes of the data set, once watched
-        self._source: _QueueSource | None = None
+        self._source: QueueSource | None = None
         _queues.add(self)
 
     @property
@@ -185,7 +182,7 @@ class InfeedQueue:
             return {
                 "delivered": self._delivered,
                 "length": length_of(self._dataset),
-                "elements": None if self._block is None else _text(self._block.spec),
+                "elements": None if self._block is None else spec_text(self._block.spec),
                 "dataset": source.dataset,
                 "random": source.random,
                 "source": None if state is None else [state.drawn, state.state],
@@ -265,7 +262,7 @@ class InfeedQueue:
 
     def _check_elements(self, saved: str | None) -> None:
         try:
-            own = _text((self._block or self.block()).spec)
+            own = spec_text((self._block or self.block()).spec)
         except DataError:  # the data has ended here: the next loop raises it
             return
         if saved not in (None, own):
@@ -292,8 +289,8 @@ class InfeedQueue:
 
     def _open(self, begin: SourceState | None = None, kind: str = "") -> None:
         # Nothing that the thread has refers to the queue, so that it ends with the queue.
-        source = _QueueSource(self._dataset, begin, kind, self._changes())
-        elements = _elements(source)
+        source = QueueSource(self._dataset, begin, kind, self._changes())
+        elements = elements_of(source.elements())
         shape = BlockShape(BLOCK_BYTES, (1, 1), {}, TOGETHER)
         host = Destination(DeviceGroup((jax.devices()[0],)), stays_on_host=True)
 
@@ -315,112 +312,3 @@ _queues: "weakref.WeakSet[InfeedQueue]" = weakref.WeakSet()
 def queues_in_use() -> list[InfeedQueue]:
     """Returns the queues of this process whose elements loops have taken."""
     return [queue for queue in list(_queues) if queue.delivered]
-
-
-class _QueueSource:
-    """One pass through a data set, and what it takes to begin it again."""
-
-    def __init__(self, dataset: Any, begin: SourceState | None, kind: str, changes: Any):
-        """Describes the pass that is about to begin.
-
-        Args:
-            dataset: is iterated by the thread.
-            begin: state in which the pass begins here, if the source can have it; None at its
-                beginning.
-            kind: of the source that had this state.
-            changes: of the attributes of the data set; None if nobody watches them.
-        """
-        self._dataset, self._begin, self._kind = dataset, begin, kind
-        self.kind = ""  # of the source, if it has a state; known once the thread has begun
-        self.begun = 0  # elements before those that are drawn here
-        self.dataset, self.random = changes, random_state()
-        self.first: dict[str, Any] | None = None  # state of generators after the first element
-        self.tracked: TrackedBatches | None = None  # once the thread has begun
-
-    def elements(self) -> Iterator[Any]:
-        """Yields the elements, from the state on with which the pass begins here."""
-        dataset = self._dataset
-        if not hasattr(dataset, "__iter__") and not hasattr(dataset, "__getitem__"):
-            dataset = dataset()
-            _check_dataset(dataset)
-        elements, functions = drawn_from(dataset)
-        if functions is not None:
-            self.kind = type(elements).__name__
-        self.tracked = TrackedBatches(
-            elements, functions, self._begin if self.kind == self._kind else None
-        )
-        self.begun = self.tracked.drawn
-        for element in self.tracked:
-            if self.first is None:
-                self.first = random_state()
-            yield element
-
-
-def _check_dataset(dataset: object) -> None:
-    is_iterable = hasattr(dataset, "__iter__") or hasattr(dataset, "__getitem__")
-    if not is_iterable and not callable(dataset):
-        raise DataError(
-            "An infeed queue takes an iterable, or a function that returns one. "
-            f"Received: {dataset!r} of type {type(dataset).__name__}."
-        )
-    for leaf in jax.tree.leaves(getattr(dataset, "element_spec", None)):  # of tf.data
-        shape = getattr(leaf, "shape", None)
-        dims = getattr(shape, "dims", shape)
-        if shape is None or dims is None or any(size is None for size in shape):
-            raise DataError(
-                f"Elements of an infeed queue have one fixed shape, and the data set declares "
-                f"{leaf}. Set drop_remainder=True in dataset.batch(), and pad rows of different "
-                "lengths."
-            )
-
-
-def _elements(source: _QueueSource) -> Iterator[ArrayTree]:
-    """Yields elements as NumPy arrays, and checks that their specs are equal."""
-    convert = _Converter()
-    spec: BatchSpec | None = None
-    for index, element in enumerate(source.elements()):
-        element = jax.tree.map(convert, element)
-        current = batch_spec(element)
-        if spec is not None and current != spec:
-            raise DataError(
-                f"Element {index} of an infeed queue's data set is {_text(current)}, and the first "
-                f"one is {_text(spec)}. A compiled loop takes elements of one structure and "
-                "shape: set drop_remainder=True where the last batch is smaller, or pad."
-            )
-        spec = current
-        yield element
-
-
-class _Converter:
-    """Converts leaves to NumPy arrays of at most 32 bits, with one warning about 64-bit arrays."""
-
-    def __init__(self) -> None:
-        self._warned = False
-
-    def __call__(self, leaf: ArrayLike) -> np.ndarray:
-        is_number = isinstance(leaf, int | float)
-        array = np.asarray(leaf)
-        wanted = jax.dtypes.canonicalize_dtype(array.dtype) if array.dtype.kind in "fiuc" else None
-        if wanted is None or wanted == array.dtype:
-            return array
-        if array.dtype.kind in "iu" and array.size:
-            limits = np.iinfo(wanted)
-            if array.min() < limits.min or array.max() > limits.max:
-                raise DataError(
-                    f"An element of an infeed queue has {array.dtype} values from {array.min()} "
-                    f"to {array.max()}, and devices hold {wanted}. Make them smaller in the data "
-                    "set, by a modulus or as two numbers."
-                )
-        if not self._warned and not is_number:
-            self._warned = True
-            logger.warning(
-                "The data set of an infeed queue has %s arrays, which become %s. Cast them in "
-                "the data set to save the time.",
-                array.dtype,
-                wanted,
-            )
-        return array.astype(wanted)
-
-
-def _text(spec: BatchSpec) -> str:
-    return f"{spec} as {spec.treedef}"

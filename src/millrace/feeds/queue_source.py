@@ -15,7 +15,48 @@ import jax
 import keras
 import numpy as np
 
-from millrace.feeds.source_position import StateFunctions
+from millrace.checkpoints.random_state import random_state
+from millrace.feeds.queue_elements import check_dataset
+from millrace.feeds.source_position import SourceState, StateFunctions, TrackedBatches
+
+
+class QueueSource:
+    """One pass through a data set, and what it takes to begin it again."""
+
+    def __init__(self, dataset: Any, begin: SourceState | None, kind: str, changes: Any):
+        """Describes the pass that is about to begin.
+
+        Args:
+            dataset: is iterated by the thread.
+            begin: state in which the pass begins here, if the source can have it; None at its
+                beginning.
+            kind: of the source that had this state.
+            changes: of the attributes of the data set; None if nobody watches them.
+        """
+        self._dataset, self._begin, self._kind = dataset, begin, kind
+        self.kind = ""  # of the source, if it has a state; known once the thread has begun
+        self.begun = 0  # elements before those that are drawn here
+        self.dataset, self.random = changes, random_state()
+        self.first: dict[str, Any] | None = None  # state of generators after the first element
+        self.tracked: TrackedBatches | None = None  # once the thread has begun
+
+    def elements(self) -> Iterator[Any]:
+        """Yields the elements, from the state on with which the pass begins here."""
+        dataset = self._dataset
+        if not hasattr(dataset, "__iter__") and not hasattr(dataset, "__getitem__"):
+            dataset = dataset()
+            check_dataset(dataset)
+        elements, functions = drawn_from(dataset)
+        if functions is not None:
+            self.kind = type(elements).__name__
+        self.tracked = TrackedBatches(
+            elements, functions, self._begin if self.kind == self._kind else None
+        )
+        self.begun = self.tracked.drawn
+        for element in self.tracked:
+            if self.first is None:
+                self.first = random_state()
+            yield element
 
 
 class _Indexed:

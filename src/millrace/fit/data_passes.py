@@ -2,12 +2,8 @@
 
 import logging
 
-from millrace._compat.keras_data import (
-    DataAdapter,
-    dataset_behind,
-    remembers_passes,
-    tracked_source,
-)
+from millrace._compat.keras_data import DataAdapter, dataset_behind
+from millrace._compat.keras_positions import remembers_passes, tracked_source
 from millrace.feeds.source_position import (
     SourceState,
     StateFunctions,

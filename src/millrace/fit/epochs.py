@@ -17,17 +17,12 @@ from typing import Any, TypeVar
 
 import keras
 
-from millrace._compat.keras_data import (
-    EpochIterator,
-    end_workers,
-    epoch_order,
-    is_array_adapter,
-    spec_of_data,
-)
+from millrace._compat.keras_data import EpochIterator, epoch_order, is_array_adapter, spec_of_data
 from millrace._compat.keras_loops import set_epoch_iterators
+from millrace._compat.keras_workers import end_workers
 from millrace.errors import DataError, add_note
 from millrace.feeds.block import Block, batch_spec
-from millrace.feeds.blocks import ResidentArrays, stacked_blocks
+from millrace.feeds.blocks import stacked_blocks
 from millrace.feeds.infeed import Infeed, wait_for_interrupted
 from millrace.feeds.iterator_adapter import IteratorAdapter, with_adapter
 from millrace.feeds.waiting import BatchWait
@@ -38,8 +33,9 @@ from millrace.fit.data_position import batch_name, epoch_name
 from millrace.fit.execution import Execution
 from millrace.fit.loop_checkpoints import EpochPosition, LoopCheckpoints
 from millrace.fit.multi_process import agree_on_built, agree_on_data, agree_on_order
+from millrace.fit.resident_data import ResidentData
 from millrace.fit.uncompiled import runs_uncompiled
-from millrace.fit.whole_arrays import describe_arrays, is_dense, whole_arrays, within
+from millrace.fit.whole_arrays import describe_arrays, is_dense
 from millrace.interrupts import at_once, raise_if_interrupted
 from millrace.plan import BatchSpec, Mode
 from millrace.pytrees import ArrayTree
@@ -80,8 +76,7 @@ class FeedEpochIterator(EpochIterator):
         self._builds_from: BatchSpec | None = None  # while Keras builds the model from a batch
         self._is_closed = threading.Event()
         self._sizes: Iterable[int] = ()
-        self._resident: ResidentArrays | None = None
-        self._has_looked_for_resident = False
+        self._resident = ResidentData(controller.setup, self.data_adapter, arguments)
         self.number = 0  # of the running epoch, from 1
         if self.num_batches == 0:
             raise _no_batch(arguments.get("x"))
@@ -361,7 +356,7 @@ class FeedEpochIterator(EpochIterator):
     def _block_source(self) -> Callable[[Callable[[], bool]], Iterator[Block]]:
         controller = self._controller
         shape = controller.feeds.block_shape(controller.setup, self._mode, self.steps_per_execution)
-        resident = self._resident_arrays()
+        resident = self._resident.arrays(self._reads_all)
         if resident is not None:
             # Drawn on the thread on which Keras would draw it, since it uses NumPy's generator.
             batch_size: int = self.data_adapter.batch_size
@@ -379,27 +374,14 @@ class FeedEpochIterator(EpochIterator):
             stacked_blocks, batches, self._sizes, shape, controller.setup.destination
         )
 
-    @property
-    def _residency_limit(self) -> int:
-        """The most bytes of resident data; 0 if the data is not read from start to end."""
-        whole = self.steps_per_epoch in (None, self.pass_length)
-        may = whole and is_array_adapter(self.data_adapter)
-        return self._controller.setup.options.feed.max_resident_bytes if may else 0
-
     def would_reside(self, batch: ArrayTree) -> bool:
         """Whether the data would stay on the device; `batch` is one of it."""
-        limit = self._residency_limit
-        return bool(limit) and within(self._arguments, limit) and is_dense(batch)
+        return is_dense(batch) and self._resident.fits(self._reads_all)
 
-    def _resident_arrays(self) -> ResidentArrays | None:
-        """Returns the data as arrays on the device, if it is small and read from start to end."""
-        if not self._has_looked_for_resident:
-            self._has_looked_for_resident = True
-            if limit := self._residency_limit:
-                arrays = whole_arrays(self._arguments, limit)
-                if arrays is not None:
-                    self._resident = ResidentArrays(arrays, self._controller.setup.destination)
-        return self._resident
+    @property
+    def _reads_all(self) -> bool:
+        """Whether the data is read from start to end."""
+        return self.steps_per_epoch in (None, self.pass_length)
 
 
 _BEFORE_EPOCHS = (

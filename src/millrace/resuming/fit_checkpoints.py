@@ -16,8 +16,8 @@ At each of these places all callbacks have been called for what has run, and non
 
 import logging
 import time
-from collections.abc import Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -25,20 +25,14 @@ import jax
 import keras
 import numpy as np
 
-from millrace._compat.keras_data import (
-    adapter_epoch,
-    dataset_behind,
-    has_read_ahead,
-    read_ahead_again,
-    set_adapter_epoch,
-)
 from millrace._compat.keras_loops import set_first_epoch
 from millrace.checkpoints.directory import CheckpointDirectory
-from millrace.checkpoints.random_state import random_state, set_random_state
+from millrace.checkpoints.random_state import set_random_state
 from millrace.checkpoints.stored import Snapshot
+from millrace.checkpoints.values import copied
 from millrace.checkpoints.writer import CheckpointWriter
 from millrace.errors import CheckpointError
-from millrace.feeds.source_position import FastForward, TrackedBatches
+from millrace.feeds.source_position import TrackedBatches
 from millrace.fit.controller import Controller
 from millrace.fit.loop_checkpoints import EpochPosition, ResumableEpochs
 from millrace.interrupts import (
@@ -46,13 +40,11 @@ from millrace.interrupts import (
     ImpatientInterrupt,
     TerminatedError,
     at_once,
-    raise_if_interrupted,
     terminated_by,
 )
 from millrace.processes.agreement import process_count
 from millrace.pytrees import ArrayTree
 from millrace.resuming.callback_states import CallbackStates
-from millrace.resuming.data_state import DataState
 from millrace.resuming.model_values import (
     METRIC_PARTS,
     facts_of,
@@ -62,6 +54,7 @@ from millrace.resuming.model_values import (
     put_weights_if_same,
     values_of,
 )
+from millrace.resuming.pass_states import PassStates
 from millrace.resuming.progress import HISTORY, FitHistory, Progress
 from millrace.resuming.restoring import (
     FIT,
@@ -112,8 +105,7 @@ class FitCheckpoints:
         kept = [each for each in callbacks if isinstance(each, keras.callbacks.History)]
         self._history = kept[0] if kept else None
         self._iterator = controller.feeds.training
-        adapter = getattr(self._iterator, "data_adapter", None)
-        self._dataset = None if adapter is None else DataState(adapter)
+        self._passes = PassStates(getattr(self._iterator, "data_adapter", None))
         self._update_options = options_of(controller)
         self._data = {} if self._iterator is None else self._iterator.facts()
         self._facts = facts_of(controller.model)  # now: a loop takes the values out of variables
@@ -121,9 +113,6 @@ class FitCheckpoints:
         self._saved: SavedFit | None = None  # is still to be restored
         self._parts: list[np.ndarray] = []  # metrics of each replica, when values were last synced
         self._past: FitHistory | None = None  # of this call, if it had ended before the checkpoint
-        self._drawn_state: dict[str, Any] | None = None  # of generators, once data is drawn again
-        self._pass_state: Any = None  # of generators and data set when the running pass began
-        self._pass_before: Any = None  # likewise of the pass before
         self._position: EpochPosition | None = None  # None while there is nothing to save
         self._steps_before = 0  # steps of the training before the running epoch
         self._epoch = 0
@@ -198,7 +187,7 @@ class FitCheckpoints:
 
     def begins_epoch(self, epochs: ResumableEpochs) -> None:
         """Restores an epoch that is resumed, or writes a checkpoint of those before."""
-        self._iterator = epochs
+        self._iterator, self._passes.adapter = epochs, epochs.data_adapter
         saved, self._saved = self._saved, None
         if saved is not None:
             self._resume(epochs, saved)
@@ -208,7 +197,7 @@ class FitCheckpoints:
             self._steps_before += self._position.epoch_step if self._position else 0
         self._ended = None
         if epochs.begins_pass:
-            self._pass_before, self._pass_state = self._pass_state, self._state_of_pass()
+            self._passes.begins()
         self._visit(epochs.position(0), is_due=not is_first and self._options.each_epoch)
 
     def between_executions(self, epochs: ResumableEpochs, epoch_step: int) -> None:
@@ -248,7 +237,7 @@ class FitCheckpoints:
             self._position = epochs.next_position()
             self._epoch, self._ended = self._epoch + 1, None
             if not self._position.pass_step:
-                self._pass_before, self._pass_state = self._pass_state, self._state_of_pass()
+                self._passes.begins()
             self._write(*self._end, is_stopped=self._epoch < self._last_epoch)
         elif self.resumed is not None:  # no epoch was left
             self._callbacks.set(self.resumed.others["callbacks"])
@@ -298,8 +287,6 @@ class FitCheckpoints:
             self._directory.path_of(self._step),
         )
 
-    # Data that is drawn again.
-
     def _resume(self, epochs: ResumableEpochs, saved: SavedFit) -> None:
         position = saved.position
         # Callbacks may have changed some of them since: a rate, when the epoch began.
@@ -311,25 +298,14 @@ class FitCheckpoints:
             function.resume_metric_parts(parts)
         self._callbacks.set(saved.others["callbacks"])
         self._ended = saved.others["ended"]
-        self._pass_state = saved.others["pass_state"]
-        self._pass_before = saved.others["pass_before"]
-        if self._pass_before is not None and has_read_ahead(epochs.data_adapter):
-            self._begin_pass(self._pass_before)
-            read_ahead_again(epochs.data_adapter)
         self._steps_before = saved.checkpoint.manifest.step - position.epoch_step
         self._schedule.begin(saved.checkpoint.manifest.step)
         set_first_epoch(self._controller.model, None)
-        set_random_state(saved.others["random"])
-        set_adapter_epoch(epochs.data_adapter, saved.others["adapter_epoch"])
-        if not position.pass_step:
-            self._begin_pass({**self._pass_state, "random": saved.others["random"]})
-            set_adapter_epoch(epochs.data_adapter, saved.others["adapter_epoch"])
-        elif position.source is None or dataset_behind(epochs.data_adapter) is not None:
-            # The data set draws once more what it has drawn since the pass began.
-            self._begin_pass(self._pass_state)
-            self._drawn_state = saved.others
+        self._passes.restore(saved.others, position)
         epochs.resume(position)
         self._position = position
+
+    # Data that is drawn again.
 
     def logs_of_whole_epoch(self) -> ArrayTree:
         """Returns the logs of a resumed epoch that has no steps left; None for any other."""
@@ -337,9 +313,7 @@ class FitCheckpoints:
 
     def has_drawn_order(self) -> None:
         """After a resumed epoch has drawn the order of its rows once more."""
-        state = self._has_drawn()
-        if state is not None:
-            set_random_state(state)
+        self._passes.has_drawn_order()
 
     def skips(self, source: TrackedBatches, steps: int, places: Sequence[int] = ()) -> None:
         """Draws and drops the batches of a pass that were trained before.
@@ -352,18 +326,12 @@ class FitCheckpoints:
         Raises:
             CheckpointError: if there are fewer.
         """
-        before = random_state()
-        for place in places:
-            if source.drawn <= place and self._draws(source, place) and self._iterator is not None:
-                self._iterator.data_adapter.on_epoch_end()
-                self._iterator.data_adapter.on_epoch_begin()
-        if not self._draws(source, steps):
-            raise CheckpointError(
-                f"The data ends after {source.drawn} batches, and {steps} were trained before "
-                f"the checkpoint in {self._directory.path}. Call fit with the same data."
-            )
-        if (state := self._has_drawn()) is not None:
-            set_random_state(state, unless_drawn_since=before)
+        with self._nothing_to_save_on_error():
+            if not self._passes.skip(source, steps, places):
+                raise CheckpointError(
+                    f"The data ends after {source.drawn} batches, and {steps} were trained before "
+                    f"the checkpoint in {self._directory.path}. Call fit with the same data."
+                )
 
     def repeats_pass(self, source: TrackedBatches, asked: int) -> None:
         """Draws and drops the batches of a pass that is over.
@@ -372,48 +340,17 @@ class FitCheckpoints:
             source: of the batches.
             asked: number of batches to ask for, which may be one more than there are.
         """
-        before = random_state()
-        self._draws(source, asked)
-        set_random_state(before)
+        with self._nothing_to_save_on_error():
+            self._passes.repeat(source, asked)
 
-    def _draws(self, source: TrackedBatches, steps: int) -> bool:
-        """Returns whether there are so many batches, which it draws and drops."""
-        progress = FastForward("batch", source.drawn, steps)
+    @contextmanager
+    def _nothing_to_save_on_error(self) -> Iterator[None]:
+        """Surrounds batches that are drawn again: after an error, the data is somewhere else."""
         try:
-            while source.drawn < steps:
-                raise_if_interrupted()
-                if not source.skip():
-                    return False
-                progress.has_drawn(source.drawn)
+            yield
         except BaseException:
-            self._position = None  # there is nothing new to save, and the data is somewhere else
+            self._position = None
             raise
-        return True
-
-    def _begin_pass(self, state: dict[str, Any]) -> None:
-        set_random_state(state["random"])
-        if self._iterator is not None:
-            set_adapter_epoch(self._iterator.data_adapter, state["adapter_epoch"])
-        if self._dataset is not None:
-            self._dataset.set(state["dataset"])
-
-    def _state_of_pass(self) -> dict[str, Any]:
-        dataset = None if self._dataset is None else copied(self._dataset.get())
-        return {
-            "random": random_state(),
-            "dataset": dataset,
-            "adapter_epoch": self._adapter_epoch(),
-        }
-
-    def _adapter_epoch(self) -> int | None:
-        return None if self._iterator is None else adapter_epoch(self._iterator.data_adapter)
-
-    def _has_drawn(self) -> dict[str, Any] | None:
-        """Returns the state of generators to go on with, once the data has been drawn again."""
-        state, self._drawn_state = self._drawn_state, None
-        if state is not None and self._iterator is not None:
-            set_adapter_epoch(self._iterator.data_adapter, state["adapter_epoch"])
-        return None if state is None else state["random"]
 
     # Saving.
 
@@ -449,13 +386,6 @@ class FitCheckpoints:
         if is_leaving:
             self._writer.wait()
 
-    def _random_to_go_on_with(self) -> dict[str, Any]:
-        """Returns the state of generators at the position: an order may be drawn since."""
-        position = self._position
-        if position is not None and not position.pass_step and self._pass_state is not None:
-            return self._pass_state["random"]
-        return random_state()
-
     def _write(self, values: dict[str, Any], callbacks: Any, is_stopped: bool = False) -> None:
         self._schedule.wrote()
         if not self._schedule.writes or self._position is None:
@@ -469,10 +399,7 @@ class FitCheckpoints:
             "data": self._data,
             "options": self._update_options,
             "position": position_values(self._position),
-            "pass_state": self._pass_state,
-            "pass_before": self._pass_before,
-            "random": self._random_to_go_on_with(),
-            "adapter_epoch": self._adapter_epoch(),
+            **self._passes.values(self._position),
             "callbacks": callbacks,
             "ended": self._ended,
             "stopped": is_stopped,
@@ -486,12 +413,3 @@ class FitCheckpoints:
             others=copied(others),
         )
         self._writer.write(snapshot)
-
-
-def copied(values: Any) -> Any:
-    """Returns plain values with copies of their containers and of their arrays."""
-    if isinstance(values, dict):
-        return {key: copied(value) for key, value in values.items()}
-    if isinstance(values, list | tuple):
-        return type(values)(copied(value) for value in values)
-    return np.array(values) if isinstance(values, np.ndarray) else values
