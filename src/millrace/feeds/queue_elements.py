@@ -53,8 +53,8 @@ def elements_of(source: Iterable[Any]) -> Iterator[ArrayTree]:
         if spec is not None and current != spec:
             raise DataError(
                 f"Element {index} of an infeed queue's data set is {spec_text(current)}, and the "
-                f"first one is {spec_text(spec)}. A compiled loop takes elements of one structure and "
-                "shape: set drop_remainder=True where the last batch is smaller, or pad."
+                f"first one is {spec_text(spec)}. A compiled loop takes elements of one structure "
+                "and shape: set drop_remainder=True where the last batch is smaller, or pad."
             )
         spec = current
         yield element
