@@ -24,7 +24,7 @@ from keras.src.trainers.data_adapters.data_adapter import DataAdapter
 from millrace._compat.keras_workers import remember_pools
 from millrace._compat.patch_table import DATA_ADAPTER
 from millrace._compat.patches import replace, unpatched
-from millrace._compat.tensorflow_datasets import RememberingDataset
+from millrace._compat.tensorflow_dataset import RememberingDataset
 from millrace._compat.versions import keras_is
 from millrace._compat.versions import private as private_name
 from millrace.pytrees import ArrayTree

@@ -13,8 +13,8 @@ import jax
 import numpy as np
 
 from millrace._compat.keras_data import DataAdapter, is_array_adapter, tensorflow_dataset
-from millrace._compat.tensorflow_datasets import RememberingDataset
-from millrace._compat.torch_loaders import LoaderBatches, has_state
+from millrace._compat.tensorflow_dataset import RememberingDataset
+from millrace._compat.torch_loader import LoaderBatches, has_state
 from millrace.pytrees import ArrayTree
 
 

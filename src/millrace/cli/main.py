@@ -33,6 +33,7 @@ from millrace.cli import compilation as cli_compilation
 from millrace.cli import porting as cli_porting
 from millrace.cli import report as cli_report
 from millrace.cli.launch import LaunchOptions, launch
+from millrace.cli.launch_options import launch_options
 from millrace.cli.poprun import poprun_command
 from millrace.cli.types import FiniteRange, as_options
 from millrace.errors import MillraceError, OptionError
@@ -190,21 +191,7 @@ def simulate_command(
     type=click.IntRange(1),
     help="Number of virtual CPU devices in each process.",
 )
-@click.option(
-    "--timeout",
-    default=30.0,
-    type=TIME,
-    help="Seconds that processes have to end, after one has failed, SIGTERM or Ctrl-C.",
-    show_default=True,
-)
-@click.option(
-    "--restarts",
-    default=0,
-    type=click.IntRange(0),
-    help="Times that all processes are started again after one has failed.",
-    show_default=True,
-)
-@click.option("--no-pin", is_flag=True, help="Let every process use all cores.")
+@launch_options
 @click.argument("script", type=click.Path(exists=True, dir_okay=False))
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 @click.pass_context

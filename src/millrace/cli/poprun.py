@@ -13,7 +13,8 @@ from typing import Any
 import click
 
 from millrace.cli.launch import LaunchOptions, launch
-from millrace.cli.types import FiniteRange, check_script
+from millrace.cli.launch_options import launch_options
+from millrace.cli.types import check_script
 
 _RUN = ("-c", "from millrace.cli.main import main; main()", "run")
 # Options of the original about hosts, MPI and partitions of devices.
@@ -51,21 +52,7 @@ def _ignored(command: Callable[..., None]) -> Callable[..., None]:
     show_default=True,
     help="Virtual CPU devices of a replica: the stages of a pipeline.",
 )
-@click.option(
-    "--timeout",
-    default=30.0,
-    type=FiniteRange(0, min_open=True),
-    help="Seconds that processes have to end, after one has failed, SIGTERM or Ctrl-C.",
-    show_default=True,
-)
-@click.option(
-    "--restarts",
-    default=0,
-    type=click.IntRange(0),
-    help="Times that all processes are started again after one has failed.",
-    show_default=True,
-)
-@click.option("--no-pin", is_flag=True, help="Let every process use all cores.")
+@launch_options
 @click.option("-v", "--verbose", count=True, hidden=True)
 @_ignored
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)

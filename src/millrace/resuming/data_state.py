@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from millrace._compat.keras_data import DataAdapter, dataset_behind
-from millrace._compat.torch_loaders import has_state, parts_of_loader
+from millrace._compat.torch_loader import has_state, parts_of_loader
 from millrace.checkpoints.object_state import ObjectState
 
 

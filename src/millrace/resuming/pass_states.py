@@ -95,10 +95,10 @@ class PassStates:
         """
         before = random_state()
         for place in places:
-            if source.drawn <= place and _draw(source, place) and self.adapter is not None:
+            if source.drawn <= place and _skip_to(source, place) and self.adapter is not None:
                 self.adapter.on_epoch_end()
                 self.adapter.on_epoch_begin()
-        if not _draw(source, steps):
+        if not _skip_to(source, steps):
             return False
         if (saved := self._take_position()) is not None:
             set_random_state(saved["random"], unless_drawn_since=before)
@@ -112,7 +112,7 @@ class PassStates:
             asked: number of batches to ask for, which may be one more than there are.
         """
         before = random_state()
-        _draw(source, asked)
+        _skip_to(source, asked)
         set_random_state(before)
 
     def _take_position(self) -> dict[str, Any] | None:
@@ -138,7 +138,7 @@ class PassStates:
         return None if self.adapter is None else adapter_epoch(self.adapter)
 
 
-def _draw(source: TrackedBatches, steps: int) -> bool:
+def _skip_to(source: TrackedBatches, steps: int) -> bool:
     """Returns whether there are so many batches, which it draws and drops."""
     progress = FastForward("batch", source.drawn, steps)
     while source.drawn < steps:
