@@ -48,6 +48,8 @@ from millrace.replay.run import Replay, counts, is_non_finite, run_again, state_
 
 logger = logging.getLogger("millrace")
 
+_NUMBERS = ("_steps", "_updates", "_epoch", "_epoch_begin")  # that are saved
+
 ALL = ("*",)  # the pattern of all gradients
 
 
@@ -142,6 +144,16 @@ class NaNWatch(keras.callbacks.Callback):
     def on_epoch_end(self, epoch: int, logs: Mapping[str, float] | None = None) -> None:
         """Waits until the steps of the epoch are counted."""
         self._controller.watchers.outfeed.flush()
+
+    def get_state(self) -> dict[str, int]:
+        """Returns the numbers of the next step and update, for a training that goes on later."""
+        self._controller.watchers.outfeed.flush()
+        return {name: getattr(self, name) for name in _NUMBERS}
+
+    def set_state(self, state: Mapping[str, int]) -> None:
+        """Goes on with the numbers that `get_state` has returned."""
+        for name in _NUMBERS:
+            setattr(self, name, int(state[name]))
 
     def statistics(self, block: StatisticsBlock) -> None:
         """Receives the statistics of some updates; called by the outfeed's thread."""

@@ -37,6 +37,9 @@ from millrace.records.tensors import STATISTICS, StatisticsBlock, Tensor, Tensor
 BINS = 64  # of a histogram
 
 
+_NUMBERS = ("first_step", "first_update", "steps", "updates")  # of an epoch, that are saved
+
+
 class TensorStatistics(keras.callbacks.Callback):
     """Records mean, std, min, max, norm, share of zeros, NaNs and infinities of tensors.
 
@@ -149,6 +152,25 @@ class TensorStatistics(keras.callbacks.Callback):
         self._controller = controller
         self._reports = not (controller.setup.spans_processes and process_index())
         controller.watch(self, self._choice.taps)
+
+    def get_state(self) -> dict[str, int | None]:
+        """Returns the numbers of the next step and update, for a training that goes on later."""
+        if self._controller is not None:
+            self._controller.watchers.outfeed.flush()
+        self._process_arrived()
+        numbers = {name: getattr(self._epoch, name) for name in _NUMBERS}
+        iterations = self._epoch.iterations
+        return {**numbers, "keras_steps": self._keras_steps, "iterations": iterations}
+
+    def set_state(self, state: Mapping[str, int]) -> None:
+        """Goes on with the numbers that `get_state` has returned."""
+        epoch = self._epoch
+        for name in _NUMBERS:
+            setattr(epoch, name, int(state[name]))
+        if epoch.iterations is not None:  # counted here when the epoch went on, not at its begin
+            before = state["iterations"]
+            epoch.iterations = epoch.iterations - epoch.updates if before is None else int(before)
+        self._keras_steps = int(state["keras_steps"])
 
     def on_train_end(self, logs: Mapping[str, float] | None = None) -> None:
         """Stops watching; the history remains."""

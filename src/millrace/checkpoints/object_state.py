@@ -8,6 +8,7 @@ So a callback or a data set needs no methods of its own to be saved, and what it
 (a patience, a path) is that of the program that runs, not of the one that was saved.
 """
 
+import copy
 import random
 import zlib
 from collections.abc import Mapping
@@ -16,7 +17,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from millrace.checkpoints.values import NotPlainError, encode
+from millrace.checkpoints.values import NotPlainError, copied, decode, encode
 from millrace.errors import CheckpointError
 
 _NEVER = {"model", "_model", "params", "validation_data"}  # set by Keras for every training
@@ -38,6 +39,7 @@ class ObjectState:
     def __init__(self, owner: object):
         self.owner = owner
         self._begin = {name: _mark(value) for name, value in _attributes(owner)}
+        self._values = {name: _small_copy(value) for name, value in _attributes(owner)}
 
     def changes(self) -> dict[str, Any]:
         """Returns the attributes that have another value now, as plain values and arrays."""
@@ -49,14 +51,19 @@ class ObjectState:
                 changed[name] = [_plain(value)] if function is None else {"function": function}
         return changed
 
-    def restore(self, changes: Mapping[str, Any]) -> None:
-        """Sets attributes to values that `changes` has returned.
+    def restore(self, changes: Mapping[str, Any], resets: bool = True) -> None:
+        """Sets attributes to values that `changes` has returned, and all others to their first.
+
+        Args:
+            changes: returned by `changes`.
+            resets: False leaves those that are not among the changes as they are. So are, in any
+                case, those with arrays of more than 16 MiB.
 
         Raises:
             CheckpointError: if it has not.
         """
         try:
-            self._restore(changes)
+            self._restore({**(self._firsts(changes) if resets else {}), **changes})
         except (AttributeError, KeyError, TypeError, ValueError, OverflowError) as error:
             kind = type(self.owner)
             raise CheckpointError(
@@ -64,6 +71,18 @@ class ObjectState:
                 f"{error!r}. Use the class that was saved, or name another directory in "
                 "Checkpoint(directory)."
             ) from error
+
+    def _firsts(self, changes: Mapping[str, Any]) -> dict[str, Any]:
+        """Returns the first values of attributes that have changed here, and not in `changes`."""
+        firsts: dict[str, Any] = {}
+        for name, value in _attributes(self.owner):
+            first = self._values.get(name)
+            if first is None or name in changes:
+                continue
+            if _mark(value) not in (None, self._begin[name]):
+                written, arrays = first
+                firsts[name] = [decode(written, [np.array(array) for array in arrays])]
+        return firsts
 
     def _restore(self, changes: Mapping[str, Any]) -> None:
         attributes = dict(_attributes(self.owner))
@@ -82,12 +101,34 @@ class ObjectState:
             elif isinstance(current, random.Random):
                 current.setstate(value)
             elif name not in _NEVER:
-                setattr(self.owner, name, value)
+                setattr(self.owner, name, _like(current, copied(value)))
 
 
 def _attributes(owner: object) -> list[tuple[str, Any]]:
     items = getattr(owner, "__dict__", {}).items()
     return [(name, value) for name, value in items if name not in _NEVER]
+
+
+def _like(current: Any, value: Any) -> Any:
+    """Returns a dict as a dict of the same class, such as a defaultdict, and other values as is."""
+    if type(current) is dict or not (isinstance(current, dict) and isinstance(value, dict)):
+        return value
+    result = copy.copy(current)
+    result.clear()
+    result.update(value)
+    return result
+
+
+def _small_copy(value: Any) -> tuple[Any, list[np.ndarray]] | None:
+    """Returns a copy as `encode` makes it; None for what is large, or is not saved."""
+    arrays: list[np.ndarray] = []
+    try:
+        written = encode(_plain(value), arrays, copy=False)
+    except NotPlainError:
+        return None
+    if sum(array.nbytes for array in arrays) > _COMPARED:
+        return None
+    return written, [np.array(array) for array in arrays]
 
 
 def _plain(value: Any) -> Any:

@@ -4,6 +4,7 @@ None, bool, int, str        as they are
 float                       a number; {"float": "nan"} and the like, for those not in JSON
 list                        a list
 tuple, dict, bytes          {"tuple": [...]}, {"dict": [[key, value], ...]}, {"bytes": "base64"}
+set, frozenset, deque       {"set": [...]}, {"frozenset": [...]}, {"deque": [longest, [...]]}
 NumPy or JAX array          {"array": 3}, the index in a list of arrays
 NumPy scalar                {"scalar": 3}, likewise
 """
@@ -11,7 +12,8 @@ NumPy scalar                {"scalar": 3}, likewise
 import base64
 import binascii
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, cast
 
 import numpy as np
@@ -62,6 +64,12 @@ def encode(
             encode(each, arrays, depth + 1, copy=copy) for each in cast(Sequence[object], value)
         ]
         return items if kind is list else {"tuple": items}
+    if kind in (set, frozenset, deque):
+        many = cast(Iterable[object], value)
+        items = [encode(each, arrays, depth + 1, copy=copy) for each in many]
+        if kind is deque:
+            return {"deque": [cast("deque[object]", value).maxlen, items]}
+        return {kind.__name__: sorted(items, key=str)}  # the order differs between processes
     if isinstance(value, dict) and kind.__module__ in ("builtins", "collections"):
         pairs = cast(dict[object, object], value).items()
         return {
@@ -126,6 +134,27 @@ def _dict(content: object, arrays: Sequence[np.ndarray], depth: int) -> Any:
         raise ValueError(str(error)) from error
 
 
+def _set(content: object, arrays: Sequence[np.ndarray], depth: int) -> Any:
+    try:
+        return set(_tuple(content, arrays, depth))
+    except TypeError as error:  # a value that no set holds
+        raise ValueError(str(error)) from error
+
+
+def _frozenset(content: object, arrays: Sequence[np.ndarray], depth: int) -> Any:
+    return frozenset(_set(content, arrays, depth))
+
+
+def _deque(content: object, arrays: Sequence[np.ndarray], depth: int) -> Any:
+    parts = _listed(content)
+    if len(parts) != 2 or not (parts[0] is None or type(parts[0]) is int):
+        raise ValueError(f"a deque is written as its longest length and its items: {parts[:1]}")
+    try:
+        return deque(_tuple(parts[1], arrays, depth), cast(int | None, parts[0]))
+    except OverflowError as error:
+        raise ValueError(str(error)) from error
+
+
 def _bytes(content: object, arrays: Sequence[np.ndarray], depth: int) -> Any:
     del arrays, depth
     try:
@@ -158,6 +187,9 @@ def _scalar(content: object, arrays: Sequence[np.ndarray], depth: int) -> Any:
 _DECODERS: Mapping[str, Callable[[object, Sequence[np.ndarray], int], Any]] = {
     "tuple": _tuple,
     "dict": _dict,
+    "set": _set,
+    "frozenset": _frozenset,
+    "deque": _deque,
     "bytes": _bytes,
     "float": _float,
     "array": _array,
@@ -169,6 +201,10 @@ def copied(values: Any) -> Any:
     """Returns plain values with copies of their containers and of their arrays."""
     if isinstance(values, dict):
         return {key: copied(value) for key, value in values.items()}
+    if isinstance(values, set | frozenset):
+        return type(values)(values)
+    if isinstance(values, deque):
+        return deque(map(copied, values), values.maxlen)
     if isinstance(values, list | tuple):
         return type(values)(copied(value) for value in values)
     return np.array(values) if isinstance(values, np.ndarray) else values

@@ -34,10 +34,15 @@ class CallbackStates:
             for callback, state in zip(self._callbacks, self._states, strict=True)
         ]
 
-    def set(self, saved: Sequence[Mapping[str, Any]]) -> list[str]:
+    def set(self, saved: Sequence[Mapping[str, Any]], resets: bool = True) -> list[str]:
         """Sets states that `get` has returned.
 
         Callbacks are told apart by their class and their order.
+
+        Args:
+            saved: the states.
+            resets: whether attributes that had not changed when they were saved get their first
+                values, too.
 
         Returns:
             The classes of callbacks whose state could not be set, since they are new or gone.
@@ -51,11 +56,11 @@ class CallbackStates:
                 continue
             left.remove(own)
             if isinstance(callback, keras.callbacks.CSVLogger):
-                _set_csv(callback, state, own["state"])
+                _set_csv(callback, state, own["state"], resets)
             elif _has_methods(callback):
                 _as_any(callback).set_state(own["state"])
             else:
-                state.restore(own["state"])
+                state.restore(own["state"], resets)
         return unknown + [each["kind"] for each in left]
 
     def _state(self, callback: Any, state: ObjectState) -> Any:
@@ -85,10 +90,10 @@ def _csv(callback: Any, state: ObjectState) -> dict[str, Any]:
         return {"text": file.read(), "changes": state.changes()}
 
 
-def _set_csv(callback: Any, state: ObjectState, saved: Mapping[str, Any]) -> None:
+def _set_csv(callback: Any, state: ObjectState, saved: Mapping[str, Any], resets: bool) -> None:
     if not isinstance(saved, dict) or not isinstance(saved.get("text"), str):
         raise CheckpointError("The checkpoint holds no content of the file of a CSVLogger.")
-    state.restore(saved.get("changes", {}))
+    state.restore(saved.get("changes", {}), resets)
     file = callback.csv_file
     if file.closed:  # the fit is over
         return

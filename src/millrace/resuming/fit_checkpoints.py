@@ -240,7 +240,7 @@ class FitCheckpoints:
                 self._passes.begins()
             self._write(*self._end, is_stopped=self._epoch < self._last_epoch)
         elif self.resumed is not None:  # no epoch was left
-            self._callbacks.set(self.resumed.others["callbacks"])
+            self._callbacks.set(self.resumed.others["callbacks"], resets=False)
             set_random_state(self.resumed.others["random"])  # for the next call of fit
         self._position = None
         if self._history is not None:
