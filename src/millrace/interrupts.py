@@ -52,7 +52,7 @@ class _Held:
             self.since = now
 
     def check(self) -> None:
-        if self.since is not None:
+        if self.since is not None and not (_termination and _termination.is_agreed):
             self.since = None
             raise KeyboardInterrupt
 
@@ -97,25 +97,49 @@ def held_back() -> Iterator[None]:
 
 
 class Termination:
-    """SIGTERM while a training with checkpoints runs."""
+    """SIGTERM, and Ctrl-C, while a training with checkpoints runs."""
 
     def __init__(self, deadline_seconds: float, is_agreed: bool):
-        """Begins to wait for the signal; see `terminated_by`."""
+        """Begins to wait for the signals; see `terminated_by`."""
         self._deadline_seconds = deadline_seconds
-        self._is_agreed = is_agreed
-        self.has_arrived = False
+        self.is_agreed = is_agreed
+        self._has_arrived = False
+
+    @property
+    def signal(self) -> int:
+        """The signal that has arrived, and waits: SIGTERM, SIGINT or 0."""
+        if self._has_arrived:
+            return signal.SIGTERM
+        waits = _held is not None and _held.since is not None and _is_main_thread()
+        return signal.SIGINT if waits else 0
+
+    def leave(self, number: int) -> None:
+        """Raises what a signal raises, once all processes are at the same place.
+
+        Args:
+            number: of the signal, which may have arrived in another process only.
+
+        Raises:
+            TerminatedError: for SIGTERM.
+            KeyboardInterrupt: for SIGINT.
+        """
+        if _held is not None:
+            _held.since = None
+        if number == signal.SIGTERM:
+            raise TerminatedError(TERMINATED)
+        raise KeyboardInterrupt
 
     def handle(self, number: int, frame: object) -> None:
         """Notes the signal, and ends the process at the deadline."""
-        if self.has_arrived:
+        if self._has_arrived:
             return
-        self.has_arrived = True
+        self._has_arrived = True
         timer = threading.Timer(self._deadline_seconds, self._end)
         timer.daemon = True
         timer.start()
 
     def check(self) -> None:
-        if self.has_arrived and not self._is_agreed:
+        if self._has_arrived and not self.is_agreed:
             raise TerminatedError(TERMINATED)
 
     def _end(self) -> None:
@@ -140,8 +164,8 @@ def terminated_by(deadline_seconds: float, is_agreed: bool) -> Iterator[Terminat
 
     Args:
         deadline_seconds: time from the signal to the end of the process, whatever happens.
-        is_agreed: whether only `Termination.has_arrived` tells of it, since several processes have
-            to leave at the same place.
+        is_agreed: whether only `Termination.signal` tells of it, and of the first Ctrl-C, since
+            several processes have to leave at the same place.
     """
     global _termination
     termination = Termination(deadline_seconds, is_agreed)

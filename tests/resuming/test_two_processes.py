@@ -90,12 +90,15 @@ def whole(tmp_path_factory):
     return of
 
 
+@pytest.mark.parametrize(("name", "status"), [("SIGTERM", 143), ("SIGINT", 1)])
 @pytest.mark.parametrize("kind", ["replicas", "stages"])
-def test_sigterm_to_one_process_saves_all_and_the_script_goes_on(tmp_path, kind, whole):
+def test_a_signal_to_one_process_saves_all_and_the_script_goes_on(
+    tmp_path, kind, name, status, whole
+):
     saved = tmp_path / "run" / "checkpoints"
     saved.parent.mkdir()
-    code, output = launch(tmp_path, kind, saved, 4, "SIGTERM")
-    assert code == 143, output
+    code, output = launch(tmp_path, kind, saved, 4, name)
+    assert code == status, output
     assert "RESULT" not in output
     newest = max(path.name for path in saved.glob("step-*"))
     assert int(newest.removeprefix("step-")) % 4 == 0

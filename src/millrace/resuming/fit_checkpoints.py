@@ -36,7 +36,6 @@ from millrace.feeds.source_position import TrackedBatches
 from millrace.fit.controller import Controller
 from millrace.fit.loop_checkpoints import EpochPosition, ResumableEpochs
 from millrace.interrupts import (
-    TERMINATED,
     ImpatientInterrupt,
     TerminatedError,
     at_once,
@@ -282,10 +281,15 @@ class FitCheckpoints:
         values = {**values_of(self._controller), METRIC_PARTS: self._parts}
         self._write(values, self._callbacks.get())
         self._writer.wait()
-        logger.warning(
-            "The training was interrupted, and saved in %s. The same script goes on from there.",
-            self._directory.path_of(self._step),
-        )
+        self._say_saved()
+
+    def _say_saved(self) -> None:
+        if self._schedule.writes:
+            logger.warning(
+                "The training was interrupted, and saved in %s. The same script goes on from "
+                "there.",
+                self._directory.path_of(self._step),
+            )
 
     def _resume(self, epochs: ResumableEpochs, saved: SavedFit) -> None:
         position = saved.position
@@ -361,16 +365,17 @@ class FitCheckpoints:
     def _visit(self, position: EpochPosition, may_save: bool = True, is_due: bool = False) -> None:
         """Saves the training at a place between two executions, if that is due."""
         self._position = position
-        leaves, seconds_due = self._schedule.agree(self._termination.has_arrived)
+        signal, seconds_due = self._schedule.agree(self._termination.signal)
         self._is_postponed |= seconds_due
         if may_save:
             is_due |= self._schedule.is_due(self._step) or self._is_postponed
-        is_leaving = leaves and process_count() > 1
+        is_leaving = bool(signal) and process_count() > 1  # one process saves where it ends
         if is_leaving or is_due:
             self._save(is_leaving)
         if is_leaving:
+            self._say_saved()
             self._position = None
-            raise TerminatedError(TERMINATED)
+            self._termination.leave(signal)
         self._writer.check()
 
     def _save(self, is_leaving: bool) -> None:

@@ -49,24 +49,27 @@ class SaveSchedule:
         """Counts the seconds from now."""
         self._written = time.monotonic()
 
-    def agree(self, is_leaving: bool) -> tuple[bool, bool]:
-        """Returns whether all leave here, and whether a checkpoint is due by the time.
+    def agree(self, signal: int) -> tuple[int, bool]:
+        """Returns the signal for which all leave here, and whether a checkpoint is due by the time.
 
         All processes ask at the same places. They exchange their answers about once a second.
+
+        Args:
+            signal: that has arrived in this process, or 0.
         """
         every = self._options.every_seconds
         own = every is not None and time.monotonic() - self._written >= every
         if self._is_alone:
-            return is_leaving, own
+            return signal, own
         self._asked += 1
         if self._asked < self._next:
-            return False, False
+            return 0, False
         now = time.monotonic()
         places = max(round(self._asked * _AGREE_SECONDS / max(now - self._since, 1e-6)), 1)
-        text = json.dumps([is_leaving, own, min(places, 2 * self._next)])
+        text = json.dumps([signal, own, min(places, 2 * self._next)])
         answers = [json.loads(each) for each in texts_of_all(text, PATIENCE_SECONDS)]
         self._asked, self._since, self._next = 0, time.monotonic(), answers[0][2]
-        return any(answer[0] for answer in answers), answers[0][1]
+        return max(answer[0] for answer in answers), answers[0][1]
 
     @property
     def writes(self) -> bool:
