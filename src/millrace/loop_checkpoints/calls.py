@@ -11,8 +11,8 @@ while step < total:
 import logging
 import os
 import time
-from collections.abc import MutableMapping
-from contextlib import ExitStack
+from collections.abc import Iterator, MutableMapping
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import jax
@@ -218,21 +218,16 @@ def _put(parts: NamedParts, model: dict[str, Any], others: dict[str, Any]) -> No
             put_saved(variable, value, copies)
 
 
-class _naming:  # noqa: N801 - used as a function
+@contextmanager
+def _naming(name: str, where: str) -> Iterator[None]:
     """Adds the name of a queue and the checkpoint to errors."""
-
-    def __init__(self, name: str, where: str):
-        self._name, self._where = name, where
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if isinstance(error, CheckpointError):
-            raise CheckpointError(
-                f"This training cannot go on from {self._where}: {self._name}: {error}. Nothing "
-                f"has been changed but the position in the data. {ADVICE}"
-            ) from error
+    try:
+        yield
+    except CheckpointError as error:
+        raise CheckpointError(
+            f"This training cannot go on from {where}: {name}: {error}. Nothing has been changed "
+            f"but the position in the data. {ADVICE}"
+        ) from error
 
 
 # Writing.
