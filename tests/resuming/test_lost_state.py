@@ -108,6 +108,45 @@ def test_breaks_within_validation(tmp_path, every_steps):
     expect_equal(whole, stopped, train(tmp_path, **saving))
 
 
+class Numbered:
+    """An iterator with a state that does not end."""
+
+    def __init__(self):
+        self.number = 2
+
+    def __iter__(self):
+        return self
+
+    def __next__(self):
+        self.number += 1
+        return rows_of(4, seed=self.number)
+
+    def get_state(self):
+        return self.number
+
+    def set_state(self, state):
+        self.number = state
+
+
+@pytest.mark.parametrize("data", [lambda: (each for each in Numbered()), Numbered])
+@pytest.mark.parametrize("stop", [{"stop_after": 14}, {"stop_at": ("on_test_batch_end", 5)}])
+@pytest.mark.parametrize("every_steps", [1, STEPS])
+def test_validation_goes_on_in_data_that_does_not_end(tmp_path, data, stop, every_steps):
+    """Every validation is of the next batches of a generator, or of the first of an iterator."""
+
+    def run(directory=None, **more):
+        return train(
+            directory, validation_data=data(), validation_steps=3, every_steps=every_steps,
+            epochs=4, **at_once(), **more,
+        )  # fmt: skip
+
+    whole = run()
+    assert len(set(whole.history["val_loss"])) == 4
+    stopped = run(tmp_path, **stop)
+    assert stopped.stopped
+    expect_equal(whole, stopped, run(tmp_path))
+
+
 def test_a_smaller_last_batch(tmp_path):
     """The position counted in whole batches."""
     x, y = rows_of(22)

@@ -145,6 +145,11 @@ def set_first_epoch(model: keras.Model, epoch: int | None) -> None:
     private._initial_epoch = epoch
 
 
+def validation_epochs(model: keras.Model) -> Any:
+    """Returns the epoch iterator of the validation of the running fit; None until it has begun."""
+    return getattr(model, "_eval_epoch_iterator", None)
+
+
 def sync_state(model: keras.Model) -> None:
     """Writes the values of a running loop back to the variables."""
     getattr(model, STATE_SYNC)()

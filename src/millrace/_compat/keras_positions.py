@@ -63,6 +63,14 @@ def remembers_passes(adapter: DataAdapter) -> bool:
     )
 
 
+def goes_on(adapter: DataAdapter) -> bool:
+    """Whether an evaluation goes on where the one before ended: of a generator.
+
+    Keras hands out its first two batches in each of them.
+    """
+    return type(adapter).__name__ == "GeneratorDataAdapter"
+
+
 def adapter_epoch(adapter: DataAdapter) -> int | None:
     """Returns the epoch by which an adapter shuffles, from Keras 3.16 on; None if it has none."""
     return getattr(adapter, "_epoch", None)

@@ -85,6 +85,7 @@ class FeedEpochIterator(EpochIterator):
         self._pass_begin = 0  # steps of the pass before the running epoch
         self._begun = 0  # steps of the running epoch before it was resumed
         self._epochs_over = 0  # before the running one
+        self.drawn: list[int] = []  # batches of each epoch so far
         rules.check_data(controller.setup, mode, self.data_adapter, arguments)
         self._leave_out()
         rows = getattr(self.data_adapter, "batch_size", None)
@@ -238,6 +239,9 @@ class FeedEpochIterator(EpochIterator):
     def host_batches(self) -> Iterator[ArrayTree]:
         """Returns the batches of this pass, in host memory."""
         if self._checkpoints is None or self._current_iterator is not None:
+            of_fit = self._controller.checkpoints if self._mode is Mode.TEST else None
+            if of_fit is not None and self._current_iterator is None:
+                of_fit.begins_validation(self)
             return super().host_batches()
         position, self._resumed = self._resumed, None
         if position is None:
@@ -295,6 +299,7 @@ class FeedEpochIterator(EpochIterator):
             raise_if_interrupted()
             yield each
             begin += each[2].steps - each[2].missing
+        self.drawn.append(begin - self._begun)
         if checkpoints is not None:
             checkpoints.ends_epoch(self, begin)
         self.close()

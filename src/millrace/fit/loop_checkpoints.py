@@ -48,6 +48,13 @@ class ResumableEpochs(Protocol):
         ...
 
 
+class ValidationEpochs(Protocol):
+    """The epoch iterator of the validation of a fit."""
+
+    data_adapter: Any
+    drawn: list[int]  # batches of each validation of the fit so far
+
+
 class LoopCheckpoints(Protocol):
     """What `Checkpoint` does in the places of a running fit."""
 
@@ -87,6 +94,14 @@ class LoopCheckpoints(Protocol):
         Args:
             source: of the batches.
             asked: number of batches to ask for, which may be one more than there are.
+        """
+        ...
+
+    def begins_validation(self, epochs: "ValidationEpochs") -> None:
+        """Before an evaluation draws its data: draws again what was drawn before the checkpoint.
+
+        Args:
+            epochs: of the validation of the fit, or of another evaluation.
         """
         ...
 

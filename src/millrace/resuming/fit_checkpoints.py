@@ -25,7 +25,8 @@ import jax
 import keras
 import numpy as np
 
-from millrace._compat.keras_loops import set_first_epoch
+from millrace._compat.keras_loops import set_first_epoch, validation_epochs
+from millrace._compat.keras_positions import goes_on
 from millrace.checkpoints.directory import CheckpointDirectory
 from millrace.checkpoints.random_state import set_random_state
 from millrace.checkpoints.stored import Snapshot
@@ -34,7 +35,7 @@ from millrace.checkpoints.writer import CheckpointWriter
 from millrace.errors import CheckpointError
 from millrace.feeds.source_position import TrackedBatches
 from millrace.fit.controller import Controller
-from millrace.fit.loop_checkpoints import EpochPosition, ResumableEpochs
+from millrace.fit.loop_checkpoints import EpochPosition, ResumableEpochs, ValidationEpochs
 from millrace.interrupts import (
     ImpatientInterrupt,
     TerminatedError,
@@ -114,6 +115,8 @@ class FitCheckpoints:
         self._past: FitHistory | None = None  # of this call, if it had ended before the checkpoint
         self._position: EpochPosition | None = None  # None while there is nothing to save
         self._steps_before = 0  # steps of the training before the running epoch
+        self._validated: list[int] = []  # batches of each validation so far
+        self._validated_before: list[int] = []  # before the checkpoint, until they are drawn again
         self._epoch = 0
         self._is_postponed = False  # whether a checkpoint is due that waits for the one before
         self._ended: dict[str, Any] | None = None  # of an epoch that has only its validation left
@@ -214,6 +217,7 @@ class FitCheckpoints:
             "logs": jax.tree.map(np.asarray, logs),
             "metrics": values_of(self._controller, ("metric",)),
             "callbacks": self._callbacks.get(),
+            "validated": self._count_validated()[:],
         }
         self._visit(self._position, may_save=False)
 
@@ -223,6 +227,7 @@ class FitCheckpoints:
 
     def has_synced(self) -> None:
         """Takes the values after the last step, before Keras puts averages into the weights."""
+        self._count_validated()
         if process_count() == 1:  # for a training that is interrupted: the loop has gone then
             self._parts = metric_parts_of(self._controller)
         if self._is_last and self._position is not None:
@@ -306,6 +311,7 @@ class FitCheckpoints:
         self._schedule.begin(saved.checkpoint.manifest.step)
         set_first_epoch(self._controller.model, None)
         self._passes.restore(saved.others, position)
+        self._validated = self._validated_before = list(saved.others["validated"])
         epochs.resume(position)
         self._position = position
 
@@ -346,6 +352,23 @@ class FitCheckpoints:
         """
         with self._nothing_to_save_on_error():
             self._passes.repeat(source, asked)
+
+    def begins_validation(self, epochs: ValidationEpochs) -> None:
+        """Before an evaluation draws its data: draws again what was drawn before the checkpoint."""
+        if not self._validated_before or epochs is not validation_epochs(self._controller.model):
+            return
+        epochs.drawn, self._validated_before = self._validated_before, []
+        if goes_on(epochs.data_adapter):
+            for steps in epochs.drawn:
+                batches = iter(epochs.data_adapter.get_jax_iterator())
+                self._passes.repeat(TrackedBatches(batches), steps)
+
+    def _count_validated(self) -> list[int]:
+        """Returns the number of batches of each validation so far."""
+        epochs = validation_epochs(self._controller.model)
+        if epochs is not None and not self._validated_before:
+            self._validated = epochs.drawn
+        return self._validated
 
     @contextmanager
     def _nothing_to_save_on_error(self) -> Iterator[None]:
@@ -395,8 +418,10 @@ class FitCheckpoints:
         self._schedule.wrote()
         if not self._schedule.writes or self._position is None:
             return
+        validated = self._count_validated()
         if self._ended is not None:  # a validation may have gone on since
             values, callbacks = {**values, **self._ended["metrics"]}, self._ended["callbacks"]
+            validated = self._ended["validated"]
         others = {
             "progress": self._progress.facts(),
             "facts": self._facts,
@@ -407,6 +432,7 @@ class FitCheckpoints:
             **self._passes.values(self._position),
             "callbacks": callbacks,
             "ended": self._ended,
+            "validated": validated,
             "stopped": is_stopped,
         }
         snapshot = Snapshot(

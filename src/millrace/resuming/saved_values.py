@@ -142,7 +142,15 @@ _OTHERS: dict[str, ValueForm] = {
     "random": _is_random,
     "callbacks": _is_callbacks,
     "ended": _or_none(
-        _has({"logs": _is_logs, "metrics": _dict_of(_is_arrays), "callbacks": _is_callbacks})
+        _has(
+            {
+                "logs": _is_logs,
+                "metrics": _dict_of(_is_arrays),
+                "callbacks": _is_callbacks,
+                "validated": _list_of(_is_count),
+            }
+        )
     ),
+    "validated": _list_of(_is_count),
     "stopped": _is(bool),
 }
