@@ -6,6 +6,7 @@
 `checked_build`         shows a function the batch from which fit builds a model.
 """
 
+import contextlib
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
@@ -60,7 +61,12 @@ def checked_build(
 
     def build(iterator: Any = None, data_batch: ArrayTree = None) -> None:
         if data_batch is None and any(private._get_unbuilt_components()):
-            data_batch = next(iter(iterator.data_adapter.get_jax_iterator()), None)
+            first_batch = getattr(iterator, "first_batch", None)
+            if first_batch is None:
+                data_batch = next(iter(iterator.data_adapter.get_jax_iterator()), None)
+            else:  # its errors name the batch
+                with contextlib.suppress(StopIteration):
+                    data_batch = first_batch()
             check(data_batch)
         type(private)._maybe_symbolic_build(private, iterator, data_batch)
 

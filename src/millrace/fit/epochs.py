@@ -132,9 +132,10 @@ class FeedEpochIterator(EpochIterator):
             DataError: if it cannot go to a device, or does not come.
             Exception: an error of the data set.
         """
-        wait = _wait_of(self._controller, self._mode, self.number)
+        wait = _wait_of(self._controller, self._mode, max(self.number, 1))
         try:
-            batch = wait.within_limit(lambda: next(self.host_batches()))
+            with at_once():
+                batch = wait.within_limit(lambda: next(self.host_batches()))
             self._builds_from = batch_spec(batch)  # says why Keras would fail to convert
         except StopIteration:
             raise

@@ -10,7 +10,6 @@ from millrace.errors import VersionError
 from millrace.feeds.block import BlockSlice
 from millrace.feeds.infeed import Infeed
 from millrace.fit.controller import Controller
-from millrace.interrupts import at_once
 from millrace.plan import Mode
 from millrace.pytrees import ArrayTree
 
@@ -80,8 +79,7 @@ class Execution:
     def __next__(self) -> ArrayTree:
         # Keras builds an unbuilt model from one batch and then starts over. The infeed stays
         # shut: it would draw batches ahead that a generator cannot give twice.
-        with at_once():
-            return self._epoch.first_batch()
+        return self._epoch.first_batch()
 
 
 def check_iterator(controller: Controller, mode: Mode) -> None:

@@ -120,6 +120,7 @@ class FitCheckpoints:
         self._epoch = 0
         self._is_postponed = False  # whether a checkpoint is due that waits for the one before
         self._ended: dict[str, Any] | None = None  # of an epoch that has only its validation left
+        self._ended_data: dict[str, Any] = {}  # likewise: states of generators and data set
         self._is_last = False  # whether no epoch follows
         self._end: tuple[dict[str, Any], Any] | None = None  # of model and callbacks, before it
         self.resumed: SavedFit | None = None
@@ -219,6 +220,7 @@ class FitCheckpoints:
             "callbacks": self._callbacks.get(),
             "validated": self._count_validated()[:],
         }
+        self._ended_data = self._passes.values(self._position)
         self._visit(self._position, may_save=False)
 
     def on_epoch_end(self, epoch: int) -> None:
@@ -418,8 +420,9 @@ class FitCheckpoints:
         self._schedule.wrote()
         if not self._schedule.writes or self._position is None:
             return
-        validated = self._count_validated()
+        validated, data = self._count_validated(), self._passes.values(self._position)
         if self._ended is not None:  # a validation may have gone on since
+            data = self._ended_data
             values, callbacks = {**values, **self._ended["metrics"]}, self._ended["callbacks"]
             validated = self._ended["validated"]
         others = {
@@ -429,7 +432,7 @@ class FitCheckpoints:
             "data": self._data,
             "options": self._update_options,
             "position": position_values(self._position),
-            **self._passes.values(self._position),
+            **data,
             "callbacks": callbacks,
             "ended": self._ended,
             "validated": validated,
