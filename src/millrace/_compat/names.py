@@ -119,6 +119,7 @@ _KERAS = (
         _compile_config="the arguments of `compile`",
         _compile_loss="whether a model was compiled anew",
         _compile_metrics="whether a model was compiled anew",
+        _eval_epoch_iterator="the data of the validation of a running fit",
         _get_metrics_result_or_logs="the logs that fit and evaluate report",
         _initial_epoch="the epoch with which `BackupAndRestore` goes on",
         _jax_state="the values of a running loop",
