@@ -100,17 +100,12 @@ SECTIONS = {
     ),
     "recompute_budget": Section(
         "Recomputation by budget",
-        "Twenty budgets per model, from the smallest possible to the memory of plain training. "
-        "LSTM-2048: 256 units, batches of 64. ResNet50: 64 x 64 images, batches of 8; its plain "
-        "peak is mostly weights and gradients. transformer-12: 12 blocks of 128 over 128 "
-        "positions, batches of 16.",
+        "Of the planner until 2026-11-24; its successor plans any graph, and its table of 24 "
+        "families has yet to be measured on a quiet machine. Twenty budgets per model, from the "
+        "smallest possible to the memory of plain training. LSTM-2048: 256 units, batches of 64. "
+        "ResNet50: 64 x 64 images, batches of 8; its plain peak is mostly weights and gradients. "
+        "transformer-12: 12 blocks of 128 over 128 positions, batches of 16.",
         "recomputation.md#a-budget",
-    ),
-    "recompute_forms": Section(
-        "Two forms of recomputation on CPU",
-        "The reason for recomputed segments in a conditional, or behind a barrier if they contain "
-        "convolutions: memory and time of both forms compared with JAX's own `jax.checkpoint`.",
-        "recomputation.md",
     ),
     "start_up": Section(
         "Start-up",

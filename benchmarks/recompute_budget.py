@@ -1,149 +1,212 @@
-"""Twenty budgets for three models: does each peak stay below, and at which cost?
+"""Five budgets for each of 24 families of models: is each kept, and at which cost?
 
-Claim: no peak is above its budget, and a larger budget never means more FLOPs or a lower peak; a
-third of the activation memory costs at most 20 % more FLOPs. The peer is plain training.
+Claim: no peak is above its budget, and none that could be kept is refused; a third of the memory
+of the activations costs at most 25 % more FLOPs. The peers are plain training, and
+`jax.checkpoint` around the whole model with each of JAX's policies.
 
-    choices   0      1      2      3   ...   n      compiled once each
-    budgets   |..|..|..|..|..|..|..|..|..|..|       20, evenly from the least peak to that of 0
+    activations    temporary memory of the program of a step, without the gradients of weights
+    plan           seconds until the program runs, with all compilations, against the plain one
 """
 
+import math
+import os
 import time
-from itertools import pairwise
 
 import millrace  # isort: skip
+import jax
 import keras
 import numpy as np
-from keras import layers
 
 import harness
-from millrace.compiled_loop.budget import find_choice
+from families import FAMILIES
+from millrace._compat.jax_executables import sizes_of
+from millrace._compat.jaxpr import inlined, needed, trace
+from millrace.compiled_loop.budget import OverBudgetError
 from millrace.fit import functions
 from millrace.plan import Mode, Recompute
+from millrace.recomputation.costs import flops_of
 
-BUDGETS, CLAIM_FLOPS, CLAIM_SHARE = 20, 0.20, 3.0
-
-
-def lstm():
-    """One layer over 2048 steps."""
-    return (
-        keras.Sequential(
-            [keras.Input((2048, 32)), layers.LSTM(256, use_cudnn=False), layers.Dense(1)]
-        ),
-        (64, 2048, 32),
-    )
-
-
-def resnet():
-    """Images of 64 px."""
-    model = keras.applications.ResNet50(
-        weights=None, input_shape=(64, 64, 3), classes=1, classifier_activation=None
-    )
-    return model, (8, 64, 64, 3)
-
-
-def transformer(blocks: int = 12, width: int = 128):
-    """Blocks of attention and dense layers, with Dropout."""
-    x = inputs = keras.Input((128, width))
-    for _ in range(blocks):
-        hidden = layers.LayerNormalization()(x)
-        hidden = layers.MultiHeadAttention(4, width // 4)(hidden, hidden)
-        x = x + layers.Dropout(0.1)(hidden)
-        hidden = layers.Dense(4 * width, "gelu")(layers.LayerNormalization()(x))
-        x = x + layers.Dropout(0.1)(layers.Dense(width)(hidden))
-    return keras.Model(inputs, layers.Dense(1)(layers.Flatten()(x))), (16, 128, width)
-
-
-def small_transformer():
-    """Two narrow blocks."""
-    return transformer(2, 32)
+BUDGETS = (0.9, 0.8, 0.7, 0.6, 0.4)
+CLAIM_FLOPS, CLAIM_SHARE = 1.25, 3.0
+POLICIES = ("nothing_saveable", "dots_saveable", "dots_with_no_batch_dims_saveable")
 
 
 def main() -> None:
-    """Prints every choice of every model, and the results of the budgets."""
+    """Prints every budget of every model, and the results of all."""
     options = harness.arguments(__doc__)
-    harness.header(f"Budgets of recomputation, {BUDGETS} for each model")
-    models = {"LSTM-2048": lstm, "ResNet50": resnet, "transformer-12": transformer}
+    harness.header(f"Budgets of recomputation, {len(BUDGETS)} for each model")
+    names = [name for name in FAMILIES if options.only in name]
     if options.small:
-        models = {"transformer-2": small_transformer}
-    lines = [line for name, build in models.items() if options.only in name
-             for line in measure(name, build)]  # fmt: skip
-    lines.append(planning(20 if options.small else 100))
-    print()
-    for line in lines:
-        print(line)
-
-
-def measure(name, build) -> list[str]:
-    """Compiles all choices of one model, and tries the budgets on them."""
-    strategy = millrace.Strategy(devices=1)
-    keras.utils.set_random_seed(0)
-    with strategy.scope():
-        model, shape = build()
-    model.compile(keras.optimizers.SGD(0.001), "mse")
-    batch = (shape, "float32"), ((shape[0], 1), "float32")
-    found, chain, number = [], None, 0
-    while chain is None or number < len(chain.choices):
-        recompute = Recompute(choice=number) if number else None
-        functions.recompute_of = lambda *given, recompute=recompute: recompute
-        model.set_recomputation_options()  # makes the next report build its programs again
-        begin = time.perf_counter()
-        device = strategy.memory_report(model, batch).devices[0]
-        seconds = time.perf_counter() - begin
-        function = model._millrace.functions.compiled[Mode.TRAIN]
-        chain = next(filter(None, function._executables._chains.values()), chain)
-        found.append(device)
-        extra = chain.extra(number) if chain else 0.0
-        print(
-            f"  {name:<16} choice {number:>2}: peak {device.peak / 2**20:8.1f} MiB, temporary "
-            f"{device.stages[0].temporaries / 2**20:8.1f}, FLOPs +{extra:6.1%}, {seconds:.1f} s"
-        )
-        number += 1
-    return report(name, model, chain, found)
-
-
-def report(name, model, chain, found) -> list[str]:
-    """Returns the lines of one model."""
-    peaks = [device.peak for device in found]
-    predicted = [choice.peak_bytes for choice in chain.choices]
-    budgets = np.linspace(min(peaks), peaks[0], BUDGETS).astype(int)
-    chosen = [find_choice(predicted, int(b), None, peaks.__getitem__) for b in budgets]
-    over = sum(peaks[k] > b for k, b in zip(chosen, budgets, strict=True))
-    dearer = sum(later > earlier for earlier, later in pairwise(chosen))
-    less = sum(peaks[later] < peaks[earlier] for earlier, later in pairwise(chosen))
-    gradients = sum(4 * int(np.prod(v.shape)) for v in model.trainable_variables)
-    activations = [d.stages[0].temporaries - gradients for d in found]
-    third = [k for k, size in enumerate(activations) if size * CLAIM_SHARE <= activations[0]]
-    cheapest = min((chain.extra(k) for k in third), default=float("nan"))
-    return [
-        f"{name}: peaks above their budget {over} of {BUDGETS}, steps to a larger budget that "
-        f"cost more {dearer}, that took less memory {less}   claim 0, 0, 0",
-        f"{name}: least peak / plain peak = {min(peaks) / peaks[0]:.3f}x",
-        f"{name}: a third of the activation memory takes {1 + cheapest:.3f}x the FLOPs   "
-        f"claim <= {1 + CLAIM_FLOPS:.2f}x",
-    ]
-
-
-def planning(depth: int) -> str:
-    """Times the plan for a deep model, without the compiler."""
-    strategy = millrace.Strategy(devices=1)
-    with strategy.scope():
-        model = keras.Sequential([keras.Input((64,))])
-        for _ in range(depth):
-            model.add(layers.Dense(64, "tanh"))
-    model.compile("sgd", "mse")
-    spec = ((256, 64), "float32")
-    functions.recompute_of = lambda *given: None
-    strategy.memory_report(model, (spec, spec))
-    plain = strategy.compile_log[-1].trace_seconds
-    functions.recompute_of = lambda *given: Recompute(choice=3)
-    model.set_recomputation_options()
-    strategy.memory_report(model, (spec, spec))
-    planned = strategy.compile_log[-1].trace_seconds
-    return (
-        f"{depth} layers: planned and traced in {planned:.1f} s, traced alone in {plain:.1f} s   "
-        "claim <= 10 s"
+        names = [name for name in names if name in ("mlp", "gru")] or names[:1]
+    results = [measure(name) for name in names]
+    over = sum(result["over"] for result in results)
+    refused = [(r["name"], share) for r in results for share in r["refused"]]
+    third = [result["third"] for result in results]
+    print(f"\npeaks above their budget: {over} of {len(results) * len(BUDGETS)}   claim 0")
+    print(f"refused: {refused}")
+    print(
+        f"a third of the activations at most {CLAIM_FLOPS:.2f}x the FLOPs: "
+        f"{sum(x <= CLAIM_FLOPS for x in third)} of {len(third)}   claim 18 of 20"
+    )
+    print(f"time to plan and compile / plain: {max(r['plan'] for r in results):.2f}x at most")
+    ratios = [result["peer"] for result in results]
+    print(
+        f"activations / those of jax.checkpoint at as many FLOPs: {np.median(ratios):.2f}x "
+        f"({min(ratios):.2f}-{max(ratios):.2f}, n={len(ratios)})"
     )
 
 
+def prepared(name: str):
+    """Returns a strategy, a compiled model and the specs of a batch."""
+    keras.backend.clear_session()
+    keras.utils.set_random_seed(0)
+    strategy = millrace.Strategy(devices=1)
+    with strategy.scope():
+        model, shapes = FAMILIES[name]()
+    model.compile(keras.optimizers.SGD(0.01), "mse")
+    x = [(shape, "float32") for shape in shapes]
+    rows = shapes[0][0]
+    outputs = model.outputs if hasattr(model, "outputs") and model.built else None
+    if outputs is None or not outputs:
+        y = [((rows, 1), "float32")]
+    else:
+        y = [((rows, *output.shape[1:]), "float32") for output in outputs]
+    return strategy, model, (x if len(x) > 1 else x[0], y if len(y) > 1 else y[0])
+
+
+def report_of(strategy, model, batch):
+    """Returns the memory of training on a device, and the seconds that took."""
+    begin = time.perf_counter()
+    device = strategy.memory_report(model, batch).devices[0]
+    return device, time.perf_counter() - begin
+
+
+def measure(name: str) -> dict:
+    """Tries all budgets on one model."""
+    strategy, model, batch = prepared(name)
+    plain, plain_seconds = report_of(strategy, model, batch)
+    gradients = sum(4 * math.prod(v.shape) for v in model.trainable_variables)
+    activations = plain.stages[0].temporaries - gradients
+    print(
+        f"{name}: plain peak {plain.peak / 2**20:.1f} MiB, activations "
+        f"{activations / 2**20:.1f}, compiled in {plain_seconds:.1f} s",
+        flush=True,
+    )
+    over, refused, slowest = 0, [], 0.0
+    for share in BUDGETS:
+        strategy, model, batch = prepared(name)
+        model.set_recomputation_options(budget=share)
+        begin = time.perf_counter()
+        try:
+            device, seconds = report_of(strategy, model, batch)
+        except OverBudgetError as error:
+            refused.append(share)
+            print(f"    {share}: refused, the least is {error.least / plain.peak:.3f} of plain "
+                  f"({time.perf_counter() - begin:.1f} s)", flush=True)  # fmt: skip
+            continue
+        slowest = max(slowest, seconds / max(plain_seconds, 20 / 3))
+        over += device.peak > share * plain.peak
+        (choice,) = strategy.statistics().budgets
+        kept = device.stages[0].temporaries - gradients
+        print(
+            f"    {share}: peak {device.peak / plain.peak:.3f}, activations "
+            f"{kept / activations:.3f}, FLOPs {1 + choice.extra_flops:.3f}x, {seconds:.1f} s",
+            flush=True,
+        )
+    third, at_most = of_a_third(name, activations, gradients)
+    peer = of_peers(name, at_most)
+    return {"name": name, "over": over, "refused": refused, "third": third, "plan": slowest,
+            "peer": peer}  # fmt: skip
+
+
+def compiled_choice(name: str, number: int):
+    """Returns the memory of a device under a choice, compiled for it only, and all choices."""
+    original = functions.recompute_of
+    strategy, model, batch = prepared(name)
+    functions.recompute_of = lambda *given: Recompute(choice=number, is_trial=True)
+    try:
+        model.set_recomputation_options()
+        device, _ = report_of(strategy, model, batch)
+    finally:
+        functions.recompute_of = original
+    executables = model._millrace.functions.compiled[Mode.TRAIN]._executables
+    return device, next(filter(None, executables._choices.values()))
+
+
+def of_a_third(name: str, activations: int, gradients: int):
+    """Returns the FLOPs of the first choice with a third of the activations, and a function.
+
+    The function returns the activations of the first choice with at most some FLOPs.
+    """
+    peaks: dict[int, int] = {}
+
+    def kept(number: int) -> int:
+        if number not in peaks:
+            peaks[number] = compiled_choice(name, number)[0].stages[0].temporaries - gradients
+        return peaks[number]
+
+    choices = compiled_choice(name, 1)[1]
+    last = len(choices.choices) - 1
+    low, high = 0, last + 1  # choice `low` keeps more than a third, `high` does not
+    while high - low > 1:
+        middle = (low + high) // 2
+        fits = kept(middle) * CLAIM_SHARE <= activations
+        low, high = (low, middle) if fits else (middle, high)
+    flops = 1 + choices.extra(high) if high <= last else math.inf
+    least = kept(last) / activations
+    print(f"    a third of the activations: {flops:.3f}x the FLOPs; the least is {least:.3f}",
+          flush=True)  # fmt: skip
+
+    def at_most(more: float) -> float:
+        number = max(k for k in range(last + 1) if 1 + choices.extra(k) <= more + 0.005)
+        return kept(number) / activations if number else 1.0
+
+    return flops, at_most
+
+
+def of_peers(name: str, at_most) -> float:
+    """Compares with `jax.checkpoint`: activations at as many FLOPs, the median of all policies."""
+    _, model, batch = prepared(name)
+    x, y = (part if isinstance(part, list) else [part] for part in batch)
+    specs = [jax.ShapeDtypeStruct(shape, dtype) for shape, dtype in (*x, *y)]
+    weights = [_spec(v) for v in model.trainable_variables]
+    others = [_spec(v) for v in model.non_trainable_variables]
+
+    def loss(weights, others, *arrays):
+        inputs, targets = arrays[: len(x)], arrays[len(x) :]
+        inputs = inputs if len(x) > 1 else inputs[0]
+        outputs, new = model.stateless_call(weights, others, inputs, training=True)
+        found = jax.tree.leaves(outputs)
+        errors = [((a - b) ** 2).mean() for a, b in zip(found, targets, strict=True)]
+        return sum(errors), new
+
+    ratios, plain = [], None
+    for policy in (None, *POLICIES):
+        function = loss
+        if policy is not None:
+            rule = getattr(jax.checkpoint_policies, policy)
+            function = jax.checkpoint(loss, policy=rule)
+        gradient = jax.value_and_grad(function, has_aux=True)
+        options = {"xla_disable_hlo_passes": "cse_barrier_expander"} if policy else {}
+        compiled = jax.jit(gradient).lower(weights, others, *specs).compile(options)
+        kept = sizes_of(compiled).temporary_bytes
+        graph = needed(inlined(trace(gradient, weights, others, *specs)[0]))
+        flops = sum(map(flops_of, graph.equations))
+        plain = plain or (kept, flops)
+        share, more = kept / plain[0], flops / plain[1]
+        if policy is None:
+            continue
+        ours = at_most(more)
+        print(f"    jax.checkpoint, {policy}: activations {share:.3f}, FLOPs {more:.3f}x; "
+              f"here {ours:.3f}", flush=True)  # fmt: skip
+        ratios.append(ours / share)
+    return float(np.median(ratios))
+
+
+def _spec(variable) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(variable.shape, variable.dtype)
+
+
 if __name__ == "__main__":
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     main()

@@ -63,10 +63,11 @@ class BatchSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recompute:
-    """The segments that backward runs again: by a budget, by a choice, else by boundaries."""
+    """What backward runs again: by a budget, by a choice, else by boundaries."""
 
     budget: int | float | None = None  # as in `options.Recomputation`; programs have a choice
-    choice: int | None = None  # index in a chain's choices; 0 keeps everything
+    choice: int | None = None  # number among the choices of a step; 0 keeps everything
+    is_trial: bool = False  # compiled for its memory only, not to run
     whole_stages: bool = False  # ignoring boundaries in a stage
 
 

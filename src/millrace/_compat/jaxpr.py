@@ -48,8 +48,9 @@ class Equation(Protocol):
         invars: list[Any] = ...,
         outvars: list[Any] = ...,
         params: Mapping[str, object] = ...,
+        source_info: Any = ...,
     ) -> Any:
-        """Returns the equation with other inputs, results or parameters."""
+        """Returns the equation with other inputs, results, parameters or names."""
         ...
 
 

@@ -1,32 +1,52 @@
 """The cheapest choice of recomputation whose program stays within a memory budget.
 
     choices      0      1      2      3      4      5       fewest FLOPs ... least memory
-    predicted    900    700    500    400    300    200     activations alone
-    compiled     1100          690    590                   budget 600: 3
+    predicted    900    700    500    400    300    200     and 200 of weights, batches and results
+    compiled     1100                 610    500            budget 600: 3 is tried, then 4
 
-Predictions only guide the search; the peak that the compiler reports decides. The search ends with
-a choice that fits and the one before it that does not, so that neither a larger budget nor another
-first guess leads to a choice that costs more.
+The peak that the compiler reports decides, but predictions are near it. So the first choice that is
+predicted to fit is compiled, and the ones after it until one does. A larger budget never begins
+further down, so it never leads to a choice that costs more. Only the memory of these attempts
+matters: they are compiled in less time, and the one that is chosen once more, to run.
 """
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import rich.console
 
-from millrace._compat.jax_executables import requirement
+from millrace._compat.jax_executables import requirement, sizes_of
 from millrace.compiling.executable import Executable, compiled_of
 from millrace.compiling.log import CompileLog
+from millrace.compiling.lowering import progress
 from millrace.errors import PlanError
 from millrace.plan import Plan, Recompute
-from millrace.recomputation.costs import SegmentChain
+from millrace.recomputation.choices import Choices
 from millrace.records.memory_report import BudgetChoice
 
 logger = logging.getLogger("millrace")
 
-_GUESSES = 4  # then the search bisects
-_NEAR = 4  # last choices that are all tried before a budget is refused
+_NEAR = 3  # last choices that are all tried before a budget is refused
+_NEARLY = 0.9  # of a budget: a choice that takes less is compared with a cheaper one
+
+
+class OverBudgetError(PlanError):
+    """No choice stays within a budget.
+
+    Attributes:
+        budget: as the user gave it.
+        nbytes: of the budget.
+        least: bytes of the program that took the least, of all that were compiled.
+    """
+
+    def __init__(self, budget: object, nbytes: int, least: int) -> None:
+        """Says so, and what to set instead."""
+        super().__init__(
+            f"budget={budget} is {nbytes:,} bytes, and of all that was compiled what took the "
+            f"least takes {least:,}. Set budget={least} or more, or use smaller batches."
+        )
+        self.budget, self.nbytes, self.least = budget, nbytes, least
 
 
 def has_budget(plan: Plan) -> bool:
@@ -34,14 +54,15 @@ def has_budget(plan: Plan) -> bool:
     return plan.recompute is not None and plan.recompute.budget is not None
 
 
-def with_choice(plan: Plan, number: int) -> Plan:
+def with_choice(plan: Plan, number: int, is_trial: bool = False) -> Plan:
     """Returns the plan with one choice in place of the budget; choice 0 recomputes nothing."""
-    return replace(plan, recompute=Recompute(choice=number) if number else None)
+    chosen = Recompute(choice=number, is_trial=is_trial) if number or is_trial else None
+    return replace(plan, recompute=chosen)
 
 
 def within_budget(
     plan: Plan,
-    chain: SegmentChain | None,
+    choices: Choices | None,
     find: Callable[[Plan], Executable],
     model: str,
     log: CompileLog,
@@ -50,7 +71,7 @@ def within_budget(
 
     Args:
         plan: has a budget.
-        chain: segments of its step; None if nothing in it can be recomputed.
+        choices: of its step; None if it is not differentiated.
         find: compiles the program of a plan that has a choice.
         model: name of the model.
         log: records the choice.
@@ -59,24 +80,30 @@ def within_budget(
         The program, and the FLOPs that it adds to a step, as a share of the step's.
 
     Raises:
-        PlanError: if even the choice of least memory exceeds the budget.
+        OverBudgetError: if even the choice of least memory exceeds the budget.
     """
     budget = plan.recompute.budget if plan.recompute is not None else None
-    choices = chain.choices if chain is not None else ()
+    given = choices.choices if choices is not None else ()
+    predicted = [choice.peak_bytes for choice in given] or [0]
+    limit, share = (None, budget) if isinstance(budget, float) else (budget, None)
     compiled: dict[int, Executable] = {}
+    count = 0
 
-    def measure(number: int) -> int:
-        compiled[number] = find(with_choice(plan, number))
+    def measure(number: int, is_trial: bool) -> int:
+        nonlocal count
+        count += 1
+        what = "to run" if not is_trial else "for its memory"
+        with progress("planning", f"{model!r}: compilation {count}, choice {number} {what}"):
+            compiled[number] = find(with_choice(plan, number, is_trial))
         return requirement(compiled_of(compiled[number]))
 
-    predicted = [choice.peak_bytes for choice in choices] or [0]
-    limit, share = (None, budget) if isinstance(budget, float) else (budget, None)
     with log.trying(plan, model) as trial:
-        number = find_choice(predicted, limit, share, measure)
+        search = Search(predicted, limit, share, measure)
+        number = search.run(lambda: sizes_of(compiled_of(compiled[0])).temporary_bytes)
         trial.chosen = with_choice(plan, number)
     peak = requirement(compiled_of(compiled[number]))
-    extra = 0.0 if chain is None else chain.extra(number)
-    text = "nothing is run again" if chain is None else chain.describe(number)
+    extra = 0.0 if choices is None else choices.extra(number)
+    text = "nothing is run again" if choices is None else choices.describe(number)
     announce(BudgetChoice(model, budget or 0, peak, extra, text), log)
     return compiled[number], extra
 
@@ -90,55 +117,98 @@ def announce(choice: BudgetChoice, log: CompileLog) -> None:
         console.print(f"training {choice}", style="dim", highlight=False, markup=False)
 
 
-def find_choice(
-    predicted: Sequence[int], limit: int | None, share: float | None, measure: Callable[[int], int]
-) -> int:
-    """Returns the number of the first choice that fits.
+class Search:
+    """A search for the first choice that fits.
 
-    Args:
-        predicted: bytes of activations of each choice, in falling order; the first recomputes
-            nothing.
-        limit: most bytes that a program may take; None if `share` is set.
-        share: the limit as a share of the bytes that the first choice takes.
-        measure: compiles a choice, and returns the bytes that its program takes.
-
-    Raises:
-        PlanError: if no choice fits.
+    Attributes:
+        peaks: bytes of each choice that was compiled.
     """
-    peaks = {0: measure(0)}
-    budget = round(peaks[0] * share) if share is not None else (limit or 0)
-    low, high = 0, len(predicted)  # `low` does not fit; `high` does, or is past the last choice
-    if peaks[0] <= budget:
-        return 0
-    while high - low > 1:
-        number = min(_guess(predicted, peaks, budget), high - 1)
-        if number <= low or len(peaks) > _GUESSES:
-            number = (low + high) // 2
-        peaks[number] = measure(number)
-        if peaks[number] <= budget:
-            high = number
-        else:
-            low = number
-    if high < len(predicted):
-        return high
-    # The last choice is predicted to take the least memory. Once compiled, one near it may.
-    for number in range(max(1, len(predicted) - _NEAR), len(predicted)):
-        if number not in peaks:
-            peaks[number] = measure(number)
-    fitting = [number for number, peak in peaks.items() if peak <= budget]
-    if fitting:
-        return min(fitting)
-    least = min(peaks.values())
-    raise PlanError(
-        f"budget={share if limit is None else limit} is {budget:,} bytes, and this training takes "
-        f"at least {least:,}, however much is computed again. Set budget={least} or more, or use "
-        "smaller batches."
-    )
 
+    def __init__(
+        self,
+        predicted: Sequence[int],
+        limit: int | None,
+        share: float | None,
+        measure: Callable[[int, bool], int],
+    ) -> None:
+        """Prepares a search.
 
-def _guess(predicted: Sequence[int], peaks: Mapping[int, int], budget: int) -> int:
-    """Returns the first choice that should fit, from the errors of the predictions so far."""
-    # The first one is the step uncut, of which compilers keep less than predicted.
-    nearest = min(peaks, key=lambda k: (k == 0, abs(peaks[k] - budget)))
-    left = budget - max(0, peaks[nearest] - predicted[nearest])
-    return next((k for k, nbytes in enumerate(predicted) if nbytes <= left), len(predicted) - 1)
+        Args:
+            predicted: bytes that each choice computes and keeps, in falling order; the first
+                recomputes nothing.
+            limit: most bytes that a program may take; None if `share` is set.
+            share: the limit as a share of the bytes that the first choice takes.
+            measure: compiles a choice, for its memory only or to run, and returns the bytes that
+                its program takes.
+        """
+        self._predicted, self._limit, self._share = predicted, limit, share
+        self._measure = measure
+        self.peaks: dict[int, int] = {}
+
+    def run(self, temporary: Callable[[], int]) -> int:
+        """Returns the number of the choice, which has been compiled to run.
+
+        Args:
+            temporary: returns the bytes of the first choice, once compiled, that are temporary.
+
+        Raises:
+            OverBudgetError: if no choice fits.
+        """
+        last = len(self._predicted) - 1
+        may_fit = self._share == 1.0 or (self._limit or 0) > self._predicted[0]
+        self.peaks[0] = self._measure(0, not may_fit and last > 0)
+        share = self._share
+        budget = round(self.peaks[0] * share) if share is not None else (self._limit or 0)
+        if self.peaks[0] <= budget:
+            return 0 if may_fit or not last else self._to_run(0, budget)
+        fixed = self.peaks[0] - temporary()
+        number = self._first_below(1, budget - fixed)
+        while number <= last:
+            peak = self.peaks[number] = self._measure(number, True)
+            if peak <= budget:
+                number = self._cheaper(number, fixed, budget)
+                found = self._to_run(number, budget)
+                if found <= last:
+                    return found
+                break
+            # Where predictions are too low by some factor, the next ones are by the same.
+            scale = (peak - fixed) / max(1, self._predicted[number])
+            number = max(number + 1, self._first_below(number, int((budget - fixed) / scale)))
+            if number > last and last not in self.peaks:
+                number = last
+        for near in range(max(1, last - _NEAR), last + 1):
+            if near not in self.peaks:
+                self.peaks[near] = self._measure(near, True)
+            if self.peaks[near] <= budget and self._to_run(near, budget) == near:
+                return near
+        raise OverBudgetError(
+            self._share if self._limit is None else self._limit, budget, min(self.peaks.values())
+        )
+
+    def _first_below(self, begin: int, most: int) -> int:
+        """Returns the first choice from `begin` on that is predicted to take at most `most`."""
+        after = range(begin, len(self._predicted))
+        return next((k for k in after if self._predicted[k] <= most), len(self._predicted) - 1)
+
+    def _cheaper(self, number: int, fixed: int, budget: int) -> int:
+        """Returns a choice before `number` that fits, where predictions were too high."""
+        scale = (self.peaks[number] - fixed) / max(1, self._predicted[number])
+        earlier = self._first_below(1, int((budget - fixed) / max(scale, 1e-9)))
+        if earlier >= number or self.peaks[number] > _NEARLY * budget:
+            return number
+        for each in range(earlier, number):
+            self.peaks[each] = self._measure(each, True)
+            if self.peaks[each] <= budget:
+                return each
+            if each - earlier > 0:
+                break
+        return number
+
+    def _to_run(self, number: int, budget: int) -> int:
+        """Compiles a choice to run, or one after it if it does not fit then."""
+        while number < len(self._predicted):
+            self.peaks[number] = self._measure(number, False)
+            if self.peaks[number] <= budget:
+                return number
+            number += 1
+        return number

@@ -21,8 +21,8 @@ from millrace.explain.walk import Description
 from millrace.export.exported import Wanted
 from millrace.export.exporting import Exports, why_not
 from millrace.plan import LoopForm, Mode, Plan
-from millrace.recomputation.costs import SegmentChain, collected_chains
-from millrace.recomputation.segments import collected_boundaries
+from millrace.recomputation.boundaries import collected_boundaries
+from millrace.recomputation.choices import Choices, collected_choices
 from millrace.records.compilation import ProgramKey
 from millrace.replicas.programs import ReplicaProgramBuilder
 from millrace.steps.program import Program
@@ -91,7 +91,7 @@ class Executables:
         self._builders: dict[Any, ProgramBuilder | ReplicaProgramBuilder] = {}
         self._extra_flops: dict[Plan, float] = {}  # of plans with a budget
         self._has_logged = False  # why boundaries are ignored
-        self._chains: dict[Any, SegmentChain | None] = {}  # of steps, cut into segments by millrace
+        self._choices: dict[Any, Choices | None] = {}  # of steps, cut into segments by millrace
         self._executables: dict[Any, Executable] = {}
         self._state: State | None = None  # the one that `_specs` describe
         self._specs: Any = None
@@ -163,20 +163,20 @@ class Executables:
             make = ProgramBuilder if plan.replicas == 1 else ReplicaProgramBuilder
             with (
                 tracing(self._model),
-                collected_chains() as chains,
+                collected_choices() as choices,
                 collected_boundaries() as boundaries,
             ):
                 self._builders[key] = make(self._model, plan, self._specs)
-            self._chains[key] = chains[0] if chains else None
+            self._choices[key] = choices[0] if choices else None
             if not self._has_logged:
                 self._has_logged = log_ignored_boundaries(requested, boundaries, self._model.name)
         return self._builders[key]
 
-    def _chain(self, plan: Plan) -> SegmentChain | None:
+    def _choices_of(self, plan: Plan) -> Choices | None:
         """Returns the segments, and choices among them, of a plan with a budget."""
         plan = with_choice(plan, 1)
         self._builder(plan)
-        return self._chains[plan, *self._now()]
+        return self._choices[plan, *self._now()]
 
     def extra_flops(self, plan: Plan) -> float | None:
         """Returns the share of FLOPs that a budget adds to a step; None without a budget."""
@@ -187,7 +187,7 @@ class Executables:
             return self._find(with_choice(plan, 0), name)
         executable, extra = within_budget(
             plan,
-            self._chain(plan),
+            self._choices_of(plan),
             lambda plan: self._find(plan, name, unroll),
             self._model.name,
             self._log,

@@ -24,7 +24,7 @@ import rich.console
 from millrace._compat.jax_arrays import looks_for_non_finite
 from millrace.compiling.log import CompileLog
 from millrace.plan import Plan
-from millrace.recomputation.hold_back import compiler_options as options_of_recomputation
+from millrace.recomputation.ordered import compiler_options as options_of_recomputation
 from millrace.records.compilation import Cause, ProgramKey
 from millrace.steps.program import Program
 
@@ -110,7 +110,10 @@ class Lowering:
 def group_of(key: ProgramKey, plan: Plan, unrolled: int | None) -> Hashable:
     """Returns the group of a program: the second program of a group is a recompilation."""
     # Both forms of a loop, and the attempts of a budget, are groups by themselves.
-    choice = plan.recompute.choice if plan.recompute is not None else None
+    recompute = plan.recompute
+    choice = None
+    if recompute is not None and recompute.choice is not None:
+        choice = recompute.choice, recompute.is_trial
     objects = tuple(field.value for field in key.fields if field.name == MODEL_OBJECT)
     return objects, key.program, unrolled, choice
 
@@ -140,7 +143,7 @@ def lower(request: Request, log: CompileLog) -> Lowering:
         end = time.perf_counter()
     options = dict(request.compiler_options or {})
     if plan.recompute is not None:
-        options = {**options_of_recomputation(plan.group.platform), **options}
+        options = {**options_of_recomputation(plan.group.platform, plan.recompute), **options}
     return Lowering(
         what=request.what,
         key=key,

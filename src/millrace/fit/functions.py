@@ -34,7 +34,7 @@ from millrace.options import NO_OFFLOAD, NO_TAPS, TapRequest
 from millrace.plan import BatchSpec, Mode, Plan
 from millrace.processes.agreement import own_copy
 from millrace.pytrees import ArrayTree
-from millrace.recomputation.plan import recompute_of
+from millrace.recomputation.modes import recompute_of
 from millrace.records.tensors import non_finite_data
 from millrace.steps.state import State, as_state
 from millrace.steps.tapped_step import tapping_optimizer

@@ -12,7 +12,7 @@ from typing import TypeVar
 
 import keras
 
-from millrace.recomputation.segments import mark_boundary
+from millrace.recomputation.boundaries import mark_boundary
 
 MarkedTensors = TypeVar("MarkedTensors")
 

@@ -11,7 +11,7 @@ from collections.abc import Callable
 import jax
 import keras
 
-from millrace.compiled_loop.budget import announce, find_choice, has_budget, with_choice
+from millrace.compiled_loop.budget import OverBudgetError, announce, has_budget, with_choice
 from millrace.compiling.log import CompileLog
 from millrace.memory.stages import pipeline_memory
 from millrace.pipelines.runtime.shapes import CompiledStages
@@ -45,15 +45,35 @@ def chooser(
             peaks[number] = max(device.peak for device in devices)
             return peaks[number]
 
-        budget = plan.recompute.budget
-        limit, share = (None, budget) if isinstance(budget, float) else (budget, None)
-        # Nothing can be predicted, since values in flight decide: a binary search over the choices.
+        budget = plan.recompute.budget or 0
         with log.trying(plan, model.name) as trial:
-            number = find_choice([0] * CHOICES, limit, share, measure)
+            number = first_choice(budget, measure)
             trial.chosen = with_choice(plan, number)
         kept = "everything is kept" if number == 0 else f"choice {number} of {CHOICES - 1}"
         text = f"on the fullest device, {kept}"
-        announce(BudgetChoice(model.name, budget or 0, peaks[number], None, text), log)
+        announce(BudgetChoice(model.name, budget, peaks[number], None, text), log)
         return with_choice(plan, number)
 
     return choose
+
+
+def first_choice(budget: int | float, measure: Callable[[int], int]) -> int:
+    """Returns the first choice that fits, by a binary search: values in flight are not predicted.
+
+    Args:
+        budget: bytes, or a share of what choice 0 takes.
+        measure: compiles a choice, and returns the bytes of the fullest device.
+
+    Raises:
+        OverBudgetError: if no choice fits.
+    """
+    peaks = {0: measure(0)}
+    limit = round(peaks[0] * budget) if isinstance(budget, float) else budget
+    low, high = (-1, 0) if peaks[0] <= limit else (0, CHOICES)
+    while high - low > 1:
+        number = min((low + high) // 2, CHOICES - 1)
+        peaks[number] = measure(number)
+        low, high = (low, number) if peaks[number] <= limit else (number, high)
+    if high == CHOICES:
+        raise OverBudgetError(budget, limit, min(peaks.values()))
+    return high

@@ -1,22 +1,28 @@
-"""Gradients of a step whose backward runs segments again."""
+"""Gradients of a step whose backward runs parts of the forward again."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 import jax
+import jax.numpy as jnp
 
 from millrace._compat.jaxpr import Graph, needed, trace
 from millrace.plan import Plan
 from millrace.pytrees import Array, ArrayTree, Spec
-from millrace.recomputation.costs import chain_of
-from millrace.recomputation.plan import Item
-from millrace.recomputation.recompute import as_recomputing_function, boundary_items
-from millrace.recomputation.segments import Segments, cut, levels_by_boundaries
+from millrace.recomputation.boundaries import kernels_between_boundaries
+from millrace.recomputation.choices import Choices
+from millrace.recomputation.joint_graph import joint_graph
+from millrace.recomputation.ordered import OrderedKernels
 from millrace.taps.taps import Tapped, collecting, tap_again
 
 T = TypeVar("T", bound=ArrayTree)
 LossAndAux = tuple[jax.Array, Any]  # what a differentiated function returns; any structure beside
 Differentiated = Callable[..., tuple[LossAndAux, Any]]  # gradients as the first argument is
+
+
+def recomputes(plan: Plan) -> bool:
+    """Whether programs of a plan run anything again."""
+    return plan.recompute is not None and plan.recompute.choice != 0
 
 
 def recomputing_value_and_grad(
@@ -44,22 +50,13 @@ def recomputing_value_and_grad(
                 return loss, aux, tapped
 
             arrays = [leaves[index] for index in indices]
-            specs = jax.tree.map(_spec, (trainable, arrays))
-            graph, results = trace(flat, *specs)
-            # Unused values would still be handed from segment to segment.
-            graph = needed(graph)
-            structure = jax.tree.structure(results)
+            graph, specs = trace(flat, *jax.tree.map(_spec, (trainable, arrays)))
             weights, weights_tree = jax.tree.flatten(trainable)
-            segments, items = _segments_and_items(plan, graph, len(weights))
-            run = as_recomputing_function(segments, items, plan.group.platform)
-
-            def loss_of(
-                weights: list[jax.Array],
-            ) -> tuple[jax.Array, tuple[ArrayTree, Tapped]]:
-                loss, aux, tapped = jax.tree.unflatten(structure, run(*weights, *arrays))
-                return loss, (aux, tapped)
-
-            (loss, (aux, tapped)), gradients = jax.value_and_grad(loss_of, has_aux=True)(weights)
+            kernels = _kernels(plan, needed(graph), len(weights))
+            seed = jnp.ones((), specs[0].dtype)
+            values = kernels.whole(*weights, *arrays, seed)
+            results, gradients = values[: len(graph.outvars)], values[len(graph.outvars) :]
+            loss, aux, tapped = jax.tree.unflatten(jax.tree.structure(specs), results)
             tap_again(tapped)
             return (loss, aux), jax.tree.unflatten(weights_tree, gradients)
 
@@ -68,17 +65,15 @@ def recomputing_value_and_grad(
     return value_and_grad
 
 
-def _segments_and_items(
-    plan: Plan, graph: Graph, num_weights: int
-) -> tuple[Segments, Sequence[Item]]:
-    """Returns the segments of a step whose first result is the loss, and the items to run."""
+def _kernels(plan: Plan, graph: Graph, num_weights: int) -> OrderedKernels:
+    """Returns what runs in a step whose first result is the loss."""
     choice = plan.recompute.choice if plan.recompute is not None else None
+    learns = [k < num_weights for k in range(len(graph.invars))]
+    answered = [k == 0 for k in range(len(graph.outvars))]
     if choice is not None:
-        chain = chain_of(graph, num_weights, [0])
-        return chain.segments, chain.choices[min(choice, len(chain.choices) - 1)].items
-    weights = graph.invars[:num_weights]
-    segments = cut(graph, weights, graph.outvars[:1], levels_by_boundaries(graph, weights))
-    return segments, boundary_items(segments, keeps_last=True)
+        return Choices(graph, learns, answered, plan.group.platform).kernels(choice)
+    joint = joint_graph(graph, learns, answered)
+    return kernels_between_boundaries(joint, num_weights, keeps_last=True)
 
 
 def _spec(leaf: Array) -> Spec:

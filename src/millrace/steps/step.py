@@ -18,7 +18,7 @@ import keras
 from millrace._compat.keras_steps import compute_gradient_step, metric_logs
 from millrace.plan import Mode, Plan
 from millrace.pytrees import ArrayTree
-from millrace.recomputation.step import recomputing_value_and_grad
+from millrace.recomputation.step import recomputes, recomputing_value_and_grad
 from millrace.steps.accumulate import Gradients
 from millrace.steps.scopes import KERAS_STEP, UPDATE
 from millrace.steps.state import State, as_lists, as_state, with_dtypes_of
@@ -66,7 +66,7 @@ def make_gradient_step(model: keras.Model, plan: Plan) -> GradientStep:
 
     Values that the model taps are tapped in the trace of the caller.
     """
-    recomputing = None if plan.recompute is None else recomputing_value_and_grad(plan)
+    recomputing = recomputing_value_and_grad(plan) if recomputes(plan) else None
 
     def gradient_step(state: State, batch: ArrayTree) -> tuple[Gradients, State, ArrayTree]:
         differentiate: Any = recomputing or (value_and_grad if is_open() else None)

@@ -35,7 +35,7 @@ from millrace.pipelines.programs.imported_stages import (
 from millrace.pipelines.programs.replica_builder import ReplicaLayouts, ReplicaStageBuilder
 from millrace.pipelines.programs.stages import DeviceLayouts, StageSource, trace_stages
 from millrace.plan import Mode, Plan
-from millrace.recomputation.segments import collected_boundaries
+from millrace.recomputation.boundaries import collected_boundaries
 from millrace.records.compilation import KeyField, ProgramKey
 from millrace.steps.offload import with_moves
 from millrace.steps.program import Program

@@ -38,10 +38,9 @@ from millrace._compat.jaxpr import (
 from millrace.pipelines.programs.split import Arrays, Split, Stage
 from millrace.plan import Recompute
 from millrace.pytrees import Spec
-from millrace.recomputation.costs import chain_of
-from millrace.recomputation.recompute import as_recomputing_function, boundary_items
-from millrace.recomputation.scans import Run
-from millrace.recomputation.segments import cut, levels_by_boundaries, without_boundaries
+from millrace.recomputation.boundaries import kernels_between_boundaries, without_boundaries
+from millrace.recomputation.choices import Choices
+from millrace.recomputation.joint_graph import Run, joint_graph
 
 # Under choice k of a pipeline, the peak of each stage is at most this share to the power of k.
 STAGE_SHARE = 0.75
@@ -137,25 +136,25 @@ def _forward(
     platform: str,
 ) -> Run:
     """Returns the function of a stage's graph, with the recomputation of its backward."""
-    if recompute is None:
-        return as_function(without_boundaries(stage.graph))
     graph, num_weights = stage.graph, len(stage.trainable)
-    if recompute.whole_stages:  # a boundary within would be one more value to keep
-        graph = without_boundaries(graph)
-    carried, targets = _carried_inputs(stage, learning), _targets(stage, answered)
+    if recompute is None:
+        return as_function(without_boundaries(graph))
+    learned = {*range(num_weights), *_carried_inputs(stage, learning)}
+    targets = set(_targets(stage, answered))
+    learns = [index in learned for index in range(len(graph.invars))]
+    is_answered = [index in targets for index in range(len(graph.outvars))]
     if recompute.choice is not None:
-        chain = chain_of(graph, num_weights, targets, carried)
-        choice = chain.choices[chain.below(STAGE_SHARE**recompute.choice)]
-        segments, items = chain.segments, choice.items
+        choices = Choices(graph, learns, is_answered, platform)
+        kernels = choices.kernels(choices.below(STAGE_SHARE**recompute.choice))
     else:
-        weights = graph.invars[:num_weights]
-        learned = [*weights, *(graph.invars[index] for index in carried)]
-        is_whole = recompute.whole_stages
-        levels = [0] * len(graph.equations) if is_whole else levels_by_boundaries(graph, weights)
-        segments = cut(graph, learned, [graph.outvars[index] for index in targets], levels)
-        # Backward of the last stage follows its forward at once.
-        items = boundary_items(segments, keeps_last=stage.has_loss)
-    return as_recomputing_function(segments, items, platform, in_one_program=False)
+        kernels = kernels_between_boundaries(
+            joint_graph(graph, learns, is_answered),
+            num_weights,
+            # Backward of the last stage follows its forward at once.
+            keeps_last=stage.has_loss,
+            is_whole=recompute.whole_stages,
+        )
+    return kernels.apart(learns, is_answered)
 
 
 def _carried_inputs(stage: Stage, learning: Sequence[int]) -> list[int]:

@@ -1,4 +1,4 @@
-"""A traced step or stage, cut at its boundaries into segments that can be run again.
+"""Boundaries that a user sets, and the order of kernels that recomputes what lies between them.
 
 In a trace, a boundary is one equation `name` for each value it marks; it computes nothing.
 
@@ -9,22 +9,29 @@ In a trace, a boundary is one equation `name` for each value it marks; it comput
     c = g(w1, x)    weights and batch       1
     y = name(c)     boundary                2 from here on
 
-Values that follow from weights alone (a cast), or from no weight at all (a slice of the batch), are
-computed where they are first needed: computed earlier, they would have to be kept from there on.
+The equations of a level are a segment. Values that follow from weights alone (a cast), or from no
+weight at all (a slice of the batch), are computed where they are first needed: computed earlier,
+they would have to be kept from there on.
+
+    forward   segment 0 -> boundary -> segment 1 -> boundary -> segment 2 -> loss
+    keeps     inputs of 0              inputs of 1              residuals of 2
+    backward  residuals of 2 -> run 1 again -> its residuals -> run 0 again -> its residuals
 """
 
 import itertools
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import TypeVar
 
 import jax
-import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 from jax.extend.core import Literal
 
 from millrace._compat.jaxpr import Equation, Graph, Var, is_literal, renamed, variables
+from millrace.recomputation.evictions import KernelWork, without_unused
+from millrace.recomputation.joint_graph import Joint
+from millrace.recomputation.kernels import Kernel, kernels_of, work_of
+from millrace.recomputation.ordered import OrderedKernels, first_late
 from millrace.threads.scoped_value import ScopedValue
 
 T = TypeVar("T")  # a tree of arrays
@@ -81,76 +88,9 @@ def collected_boundaries() -> Iterator[list[str]]:
         yield marked
 
 
-@dataclass(frozen=True, slots=True)
-class Segments:
-    """A graph cut into segments, to be run in order."""
-
-    graph: Graph
-    equations: tuple[tuple[Equation, ...], ...]  # of each segment
-    learns: frozenset[Var]  # values of a floating type that depend on a weight
-    answered: frozenset[Var]  # those through which a weight could change the targets
-
-    def __len__(self) -> int:
-        return len(self.equations)
-
-    def between(self, begin: int, end: int) -> list[Equation]:
-        """Returns the equations of the segments from `begin` up to, not including, `end`."""
-        return [equation for segment in self.equations[begin:end] for equation in segment]
-
-    def inputs(self, begin: int, end: int) -> list[Var]:
-        """Returns the values that the segments `begin..end` take from elsewhere."""
-        inside = self.between(begin, end)
-        computed = {var for equation in inside for var in equation.outvars}
-        taken = dict.fromkeys(var for e in inside for var in variables(e.invars))
-        return [var for var in taken if var not in computed and var not in self.graph.constants]
-
-    def outputs(self, begin: int, end: int) -> list[Var]:
-        """Returns the values that later segments take from these, or that the graph returns."""
-        after = self.between(end, len(self))
-        taken = {var for equation in after for var in variables(equation.invars)}
-        taken.update(variables(self.graph.outvars))
-        inside = self.between(begin, end)
-        return [var for equation in inside for var in equation.outvars if var in taken]
-
-    def subgraph(self, begin: int, end: int) -> Graph:
-        """Returns the segments from `begin` up to, not including, `end` as one graph."""
-        equations = tuple(self.between(begin, end))
-        taken = {var for equation in equations for var in variables(equation.invars)}
-        return Graph(
-            tuple(self.inputs(begin, end)),
-            tuple(self.outputs(begin, end)),
-            equations,
-            {var: value for var, value in self.graph.constants.items() if var in taken},
-        )
-
-
-def cut(
-    graph: Graph, weights: Collection[Var], targets: Collection[Var], levels: Sequence[int]
-) -> Segments:
-    """Cuts a graph into segments.
-
-    Args:
-        graph: of a forward.
-        weights: the inputs with respect to which the graph is differentiated.
-        targets: the results that are differentiated.
-        levels: the segment of each equation, as `levels_by_boundaries` returns them.
-    """
-    segments: list[list[Equation]] = [[] for _ in range(max(levels, default=0) + 1)]
-    for equation, level in zip(graph.equations, levels, strict=True):
-        segments[level].append(equation)
-    learns = _learns(graph, weights)
-    answered = set(variables(targets))
-    for equation in reversed(graph.equations):
-        if any(var in answered for var in equation.outvars):
-            answered.update(variables(equation.invars))
-    return Segments(
-        graph, tuple(map(tuple, segments)), frozenset(learns), frozenset(answered & learns)
-    )
-
-
 def levels_by_boundaries(graph: Graph, weights: Collection[Var]) -> list[int]:
     """Returns for each equation the number of boundaries before it."""
-    mixed = follows_from_both(graph, weights)
+    mixed = _follows_from_both(graph, weights)
     level: dict[Var, int] = {}
     reached: dict[str, int] = {}  # by name, the level that a boundary begins
     levels: list[int | None] = []
@@ -166,10 +106,10 @@ def levels_by_boundaries(graph: Graph, weights: Collection[Var]) -> list[int]:
         levels.append(own if is_mixed else None)
         if is_mixed:
             level.update(dict.fromkeys(equation.outvars, own))
-    return dense(pulled(graph, levels))
+    return _pulled(graph, levels)
 
 
-def follows_from_both(graph: Graph, weights: Collection[Var]) -> list[bool]:
+def _follows_from_both(graph: Graph, weights: Collection[Var]) -> list[bool]:
     """Returns for each equation whether it follows from weights and from something else."""
     weighty, other = set(weights), set(graph.invars) - set(weights)
     both: list[bool] = []
@@ -183,7 +123,7 @@ def follows_from_both(graph: Graph, weights: Collection[Var]) -> list[bool]:
     return both
 
 
-def pulled(graph: Graph, levels: Sequence[int | None]) -> list[int]:
+def _pulled(graph: Graph, levels: Sequence[int | None]) -> list[int]:
     """Gives equations without a level that of the first equation that needs their result."""
     needed: dict[Var, int] = {}
     complete: list[int] = []
@@ -197,12 +137,6 @@ def pulled(graph: Graph, levels: Sequence[int | None]) -> list[int]:
     return complete[::-1]
 
 
-def dense(levels: Sequence[int]) -> list[int]:
-    """Renumbers levels so that none is left out."""
-    order = {level: index for index, level in enumerate(sorted(set(levels)))}
-    return [order[level] for level in levels]
-
-
 def _boundaries(graph: Graph) -> dict[str, list[Equation]]:
     groups: dict[str, list[Equation]] = {}
     for equation in graph.equations:
@@ -212,11 +146,73 @@ def _boundaries(graph: Graph) -> dict[str, list[Equation]]:
     return groups
 
 
-def _learns(graph: Graph, weights: Collection[Var]) -> set[Var]:
-    learns = set(weights)
-    for equation in graph.equations:
-        if any(var in learns for var in variables(equation.invars)):
-            learns.update(
-                var for var in equation.outvars if jnp.issubdtype(var.aval.dtype, jnp.inexact)
-            )
-    return learns
+def kernels_between_boundaries(
+    joint: Joint, num_weights: int, keeps_last: bool, is_whole: bool = False
+) -> OrderedKernels:
+    """Returns the kernels of a step or stage, which run again from each boundary to the next.
+
+    Args:
+        joint: forward and backward.
+        num_weights: number of its first inputs that are weights.
+        keeps_last: whether the last segment runs only once: its backward follows its forward
+            immediately, so running it again saves nothing.
+        is_whole: whether all of it is one segment.
+    """
+    kernels = kernels_of(joint.graph, stops_at=boundary_of)
+    work = work_of(joint.graph, kernels)
+    first = first_late(joint, kernels)
+    levels = [0] * first if is_whole else _levels_of(joint, kernels[:first], num_weights)
+    once = {levels[k] for k in range(first) if not work.repeatable[k]}  # would print twice
+    once |= {max(levels, default=0)} if keeps_last else set()
+    order = sorted(range(first), key=lambda k: levels[k])
+    order += _backward(work, levels, first, once)
+    return OrderedKernels(joint, kernels, work, without_unused(work, tuple(order)))
+
+
+def _levels_of(joint: Joint, kernels: Sequence[Kernel], num_weights: int) -> list[int]:
+    """Returns the level of each kernel of the forward."""
+    inside = {id(equation) for kernel in kernels for equation in kernel.equations}
+    equations = tuple(e for e in joint.graph.equations if id(e) in inside)
+    graph = Graph(joint.inputs, (), equations, joint.graph.constants)
+    found = levels_by_boundaries(graph, joint.inputs[:num_weights])
+    level = {id(equation): own for equation, own in zip(equations, found, strict=True)}
+    return [max(level[id(e)] for e in kernel.equations) for kernel in kernels]
+
+
+def _backward(
+    work: KernelWork, levels: Sequence[int], first: int, once: Collection[int]
+) -> list[int]:
+    """Returns the kernels of backward in order, each segment again before it is needed."""
+    crossing = set(work.results)
+    for value, readers in enumerate(work.readers):
+        own = work.maker[value]
+        if any(k < first and levels[k] != levels[own] for k in readers):
+            crossing.add(value)
+    order: list[int] = []
+    done = set(once)
+    for kernel in range(first, len(work.inputs)):
+        for value in work.inputs[kernel]:
+            maker = work.maker[value]
+            if maker < first and value not in crossing and levels[maker] not in done:
+                done.add(levels[maker])
+                order += _needed_again(work, levels, first, levels[maker], crossing)
+        order.append(kernel)
+    return order
+
+
+def _needed_again(
+    work: KernelWork, levels: Sequence[int], first: int, level: int, crossing: Collection[int]
+) -> list[int]:
+    """Returns the kernels of a segment that compute what backward reads and nobody keeps."""
+    needed: list[int] = []
+    wanted: set[int] = set()
+    for kernel in reversed(range(first)):
+        if levels[kernel] != level:
+            continue
+        for value in work.outputs[kernel]:
+            if value not in crossing and any(k >= first for k in work.readers[value]):
+                wanted.add(value)
+        if not wanted.isdisjoint(work.outputs[kernel]):
+            needed.append(kernel)
+            wanted.update(value for value in work.inputs[kernel] if value not in crossing)
+    return needed[::-1]

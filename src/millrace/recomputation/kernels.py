@@ -1,0 +1,241 @@
+"""The equations of a step in groups that a compiler runs as one: kernels.
+
+    z = x @ w          kernel 0: z            a product is a kernel of its own
+    m = mean(z)        kernel 1: m            a reduction, with what is computed for it alone
+    c = z - m          repeated: in 2 and 3   cheap, and all that read it can compute it themselves
+    a = tanh(c)        kernel 2: a
+    g = c * a          kernel 3: g
+
+Only results of kernels are arrays in memory. A plan of what to compute again is made of kernels:
+where the compiler fuses otherwise, its peak differs from the predicted one, and the compiled peak
+is what counts.
+"""
+
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from millrace._compat.jaxpr import Equation, Graph, Var, variables
+from millrace.recomputation.costs import flops_of, has_product, nbytes
+from millrace.recomputation.evictions import KernelWork
+
+# Computed anew in every kernel that reads them.
+_SHAPES = frozenset(
+    {"broadcast_in_dim", "copy", "expand_dims", "iota", "name", "reshape", "squeeze"}
+)
+# Compilers repeat these in the kernels that read them, if none of these needs the array itself.
+_CHEAP = _SHAPES | {
+    "abs", "add", "add_any", "and", "clamp", "convert_element_type", "eq", "ge", "gt",
+    "integer_pow", "is_finite", "le", "lt", "max", "min", "mul", "ne", "neg", "not", "or",
+    "select_n", "sign", "slice", "square", "sub", "transpose",
+}  # fmt: skip
+# Run by themselves, on arrays in memory.
+_ALONE = frozenset(
+    {
+        "cholesky", "concatenate", "cond", "cumlogsumexp", "cummax", "cummin", "cumprod", "cumsum",
+        "custom_jvp_call", "custom_vjp_call", "dynamic_update_slice", "eigh", "fft", "gather",
+        "lu", "optimization_barrier", "qr", "reduce_window", "reduce_window_max",
+        "reduce_window_sum", "scatter", "scatter-add", "scatter_add", "select_and_gather_add",
+        "select_and_scatter_add", "shard_map", "sort", "svd", "top_k", "triangular_solve",
+    }
+)  # fmt: skip
+_REDUCTIONS = frozenset(
+    {"argmax", "argmin", "reduce_and", "reduce_max", "reduce_min", "reduce_or", "reduce_prod",
+     "reduce_sum", "reduce_xor"}
+)  # fmt: skip
+_MOST_LARGE = 2  # arrays of its own size that a repeated value may be computed from
+_MOST_OF_SLICE = 8  # times its size: what a repeated slice may be of
+
+
+@dataclass(frozen=True, slots=True)
+class Kernel:
+    """Equations that run as one."""
+
+    equations: tuple[Equation, ...]
+    inputs: tuple[Var, ...]
+    outputs: tuple[Var, ...]  # that are arrays in memory
+    flops: float
+    working_bytes: int  # while it runs, besides inputs and outputs
+    in_place: bool  # whether its output may take the memory of an input
+    repeatable: bool  # False: it prints, or calls back
+
+    def graph(self, constants: Mapping[Var, Any]) -> Graph:
+        """Returns the kernel as a graph; `constants` are those of the whole graph."""
+        taken = {var for equation in self.equations for var in variables(equation.invars)}
+        own = {var: value for var, value in constants.items() if var in taken}
+        return Graph(self.inputs, self.outputs, self.equations, own)
+
+
+def kernels_of(
+    graph: Graph, stops_at: Callable[[Equation], object] = lambda equation: None
+) -> list[Kernel]:
+    """Returns the kernels of a graph in the order of their last equations.
+
+    Args:
+        graph: without jitted calls; only equations that are used.
+        stops_at: whether what an equation reads is to be an array in memory, whoever reads it.
+    """
+    return _Fusion(graph, stops_at).kernels()
+
+
+class _Fusion:
+    """The kernel of each equation, found from the last equation to the first."""
+
+    def __init__(self, graph: Graph, stops_at: Callable[[Equation], object]) -> None:
+        self._graph = graph
+        self._stops_at = stops_at
+        self._equations = graph.equations
+        self._results = set(variables(graph.outvars))
+        self._maker = {v: k for k, e in enumerate(graph.equations) for v in e.outvars}
+        self._readers: dict[Var, list[int]] = defaultdict(list)
+        for k, equation in enumerate(graph.equations):
+            for var in dict.fromkeys(variables(equation.invars)):
+                self._readers[var].append(k)
+        self._large = _large_inputs(graph)
+        self._repeated = [False] * len(graph.equations)
+        self._kernel = list(range(len(graph.equations)))  # of each: the number of its last one
+
+    def kernels(self) -> list[Kernel]:
+        for k in reversed(range(len(self._equations))):
+            self._place(k)
+        members: dict[int, list[int]] = defaultdict(list)
+        for k, kernel in enumerate(self._kernel):
+            if not self._repeated[k]:
+                members[kernel].append(k)
+        return [self._make(kernel, members[kernel]) for kernel in sorted(members)]
+
+    def _place(self, k: int) -> None:
+        equation = self._equations[k]
+        if equation.effects or not self._results.isdisjoint(equation.outvars):
+            return
+        readers = [j for var in equation.outvars for j in self._readers[var]]
+        name = equation.primitive.name
+        fusible = all(self._takes_values(j) for j in readers)
+        if (
+            name in _SHAPES
+            or _makes_keys(equation)
+            or (name in _CHEAP and fusible and self._is_worth_repeating(k))
+        ):
+            self._repeated[k] = True
+        elif fusible and _is_elementwise(equation):
+            kernels = {kernel for j in readers for kernel in self._kernels_reading(j)}
+            if len(kernels) == 1:
+                self._kernel[k] = kernels.pop()
+
+    def _is_worth_repeating(self, k: int) -> bool:
+        """Whether what a value is computed from is not much more to keep than the value."""
+        large = self._large[k]
+        own = max(nbytes(var) for var in self._equations[k].outvars)
+        most = _MOST_OF_SLICE if self._equations[k].primitive.name == "slice" else 2
+        return len(large) <= _MOST_LARGE and all(nbytes(var) <= most * own for var in large)
+
+    def _takes_values(self, k: int) -> bool:
+        """Whether an equation can take values that are computed in its own kernel."""
+        equation = self._equations[k]
+        if self._stops_at(equation):
+            return False
+        if self._repeated[k]:
+            readers = [j for var in equation.outvars for j in self._readers[var]]
+            return all(map(self._takes_values, readers))
+        return _is_elementwise(equation) or equation.primitive.name in _REDUCTIONS
+
+    def _kernels_reading(self, k: int) -> set[int]:
+        """Returns the kernels that an equation is in."""
+        if not self._repeated[k]:
+            return {self._kernel[k]}
+        readers = [j for var in self._equations[k].outvars for j in self._readers[var]]
+        return {kernel for j in readers for kernel in self._kernels_reading(j)}
+
+    def _make(self, kernel: int, members: Sequence[int]) -> Kernel:
+        inside = set(members)
+        pending = list(members)
+        while pending:
+            for var in variables(self._equations[pending.pop()].invars):
+                maker = self._maker.get(var)
+                if maker is not None and self._repeated[maker] and maker not in inside:
+                    inside.add(maker)
+                    pending.append(maker)
+        equations = tuple(self._equations[k] for k in sorted(inside))
+        made = {var for equation in equations for var in equation.outvars}
+        constants = self._graph.constants
+        taken = dict.fromkeys(var for e in equations for var in variables(e.invars))
+        outputs = tuple(
+            var
+            for k in members
+            for var in self._equations[k].outvars
+            if var in self._results or not self._is_read_within(var, kernel)
+        )
+        return Kernel(
+            equations,
+            tuple(var for var in taken if var not in made and var not in constants),
+            outputs,
+            sum(map(flops_of, equations)),
+            sum(map(_working_bytes, equations)),
+            all(_is_elementwise(equation) for equation in equations),
+            not any(equation.effects for equation in equations),
+        )
+
+    def _is_read_within(self, var: Var, kernel: int) -> bool:
+        """Whether only equations of one kernel read a value."""
+        return all(self._kernels_reading(j) == {kernel} for j in self._readers[var])
+
+
+def _large_inputs(graph: Graph) -> list[set[Var]]:
+    """Returns for each equation the arrays that its result follows from by cheap equations alone.
+
+    Those much smaller than the result do not count, nor do the inputs of the graph.
+    """
+    follows: dict[Var, set[Var]] = {}
+    large: list[set[Var]] = []
+    for equation in graph.equations:
+        least = max((nbytes(var) for var in equation.outvars), default=0) // 2
+        found: set[Var] = set()
+        for var in variables(equation.invars):
+            found |= {each for each in follows.get(var, ()) if nbytes(each) >= least}
+        large.append(found)
+        cheap = equation.primitive.name in _CHEAP and len(found) <= _MOST_LARGE
+        for var in equation.outvars:
+            follows[var] = found if cheap else {var}
+    return large
+
+
+def _makes_keys(equation: Equation) -> bool:
+    """Whether the results are keys of random numbers, which no barrier can hold back."""
+    return all(jnp.issubdtype(v.aval.dtype, jax.dtypes.extended) for v in equation.outvars)
+
+
+def _is_elementwise(equation: Equation) -> bool:
+    name = equation.primitive.name
+    if name in _ALONE or name in _REDUCTIONS or equation.effects:
+        return False
+    return not has_product(equation)
+
+
+def _working_bytes(equation: Equation) -> int:
+    """Returns what compilers for CPU write down besides the result."""
+    name = equation.primitive.name
+    if name == "select_and_scatter_add":  # places and values of each window, twice
+        return 4 * sum(map(nbytes, equation.outvars))
+    if name == "conv_general_dilated" and equation.params["dimension_numbers"].lhs_spec[0] != 0:
+        return nbytes(equation.invars[0])  # the image, in another order
+    return 0
+
+
+def work_of(graph: Graph, kernels: Sequence[Kernel]) -> KernelWork:
+    """Returns the kernels of a graph as numbers. Its inputs are in memory anyway."""
+    values = [var for kernel in kernels for var in kernel.outputs]
+    number = {var: k for k, var in enumerate(values)}
+    return KernelWork(
+        inputs=tuple(tuple(number[v] for v in k.inputs if v in number) for k in kernels),
+        outputs=tuple(tuple(number[v] for v in k.outputs) for k in kernels),
+        nbytes=tuple(map(nbytes, values)),
+        flops=tuple(kernel.flops for kernel in kernels),
+        working_bytes=tuple(kernel.working_bytes for kernel in kernels),
+        in_place=tuple(kernel.in_place for kernel in kernels),
+        repeatable=tuple(kernel.repeatable for kernel in kernels),
+        results=frozenset(number[v] for v in variables(graph.outvars) if v in number),
+    )
