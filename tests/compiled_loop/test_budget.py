@@ -55,7 +55,7 @@ def test_a_budget_that_no_recomputation_keeps_to_is_refused():
     strategy = millrace.Strategy(devices=1)
     model = deep(strategy, 4)
     model.set_recomputation_options(budget=1000)
-    with pytest.raises(millrace.errors.PlanError, match="the least takes"):
+    with pytest.raises(millrace.errors.PlanError, match="the smallest takes"):
         model.fit(X, X, batch_size=512, verbose=0)
     model.set_recomputation_options(mode="none")
     model.fit(X, X, batch_size=512, verbose=0)  # the model is as it was

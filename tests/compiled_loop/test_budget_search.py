@@ -11,7 +11,7 @@ PREDICTED = [900, 700, 500, 400, 300, 200]
 COMPILED = [1100, 890, 690, 590, 480, 390]
 
 
-def found(limit=None, share=None, compiled=COMPILED, predicted=PREDICTED, running=None):
+def found(budget, compiled=COMPILED, predicted=PREDICTED, running=None):
     """Returns the choice, those compiled for their memory, and those compiled to run."""
     tried, ran = [], []
 
@@ -19,7 +19,7 @@ def found(limit=None, share=None, compiled=COMPILED, predicted=PREDICTED, runnin
         (tried if is_trial else ran).append(number)
         return compiled[number] if is_trial else (running or compiled)[number]
 
-    search = Search(predicted, limit, share, measure)
+    search = Search(predicted, budget, measure)
     return search.run(lambda: compiled[0] - FIXED), tried, ran
 
 
@@ -35,11 +35,11 @@ def test_the_first_choice_that_is_predicted_to_fit_is_taken(limit):
 
 def test_a_training_that_fits_anyway_is_compiled_once():
     assert found(1100) == (0, [], [0])
-    assert found(share=1.0) == (0, [], [0])
+    assert found(1.0) == (0, [], [0])
 
 
 def test_a_share_is_of_what_the_first_choice_takes():
-    assert found(share=0.55)[0] == 3
+    assert found(0.55)[0] == 3
 
 
 def test_more_budget_never_takes_more_flops_or_less_memory():
@@ -69,9 +69,9 @@ def test_the_least_may_be_a_choice_before_the_last():
 
 @pytest.mark.parametrize("limit", [1, 389])
 def test_a_budget_below_all_is_refused_with_the_least_that_was_compiled(limit):
-    with pytest.raises(PlanError, match=r"the least takes 390.*Set budget=390"):
+    with pytest.raises(PlanError, match=r"smallest takes 390.*Set budget=390"):
         found(limit)
-    with pytest.raises(PlanError, match=r"the least takes 5.*Set budget=5"):
+    with pytest.raises(PlanError, match=r"smallest takes 5.*Set budget=5"):
         found(3, compiled=[5], predicted=[0])
 
 
@@ -86,5 +86,5 @@ def test_the_first_choice_of_a_pipeline(fits):
 
     assert first_choice(peaks[fits], measure) == fits
     assert len(set(tried)) == len(tried) <= 6
-    with pytest.raises(PlanError, match=f"the least takes {peaks[-1]}"):
+    with pytest.raises(PlanError, match=f"smallest takes {peaks[-1]}"):
         first_choice(peaks[-1] - 1, measure)

@@ -98,11 +98,7 @@ def best_extra(work, limit):
 
 
 def runs(work, order, limit):
-    """Runs an order on paper, by its definition; returns whether it is whole and fits."""
-    last = {}
-    for position, kernel in enumerate(order):
-        for value in work.inputs[kernel]:
-            last[value, position] = True
+    """Runs an order by its definition: every kernel finds what it reads, and all of it fits."""
     alive, first = {}, []
     for position, kernel in enumerate(order):
         if kernel not in first:

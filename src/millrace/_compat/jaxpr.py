@@ -223,6 +223,13 @@ def as_function(graph: Graph) -> Callable[..., list[Any]]:
     return extend_core.jaxpr_as_fun(closed)
 
 
+def evaluated(equation: Equation, values: Mapping[Var, Any]) -> list[Any]:
+    """Returns the results of an equation, in its scope, from the values of variables."""
+    taken = tuple(dict.fromkeys(variables(equation.invars)))
+    run = as_function(Graph(taken, tuple(equation.outvars), (equation,), {}))
+    return run(*(values[var] for var in taken))
+
+
 def renamed(graph: Graph, names: Mapping[Var, Atom], constants: Mapping[Var, Any]) -> Graph:
     """Returns `graph` with other variables or literals in the place of some of its inputs.
 

@@ -43,8 +43,8 @@ class OverBudgetError(PlanError):
     def __init__(self, budget: object, nbytes: int, least: int) -> None:
         """Says so, and what to set instead."""
         super().__init__(
-            f"budget={budget} is {nbytes:,} bytes, and of all that was compiled what took the "
-            f"least takes {least:,}. Set budget={least} or more, or use smaller batches."
+            f"budget={budget} is {nbytes:,} bytes. Of all programs that were compiled for it, the "
+            f"smallest takes {least:,}. Set budget={least} or more, or use smaller batches."
         )
         self.budget, self.nbytes, self.least = budget, nbytes, least
 
@@ -82,10 +82,9 @@ def within_budget(
     Raises:
         OverBudgetError: if even the choice of least memory exceeds the budget.
     """
-    budget = plan.recompute.budget if plan.recompute is not None else None
+    budget = (plan.recompute.budget if plan.recompute is not None else None) or 0
     given = choices.choices if choices is not None else ()
     predicted = [choice.peak_bytes for choice in given] or [0]
-    limit, share = (None, budget) if isinstance(budget, float) else (budget, None)
     compiled: dict[int, Executable] = {}
     count = 0
 
@@ -98,13 +97,13 @@ def within_budget(
         return requirement(compiled_of(compiled[number]))
 
     with log.trying(plan, model) as trial:
-        search = Search(predicted, limit, share, measure)
+        search = Search(predicted, budget, measure)
         number = search.run(lambda: sizes_of(compiled_of(compiled[0])).temporary_bytes)
         trial.chosen = with_choice(plan, number)
     peak = requirement(compiled_of(compiled[number]))
     extra = 0.0 if choices is None else choices.extra(number)
     text = "nothing is run again" if choices is None else choices.describe(number)
-    announce(BudgetChoice(model, budget or 0, peak, extra, text), log)
+    announce(BudgetChoice(model, budget, peak, extra, text), log)
     return compiled[number], extra
 
 
@@ -127,8 +126,7 @@ class Search:
     def __init__(
         self,
         predicted: Sequence[int],
-        limit: int | None,
-        share: float | None,
+        budget: int | float,
         measure: Callable[[int, bool], int],
     ) -> None:
         """Prepares a search.
@@ -136,13 +134,11 @@ class Search:
         Args:
             predicted: bytes that each choice computes and keeps, in falling order; the first
                 recomputes nothing.
-            limit: most bytes that a program may take; None if `share` is set.
-            share: the limit as a share of the bytes that the first choice takes.
+            budget: most bytes that a program may take, or a share of what the first choice takes.
             measure: compiles a choice, for its memory only or to run, and returns the bytes that
                 its program takes.
         """
-        self._predicted, self._limit, self._share = predicted, limit, share
-        self._measure = measure
+        self._predicted, self._budget, self._measure = predicted, budget, measure
         self.peaks: dict[int, int] = {}
 
     def run(self, temporary: Callable[[], int]) -> int:
@@ -154,61 +150,52 @@ class Search:
         Raises:
             OverBudgetError: if no choice fits.
         """
-        last = len(self._predicted) - 1
-        may_fit = self._share == 1.0 or (self._limit or 0) > self._predicted[0]
-        self.peaks[0] = self._measure(0, not may_fit and last > 0)
-        share = self._share
-        budget = round(self.peaks[0] * share) if share is not None else (self._limit or 0)
-        if self.peaks[0] <= budget:
-            return 0 if may_fit or not last else self._to_run(0, budget)
+        last, budget = len(self._predicted) - 1, self._budget
+        may_fit = budget == 1.0 if isinstance(budget, float) else budget > self._predicted[0]
+        runs_plain = may_fit or last == 0
+        self._try(0, is_trial=not runs_plain)
+        limit = round(self.peaks[0] * budget) if isinstance(budget, float) else budget
+        if self.peaks[0] <= limit:
+            return 0 if runs_plain else self._to_run(0, limit)
         fixed = self.peaks[0] - temporary()
-        number = self._first_below(1, budget - fixed)
-        while number <= last:
-            peak = self.peaks[number] = self._measure(number, True)
-            if peak <= budget:
-                number = self._cheaper(number, fixed, budget)
-                found = self._to_run(number, budget)
-                if found <= last:
-                    return found
-                break
+        number = self._first_below(1, limit - fixed)
+        while number <= last and self._try(number) > limit:
             # Where predictions are too low by some factor, the next ones are by the same.
-            scale = (peak - fixed) / max(1, self._predicted[number])
-            number = max(number + 1, self._first_below(number, int((budget - fixed) / scale)))
-            if number > last and last not in self.peaks:
-                number = last
+            scale = (self.peaks[number] - fixed) / max(1, self._predicted[number])
+            number = max(number + 1, self._first_below(number, int((limit - fixed) / scale)))
+        if number <= last:
+            number = self._to_run(self._cheaper(number, fixed, limit), limit)
+        # The last choice is predicted to take the least. Once compiled, one before it may.
         for near in range(max(1, last - _NEAR), last + 1):
-            if near not in self.peaks:
-                self.peaks[near] = self._measure(near, True)
-            if self.peaks[near] <= budget and self._to_run(near, budget) == near:
-                return near
-        raise OverBudgetError(
-            self._share if self._limit is None else self._limit, budget, min(self.peaks.values())
-        )
+            if number > last and (self.peaks.get(near) or self._try(near)) <= limit:
+                number = self._to_run(near, limit)
+        if number > last:
+            raise OverBudgetError(budget, limit, min(self.peaks.values()))
+        return number
+
+    def _try(self, number: int, is_trial: bool = True) -> int:
+        self.peaks[number] = self._measure(number, is_trial)
+        return self.peaks[number]
 
     def _first_below(self, begin: int, most: int) -> int:
         """Returns the first choice from `begin` on that is predicted to take at most `most`."""
         after = range(begin, len(self._predicted))
         return next((k for k in after if self._predicted[k] <= most), len(self._predicted) - 1)
 
-    def _cheaper(self, number: int, fixed: int, budget: int) -> int:
+    def _cheaper(self, number: int, fixed: int, limit: int) -> int:
         """Returns a choice before `number` that fits, where predictions were too high."""
-        scale = (self.peaks[number] - fixed) / max(1, self._predicted[number])
-        earlier = self._first_below(1, int((budget - fixed) / max(scale, 1e-9)))
-        if earlier >= number or self.peaks[number] > _NEARLY * budget:
+        if self.peaks[number] > _NEARLY * limit:
             return number
-        for each in range(earlier, number):
-            self.peaks[each] = self._measure(each, True)
-            if self.peaks[each] <= budget:
-                return each
-            if each - earlier > 0:
-                break
-        return number
+        scale = (self.peaks[number] - fixed) / max(1, self._predicted[number])
+        earlier = self._first_below(1, int((limit - fixed) / max(scale, 1e-9)))
+        tried = range(earlier, min(earlier + 2, number))
+        return next((each for each in tried if self._try(each) <= limit), number)
 
-    def _to_run(self, number: int, budget: int) -> int:
-        """Compiles a choice to run, or one after it if it does not fit then."""
-        while number < len(self._predicted):
-            self.peaks[number] = self._measure(number, False)
-            if self.peaks[number] <= budget:
-                return number
+    def _to_run(self, number: int, limit: int) -> int:
+        """Compiles a choice to run, or those after it until one fits; past the last if none does.
+
+        Rarely, it takes more than when it was compiled for its memory only.
+        """
+        while number < len(self._predicted) and self._try(number, is_trial=False) > limit:
             number += 1
         return number

@@ -91,7 +91,7 @@ class Executables:
         self._builders: dict[Any, ProgramBuilder | ReplicaProgramBuilder] = {}
         self._extra_flops: dict[Plan, float] = {}  # of plans with a budget
         self._has_logged = False  # why boundaries are ignored
-        self._choices: dict[Any, Choices | None] = {}  # of steps, cut into segments by millrace
+        self._choices: dict[Any, Choices | None] = {}  # of steps with a budget
         self._executables: dict[Any, Executable] = {}
         self._state: State | None = None  # the one that `_specs` describe
         self._specs: Any = None
@@ -156,6 +156,8 @@ class Executables:
         requested = plan
         if has_budget(plan):
             plan = with_choice(plan, 0)  # all choices have the same loop form and taps
+        if plan.recompute is not None and plan.recompute.is_trial:
+            plan = with_choice(plan, plan.recompute.choice or 0)  # it has the same programs
         key = (plan, *self._now())
         if key not in self._builders:
             self._describe(plan)
@@ -173,7 +175,7 @@ class Executables:
         return self._builders[key]
 
     def _choices_of(self, plan: Plan) -> Choices | None:
-        """Returns the segments, and choices among them, of a plan with a budget."""
+        """Returns the choices of a plan with a budget; None if nothing is differentiated."""
         plan = with_choice(plan, 1)
         self._builder(plan)
         return self._choices[plan, *self._now()]

@@ -35,7 +35,8 @@ def why_not(plan: Plan, key: ProgramKey, gaps: Sequence[str] = ()) -> str | None
         return f"it may differ in another process, by {'; '.join(gaps[:3])}"
     if plan.tapped:
         return "values are tapped, and their queues are objects of this process"
-    if plan.recompute is not None and (plan.recompute.budget or plan.recompute.choice):
+    recompute = plan.recompute
+    if recompute is not None and (recompute.budget is not None or recompute.choice is not None):
         return "its recomputation was chosen by a budget"
     if not plan.group.is_local:
         return "it spans processes"

@@ -24,7 +24,7 @@ from millrace.recomputation.loops import (
     FORMS,
     KEEP,
     ScanForm,
-    has_loops,
+    is_long,
     with_last_results,
     with_loops,
 )
@@ -35,7 +35,7 @@ from millrace.threads.scoped_value import ScopedValue
 RATIO = 0.93  # of memory besides results: that of a choice, as a share of the choice before
 _LIMITS, _LEAST_LIMITS = 24, 8  # tried between the least memory and the plain peak
 _FEW_WEIGHTS = 3
-_MOST_RUNS = 100_000  # of kernels on paper: some seconds
+_MOST_RUNS = 100_000  # of kernels in all simulations: some seconds
 _SEEDS = 3  # orders of lower limits that the search at a limit starts from
 _NAMES = 4  # layers named in a description
 
@@ -74,7 +74,9 @@ class Choices:
         self._kernels: dict[ScanForm, tuple[Joint, list[Kernel], KernelWork]] = {}
         plain = self._in_form(KEEP)[2]
         self.flops = math.fsum(plain.flops)
-        self.choices = _plans.get(plain, self._plan)
+        # Loops that are alike as kernels may differ in what another form keeps.
+        loops = tuple(str(equation) for equation in self._graph.equations if is_long(equation))
+        self.choices = _plans.get((plain, loops), self._plan)
         collected = _collected.get()
         if collected is not None:
             collected.append(self)
@@ -124,7 +126,7 @@ class Choices:
         return self._kernels[form]
 
     def _plan(self) -> tuple[Choice, ...]:
-        forms = FORMS if has_loops(self._graph) else (KEEP,)
+        forms = FORMS if any(map(is_long, self._graph.equations)) else (KEEP,)
         found: list[Choice] = []
         for form in forms:
             work = self._in_form(form)[2]
@@ -139,7 +141,7 @@ def orders_of(work: KernelWork, most_runs: int = _MOST_RUNS) -> list[Order]:
 
     Args:
         work: the kernels.
-        most_runs: kernels that may run on paper, which determines how many limits are tried, and
+        most_runs: of kernels in all simulations, which determines how many limits are tried, and
             with how many weights.
     """
     tries = most_runs // max(1, len(work.inputs))
@@ -185,7 +187,7 @@ def _is_product(kernel: Kernel) -> bool:
     return any(map(has_product, kernel.equations))
 
 
-_plans: MadeOnce[tuple[Choice, ...]] = MadeOnce(16)  # by the kernels of the plain step
+_plans: MadeOnce[tuple[Choice, ...]] = MadeOnce(16)  # by kernels and loops of the plain step
 _collected = ScopedValue[list[Choices] | None](None)
 
 

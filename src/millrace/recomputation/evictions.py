@@ -4,21 +4,21 @@
     order     0 1 2 3 4 5 6 7             the results of 0 to 3 are in memory when 3 has run
               0 1 2 3 4 5 0 1 6 0 7       those of 0 and 1 are not: 0 runs twice more, 1 once
 
-An order is found by running the step on paper. Where a result does not fit, another one is evicted:
-of those in memory the one that is cheap to compute again, large, and not needed soon. Where an
+An order is found by simulating the step. Where a result does not fit, another one is evicted: of
+those in memory the one that is cheap to compute again, large, and not needed soon. Where an
 evicted one is needed, the kernel that computes it runs again, after those whose results it needs
 and that have been evicted, too. It is not known in advance how much each of these should weigh, so
 several weights are tried. Afterwards, as long as memory allows, results are kept after all: those
 first which save most.
 
 Sources: Kirisame et al. 2021, arXiv 2006.09616, for evicting by cost, size and time on any graph,
-there without knowing what comes next; Jain et al. 2020, arXiv 1910.02653, for the problem as an
-integer program, which tests solve for small graphs.
+there without knowing what comes next; Jain et al. 2020, arXiv 1910.02653, for the problem. Tests
+compare with the best of all orders of small graphs.
 """
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -113,11 +113,13 @@ class KernelWork:
     def memory(self, order: Order) -> np.ndarray:
         """Returns the bytes in memory while each kernel of an order runs."""
         change = np.zeros(len(order) + 1, np.int64)
+        ends: dict[int, list[int]] = {}  # at each position, the values that are in memory no longer
         for value, begin, end in self.lifetimes(order):
             change[begin] += self.nbytes[value]
             change[end + 1] -= self.nbytes[value]
-        alive = np.cumsum(change[:-1])
-        return alive + self._working(order)
+            if value not in self.results:
+                ends.setdefault(end, []).append(value)
+        return np.cumsum(change[:-1]) + self._working(order, ends)
 
     def peak(self, order: Order) -> int:
         """Returns the most bytes in memory at once."""
@@ -140,12 +142,8 @@ class KernelWork:
             found.append((value, begin, last if value in self.results else ends[value]))
         return found
 
-    def _working(self, order: Order) -> np.ndarray:
+    def _working(self, order: Order, ends: Mapping[int, Sequence[int]]) -> np.ndarray:
         """Returns what each kernel takes besides its inputs and outputs, or less than these."""
-        ends: dict[int, list[int]] = {}
-        for value, _, end in self.lifetimes(order):
-            if value not in self.results:
-                ends.setdefault(end, []).append(value)
         working = np.zeros(len(order), np.int64)
         for position, kernel in enumerate(order):
             working[position] = self.working_bytes[kernel]
@@ -178,7 +176,7 @@ def cheapest_order(
         return work.plain
     orders = [order for order in also if work.peak(order) <= limit]
     for each in weights:
-        order = _Paper(work, limit, each).run()
+        order = _Simulation(work, limit, each).run()
         if order is not None:
             order = without_unused(work, order)
             if work.peak(order) <= limit:
@@ -241,8 +239,8 @@ _MOST_RUNS = 8  # of each kernel on average; where it takes more, the limit is o
 _SMALL = 300  # values below this share of the limit are evicted only where no others are left
 
 
-class _Paper:
-    """A run of the step on paper, within a limit."""
+class _Simulation:
+    """A run of the step within a limit, as far as memory goes."""
 
     def __init__(self, work: KernelWork, limit: int, weights: Weights) -> None:
         self._work, self._limit, self._weights = work, limit, weights

@@ -11,6 +11,7 @@ from millrace._compat.jaxpr import (
     Graph,
     Var,
     as_function,
+    evaluated,
     inlined,
     is_literal,
     spec_of,
@@ -51,9 +52,7 @@ def _named(graph: Graph) -> Run:
     def run(*values: jax.Array) -> list[jax.Array]:
         environment = dict(zip(graph.invars, values, strict=True)) | graph.constants
         for equation in graph.equations:
-            inputs = tuple(dict.fromkeys(variables(equation.invars)))
-            piece = Graph(inputs, tuple(equation.outvars), (equation,), {})
-            results = as_function(piece)(*(environment[var] for var in inputs))
+            results = evaluated(equation, environment)
             for var, value in zip(equation.outvars, results, strict=True):
                 environment[var] = checkpoint_name(value, f"{_NAME}{len(environment)}")
         return [var.val if is_literal(var) else environment[var] for var in graph.outvars]

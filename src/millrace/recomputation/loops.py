@@ -30,6 +30,7 @@ from millrace._compat.jaxpr import (
     Var,
     as_function,
     as_loop,
+    evaluated,
     inlined,
     is_literal,
     needed,
@@ -65,9 +66,10 @@ FORMS = (
 )
 
 
-def has_loops(graph: Graph) -> bool:
-    """Whether other forms of loops make a difference."""
-    return any(map(_is_long, graph.equations))
+def is_long(equation: Equation) -> bool:
+    """Whether an equation is a loop that can run in other forms."""
+    loop = as_loop(equation)
+    return loop is not None and loop.length >= LEAST_STEPS and not equation.effects
 
 
 def with_loops(graph: Graph, form: ScanForm) -> Graph:
@@ -79,7 +81,7 @@ def with_loops(graph: Graph, form: ScanForm) -> Graph:
         {
             k: _in_form(loop, form)
             for k, equation in enumerate(graph.equations)
-            if (loop := as_loop(equation)) is not None and _is_long(equation)
+            if (loop := as_loop(equation)) is not None and is_long(equation)
         },
     )
 
@@ -89,7 +91,7 @@ def with_last_results(graph: Graph) -> Graph:
 
     Their cotangents would be an array of all steps, of zeros but for the last one.
     """
-    maker = {v: k for k, e in enumerate(graph.equations) if _is_long(e) for v in e.outvars}
+    maker = {v: k for k, e in enumerate(graph.equations) if is_long(e) for v in e.outvars}
     readers: dict[Var, list[int]] = {}
     for k, equation in enumerate(graph.equations):
         for var in dict.fromkeys(variables(equation.invars)):
@@ -103,7 +105,8 @@ def with_last_results(graph: Graph) -> Graph:
             continue
         number = graph.equations[k].outvars.index(var)
         is_stacked = number >= loop.num_carried
-        if is_stacked and all(_takes_last(graph.equations[r], loop) for r in read):
+        is_number = not jnp.issubdtype(var.aval.dtype, jax.dtypes.extended)  # no key
+        if is_stacked and is_number and all(_takes_last(graph.equations[r], loop) for r in read):
             last.setdefault(k, []).append(number)
             functions.update(dict.fromkeys(read, _same))
     for k, numbers in last.items():
@@ -123,9 +126,7 @@ def _with_functions(graph: Graph, functions: Mapping[int, Run]) -> Graph:
         for k, equation in enumerate(graph.equations):
             function = functions.get(k)
             if function is None:
-                taken = tuple(dict.fromkeys(variables(equation.invars)))
-                piece = Graph(taken, tuple(equation.outvars), (equation,), {})
-                results = as_function(piece)(*(environment[var] for var in taken))
+                results = evaluated(equation, environment)
             else:
                 inputs = [_read(environment, atom) for atom in equation.invars]
                 with jax.named_scope(scope(equation) or "loop"):
@@ -134,11 +135,6 @@ def _with_functions(graph: Graph, functions: Mapping[int, Run]) -> Graph:
         return [_read(environment, atom) for atom in graph.outvars]
 
     return needed(inlined(trace(run, *map(spec_of, graph.invars))[0]))
-
-
-def _is_long(equation: Equation) -> bool:
-    loop = as_loop(equation)
-    return loop is not None and loop.length >= LEAST_STEPS and not equation.effects
 
 
 def _read(environment: dict[Var, jax.Array], atom: Atom) -> jax.Array:
