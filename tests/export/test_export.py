@@ -465,6 +465,22 @@ def test_all_modes_and_parts_of_a_window(tmp_path):
     assert origins(second) == {Origin.LOADED}
 
 
+def test_attempts_of_a_budget_are_not_exported(tmp_path):
+    """The plain one is compiled for its memory only: slow code, which nobody else should run."""
+    keras.utils.set_random_seed(0)
+    sharing.clear()
+    strategy = millrace.Strategy(devices=1)
+    model = strategy.attach(
+        keras.Sequential([keras.Input((8,)), *(layers.Dense(64, "tanh") for _ in range(6))])
+    )
+    model.compile("sgd", "mse")
+    model.set_recomputation_options(budget=0.9)
+    x = np.zeros((512, 8), np.float32)
+    model.fit(x, np.zeros((512, 64), np.float32), batch_size=512, verbose=0)
+    assert sum(record.is_executable for record in strategy.compile_log) >= 2
+    assert strategy.export_executables(tmp_path) == 0
+
+
 def test_replicas(tmp_path):
     def use(directory=None):
         keras.utils.set_random_seed(0)
