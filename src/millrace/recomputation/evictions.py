@@ -35,7 +35,8 @@ class Weights:
     time: float
 
 
-# On 20 families of models at five limits each, one of these finds the cheapest order.
+# None is the best throughout: of 38 cases (ten families of models at up to four limits) each finds
+# the cheapest order in 11 to 26.
 WEIGHTS = (
     Weights(1.0, 1.0),
     Weights(1.0, 0.3),

@@ -10,8 +10,9 @@ time. What was computed since the barrier before and is still needed passes thro
 inputs of the kernels after it: all of the former is done before any of the latter begins.
 
 XLA's compilers for GPU and TPU honour barriers. That for CPU does so without one of its passes, and
-its scheduler keeps memory low only if told to (`compiler_options`). On 12 families of models the
-compiled peak is within 5 % of the predicted one then, but for what a kernel needs for itself.
+its scheduler keeps memory low only if told to (`compiler_options`). For orders down to half the
+memory the compiled peak is then within 12 % of the predicted one in 11 of 12 families of models;
+near the least memory it is up to twice that.
 """
 
 import contextlib
