@@ -13,6 +13,7 @@ matters: they are compiled in less time, and the one that is chosen once more, t
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Any, NamedTuple
 
 import rich.console
 
@@ -38,15 +39,40 @@ class OverBudgetError(PlanError):
         budget: as the user gave it.
         nbytes: of the budget.
         least: bytes of the program that took the least, of all that were compiled.
+        programs: that program, for a description of its memory: a `LeastProgram`, or the
+            `StagePrograms` of a pipeline.
     """
 
-    def __init__(self, budget: object, nbytes: int, least: int) -> None:
-        """Says so, and what to set instead."""
+    programs: Any = None
+
+    def __init__(self, budget: object, nbytes: int, least: int, details: str = "") -> None:
+        """Says so, and what to set instead.
+
+        Args:
+            budget: as the user gave it.
+            nbytes: of the budget.
+            least: bytes of the smallest program.
+            details: sentences about that program and about other changes, in place of the advice
+                to use smaller batches.
+        """
         super().__init__(
             f"budget={budget} is {nbytes:,} bytes. Of all programs that were compiled for it, the "
-            f"smallest takes {least:,}. Set budget={least} or more, or use smaller batches."
+            f"smallest takes {least:,}. {details or f'{advice(least)}, or use smaller batches.'}"
         )
         self.budget, self.nbytes, self.least = budget, nbytes, least
+
+
+def advice(least: int) -> str:
+    """Returns the budget to set, without a full stop."""
+    return f"Set budget={least} or more"
+
+
+class LeastProgram(NamedTuple):
+    """The smallest of the programs that were compiled for a budget."""
+
+    program: str  # `run` or `accumulate`
+    plan: Plan
+    executable: Executable
 
 
 def has_budget(plan: Plan) -> bool:
@@ -62,6 +88,7 @@ def with_choice(plan: Plan, number: int, is_trial: bool = False) -> Plan:
 
 def within_budget(
     plan: Plan,
+    program: str,
     choices: Choices | None,
     find: Callable[[Plan], Executable],
     model: str,
@@ -71,6 +98,7 @@ def within_budget(
 
     Args:
         plan: has a budget.
+        program: `run` or `accumulate`.
         choices: of its step; None if it is not differentiated.
         find: compiles the program of a plan that has a choice.
         model: name of the model.
@@ -98,7 +126,12 @@ def within_budget(
 
     with log.trying(plan, model) as trial:
         search = Search(predicted, budget, measure)
-        number = search.run(lambda: sizes_of(compiled_of(compiled[0])).temporary_bytes)
+        try:
+            number = search.run(lambda: sizes_of(compiled_of(compiled[0])).temporary_bytes)
+        except OverBudgetError as error:
+            smallest = min(search.peaks, key=search.peaks.__getitem__)
+            error.programs = LeastProgram(program, plan, compiled[smallest])
+            raise
         trial.chosen = with_choice(plan, number)
     peak = requirement(compiled_of(compiled[number]))
     extra = 0.0 if choices is None else choices.extra(number)

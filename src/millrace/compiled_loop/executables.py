@@ -189,6 +189,7 @@ class Executables:
             return self._find(with_choice(plan, 0), name)
         executable, extra = within_budget(
             plan,
+            name,
             self._choices_of(plan),
             lambda plan: self._find(plan, name, unroll),
             self._model.name,

@@ -14,7 +14,7 @@ import keras
 from millrace.compiled_loop.budget import OverBudgetError, announce, has_budget, with_choice
 from millrace.compiling.log import CompileLog
 from millrace.memory.stages import pipeline_memory
-from millrace.pipelines.runtime.shapes import CompiledStages
+from millrace.pipelines.runtime.shapes import CompiledStages, StagePrograms
 from millrace.plan import Plan
 from millrace.records.memory_report import BudgetChoice
 from millrace.steps.state import State
@@ -38,16 +38,21 @@ def chooser(
             return plan
         specs = jax.tree.map(lambda v: jax.ShapeDtypeStruct(v.shape, v.dtype), state)
         peaks: dict[int, int] = {}
+        compiled: dict[int, StagePrograms] = {}
 
         def measure(number: int) -> int:
-            programs = stages.programs(with_choice(plan, number), specs)
-            devices = pipeline_memory(model, programs)
+            compiled[number] = stages.programs(with_choice(plan, number), specs)
+            devices = pipeline_memory(model, compiled[number])
             peaks[number] = max(device.peak for device in devices)
             return peaks[number]
 
         budget = plan.recompute.budget or 0
         with log.trying(plan, model.name) as trial:
-            number = first_choice(budget, measure)
+            try:
+                number = first_choice(budget, measure)
+            except OverBudgetError as error:
+                error.programs = compiled[min(peaks, key=peaks.__getitem__)]
+                raise
             trial.chosen = with_choice(plan, number)
         kept = "everything is kept" if number == 0 else f"choice {number} of {CHOICES - 1}"
         text = f"on the fullest device, {kept}"

@@ -4,10 +4,13 @@ Each change is compiled to learn its peak. To add a kind, write a function that 
 and add it to `ladders`: the report tries its rungs until one fits.
 """
 
+import math
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from millrace._compat.jax_memory import host_memory
+from millrace.compiled_loop.budget import OverBudgetError
 from millrace.devices import home
 from millrace.errors import MillraceError
 from millrace.fit.controller import Controller
@@ -60,6 +63,7 @@ def cheapest_changes(
     budget: int | None,
     needs: Callable[[Controller, Batches], Needs],
     tick: Callable[[str], object],
+    most_seconds: float = math.inf,
 ) -> tuple[MemoryChange, ...]:
     """Returns the changes that make it fit with the fewest FLOPs, or else the nearest one.
 
@@ -71,14 +75,21 @@ def cheapest_changes(
         budget: bytes of a device, as the user gave it.
         needs: compiles the training of a controller, and returns its needs.
         tick: called with the code of each change before it is compiled.
+        most_seconds: after which no other change is compiled.
     """
+    end = time.monotonic() + most_seconds
     changes: list[MemoryChange] = []
     for ladder in ladders(controller.setup, batches, report):
         for candidate in ladder:
+            if time.monotonic() > end:
+                break
             tick(candidate.code)
             variant = controller.variant(candidate.options)
             try:
                 after = needs(variant, candidate.batches)
+            except OverBudgetError as error:  # of a model with a budget: a smaller one may fit
+                changes.append(MemoryChange(candidate.code, error.least, 0.0, fits=False))
+                continue
             except MillraceError:  # options that cannot be combined with the others
                 break
             devices = with_limits(after.devices, variant.setup, budget)

@@ -45,10 +45,10 @@ def measure(controller: Controller, runner: Runner, batches: Batches) -> Needs:
     execution = described_execution(controller, Mode.TRAIN, batches)
     state = state_specs(controller.model, Mode.TRAIN)
     programs = dry_run_of(controller, runner, batches).programs(state, execution)
-    return _needs(programs, controller.setup)
+    return needs_of(programs, controller.setup)
 
 
-def _needs(programs: StagePrograms | LoopPrograms, setup: Setup) -> Needs:
+def needs_of(programs: StagePrograms | LoopPrograms, setup: Setup) -> Needs:
     """Returns the needs of the programs of a pipeline, or of a model in one piece."""
     if isinstance(programs, StagePrograms):
         devices = pipeline_memory(setup.model, programs)

@@ -1,6 +1,5 @@
 """The memory report of a model, and the text of out-of-memory errors."""
 
-import contextlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -9,6 +8,7 @@ import keras
 from rich.console import Console
 
 from millrace._compat.keras_build import build_for
+from millrace.compiled_loop.budget import OverBudgetError
 from millrace.errors import NotCompiledError, OptionError, OutOfMemoryError
 from millrace.feeds.block import batch_spec as spec_of
 from millrace.fit.controller import Controller
@@ -17,6 +17,7 @@ from millrace.fit.loop_arguments import check_targets
 from millrace.fit.loop_functions import KeptFunction
 from millrace.memory_report.changes import cheapest_changes
 from millrace.memory_report.needs import Needs, measure, with_limits
+from millrace.memory_report.refusals import explained_refusal
 from millrace.options import bytes_or_share, whole_number
 from millrace.plan import Mode
 from millrace.precompile.described_epochs import BatchDescription, batch_of_zeros
@@ -30,11 +31,20 @@ def explained(controller: Controller) -> Iterator[None]:
 
     Raises:
         OutOfMemoryError: with a table of the uses of memory, if it can be made.
+        OverBudgetError: with the tensors at the peak, and the changes that fit.
     """
     try:
         yield
     except OutOfMemoryError:  # of the validation within fit, already explained
         raise
+    except OverBudgetError as error:
+        function = controller.functions.running
+        if function is None or function.last.batch is None:
+            raise
+        batches = Batches(function.last.batch, controller.setup.steps_per_execution)
+        with progress() as tick:
+            explanation = explained_refusal(error, controller, batches, _needs, tick)
+        raise explanation from None
     except BaseException as error:
         function = controller.functions.running
         if function is None or function.last.out_of_memory is None:
@@ -88,12 +98,18 @@ def memory_report(
     model.make_train_function()
     per_execution = controller.setup.steps_per_execution
     batches = Batches(spec_of(batch), per_execution, steps_per_epoch)
-    before = measure(controller, controller.functions.compiled[Mode.TRAIN].runner(), batches)
+    runner = controller.functions.compiled[Mode.TRAIN].runner()
+    try:
+        before = measure(controller, runner, batches)
+    except OverBudgetError as error:
+        with progress() as tick:
+            explanation = explained_refusal(error, controller, batches, _needs, tick)
+        raise explanation from None
     devices = with_limits(before.devices, controller.setup, limit)
     report = MemoryReport(model.name, str(batches.spec), devices)
     if report.fits is not False:
         return report
-    with _progress() as tick:
+    with progress() as tick:
         changes = cheapest_changes(controller, batches, report, before, limit, _needs, tick)
     return replace(report, changes=changes)
 
@@ -112,8 +128,8 @@ def _limit(budget: int | str) -> int:
     return nbytes
 
 
-@contextlib.contextmanager
-def _progress() -> Iterator[Callable[[str], object]]:
+@contextmanager
+def progress() -> Iterator[Callable[[str], object]]:
     """Yields a function that shows, on a terminal, the change that is being compiled."""
     console = Console(stderr=True)
     if not console.is_terminal:
