@@ -11,7 +11,7 @@ PREDICTED = [900, 700, 500, 400, 300, 200]
 COMPILED = [1100, 890, 690, 590, 480, 390]
 
 
-def found(budget, compiled=COMPILED, predicted=PREDICTED, running=None):
+def found(budget, compiled=COMPILED, predicted=PREDICTED, running=None, arguments=FIXED):
     """Returns the choice, those compiled for their memory, and those compiled to run."""
     tried, ran = [], []
 
@@ -20,7 +20,7 @@ def found(budget, compiled=COMPILED, predicted=PREDICTED, running=None):
         return compiled[number] if is_trial else (running or compiled)[number]
 
     search = Search(predicted, budget, measure)
-    return search.run(lambda: compiled[0] - FIXED), tried, ran
+    return search.run(arguments, lambda number: compiled[number] - FIXED), tried, ran
 
 
 @pytest.mark.parametrize("limit", [390, 391, 480, 589, 590, 600, 700, 900, 1099, 1100, 5000])
@@ -36,6 +36,19 @@ def test_the_first_choice_that_is_predicted_to_fit_is_taken(limit):
 def test_a_training_that_fits_anyway_is_compiled_once():
     assert found(1100) == (0, [], [0])
     assert found(1.0) == (0, [], [0])
+
+
+def test_the_plain_program_is_not_compiled_where_it_cannot_fit():
+    assert found(600) == (3, [3], [3])
+
+
+@pytest.mark.parametrize("arguments", [0, 150, 300, 500, 10_000])
+def test_the_bytes_of_the_arguments_need_not_be_right(arguments):
+    for limit in range(390, 1100, 17):
+        number, tried, _ = found(limit, arguments=arguments)
+        assert COMPILED[number] <= limit
+        assert number <= next(k for k, peak in enumerate(COMPILED) if peak <= limit) + 1
+        assert len(tried) <= 5
 
 
 def test_a_share_is_of_what_the_first_choice_takes():

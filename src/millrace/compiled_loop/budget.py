@@ -5,7 +5,8 @@
     compiled     1100                 610    500            budget 600: 3 is tried, then 4
 
 The peak that the compiler reports decides, but predictions are near it. So the first choice that is
-predicted to fit is compiled, and the ones after it until one does. A larger budget never begins
+predicted to fit is compiled, and the ones after it until one does; choice 0 only where it may fit,
+or where the budget is a share of it. A larger budget never begins
 further down, so it never leads to a choice that costs more. Only the memory of these attempts
 matters: they are compiled in less time, and the one that is chosen once more, to run.
 """
@@ -18,6 +19,7 @@ from typing import Any, NamedTuple
 import rich.console
 
 from millrace._compat.jax_executables import requirement, sizes_of
+from millrace.compiled_loop.calls import ProgramName
 from millrace.compiling.executable import Executable, compiled_of
 from millrace.compiling.log import CompileLog
 from millrace.compiling.lowering import progress
@@ -70,7 +72,7 @@ def advice(least: int) -> str:
 class LeastProgram(NamedTuple):
     """The smallest of the programs that were compiled for a budget."""
 
-    program: str  # `run` or `accumulate`
+    program: ProgramName
     plan: Plan
     executable: Executable
 
@@ -88,9 +90,10 @@ def with_choice(plan: Plan, number: int, is_trial: bool = False) -> Plan:
 
 def within_budget(
     plan: Plan,
-    program: str,
+    program: ProgramName,
     choices: Choices | None,
     find: Callable[[Plan], Executable],
+    arguments: int,
     model: str,
     log: CompileLog,
 ) -> tuple[Executable, float]:
@@ -101,6 +104,7 @@ def within_budget(
         program: `run` or `accumulate`.
         choices: of its step; None if it is not differentiated.
         find: compiles the program of a plan that has a choice.
+        arguments: bytes of the program's arguments, about.
         model: name of the model.
         log: records the choice.
 
@@ -127,7 +131,9 @@ def within_budget(
     with log.trying(plan, model) as trial:
         search = Search(predicted, budget, measure)
         try:
-            number = search.run(lambda: sizes_of(compiled_of(compiled[0])).temporary_bytes)
+            number = search.run(
+                arguments, lambda number: sizes_of(compiled_of(compiled[number])).temporary_bytes
+            )
         except OverBudgetError as error:
             smallest = min(search.peaks, key=search.peaks.__getitem__)
             error.programs = LeastProgram(program, plan, compiled[smallest])
@@ -174,29 +180,35 @@ class Search:
         self._predicted, self._budget, self._measure = predicted, budget, measure
         self.peaks: dict[int, int] = {}
 
-    def run(self, temporary: Callable[[], int]) -> int:
+    def run(self, arguments: int, temporary: Callable[[int], int]) -> int:
         """Returns the number of the choice, which has been compiled to run.
 
         Args:
-            temporary: returns the bytes of the first choice, once compiled, that are temporary.
+            arguments: bytes of the arguments, about: where nothing has been compiled.
+            temporary: returns the bytes of a choice that has been compiled that are temporary.
 
         Raises:
             OverBudgetError: if no choice fits.
         """
         last, budget = len(self._predicted) - 1, self._budget
+        limit, fixed = budget, arguments
         may_fit = budget == 1.0 if isinstance(budget, float) else budget > self._predicted[0]
-        runs_plain = may_fit or last == 0
-        self._try(0, is_trial=not runs_plain)
-        limit = round(self.peaks[0] * budget) if isinstance(budget, float) else budget
-        if self.peaks[0] <= limit:
-            return 0 if runs_plain else self._to_run(0, limit)
-        fixed = self.peaks[0] - temporary()
+        if isinstance(budget, float) or may_fit or last == 0:
+            runs_plain = may_fit or last == 0
+            self._try(0, is_trial=not runs_plain)
+            limit = round(self.peaks[0] * budget) if isinstance(budget, float) else budget
+            if self.peaks[0] <= limit:
+                return 0 if runs_plain else self._to_run(0, limit)
+            fixed = self.peaks[0] - temporary(0)
+        assert isinstance(limit, int)
         number = self._first_below(1, limit - fixed)
         while number <= last and self._try(number) > limit:
+            fixed = self.peaks[number] - temporary(number)
             # Where predictions are too low by some factor, the next ones are by the same.
             scale = (self.peaks[number] - fixed) / max(1, self._predicted[number])
             number = max(number + 1, self._first_below(number, int((limit - fixed) / scale)))
         if number <= last:
+            fixed = self.peaks[number] - temporary(number)
             number = self._to_run(self._cheaper(number, fixed, limit), limit)
         # The last choice is predicted to take the least. Once compiled, one before it may.
         for near in range(max(1, last - _NEAR), last + 1):

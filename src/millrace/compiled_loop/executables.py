@@ -10,7 +10,7 @@ import keras
 from millrace._compat.jax_tracing import trace_options, tracing_options
 from millrace._compat.keras_layers import layer_names
 from millrace.compiled_loop.budget import has_budget, with_choice, within_budget
-from millrace.compiled_loop.calls import Call
+from millrace.compiled_loop.calls import Call, ProgramName
 from millrace.compiled_loop.programs import ProgramBuilder
 from millrace.compiling.executable import Executable, compile_program
 from millrace.compiling.log import CompileLog
@@ -184,21 +184,23 @@ class Executables:
         """Returns the share of FLOPs that a budget adds to a step; None without a budget."""
         return self._extra_flops.get(plan) if has_budget(plan) else None
 
-    def _find_within_budget(self, plan: Plan, name: str, unroll: int | None) -> Executable:
+    def _find_within_budget(self, plan: Plan, name: ProgramName, unroll: int | None) -> Executable:
         if name not in _WITH_STEPS:
             return self._find(with_choice(plan, 0), name)
+        state = sum(spec.size * spec.dtype.itemsize for spec in jax.tree.leaves(self._specs))
         executable, extra = within_budget(
             plan,
             name,
             self._choices_of(plan),
             lambda plan: self._find(plan, name, unroll),
+            state + plan.capacity * plan.batch.nbytes,
             self._model.name,
             self._log,
         )
         self._extra_flops[plan] = max(extra, self._extra_flops.get(plan, 0.0))
         return executable
 
-    def _find(self, plan: Plan, name: str, unroll: int | None = None) -> Executable:
+    def _find(self, plan: Plan, name: ProgramName, unroll: int | None = None) -> Executable:
         context = self._context_now()
         recent = self._recent.get((id(plan), name, unroll, context))
         if recent is not None and recent[0] is plan:

@@ -237,6 +237,7 @@ def _keeping(work: KernelWork, order: Order, limit: int) -> Order:
 
 
 _MOST_RUNS = 8  # of each kernel on average; where it takes more, the limit is out of reach
+_NEVER = 1 << 60  # the next use of a value that is read no more
 _SMALL = 300  # values below this share of the limit are evicted only where no others are left
 
 
@@ -247,11 +248,17 @@ class _Simulation:
         self._work, self._limit, self._weights = work, limit, weights
         self._resident: dict[int, int] = {}  # bytes of each value in memory
         self._used = 0
-        self._pinned: Counter[int] = Counter()  # values that kernels under way read
+        self._evictable: dict[int, int] = {}  # those of them that can be computed again
+        self._pinned = [0] * len(work.nbytes)  # of each value: kernels under way that read it
         self._now = 0  # the kernel of the plain order that runs, or for which others run again
         self._order: list[int] = []
         self._most = _MOST_RUNS * len(work.inputs)
         self._next = [0] * len(work.nbytes)  # of each value: index of its next reader
+        self._uses = [-1] * len(work.nbytes)  # of each value: its next use, as last looked up
+        self._costs: dict[
+            int, float
+        ] = {}  # of kernels, while the values that they lack are lacking
+        self._depending: list[list[int]] = [[] for _ in work.nbytes]  # of each value: of `_costs`
         times = np.cumsum((0.0, *work.cost))
         self._time: list[float] = times.tolist()
 
@@ -263,47 +270,70 @@ class _Simulation:
                 return None
             self._now = kernel + 1
             for value in (*self._work.inputs[kernel], *self._work.outputs[kernel]):
-                if value in self._resident and self._next_use(value) is None:
+                if value in self._resident and self._next_use(value) == _NEVER:
                     self._free(value)
         return tuple(self._order)
 
     def _execute(self, kernel: int) -> bool:
         work, stack = self._work, [kernel]
-        self._pinned.update(work.inputs[kernel])
+        self._pin(kernel, 1)
         while stack:
             kernel = stack[-1]
             for value in work.inputs[kernel]:
                 if value not in self._resident:
                     stack.append(work.maker[value])
-                    self._pinned.update(work.inputs[stack[-1]])
+                    self._pin(stack[-1], 1)
                     break
             else:
                 if len(self._order) >= self._most or not self._make_room(kernel):
                     return False
                 stack.pop()
                 self._order.append(kernel)
-                self._pinned.subtract(work.inputs[kernel])
+                self._pin(kernel, -1)
                 for value in work.outputs[kernel]:
                     if value not in self._resident and self._is_wanted(value):
-                        self._resident[value] = work.nbytes[value]
-                        self._used += work.nbytes[value]
+                        self._keep(value)
         return True
 
-    def _is_wanted(self, value: int) -> bool:
-        return self._pinned[value] > 0 or self._next_use(value) is not None
+    def _pin(self, kernel: int, count: int) -> None:
+        for value in self._work.inputs[kernel]:
+            self._pinned[value] += count
 
-    def _next_use(self, value: int) -> int | None:
+    def _keep(self, value: int) -> None:
+        size = self._work.nbytes[value]
+        self._resident[value] = size
+        self._used += size
+        if self._may_go(value):
+            self._evictable[value] = size
+        self._changes(value)
+
+    def _is_wanted(self, value: int) -> bool:
+        return self._pinned[value] > 0 or self._next_use(value) != _NEVER
+
+    def _next_use(self, value: int) -> int:
         """Returns the kernel that reads a value next; past the last one for a result."""
+        if self._uses[value] >= self._now:
+            return self._uses[value]
         readers, index = self._work.readers[value], self._next[value]
         while index < len(readers) and readers[index] < self._now:
             index += 1
         self._next[value] = index
-        if index < len(readers):
-            return readers[index]
-        return len(self._work.inputs) if value in self._work.results else None
+        use = readers[index] if index < len(readers) else _NEVER
+        if use == _NEVER and value in self._work.results:
+            use = len(self._work.inputs)
+        self._uses[value] = use
+        return use
 
     def _free(self, value: int) -> None:
         self._used -= self._resident.pop(value)
+        self._evictable.pop(value, None)
+        self._changes(value)
+
+    def _changes(self, value: int) -> None:
+        """Forgets the costs that depend on whether a value is in memory."""
+        for kernel in self._depending[value]:
+            self._costs.pop(kernel, None)
+        self._depending[value].clear()
 
     def _make_room(self, kernel: int) -> bool:
         """Evicts values until a kernel fits; returns whether it does."""
@@ -317,7 +347,7 @@ class _Simulation:
             value = self._least_loss()
             if value is None:  # what kernels further out wait for is computed once more for them
                 read = work.inputs[kernel]
-                waiting = (v for v in self._resident if v not in read and self._may_go(v))
+                waiting = (v for v in self._evictable if v not in read)
                 value = next(waiting, None)
             if value is None:
                 return False
@@ -333,38 +363,42 @@ class _Simulation:
 
     def _least_loss(self) -> int | None:
         """Returns the value to evict; None if all in memory are needed now."""
-        work, weights = self._work, self._weights
+        weights, threshold = self._weights, self._limit // _SMALL
+        # Thousands of calls look at each value in memory: names of this function are faster.
+        makers, pinned, uses, costs = self._work.maker, self._pinned, self._uses, self._costs
+        time, now = self._time, self._now
+        begin = time[now]
         best, least = None, math.inf
-        threshold = self._limit // _SMALL
         small: int | None = None
-        for value, size in self._resident.items():
-            if self._pinned[value] > 0 or value in work.results:
+        for value, size in self._evictable.items():
+            if pinned[value]:
                 continue
-            maker = work.maker[value]
-            use = self._next_use(value)
-            if use is None:
+            use = uses[value] if uses[value] >= now else self._next_use(value)
+            if use == _NEVER:
                 return value
-            if not work.repeatable[maker]:
-                continue
             if size <= threshold:
                 small = value
                 continue
-            wait = max(self._time[use] - self._time[self._now], 1.0)
-            loss = self._cost(maker) ** weights.cost / (size * wait**weights.time)
+            cost = costs.get(makers[value]) or self._cost(makers[value])
+            wait = max(time[use] - begin, 1.0)
+            loss = cost**weights.cost / (size * wait**weights.time)
             if loss < least:
                 best, least = value, loss
         return small if best is None else best
 
     def _cost(self, kernel: int) -> float:
         """Returns the cost of running a kernel, and those whose results it lacks."""
-        work, seen, pending, total = self._work, {kernel}, [kernel], 0.0
+        work, resident, depending = self._work, self._resident, self._depending
+        seen, pending, total = {kernel}, [kernel], 0.0
         while pending:
             each = pending.pop()
             total += work.cost[each]
             for value in work.inputs[each]:
-                if value not in self._resident:
+                depending[value].append(kernel)
+                if value not in resident:
                     maker = work.maker[value]
                     if maker not in seen:
                         seen.add(maker)
                         pending.append(maker)
+        self._costs[kernel] = total
         return total
