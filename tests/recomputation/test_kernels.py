@@ -33,6 +33,26 @@ def test_what_is_cheap_is_computed_by_all_that_read_it():
     assert all(count == 1 for _, count in kernels)
 
 
+def test_terms_of_a_long_sum_do_not_wait_for_each_other():
+    def summed(x, *weights):
+        return jnp.tanh(sum(x @ w for w in weights))
+
+    graph, kernels = named(summed, X, *[W] * 8)
+    sums = [number for number, (names, _) in enumerate(kernels) if names[0] == "add"]
+    # sum() begins with a zero, which is a sum of its own.
+    assert len(sums) == 8
+    assert all(later - earlier <= 2 for earlier, later in zip(sums, sums[1:], strict=False))
+    work = work_of(graph, kernels_of(graph))
+    assert work.peak(work.plain) == 2 * X.nbytes
+
+
+def test_a_short_sum_is_one_kernel():
+    _, kernels = named(
+        lambda x, *weights: x @ weights[0] + x @ weights[1] + x @ weights[2], X, *[W] * 3
+    )
+    assert [names for names, _ in kernels if names[0] == "add"] == [["add", "add"]]
+
+
 def test_what_a_product_reads_is_an_array():
     _, kernels = named(lambda x, w: (x * 2.0) @ w, X, W)
     assert kernels == [(["mul"], 1), (["dot_general"], 1)]

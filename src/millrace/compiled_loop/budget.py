@@ -191,16 +191,15 @@ class Search:
             OverBudgetError: if no choice fits.
         """
         last, budget = len(self._predicted) - 1, self._budget
-        limit, fixed = budget, arguments
+        limit, fixed = 0 if isinstance(budget, float) else budget, arguments
         may_fit = budget == 1.0 if isinstance(budget, float) else budget > self._predicted[0]
         if isinstance(budget, float) or may_fit or last == 0:
             runs_plain = may_fit or last == 0
             self._try(0, is_trial=not runs_plain)
-            limit = round(self.peaks[0] * budget) if isinstance(budget, float) else budget
+            limit = round(self.peaks[0] * budget) if isinstance(budget, float) else limit
             if self.peaks[0] <= limit:
                 return 0 if runs_plain else self._to_run(0, limit)
             fixed = self.peaks[0] - temporary(0)
-        assert isinstance(limit, int)
         number = self._first_below(1, limit - fixed)
         while number <= last and self._try(number) > limit:
             fixed = self.peaks[number] - temporary(number)

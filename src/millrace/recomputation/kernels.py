@@ -6,6 +6,8 @@
     a = tanh(c)        kernel 2: a
     g = c * a          kernel 3: g
 
+    s = p + q + r + t  a kernel for each sum: each may run as soon as its terms are there
+
 Only results of kernels are arrays in memory. A plan of what to compute again is made of kernels:
 where the compiler fuses otherwise, its peak differs from the predicted one, and the compiled peak
 is what counts.
@@ -47,7 +49,9 @@ _REDUCTIONS = frozenset(
     {"argmax", "argmin", "reduce_and", "reduce_max", "reduce_min", "reduce_or", "reduce_prod",
      "reduce_sum", "reduce_xor"}
 )  # fmt: skip
+_SUMS = frozenset({"add", "add_any"})
 _MOST_LARGE = 2  # arrays of its own size that a repeated value may be computed from
+_MOST_TERMS = 3  # of a sum that is one kernel; with more, all of them would be in memory at once
 _MOST_OF_SLICE = 8  # times its size: what a repeated slice may be of
 
 
@@ -73,13 +77,14 @@ class Kernel:
 def kernels_of(
     graph: Graph, stops_at: Callable[[Equation], object] = lambda equation: None
 ) -> list[Kernel]:
-    """Returns the kernels of a graph in the order of their last equations.
+    """Returns the kernels of a graph in the order of their last equations; sums come earlier.
 
     Args:
         graph: without jitted calls; only equations that are used.
         stops_at: whether what an equation reads is to be an array in memory, whoever reads it.
     """
-    return _Fusion(graph, stops_at).kernels()
+    kernels = _Fusion(graph, stops_at).kernels()
+    return _sums_early(kernels, frozenset(variables(graph.outvars)))
 
 
 class _Fusion:
@@ -96,6 +101,7 @@ class _Fusion:
             for var in dict.fromkeys(variables(equation.invars)):
                 self._readers[var].append(k)
         self._large = _large_inputs(graph)
+        self._long_sums = self._in_long_sums()
         self._repeated = [False] * len(graph.equations)
         self._kernel = list(range(len(graph.equations)))  # of each: the number of its last one
 
@@ -112,6 +118,8 @@ class _Fusion:
         equation = self._equations[k]
         if equation.effects or not self._results.isdisjoint(equation.outvars):
             return
+        if k in self._long_sums:
+            return
         readers = [j for var in equation.outvars for j in self._readers[var]]
         name = equation.primitive.name
         fusible = all(self._takes_values(j) for j in readers)
@@ -125,6 +133,23 @@ class _Fusion:
             kernels = {kernel for j in readers for kernel in self._kernels_reading(j)}
             if len(kernels) == 1:
                 self._kernel[k] = kernels.pop()
+
+    def _in_long_sums(self) -> set[int]:
+        """Returns the sums whose results are terms of longer ones of too many terms."""
+        terms: dict[int, list[int]] = {}  # of each sum: those that it adds up, itself included
+        long: set[int] = set()
+        for k, equation in enumerate(self._equations):
+            if equation.primitive.name not in _SUMS:
+                continue
+            terms[k] = [k]
+            for var in dict.fromkeys(variables(equation.invars)):
+                maker = self._maker.get(var)
+                size = nbytes(equation.outvars[0])
+                if maker in terms and self._readers[var] == [k] and nbytes(var) == size:
+                    terms[k] += terms[maker]
+            if len(terms[k]) + 1 > _MOST_TERMS:
+                long.update(terms[k][1:])
+        return long
 
     def _is_worth_repeating(self, k: int) -> bool:
         """Whether what a value is computed from is not much more to keep than the value."""
@@ -182,6 +207,44 @@ class _Fusion:
     def _is_read_within(self, var: Var, kernel: int) -> bool:
         """Whether only equations of one kernel read a value."""
         return all(self._kernels_reading(j) == {kernel} for j in self._readers[var])
+
+
+def _sums_early(kernels: Sequence[Kernel], results: frozenset[Var]) -> list[Kernel]:
+    """Returns the kernels in an order in which sums run as soon as that frees memory.
+
+    Args:
+        kernels: in an order in which they can run.
+        results: values that stay in memory.
+    """
+    readers: dict[Var, set[int]] = defaultdict(set)  # that have not run
+    for k, kernel in enumerate(kernels):
+        for var in kernel.inputs:
+            readers[var].add(k)
+    made = {var for kernel in kernels for var in kernel.outputs}
+    missing = [sum(var in made for var in kernel.inputs) for kernel in kernels]
+    is_sum = [all(e.primitive.name in _SUMS for e in kernel.equations) for kernel in kernels]
+
+    def frees(k: int) -> bool:
+        last = (v for v in kernels[k].inputs if v in made and v not in results)
+        freed = sum(nbytes(var) for var in last if readers[var] == {k})
+        return freed > 0 and freed >= sum(map(nbytes, kernels[k].outputs))
+
+    order: dict[int, None] = {}
+    for first in range(len(kernels)):
+        pending = [first]
+        while pending:
+            k = pending.pop()
+            if k in order or (k != first and (missing[k] or not is_sum[k] or not frees(k))):
+                continue
+            order[k] = None
+            for var in kernels[k].outputs:
+                for reader in readers[var]:
+                    missing[reader] -= 1
+            for var in kernels[k].inputs:
+                readers[var].discard(k)
+            near = {r for var in (*kernels[k].inputs, *kernels[k].outputs) for r in readers[var]}
+            pending += sorted((each for each in near if is_sum[each]), reverse=True)
+    return [kernels[k] for k in order]
 
 
 def _large_inputs(graph: Graph) -> list[set[Var]]:
