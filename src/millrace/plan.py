@@ -3,7 +3,7 @@
 import enum
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -72,6 +72,39 @@ class Recompute:
 
 
 @dataclass(frozen=True, slots=True)
+class Division:
+    """The parts that a step divides a batch into."""
+
+    batch_rows: int
+    rows: int  # of each part
+    count: int  # of these parts
+
+    @property
+    def rest(self) -> int:
+        """Rows of a last, smaller part; 0 if there is none."""
+        return self.batch_rows - self.rows * self.count
+
+    @property
+    def parts(self) -> int:
+        """Number of parts, the last one included."""
+        return self.count + (self.rest > 0)
+
+
+def divided(rows: int, most: int) -> Division:
+    """Divides a batch into parts of at most `most` rows.
+
+    The fewest equal parts, unless these have less than half of `most` rows: then as few parts as
+    `most` permits, of which the last one is smaller.
+    """
+    parts = -(-rows // max(most, 1))
+    equal = next(k for k in range(parts, rows + 1) if rows % k == 0)
+    if 2 * (rows // equal) >= min(most, rows):
+        return Division(rows, rows // equal, equal)
+    each = -(-rows // parts)
+    return Division(rows, each, rows // each)
+
+
+@dataclass(frozen=True, slots=True)
 class Plan:
     """One mode of one model on one shape of block."""
 
@@ -97,6 +130,13 @@ class Plan:
     def update_steps(self) -> int:
         """Steps of one update; outside of training, one step of each replica."""
         return self.replicas * (self.accumulation.steps if self.mode is Mode.TRAIN else 1)
+
+    @property
+    def division(self) -> Division:
+        """The parts of a batch; outside of training, and by default, one."""
+        rows, most = self.batch.rows, self.accumulation.micro_batch
+        is_whole = self.mode is not Mode.TRAIN or not isinstance(most, int) or most >= rows
+        return Division(rows, rows, 1) if is_whole or not rows else divided(rows, cast(int, most))
 
     @property
     def each_step(self) -> bool:

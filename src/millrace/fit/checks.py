@@ -138,6 +138,12 @@ def check_model(
                 f"every {accumulation.steps} steps. Override compute_loss() instead, or set "
                 "gradient_accumulation_steps_per_replica=1."
             )
+        if mode is Mode.TRAIN and accumulation.micro_batch != "whole":
+            raise ModelError(
+                f"{name} overrides train_step(), which computes its batch at once, and "
+                f"micro_batch={accumulation.micro_batch!r} asks for parts. Override "
+                "compute_loss() instead, or set micro_batch='whole'."
+            )
     if mode is Mode.TRAIN:
         _check_optimizer(model, name, accumulation)
 
