@@ -2,7 +2,7 @@
 
 import enum
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 import numpy as np
@@ -142,6 +142,11 @@ class Plan:
     def each_step(self) -> bool:
         """Whether the results of every step are wanted, not only of the last one."""
         return self.step_logs or self.mode is Mode.PREDICT
+
+
+def with_micro_batch(plan: Plan, rows: int | str) -> Plan:
+    """Returns a plan whose steps compute other rows at a time."""
+    return replace(plan, accumulation=replace(plan.accumulation, micro_batch=rows))
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,7 +24,7 @@ import jax.numpy as jnp
 import keras
 from jax import lax
 
-from millrace._compat.jaxpr import Graph, as_function, needed, primitive_counts, trace, used
+from millrace._compat.jaxpr import as_function, needed, primitive_counts, trace, used
 from millrace._compat.keras_losses import LossParts, losses_of_part
 from millrace._compat.keras_steps import compute_gradient_step
 from millrace.errors import PlanError, TapError
