@@ -120,6 +120,7 @@ class Plan:
     offload: Offload = NO_OFFLOAD  # each option True or False
     taps: TapRequest = NO_TAPS
     tapped: bool = False  # whether a step returns more than its result
+    chooses_rows: bool = False  # whether its micro-batches are one choice of several
 
     @property
     def replicas(self) -> int:

@@ -59,6 +59,7 @@ VALUES = {
     "replicated_metric_reduction_method": (MetricReduction.LIST, MetricReduction.LIST),
     "replicated_optimizer_state_sharding": (True, True),
     "replicated_weight_sharding": (True, True),
+    "micro_batch": ("AUTO", "auto"),
     "recomputation_mode": ("auto", RecomputationMode.AUTO),
     "budget": ("1GB", 10**9),
     "offload_weight_update_variables": (False, False),

@@ -10,6 +10,7 @@ where not even one row at a time stays within it.
 
 import logging
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from millrace._compat.jax_executables import requirement
 from millrace._compat.jax_memory import memory_limit
@@ -30,7 +31,7 @@ def is_undecided(plan: Plan) -> bool:
 
 def candidates(plan: Plan) -> list[Plan]:
     """Returns the plans to choose among, from the whole batch down to one row at a time."""
-    rows = plan.batch.rows
+    rows, plan = plan.batch.rows, replace(plan, chooses_rows=True)
     divisions = {divided(rows, -(-rows // parts)): None for parts in range(1, rows + 1)}
     return [
         with_micro_batch(plan, division.rows if division.parts > 1 else "whole")

@@ -90,7 +90,7 @@ class Trials:
 def _common(plan: Plan) -> Any:
     """Returns what the plans of a search have in common, those of all stages included."""
     plan = with_micro_batch(plan, "auto")
-    return replace(plan, recompute=None, group=None)  # type: ignore[arg-type]
+    return replace(plan, recompute=None, group=None, chooses_rows=False)  # type: ignore[arg-type]
 
 
 def _differing(plan: Plan) -> Any:

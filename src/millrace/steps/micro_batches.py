@@ -88,6 +88,8 @@ def compute_in_parts(
 
     def body(index: Index, carry: _Carry) -> _Carry:
         rows = part_of(batch, index * division.rows, division.rows)
+        if not form.is_loop:
+            carry, rows = lax.optimization_barrier((carry, rows))
         found = part.run(changes.before(index, carry.changed), carry.metrics, rows)
         return _Carry(
             changes.carried(found.non_trainable),
