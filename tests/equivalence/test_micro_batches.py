@@ -13,7 +13,7 @@ import pytest
 from keras import layers, ops
 
 import millrace
-from millrace.errors import ModelError, OptionError, PlanError, TapError
+from millrace.errors import ModelError, OptionError, PlanError, TapError, UnsupportedError
 
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(72, 6)).astype("float32")
@@ -35,8 +35,7 @@ class Subject:
     optimizer: Any = "sgd"
     compile: dict = field(default_factory=dict)
     fit: dict = field(default_factory=dict)
-    options: dict = field(default_factory=dict)
-    policy: str = "float32"
+    budget: float | None = None
 
 
 def dense(outputs=2, **kwargs):
@@ -62,6 +61,12 @@ def transformer():
     x = layers.Embedding(20, 8, mask_zero=True)(words)
     x = layers.LayerNormalization()(x + layers.MultiHeadAttention(2, 4)(x, x))
     return keras.Model(words, layers.Dense(20)(x))
+
+
+def words():
+    return keras.Sequential(
+        [keras.Input((7,)), layers.Embedding(20, 8, mask_zero=True), layers.Dense(20)]
+    )
 
 
 def lstm():
@@ -128,7 +133,7 @@ class Batches(keras.utils.PyDataset):
 ACCURACY = {"metrics": ["accuracy"], "weighted_metrics": ["accuracy"]}
 SUBJECTS = {
     "dense": Subject(dense, {"x": X, "y": Y}, compile={"metrics": ["mae"]}),
-    "masked": Subject(transformer, {"x": WORDS, "y": WORDS}, crossentropy, compile=ACCURACY),
+    "masked": Subject(words, {"x": WORDS, "y": WORDS}, crossentropy),
     "sum": Subject(
         dense,
         {"x": X, "y": Y},
@@ -137,6 +142,7 @@ SUBJECTS = {
     ),
 }
 SLOW_SUBJECTS = {
+    "masked": Subject(transformer, {"x": WORDS, "y": WORDS}, crossentropy, compile=ACCURACY),
     "conv": Subject(conv, {"x": IMAGES, "y": CLASSES}, crossentropy, compile=ACCURACY),
     "lstm": Subject(lstm, {"x": WORDS, "y": Y[:, :1]}),
     "masked and weighted": Subject(
@@ -210,9 +216,6 @@ SLOW_SUBJECTS = {
             "callbacks": lambda: [keras.callbacks.EarlyStopping(patience=1, min_delta=0.02)],
         },
     ),
-    "recomputed": Subject(
-        transformer, {"x": WORDS, "y": WORDS}, crossentropy, options={"recompute": 0.95}
-    ),
     "several steps in an execution": Subject(
         dense, {"x": X, "y": Y}, compile={"steps_per_execution": 3}
     ),
@@ -242,8 +245,8 @@ def train(subject, micro_batch=None, accumulation=1, devices=1, **fit):
         model.set_gradient_accumulation_options(
             micro_batch=micro_batch, gradient_accumulation_steps_per_replica=accumulation
         )
-        if "recompute" in subject.options:
-            model.set_recomputation_options(budget=subject.options["recompute"])
+        if subject.budget is not None:
+            model.set_recomputation_options(budget=subject.budget)
     compiled = {"steps_per_execution": accumulation, **subject.compile}
     model.compile(made(subject.optimizer), made(subject.loss), **compiled)
     arguments = {"batch_size": 24, "epochs": 2, "shuffle": False, **subject.fit, **fit}
@@ -275,3 +278,155 @@ def test_a_batch_in_parts_trains_as_the_whole_batch(name):
 def test_a_batch_in_parts_trains_as_the_whole_batch_for_any_model(name, micro_batch):
     subject = SLOW_SUBJECTS[name]
     assert_same(train(subject, micro_batch), train(subject))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("micro_batch", [8, 7])
+def test_parts_within_an_accumulation(micro_batch):
+    subject = Subject(transformer, {"x": WORDS, "y": WORDS}, crossentropy)
+    other = Subject(
+        transformer,
+        {"x": WORDS, "y": WORDS},
+        crossentropy,
+        lambda: keras.optimizers.SGD(0.01, gradient_accumulation_steps=2),
+        fit={"batch_size": 18},
+    )
+    assert_same(train(subject, micro_batch, 2, batch_size=18), train(other))
+
+
+@pytest.mark.parametrize("devices", [2])
+def test_replicas_compute_in_parts_as_without(devices):
+    def noisy():
+        return keras.Sequential(
+            [keras.Input((6,)), layers.Dense(8), layers.GaussianNoise(0.0), layers.Dense(2)]
+        )
+
+    subject = Subject(noisy, {"x": X, "y": Y}, fit={"batch_size": 18})
+    whole = train(subject, "whole", devices=devices)
+    model, history = train(subject, 5, devices=devices)
+    np.testing.assert_allclose(history["loss"], whole[1]["loss"], rtol=1e-6)
+    for value, other in zip(model.get_weights(), whole[0].get_weights(), strict=True):
+        if value.dtype == np.float32:  # the others count the parts
+            np.testing.assert_allclose(value, other, rtol=1e-6, atol=1e-6)
+
+
+def seeds_of(model):
+    return [int(v.value[1]) for v in model.non_trainable_variables if "seed" in v.path]
+
+
+@pytest.mark.parametrize("devices", [1, 2])
+def test_each_part_draws_its_own_dropout_mask(devices):
+    def build():
+        return keras.Sequential([keras.Input((6,)), layers.Dropout(0.5), layers.Dense(2)])
+
+    subject = Subject(build, {"x": X, "y": Y}, fit={"batch_size": 18, "epochs": 1})
+    model, _ = train(subject, 6, devices=devices)
+    plain, _ = train(subject)
+    assert seeds_of(plain) == [4]
+    assert seeds_of(model) == [12]  # 4 batches of 3 parts, in which no mask occurs twice
+
+
+@pytest.mark.slow
+def test_loss_scaling_of_mixed_precision():
+    keras.config.set_dtype_policy("mixed_float16")
+    try:
+        subject = Subject(
+            dense, {"x": X, "y": Y}, optimizer=lambda: keras.optimizers.LossScaleOptimizer(
+                keras.optimizers.SGD(0.01), initial_scale=256.0)
+        )  # fmt: skip
+        (model, history), (plain, expected) = train(subject, 8), train(subject)
+    finally:
+        keras.config.set_dtype_policy("float32")
+    np.testing.assert_allclose(history["loss"], expected["loss"], rtol=1e-3)  # float16's
+    for value, other in zip(model.get_weights(), plain.get_weights(), strict=True):
+        np.testing.assert_allclose(value, other, rtol=1e-3, atol=1e-3)
+    assert float(model.optimizer.dynamic_scale.value) == 256.0
+    assert int(model.optimizer.iterations) == int(plain.optimizer.iterations)
+
+
+@pytest.mark.slow
+def test_batch_normalization_has_statistics_of_parts():
+    def build():
+        return keras.Sequential([keras.Input((6,)), layers.BatchNormalization(), layers.Dense(2)])
+
+    subject = Subject(build, {"x": X, "y": Y}, fit={"epochs": 1, "batch_size": 72})
+    model, _ = train(subject, 36)
+    momentum, mean = 0.99, np.zeros(6)
+    for part in (X[:36], X[36:]):
+        mean = mean * momentum + part.mean(axis=0) * (1 - momentum)
+    np.testing.assert_allclose(model.layers[0].moving_mean.numpy(), mean, rtol=1e-5, atol=1e-7)
+
+
+def test_a_gradient_that_is_not_finite_stops_before_its_update():
+    x = X.copy()
+    x[30, 0] = np.inf
+    subject = Subject(dense, {"x": x, "y": Y})
+    watch = millrace.callbacks.NaNWatch(directory=None)
+    model, _ = train(subject, 8, callbacks=[watch], epochs=1)
+    assert watch.found is not None
+    assert int(model.optimizer.iterations) == 1
+    assert np.isfinite(model.get_weights()[0]).all()
+
+
+@pytest.mark.slow
+def test_train_on_batch_evaluate_and_predict():
+    subject = Subject(dense, {"x": X, "y": Y}, compile={"metrics": ["mae"]})
+    (model, _), (plain, _) = train(subject, 7), train(subject)
+    np.testing.assert_allclose(model.train_on_batch(X, Y), plain.train_on_batch(X, Y), rtol=1e-6)
+    np.testing.assert_allclose(
+        model.evaluate(X, Y, verbose=0), plain.evaluate(X, Y, verbose=0), rtol=1e-6
+    )
+    np.testing.assert_allclose(
+        model.predict(X, verbose=0), plain.predict(X, verbose=0), rtol=1e-5, atol=1e-6
+    )
+
+
+@pytest.mark.parametrize("value", [0, 2.5, "half", True])
+def test_other_values_are_refused(value):
+    with millrace.Strategy(devices=1).scope():
+        model = dense()
+    with pytest.raises(OptionError, match="micro_batch must be"):
+        model.set_gradient_accumulation_options(micro_batch=value)
+
+
+def test_a_train_step_of_the_user_is_refused():
+    class Own(keras.Sequential):
+        def train_step(self, state, data):
+            return super().train_step(state, data)
+
+    subject = Subject(lambda: Own([keras.Input((6,)), layers.Dense(2)]), {"x": X, "y": Y})
+    with pytest.raises(ModelError, match="micro_batch=8 asks for parts.*compute_loss"):
+        train(subject, 8)
+
+
+def test_a_pipeline_is_refused():
+    with millrace.Strategy(devices=2).scope():
+        model = dense()
+    model.set_pipeline_stage_assignment("auto", num_stages=2)
+    model.set_pipelining_options(gradient_accumulation_steps_per_replica=2)
+    model.set_gradient_accumulation_options(micro_batch=8)
+    model.compile("sgd", "mse", steps_per_execution=2)
+    with pytest.raises(UnsupportedError, match="smaller batch_size"):
+        model.fit(X, Y, batch_size=36, verbose=0)
+
+
+def test_taps_of_a_part_are_refused():
+    queue = millrace.OutfeedQueue()
+    subject = Subject(
+        lambda: keras.Sequential(
+            [keras.Input((6,)), layers.Dense(2), millrace.layers.Outfeed(queue)]
+        ),
+        {"x": X, "y": Y},
+    )
+    with pytest.raises(TapError, match="micro_batch='whole'"):
+        train(subject, 8)
+
+
+def test_an_array_without_rows_is_refused():
+    def data():
+        while True:
+            yield X[:24], Y[:24], WEIGHTS[:1]
+
+    subject = Subject(dense, {"x": data()}, fit={"steps_per_epoch": 2, "batch_size": None})
+    with pytest.raises(PlanError, match=r"micro_batch=8 .* of 24 rows .* shape \(1,\)"):
+        train(subject, 8)

@@ -317,7 +317,10 @@ class ProgramBuilder:
         results: StateLayouts = None,
     ) -> Program:
         name = f"{self._plan.mode.value}_{name}"
-        return Program(name, function, arguments, unrolled, donated, results)
+        in_parts = self._plan.division.parts > 1 and not self.form.is_loop
+        return Program(
+            name, function, arguments, unrolled, donated, results, keeps_barriers=in_parts
+        )
 
     def _results(self, *others: StateLayouts) -> Any:
         """Returns layouts of a state and other results, if any of them is in host memory.

@@ -146,7 +146,7 @@ def lower(request: Request, log: CompileLog) -> Lowering:
     options = dict(request.compiler_options or {})
     if plan.recompute is not None:
         options = {**options_of_recomputation(plan.group.platform, plan.recompute), **options}
-    if plan.division.parts > 1:
+    if program.keeps_barriers:
         options = {**options_with_barriers(plan.group.platform), **options}
     return Lowering(
         what=request.what,

@@ -270,4 +270,7 @@ class ReplicaProgramBuilder:
         unrolled: int | None = None,
     ) -> Program:
         name = f"{self._plan.mode.value}_{name}"
-        return Program(name, function, arguments, unrolled, donated, results)
+        in_parts = self._plan.division.parts > 1 and not self.form.is_loop
+        return Program(
+            name, function, arguments, unrolled, donated, results, keeps_barriers=in_parts
+        )
