@@ -10,10 +10,11 @@ import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import harness
 import keras
 import numpy as np
 from keras import layers
+
+import harness
 
 DIVISORS = (1, 2, 4, 8)
 MEMORY, TIME = 0.65, 1.15

@@ -18,10 +18,8 @@ def train(micro_batch):
     keras.utils.set_random_seed(0)
     strategy = millrace.Strategy(devices=1)
     with strategy.scope():
-        model = keras.Sequential(
-            [keras.Input((16,)), *(keras.layers.Dense(64, "tanh") for _ in range(6))]
-            + [keras.layers.Dense(1)]
-        )
+        hidden = [keras.layers.Dense(64, "tanh") for _ in range(6)]
+        model = keras.Sequential([keras.Input((16,)), *hidden, keras.layers.Dense(1)])
     model.compile(optimizer="adam", loss="mse")
     model.set_gradient_accumulation_options(micro_batch=micro_batch)
     history = model.fit(x, y, batch_size=512, epochs=EPOCHS, shuffle=False, verbose=0)

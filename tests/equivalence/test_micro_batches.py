@@ -395,7 +395,7 @@ def test_a_train_step_of_the_user_is_refused():
             return super().train_step(state, data)
 
     subject = Subject(lambda: Own([keras.Input((6,)), layers.Dense(2)]), {"x": X, "y": Y})
-    with pytest.raises(ModelError, match="micro_batch=8 asks for parts.*compute_loss"):
+    with pytest.raises(ModelError, match=r"micro_batch=8 asks for parts.*compute_loss"):
         train(subject, 8)
 
 

@@ -51,7 +51,8 @@ class LossParts:
         self.divisors.append(divisor)
         if self.totals is None:
             return loss
-        factor = keras.ops.divide_no_nan(divisor, self.totals[number]) / self.share
+        part: Any = keras.ops.divide_no_nan(divisor, self.totals[number])
+        factor = part / self.share
         return loss * keras.ops.cast(factor, loss.dtype)
 
 
