@@ -40,7 +40,7 @@ from millrace.taps.taps import collecting, is_open
 Differentiate = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 
-class Computed(NamedTuple):
+class BatchResult(NamedTuple):
     """The results of a batch, or of a part of one."""
 
     gradients: Gradients
@@ -50,7 +50,7 @@ class Computed(NamedTuple):
     loss: jax.Array  # as it was differentiated
 
 
-class _Carry(NamedTuple):
+class _PartsCarry(NamedTuple):
     changed: list[jax.Array]  # non-trainable values that a part changes by more than themselves
     metrics: list[jax.Array]
     logs: ArrayTree
@@ -64,7 +64,7 @@ def compute_in_parts(
     state: State,
     batch: ArrayTree,
     differentiate: Differentiate | None,
-) -> Computed:
+) -> BatchResult:
     """Runs one batch forward and backward, part by part.
 
     Args:
@@ -86,12 +86,12 @@ def compute_in_parts(
     accumulation = replace(plan.accumulation, reduction=Reduction.MEAN)
     accumulator = make_accumulator(model.trainable_variables, accumulation)
 
-    def body(index: Index, carry: _Carry) -> _Carry:
+    def body(index: Index, carry: _PartsCarry) -> _PartsCarry:
         rows = part_of(batch, index * division.rows, division.rows)
         if not form.is_loop:
             carry, rows = lax.optimization_barrier((carry, rows))
         found = part.run(changes.before(index, carry.changed), carry.metrics, rows)
-        return _Carry(
+        return _PartsCarry(
             changes.carried(found.non_trainable),
             found.metrics,
             found.logs,
@@ -99,7 +99,7 @@ def compute_in_parts(
             carry.loss + found.loss,
         )
 
-    carry = _Carry(
+    carry = _PartsCarry(
         changes.carried(list(state[1])),
         list(state[3]),
         jax.tree.map(lambda spec: jnp.zeros(spec.shape, spec.dtype), part.specs.logs),
@@ -120,7 +120,7 @@ def compute_in_parts(
         loss = loss + found.loss * weight
     share = division.rows / division.batch_rows
     gradients = accumulator.finish(gradients, share)
-    return Computed(gradients, non_trainable, metrics, logs, loss * share)
+    return BatchResult(gradients, non_trainable, metrics, logs, loss * share)
 
 
 def part_of(batch: ArrayTree, start: Index, rows: int) -> ArrayTree:
@@ -150,7 +150,7 @@ class _Part:
         self._totals = totals
         share = rows / plan.batch.rows
 
-        def compute(state: State, part: ArrayTree, totals: Sequence[jax.Array]) -> Computed:
+        def compute(state: State, part: ArrayTree, totals: Sequence[jax.Array]) -> BatchResult:
             losses: list[jax.Array] = []
 
             def of_part(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -161,7 +161,7 @@ class _Part:
             )
             new = with_dtypes_of(as_state((state[0], non_trainable, state[2], metrics)), state)
             logs = jax.tree.map(jnp.asarray, logs)
-            return Computed(list(gradients), list(new[1]), list(new[3]), logs, losses[0])
+            return BatchResult(list(gradients), list(new[1]), list(new[3]), logs, losses[0])
 
         arguments = (state, _rows_of(batch, rows), totals)
         refusing = _without_taps(compute) if is_open() else compute
@@ -173,7 +173,7 @@ class _Part:
 
     def run(
         self, non_trainable: Sequence[jax.Array], metrics: Sequence[jax.Array], part: ArrayTree
-    ) -> Computed:
+    ) -> BatchResult:
         """Runs forward and backward of a part."""
         state = (self._trainable, non_trainable, self._optimizer, metrics)
         return jax.tree.unflatten(
@@ -299,8 +299,8 @@ def _check_rows(plan: Plan, batch: ArrayTree) -> None:
             )
 
 
-def _without_taps(compute: Callable[..., Computed]) -> Callable[..., Computed]:
-    def run(*args: Any) -> Computed:
+def _without_taps(compute: Callable[..., BatchResult]) -> Callable[..., BatchResult]:
+    def run(*args: Any) -> BatchResult:
         computed, tapped = collecting(compute)(*args)
         if tapped:
             raise TapError(
