@@ -132,7 +132,7 @@ def test_a_budget_recomputes_the_parts(strategy):
     model = wide(strategy)
     model.set_gradient_accumulation_options(micro_batch=500)
     whole = strategy.memory_report(model, (X[:1024], Y[:1024])).peak
-    model.set_recomputation_options(budget=int(0.8 * whole))
+    model.set_recomputation_options(budget=int(0.9 * whole))
     assert fit(model) == pytest.approx(fit(wide(millrace.Strategy(devices=1))), rel=1e-6)
     assert "run again" in chosen(strategy)[-1]
 
