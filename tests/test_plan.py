@@ -11,6 +11,7 @@ from millrace.plan import (
     Mode,
     Plan,
     choose_loop_form,
+    divided,
 )
 
 CONV = {"conv_general_dilated": 3, "add": 297}
@@ -67,3 +68,22 @@ def test_a_large_step_is_unrolled_less():
 
     assert unroll(MAX_UNROLLED_EQUATIONS // 3) == 3
     assert unroll(MAX_UNROLLED_EQUATIONS * 2) == 1
+
+
+@pytest.mark.parametrize(
+    ("rows", "most", "division"),
+    [(64, 16, (16, 4, 0)), (30, 8, (6, 5, 0)), (31, 8, (8, 3, 7)), (5, 1, (1, 5, 0)),
+     (7, 6, (4, 1, 3)), (12, 5, (4, 3, 0)), (1, 1, (1, 1, 0))],
+)  # fmt: skip
+def test_a_batch_is_divided_into_few_parts(rows, most, division):
+    found = divided(rows, most)
+    assert (found.rows, found.count, found.rest) == division
+
+
+def test_every_division_has_all_rows_and_no_more_than_allowed():
+    for rows in range(1, 70):
+        for most in range(1, rows + 1):
+            found = divided(rows, most)
+            assert found.rows * found.count + found.rest == rows
+            assert 0 <= found.rest < found.rows <= most
+            assert found.parts <= 2 * -(-rows // most)

@@ -107,7 +107,7 @@ METHODS = {
     "set_asynchronous_callbacks": "(asynchronous=None, *, stop_within=None)",
     "set_gradient_accumulation_options": (
         "(*, gradient_accumulation_steps_per_replica=None, "
-        "gradient_accumulation_reduction_method=None, dtype=None, "
+        "gradient_accumulation_reduction_method=None, dtype=None, micro_batch=None, "
         "offload_weight_update_variables=None, offload_gradient_accumulation_buffers=None)"
     ),
     "set_recomputation_options": "(*, mode='auto', budget=None)",

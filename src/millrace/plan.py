@@ -2,8 +2,8 @@
 
 import enum
 import math
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, cast
 
 import numpy as np
 
@@ -72,6 +72,39 @@ class Recompute:
 
 
 @dataclass(frozen=True, slots=True)
+class Division:
+    """The parts that a step divides a batch into."""
+
+    batch_rows: int
+    rows: int  # of each part
+    count: int  # of these parts
+
+    @property
+    def rest(self) -> int:
+        """Rows of a last, smaller part; 0 if there is none."""
+        return self.batch_rows - self.rows * self.count
+
+    @property
+    def parts(self) -> int:
+        """Number of parts, the last one included."""
+        return self.count + (self.rest > 0)
+
+
+def divided(rows: int, most: int) -> Division:
+    """Divides a batch into parts of at most `most` rows.
+
+    The fewest equal parts, unless these have less than half of `most` rows: then as few parts as
+    `most` permits, of which the last one is smaller.
+    """
+    parts = -(-rows // max(most, 1))
+    equal = next(k for k in range(parts, rows + 1) if rows % k == 0)
+    if 2 * (rows // equal) >= min(most, rows):
+        return Division(rows, rows // equal, equal)
+    each = -(-rows // parts)
+    return Division(rows, each, rows // each)
+
+
+@dataclass(frozen=True, slots=True)
 class Plan:
     """One mode of one model on one shape of block."""
 
@@ -87,6 +120,7 @@ class Plan:
     offload: Offload = NO_OFFLOAD  # each option True or False
     taps: TapRequest = NO_TAPS
     tapped: bool = False  # whether a step returns more than its result
+    chooses_rows: bool = False  # whether its micro-batches are one choice of several
 
     @property
     def replicas(self) -> int:
@@ -99,9 +133,21 @@ class Plan:
         return self.replicas * (self.accumulation.steps if self.mode is Mode.TRAIN else 1)
 
     @property
+    def division(self) -> Division:
+        """The parts of a batch; outside of training, and by default, one."""
+        rows, most = self.batch.rows, self.accumulation.micro_batch
+        is_whole = self.mode is not Mode.TRAIN or not isinstance(most, int) or most >= rows
+        return Division(rows, rows, 1) if is_whole or not rows else divided(rows, cast(int, most))
+
+    @property
     def each_step(self) -> bool:
         """Whether the results of every step are wanted, not only of the last one."""
         return self.step_logs or self.mode is Mode.PREDICT
+
+
+def with_micro_batch(plan: Plan, rows: int | str) -> Plan:
+    """Returns a plan whose steps compute other rows at a time."""
+    return replace(plan, accumulation=replace(plan.accumulation, micro_batch=rows))
 
 
 @dataclass(frozen=True, slots=True)

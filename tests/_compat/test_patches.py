@@ -88,6 +88,7 @@ USES = {
     patch_table.NODE_INIT: lambda: keras.layers.ReLU()(keras.Input((1,))),
     patch_table.OPERATION_INIT: keras.layers.ReLU,
     patch_table.COND: branch,
+    patch_table.REDUCE_LOSS: lambda: keras.losses.MeanSquaredError()(np.ones((2, 2)), 0.0),
     patch_table.COND_OF_OPTIMIZERS: scale_loss,
     patch_table.OPTIMIZER_INIT: keras.optimizers.SGD,
     patch_table.MODEL_FROM_CONFIG: lambda: keras.Model.from_config(

@@ -159,7 +159,7 @@ def test_it_fits_or_not(strategy):
 def test_changes_that_make_it_fit_are_what_they_promise(strategy):
     model = make_model(strategy)
     whole = strategy.memory_report(model, batch()).peak
-    budget = int(whole * 0.6)
+    budget = int(whole * 0.7)
     report = strategy.memory_report(model, batch(), budget=budget)
     assert not report.fits
     assert len(strategy.compile_log) == 1  # what was only tried is not in it
@@ -167,16 +167,13 @@ def test_changes_that_make_it_fit_are_what_they_promise(strategy):
     assert change.fits
     assert change.peak <= budget
     assert -0.01 < change.extra_flops < 0.05
-    assert change.code == (
-        "model.set_gradient_accumulation_options(gradient_accumulation_steps_per_replica=4); "
-        "model.compile(..., steps_per_execution=16); model.fit(..., batch_size=128)"
-    )
+    assert change.code == "model.set_gradient_accumulation_options(micro_batch=128)"
     text = str(report)
     assert "Does not fit: needs" in text
     assert "what would make it fit" in text
-    other = make_model(strategy, steps=16)
-    other.set_gradient_accumulation_options(gradient_accumulation_steps_per_replica=4)
-    assert strategy.memory_report(other, batch(128)).peak == change.peak
+    other = make_model(strategy)
+    other.set_gradient_accumulation_options(micro_batch=128)
+    assert strategy.memory_report(other, batch()).peak == change.peak
 
 
 def test_changes_of_single_steps_are_what_they_promise(strategy):
@@ -184,14 +181,11 @@ def test_changes_of_single_steps_are_what_they_promise(strategy):
     whole = strategy.memory_report(model, batch()).peak
     report = strategy.memory_report(model, batch(), budget=int(whole * 0.9))
     (change,) = (each for each in report.changes if "accumulation" in each.code)
-    assert change.code == (
-        "model.set_gradient_accumulation_options(gradient_accumulation_steps_per_replica=2); "
-        "model.compile(..., steps_per_execution=2); model.fit(..., batch_size=256)"
-    )
+    assert change.code == "model.set_gradient_accumulation_options(micro_batch=256)"
     assert -0.01 < change.extra_flops < 0.05
-    other = make_model(strategy, steps=2, layers=2)
-    other.set_gradient_accumulation_options(gradient_accumulation_steps_per_replica=2)
-    assert strategy.memory_report(other, batch(256)).peak == change.peak
+    other = make_model(strategy, steps=1, layers=2)
+    other.set_gradient_accumulation_options(micro_batch=256)
+    assert strategy.memory_report(other, batch()).peak == change.peak
 
 
 def test_the_nearest_change_is_shown_where_none_is_enough(strategy):

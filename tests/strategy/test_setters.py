@@ -59,6 +59,7 @@ VALUES = {
     "replicated_metric_reduction_method": (MetricReduction.LIST, MetricReduction.LIST),
     "replicated_optimizer_state_sharding": (True, True),
     "replicated_weight_sharding": (True, True),
+    "micro_batch": ("AUTO", "auto"),
     "recomputation_mode": ("auto", RecomputationMode.AUTO),
     "budget": ("1GB", 10**9),
     "offload_weight_update_variables": (False, False),
@@ -137,7 +138,7 @@ def test_the_keys_of_the_file(model, tmp_path):
     save_options(model._millrace, tmp_path)
     data = json.loads((tmp_path / OPTIONS_FILE).read_text())
     assert {name: set(part) for name, part in data.items() if isinstance(part, dict)} == {
-        "accumulation": {"steps", "reduction", "dtype", "at_a_time"},
+        "accumulation": {"steps", "reduction", "dtype", "micro_batch", "at_a_time"},
         "pipelining": {
             *("steps", "reduction", "dtype", "schedule", "device_mapping", "forward_options"),
             *("backward_options", "update_options", "batch_serialization", "schedule_stages"),

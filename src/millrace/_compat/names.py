@@ -101,6 +101,10 @@ _KERAS = (
         "keras.src.backend.common.symbolic_scope",
         in_symbolic_scope="whether layers run on shapes only",
     ),
+    *_in(
+        "keras.src.losses.loss",
+        reduce_weighted_values="the number that a loss divides by, for parts of a batch",
+    ),
     *_in("keras:Variable", _value="the value of a variable outside of every scope"),
     # The loops.
     *_in(_TRAINER, JAXEpochIterator="the source of batches of fit, evaluate and predict"),

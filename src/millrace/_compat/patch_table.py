@@ -10,6 +10,7 @@ from typing import Any
 import keras
 from jax._src import array
 from keras.src.backend.jax import trainer
+from keras.src.losses import loss
 from keras.src.ops.function import Function
 from keras.src.ops.node import Node
 from keras.src.ops.operation import Operation
@@ -123,6 +124,14 @@ COND_OF_OPTIMIZERS = Patch(
     lambda: owners("cond")[-1],
     "cond",
     ("pred", "true_fn", "false_fn"),
+)
+REDUCE_LOSS = Patch(
+    "keras.src.losses.loss.reduce_weighted_values",
+    "lets the losses of a part of a batch divide by numbers of the whole batch",
+    While.MODELS,
+    lambda: loss,
+    "reduce_weighted_values",
+    ("values", "sample_weight", "mask", "reduction", "dtype"),
 )
 OPTIMIZER_INIT = Patch(
     "keras.optimizers.Optimizer.__init__",

@@ -4,21 +4,24 @@ from dataclasses import replace
 
 from millrace.compiled_loop.calls import Forms
 from millrace.compiled_loop.executables import Executables
+from millrace.compiled_loop.micro_batch import is_undecided
 from millrace.feeds.block import Block
-from millrace.plan import LoopForm, Plan
+from millrace.plan import LoopForm, Plan, with_micro_batch
 
 
 class BlockPlans:
     """The plans of the blocks that a runner goes through, which differ in batch and capacity."""
 
-    def __init__(self, executables: Executables, plan: Plan):
+    def __init__(self, executables: Executables, plan: Plan, single_steps: bool):
         """Begins without a block.
 
         Args:
             executables: of the model; they trace a step to find the form of its programs.
             plan: of the mode; batch and capacity are replaced by those of each block.
+            single_steps: whether executions have one step.
         """
         self._executables = executables
+        self._single_steps = single_steps
         self.base = plan
         self.of_block = plan
         self.forms = Forms(LoopForm(unroll=None), None, update_fits_one_call=True)
@@ -42,11 +45,12 @@ class BlockPlans:
     def enter(self, block: Block) -> None:
         """Sets `of_block` and `forms` for `block`. Its first plan may take a trace."""
         plan = self._plan_of(block)
-        if not plan.tapped and self._executables.taps_values(plan):
+        if not plan.tapped and self._executables.taps_values(_undivided(plan)):
             # Only a trace shows that a layer enqueues, so the first plan was traced without taps.
             self.base = replace(self.base, tapped=True)
             self.extend_records(self._longest)
             plan = self._plan_of(block)
+        plan = self._executables.decided(plan, self._single_steps)
         if self._has_block and plan == self.of_block:
             return  # keeps the plan object: executables are looked up by its identity
         self.of_block, self._has_block = plan, True
@@ -58,3 +62,8 @@ class BlockPlans:
 
     def _plan_of(self, block: Block) -> Plan:
         return replace(self.base, batch=block.spec, capacity=block.capacity)
+
+
+def _undivided(plan: Plan) -> Plan:
+    """Returns the plan of whole batches where micro-batches are still to be chosen."""
+    return with_micro_batch(plan, "whole") if is_undecided(plan) else plan

@@ -47,7 +47,7 @@ class LoopDryRun:
             single_steps: whether executions have one step.
         """
         self._executables = executables
-        self._blocks = BlockPlans(executables, plan)
+        self._blocks = BlockPlans(executables, plan, single_steps)
         self._single_steps = single_steps
 
     def programs(self, state: State, execution: ExecutionSteps) -> LoopPrograms:

@@ -11,6 +11,7 @@ from millrace._compat.jax_tracing import trace_options, tracing_options
 from millrace._compat.keras_layers import layer_names
 from millrace.compiled_loop.budget import has_budget, with_choice, within_budget
 from millrace.compiled_loop.calls import Call, ProgramName
+from millrace.compiled_loop.micro_batch import candidates, is_undecided, limit_of, most_that_fit
 from millrace.compiled_loop.programs import ProgramBuilder
 from millrace.compiling.executable import Executable, compile_program
 from millrace.compiling.log import CompileLog
@@ -79,8 +80,10 @@ class Executables:
         log: CompileLog,
         identity: ObjectNumbers = (),
         exports: Exports | None = None,
+        blocks_ahead: int = 0,
     ):
         self._model = model
+        self._blocks_ahead = blocks_ahead  # that wait on the device while a program runs
         self._log = log
         self._identity = identity  # of model and strategy, for the keys of programs
         self._exports = exports or Exports()
@@ -92,6 +95,7 @@ class Executables:
         self._extra_flops: dict[Plan, float] = {}  # of plans with a budget
         self._has_logged = False  # why boundaries are ignored
         self._choices: dict[Any, Choices | None] = {}  # of steps with a budget
+        self._decided: dict[Any, Plan] = {}  # of plans whose micro-batches are to be chosen
         self._executables: dict[Any, Executable] = {}
         self._state: State | None = None  # the one that `_specs` describe
         self._specs: Any = None
@@ -123,6 +127,37 @@ class Executables:
     def forget(self) -> None:
         """Releases the state of a loop that has ended."""
         self._state = None
+
+    def decided(self, plan: Plan, single_steps: bool) -> Plan:
+        """Returns the plan with a number of rows for `micro_batch="auto"`. May compile programs.
+
+        Args:
+            plan: of a block.
+            single_steps: whether executions have one step.
+        """
+        if not is_undecided(plan):
+            return plan
+        key = (plan, *self._now())
+        if key not in self._decided:
+            self._decided[key] = self._decide(plan, single_steps)
+        return self._decided[key]
+
+    def _decide(self, plan: Plan, single_steps: bool) -> Plan:
+        plans = candidates(plan)
+        exported = next((each for each in plans if self._loaded_form(each) is not None), None)
+        limit = limit_of(plan, self._blocks_ahead)
+        if exported is not None or limit is None or plan.batch.treedef is None:
+            return exported or plans[0]
+
+        def find(each: Plan) -> Executable:
+            form, rounds = self.form(each), plan.update_steps // plan.replicas
+            if form.is_loop:
+                return self._find(each, "run", 1 if single_steps and rounds == 1 else None)
+            if rounds <= (form.unroll or 1):
+                return self._find(each, "run", rounds)
+            return self._find(each, "accumulate", form.unroll)
+
+        return most_that_fit(plans, limit, find, self._model.name, self._log)
 
     def form(self, plan: Plan) -> LoopForm:
         """Returns the loop form of the plan's programs. Traces one step if it is new."""

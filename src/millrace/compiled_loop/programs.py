@@ -29,13 +29,11 @@ from millrace.steps.accumulate import Accumulator, Gradients, coefficient_of, ma
 from millrace.steps.loop import (
     BatchRange,
     Computed,
-    Index,
     LoopCarry,
     PendingUpdate,
     UpdateLoop,
     batch_at,
     can_wait,
-    repeat,
     run_until_halted,
     unless,
 )
@@ -49,6 +47,7 @@ from millrace.steps.offload import (
     with_host_layouts,
 )
 from millrace.steps.program import FACTOR, INDEX, Program, batch_specs, merge_steps
+from millrace.steps.repetition import Index, repeat
 from millrace.steps.state import State, StateLayouts, StateSpecs
 from millrace.steps.step import (
     apply_gradients,
@@ -84,7 +83,11 @@ class ProgramBuilder:
         is_own = type(model).train_step is not keras.Model.train_step  # type: ignore[attr-defined]
         fetches = not is_own and bool(jax.tree.leaves(self._host_layouts))
         self._accumulates = trains and (
-            plan.accumulation.steps > 1 or plan.tapped or plan.recompute is not None or fetches
+            plan.accumulation.steps > 1
+            or plan.division.parts > 1
+            or plan.tapped
+            or plan.recompute is not None
+            or fetches
         )
         self._step, self._update = self._functions()
         self._update_loop = UpdateLoop(self._step, self._record, lambda: self._accumulator, plan)
@@ -314,7 +317,10 @@ class ProgramBuilder:
         results: StateLayouts = None,
     ) -> Program:
         name = f"{self._plan.mode.value}_{name}"
-        return Program(name, function, arguments, unrolled, donated, results)
+        in_parts = self._plan.division.parts > 1 and not self.form.is_loop
+        return Program(
+            name, function, arguments, unrolled, donated, results, keeps_barriers=in_parts
+        )
 
     def _results(self, *others: StateLayouts) -> Any:
         """Returns layouts of a state and other results, if any of them is in host memory.

@@ -94,7 +94,7 @@ class ScanRunner:
         self._handed_over = 0  # results of a running execution that the tap_sink has
         self.halted: Halted | None = None
         self._pending: deque[Any] = deque()
-        self._blocks = BlockPlans(executables, plan)
+        self._blocks = BlockPlans(executables, plan, single_steps)
         self._block: Block | None = None
         self._batches: Any = None  # of the block, on the device
         self._placement = Placement(plan)

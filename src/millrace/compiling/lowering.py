@@ -25,6 +25,7 @@ from millrace._compat.jax_arrays import looks_for_non_finite
 from millrace.compiling.log import CompileLog
 from millrace.plan import Plan
 from millrace.recomputation.ordered import compiler_options as options_of_recomputation
+from millrace.recomputation.ordered import options_with_barriers
 from millrace.records.compilation import Cause, ProgramKey
 from millrace.steps.program import Program
 
@@ -109,13 +110,14 @@ class Lowering:
 
 def group_of(key: ProgramKey, plan: Plan, unrolled: int | None) -> Hashable:
     """Returns the group of a program: the second program of a group is a recompilation."""
-    # Both forms of a loop, and the attempts of a budget, are groups by themselves.
+    # Both forms of a loop, and the attempts of a choice by memory, are groups by themselves.
     recompute = plan.recompute
     choice = None
     if recompute is not None and recompute.choice is not None:
         choice = recompute.choice, recompute.is_trial
+    parts = plan.division.parts if plan.chooses_rows else None
     objects = tuple(field.value for field in key.fields if field.name == MODEL_OBJECT)
-    return objects, key.program, unrolled, choice
+    return objects, key.program, unrolled, choice, parts
 
 
 def lower(request: Request, log: CompileLog) -> Lowering:
@@ -144,6 +146,8 @@ def lower(request: Request, log: CompileLog) -> Lowering:
     options = dict(request.compiler_options or {})
     if plan.recompute is not None:
         options = {**options_of_recomputation(plan.group.platform, plan.recompute), **options}
+    if program.keeps_barriers:
+        options = {**options_with_barriers(plan.group.platform), **options}
     return Lowering(
         what=request.what,
         key=key,

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 import keras
 
-from millrace.plan import Plan
+from millrace.plan import Plan, with_micro_batch
 
 
 class PlannedExecutable(Protocol):
@@ -32,7 +32,7 @@ class PlannedExecutable(Protocol):
 
 @dataclass
 class Trial:
-    """A search among plans that differ in what they recompute."""
+    """A search among plans that differ in their micro-batches, or in what they recompute."""
 
     plan: Plan
     model: str
@@ -47,7 +47,7 @@ class Trial:
 
     def is_chosen(self, plan: Plan) -> bool:
         """Whether an executable of this plan will run."""
-        return self.chosen is not None and plan.recompute == self.chosen.recompute
+        return self.chosen is not None and _differing(plan) == _differing(self.chosen)
 
 
 class Trials:
@@ -71,7 +71,7 @@ class Trials:
         """Surrounds a search.
 
         Args:
-            plan: of the programs; its recomputation does not count.
+            plan: of the programs; its micro-batches and recomputation do not count.
             model: name of their model.
             show: called at the end with each executable, and whether it is a mere trial.
         """
@@ -89,4 +89,9 @@ class Trials:
 
 def _common(plan: Plan) -> Any:
     """Returns what the plans of a search have in common, those of all stages included."""
-    return replace(plan, recompute=None, group=None)  # type: ignore[arg-type]
+    plan = with_micro_batch(plan, "auto")
+    return replace(plan, recompute=None, group=None, chooses_rows=False)  # type: ignore[arg-type]
+
+
+def _differing(plan: Plan) -> Any:
+    return plan.recompute, plan.accumulation.micro_batch

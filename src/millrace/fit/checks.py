@@ -7,7 +7,7 @@ import keras
 
 from millrace._compat.keras_data import DataAdapter, is_endless
 from millrace._compat.keras_layers import layers_without_jit
-from millrace.errors import DataError, ModelError, NotCompiledError, PlanError
+from millrace.errors import DataError, ModelError, NotCompiledError, PlanError, UnsupportedError
 from millrace.options import Accumulation
 from millrace.plan import Mode
 
@@ -138,8 +138,36 @@ def check_model(
                 f"every {accumulation.steps} steps. Override compute_loss() instead, or set "
                 "gradient_accumulation_steps_per_replica=1."
             )
+        if mode is Mode.TRAIN and accumulation.micro_batch != "whole":
+            raise ModelError(
+                f"{name} overrides train_step(), which computes its batch at once, and "
+                f"micro_batch={accumulation.micro_batch!r} asks for parts. Override "
+                "compute_loss() instead, or set micro_batch='whole'."
+            )
     if mode is Mode.TRAIN:
         _check_optimizer(model, name, accumulation)
+
+
+def check_micro_batch(
+    name: str, micro_batch: int | str, is_pipelined: bool, spans_processes: bool
+) -> None:
+    """Refuses to divide the batches of a pipeline, and to choose a number in several processes.
+
+    Raises:
+        UnsupportedError: with what to set instead.
+    """
+    if is_pipelined and micro_batch != "whole":
+        raise UnsupportedError(
+            f"{name!r} is pipelined: its micro-batches are the batches of fit, and "
+            f"micro_batch={micro_batch!r} cannot divide them. Set micro_batch='whole', give fit a "
+            "smaller batch_size, and raise gradient_accumulation_steps_per_replica in "
+            "set_pipelining_options() as much."
+        )
+    if spans_processes and micro_batch == "auto":
+        raise UnsupportedError(
+            f"{name!r} runs in several processes, and micro_batch='auto' chooses by the memory of "
+            "one. Set micro_batch to the number of rows that it chooses on one device."
+        )
 
 
 def check_made_functions(model: keras.Model, advice: str) -> None:

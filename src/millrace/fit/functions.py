@@ -77,7 +77,11 @@ class LoopFunction:
         self._log = controller.totals.compile_log
         exports = controller.totals.exports
         self._executables = Executables(
-            controller.model, self._log, controller.functions.identity, exports
+            controller.model,
+            self._log,
+            controller.functions.identity,
+            exports,
+            setup.options.feed.prefetch_depth,
         )
         self._name = f"{mode.value} of {controller.model.name!r}"
         self._position = DataPosition(mode)

@@ -13,7 +13,13 @@ import keras
 from millrace._compat.keras_data import DataAdapter
 from millrace.devices import DeviceGroup, share_out
 from millrace.feeds.block import Destination
-from millrace.fit.checks import check_data, check_model, check_steps, log_replicas
+from millrace.fit.checks import (
+    check_data,
+    check_micro_batch,
+    check_model,
+    check_steps,
+    log_replicas,
+)
 from millrace.fit.loop_arguments import check_steps_per_execution
 from millrace.fit.offloading import check_offload, offload_in_force
 from millrace.fit.stages import StageAssignment, check_pipeline, groups_needed
@@ -188,6 +194,13 @@ class Setup:
         check_model(self.model, mode, self.accumulation, assignment is not None, replicas)
         if mode is Mode.TRAIN:
             check_offload(self.options.offload, self.options.replication, self.devices)
+        if mode is Mode.TRAIN:
+            check_micro_batch(
+                self.model.name,
+                self.options.accumulation.micro_batch,
+                assignment is not None,
+                self.spans_processes,
+            )
         if assignment is None and self.options.pipelining.steps is not None:
             self.stages.check_readable()
         if assignment is not None:

@@ -186,37 +186,43 @@ def _shorter_blocks(setup: Setup, batches: Batches, report: MemoryReport) -> Lad
 
 
 def _smaller_micro_batches(setup: Setup, batches: Batches, report: MemoryReport) -> Ladder:
-    """Returns half the rows with twice the accumulation, a quarter with ...: the same update."""
+    """Returns half the rows at a time, a quarter, ...: the same update of the same batches."""
     candidates = []
-    # Not the batches: an execution then has more of them, and a block has as many bytes.
+    # Not the batches, which stay.
     scaling = max(
         sum(stage.temporaries + stage.in_flight for stage in device.stages)
         for device in report.devices
     )
-    rows, factor = batches.spec.rows, 2
+    is_pipelined = setup.stages.assignment() is not None
+    in_force = setup.options.accumulation.micro_batch
+    now = batches.spec.rows
+    if isinstance(in_force, int) and not is_pipelined:
+        now = min(in_force, now)
+    rows, factor = now, 2
     while rows % factor == 0:
         # At best, all values that grow with the rows shrink with them.
         if scaling * (factor - 1) >= _excess(report) * factor or rows == factor:
-            candidates.append(_divided(setup, batches, factor))
+            make = _divided_pipeline if is_pipelined else _micro_batch
+            candidates.append(make(setup, batches, factor if is_pipelined else rows // factor))
         factor *= 2
     return candidates
 
 
-def _divided(setup: Setup, batches: Batches, factor: int) -> Candidate:
+def _micro_batch(setup: Setup, batches: Batches, rows: int) -> Candidate:
+    options = setup.options
+    changed = replace(options, accumulation=replace(options.accumulation, micro_batch=rows))
+    code = f"model.set_gradient_accumulation_options(micro_batch={rows})"
+    return Candidate(code, changed, batches)
+
+
+def _divided_pipeline(setup: Setup, batches: Batches, factor: int) -> Candidate:
+    """Returns smaller micro-batches of a pipeline, which are the batches of fit."""
     options, spec = setup.options, batches.spec
     rows = spec.rows // factor
     shapes = tuple((rows, *shape[1:]) for shape in spec.shapes)
-    if setup.stages.assignment() is not None:
-        steps = (options.pipelining.steps or 1) * factor
-        options = replace(options, pipelining=replace(options.pipelining, steps=steps))
-        code = f"model.set_pipelining_options(gradient_accumulation_steps_per_replica={steps}, ...)"
-    else:
-        steps = options.accumulation.steps * factor
-        options = replace(options, accumulation=replace(options.accumulation, steps=steps))
-        code = (
-            "model.set_gradient_accumulation_options("
-            f"gradient_accumulation_steps_per_replica={steps})"
-        )
+    steps = (options.pipelining.steps or 1) * factor
+    options = replace(options, pipelining=replace(options.pipelining, steps=steps))
+    code = f"model.set_pipelining_options(gradient_accumulation_steps_per_replica={steps}, ...)"
     per_execution = batches.per_execution
     if per_execution > 1 or setup.replicas == 1:
         per_execution *= factor

@@ -89,10 +89,13 @@ def _piece_flops(programs: LoopPrograms) -> float:
         of_step = counted / (call.steps / plan.replicas)
         update = flops(compiled_of(programs.apply())) if call.program == "accumulate" else 0.0
         return of_step * steps + update
-    if steps == 1 and call.program == "run":
+    division = plan.division
+    # The loop over the parts of a batch is counted once, too, and the last part if it is another.
+    times = division.batch_rows / (division.rows + division.rest)
+    if steps == times == 1 and call.program == "run":
         return counted
     update = flops(compiled_of(programs.apply()))
-    return steps * (counted - (update if call.program == "run" else 0.0)) + update
+    return steps * times * (counted - (update if call.program == "run" else 0.0)) + update
 
 
 def _pipeline_flops(programs: StagePrograms) -> float:

@@ -117,6 +117,21 @@ def at_least(minimum: int) -> Check:
     return lambda name, value: whole_number(name, value, minimum)
 
 
+def rows_of_part(name: str, value: object) -> int | str:
+    """Returns a number of rows, `"auto"` or `"whole"`.
+
+    Raises:
+        OptionError: if it is none of these.
+    """
+    if isinstance(value, str):
+        if value.lower() in ("auto", "whole"):
+            return value.lower()
+        raise OptionError(
+            f"{name} must be a number of rows, 'auto' or 'whole'. Received: {value!r}."
+        )
+    return whole_number(name, value, 1)
+
+
 def member_of(members: type[enum.Enum]) -> Check:
     """Returns the check of a choice by name."""
     return lambda name, value: member(members, name, value)

@@ -10,6 +10,7 @@ from millrace.options.checks import (
     compiler_options,
     device_numbers,
     member_of,
+    rows_of_part,
     stages_compiler_options,
     unchecked,
 )
@@ -65,6 +66,17 @@ class Accumulation:
             "each.",
             auto="each variable's own",
             is_in_key=False,  # a function is described, not named
+        ),
+    )
+    micro_batch: int | str = declare(
+        "whole",
+        Option(
+            "micro_batch",
+            rows_of_part,
+            (ACCUMULATION,),
+            doc="rows that a step computes at a time, in the memory of so many: it adds up their "
+            'gradients, and losses and updates stay those of the whole batch. `"auto"` takes the '
+            'most that fit; `"whole"` does not divide batches.',
         ),
     )
     # `steps` is a multiple of it.

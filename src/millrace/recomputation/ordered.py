@@ -55,8 +55,13 @@ def compiler_options(platform: str, recompute: Recompute) -> dict[str, Any]:
     """Returns the XLA options for programs that run kernels again."""
     if platform != "cpu":
         return {}
-    options = {} if recompute.choice == 0 else _CPU_OPTIONS
+    options = {} if recompute.choice == 0 else options_with_barriers(platform)
     return {**options, **(_QUICK_CPU_OPTIONS if recompute.is_trial else {})}
+
+
+def options_with_barriers(platform: str) -> dict[str, Any]:
+    """Returns the XLA options for programs whose barriers are to stay in place."""
+    return dict(_CPU_OPTIONS) if platform == "cpu" else {}
 
 
 @dataclass(frozen=True)

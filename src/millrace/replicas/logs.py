@@ -26,8 +26,8 @@ from millrace.options import MetricReduction
 from millrace.plan import Mode, Plan
 from millrace.pytrees import ArrayTree, SpecTree
 from millrace.replicas.state_rules import StepOutput
-from millrace.steps.loop import Index
 from millrace.steps.program import merge_steps
+from millrace.steps.repetition import Index
 from millrace.steps.state import State
 from millrace.steps.step import logs_follow_from_metrics
 from millrace.taps.entries import empty_entries, record_at, tapped_at

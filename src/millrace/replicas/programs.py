@@ -32,16 +32,15 @@ from millrace.steps.accumulate import Gradients, make_accumulator, scale_of
 from millrace.steps.loop import (
     After,
     Computed,
-    Index,
     LoopCarry,
     PendingUpdate,
     can_wait,
-    repeat,
     run_until_halted,
     unless,
 )
 from millrace.steps.offload import fetched, fetched_after, offloaded
 from millrace.steps.program import FACTOR, INDEX, Program, batch_specs
+from millrace.steps.repetition import Index, repeat
 from millrace.steps.state import State, StateLayouts, StateSpecs, Values
 from millrace.steps.step import apply_gradients
 from millrace.steps.tapped_step import make_tapped_update
@@ -271,4 +270,7 @@ class ReplicaProgramBuilder:
         unrolled: int | None = None,
     ) -> Program:
         name = f"{self._plan.mode.value}_{name}"
-        return Program(name, function, arguments, unrolled, donated, results)
+        in_parts = self._plan.division.parts > 1 and not self.form.is_loop
+        return Program(
+            name, function, arguments, unrolled, donated, results, keeps_barriers=in_parts
+        )

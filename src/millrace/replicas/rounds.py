@@ -26,8 +26,9 @@ from millrace.replicas.placement import own_part, with_axis
 from millrace.replicas.reduce import GradientReduction, add_up
 from millrace.replicas.state_rules import TracedStep
 from millrace.steps.accumulate import Factor, Gradients, coefficient_of, make_accumulator
-from millrace.steps.loop import Index, batch_at, repeat
+from millrace.steps.loop import batch_at
 from millrace.steps.offload import fetched, fetched_after, offloaded
+from millrace.steps.repetition import Index, repeat
 from millrace.steps.state import State, Values
 
 ROUNDS = PartitionSpec(None, REPLICA)  # of a block, `[rounds, replicas, ...]`

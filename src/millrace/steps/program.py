@@ -28,6 +28,7 @@ class Program:
     donated: tuple[int, ...]  # positions of arguments whose memory the results reuse
     results: Any = None  # tree of shardings, where the group has several devices
     source: object = None  # what it was made of, which can name its arguments
+    keeps_barriers: bool = False  # whether its barriers hold parts of a batch apart
 
 
 class FunctionSource(NamedTuple):

@@ -20,10 +20,11 @@ from millrace.plan import Mode, Plan
 from millrace.pytrees import ArrayTree
 from millrace.recomputation.step import recomputes, recomputing_value_and_grad
 from millrace.steps.accumulate import Gradients
+from millrace.steps.micro_batches import compute_in_parts
 from millrace.steps.scopes import KERAS_STEP, UPDATE
 from millrace.steps.state import State, as_lists, as_state, with_dtypes_of
 from millrace.taps.taps import is_open, value_and_grad
-from millrace.taps.tensors import loss_tapped
+from millrace.taps.tensors import loss_tapped, tap_loss
 from millrace.threads.scoped_value import ScopedValue
 
 Step: TypeAlias = Callable[[State, ArrayTree], tuple[State, ArrayTree]]
@@ -70,6 +71,13 @@ def make_gradient_step(model: keras.Model, plan: Plan) -> GradientStep:
 
     def gradient_step(state: State, batch: ArrayTree) -> tuple[Gradients, State, ArrayTree]:
         differentiate: Any = recomputing or (value_and_grad if is_open() else None)
+        if plan.division.parts > 1:
+            computed = compute_in_parts(model, plan, state, batch, differentiate)
+            if plan.taps.loss and is_open():
+                tap_loss(computed.loss)
+            gradients, non_trainable, metrics, logs, _ = computed
+            gradients = prepared(model.optimizer, gradients, model.trainable_variables)
+            return gradients, as_state((state[0], non_trainable, state[2], metrics)), logs
         if plan.taps.loss and is_open():
             differentiate = loss_tapped(differentiate or value_and_grad)
         gradients, non_trainable, metrics, logs = compute_gradient_step(

@@ -112,6 +112,11 @@ def tap_gradients(
     _tap_rows(matching, due, scale, reduce)
 
 
+def tap_loss(loss: jax.Array) -> None:
+    """Taps the loss of a step."""
+    _tap_rows({LOSS: loss}, None)
+
+
 def loss_tapped(value_and_grad: ValueAndGrad) -> ValueAndGrad:
     """Returns `value_and_grad`, extended to tap the loss."""
 
@@ -120,7 +125,7 @@ def loss_tapped(value_and_grad: ValueAndGrad) -> ValueAndGrad:
 
         def differentiate(*args: Parameters.args, **kwargs: Parameters.kwargs) -> Any:
             (loss, aux), gradients = differentiated(*args, **kwargs)
-            _tap_rows({LOSS: loss}, None)
+            tap_loss(loss)
             return (loss, aux), gradients
 
         return differentiate
