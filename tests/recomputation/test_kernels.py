@@ -1,5 +1,7 @@
 """Kernels: what is an array in memory, and what the compiled memory of an order is."""
 
+import itertools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -41,7 +43,7 @@ def test_terms_of_a_long_sum_do_not_wait_for_each_other():
     sums = [number for number, (names, _) in enumerate(kernels) if names[0] == "add"]
     # sum() begins with a zero, which is a sum of its own.
     assert len(sums) == 8
-    assert all(later - earlier <= 2 for earlier, later in zip(sums, sums[1:], strict=False))
+    assert all(later - earlier <= 2 for earlier, later in itertools.pairwise(sums))
     work = work_of(graph, kernels_of(graph))
     assert work.peak(work.plain) == 2 * X.nbytes
 
