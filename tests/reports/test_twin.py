@@ -30,13 +30,13 @@ def trace_of(timeline, **fields):
     )
 
 
-NAMES = ["gpipe", "1f1b", "grouped", "sequential", "zero_bubble"]
+NAMES = ["gpipe", "1f1b", "grouped", "sequential", "zero_bubble", "zb_v", "v_half", "v_min"]
 
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("transfer", [0.0, 0.25])
 def test_the_twin_of_a_simulation_is_the_simulation(name, transfer):
-    schedule = make_schedule(name, 4, 8, (0, 1, 2, 3))
+    schedule = make_schedule(name, 4, 8, default_devices(name, 4))
     timeline = simulate(schedule, UNIT_COST, transfer)
     trace = trace_of(timeline)
     assert schedule_of(trace) == schedule

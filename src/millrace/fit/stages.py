@@ -14,6 +14,7 @@ from millrace.explain.key import ObjectNumbers
 from millrace.export.exporting import Exports
 from millrace.memory.pipeline_budget import chooser
 from millrace.options import Pipelining
+from millrace.options.default_devices import V_SHAPED, v_devices
 from millrace.pipelines.assignment.assignment import (
     Assignment,
     check_unchanged,
@@ -122,11 +123,18 @@ def groups_needed(num_stages: int, mapping: Sequence[int], num_devices: int) -> 
             "pipeline stages. Give one device for each stage in set_pipelining_options()."
         )
     if max(numbers) >= num_devices:
+        shared = f"device_mapping={[k % num_devices for k in range(num_stages)]}"
+        # The V-shaped schedules run on no other mapping.
+        others = f"or let stages share devices: {shared}"
+        if num_stages % 2 == 0 and tuple(numbers) == v_devices(num_stages):
+            others = (
+                f"or assign {2 * num_devices} stages. Other schedules than {', '.join(V_SHAPED)} "
+                f"can share devices: {shared}"
+            )
         raise PlanError(
             f"The {num_stages} pipeline stages need the devices {sorted(set(numbers))}, and the "
             f"strategy has {num_devices}. Set devices to {max(numbers) + 1} or more, such as "
-            f"Strategy(devices='cpu:{max(numbers) + 1}'), or let stages share devices: "
-            f"device_mapping={[k % num_devices for k in range(num_stages)]}."
+            f"Strategy(devices='cpu:{max(numbers) + 1}'), {others}."
         )
     return max(numbers) + 1
 
