@@ -30,7 +30,7 @@ def test_is_silent_where_there_is_no_formula():
     assert textbook_bubble("zero_bubble", 4, 3, 4) is None
     assert textbook_bubble("zero_bubble", 4, 8, 4, forward=1, backward=3) is None
     assert textbook_bubble("my_schedule.txt", 4, 8, 4) is None
-    assert textbook_bubble("zb_v", 8, 7, 4) is None
+    assert textbook_bubble("zb_v", 8, 3, 4) is None
     assert textbook_bubble("v_half", 8, 2, 4) is None
     assert textbook_bubble("v_min", 8, 8, 4, forward=1, backward=3) is None
     assert textbook_bubble("v_min", 8, 8, 8) is None

@@ -23,7 +23,7 @@ def test_two_thirds_of_the_bubble_of_1f1b(p):
         timeline = simulate(v_min(2 * p, m), UNIT_COST)
         assert timeline.idle == (4 * p - 5,) * p
         whole = simulate(one_f_one_b(p, m), UNIT_COST)  # of stages twice as long
-        assert timeline.idle[0] < whole.idle[0] * 2 * 2 / 3
+        assert timeline.idle[0] < 2 * whole.idle[0] * 2 / 3
 
 
 def test_holds_a_third_of_1f1b():

@@ -82,6 +82,15 @@ def test_less_memory_takes_more_time():
         assert list(peaks) == sorted(set(peaks), reverse=True)
 
 
+def test_transfers_take_the_time_that_the_docs_say():
+    half = {kind: cost / 2 for kind, cost in UNIT_COST.items()}
+    ends = [
+        tuple(simulate(make(16, 32), half, transfer).end for transfer in (0.0, 0.5))
+        for make in MEMORY
+    ]
+    assert ends == [(99.5, 120.5), (106.5, 154.5), (109.5, 203.5)]
+
+
 @pytest.mark.parametrize("make", MEMORY)
 def test_a_large_pipeline_takes_seconds(make):
     began = time.process_time()
@@ -139,9 +148,16 @@ def test_a_block_of_the_simplest_steps_is_one_diagonal():
     assert block.starts(2) == [(0, 5, 9, 13), (1, 3, 10, 11)]
 
 
-def test_without_a_limit_weights_wait_until_a_group_would_be_idle():
+def test_weights_wait_until_a_group_would_be_idle_or_is_full():
     block = BuildingBlock(steps=(1, 1, 1, 1), ends=(1, 1, 1))
     (row,) = repeated(block, 1, 2, max_sets=100)
     assert " ".join(map(str, row)) == "0F0 1F0 1I0 0I0 0F1 1F1 1I1 0I1 1W0 1W1 0W0 0W1"
     (row,) = repeated(block, 1, 2, max_sets=2)
-    assert " ".join(map(str, row)) == "0F0 1F0 1I0 0I0 1W0 0W0 0F1 1F1 1I1 0I1 1W1 0W1"
+    assert " ".join(map(str, row)) == "0F0 1F0 1I0 0I0 1W0 0F1 0W0 1F1 1I1 0I1 1W1 0W1"
+
+
+def test_too_little_memory_for_a_block():
+    block = BuildingBlock(steps=(1, 1, 1, 1), ends=(1, 1, 1))
+    assert repeated(block, 4, 4, max_sets=4)
+    with pytest.raises(ScheduleError, match=r"max_sets=3 is less.* on 4 device groups.*more"):
+        repeated(block, 4, 4, max_sets=3)

@@ -10,7 +10,7 @@
 
 They hold for stages of equal cost and for transfers that take no time; that of `looped` where g
 divides p and m; that of `zero_bubble` from m = p on, and where W is no longer than F; the last three
-for F, I and W of equal length, that of `zb_v` from m = p on and that of `v_half` for m > g / 2.
+for F, I and W of equal length, that of `zb_v` from m = g on and that of `v_half` for m > g / 2.
 Sources: arXiv 2104.04473, section 2, and arXiv 2401.10241, section 2. The last three are exact
 where arXiv 2405.15362 gives 0, g / 2m and 2g / 3m. `simulate` does not use them: they are there to
 compare its results with.
@@ -61,4 +61,4 @@ def _idle_forwards(name: str, m: int, groups: int) -> int | None:
         return 4 * groups - 5
     if name == "v_half":
         return 3 * (groups - 1) - groups % 2 if 2 * m > groups else None
-    return groups - 1 if m >= 2 * groups else None
+    return groups - 1 if m >= groups else None

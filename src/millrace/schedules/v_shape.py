@@ -4,27 +4,26 @@
     group 1     stage 1         stage 4          F out and back, then I out and back
     group 2       stage 2  stage 3
 
-A group holds a micro-batch for long in one of its stages, and for a short time in the other. The
-first group holds it longest on the way out, the last one equally long in both. The sum is the same
-for all groups, so none needs more memory than another, and a limit applies to all of them.
+A group holds a micro-batch for long in one of its stages, and for a short time in the other: the
+first group from its first path to its last, the last group for half of that time in each stage. The
+sum is the same for all groups, so none needs more memory than another.
 
-A schedule is made task by task, each one unit long: in every unit a group runs the first task that
-its order of forwards and backward_inputs allows, whose inputs are there, and which fits its memory;
-or else a backward_weight, for which nobody waits. The order is a list of preferences (ZB-V), or
-that of a building block: the times of one micro-batch, repeated every 6 units (V-Half, V-Min).
-Source: Qi et al. 2024, arXiv 2405.15362, sections 3 and 4.
+A schedule repeats a building block, the times of the F and I of one micro-batch, every 6 units of
+time: one for each task of a group. The block decides the time from F to I, and so the memory. In
+its order a group runs each F and I as soon as it can; in the idle time that is left, and where its
+memory is full, it runs a W, for which nobody waits. Source: Qi et al. 2024, arXiv 2405.15362,
+sections 3 and 4.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from millrace.errors import ScheduleError
 from millrace.options.default_devices import v_devices
 from millrace.schedules.task import Pass, Schedule, Task, check_sizes
 
-# The paths of a micro-batch, each of which visits all groups; and the backward_weights.
-F_OUT, F_BACK, I_OUT, I_BACK, _W_FIRST, _W_LAST = range(6)
-# I goes through the stages in reverse, so its way out is through those of the way back.
+# The paths of a micro-batch, each of which visits all groups, and its W. I goes through the stages
+# in reverse, so its way out is through those of the way back.
 _TASKS = (
     (False, Pass.FORWARD),
     (True, Pass.FORWARD),
@@ -33,15 +32,14 @@ _TASKS = (
     (True, Pass.BACKWARD_WEIGHT),
     (False, Pass.BACKWARD_WEIGHT),
 )
-_INTERVAL = len(_TASKS)  # of micro-batches: with it, a group has a task in every unit of time
-
-# The paths to try on a group, given its number of tasks done, by path.
-Preferences = Callable[[int, Sequence[int]], Iterable[int]]
+_INTERVAL = len(_TASKS)  # between micro-batches: a group then has a task in every unit of time
+_PATHS = 4
+_FORWARDS, _WEIGHTS = range(2), range(_PATHS, _INTERVAL)
 
 
 @dataclass(frozen=True, slots=True)
 class BuildingBlock:
-    """The times of the forwards and backward_inputs of one micro-batch.
+    """The times of the F and I of one micro-batch.
 
     No two of a group have the same remainder by 6, so that micro-batches fit between each other.
     """
@@ -51,17 +49,17 @@ class BuildingBlock:
 
     def starts(self, num_groups: int) -> list[tuple[int, int, int, int]]:
         """Returns for each group the times of its tasks on the four paths."""
-        out, back, again, home = self.steps
         length = num_groups - 1
-        f_back = out * length + self.ends[0]
-        i_out = f_back + back * length + self.ends[1]
-        i_back = i_out + again * length + self.ends[2]
+        first, second, third, fourth = self.steps
+        back = first * length + self.ends[0]
+        out_again = back + second * length + self.ends[1]
+        home = out_again + third * length + self.ends[2]
         return [
             (
-                out * group,
-                f_back + back * (length - group),
-                i_out + again * group,
-                i_back + home * (length - group),
+                first * group,
+                back + second * (length - group),
+                out_again + third * group,
+                home + fourth * (length - group),
             )
             for group in range(num_groups)
         ]
@@ -113,71 +111,51 @@ def check_v_groups(schedule: str, groups: Sequence[int], num_stages: int) -> Non
 def repeated(
     block: BuildingBlock, num_groups: int, num_micro_batches: int, max_sets: int
 ) -> Schedule:
-    """Repeats a building block, without the idle time that this leaves.
+    """Repeats a building block for each micro-batch, without the idle time that it has.
 
     Args:
-        block: whose order of tasks each group keeps.
+        block: of one micro-batch.
         num_groups: device groups.
         num_micro_batches: micro-batches accumulated into the update, per replica.
-        max_sets: activation sets that a group may hold; at least as many as the block needs.
-    """
-    orders = [
-        [
-            path
-            for _, path in sorted(
-                (start + _INTERVAL * m, path)
-                for path, start in enumerate(starts)
-                for m in range(num_micro_batches)
-            )
-        ]
-        for starts in block.starts(num_groups)
-    ]
-
-    def next_of_order(group: int, done: Sequence[int]) -> Sequence[int]:
-        place = sum(done[:_W_FIRST])
-        return orders[group][place : place + 1]
-
-    return within_memory(num_groups, num_micro_batches, max_sets, next_of_order)
-
-
-def within_memory(
-    num_groups: int, num_micro_batches: int, max_sets: int, preferences: Preferences
-) -> Schedule:
-    """Lists tasks unit by unit, as described above.
-
-    Args:
-        num_groups: device groups.
-        num_micro_batches: micro-batches accumulated into the update, per replica.
-        max_sets: activation sets that a group may hold, from F to W; at least 2.
-        preferences: the paths that a group may take its next task from, the first one first.
+        max_sets: activation sets that a group may hold, each from F to W; at least as many as it
+            holds if micro-batches begin every 6 units.
 
     Returns:
         For each device group `6 * num_micro_batches` tasks.
+
+    Raises:
+        ScheduleError: if the memory is not enough.
     """
+    orders = [
+        _order_of_paths(starts, num_micro_batches) for starts in block.starts(num_groups)
+    ]
     sources = [
         [_source(group, path, num_groups) for path in range(_INTERVAL)]
         for group in range(num_groups)
     ]
-    done = [[0] * _INTERVAL for _ in range(num_groups)]
+    done = [[0] * _INTERVAL for _ in range(num_groups)]  # tasks of each group and path
     rows: list[list[Task]] = [[] for _ in range(num_groups)]
     left = _INTERVAL * num_groups * num_micro_batches
-    # Some group always has a task. On a group that lacks a forward of the oldest micro-batch, that
-    # stage holds no set, as micro-batches come in order; and the other one never holds all sets.
+    # One unit of time after another. With enough memory it ends: in the times of the block each task
+    # finds its inputs, and a group that is full before its next F has a W to run.
     while left:
         chosen: list[tuple[int, int]] = []
         for group, own in enumerate(done):
-            first = own[F_OUT] - own[_W_LAST]
-            is_full = first + own[F_BACK] - own[_W_FIRST] >= max_sets
-            for path in (*preferences(group, own), _W_FIRST, _W_LAST):
-                if path in (F_OUT, F_BACK) and (
-                    is_full or (path == F_OUT and first >= max_sets - 1)
-                ):
+            place = sum(own[:_PATHS])
+            held = own[0] + own[1] - own[4] - own[5]
+            for path in (*orders[group][place : place + 1], *_WEIGHTS):
+                if path in _FORWARDS and held >= max_sets:
                     continue
                 source = sources[group][path]
                 ready = num_micro_batches if source is None else done[source[0]][source[1]]
                 if ready > own[path]:
                     chosen.append((group, path))
                     break
+        if not chosen:
+            raise ScheduleError(
+                f"max_sets={max_sets} is less than this building block needs on {num_groups} "
+                "device groups, which would wait for each other. Set it to more."
+            )
         for group, path in chosen:
             on_way_back, kind = _TASKS[path]
             stage = 2 * num_groups - 1 - group if on_way_back else group
@@ -187,11 +165,21 @@ def within_memory(
     return tuple(map(tuple, rows))
 
 
+def _order_of_paths(starts: Sequence[int], num_micro_batches: int) -> list[int]:
+    """Returns the path of each F and I of a group, by their times."""
+    times = [
+        (start + _INTERVAL * m, path)
+        for path, start in enumerate(starts)
+        for m in range(num_micro_batches)
+    ]
+    return [path for _, path in sorted(times)]
+
+
 def _source(group: int, path: int, num_groups: int) -> tuple[int, int] | None:
     """Returns the group and path of the task before; None for the first of a micro-batch."""
-    if path >= _W_FIRST:
+    if path >= _PATHS:
         return group, path - 2
-    before = group + 1 if path in (F_BACK, I_BACK) else group - 1
+    before = group + 1 if path % 2 else group - 1
     if 0 <= before < num_groups:
         return before, path
     return (group, path - 1) if path else None
