@@ -199,9 +199,7 @@ def test_a_v_of_other_lengths(stages):
     cut = [0, 0, 0, 1, 1, 1] if stages == 2 else [0, 1, 2, 3, 4, 5]
     outcomes = []
     for name, devices in (("zb_v", stages // 2), ("v_min", stages // 2), ("zero_bubble", stages)):
-        model = pipes.pipelined(
-            TWENTY_UPDATES, cut, 4, pipeline_schedule=name, devices=devices
-        )
+        model = pipes.pipelined(TWENTY_UPDATES, cut, 4, pipeline_schedule=name, devices=devices)
         outcomes.append(pipes.fit(TWENTY_UPDATES, model))
     for each in outcomes[:-1]:
         pipes.assert_bits(each, outcomes[-1])

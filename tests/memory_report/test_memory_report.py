@@ -281,7 +281,7 @@ OLDEST = keras.__version__.startswith("3.13.")
         ("1f1b", 2, None, 4),
         ("gpipe", 3, None, 3),
         ("zero_bubble", 2, None, 4),
-        pytest.param("zero_bubble", 4, None, 4, marks=pytest.mark.slow),
+        pytest.param("zero_bubble", 4, (0, 1, 1, 0), 4, marks=pytest.mark.slow),
         pytest.param("grouped", 3, None, 6, marks=pytest.mark.slow),
         pytest.param("looped", 4, (0, 1, 0, 1), 4, marks=pytest.mark.slow),
         pytest.param("zb_v", 4, (0, 1, 1, 0), 4, marks=pytest.mark.slow),

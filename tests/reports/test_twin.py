@@ -6,6 +6,7 @@ import time
 
 import pytest
 
+from millrace.options import default_devices
 from millrace.records.timeline import Span, Timeline
 from millrace.records.trace import ExecutionTrace
 from millrace.reports.bubble import idle_slots
@@ -80,7 +81,8 @@ def test_there_is_no_twin_of_nothing_or_of_one_process_of_two():
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("transfer", [0.0, 0.25])
 def test_idle_slots_add_up_to_the_idle_time(name, transfer):
-    timeline = simulate(make_schedule(name, 4, 8, (0, 1, 2, 3)), UNIT_COST, transfer)
+    schedule = make_schedule(name, 4, 8, default_devices(name, 4))
+    timeline = simulate(schedule, UNIT_COST, transfer)
     slots = idle_slots(timeline)
     for group, idle in enumerate(timeline.idle):
         own = [slot for slot in slots if slot.group == group]

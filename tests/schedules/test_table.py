@@ -139,8 +139,9 @@ def test_a_function_that_returns_something_else(value):
 def test_an_unknown_name():
     assert refused("zerobubble") == (
         "schedule='zerobubble' is no schedule and no file. Did you mean 'zero_bubble'? "
-        "Use one of gpipe, 1f1b, grouped, sequential, looped, zero_bubble, zb_v, v_half, v_min; a "
-        "function (num_stages, num_micro_batches) of your own; or text such as '0F0 0B0', or its file."
+        "Use one of gpipe, 1f1b, grouped, sequential, looped, zero_bubble, zb_v, v_half, v_min; "
+        "a function (num_stages, num_micro_batches) of your own; or text such as '0F0 0B0', or its "
+        "file."
     )
     assert "Did you mean" not in refused("none")
     assert "mean '1f1b'" in refused("1f1")

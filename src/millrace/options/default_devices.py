@@ -1,8 +1,8 @@
 """The device of each stage of a pipeline where the user chooses none.
 
-    zb_v, v_half, v_min                   0 1 1 0     two stages on each device, as a V
-    several micro-batches at a time       0 0 0 0
-    all others                            0 1 2 3
+zb_v, v_half, v_min                   0 1 1 0     two stages on each device, as a V
+several micro-batches at a time       0 0 0 0
+all others                            0 1 2 3
 """
 
 V_SHAPED = ("zb_v", "v_half", "v_min")  # names of schedules, with files in schedules/

@@ -9,11 +9,11 @@
     v_min                  (4 g - 5) / (6 m + 4 g - 5)   for g > 1
 
 They hold for stages of equal cost and for transfers that take no time; that of `looped` where g
-divides p and m; that of `zero_bubble` from m = p on, and where W is no longer than F; the last three
-for F, I and W of equal length, that of `zb_v` from m = g on and that of `v_half` for m > g / 2.
-Sources: arXiv 2104.04473, section 2, and arXiv 2401.10241, section 2. The last three are exact
-where arXiv 2405.15362 gives 0, g / 2m and 2g / 3m. `simulate` does not use them: they are there to
-compare its results with.
+divides p and m; that of `zero_bubble` from m = p on, and where W is no longer than F; the last
+three for F, I and W of equal length, that of `zb_v` from m = g on and that of `v_half` for
+m > g / 2. Sources: arXiv 2104.04473, section 2, and arXiv 2401.10241, section 2. The last three are
+exact where arXiv 2405.15362 gives 0, g / 2m and 2g / 3m. `simulate` does not use them: they are
+there to compare its results with.
 """
 
 from millrace.options.default_devices import V_SHAPED

@@ -1,4 +1,4 @@
-"""V-Half: half of the memory of 1F1B, and half of its bubble.
+"""V-Half: about half of the memory of 1F1B, and half of its bubble.
 
     group 0 |0F0         3F0 0F1 3I0 3W0 3F1 0F2 0I0 3I1 3W1 0W0 3F2     0I1 3I2 3W2 0W1 0I2 0W2
     group 1 |    1F0 2F0         1F1 2F1 2I0 1I0 2W0 1F2 1W0 2F2 2I1 1I1 2W1 1W1 2I2 1I2 2W2 1W2
@@ -9,7 +9,7 @@ of one stage, where 1F1B is idle for twice as many. Source: Qi et al. 2024, arXi
 """
 
 from millrace.schedules.task import Schedule
-from millrace.schedules.v_shape import BuildingBlock, groups_of_v, repeated
+from millrace.schedules.v_shape import Pattern, groups_of_v, repeated
 
 
 def v_half(num_stages: int, num_micro_batches: int) -> Schedule:
@@ -31,5 +31,5 @@ def v_half(num_stages: int, num_micro_batches: int) -> Schedule:
     num_groups = groups_of_v("V-Half", num_stages, num_micro_batches)
     # A step out and a step back take 3 units, so a group holds a set for 6 units in each group
     # of the pipeline. The other numbers keep the tasks of a group apart.
-    block = BuildingBlock(steps=(1, 2, 1, 2), ends=(2, 1 if num_groups % 2 else 4, 1))
-    return repeated(block, num_groups, num_micro_batches, max_sets=2 * ((num_groups + 2) // 2))
+    pattern = Pattern(steps=(1, 2, 1, 2), ends=(2, 1 if num_groups % 2 else 4, 1))
+    return repeated(pattern, num_groups, num_micro_batches, max_sets=2 * ((num_groups + 2) // 2))

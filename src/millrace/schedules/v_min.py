@@ -1,4 +1,4 @@
-"""V-Min: a third of the memory of 1F1B, and two thirds of its bubble.
+"""V-Min: about a third of the memory of 1F1B, and two thirds of its bubble.
 
     group 0 |0F0         3F0 3I0 0F1 3W0 0I0 0W0 3F1 3I1 0F2 3W1 0I1 0W1 3F2 3I2 3W2     0I2 0W2
     group 1 |    1F0 2F0         2I0 1I0 1F1 2F1 2W0 1W0 2I1 1I1 1F2 2F2 2W1 1W1 2I2 1I2 2W2 1W2
@@ -12,7 +12,7 @@ the other schedules. Source: Qi et al. 2024, arXiv 2405.15362.
 """
 
 from millrace.schedules.task import Schedule
-from millrace.schedules.v_shape import BuildingBlock, groups_of_v, repeated
+from millrace.schedules.v_shape import Pattern, groups_of_v, repeated
 
 
 def v_min(num_stages: int, num_micro_batches: int) -> Schedule:
@@ -34,5 +34,5 @@ def v_min(num_stages: int, num_micro_batches: int) -> Schedule:
     num_groups = groups_of_v("V-Min", num_stages, num_micro_batches)
     # With a multiple of 3 groups two tasks of a group would come at the same time.
     ends = (1, 1, 1) if num_groups % 3 else (3, 1, 3)
-    block = BuildingBlock(steps=(1, 1, 1, 1), ends=ends)
-    return repeated(block, num_groups, num_micro_batches, max_sets=2 * ((num_groups + 4) // 3))
+    pattern = Pattern(steps=(1, 1, 1, 1), ends=ends)
+    return repeated(pattern, num_groups, num_micro_batches, max_sets=2 * ((num_groups + 4) // 3))

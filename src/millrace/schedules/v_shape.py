@@ -8,11 +8,11 @@ A group holds a micro-batch for long in one of its stages, and for a short time 
 first group from its first path to its last, the last group for half of that time in each stage. The
 sum is the same for all groups, so none needs more memory than another.
 
-A schedule repeats a building block, the times of the F and I of one micro-batch, every 6 units of
-time: one for each task of a group. The block decides the time from F to I, and so the memory. In
-its order a group runs each F and I as soon as it can; in the idle time that is left, and where its
+A schedule repeats a pattern, the times of the F and I of one micro-batch, every 6 units of time:
+one for each task of a group. The pattern decides the time from F to I, and so the memory. In its
+order a group runs each F and I as soon as it can; in the idle time that is left, and where its
 memory is full, it runs a W, for which nobody waits. Source: Qi et al. 2024, arXiv 2405.15362,
-sections 3 and 4.
+where a pattern is called a building block.
 """
 
 from collections.abc import Sequence
@@ -38,7 +38,7 @@ _FORWARDS, _WEIGHTS = range(2), range(_PATHS, _INTERVAL)
 
 
 @dataclass(frozen=True, slots=True)
-class BuildingBlock:
+class Pattern:
     """The times of the F and I of one micro-batch.
 
     No two of a group have the same remainder by 6, so that micro-batches fit between each other.
@@ -53,13 +53,13 @@ class BuildingBlock:
         first, second, third, fourth = self.steps
         back = first * length + self.ends[0]
         out_again = back + second * length + self.ends[1]
-        home = out_again + third * length + self.ends[2]
+        last = out_again + third * length + self.ends[2]
         return [
             (
                 first * group,
                 back + second * (length - group),
                 out_again + third * group,
-                home + fourth * (length - group),
+                last + fourth * (length - group),
             )
             for group in range(num_groups)
         ]
@@ -108,13 +108,11 @@ def check_v_groups(schedule: str, groups: Sequence[int], num_stages: int) -> Non
         )
 
 
-def repeated(
-    block: BuildingBlock, num_groups: int, num_micro_batches: int, max_sets: int
-) -> Schedule:
-    """Repeats a building block for each micro-batch, without the idle time that it has.
+def repeated(pattern: Pattern, num_groups: int, num_micro_batches: int, max_sets: int) -> Schedule:
+    """Repeats a pattern for each micro-batch, without the idle time that it has.
 
     Args:
-        block: of one micro-batch.
+        pattern: of one micro-batch.
         num_groups: device groups.
         num_micro_batches: micro-batches accumulated into the update, per replica.
         max_sets: activation sets that a group may hold, each from F to W; at least as many as it
@@ -126,9 +124,7 @@ def repeated(
     Raises:
         ScheduleError: if the memory is not enough.
     """
-    orders = [
-        _order_of_paths(starts, num_micro_batches) for starts in block.starts(num_groups)
-    ]
+    orders = [_order_of_paths(starts, num_micro_batches) for starts in pattern.starts(num_groups)]
     sources = [
         [_source(group, path, num_groups) for path in range(_INTERVAL)]
         for group in range(num_groups)
@@ -136,8 +132,8 @@ def repeated(
     done = [[0] * _INTERVAL for _ in range(num_groups)]  # tasks of each group and path
     rows: list[list[Task]] = [[] for _ in range(num_groups)]
     left = _INTERVAL * num_groups * num_micro_batches
-    # One unit of time after another. With enough memory it ends: in the times of the block each task
-    # finds its inputs, and a group that is full before its next F has a W to run.
+    # One unit of time after another. With enough memory it ends: in the times of the pattern each
+    # task finds its inputs, and a group that is full before its next F has a W to run.
     while left:
         chosen: list[tuple[int, int]] = []
         for group, own in enumerate(done):
@@ -153,7 +149,7 @@ def repeated(
                     break
         if not chosen:
             raise ScheduleError(
-                f"max_sets={max_sets} is less than this building block needs on {num_groups} "
+                f"max_sets={max_sets} is less than this pattern needs on {num_groups} "
                 "device groups, which would wait for each other. Set it to more."
             )
         for group, path in chosen:

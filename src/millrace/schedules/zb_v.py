@@ -6,12 +6,11 @@
 The last group waits for its first forward, and then no group waits any more: from `num_groups`
 micro-batches on, each is idle for `num_groups - 1` forwards of one stage. Each holds up to
 `2 * num_groups` activation sets, of stages half as long as those of 1F1B, whose first group holds
-as much. Source: Qi et al. 2023, arXiv 2401.10241, section 6; the building block is V-ZB of
-arXiv 2405.15362.
+as much. Source: Qi et al. 2023, arXiv 2401.10241; the pattern is V-ZB of arXiv 2405.15362.
 """
 
 from millrace.schedules.task import Schedule
-from millrace.schedules.v_shape import BuildingBlock, groups_of_v, repeated
+from millrace.schedules.v_shape import Pattern, groups_of_v, repeated
 
 
 def zb_v(num_stages: int, num_micro_batches: int) -> Schedule:
@@ -32,6 +31,6 @@ def zb_v(num_stages: int, num_micro_batches: int) -> Schedule:
     """
     num_groups = groups_of_v("ZB-V", num_stages, num_micro_batches)
     # A step out and a step back take 6 units, twice as many as in V-Half. So each F and I may come
-    # later than its time in the block, as it does where transfers take time, and nobody waits.
-    block = BuildingBlock(steps=(2, 4, 2, 4), ends=(1, 1, 1))
-    return repeated(block, num_groups, num_micro_batches, max_sets=num_stages)
+    # later than its time in the pattern, as it does where transfers take time, and nobody waits.
+    pattern = Pattern(steps=(2, 4, 2, 4), ends=(1, 1, 1))
+    return repeated(pattern, num_groups, num_micro_batches, max_sets=num_stages)
