@@ -273,6 +273,13 @@ def test_a_v_says_which_mapping_or_number_of_stages_it_needs(strategy):
         fit(model)
 
 
+@pytest.mark.parametrize("devices", ["cpu:1", "cpu:3"])
+def test_the_number_of_stages_of_a_v_is_refused_before_that_of_devices(devices):
+    model = pipelined(millrace.Strategy(devices=devices), (0, 1, 1, 2), pipeline_schedule="V_Min")
+    with pytest.raises(ScheduleError, match=r"V_Min has two stages.*num_stages=3"):
+        fit(model)
+
+
 def test_a_v_on_too_few_devices():
     strategy = millrace.Strategy(devices="cpu:1")
     model = pipelined(strategy, (0, 1, 2, 3), pipeline_schedule="zb_v")

@@ -14,7 +14,7 @@ from millrace.explain.key import ObjectNumbers
 from millrace.export.exporting import Exports
 from millrace.memory.pipeline_budget import chooser
 from millrace.options import Pipelining
-from millrace.options.default_devices import V_SHAPED, v_devices
+from millrace.options.default_devices import V_SHAPED, is_v_shaped, v_devices
 from millrace.pipelines.assignment.assignment import (
     Assignment,
     check_unchanged,
@@ -32,6 +32,7 @@ from millrace.pipelines.runtime.stage_programs import Orders
 from millrace.plan import Mode, Plan
 from millrace.schedules.table import make_schedule, name_of
 from millrace.schedules.task import Schedule
+from millrace.schedules.v_shape import groups_of_v
 
 
 class StageAssignment:
@@ -137,6 +138,17 @@ def groups_needed(num_stages: int, mapping: Sequence[int], num_devices: int) -> 
             f"Strategy(devices='cpu:{max(numbers) + 1}'), {others}."
         )
     return max(numbers) + 1
+
+
+def check_number_of_stages(pipelining: Pipelining, num_stages: int) -> None:
+    """Refuses a number of stages without a default device for each, before devices are counted.
+
+    Raises:
+        ScheduleError: if a V-shaped schedule has an odd number.
+    """
+    schedule = pipelining.schedule_in_force
+    if pipelining.device_mapping is None and is_v_shaped(schedule):
+        groups_of_v(str(schedule), num_stages, num_micro_batches=1)
 
 
 def check_pipeline(
