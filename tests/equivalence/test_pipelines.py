@@ -205,6 +205,25 @@ def test_a_v_of_other_lengths(stages):
         pipes.assert_bits(each, outcomes[-1])
 
 
+def skips():
+    """Values that pass over stages, and come back to the device that they left."""
+    inputs = keras.Input((6,))
+    first = layers.Dense(6, "tanh")(inputs)
+    second = layers.Dense(6, "relu")(first)
+    third = layers.Dense(6, "tanh")(second)
+    joined = layers.Concatenate()([layers.Add()([first, second, third]), inputs])
+    return keras.Model(inputs, layers.Dense(1, "sigmoid")(joined))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["zb_v", "v_half", "v_min"])
+def test_skips_and_shared_layers_in_a_v(name):
+    options = {"pipeline_schedule": name, "devices": 2, "recomputation_mode": "auto"}
+    pipes.assert_as_accumulated(cases.Case("skips", skips), [0, 1, 2, 3, 3, 3], 4, **options)
+    tied = cases.Case("tied-v", pipes.tied_dense)
+    pipes.assert_as_accumulated(tied, [0, 1, 2, 3, 3], 4, **options)
+
+
 @pytest.mark.slow
 def test_a_v_validates_evaluates_and_predicts_as_one_piece():
     model = pipes.pipelined(TWENTY_UPDATES, FOUR, 4, pipeline_schedule="v_half", devices=2)

@@ -286,7 +286,6 @@ OLDEST = keras.__version__.startswith("3.13.")
         pytest.param("looped", 4, (0, 1, 0, 1), 4, marks=pytest.mark.slow),
         pytest.param("zb_v", 4, (0, 1, 1, 0), 4, marks=pytest.mark.slow),
         pytest.param("v_half", 4, (0, 1, 1, 0), 4, marks=pytest.mark.slow),
-        pytest.param("v_min", 4, (0, 1, 1, 0), 6, marks=pytest.mark.slow),
     ],
 )
 def test_a_pipeline_needs_what_the_report_says(schedule, stages, mapping, steps, monkeypatch):
