@@ -1,7 +1,8 @@
 """Idle time and memory of the schedules of a pipeline, without running a model.
 
-Four device groups; costs are multiples of one forward. The looped schedule has two stages on each
-group, each with half the work and half the memory; its numbers are scaled accordingly.
+Four device groups; costs are multiples of one forward. The looped and the V-shaped schedules have
+two stages on each group, each with half the work and half the memory; their numbers are scaled
+accordingly.
 """
 
 import sys
@@ -28,8 +29,12 @@ print("               free transfers   transfers of 0.5")
 print("schedule          end  bubble        end  bubble   sets of each group")
 ends = {}
 for name, choice in [*zip(SCHEDULES, SCHEDULES, strict=True), ("in_pairs", in_pairs)]:
-    rounds = 2 if name == "looped" else 1
-    groups = tuple(stage % GROUPS for stage in range(GROUPS * rounds))
+    groups = tuple(range(GROUPS))
+    if name == "looped":
+        groups = groups + groups  # round and round
+    elif name in ("zb_v", "v_half", "v_min"):
+        groups = groups + groups[::-1]  # out and back
+    rounds = len(groups) // GROUPS
     schedule = make_schedule(choice, len(groups), MICRO_BATCHES, groups)
     cost = {kind: time / rounds for kind, time in UNIT_COST.items()}
     free, slow = (simulate(schedule, cost, transfer) for transfer in (0.0, 0.5))
@@ -40,5 +45,5 @@ for name, choice in [*zip(SCHEDULES, SCHEDULES, strict=True), ("in_pairs", in_pa
 
 print("\nin_pairs, on two groups:")
 print(grid(make_schedule(in_pairs, 2, 4, (0, 1))))
-if min(ends, key=ends.__getitem__) != "zero_bubble":
-    sys.exit("zero_bubble should be the shortest")
+if min(ends, key=ends.__getitem__) != "zb_v":
+    sys.exit("zb_v should be the shortest")

@@ -10,6 +10,7 @@ from millrace.cli.main import main
 from millrace.schedules.one_f_one_b import one_f_one_b
 from millrace.schedules.sequential import batch_serialized
 from millrace.schedules.text import grid, write
+from millrace.schedules.zb_v import zb_v
 
 SIZE = ["--stages", "4", "--micro-batches", "8"]
 
@@ -79,6 +80,14 @@ def test_several_stages_on_a_group():
     lines = run("--schedule", "looped", "--groups", "2").output.splitlines()
     assert "bubble  5.9%   (textbook, with free transfers: 5.9%)" in lines
     assert lines[-2].split() == ["0", "0,", "2", "3", "5", "4,", "2"]
+
+
+def test_a_v_of_stages():
+    lines = run("--schedule", "V_Half").output.splitlines()
+    assert "bubble  5.9%   (textbook, with free transfers: 5.9%)" in lines
+    assert lines[-2].split() == ["0", "0,", "3", "3", "4", "3,", "1"]
+    assert lines[-1].split() == ["1", "1,", "2", "3", "4", "3,", "2"]
+    assert run("--schedule", "zb_v", "--text").output == write(zb_v(4, 8)) + "\n"
 
 
 def test_stages_that_take_turns_on_one_device():
@@ -162,6 +171,8 @@ def test_a_picture_that_cannot_be_written(tmp_path):
         (["--schedule", "looped"], "Set --groups to a number below 4, such as 2. Received: None."),
         (["--schedule", "looped", "--groups", "5"], "below 4, such as 2. Received: 5."),
         (["--groups", "2"], "--groups 2 has no effect on --schedule 1f1b"),
+        (["--schedule", "v_min", "--groups", "2"], "--groups 2 has no effect on --schedule v_min"),
+        (["--schedule", "v_min", "--stages", "5"], "V-Min has two stages on each device group. Re"),
         (["--batch-serialization", "2"], "Received: --schedule 1f1b. Set --schedule sequential."),
         (["--schedule", "0F0 0B0"], "written for 1 micro-batches, and the update has 8"),
     ],

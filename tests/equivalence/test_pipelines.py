@@ -1,5 +1,6 @@
 """Pipelines against plain Keras, and against the same accumulation in one piece."""
 
+import dataclasses
 import functools
 import tempfile
 
@@ -9,6 +10,7 @@ import numpy as np
 import pipeline_cases as pipes
 import pytest
 from keras import layers
+from replica_cases import slow_but_for
 
 from millrace.errors import ModelError
 
@@ -160,8 +162,73 @@ def test_twenty_updates_are_those_of_the_model_in_one_piece():
     cases.assert_same(one_forward_one_backward(), expected)
 
 
+@functools.cache
+def in_halves():
+    return in_order(pipeline_schedule="zero_bubble")
+
+
 def test_zero_bubble_changes_rounding_only():
-    cases.assert_same(in_order(pipeline_schedule="zero_bubble"), one_forward_one_backward())
+    cases.assert_same(in_halves(), one_forward_one_backward())
+
+
+@pytest.mark.parametrize("name", slow_but_for(["zb_v", "v_half", "v_min"], "v_half"))
+def test_a_v_changes_no_bit_of_a_backward_in_halves(name):
+    """Four stages on two devices, out and back, without a mapping of the user's."""
+    found = in_order(pipeline_schedule=name, devices=2)
+    pipes.assert_bits(found, in_halves())
+    cases.assert_same(found, one_forward_one_backward())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["zb_v", "v_half", "v_min"])
+@pytest.mark.parametrize("rows", [cases.RAGGED, 68])
+def test_a_v_with_a_shorter_last_update(name, rows):
+    """Of an update of 4 micro-batches, the last one of an epoch has fewer; its rows may be too."""
+    case = dataclasses.replace(TWENTY_UPDATES, name=f"short-{rows}", rows=rows)
+    found, halves = (
+        pipes.fit(case, pipes.pipelined(case, FOUR, 4, pipeline_schedule=each, devices=devices))
+        for each, devices in ((name, 2), ("zero_bubble", 4))
+    )
+    pipes.assert_bits(found, halves)
+    cases.assert_same(found, pipes.fit(case, pipes.accumulated(case, 4)))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("stages", [2, 6])
+def test_a_v_of_other_lengths(stages):
+    cut = [0, 0, 0, 1, 1, 1] if stages == 2 else [0, 1, 2, 3, 4, 5]
+    outcomes = []
+    for name, devices in (("zb_v", stages // 2), ("v_min", stages // 2), ("zero_bubble", stages)):
+        model = pipes.pipelined(TWENTY_UPDATES, cut, 4, pipeline_schedule=name, devices=devices)
+        outcomes.append(pipes.fit(TWENTY_UPDATES, model))
+    for each in outcomes[:-1]:
+        pipes.assert_bits(each, outcomes[-1])
+
+
+def skips():
+    """Values that pass over stages, and come back to the device that they left."""
+    inputs = keras.Input((6,))
+    first = layers.Dense(6, "tanh")(inputs)
+    second = layers.Dense(6, "relu")(first)
+    third = layers.Dense(6, "tanh")(second)
+    joined = layers.Concatenate()([layers.Add()([first, second, third]), inputs])
+    return keras.Model(inputs, layers.Dense(1, "sigmoid")(joined))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["zb_v", "v_half", "v_min"])
+def test_skips_and_shared_layers_in_a_v(name):
+    options = {"pipeline_schedule": name, "devices": 2, "recomputation_mode": "auto"}
+    pipes.assert_as_accumulated(cases.Case("skips", skips), [0, 1, 2, 3, 3, 3], 4, **options)
+    tied = cases.Case("tied-v", pipes.tied_dense)
+    pipes.assert_as_accumulated(tied, [0, 1, 2, 3, 3], 4, **options)
+
+
+@pytest.mark.slow
+def test_a_v_validates_evaluates_and_predicts_as_one_piece():
+    model = pipes.pipelined(TWENTY_UPDATES, FOUR, 4, pipeline_schedule="v_half", devices=2)
+    expected = pipes.run(TWENTY_UPDATES, pipes.accumulated(TWENTY_UPDATES, 4))
+    pipes.assert_same_runs(pipes.run(TWENTY_UPDATES, model), expected, cases.FLOAT32)
 
 
 OPTIMIZERS = {

@@ -70,6 +70,16 @@ def test_zero_bubble_changes_rounding_only():
     cases.assert_same(found, one_forward_one_backward()[0])
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["zb_v", "v_half", "v_min"])
+def test_two_replicas_of_a_v_on_four_devices(name):
+    model = replicas.pipelined(DROPOUTS, REPLICAS, FOUR, groups=2, pipeline_schedule=name)
+    found, laid = replicas.fit_and_watch(DROPOUTS, model, REPLICAS)
+    assert devices_of_stages(laid, REPLICAS) == {(0, 2), (1, 3)}
+    pipes.assert_bits(found, in_order(pipeline_schedule="zero_bubble")[0])
+    cases.assert_same(found, one_forward_one_backward()[0])
+
+
 @pytest.mark.exhaustive
 def test_statistics_are_those_of_replicas_in_one_piece():
     """Averaged over replicas once per update, in the order of micro-batches before that."""

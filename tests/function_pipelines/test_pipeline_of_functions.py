@@ -10,7 +10,14 @@ import pytest
 from keras import ops
 
 import millrace
-from millrace.errors import DataError, LoopError, ModelError, OptionError, PlanError
+from millrace.errors import (
+    DataError,
+    LoopError,
+    ModelError,
+    OptionError,
+    PlanError,
+    ScheduleError,
+)
 
 RATE = 0.1
 WAIT_SECONDS = 60  # until a test gives up on another thread
@@ -201,6 +208,31 @@ def test_a_failed_pipeline_leaves_the_queue_usable(two):
     with pytest.raises(RuntimeError, match="the disk is gone"):
         halves.run(two, infeed=millrace.InfeedQueue(failing), accumulate_outfeed=True)
     assert halves.run(two, accumulate_outfeed=True)[0].shape == (1,)
+
+
+@pytest.mark.parametrize("name", ["zb_v", pytest.param("v_min", marks=pytest.mark.slow)])
+def test_a_v_of_four_functions_takes_two_devices(two, name):
+    halves = Halves()
+    halves.encoder.build((None, 3))
+    halves.decoder.build((None, 4))
+    start = weights_of(halves)
+
+    def on(h, y):
+        return h, y
+
+    def further(h, y):
+        return h * 1.0, y
+
+    stages = [halves.first, on, further, halves.last]
+    with pytest.raises(PlanError, match=r"the devices \[0, 1, 2, 3\].*has 2"):
+        halves.run(two, stages)
+    with pytest.raises(ScheduleError, match=r"Set device_mapping=\[0, 1, 1, 0\]"):
+        halves.run(two, stages, pipeline_schedule=name, device_mapping=[0, 1, 0, 1])
+    (losses,) = halves.run(two, stages, updates=2, pipeline_schedule=name)
+    expected, weights = halves.by_hand(start, 2)
+    np.testing.assert_allclose(losses, expected, rtol=1e-5)
+    for found, other in zip(weights_of(halves), weights, strict=True):
+        np.testing.assert_allclose(found, other, rtol=1e-5, atol=1e-6)
 
 
 def in_threads(*functions):

@@ -2,6 +2,7 @@
 
 import gc
 import io
+import itertools
 
 import jax
 import keras
@@ -274,8 +275,11 @@ OLDEST = keras.__version__.startswith("3.13.")
         ("1f1b", 2, None, 4),
         ("gpipe", 3, None, 3),
         ("zero_bubble", 2, None, 4),
+        pytest.param("zero_bubble", 4, (0, 1, 1, 0), 4, marks=pytest.mark.slow),
         pytest.param("grouped", 3, None, 6, marks=pytest.mark.slow),
         pytest.param("looped", 4, (0, 1, 0, 1), 4, marks=pytest.mark.slow),
+        pytest.param("zb_v", 4, (0, 1, 1, 0), 4, marks=pytest.mark.slow),
+        pytest.param("v_half", 4, (0, 1, 1, 0), 4, marks=pytest.mark.slow),
     ],
 )
 def test_a_pipeline_needs_what_the_report_says(schedule, stages, mapping, steps, monkeypatch):
@@ -304,6 +308,36 @@ def test_a_pipeline_needs_what_the_report_says(schedule, stages, mapping, steps,
         else:
             assert found == pytest.approx(memory.peak, rel=2e-3, abs=2000), memory.program
     assert sum(len(memory.stages) for memory in report.devices) == stages
+
+
+@pytest.mark.slow
+def test_a_v_shaped_schedule_needs_less_for_micro_batches_in_flight():
+    """Eight stages on four devices; each stage keeps two arrays of a layer, or four before W."""
+    width, rows = 64, 512
+
+    def in_flight(schedule, **options):
+        strategy = millrace.Strategy(devices=4)
+        with strategy.scope():
+            hidden = [keras.layers.Dense(width, "tanh") for _ in range(16)]
+            model = keras.Sequential([keras.Input((width,)), *hidden])
+        model.compile("sgd", "mse", steps_per_execution=8)
+        model.set_pipeline_stage_assignment([k // 2 for k in range(16)])
+        model.set_pipelining_options(
+            gradient_accumulation_steps_per_replica=8, pipeline_schedule=schedule, **options
+        )
+        spec = ((rows, width), "float32")
+        report = strategy.memory_report(model, (spec, spec))
+        return [sum(stage.in_flight for stage in each.stages) for each in report.devices]
+
+    same_devices = {"device_mapping": [0, 1, 2, 3, 3, 2, 1, 0]}
+    plain = in_flight("1f1b", **same_devices)
+    found = [in_flight(name) for name in ("zb_v", "v_half", "v_min")]
+    for more, less in itertools.pairwise([plain, *found]):
+        assert all(a > b for a, b in zip(more, less, strict=True)), (more, less)
+    array = rows * width * 4
+    assert max(plain) >= 36 * array  # 8 + 7 + ... + 1 sets of two arrays, over four devices
+    assert max(found[1]) < 0.8 * max(found[0])
+    assert max(found[2]) < 0.55 * max(found[0])
 
 
 def test_a_pipeline_fits_with_smaller_micro_batches():

@@ -11,6 +11,8 @@ from millrace.compiling import executable
 from millrace.errors import NonFiniteError, TaskError
 from millrace.pipelines.runtime import tasks as stage_tasks
 from millrace.pipelines.runtime.buffers import Buffers
+from millrace.pipelines.runtime.transfer import Copies
+from millrace.schedules.simulate import UNIT_COST, simulate
 from millrace.schedules.table import make_schedule
 
 
@@ -34,6 +36,45 @@ def pipeline(strategy, stages=(0, 1, 2), steps=4, updates=1, **options):
     model.set_pipelining_options(gradient_accumulation_steps_per_replica=steps, **options)
     model.compile("sgd", "mse", steps_per_execution=steps * updates)
     return model
+
+
+@pytest.mark.parametrize("name", ["zb_v", "v_half", "v_min"])
+@pytest.mark.parametrize("steps", [1, 7])
+def test_the_default_devices_of_a_v(name, steps):
+    strategy = millrace.Strategy(devices="cpu:2")
+    model = pipeline(strategy, (0, 1, 2, 3), steps=steps, pipeline_schedule=name)
+    model.fit(*data(2 * steps), batch_size=2, verbose=0)
+    assert strategy.statistics().pipeline.last_tasks == 4 * 3 * steps
+    first, second = strategy.devices
+    on_devices = [next(iter(layer.kernel.value.devices())) for layer in model.layers]
+    assert on_devices == [first, second, second, first]
+    schedule = make_schedule(name, 4, steps, (0, 1, 1, 0))
+    held = strategy.statistics().pipeline.last_in_flight
+    assert held == simulate(schedule, UNIT_COST).in_flight
+
+
+def test_the_stages_of_one_device_pass_values_on_without_a_copy(monkeypatch):
+    """At the last device of a V, forward goes straight on to the next stage."""
+    copied = []
+    original = Copies.values
+
+    def values(self, arrays):
+        copied.extend(arrays)
+        return original(self, arrays)
+
+    monkeypatch.setattr(Copies, "values", values)
+    for devices, mapping in (("cpu:2", "auto"), ("cpu:4", [0, 1, 2, 3])):
+        copied.clear()
+        model = pipeline(
+            millrace.Strategy(devices=devices),
+            (0, 1, 2, 3),
+            steps=3,
+            pipeline_schedule="zb_v" if mapping == "auto" else "zero_bubble",
+            device_mapping=mapping,
+        )
+        model.fit(*data(6), batch_size=2, verbose=0)
+        # There and back over each boundary between devices, for each of three micro-batches.
+        assert len(copied) == 3 * 2 * (2 if mapping == "auto" else 3)
 
 
 @pytest.mark.parametrize("name", ["gpipe", "1f1b", "grouped", "sequential", "zero_bubble"])

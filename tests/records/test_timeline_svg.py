@@ -11,7 +11,7 @@ from millrace.schedules.simulate import UNIT_COST, simulate
 from millrace.schedules.table import make_schedule
 
 SVG = "{http://www.w3.org/2000/svg}"
-GROUPS = {"looped": (0, 1, 0, 1)}
+GROUPS = {"looped": (0, 1, 0, 1), "zb_v": (0, 1, 1, 0)}
 
 
 def timeline_of(name="1f1b", micro_batches=8, transfer=0.0):
@@ -36,7 +36,7 @@ def texts(root):
     return [text.text for text in root.iter(f"{SVG}text")]
 
 
-@pytest.mark.parametrize("name", ["gpipe", "1f1b", "sequential", "looped", "zero_bubble"])
+@pytest.mark.parametrize("name", ["gpipe", "1f1b", "sequential", "looped", "zero_bubble", "zb_v"])
 @pytest.mark.parametrize("micro_batches", [1, 8, 64])
 def test_each_task_once_to_scale_in_its_row_without_overlap(name, micro_batches):
     timeline = timeline_of(name, micro_batches, transfer=0.25)

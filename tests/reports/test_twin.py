@@ -6,6 +6,7 @@ import time
 
 import pytest
 
+from millrace.options import default_devices
 from millrace.records.timeline import Span, Timeline
 from millrace.records.trace import ExecutionTrace
 from millrace.reports.bubble import idle_slots
@@ -30,13 +31,13 @@ def trace_of(timeline, **fields):
     )
 
 
-NAMES = ["gpipe", "1f1b", "grouped", "sequential", "zero_bubble"]
+NAMES = ["gpipe", "1f1b", "grouped", "sequential", "zero_bubble", "zb_v", "v_half", "v_min"]
 
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("transfer", [0.0, 0.25])
 def test_the_twin_of_a_simulation_is_the_simulation(name, transfer):
-    schedule = make_schedule(name, 4, 8, (0, 1, 2, 3))
+    schedule = make_schedule(name, 4, 8, default_devices(name, 4))
     timeline = simulate(schedule, UNIT_COST, transfer)
     trace = trace_of(timeline)
     assert schedule_of(trace) == schedule
@@ -80,7 +81,8 @@ def test_there_is_no_twin_of_nothing_or_of_one_process_of_two():
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("transfer", [0.0, 0.25])
 def test_idle_slots_add_up_to_the_idle_time(name, transfer):
-    timeline = simulate(make_schedule(name, 4, 8, (0, 1, 2, 3)), UNIT_COST, transfer)
+    schedule = make_schedule(name, 4, 8, default_devices(name, 4))
+    timeline = simulate(schedule, UNIT_COST, transfer)
     slots = idle_slots(timeline)
     for group, idle in enumerate(timeline.idle):
         own = [slot for slot in slots if slot.group == group]

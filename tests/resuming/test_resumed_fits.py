@@ -90,13 +90,14 @@ def test_fits(tmp_path, fit, breaks):
     break_and_compare(tmp_path, *breaks, **FITS[fit])
 
 
-SCHEDULES = ["gpipe", "1f1b", "grouped", "sequential", "looped", "zero_bubble"]
+SCHEDULES = ["gpipe", "1f1b", "grouped", "sequential", "looped", "zero_bubble", "v_half"]
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_schedules(tmp_path, schedule):
     def build():
-        model = make(devices="cpu:2", accumulation=2, stages=[0, 0, 1, 1, 1])
+        stages = [0, 1, 2, 3, 3] if schedule == "v_half" else [0, 0, 1, 1, 1]
+        model = make(devices="cpu:2", accumulation=2, stages=stages)
         model.set_pipelining_options(pipeline_schedule=schedule)
         return model
 

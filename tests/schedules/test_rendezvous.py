@@ -4,6 +4,7 @@ import random
 import pytest
 
 from millrace.errors import ScheduleError
+from millrace.options.default_devices import is_v_shaped, v_devices
 from millrace.schedules.one_f_one_b import one_f_one_b
 from millrace.schedules.rendezvous import Move, check_rendezvous, events, timetable, walk
 from millrace.schedules.table import SCHEDULES, make_schedule
@@ -76,8 +77,12 @@ def assignments(rows, rng):
 @pytest.mark.parametrize("p", range(1, 6))
 def test_one_order_for_all_never_blocks(name, p):
     rng = random.Random(p)
-    for v, m in itertools.product((1, 2) if name == "looped" else (1,), (1, 2, p, 2 * p + 1)):
-        schedule = make_schedule(name, p * v, m, tuple(stage % p for stage in range(p * v)))
+    rounds = (1, 2) if name == "looped" else (2,) if is_v_shaped(name) else (1,)
+    for v, m in itertools.product(rounds, (1, 2, p, 2 * p + 1)):
+        groups = tuple(stage % p for stage in range(p * v))
+        if is_v_shaped(name):
+            groups = v_devices(p * v)
+        schedule = make_schedule(name, p * v, m, groups)
         every = [(a, b) for a in range(p * v) for b in range(a + 1, p * v)]
         for owners, links in itertools.product(assignments(p, rng), (None, every)):
             walked = walk(schedule, every if links else list(itertools.pairwise(range(p * v))))

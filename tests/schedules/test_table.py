@@ -3,6 +3,7 @@ import pathlib
 import pytest
 
 from millrace.errors import ScheduleError
+from millrace.options.default_devices import is_v_shaped, v_devices
 from millrace.schedules.check import check
 from millrace.schedules.gpipe import gpipe
 from millrace.schedules.one_f_one_b import one_f_one_b
@@ -12,6 +13,17 @@ from millrace.schedules.text import grid, parse, write
 OWN = "0F0 0B0 0F1 0B1  # all on one group after the other \n 1F0 1B0 1F1 1B1"
 
 
+def rounds_of(name):
+    """How many stages a device group may have."""
+    return {"looped": (1, 2, 3, 4)}.get(name, (2,) if is_v_shaped(name) else (1,))
+
+
+def groups_of(name, p, v):
+    if is_v_shaped(name):
+        return v_devices(p * v)
+    return tuple(stage % p for stage in range(p * v))
+
+
 def refused(choice, num_stages=2, num_micro_batches=2, groups=(0, 1)):
     with pytest.raises(ScheduleError) as error:
         make_schedule(choice, num_stages, num_micro_batches, groups)
@@ -19,14 +31,17 @@ def refused(choice, num_stages=2, num_micro_batches=2, groups=(0, 1)):
 
 
 def test_the_names():
-    assert list(SCHEDULES) == ["gpipe", "1f1b", "grouped", "sequential", "looped", "zero_bubble"]
+    assert list(SCHEDULES) == [
+        *("gpipe", "1f1b", "grouped", "sequential", "looped", "zero_bubble"),
+        *("zb_v", "v_half", "v_min"),
+    ]
 
 
 @pytest.mark.parametrize("name", SCHEDULES)
 def test_every_name_makes_a_schedule_of_any_size(name):
     for p in range(1, 9):
-        for v in (1, 2, 3, 4) if name == "looped" else (1,):
-            groups = tuple(stage % p for stage in range(p * v))
+        for v in rounds_of(name):
+            groups = groups_of(name, p, v)
             for m in range(1, 4 * p + 2, 3):
                 schedule = make_schedule(name, p * v, m, groups)
                 check(schedule, p * v, m)
@@ -72,8 +87,9 @@ def test_the_drawings_of_the_docs():
     page = (pathlib.Path(__file__).parents[2] / "docs" / "schedules.md").read_text()
     sizes = {"gpipe": (3, 4), "sequential": (3, 2), "looped": (4, 2)}
     for name in SCHEDULES:
-        p, m = sizes.get(name, (3, 5))
-        for line in grid(make_schedule(name, p, m, (0, 1, 0, 1))).splitlines():
+        p, m = sizes.get(name, (4, 3) if is_v_shaped(name) else (3, 5))
+        groups = (0, 1, 1, 0) if is_v_shaped(name) else (0, 1, 0, 1)
+        for line in grid(make_schedule(name, p, m, groups)).splitlines():
             assert f"    {line}\n" in page.partition(f'**`"{name}"`**')[2].partition("**`")[0]
 
 
@@ -123,8 +139,9 @@ def test_a_function_that_returns_something_else(value):
 def test_an_unknown_name():
     assert refused("zerobubble") == (
         "schedule='zerobubble' is no schedule and no file. Did you mean 'zero_bubble'? "
-        "Use one of gpipe, 1f1b, grouped, sequential, looped, zero_bubble; a function "
-        "(num_stages, num_micro_batches) of your own; or text such as '0F0 0B0', or its file."
+        "Use one of gpipe, 1f1b, grouped, sequential, looped, zero_bubble, zb_v, v_half, v_min; "
+        "a function (num_stages, num_micro_batches) of your own; or text such as '0F0 0B0', or its "
+        "file."
     )
     assert "Did you mean" not in refused("none")
     assert "mean '1f1b'" in refused("1f1")
@@ -156,3 +173,18 @@ def test_looped_says_which_mapping_it_needs(groups, remedy):
     text = refused("looped", num_stages=4, groups=groups)
     assert f"device groups {list(groups)} for 4 stages" in text
     assert text.endswith(f"Set device_mapping={remedy}.")
+
+
+@pytest.mark.parametrize("name", ["zb_v", "v_half", "v_min", "V_Half"])
+def test_a_v_takes_any_names_of_groups_and_no_other_form(name):
+    schedule = make_schedule(name, 4, 4, (5, 3, 3, 5))
+    assert [{task.stage for task in row} for row in schedule] == [{0, 3}, {1, 2}]
+    text = refused(name, num_stages=4, groups=(0, 1, 0, 1))
+    assert "device groups [0, 1, 0, 1] for 4 stages" in text
+    assert text.endswith("Set device_mapping=[0, 1, 1, 0].")
+    assert "Assign 2 or 4 stages" in refused(name, num_stages=3, groups=(0, 1, 0))
+
+
+def test_near_names_of_a_v():
+    assert "mean 'zb_v'" in refused("zbv")
+    assert "mean 'v_half'" in refused("vhalf")

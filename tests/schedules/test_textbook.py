@@ -1,5 +1,6 @@
 import pytest
 
+from millrace.options.default_devices import V_SHAPED, default_devices, is_v_shaped
 from millrace.schedules.simulate import simulate
 from millrace.schedules.table import SCHEDULES, make_schedule
 from millrace.schedules.task import Pass
@@ -9,9 +10,11 @@ from millrace.schedules.textbook import textbook_bubble
 @pytest.mark.parametrize("name", SCHEDULES)
 @pytest.mark.parametrize("p", range(1, 9))
 def test_simulation_agrees(name, p):
-    for v in (1, 2, 3, 4) if name == "looped" else (1,):
+    for v in {"looped": (1, 2, 3, 4)}.get(name, (2,) if is_v_shaped(name) else (1,)):
         for m in range(1, 4 * p + 2):
-            groups = tuple(stage % p for stage in range(p * v))
+            groups = default_devices(name, p * v)
+            if name == "looped":
+                groups = tuple(stage % p for stage in range(p * v))
             schedule = make_schedule(name, p * v, m, groups)
             for forward, backward in ((1.0, 2.0), (2.0, 3.0), (1.0, 3.0)):
                 half = backward / 2
@@ -27,6 +30,10 @@ def test_is_silent_where_there_is_no_formula():
     assert textbook_bubble("zero_bubble", 4, 3, 4) is None
     assert textbook_bubble("zero_bubble", 4, 8, 4, forward=1, backward=3) is None
     assert textbook_bubble("my_schedule.txt", 4, 8, 4) is None
+    assert textbook_bubble("zb_v", 8, 3, 4) is None
+    assert textbook_bubble("v_half", 8, 2, 4) is None
+    assert textbook_bubble("v_min", 8, 8, 4, forward=1, backward=3) is None
+    assert textbook_bubble("v_min", 8, 8, 8) is None
 
 
 def test_numbers_of_the_papers():
@@ -34,3 +41,8 @@ def test_numbers_of_the_papers():
     assert textbook_bubble("looped", 16, 8, 4) == 3 / 35
     assert textbook_bubble("zero_bubble", 4, 8, 4) == 3 / 27
     assert textbook_bubble("sequential", 4, 8, 4) == 3 / 4
+    assert textbook_bubble("zb_v", 8, 8, 4) == 3 / 51
+    assert textbook_bubble("v_half", 8, 8, 4) == 9 / 57
+    assert textbook_bubble("v_half", 6, 8, 3, forward=2, backward=4) == 5 / 53
+    assert textbook_bubble("v_min", 8, 8, 4) == 11 / 59
+    assert [textbook_bubble(name, 2, 8, 1) for name in V_SHAPED] == [0, 0, 0]

@@ -260,6 +260,35 @@ def test_looped_says_which_mapping_it_needs(strategy):
         fit(model)
 
 
+def test_a_v_says_which_mapping_or_number_of_stages_it_needs(strategy):
+    model = pipelined(
+        strategy, (0, 1, 2, 3), pipeline_schedule="v_half", device_mapping=[0, 0, 1, 1]
+    )
+    with pytest.raises(ScheduleError, match=r"schedule v_half.*device_mapping=\[0, 1, 1, 0\]"):
+        fit(model)
+    model.set_pipelining_options(device_mapping="auto")
+    fit(model)
+    model = pipelined(strategy, (0, 1, 1, 2), pipeline_schedule="v_half")
+    with pytest.raises(ScheduleError, match=r"num_stages=3. Assign 2 or 4 stages"):
+        fit(model)
+
+
+@pytest.mark.parametrize("devices", ["cpu:1", "cpu:3"])
+def test_the_number_of_stages_of_a_v_is_refused_before_that_of_devices(devices):
+    model = pipelined(millrace.Strategy(devices=devices), (0, 1, 1, 2), pipeline_schedule="V_Min")
+    with pytest.raises(ScheduleError, match=r"V_Min has two stages.*num_stages=3"):
+        fit(model)
+
+
+def test_a_v_on_too_few_devices():
+    strategy = millrace.Strategy(devices="cpu:1")
+    model = pipelined(strategy, (0, 1, 2, 3), pipeline_schedule="zb_v")
+    with pytest.raises(
+        PlanError, match=r"need the devices \[0, 1\].*has 1. Set devices to 2.*assign 2 stages"
+    ):
+        fit(model)
+
+
 def test_a_text_for_other_stages(strategy):
     model = pipelined(strategy, pipeline_schedule="0F0 0F1 0B0 0B1")
     with pytest.raises(ScheduleError, match=r"1F0|stage 1"):

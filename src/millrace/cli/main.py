@@ -37,6 +37,7 @@ from millrace.cli.launch_options import launch_options
 from millrace.cli.poprun import poprun_command
 from millrace.cli.types import FiniteRange, as_options
 from millrace.errors import MillraceError, OptionError
+from millrace.options import default_devices
 from millrace.records.timeline import Timeline
 from millrace.records.timeline_svg import timeline_svg
 from millrace.replay.table import show
@@ -151,16 +152,17 @@ def simulate_command(
         )
     if name != "looped" and groups is not None:
         raise OptionError(
-            f"--groups {groups} has no effect on --schedule {schedule}, which has one stage on "
-            "each device group. Remove it, or set --schedule looped."
+            f"--groups {groups} has no effect on --schedule {schedule}, whose device groups follow "
+            "from its stages. Remove it, or set --schedule looped."
         )
     if name != "sequential" and batch_serialization > 1:
         raise OptionError(
             f"--batch-serialization {batch_serialization} is possible with the schedule sequential "
             f"only. Received: --schedule {schedule}. Set --schedule sequential."
         )
-    num_groups = 1 if batch_serialization > 1 else groups or stages
-    on_groups = tuple(stage % num_groups for stage in range(stages))
+    on_groups = default_devices(schedule, stages, batch_serialization)
+    if groups is not None:
+        on_groups = tuple(stage % groups for stage in range(stages))
     tasks = make_schedule(schedule, stages, micro_batches, on_groups, batch_serialization)
     half = backward / 2
     cost = dict(zip(Pass, (forward, backward, half, half), strict=True))
@@ -171,6 +173,7 @@ def simulate_command(
     if text:
         click.echo(write(tasks))
         return
+    num_groups = timeline.num_groups
     bubble = textbook_bubble(name, stages, micro_batches, num_groups, forward, backward)
     console = Console(highlight=False, soft_wrap=True)
     console.print(f"{schedule}: {stages} stages, {micro_batches} micro-batches\n", markup=False)

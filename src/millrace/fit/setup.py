@@ -22,7 +22,12 @@ from millrace.fit.checks import (
 )
 from millrace.fit.loop_arguments import check_steps_per_execution
 from millrace.fit.offloading import check_offload, offload_in_force
-from millrace.fit.stages import StageAssignment, check_pipeline, groups_needed
+from millrace.fit.stages import (
+    StageAssignment,
+    check_number_of_stages,
+    check_pipeline,
+    groups_needed,
+)
 from millrace.options import Accumulation, MetricReduction, Offload, Options
 from millrace.plan import Mode
 from millrace.processes.agreement import process_index
@@ -189,6 +194,8 @@ class Setup:
         """
         check_steps_per_execution(self.model)
         assignment = self.stages.assignment()
+        if assignment is not None and mode is Mode.TRAIN:
+            check_number_of_stages(self.options.pipelining, assignment.num_stages)
         replicas = self.replicas
         self.rules.check(self, mode)
         check_model(self.model, mode, self.accumulation, assignment is not None, replicas)

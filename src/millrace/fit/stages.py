@@ -14,6 +14,7 @@ from millrace.explain.key import ObjectNumbers
 from millrace.export.exporting import Exports
 from millrace.memory.pipeline_budget import chooser
 from millrace.options import Pipelining
+from millrace.options.default_devices import V_SHAPED, is_v_shaped, v_devices
 from millrace.pipelines.assignment.assignment import (
     Assignment,
     check_unchanged,
@@ -31,6 +32,7 @@ from millrace.pipelines.runtime.stage_programs import Orders
 from millrace.plan import Mode, Plan
 from millrace.schedules.table import make_schedule, name_of
 from millrace.schedules.task import Schedule
+from millrace.schedules.v_shape import groups_of_v
 
 
 class StageAssignment:
@@ -122,13 +124,31 @@ def groups_needed(num_stages: int, mapping: Sequence[int], num_devices: int) -> 
             "pipeline stages. Give one device for each stage in set_pipelining_options()."
         )
     if max(numbers) >= num_devices:
+        shared = f"device_mapping={[k % num_devices for k in range(num_stages)]}"
+        # The V-shaped schedules run on no other mapping.
+        others = f"or let stages share devices: {shared}"
+        if num_stages % 2 == 0 and tuple(numbers) == v_devices(num_stages):
+            others = (
+                f"or assign {2 * num_devices} stages. Other schedules than {', '.join(V_SHAPED)} "
+                f"can share devices: {shared}"
+            )
         raise PlanError(
             f"The {num_stages} pipeline stages need the devices {sorted(set(numbers))}, and the "
             f"strategy has {num_devices}. Set devices to {max(numbers) + 1} or more, such as "
-            f"Strategy(devices='cpu:{max(numbers) + 1}'), or let stages share devices: "
-            f"device_mapping={[k % num_devices for k in range(num_stages)]}."
+            f"Strategy(devices='cpu:{max(numbers) + 1}'), {others}."
         )
     return max(numbers) + 1
+
+
+def check_number_of_stages(pipelining: Pipelining, num_stages: int) -> None:
+    """Refuses a number of stages without a default device for each, before devices are counted.
+
+    Raises:
+        ScheduleError: if a V-shaped schedule has an odd number.
+    """
+    schedule = pipelining.schedule_in_force
+    if pipelining.device_mapping is None and is_v_shaped(schedule):
+        groups_of_v(str(schedule), num_stages, num_micro_batches=1)
 
 
 def check_pipeline(

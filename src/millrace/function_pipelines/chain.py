@@ -19,7 +19,7 @@ import jax
 import keras
 
 from millrace.errors import DTypeError, LoopError, OptionError, PlanError
-from millrace.options import whole_number
+from millrace.options import default_devices, whole_number
 from millrace.pytrees import ArrayTree, SpecTree
 
 StageFunction: TypeAlias = Callable[..., object]
@@ -64,15 +64,19 @@ class FunctionChain:
 
 
 def make_chain(
-    stages: StageFunctions, device_mapping: DeviceMapping | None, on_one_device: bool = False
+    stages: StageFunctions,
+    device_mapping: DeviceMapping | None,
+    schedule: object = None,
+    batch_serialization: int = 1,
 ) -> FunctionChain:
     """Checks the user's stages and their devices, and makes a chain of them.
 
     Args:
         stages: functions, or lists of functions that run at the same time.
         device_mapping: index of the device of each function, in the structure of `stages`. None
-            gives each function a device.
-        on_one_device: whether None means device 0 for all.
+            means the default of the schedule.
+        schedule: of the pipeline, as the user chose it.
+        batch_serialization: micro-batches that a stage runs before the next stage starts.
 
     Raises:
         DTypeError: if `stages` or `device_mapping` is not a list.
@@ -92,9 +96,8 @@ def make_chain(
     members = [_members(k, stage) for k, stage in enumerate(stages)]
     functions = tuple(function for each in members for function in each)
     levels = tuple(level for level, each in enumerate(members) for _ in each)
-    return FunctionChain(
-        functions, levels, _mapping(stages, members, device_mapping, on_one_device)
-    )
+    default = default_devices(schedule, len(stages), batch_serialization)
+    return FunctionChain(functions, levels, _mapping(stages, members, device_mapping, default))
 
 
 def _members(number: int, stage: StageFunction | Sequence[StageFunction]) -> list[StageFunction]:
@@ -111,7 +114,7 @@ def _mapping(
     stages: StageFunctions,
     members: Sequence[Sequence[StageFunction]],
     device_mapping: DeviceMapping | None,
-    on_one_device: bool,
+    default: tuple[int, ...],
 ) -> tuple[int, ...]:
     if device_mapping is None:
         if any(isinstance(stage, list | tuple) for stage in stages):
@@ -119,7 +122,7 @@ def _mapping(
                 "A pipeline with stages that run at the same time needs device_mapping, with a "
                 f"list for each of them. Set device_mapping={_example(members)}, for example."
             )
-        return (0,) * len(stages) if on_one_device else tuple(range(len(stages)))
+        return default
     if not isinstance(device_mapping, list | tuple):
         raise DTypeError(
             "device_mapping is a list with the device of each stage. Received: "

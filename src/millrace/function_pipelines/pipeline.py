@@ -82,7 +82,8 @@ def pipeline(
             `(optimizer, loss)`, or `(optimizer, loss, variables)` to train only these variables.
             None trains nothing.
         device_mapping: index in `strategy.devices` of each function's device, in the structure
-            of `stages`. None gives each stage a device, in order.
+            of `stages`. None gives each stage a device, in order; with a V-shaped schedule two
+            stages share one.
         outfeed_loss: True enqueues the loss in place of the outputs.
         outfeed_mask: for each output, True to leave it out of the outfeed.
         accumulate_outfeed: True enqueues one element for each update: the sum over its
@@ -108,7 +109,7 @@ def pipeline(
     serialization = whole_number(
         "batch_serialization_iterations", options.get("batch_serialization_iterations", 1), 1
     )
-    chain = make_chain(stages, device_mapping, on_one_device=serialization > 1)
+    chain = make_chain(stages, device_mapping, options.get("pipeline_schedule"), serialization)
     check_captures(chain.functions)
     trains = optimizer_function is not None
     update_steps = whole_number("micro_batches", micro_batches, 1) * serialization

@@ -119,9 +119,16 @@ class UpdateWalk:
         passes = self._passes(index)
         held = self._waiting.pop(("held", index, number))
         for_weights = [held[k] for k in passes.weight_held]
+        # Arrivals are in the order of the stages that sent them, not in that of the pass.
+        wanted = {passes.cotangents[k] for k in passes.weight_cotangents}
+        arrived = self._waiting.pop(("cotangent", index, number), [])
         self._waiting["held", index, number] = for_weights
+        self._waiting["cotangent", index, number] = [k for k in arrived if k[2:] in wanted]
         for position, key in enumerate(held):
             if position not in passes.weight_held:
+                self._drop(index, key)
+        for key in arrived:
+            if key[2:] not in wanted:
                 self._drop(index, key)
         self._answer(index, number)
 

@@ -1,6 +1,7 @@
 """Every option of a model, declared once.
 
     choices.py           Reduction, RecomputationMode, ...: choices by name
+    default_devices.py   the devices of stages without a `device_mapping`
     checks.py            whole_number, truth, ...: a value, or an error with the value to set
     table.py             the declaration of an option: name, setters, check, doc, ...
     update_records.py    Accumulation, Pipelining: frozen, a field for each option
@@ -24,6 +25,7 @@ from millrace.options.choices import QueueMode as QueueMode
 from millrace.options.choices import RecompilePolicy as RecompilePolicy
 from millrace.options.choices import RecomputationMode as RecomputationMode
 from millrace.options.choices import Reduction as Reduction
+from millrace.options.default_devices import default_devices as default_devices
 from millrace.options.records import MIB as MIB
 from millrace.options.records import NO_OFFLOAD as NO_OFFLOAD
 from millrace.options.records import NO_TAPS as NO_TAPS

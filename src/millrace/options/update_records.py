@@ -15,6 +15,7 @@ from millrace.options.checks import (
     unchecked,
 )
 from millrace.options.choices import Reduction
+from millrace.options.default_devices import default_devices
 from millrace.options.table import ACCUMULATION, PIPELINING, Option, declare, file_text
 
 # `keras.Variable` is spelled `Any` here: options know neither Keras nor JAX.
@@ -115,7 +116,8 @@ class Pipelining:
             (PIPELINING,),
             doc="for each stage the number of its device within a replica. Stages may share "
             "devices.",
-            auto="stage i on device i; with `batch_serialization_iterations` all on device 0",
+            auto="stage i on device i; with `batch_serialization_iterations` all on device 0; with "
+            '`"zb_v"`, `"v_half"` and `"v_min"` out and back, as in `[0, 1, 1, 0]`',
             accepts=Sequence[int] | str,
         ),
     )
@@ -134,7 +136,8 @@ class Pipelining:
             "pipeline_schedule",
             unchecked,
             (PIPELINING,),
-            doc='`"1f1b"`, `"grouped"`, `"gpipe"`, `"sequential"`, `"looped"`, `"zero_bubble"`, a '
+            doc='`"1f1b"`, `"grouped"`, `"gpipe"`, `"sequential"`, `"looped"`, `"zero_bubble"`, '
+            '`"zb_v"`, `"v_half"`, `"v_min"`, a '
             "function of the numbers of stages and of micro-batches, the schedule as text, or the "
             "path of such text (docs/schedules.md).",
             auto='`"1f1b"`; with `batch_serialization_iterations` `"sequential"`',
@@ -222,4 +225,4 @@ class Pipelining:
         """Returns the device of each stage, as it was set, or the default."""
         if self.device_mapping is not None:
             return self.device_mapping
-        return (0,) * num_stages if self.batch_serialization > 1 else tuple(range(num_stages))
+        return default_devices(self.schedule_in_force, num_stages, self.batch_serialization)

@@ -15,6 +15,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 
 from millrace.errors import ScheduleError, UnsupportedError
+from millrace.options.default_devices import is_v_shaped
 from millrace.schedules.check import check
 from millrace.schedules.concurrent import concurrent
 from millrace.schedules.gpipe import gpipe
@@ -23,6 +24,10 @@ from millrace.schedules.one_f_one_b import one_f_one_b
 from millrace.schedules.sequential import batch_serialized, sequential
 from millrace.schedules.task import Schedule, Task, parse_task
 from millrace.schedules.text import parse
+from millrace.schedules.v_half import v_half
+from millrace.schedules.v_min import v_min
+from millrace.schedules.v_shape import check_v_groups
+from millrace.schedules.zb_v import zb_v
 from millrace.schedules.zero_bubble import zero_bubble
 
 TaskRows = str | Sequence[str | Sequence[Task | str]]
@@ -36,6 +41,9 @@ SCHEDULES: Mapping[str, Callable[..., Schedule]] = {
     "sequential": sequential,
     "looped": looped,  # the only one that also takes the number of device groups
     "zero_bubble": zero_bubble,
+    "zb_v": zb_v,
+    "v_half": v_half,
+    "v_min": v_min,
 }
 
 
@@ -54,8 +62,9 @@ def make_schedule(
             cut to the first `num_micro_batches`, since the last update of an epoch may be shorter.
         num_stages: stages in the pipeline.
         num_micro_batches: micro-batches accumulated into the update, per replica.
-        groups: the device group of each stage. Only "looped" reads it; its row r is then the
-            group that comes r-th in `groups`. The other names have a row for each stage.
+        groups: the device group of each stage. Only names with several stages on a group read it:
+            "looped", "zb_v", "v_half" and "v_min". Their row r is the group that comes r-th in
+            `groups`. The other names have a row for each stage.
         batch_serialization: micro-batches that a stage runs before the next stage starts. More
             than one makes "sequential" one row.
         levels: of each stage, if several stages run at the same time as one stage of the schedule;
@@ -76,6 +85,8 @@ def make_schedule(
     elif name := _name(choice):
         more = (_num_groups(groups, num_stages),) if name == "looped" else ()
         schedule = SCHEDULES[name](num_stages, num_micro_batches, *more)
+        if is_v_shaped(name):
+            check_v_groups(name, groups, num_stages)
     else:
         schedule = _shortened(parse(_text(choice)), num_micro_batches)
     check(schedule, num_stages, num_micro_batches)

@@ -4,12 +4,19 @@
     looped                 (g - 1) / (v m + g - 1)       g device groups of v = p / g stages
     sequential             (g - 1) / g
     zero_bubble            (p - 1)(F + I - W) / (m (F + I + W) + (p - 1)(F + I - W))
+    zb_v                   (g - 1) / (6 m + g - 1)       two stages on each of g groups
+    v_half                 3 (g - 1) / (6 m + 3 (g - 1)) one F less if g is odd
+    v_min                  (4 g - 5) / (6 m + 4 g - 5)   for g > 1
 
 They hold for stages of equal cost and for transfers that take no time; that of `looped` where g
-divides p and m; that of `zero_bubble` from m = p on, and where W is no longer than F. Sources:
-arXiv 2104.04473, section 2, and arXiv 2401.10241, section 2. `simulate` does not use them: they are
+divides p and m; that of `zero_bubble` from m = p on, and where W is no longer than F; the last
+three for F, I and W of equal length, that of `zb_v` from m = g on and that of `v_half` for
+m > g / 2. Sources: arXiv 2104.04473, section 2, and arXiv 2401.10241, section 2. The last three are
+exact where arXiv 2405.15362 gives 0, g / 2m and 2g / 3m. `simulate` does not use them: they are
 there to compare its results with.
 """
+
+from millrace.options.default_devices import V_SHAPED
 
 
 def textbook_bubble(
@@ -40,4 +47,18 @@ def textbook_bubble(
     if name == "zero_bubble" and m >= p and backward / 2 <= forward:
         idle = (p - 1) * forward  # F + I - W, as I and W are equal
         return idle / (m * (forward + backward) + idle)
+    if name in V_SHAPED and p == 2 * groups and backward == 2 * forward:
+        idle = _idle_forwards(name, m, groups)
+        return None if idle is None else idle / (6 * m + idle)
     return None
+
+
+def _idle_forwards(name: str, m: int, groups: int) -> int | None:
+    """Returns the idle time of a group in a V-shaped schedule, in forwards of one stage."""
+    if groups == 1:
+        return 0
+    if name == "v_min":
+        return 4 * groups - 5
+    if name == "v_half":
+        return 3 * (groups - 1) - groups % 2 if 2 * m > groups else None
+    return groups - 1 if m >= groups else None

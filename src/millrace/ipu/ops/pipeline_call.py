@@ -93,7 +93,7 @@ def run_pipeline(arguments: PipelineArguments) -> None:
     count = _count(arguments["gradient_accumulation_count"])
     serialization = arguments["batch_serialization_iterations"]
     stages, function = arguments["computational_stages"], arguments["optimizer_function"]
-    chain = make_chain(stages, arguments["device_mapping"], on_one_device=serialization > 1)
+    chain = make_chain(stages, arguments["device_mapping"], batch_serialization=serialization)
     schedule = schedule_of(arguments["pipeline_schedule"], serialization)
     first = dict(zip(reversed(chain.levels), reversed(chain.mapping), strict=True))
     check_length(schedule, [first[level] for level in sorted(first)], count, function is not None)
