@@ -27,6 +27,7 @@ from millrace.fit.loop_checkpoints import LoopCheckpoints
 from millrace.fit.loop_functions import LoopFunctions
 from millrace.fit.offloading import bring_back
 from millrace.fit.setup import Rules, Setup
+from millrace.fit.stages import StageAssignment
 from millrace.fit.totals import Totals, next_loop
 from millrace.fit.uncompiled import check_watched
 from millrace.fit.watchers import Watchers
@@ -85,9 +86,14 @@ class Controller:
         """Puts other rules in force, from the next fit, evaluate or predict on."""
         self.setup = replace(self.setup, rules=rules)
 
-    def variant(self, options: Options) -> "Controller":
-        """Returns another controller of the model, with other options; the model keeps its own."""
-        setup = replace(self.setup, options=options)
+    def variant(self, options: Options, stages: StageAssignment | None = None) -> "Controller":
+        """Returns another controller of the model, with other options; the model keeps its own.
+
+        Args:
+            options: of the other controller.
+            stages: likewise; None for those of this one.
+        """
+        setup = replace(self.setup, options=options, stages=stages or self.setup.stages)
         return Controller(setup, Totals(), self.attributes, self.watchers)
 
     @property
