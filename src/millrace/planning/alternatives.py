@@ -85,13 +85,14 @@ class Layout:
 Cut = Callable[[Setup, int, int, int], Assignment]
 
 
-def layouts(setup: Setup, rows: int, cut: Cut) -> Iterator[Layout]:
+def layouts(setup: Setup, rows: int, cut: Cut, only_one_piece: bool = False) -> Iterator[Layout]:
     """Yields the layouts that share the rows of an update out equally.
 
     Args:
         setup: of the model.
         rows: of one update.
         cut: returns an assignment to so many stages.
+        only_one_piece: whether pipelines are left out.
     """
     number, model = len(setup.devices), setup.model
     own = setup.stages.assignment()
@@ -100,7 +101,7 @@ def layouts(setup: Setup, rows: int, cut: Cut) -> Iterator[Layout]:
         one_piece.reset()
         if rows % number == 0:
             yield Layout(number, 1, None, one_piece)
-    if has_own_step(model, Mode.TRAIN) or layers_without_jit(model):
+    if only_one_piece or has_own_step(model, Mode.TRAIN) or layers_without_jit(model):
         return  # no pipeline
     for groups in range(2, number + 1):
         if number % groups or rows % (number // groups):
@@ -212,9 +213,13 @@ def _savings(layout: Layout, setup: Setup) -> Iterator[tuple[str, ...]]:
 def _update(
     layout: Layout, schedule: PlannedSchedule | None, rows: int, count: int, updates: int
 ) -> UpdatePlan:
-    mapping = None
-    if schedule is not None:
-        mapping = schedule.mapping(layout.num_stages, layout.groups)
+    if schedule is None:
+        return UpdatePlan(
+            batch_size=rows // count,
+            steps_per_execution=updates * count * layout.replicas,
+            replicas=layout.replicas,
+            accumulation=count,
+        )
     return UpdatePlan(
         batch_size=rows // count,
         steps_per_execution=updates * count * layout.replicas,
@@ -223,7 +228,7 @@ def _update(
         groups=layout.groups,
         cut=layout.cut,
         is_balanced=layout.is_balanced,
-        schedule="" if schedule is None else schedule.name,
-        device_mapping=mapping,
+        schedule=schedule.name,
+        device_mapping=schedule.mapping(layout.num_stages, layout.groups),
         accumulation=count,
     )

@@ -85,10 +85,10 @@ class UpdateCost:
 
 def counted(model: keras.Model, update: UpdatePlan, needs: Needs) -> CountedCosts:
     """Counts the costs of compiled programs."""
-    programs, rows = needs.programs, update.batch_size
+    programs, rows = needs.programs, update.micro_rows
     optimizer = _bytes(model.optimizer.variables)
     if not isinstance(programs, StagePrograms):
-        step = needs.update_flops() / (rows * update.accumulation)
+        step = needs.update_flops() / (update.batch_size * update.accumulation)
         weights = (_bytes(model.trainable_variables),)
         return CountedCosts(rows, step, {}, (0.0,), 0.0, 0.0, weights, optimizer)
     split = programs.builder.stages.split
@@ -138,7 +138,7 @@ def cost_of(update: UpdatePlan, costs: CountedCosts, rates: Rates) -> UpdateCost
     if update.stages == 1:
         rows = update.batch_size * update.accumulation
         count = costs.step * rows
-        micro_batches = update.accumulation
+        micro_batches = update.micro_batches
         seconds += count / rates.flops + rates.call + micro_batches * rates.step
         if micro_batches > 1:  # each reads the accumulators, and writes them
             seconds += micro_batches * 2 * sum(costs.weights) / rates.memory

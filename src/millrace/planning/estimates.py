@@ -27,7 +27,7 @@ def least_peak(
         weights: bytes of the trainable weights of one replica.
         batch: bytes of the data of one update, on one device.
     """
-    scale = update.batch_size / first.batch_size
+    scale = update.micro_rows / first.micro_rows
     kept = 1.0 if update.budget is None and update.recomputation == "none" else KEPT
     flight = _in_flight(update) / max(1.0, _in_flight(first))
     weight_parts = update.replicas if update.shard_weights else 1

@@ -10,12 +10,13 @@ from millrace.errors import OptionError, PlanError, UnsupportedError
 from millrace.fit.controller import Controller
 from millrace.memory_report.report import bytes_of_device, training_batch
 from millrace.options.table import AUTO
+from millrace.plan import BatchSpec, Mode
 from millrace.planning.alternatives import auto_cut
 from millrace.planning.cost import rates_of
 from millrace.planning.measured_cut import MeasuredCut
 from millrace.planning.search import PlanSearch
 from millrace.planning.training_plan import TrainingPlan
-from millrace.plan import BatchSpec, Mode
+from millrace.planning.trials import UpdateTrials
 from millrace.precompile.described_epochs import BatchDescription
 from millrace.records.memory import bytes_text
 from millrace.records.training_plan import PlanRecord
@@ -65,18 +66,16 @@ def search_plan(
         updates = 1
     with _progress(model.name) as tick:
         cut = MeasuredCut(controller, spec, tick) if is_measured else auto_cut
-        search = PlanSearch(
-            controller, spec, limit, updates, rates_of(setup.devices[0].platform), is_measured, tick, cut,
-            keeps_batches,
-        )  # fmt: skip
-        alternatives = search.run()
+        rates = rates_of(setup.devices[0].platform)
+        trials = UpdateTrials(controller, spec, limit, rates, is_measured, tick)
+        alternatives = PlanSearch(trials, cut, updates, keeps_batches).run()
     return TrainingPlan(
         model=model.name,
         batch=str(spec),
         devices=tuple(map(str, setup.devices)),
         memory=limit,
         is_measured=is_measured,
-        compilations=search.compilations,
+        compilations=trials.compilations,
         alternatives=tuple(alternatives),
         planned=model,
     )

@@ -47,6 +47,7 @@ class UpdatePlan:
     schedule: str = ""  # of a pipeline
     device_mapping: tuple[int, ...] | None = None  # of stages, where it is not the default
     accumulation: int = 1  # batches of each replica in an update
+    micro_batch: int | None = None  # rows that a step computes at a time; None for whole batches
     recomputation: str = "none"  # mode
     budget: int | None = None  # bytes on a device, of recomputation
     shard_optimizer_state: bool = False
@@ -59,6 +60,16 @@ class UpdatePlan:
     def rows(self) -> int:
         """Rows of one weight update."""
         return self.batch_size * self.accumulation * self.replicas
+
+    @property
+    def micro_rows(self) -> int:
+        """Rows of a micro-batch."""
+        return self.batch_size if self.micro_batch is None else self.micro_batch
+
+    @property
+    def micro_batches(self) -> int:
+        """Micro-batches of each replica in an update."""
+        return self.accumulation * -(-self.batch_size // self.micro_rows)
 
     @property
     def layout(self) -> str:
@@ -85,6 +96,8 @@ class UpdatePlan:
         elif self.accumulation > 1:
             steps = f"gradient_accumulation_steps_per_replica={self.accumulation}"
             yield f"model.set_gradient_accumulation_options({steps})"
+        elif self.micro_batch is not None:
+            yield f"model.set_gradient_accumulation_options(micro_batch={self.micro_batch})"
         if self.budget is not None:
             yield f"model.set_recomputation_options(budget={self.budget})"
         elif self.recomputation != "none":
@@ -343,7 +356,7 @@ def _check(plan: PlanRecord) -> None:
             "groups": update.groups,
             "accumulation": update.accumulation,
         }
-        optional = ("budget", "max_block_bytes")
+        optional = ("budget", "max_block_bytes", "micro_batch")
         numbers |= {k: v for k in optional if (v := getattr(update, k)) is not None}
         for name, number in numbers.items():
             _require(0 < number <= _MOST, f"{name} is {number}")
