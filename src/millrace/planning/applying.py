@@ -111,5 +111,6 @@ def apply_update(controller: Controller, update: UpdatePlan) -> None:
                 "strategy.plan(model, batch_spec)."
             )
     controller.setup = replace(setup, stages=stages)
+    controller.feeds.forget_capacities()  # peaks were compiled for blocks that begin anew
     controller.put_options(options)
     model.steps_per_execution = update.steps_per_execution

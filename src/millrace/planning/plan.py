@@ -1,8 +1,9 @@
 """`Strategy.plan`: checks, the search, and the plan or the error."""
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
+import jax
 from rich.console import Console
 
 from millrace._compat.jax_memory import memory_limit
@@ -29,7 +30,9 @@ def make_plan(
     is_measured: bool,
 ) -> TrainingPlan:
     """Returns the plan of a training; see `Strategy.plan`."""
-    limit = memory_of(controller, memory)
+    if memory is None and controller.totals.memory is not None:
+        memory = controller.totals.memory
+    limit = memory_of(controller.setup.devices, memory)
     if controller.setup.spans_processes:
         raise UnsupportedError(
             "plan() compiles trainings of many layouts, and the strategy has devices of other "
@@ -48,6 +51,7 @@ def search_plan(
     spec: BatchSpec,
     limit: int,
     is_measured: bool = False,
+    steps_of_epoch: int | None = None,
     keeps_batches: bool = False,
 ) -> TrainingPlan:
     """Returns the plan for batches; its alternatives may not fit.
@@ -57,6 +61,7 @@ def search_plan(
         spec: of all rows of one update.
         limit: bytes of one device.
         is_measured: whether updates are run for their times.
+        steps_of_epoch: batches of an epoch; None if unknown.
         keeps_batches: whether `fit` goes on with the batches of the model's present options.
     """
     setup, model = controller.setup, controller.model
@@ -67,7 +72,7 @@ def search_plan(
     with _progress(model.name) as tick:
         cut = MeasuredCut(controller, spec, tick) if is_measured else auto_cut
         rates = rates_of(setup.devices[0].platform)
-        trials = UpdateTrials(controller, spec, limit, rates, is_measured, tick)
+        trials = UpdateTrials(controller, spec, limit, rates, is_measured, tick, steps_of_epoch)
         alternatives = PlanSearch(trials, cut, updates, keeps_batches).run()
     return TrainingPlan(
         model=model.name,
@@ -81,16 +86,15 @@ def search_plan(
     )
 
 
-def memory_of(controller: Controller, memory: int | str | None) -> int:
+def memory_of(devices: Sequence[jax.Device], memory: int | str | None) -> int:
     """Returns the bytes of one device: as given, or what the devices report if that is less.
 
     Raises:
         OptionError: for anything else than bytes, or where a device reports nothing.
     """
-    devices = controller.setup.devices
     reported = [memory_limit(device) for device in devices]
     known = [each for each in reported if each is not None]
-    if memory is not None and memory != AUTO:
+    if memory is not None and not (isinstance(memory, str) and memory.lower() == AUTO):
         return min([bytes_of_device("memory", memory), *known])
     if len(known) < len(reported):
         silent = devices[reported.index(None)]

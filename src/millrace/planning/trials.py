@@ -37,6 +37,7 @@ class UpdateTrials:
         rates: of the devices.
         is_measured: whether compiled updates are run for their time.
         tick: called with a description of each update before it is compiled.
+        steps_of_epoch: batches of an epoch; None if unknown, so that blocks may be of any length.
         found: all alternatives so far.
         compilations: trainings compiled so far.
     """
@@ -47,6 +48,7 @@ class UpdateTrials:
     rates: Rates
     is_measured: bool
     tick: Callable[[str], object]
+    steps_of_epoch: int | None = None
     found: list[Alternative] = field(default_factory=list)
     compilations: int = 0
 
@@ -110,11 +112,14 @@ class UpdateTrials:
         if update.stages > 1:
             return 0
         of_block = max(stage.batches for device in needs.devices for stage in device.stages)
-        longest = feed.max_block_bytes // update.replicas
-        if setup.devices[0].platform == "cpu":
+        longest, resident = feed.max_block_bytes // update.replicas, feed.max_resident_bytes
+        is_cpu = setup.devices[0].platform == "cpu"
+        if self.steps_of_epoch is not None:
+            of_epoch = self.spec.nbytes // update.rows * update.batch_size * self.steps_of_epoch
+            return 0 if is_cpu else min(resident, of_epoch)
+        if is_cpu:
             return max(0, longest - of_block)
-        blocks = 1 + feed.prefetch_depth
-        return max(0, longest * blocks - of_block) + feed.max_resident_bytes
+        return max(0, longest * (1 + feed.prefetch_depth) - of_block) + resident
 
     def _needs(self, layout: Layout, update: UpdatePlan) -> Needs:
         self.compilations += 1
@@ -127,4 +132,4 @@ class UpdateTrials:
         options = options_of(update, self.controller.setup.options)
         variant = self.controller.variant(options, layout.stages)
         spec = self.spec.of_rows(update.batch_size)
-        return variant, Batches(spec, update.steps_per_execution)
+        return variant, Batches(spec, update.steps_per_execution, self.steps_of_epoch)

@@ -26,7 +26,7 @@ from millrace.fit.totals import Totals
 from millrace.memory_report.report import memory_report
 from millrace.options import RecompilePolicy, directory_path, member
 from millrace.pipelines.assignment.marks import stages_allowed
-from millrace.planning.plan import make_plan
+from millrace.planning.plan import make_plan, memory_of
 from millrace.planning.training_plan import TrainingPlan
 from millrace.precompile.described_epochs import BatchDescription
 from millrace.recording.functions import (
@@ -72,10 +72,14 @@ class Strategy(Misused):
             directory that `MILLRACE_REPORT_DIR` names, or for no records.
         on_recompile: `"log"`, `"warn"` or `"error"` when a program that a model has run must be
             compiled again, for batches of another shape, say. Each gives the reason.
+        memory: bytes of one device, text such as `"12GB"`, or `"auto"` for what the devices
+            report. The first `fit` of a model whose options are at their defaults then plans how
+            to stay within it. None leaves training as it is.
 
     Raises:
         DeviceError: if there are no such devices, or JAX started too early to make them.
-        OptionError: for an invalid argument, or if `report_dir` cannot be made.
+        OptionError: for an invalid argument, if `report_dir` cannot be made, or if `memory` is
+            `"auto"` and a device reports none.
     """
 
     @checked
@@ -86,6 +90,7 @@ class Strategy(Misused):
         cache_dir: str | os.PathLike[str] | Default | None = Default.DIRECTORY,
         report_dir: str | os.PathLike[str] | None = None,
         on_recompile: str | RecompilePolicy = "log",
+        memory: int | str | None = None,
     ):
         policy = member(RecompilePolicy, "on_recompile", on_recompile)
         self._use(find_devices(devices))
@@ -93,8 +98,10 @@ class Strategy(Misused):
         show_phases()
         named = None if report_dir is None else directory_path("report_dir", report_dir)
         run = run_of(named)
+        if memory is not None:
+            memory_of(self._devices, memory)
         sinks = RecordSinks() if run is None else RecordSinks(run.directory)
-        self._totals = Totals(CompileLog(policy, sinks), sinks)
+        self._totals = Totals(CompileLog(policy, sinks), sinks, memory)
         programs = ProgramRecorder(sinks)
         self._totals.compile_log.observers.append(programs)
         if run is not None and (executions := traced_executions()):
