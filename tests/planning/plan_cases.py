@@ -19,6 +19,10 @@ def dense(width):
     return keras.layers.Dense(width)
 
 
+def one_layer():
+    return keras.Sequential([keras.Input((16,)), dense(1)], name="one_layer")
+
+
 def conv():
     return keras.Sequential(
         [
@@ -62,9 +66,7 @@ def attention():
     x = keras.layers.LayerNormalization()(x)
     x = keras.layers.add([inputs, keras.layers.MultiHeadAttention(2, 8)(x, x)])
     x = keras.layers.Dense(32, "gelu")(x)
-    return keras.Model(
-        inputs, dense(1)(keras.layers.GlobalAveragePooling1D()(x)), name="attention"
-    )
+    return keras.Model(inputs, dense(1)(keras.layers.GlobalAveragePooling1D()(x)), name="attention")
 
 
 def data(model, rows):

@@ -215,10 +215,10 @@ def _update(
 ) -> UpdatePlan:
     if schedule is None:
         return UpdatePlan(
-            batch_size=rows // count,
-            steps_per_execution=updates * count * layout.replicas,
+            batch_size=rows,
+            micro_batch=rows // count if count > 1 else None,
+            steps_per_execution=updates * layout.replicas,
             replicas=layout.replicas,
-            accumulation=count,
         )
     return UpdatePlan(
         batch_size=rows // count,

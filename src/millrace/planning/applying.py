@@ -1,6 +1,9 @@
 """The options of a planned update, in force on a model or on a variant of it."""
 
+import re
 from dataclasses import replace
+
+import keras
 
 from millrace.errors import ModelError, OptionError, PlanError
 from millrace.fit.controller import Controller
@@ -14,7 +17,8 @@ from millrace.options import (
     RecomputationMode,
     member,
 )
-from millrace.pipelines.assignment.assignment import from_json
+from millrace.pipelines.assignment.assignment import Assignment, assign
+from millrace.pipelines.assignment.calls import find_calls, leaves
 from millrace.records.training_plan import UpdatePlan
 from millrace.schedules.table import SCHEDULES
 
@@ -33,7 +37,9 @@ def options_of(update: UpdatePlan, options: Options) -> Options:
         )
     accumulation, pipelining, feed = options.accumulation, options.pipelining, options.feed
     if update.stages > 1:
-        accumulation = replace(accumulation, steps=Accumulation().steps)
+        accumulation = replace(
+            accumulation, steps=Accumulation().steps, micro_batch=Accumulation().micro_batch
+        )
         pipelining = replace(
             pipelining,
             steps=update.accumulation,
@@ -42,7 +48,8 @@ def options_of(update: UpdatePlan, options: Options) -> Options:
             batch_serialization=1,
         )
     else:
-        accumulation = replace(accumulation, steps=update.accumulation)
+        rows = Accumulation().micro_batch if update.micro_batch is None else update.micro_batch
+        accumulation = replace(accumulation, steps=update.accumulation, micro_batch=rows)
         pipelining = replace(
             pipelining,
             steps=None,
@@ -100,8 +107,7 @@ def apply_update(controller: Controller, update: UpdatePlan) -> None:
         stages.reset()
     elif update.cut:
         stages = StageAssignment(model)
-        calls = [list(each) for each in update.cut]
-        stages.put(from_json({"num_stages": update.stages, "calls": calls}, model))
+        stages.put(_assignment(update, model))
     else:
         assignment = stages.assignment()
         if assignment is None or assignment.num_stages != update.stages:
@@ -114,3 +120,29 @@ def apply_update(controller: Controller, update: UpdatePlan) -> None:
     controller.feeds.forget_capacities()  # peaks were compiled for blocks that begin anew
     controller.put_options(options)
     model.steps_per_execution = update.steps_per_execution
+
+
+def _assignment(update: UpdatePlan, model: keras.Model) -> Assignment:
+    """Returns the stage of each layer call, by its place in the order of execution.
+
+    Keras numbers layers without a name anew for every model, so that numbers may differ.
+
+    Raises:
+        OptionError: if the model makes other calls than the planned one, or stages do not fit.
+    """
+    calls = find_calls(model)
+    names = [leaf.name for leaf in leaves(calls)]
+    planned = [name for name, _, _ in update.cut]
+    if list(map(_without_number, names)) != list(map(_without_number, planned)):
+        pairs = zip(planned, names, strict=False)
+        other = next((pair for pair in pairs if len(set(map(_without_number, pair))) > 1), None)
+        where = f", the first other one {other[1]!r} for {other[0]!r}" if other else ""
+        raise OptionError(
+            f"The plan has stages for {len(planned)} layer calls, and {model.name!r} makes "
+            f"{len(names)}{where}. Make a plan for it: strategy.plan(model, batch_spec)."
+        )
+    return assign(calls, [stage for _, _, stage in update.cut])
+
+
+def _without_number(name: str) -> str:
+    return re.sub(r"_\d+(?=/|$)", "", name)

@@ -131,7 +131,8 @@ def _described(controller: Controller, arguments: Mapping[str, Any]) -> tuple[An
     """
     names = ("x", "y", "sample_weight")
     data = [arguments.get(name) for name in names]
-    leaves = jax.tree.leaves(data)
+    containers = (np.ndarray, jax.Array, list, tuple, dict, type(None))
+    leaves = jax.tree.leaves(data) if all(isinstance(each, containers) for each in data) else []
     is_of_arrays = all(isinstance(leaf, np.ndarray | jax.Array) and leaf.ndim for leaf in leaves)
     if not leaves or not is_of_arrays or data[1] is None:
         if controller.totals.notes.is_new("planning needs arrays"):

@@ -96,8 +96,8 @@ class PlanSearch:
             devices = len(setup.devices)
             raise self._first_error or PlanError(
                 f"The {rows} rows of an update cannot be shared out equally over {devices} "
-                f"devices, and {setup.model.name!r} cannot be cut into stages for them. Set batch_spec "
-                f"to {max(rows - rows % devices, devices)} rows, or Strategy(devices=1)."
+                f"devices, and {setup.model.name!r} cannot be cut into stages for them. Set "
+                f"batch_spec to {max(rows - rows % devices, devices)} rows, or Strategy(devices=1)."
             )
         return firsts
 

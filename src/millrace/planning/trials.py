@@ -71,8 +71,8 @@ class UpdateTrials:
             if shorter != update:
                 update, needs = shorter, self._needs(layout, shorter)
         costs = counted(self.controller.model, update, needs)
-        if needs.added_flops is not None and first is not None:  # XLA's count of loops hides them
-            costs = with_extra(replace(costs, step=first.costs.step), needs.added_flops)
+        if first is not None and update.stages == 1:  # XLA counts the loop over micro-batches once
+            costs = with_extra(replace(costs, step=first.costs.step), needs.added_flops or 0.0)
         cost, fits = cost_of(update, costs, self.rates), needs.peak <= self.memory
         seconds = cost.seconds
         if self.is_measured and fits:
