@@ -96,7 +96,7 @@ def test_a_generator_is_trained_and_not_planned(caplog):
     def batches():
         yield x, y
 
-    model.fit(batches(), verbose=0)
+    model.fit(batches(), shuffle=False, verbose=0)
     assert any("is not planned" in each.message for each in caplog.records)
 
 

@@ -56,7 +56,7 @@ SCHEDULES = (
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class PlannedLayout:
     """Replicas, and the stages of each."""
 
     replicas: int
@@ -85,7 +85,9 @@ class Layout:
 Cut = Callable[[Setup, int, int, int], Assignment]
 
 
-def layouts(setup: Setup, rows: int, cut: Cut, only_one_piece: bool = False) -> Iterator[Layout]:
+def layouts(
+    setup: Setup, rows: int, cut: Cut, only_one_piece: bool = False
+) -> Iterator[PlannedLayout]:
     """Yields the layouts that share the rows of an update out equally.
 
     Args:
@@ -100,7 +102,7 @@ def layouts(setup: Setup, rows: int, cut: Cut, only_one_piece: bool = False) -> 
         one_piece = StageAssignment(model)
         one_piece.reset()
         if rows % number == 0:
-            yield Layout(number, 1, None, one_piece)
+            yield PlannedLayout(number, 1, None, one_piece)
     if only_one_piece or has_own_step(model, Mode.TRAIN) or layers_without_jit(model):
         return  # no pipeline
     for groups in range(2, number + 1):
@@ -120,15 +122,15 @@ def layouts(setup: Setup, rows: int, cut: Cut, only_one_piece: bool = False) -> 
 
 def of_assignment(
     setup: Setup, replicas: int, groups: int, assignment: Assignment, is_balanced: bool
-) -> Layout:
+) -> PlannedLayout:
     """Returns the layout of an assignment to stages."""
     if assignment.stages is None:
-        return Layout(replicas, groups, assignment, setup.stages, (), is_balanced)
+        return PlannedLayout(replicas, groups, assignment, setup.stages, (), is_balanced)
     stages = StageAssignment(setup.model)
     stages.put(assignment)
     calls = to_json(assignment, setup.model)["calls"] or []
     cut = tuple((name, index, stage) for name, index, stage in calls)
-    return Layout(replicas, groups, assignment, stages, cut, is_balanced)
+    return PlannedLayout(replicas, groups, assignment, stages, cut, is_balanced)
 
 
 def auto_cut(setup: Setup, replicas: int, groups: int, stages: int) -> Assignment:
@@ -140,7 +142,7 @@ def auto_cut(setup: Setup, replicas: int, groups: int, stages: int) -> Assignmen
     return balanced(setup.model, "auto", stages)
 
 
-def base(layout: Layout, rows: int, updates: int) -> UpdatePlan:
+def base(layout: PlannedLayout, rows: int, updates: int) -> UpdatePlan:
     """Returns the update of a layout that is compiled first: without any saving.
 
     Args:
@@ -157,7 +159,7 @@ def base(layout: Layout, rows: int, updates: int) -> UpdatePlan:
     return _update(layout, layout.schedules[0], per_replica, count, updates)
 
 
-def updates_of(layout: Layout, setup: Setup, rows: int, updates: int) -> list[UpdatePlan]:
+def updates_of(layout: PlannedLayout, setup: Setup, rows: int, updates: int) -> list[UpdatePlan]:
     """Returns all updates of a layout, without recomputation.
 
     Args:
@@ -180,7 +182,7 @@ def updates_of(layout: Layout, setup: Setup, rows: int, updates: int) -> list[Up
     ]
 
 
-def micro_batch_counts(layout: Layout, rows: int) -> list[int]:
+def micro_batch_counts(layout: PlannedLayout, rows: int) -> list[int]:
     """Returns numbers of micro-batches that share out the rows of a replica equally.
 
     Each is at least twice the one before. A pipeline has as many as it has devices, if it can.
@@ -197,7 +199,7 @@ def micro_batch_counts(layout: Layout, rows: int) -> list[int]:
     return counts if layout.assignment is None else counts[:MOST_SIZES]
 
 
-def _savings(layout: Layout, setup: Setup) -> Iterator[tuple[str, ...]]:
+def _savings(layout: PlannedLayout, setup: Setup) -> Iterator[tuple[str, ...]]:
     """Yields fields of an update to set, the cheapest saving first."""
     sharded: list[tuple[str, ...]] = [()]
     if layout.replicas > 1:
@@ -211,7 +213,7 @@ def _savings(layout: Layout, setup: Setup) -> Iterator[tuple[str, ...]]:
 
 
 def _update(
-    layout: Layout, schedule: PlannedSchedule | None, rows: int, count: int, updates: int
+    layout: PlannedLayout, schedule: PlannedSchedule | None, rows: int, count: int, updates: int
 ) -> UpdatePlan:
     if schedule is None:
         return UpdatePlan(

@@ -22,8 +22,8 @@ from millrace.records.training_plan import Alternative, UpdatePlan
 
 MOST_TRIED = 14  # candidates compiled in order of time, after the first update of each layout
 MOST_LEAST = 3  # candidates of least memory, compiled where nothing fits
-SHOWN = 4  # alternatives that fit, up to which slower candidates are compiled, too
-MOST_FOR_SHOW = 7  # candidates, after which no slower ones are compiled for the table
+SHOWN = 3  # alternatives that fit, up to which slower candidates are compiled, too
+MOST_FOR_SHOW = 4  # candidates, after which no slower ones are compiled for the table
 MOST_SHOWN = 8
 EXTRA = 0.3  # of a step's FLOPs: what recomputation adds at most, before it is compiled
 _SAVINGS = ("shard_optimizer_state", "shard_weights", "offload_optimizer_state")

@@ -7,7 +7,7 @@ from millrace.fit.controller import Controller
 from millrace.fit.functions import LoopFunction
 from millrace.memory_report.needs import Needs, measure
 from millrace.plan import BatchSpec, Mode
-from millrace.planning.alternatives import Layout
+from millrace.planning.alternatives import PlannedLayout
 from millrace.planning.applying import options_of
 from millrace.planning.cost import CountedCosts, Rates, cost_of, counted, with_extra
 from millrace.planning.measuring import update_seconds
@@ -19,7 +19,7 @@ from millrace.records.training_plan import Alternative, UpdatePlan
 class CompiledUpdate:
     """An update that was compiled."""
 
-    layout: Layout
+    layout: PlannedLayout
     update: UpdatePlan
     needs: Needs
     costs: CountedCosts
@@ -53,7 +53,7 @@ class UpdateTrials:
     compilations: int = 0
 
     def compile(
-        self, layout: Layout, update: UpdatePlan, first: CompiledUpdate | None = None
+        self, layout: PlannedLayout, update: UpdatePlan, first: CompiledUpdate | None = None
     ) -> CompiledUpdate:
         """Compiles an update; with shorter blocks where longer ones might not fit.
 
@@ -121,14 +121,14 @@ class UpdateTrials:
             return max(0, longest - of_block)
         return max(0, longest * (1 + feed.prefetch_depth) - of_block) + resident
 
-    def _needs(self, layout: Layout, update: UpdatePlan) -> Needs:
+    def _needs(self, layout: PlannedLayout, update: UpdatePlan) -> Needs:
         self.compilations += 1
         parts = f" in {update.micro_batches} micro-batches" if update.micro_batches > 1 else ""
         self.tick(f"{update.layout}{parts}")
         variant, batches = self._variant(layout, update)
         return measure(variant, LoopFunction(variant, Mode.TRAIN).runner(), batches)
 
-    def _variant(self, layout: Layout, update: UpdatePlan) -> tuple[Controller, Batches]:
+    def _variant(self, layout: PlannedLayout, update: UpdatePlan) -> tuple[Controller, Batches]:
         options = options_of(update, self.controller.setup.options)
         variant = self.controller.variant(options, layout.stages)
         spec = self.spec.of_rows(update.batch_size)

@@ -175,7 +175,7 @@ class PlanRecord:
         """Whether the first alternative stays within the memory."""
         return self.chosen.fits
 
-    def alternative(self, number: int) -> Alternative:
+    def alternative(self, number: object) -> Alternative:
         """Returns an alternative by its number in the table, from 1.
 
         Raises:
@@ -227,7 +227,7 @@ class PlanRecord:
             ) from error
         return cls(**{each.name: getattr(plan, each.name) for each in fields(PlanRecord)})
 
-    def diff(self, other: "PlanRecord") -> str:
+    def diff(self, other: object) -> str:
         """Returns a table of what differs between two plans and their first alternatives.
 
         Raises:
