@@ -10,7 +10,7 @@ SAME = 1e-6  # relative
 
 def mlp():
     return keras.Sequential(
-        [keras.Input((16,)), *[keras.layers.Dense(64, "relu") for _ in range(4)], dense(1)],
+        [keras.Input((16,)), *[keras.layers.Dense(64, "relu") for _ in range(2)], dense(1)],
         name="mlp",
     )
 

@@ -64,6 +64,7 @@ def test_options_of_the_user_stay():
     assert options_of(model) == before
 
 
+@pytest.mark.slow
 def test_too_little_memory_is_said_before_the_first_step():
     strategy = millrace.Strategy(devices=1, memory=1000)
     model = cases.attached(strategy, cases.mlp)
@@ -76,6 +77,7 @@ def test_too_little_memory_is_said_before_the_first_step():
     assert strategy.statistics().executions == 0
 
 
+@pytest.mark.slow
 def test_larger_batches_are_planned_again():
     peak = peak_of(cases.mlp())
     strategy = millrace.Strategy(devices=1, memory=peak)

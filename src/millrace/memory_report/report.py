@@ -71,8 +71,7 @@ def memory_report(
     steps_per_epoch: int | None,
 ) -> MemoryReport:
     """Returns the needs of training, and changes that fit; see `Strategy.memory_report`."""
-    limit = None if budget is None else bytes_of_device("budget", budget)
-    model = controller.model
+    model, limit = controller.model, None if budget is None else _limit(budget)
     spec = training_batch(controller, batch_spec, "memory_report()", steps_per_epoch)
     model.make_train_function()
     per_execution = controller.setup.steps_per_execution
@@ -130,18 +129,11 @@ def training_batch(
     return spec_of(batch)
 
 
-def bytes_of_device(name: str, value: int | str) -> int:
-    """Returns the bytes of one device, given as a number or a text.
-
-    Raises:
-        OptionError: if it is neither.
-    """
-    nbytes: int | float = 0.0
-    with contextlib.suppress(OptionError):
-        nbytes = bytes_or_share(value)
+def _limit(budget: int | str) -> int:
+    nbytes = bytes_or_share(budget)
     if isinstance(nbytes, float):
         raise OptionError(
-            f"{name} is the bytes of one device. Received: {value!r}. Set it to a whole number "
+            f"budget is the bytes of one device. Received: {budget!r}. Set it to a whole number "
             "of bytes, or text such as '1.5GB'."
         )
     return nbytes

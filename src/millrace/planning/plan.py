@@ -9,7 +9,8 @@ from rich.console import Console
 from millrace._compat.jax_memory import memory_limit
 from millrace.errors import OptionError, PlanError, UnsupportedError
 from millrace.fit.controller import Controller
-from millrace.memory_report.report import bytes_of_device, training_batch
+from millrace.memory_report.report import training_batch
+from millrace.options import bytes_or_share
 from millrace.options.table import AUTO
 from millrace.plan import BatchSpec, Mode
 from millrace.planning.alternatives import auto_cut
@@ -95,7 +96,7 @@ def memory_of(devices: Sequence[jax.Device], memory: int | str | None) -> int:
     reported = [memory_limit(device) for device in devices]
     known = [each for each in reported if each is not None]
     if memory is not None and not (isinstance(memory, str) and memory.lower() == AUTO):
-        return min([bytes_of_device("memory", memory), *known])
+        return min([_bytes(memory), *known])
     if len(known) < len(reported):
         silent = devices[reported.index(None)]
         raise OptionError(
@@ -103,6 +104,18 @@ def memory_of(devices: Sequence[jax.Device], memory: int | str | None) -> int:
             "memory to the bytes of one device, such as memory='12GB'."
         )
     return min(known)
+
+
+def _bytes(memory: int | str) -> int:
+    nbytes: int | float = 0.0
+    with contextlib.suppress(OptionError):
+        nbytes = bytes_or_share(memory)
+    if isinstance(nbytes, float):  # a share, or nothing that can be read
+        raise OptionError(
+            f"memory is the bytes of one device. Received: {memory!r}. Set it to a whole number "
+            "of bytes, text such as '12GB', or 'auto'."
+        )
+    return nbytes
 
 
 def _nothing_fits(plan: PlanRecord) -> str:
