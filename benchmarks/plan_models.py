@@ -7,7 +7,7 @@ import keras
 import numpy as np
 from keras import layers
 
-ROWS = 64  # of one update
+ROWS = 256  # of one update: activations take most of the memory
 
 
 def mlp() -> Any:

@@ -16,7 +16,7 @@ import time
 import harness
 import plan_models as models
 
-UPDATES = 24
+UPDATES = 12
 GOAL = 1.10
 
 

@@ -23,6 +23,10 @@ def one_layer():
     return keras.Sequential([keras.Input((16,)), dense(1)], name="one_layer")
 
 
+def deep():
+    return keras.Sequential([keras.Input((16,)), *[dense(16) for _ in range(9)]], name="deep")
+
+
 def conv():
     return keras.Sequential(
         [

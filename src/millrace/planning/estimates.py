@@ -1,10 +1,11 @@
 """The least memory that an update can take, by the compiled memory of its layout's first update.
 
     fixed       parameters, optimizer state, metrics      shared out where replicas share them
-    scaling     temporaries, batches, values in flight    by the rows of a micro-batch
+                gradients                                 of a part, where that is all that is updated
+    scaling     other temporaries, values in flight       by the rows of a micro-batch
 
-Temporaries hold gradients and scratch memory of the update, too, which do not shrink with the rows,
-so that the compiled peak is above this. Candidates above the memory even so need no compilation.
+Other temporaries do not all shrink with the rows, so that the compiled peak is above this.
+Candidates above the memory even so need no compilation.
 """
 
 from millrace.memory_report.needs import Needs
@@ -41,8 +42,10 @@ def least_peak(
             if not update.offload_optimizer_state:
                 peak += stage.optimizer_state / optimizer_parts
             peak += stage.accumulators + (min(stage.batches, batch) if update.stages == 1 else 0)
-            # At most all temporaries are of the micro-batch.
-            peak += stage.temporaries * kept * min(1.0, scale)
+            fixed = 0.0
+            if update.stages == 1:  # gradients are temporaries
+                fixed = min(weights / optimizer_parts, stage.temporaries)
+            peak += fixed + (stage.temporaries - fixed) * kept * min(1.0, scale)
             peak += stage.in_flight * kept * scale * min(1.0, flight)
         peaks.append(peak)
     return int(max(peaks))

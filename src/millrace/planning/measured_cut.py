@@ -51,7 +51,7 @@ class MeasuredCut:
             if max(seconds) >= longest:
                 break
             best, longest = assignment, max(seconds)
-            costs = _as_measured(costs, of_calls, seconds)
+            costs = as_measured(costs, of_calls, seconds)
             assignment = balanced_by(model, calls, costs, stages)
             if assignment == best:
                 break
@@ -70,7 +70,7 @@ class MeasuredCut:
         return stage_seconds(programs)
 
 
-def _as_measured(
+def as_measured(
     costs: Sequence[float], stages: Sequence[int], seconds: Sequence[float]
 ) -> list[float]:
     """Returns the times of calls: of its stage's, each has the share that it has of the costs."""

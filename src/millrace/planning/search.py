@@ -14,14 +14,14 @@ from dataclasses import dataclass, field, replace
 
 from millrace.compiled_loop.budget import OverBudgetError
 from millrace.errors import MillraceError, PlanError
-from millrace.planning.alternatives import Cut, base, layouts, updates_of
+from millrace.planning.alternatives import Cut, PlannedLayout, base, layouts, updates_of
 from millrace.planning.cost import cost_of, with_extra
 from millrace.planning.estimates import least_peak
 from millrace.planning.trials import CompiledUpdate, UpdateTrials
 from millrace.records.training_plan import Alternative, UpdatePlan
 
-MOST_TRIED = 14  # candidates compiled in order of time, after the first update of each layout
-MOST_LEAST = 3  # candidates of least memory, compiled where nothing fits
+MOST_TRIED = 10  # candidates compiled in order of time, after the first update of each layout
+MOST_LEAST = 2  # candidates of least memory, compiled where nothing fits
 SHOWN = 3  # alternatives that fit, up to which slower candidates are compiled, too
 MOST_FOR_SHOW = 4  # candidates, after which no slower ones are compiled for the table
 MOST_SHOWN = 8
@@ -39,11 +39,15 @@ class PredictedUpdate:
     least: int  # bytes
 
     @property
+    def kind(self) -> tuple[object, ...]:
+        """What it has in common with updates whose estimates are wrong by as much."""
+        return id(self.first), self.update.budget is None
+
+    @property
     def family(self) -> tuple[object, ...]:
         """What it has in common with updates of other micro-batches."""
-        update = self.update
-        savings = tuple(getattr(update, name) for name in _SAVINGS)
-        return id(self.first), update.schedule, update.budget is None, savings
+        savings = tuple(getattr(self.update, name) for name in _SAVINGS)
+        return *self.kind, self.update.schedule, savings
 
     @property
     def unscaled(self) -> float:
@@ -87,7 +91,11 @@ class PlanSearch:
     def _compile_layouts(self) -> list[CompiledUpdate]:
         setup, rows = self.trials.controller.setup, self.trials.spec.rows
         firsts: list[CompiledUpdate] = []
-        for layout in layouts(setup, rows, self.cut, only_one_piece=self.keeps_batches):
+        found = list(layouts(setup, rows, self.cut, only_one_piece=self.keeps_batches))
+        # Several stages on a device last, and only where they may win.
+        for layout in sorted(found, key=lambda each: each.num_stages > each.groups):
+            if self._cannot_win(layout, firsts):
+                continue
             try:
                 firsts.append(self.trials.compile(layout, base(layout, rows, self.updates)))
             except MillraceError as error:
@@ -100,6 +108,20 @@ class PlanSearch:
                 f"batch_spec to {max(rows - rows % devices, devices)} rows, or Strategy(devices=1)."
             )
         return firsts
+
+    def _cannot_win(self, layout: PlannedLayout, firsts: Sequence[CompiledUpdate]) -> bool:
+        """Whether a layout of several stages on a device is slower than one that fits.
+
+        Without a bubble it takes the time of as many devices with one stage on each.
+        """
+        fitting = self.trials.fitting()
+        alike = [
+            each.alternative.seconds * (1 - each.alternative.bubble)
+            for each in firsts
+            if (each.layout.replicas, each.layout.groups) == (layout.replicas, layout.groups)
+        ]
+        has_several = layout.num_stages > layout.groups
+        return has_several and bool(fitting and alike) and fitting[0].seconds <= min(alike)
 
     def _candidates(self, first: CompiledUpdate) -> Iterator[PredictedUpdate]:
         setup, rows = self.trials.controller.setup, self.trials.spec.rows
@@ -182,8 +204,10 @@ class PlanSearch:
 
     def _estimate(self, planned: PredictedUpdate) -> float:
         """Returns the estimated peak: the least, and the part that did not scale before."""
-        constant = self._constant.get(planned.family, 0.0)
-        return planned.least + max(0.0, constant) * planned.unscaled
+        constant = max(0.0, self._constant.get(planned.kind, 0.0))
+        if planned.update.budget is None:
+            constant *= max(0.0, planned.unscaled)  # recomputation leaves as much at every size
+        return planned.least + constant
 
     def _try(self, planned: PredictedUpdate) -> bool:
         """Compiles a candidate; returns whether it fits."""
@@ -195,8 +219,11 @@ class PlanSearch:
         except MillraceError as error:
             self._first_error = self._first_error or error
             return False
-        if planned.unscaled > 0:
-            self._constant[planned.family] = (peak - planned.least) / planned.unscaled
+        if planned.update.budget is not None:
+            if peak > self.trials.memory:
+                self._constant[planned.kind] = float(peak - planned.least)
+        elif planned.unscaled > 0:
+            self._constant[planned.kind] = (peak - planned.least) / planned.unscaled
         return peak <= self.trials.memory
 
 
