@@ -1,7 +1,7 @@
 """The least memory that an update can take, by the compiled memory of its layout's first update.
 
     fixed       parameters, optimizer state, metrics      shared out where replicas share them
-                gradients                                 of a part, where that is all that is updated
+                gradients                                 of a part, where no more is updated
     scaling     other temporaries, values in flight       by the rows of a micro-batch
 
 Other temporaries do not all shrink with the rows, so that the compiled peak is above this.
