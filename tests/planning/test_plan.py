@@ -225,6 +225,26 @@ def test_own_train_steps_are_planned_in_one_piece():
         two.plan(cases.attached(two, build), (x, y), "1GB")
 
 
+def test_stages_in_call_need_their_devices(strategy):
+    class Staged(keras.Model):
+        def __init__(self):
+            super().__init__(name="staged")
+            self.hidden, self.head = cases.dense(8), cases.dense(1)
+
+        def call(self, x):
+            with millrace.PipelineStage(0):
+                x = self.hidden(x)
+            with millrace.PipelineStage(1):
+                return self.head(x)
+
+    batch = ((ROWS, 16), "float32"), ((ROWS, 1), "float32")
+    with pytest.raises(PlanError, match=r"enters 2 pipeline stages.*Set Strategy\(devices=2\)"):
+        strategy.plan(cases.attached(strategy, Staged), batch, "1GB")
+    two = cases.strategy_of(2)
+    plan = two.plan(cases.attached(two, Staged), batch, "1GB")
+    assert {each.update.layout for each in plan.alternatives} == {"1 x 2"}
+
+
 @pytest.mark.slow
 def test_measured_times_are_seconds():
     strategy = cases.strategy_of(2)

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 
 from millrace.compiled_loop.budget import OverBudgetError
 from millrace.errors import MillraceError, PlanError
+from millrace.fit.setup import Setup
 from millrace.planning.alternatives import Cut, PlannedLayout, base, layouts, updates_of
 from millrace.planning.cost import cost_of, with_extra
 from millrace.planning.estimates import least_peak
@@ -101,12 +102,7 @@ class PlanSearch:
             except MillraceError as error:
                 self._first_error = self._first_error or error
         if not firsts:
-            devices = len(setup.devices)
-            raise self._first_error or PlanError(
-                f"The {rows} rows of an update cannot be shared out equally over {devices} "
-                f"devices, and {setup.model.name!r} cannot be cut into stages for them. Set "
-                f"batch_spec to {max(rows - rows % devices, devices)} rows, or Strategy(devices=1)."
-            )
+            raise self._first_error or PlanError(_no_layout(setup, rows))
         return firsts
 
     def _cannot_win(self, layout: PlannedLayout, firsts: Sequence[CompiledUpdate]) -> bool:
@@ -225,6 +221,22 @@ class PlanSearch:
         elif planned.unscaled > 0:
             self._constant[planned.kind] = (peak - planned.least) / planned.unscaled
         return peak <= self.trials.memory
+
+
+def _no_layout(setup: Setup, rows: int) -> str:
+    """Returns the message about devices that no layout can use."""
+    name, devices, own = setup.model.name, len(setup.devices), setup.stages.assignment()
+    if own is not None and own.stages is None:
+        return (
+            f"The call() of {name!r} enters {own.num_stages} pipeline stages, and the strategy has "
+            f"{devices} devices, which cannot be shared out to replicas of so many stages with "
+            f"equal parts of {rows} rows. Set Strategy(devices={own.num_stages})."
+        )
+    return (
+        f"The {rows} rows of an update cannot be shared out equally over {devices} devices, and "
+        f"{name!r} cannot be cut into stages for them. Set batch_spec to "
+        f"{max(rows - rows % devices, devices)} rows, or Strategy(devices=1)."
+    )
 
 
 def _is_pointless(update: UpdatePlan, fitting: Sequence[Alternative]) -> bool:
