@@ -263,6 +263,23 @@ def test_measured_times_are_seconds():
     cases.check_applied(strategy, plan, model, x, y, expected, 10**9)
 
 
+@pytest.mark.slow
+def test_measurements_leave_queues_and_callbacks_alone(strategy):
+    queue = millrace.OutfeedQueue()
+
+    def build():
+        hidden = [cases.dense(8), millrace.layers.Outfeed(queue), cases.dense(1)]
+        return keras.Sequential([keras.Input((16,)), *hidden], name="enqueues")
+
+    model = cases.attached(strategy, build)
+    x, y = cases.data(model, 2 * ROWS)
+    strategy.plan(model, (x[:ROWS], y[:ROWS]), "1GB", measure=True).apply()
+    assert queue.unread() == []
+    model.fit(x, y, batch_size=ROWS, verbose=0)
+    (values,) = queue.dequeue().values()
+    assert values.shape == (2, ROWS, 8)
+
+
 BUILDS = (cases.mlp, cases.conv, cases.text, cases.residual, cases.two_inputs, cases.attention)
 
 
