@@ -23,7 +23,7 @@ LEVELS = [
     {"fit"},
     {"precompile", "operations"},
     {"memory_report", "resuming"},
-    {"recording"},
+    {"recording", "planning"},
     {"strategy", "distributed", "layers", "benchmark"},
     {"replay", "loops"},
     {"callbacks", "optimizers", "tensorflow", "loop_checkpoints"},

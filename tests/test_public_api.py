@@ -18,7 +18,7 @@ from millrace.records.run import RunRecords
 from millrace.records.timeline import Timeline
 from millrace.reports.limits import RunLimits
 
-PUBLIC = {"PipelineStage", "Strategy", "distributed", "errors", "records"}
+PUBLIC = {"PipelineStage", "Strategy", "TrainingPlan", "distributed", "errors", "records"}
 PUBLIC |= {"callbacks", "layers", "optimizers"}
 INSPECTION = {
     "InfeedQueue": "(dataset, prefetch_depth=2)",
@@ -68,7 +68,8 @@ INSPECTION = {
 PUBLIC |= {name for name in INSPECTION if "." not in name}
 STRATEGY = {
     "__init__": (
-        "(self, devices=None, *, cache_dir=<default>, report_dir=None, on_recompile='log')"
+        "(self, devices=None, *, cache_dir=<default>, report_dir=None, on_recompile='log', "
+        "memory=None)"
     ),
     "attach": "(self, model)",
     "compile_log": "property",
@@ -78,6 +79,7 @@ STRATEGY = {
     "load_executables": "(self, directory)",
     "memory_report": "(self, model, batch_spec, budget=None, *, steps_per_epoch=None)",
     "no_recompile": "(self)",
+    "plan": "(self, model, batch_spec, memory=None, *, measure=False)",
     "records": "(self)",
     "run": "(self, fn, args=(), kwargs=None)",
     "scope": "(self)",

@@ -15,6 +15,7 @@
     distributed.py       connects the processes of a run
     strategy/            Strategy, its scope, and the methods it adds to models
     recording/           what a strategy writes about its runs
+    planning/            one plan for everything that decides how an update runs
     memory_report/       what training will need, and what to change where it does not fit
     resuming/            what a training is made of, saved and restored
     precompile/          compiles what a loop would run, and runs nothing
@@ -73,6 +74,7 @@ from millrace.loops.gradients import value_and_grad as value_and_grad
 from millrace.loops.repeat import repeat as repeat
 from millrace.loops.repeat import while_loop as while_loop
 from millrace.pipelines.assignment.marks import PipelineStage as PipelineStage
+from millrace.planning.training_plan import TrainingPlan as TrainingPlan
 from millrace.resuming.stored_models import restore_weights as restore_weights
 from millrace.strategy.strategy import Strategy as Strategy
 from millrace.taps.maybe_outfeed import MaybeOutfeedQueue as MaybeOutfeedQueue

@@ -12,7 +12,7 @@ import contextlib
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
 
@@ -27,17 +27,27 @@ from millrace.fit.loop_checkpoints import LoopCheckpoints
 from millrace.fit.loop_functions import LoopFunctions
 from millrace.fit.offloading import bring_back
 from millrace.fit.setup import Rules, Setup
+from millrace.fit.stages import StageAssignment
 from millrace.fit.totals import Totals, next_loop
 from millrace.fit.uncompiled import check_watched
 from millrace.fit.watchers import Watchers
 from millrace.interrupts import held_back
 from millrace.options import Options, TapRequest
-from millrace.plan import Mode
+from millrace.plan import BatchSpec, Mode
 from millrace.taps.delivery import TapListener
 from millrace.timing.activities import Activities
 
 NO_ARGUMENTS: Mapping[str, Any] = MappingProxyType({})
 ATTRIBUTE = "_millrace"  # of a model: its controller
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedOptions:
+    """Options that a fit has planned by itself."""
+
+    before: Options
+    after: Options
+    batch: BatchSpec  # for which they were planned
 
 
 class Controller:
@@ -59,6 +69,7 @@ class Controller:
         self.feeds = Feeds()
         self.functions = LoopFunctions(setup.model, totals.number)
         self.is_recorded = True  # False while loops run that are no training: measurements
+        self.planned: PlannedOptions | None = None  # by the last fit that planned
         self.checkpoints: LoopCheckpoints | None = None  # of the running fit
         self.arguments: Mapping[str, Any] = NO_ARGUMENTS  # of the running fit
         self.loop = 0  # number of the outermost loop that runs, or ran last
@@ -77,6 +88,8 @@ class Controller:
 
     def put_options(self, options: Options, keep_functions: bool = False) -> None:
         """Puts other options in force, from the next fit, evaluate or predict on."""
+        if options.feed != self.setup.options.feed:
+            self.feeds.forget_capacities()
         self.setup = replace(self.setup, options=options)
         if not keep_functions:
             self.functions.clear()
@@ -85,9 +98,14 @@ class Controller:
         """Puts other rules in force, from the next fit, evaluate or predict on."""
         self.setup = replace(self.setup, rules=rules)
 
-    def variant(self, options: Options) -> "Controller":
-        """Returns another controller of the model, with other options; the model keeps its own."""
-        setup = replace(self.setup, options=options)
+    def variant(self, options: Options, stages: StageAssignment | None = None) -> "Controller":
+        """Returns another controller of the model, with other options; the model keeps its own.
+
+        Args:
+            options: of the other controller.
+            stages: likewise; None for those of this one.
+        """
+        setup = replace(self.setup, options=options, stages=stages or self.setup.stages)
         return Controller(setup, Totals(), self.attributes, self.watchers)
 
     @property

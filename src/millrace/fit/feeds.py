@@ -48,6 +48,11 @@ class Feeds:
             fixed=self._fixed.get((mode, on_batch), frozenset()),
         )
 
+    def forget_capacities(self) -> None:
+        """Lets blocks be as short as the options in force make them, whatever ran before."""
+        self._capacities.clear()
+        self._fixed.clear()
+
     def fix_capacity(self, mode: Mode, spec: BatchSpec) -> None:
         """Keeps the capacity of blocks with compiled executables, however long the data is."""
         self._fixed.setdefault((mode, False), set()).add(spec)

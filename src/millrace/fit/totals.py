@@ -53,17 +53,22 @@ class Totals:
     """The counters, the log and the exports of a strategy, over all of its models."""
 
     def __init__(
-        self, compile_log: CompileLog | None = None, sinks: RecordSinks | None = None
+        self,
+        compile_log: CompileLog | None = None,
+        sinks: RecordSinks | None = None,
+        memory: int | str | None = None,
     ) -> None:
         """Begins at zero.
 
         Args:
             compile_log: of the strategy; None for a dry run.
             sinks: of the records of the strategy; None for a dry run.
+            memory: of one device, for which `fit` plans: bytes, or "auto"; None if it does not.
         """
         self.number = next_number()  # of the strategy
         self.compile_log = compile_log or CompileLog(is_dry_run=True)
         self.sinks = RecordSinks() if sinks is None else sinks
+        self.memory = memory
         self.recorders: LoopRecorders | None = None  # make what writes the records of loops
         self.exports = Exports()
         self.trace_budget = TraceBudget()

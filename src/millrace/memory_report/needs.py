@@ -29,6 +29,7 @@ class Needs:
     """The memory and FLOPs of a training."""
 
     devices: tuple[DeviceMemory, ...]
+    programs: StagePrograms | LoopPrograms
     # Of one update on one device; of a pipeline, on all devices. May compile a program.
     update_flops: Callable[[], float]
     # The share added by a recomputation budget, which XLA's count of loops hides.
@@ -52,11 +53,11 @@ def needs_of(programs: StagePrograms | LoopPrograms, setup: Setup) -> Needs:
     """Returns the needs of the programs of a pipeline, or of a model in one piece."""
     if isinstance(programs, StagePrograms):
         devices = pipeline_memory(setup.model, programs)
-        return Needs(devices, lambda: _pipeline_flops(programs))
+        return Needs(devices, programs, lambda: _pipeline_flops(programs))
     memory = piece_memory(setup.model, programs)
     if not setup.destination.is_host_memory:
         memory = _with_blocks_ahead(memory, setup.options.feed.prefetch_depth)
-    return Needs((memory,), lambda: _piece_flops(programs), programs.extra_flops)
+    return Needs((memory,), programs, lambda: _piece_flops(programs), programs.extra_flops)
 
 
 def with_limits(

@@ -19,7 +19,7 @@ from millrace.memory_report.changes import cheapest_changes
 from millrace.memory_report.needs import Needs, measure, with_limits
 from millrace.memory_report.refusals import explained_refusal
 from millrace.options import bytes_or_share, whole_number
-from millrace.plan import Mode
+from millrace.plan import BatchSpec, Mode
 from millrace.precompile.described_epochs import BatchDescription, batch_of_zeros
 from millrace.precompile.precompile import Batches
 from millrace.records.memory_report import MemoryReport
@@ -82,22 +82,10 @@ def memory_report(
 ) -> MemoryReport:
     """Returns the needs of training, and changes that fit; see `Strategy.memory_report`."""
     model, limit = controller.model, None if budget is None else _limit(budget)
-    if not model.compiled:
-        raise NotCompiledError(
-            f"{model.name!r} is not compiled, and the memory of its training depends on its "
-            "optimizer and its loss. Call model.compile(optimizer, loss) before memory_report()."
-        )
-    batch = batch_of_zeros(batch_spec)
-    if steps_per_epoch is not None:
-        steps_per_epoch = whole_number("steps_per_epoch", steps_per_epoch, 1)
-    controller.setup.check(Mode.TRAIN)
-    if keras.utils.unpack_x_y_sample_weight(batch)[1] is None:
-        several = "A list is x alone, of several inputs. " if isinstance(batch_spec, list) else ""
-        check_targets(model, "memory_report()", f"{several}Set batch_spec to (x[:32], y[:32])")
-    controller.feeds.is_built_ahead |= build_for(model, batch)
+    spec = training_batch(controller, batch_spec, "memory_report()", steps_per_epoch)
     model.make_train_function()
     per_execution = controller.setup.steps_per_execution
-    batches = Batches(spec_of(batch), per_execution, steps_per_epoch)
+    batches = Batches(spec, per_execution, steps_per_epoch)
     runner = controller.functions.compiled[Mode.TRAIN].runner()
     try:
         before = measure(controller, runner, batches)
@@ -116,6 +104,45 @@ def memory_report(
 
 def _needs(controller: Controller, batches: Batches) -> Needs:
     return measure(controller, LoopFunction(controller, Mode.TRAIN).runner(), batches)
+
+
+def training_batch(
+    controller: Controller,
+    batch_spec: BatchDescription,
+    caller: str,
+    steps_per_epoch: int | None = None,
+    any_options: bool = False,
+) -> BatchSpec:
+    """Returns the spec of a batch for training, and builds the model for it.
+
+    Args:
+        controller: of the model.
+        batch_spec: as of `Strategy.memory_report`.
+        caller: in errors.
+        steps_per_epoch: checked only.
+        any_options: whether the options of the model need not fit together.
+
+    Raises:
+        NotCompiledError: if the model is not compiled.
+        OptionError: for an invalid batch or `steps_per_epoch`.
+        PlanError: if options and stages do not fit together, as in `fit`.
+    """
+    model = controller.model
+    if not model.compiled:
+        raise NotCompiledError(
+            f"{model.name!r} is not compiled, and the memory of its training depends on its "
+            f"optimizer and its loss. Call model.compile(optimizer, loss) before {caller}."
+        )
+    batch = batch_of_zeros(batch_spec)
+    if steps_per_epoch is not None:
+        whole_number("steps_per_epoch", steps_per_epoch, 1)
+    if not any_options:
+        controller.setup.check(Mode.TRAIN)
+    if keras.utils.unpack_x_y_sample_weight(batch)[1] is None:
+        several = "A list is x alone, of several inputs. " if isinstance(batch_spec, list) else ""
+        check_targets(model, caller, f"{several}Set batch_spec to (x[:32], y[:32])")
+    controller.feeds.is_built_ahead |= build_for(model, batch)
+    return spec_of(batch)
 
 
 def _limit(budget: int | str) -> int:

@@ -45,6 +45,7 @@ from millrace.fit.uncompiled import check_uncompiled, make_uncompiled_function, 
 from millrace.interrupts import held_back
 from millrace.memory_report.report import explained
 from millrace.plan import Mode
+from millrace.planning.automatic import plan_fit
 from millrace.precompile import compile_only
 from millrace.processes.agreement import gathered
 from millrace.strategy.methods import METHODS
@@ -229,6 +230,8 @@ def _loop(model: keras.Model, name: str, mode: Mode, controller: Controller) -> 
         if is_uncompiled:
             with controller.running(mode, bound.arguments):
                 return stock(*bound.args, **bound.kwargs)
+        if mode is Mode.TRAIN and stock is keras.Model.fit:
+            plan_fit(controller, bound.arguments)
         if compile_only.is_on():
             return compile_only.compile_loop(controller, stock, bound)
         arguments = bound.arguments

@@ -21,11 +21,13 @@ from millrace.compiling.phases import show_phases
 from millrace.compiling.watch import call_watched
 from millrace.devices import find_devices, home
 from millrace.errors import ModelError, OptionError, PlanError
-from millrace.fit.controller import controller_of
+from millrace.fit.controller import Controller, controller_of
 from millrace.fit.totals import Totals
 from millrace.memory_report.report import memory_report
 from millrace.options import RecompilePolicy, directory_path, member
 from millrace.pipelines.assignment.marks import stages_allowed
+from millrace.planning.plan import make_plan, memory_of
+from millrace.planning.training_plan import TrainingPlan
 from millrace.precompile.described_epochs import BatchDescription
 from millrace.recording.functions import (
     FunctionRecorder,
@@ -70,10 +72,14 @@ class Strategy(Misused):
             directory that `MILLRACE_REPORT_DIR` names, or for no records.
         on_recompile: `"log"`, `"warn"` or `"error"` when a program that a model has run must be
             compiled again, for batches of another shape, say. Each gives the reason.
+        memory: bytes of one device, text such as `"12GB"`, or `"auto"` for what the devices
+            report. The first `fit` of a model whose options are at their defaults then plans how
+            to stay within it. None leaves training as it is.
 
     Raises:
         DeviceError: if there are no such devices, or JAX started too early to make them.
-        OptionError: for an invalid argument, or if `report_dir` cannot be made.
+        OptionError: for an invalid argument, if `report_dir` cannot be made, or if `memory` is
+            `"auto"` and a device reports none.
     """
 
     @checked
@@ -84,6 +90,7 @@ class Strategy(Misused):
         cache_dir: str | os.PathLike[str] | Default | None = Default.DIRECTORY,
         report_dir: str | os.PathLike[str] | None = None,
         on_recompile: str | RecompilePolicy = "log",
+        memory: int | str | None = None,
     ):
         policy = member(RecompilePolicy, "on_recompile", on_recompile)
         self._use(find_devices(devices))
@@ -91,8 +98,10 @@ class Strategy(Misused):
         show_phases()
         named = None if report_dir is None else directory_path("report_dir", report_dir)
         run = run_of(named)
+        if memory is not None:
+            memory_of(self._devices, memory)
         sinks = RecordSinks() if run is None else RecordSinks(run.directory)
-        self._totals = Totals(CompileLog(policy, sinks), sinks)
+        self._totals = Totals(CompileLog(policy, sinks), sinks, memory)
         programs = ProgramRecorder(sinks)
         self._totals.compile_log.observers.append(programs)
         if run is not None and (executions := traced_executions()):
@@ -323,18 +332,68 @@ class Strategy(Misused):
             OptionError: for an invalid batch or budget.
             PlanError: if options and stages do not fit together, as in `fit`.
         """
+        controller = self._own(model, "memory_report()")
+        with jax.default_device(self._home):
+            report = memory_report(controller, batch_spec, budget, steps_per_epoch)
+        self._totals.sinks.add(report)
+        return report
+
+    @checked
+    def plan(
+        self,
+        model: keras.Model,
+        batch_spec: BatchDescription,
+        memory: int | str | None = None,
+        *,
+        measure: bool = False,
+    ) -> TrainingPlan:
+        """Chooses how the model is to be trained, so that each device stays within its memory.
+
+        Compares micro-batches, recomputation, offloading and sharding, replicas and stages, and
+        schedules, by compiled memory and counted or measured costs. Nothing of the model changes
+        before `plan.apply()`; it only gets the variables that `fit` would give it.
+
+            plan = strategy.plan(model, (x[:512], y[:512]), memory="12GB")
+            print(plan)
+            plan.apply()
+            model.fit(x, y, batch_size=plan.batch_size)
+
+        Args:
+            model: a compiled model of this strategy.
+            batch_spec: all rows of one weight update, `(x, y)` or `(x, y, sample_weight)`, of
+                arrays, `jax.ShapeDtypeStruct`s or pairs of shape and dtype. Values do not matter.
+            memory: bytes of one device, or text such as `"12GB"`; the memory that a device reports
+                is a limit, too. None or `"auto"`: what the strategy was given, or the devices
+                report.
+            measure: True runs compiled updates on zeros, a few times each, and balances stages by
+                time. This needs memory for another copy of the model's state.
+
+        Raises:
+            ModelError: if the model is not attached to this strategy.
+            NotCompiledError: if it is not compiled.
+            OptionError: for an invalid batch or memory, or if no memory is known.
+            PlanError: if nothing fits; with the smallest peak of all that was compiled.
+            UnsupportedError: if devices belong to other processes.
+        """
+        controller = self._own(model, "plan()")
+        with jax.default_device(self._home):
+            return make_plan(controller, batch_spec, memory, measure)
+
+    def _own(self, model: keras.Model, caller: str) -> Controller:
+        """Returns the controller of a model of this strategy.
+
+        Raises:
+            ModelError: if it is none.
+        """
         controller = controller_of(model)
         if controller is None or not self._has(model):
             is_model = isinstance(model, keras.Model)
             shown = repr(model) if is_model else f"an object of type {type(model).__name__}"
             raise ModelError(
-                f"memory_report() takes a model of this strategy. Received: {shown}. Build it "
+                f"{caller} takes a model of this strategy. Received: {shown}. Build it "
                 "in `with strategy.scope()`, or call strategy.attach(model)."
             )
-        with jax.default_device(self._home):
-            report = memory_report(controller, batch_spec, budget, steps_per_epoch)
-        self._totals.sinks.add(report)
-        return report
+        return controller
 
     @checked
     def run(

@@ -71,11 +71,22 @@ def balanced(model: keras.Model, word: str, num_stages: int | None) -> Assignmen
             "without pipeline stages."
         )
     calls = find_calls(model)
-    flops, edges = call_flops(model, calls), leaf_edges(calls)
+    return balanced_by(model, calls, call_flops(model, calls), num_stages)
+
+
+def balanced_by(
+    model: keras.Model, calls: Sequence[LayerCall], costs: Sequence[float], num_stages: int
+) -> Assignment:
+    """Returns the assignment that balances costs of the leaf calls of a model, in any unit.
+
+    Raises:
+        OptionError: if the number of stages is too large.
+    """
+    edges = leaf_edges(calls)
     groups = groups_by_state(leaves(calls), edges)
     _check_groups(model, calls, groups, num_stages)
-    costs = np.bincount(groups, weights=flops).tolist()
-    stages = balance(costs, edges_of_groups(groups, edges), num_stages)
+    of_groups = np.bincount(groups, weights=costs).tolist()
+    stages = balance(of_groups, edges_of_groups(groups, edges), num_stages)
     return assign(calls, [stages[group] for group in groups])
 
 

@@ -1,0 +1,159 @@
+"""Plans that `fit` makes by itself, where the strategy has a memory.
+
+first fit, options at their defaults     the plain update fits      nothing changes
+                                         it does not                options of the fastest that fits
+later fit, batches of another shape      options as planned         planned anew
+options set by the user                                             left alone
+
+Batches stay those of `fit`, so that callbacks and logs do: layouts are compared by `Strategy.plan`.
+"""
+
+import logging
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import jax
+import numpy as np
+from rich.console import Console
+
+from millrace.devices import home
+from millrace.errors import DataError, OptionError, PlanError
+from millrace.feeds.block import batch_spec as spec_of
+from millrace.fit.controller import Controller, PlannedOptions
+from millrace.memory_report.report import training_batch
+from millrace.options import Options
+from millrace.plan import BatchSpec
+from millrace.planning.applying import options_of
+from millrace.planning.plan import memory_of, search_plan
+from millrace.planning.training_plan import TrainingPlan
+from millrace.precompile.described_epochs import batch_of_zeros
+from millrace.records.memory import bytes_text
+
+logger = logging.getLogger("millrace")
+
+ROWS = 32  # of a batch of arrays, where fit is given no batch_size
+
+
+def plan_fit(controller: Controller, arguments: Mapping[str, Any]) -> None:
+    """Plans the training of a fit that is about to begin, if its strategy has a memory.
+
+    Args:
+        controller: of the model.
+        arguments: of fit, by name.
+
+    Raises:
+        PlanError: if nothing fits.
+    """
+    memory, before = controller.totals.memory, controller.planned
+    if memory is None or controller.is_running or controller.setup.spans_processes:
+        return
+    if before is None and not _has_default_options(controller):
+        return
+    if before is not None and controller.setup.options != before.after:
+        return  # the user's, from now on
+    described = _described(controller, arguments)
+    if described is None:
+        return
+    batch, steps = described
+    spec = spec_of(batch)
+    if before is not None and before.batch == spec:
+        return
+    if before is not None:
+        controller.put_options(before.before)
+    with jax.default_device(home(controller.setup.devices)):
+        training_batch(controller, batch, "fit()")
+        replicas = controller.setup.replicas
+        whole = spec.of_rows(spec.rows * replicas)
+        plan = search_plan(
+            controller,
+            whole,
+            memory_of(controller.setup.devices, memory),
+            steps_of_epoch=steps,
+            keeps_batches=True,
+        )
+    _put(controller, plan, spec)
+
+
+def _put(controller: Controller, plan: TrainingPlan, spec: BatchSpec) -> None:
+    before = controller.setup.options
+    if not plan.fits:
+        least = plan.chosen
+        raise PlanError(
+            f"{plan.model!r} does not fit into {bytes_text(plan.memory)} with batches of {spec}. "
+            f"Of {plan.compilations} trainings that were compiled, the smallest takes "
+            f"{least.peak:,} bytes: {_settings(least.code)}. Give fit a smaller batch_size, or "
+            "call strategy.plan(model, batch), which compares pipelines, too."
+        )
+    update = plan.chosen.update
+    plain = replace(update, steps_per_execution=1)
+    after = before
+    if len(plain.code.splitlines()) > 1:  # more than the call of fit
+        after = options_of(update, before)
+        controller.put_options(after)
+        announce(
+            f"{plan.model!r} needs {bytes_text(plan.chosen.peak)} of "
+            f"{bytes_text(plan.memory)} with {_settings(plain.code)}"
+        )
+    controller.planned = PlannedOptions(before, after, spec)
+
+
+def announce(text: str) -> None:
+    """Logs a line about a plan, and prints it if stderr is a terminal."""
+    logger.info("planned: %s", text)
+    console = Console(stderr=True)
+    if console.is_terminal:
+        console.print(f"planned: {text}", style="dim", highlight=False, markup=False)
+
+
+def _settings(code: str) -> str:
+    """Returns the calls of an alternative, without that of fit."""
+    *calls, _ = code.splitlines()
+    return "; ".join(calls) or "no option set"
+
+
+def _has_default_options(controller: Controller) -> bool:
+    options, default = controller.setup.options, Options()
+    return (
+        options.accumulation == default.accumulation
+        and options.pipelining == default.pipelining
+        and options.replication == default.replication
+        and options.recomputation == default.recomputation
+        and options.offload == default.offload
+        and controller.setup.stages.assignment() is None
+    )
+
+
+def _described(controller: Controller, arguments: Mapping[str, Any]) -> tuple[Any, int] | None:
+    """Returns zeros in the form of a batch of fit, and the batches of an epoch.
+
+    None for data whose batches are not known before they are drawn.
+    """
+    names = ("x", "y", "sample_weight")
+    data = [arguments.get(name) for name in names]
+    containers = (np.ndarray, jax.Array, list, tuple, dict, type(None))
+    leaves = jax.tree.leaves(data) if all(isinstance(each, containers) for each in data) else []
+    is_of_arrays = all(isinstance(leaf, np.ndarray | jax.Array) and leaf.ndim for leaf in leaves)
+    if not leaves or not is_of_arrays or data[1] is None:
+        if controller.totals.notes.is_new("planning needs arrays"):
+            logger.info(
+                "%r is trained on data whose batches are unknown before they are drawn, and is "
+                "not planned. Call strategy.plan(model, batch, memory).apply() before fit.",
+                controller.model.name,
+            )
+        return None
+    split = arguments.get("validation_split") or 0.0
+    samples = int(len(leaves[0]) * (1.0 - split))
+    rows = min(arguments.get("batch_size") or ROWS, samples)
+    if rows < 1:
+        return None  # Keras's own error is clearer
+    spec = [
+        jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((rows, *leaf.shape[1:]), leaf.dtype), each)
+        for each in data
+        if each is not None
+    ]
+    steps = arguments.get("steps_per_epoch") or -(-samples // rows)
+    try:
+        return batch_of_zeros(tuple(spec)), steps
+    except (OptionError, DataError, ValueError):  # data that Keras refuses, with its own error
+        return None

@@ -1,0 +1,146 @@
+"""`Strategy.plan`: checks, the search, and the plan or the error."""
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+
+import jax
+from rich.console import Console
+
+from millrace._compat.jax_memory import memory_limit
+from millrace.errors import OptionError, PlanError, UnsupportedError
+from millrace.fit.controller import Controller
+from millrace.memory_report.report import training_batch
+from millrace.options import bytes_or_share
+from millrace.options.table import AUTO
+from millrace.plan import BatchSpec, Mode
+from millrace.planning.alternatives import auto_cut
+from millrace.planning.cost import rates_of
+from millrace.planning.measured_cut import MeasuredCut
+from millrace.planning.search import PlanSearch
+from millrace.planning.training_plan import TrainingPlan
+from millrace.planning.trials import UpdateTrials
+from millrace.precompile.described_epochs import BatchDescription
+from millrace.records.memory import bytes_text
+from millrace.records.training_plan import PlanRecord
+
+
+def make_plan(
+    controller: Controller,
+    batch_spec: BatchDescription,
+    memory: int | str | None,
+    is_measured: bool,
+) -> TrainingPlan:
+    """Returns the plan of a training; see `Strategy.plan`."""
+    if memory is None and controller.totals.memory is not None:
+        memory = controller.totals.memory
+    limit = memory_of(controller.setup.devices, memory)
+    if controller.setup.spans_processes:
+        raise UnsupportedError(
+            "plan() compiles trainings of many layouts, and the strategy has devices of other "
+            "processes. Make the plan in one process on as many devices, save it, and call "
+            "millrace.TrainingPlan.load(path).apply(model=model) in all of them."
+        )
+    spec = training_batch(controller, batch_spec, "plan()", any_options=True)
+    plan = search_plan(controller, spec, limit, is_measured)
+    if not plan.fits:
+        raise PlanError(_nothing_fits(plan))
+    return plan
+
+
+def search_plan(
+    controller: Controller,
+    spec: BatchSpec,
+    limit: int,
+    is_measured: bool = False,
+    steps_of_epoch: int | None = None,
+    keeps_batches: bool = False,
+) -> TrainingPlan:
+    """Returns the plan for batches; its alternatives may not fit.
+
+    Args:
+        controller: of a built model.
+        spec: of all rows of one update.
+        limit: bytes of one device.
+        is_measured: whether updates are run for their times.
+        steps_of_epoch: batches of an epoch; None if unknown.
+        keeps_batches: whether `fit` goes on with the batches of the model's present options.
+    """
+    setup, model = controller.setup, controller.model
+    try:
+        updates = max(1, setup.steps_per_execution // setup.update_steps(Mode.TRAIN))
+    except PlanError:  # stages that do not fit the devices, which the plan may replace
+        updates = 1
+    with _progress(model.name) as tick:
+        cut = MeasuredCut(controller, spec, tick) if is_measured else auto_cut
+        rates = rates_of(setup.devices[0].platform)
+        trials = UpdateTrials(controller, spec, limit, rates, is_measured, tick, steps_of_epoch)
+        alternatives = PlanSearch(trials, cut, updates, keeps_batches).run()
+    return TrainingPlan(
+        model=model.name,
+        batch=str(spec),
+        devices=tuple(map(str, setup.devices)),
+        memory=limit,
+        is_measured=is_measured,
+        compilations=trials.compilations,
+        alternatives=tuple(alternatives),
+        planned=model,
+    )
+
+
+def memory_of(devices: Sequence[jax.Device], memory: int | str | None) -> int:
+    """Returns the bytes of one device: as given, or what the devices report if that is less.
+
+    Raises:
+        OptionError: for anything else than bytes, or where a device reports nothing.
+    """
+    reported = [memory_limit(device) for device in devices]
+    known = [each for each in reported if each is not None]
+    if memory is not None and not (isinstance(memory, str) and memory.lower() == AUTO):
+        return min([_bytes(memory), *known])
+    if len(known) < len(reported):
+        silent = devices[reported.index(None)]
+        raise OptionError(
+            f"memory={memory!r} takes what the devices report, and {silent} reports no memory. Set "
+            "memory to the bytes of one device, such as memory='12GB'."
+        )
+    return min(known)
+
+
+def _bytes(memory: int | str) -> int:
+    nbytes: int | float = 0.0
+    with contextlib.suppress(OptionError):
+        nbytes = bytes_or_share(memory)
+    if isinstance(nbytes, float):  # a share, or nothing that can be read
+        raise OptionError(
+            f"memory is the bytes of one device. Received: {memory!r}. Set it to a whole number "
+            "of bytes, text such as '12GB', or 'auto'."
+        )
+    return nbytes
+
+
+def _nothing_fits(plan: PlanRecord) -> str:
+    least = min(plan.alternatives, key=lambda each: each.peak)
+    code = "; ".join(least.code.splitlines())
+    return (
+        f"No way to train {plan.model!r} on updates of {plan.batch} fits into "
+        f"{bytes_text(plan.memory)} ({plan.memory:,} bytes). Of {plan.compilations} trainings that "
+        f"were compiled, the smallest takes {least.peak:,} bytes: {code}. Set "
+        f"memory={least.peak} or more, use fewer rows, or more devices.\n{plan}"
+    )
+
+
+@contextlib.contextmanager
+def _progress(model: str) -> Iterator[Callable[[str], object]]:
+    """Yields a function that shows, on a terminal, the update that is being compiled."""
+    console, count = Console(stderr=True), 0
+    if not console.is_terminal:
+        yield lambda what: None
+        return
+
+    def tick(what: str) -> None:
+        nonlocal count
+        count += 1
+        status.update(f"planning {model}: compilation {count}, {what} ...".replace("[", r"\["))
+
+    with console.status(f"planning {model} ...") as status:
+        yield tick
