@@ -16,7 +16,7 @@ import keras
 import numpy as np
 
 import harness
-import plan_models as models
+import planmodels as models
 from millrace.errors import PlanError
 
 SHARES = (1.0, 0.8, 0.6, 0.4)

@@ -14,7 +14,7 @@ import statistics
 import time
 
 import harness
-import plan_models as models
+import planmodels as models
 
 UPDATES = 12
 GOAL = 1.10

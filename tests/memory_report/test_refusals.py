@@ -29,6 +29,7 @@ def fit(model, rows=ROWS, steps=4, **others):
     return model.fit(x, y, batch_size=rows, verbose=0, **others)
 
 
+@pytest.mark.slow
 def test_the_message_names_what_holds_the_peak_and_what_would_keep_the_budget(strategy):
     model = make_model(strategy)
     model.set_recomputation_options(budget=0.65)
@@ -63,6 +64,7 @@ def test_the_least_peak_can_be_set(strategy):
     assert strategy.statistics().budgets[-1].peak_bytes == refusal.value.least
 
 
+@pytest.mark.slow
 def test_a_memory_report_says_the_same(strategy):
     model = make_model(strategy)
     model.set_recomputation_options(budget=0.65)
@@ -73,6 +75,7 @@ def test_a_memory_report_says_the_same(strategy):
     assert str(in_report.value) == str(in_fit.value)
 
 
+@pytest.mark.slow
 def test_a_pipeline_names_the_uses_of_its_fullest_device():
     strategy = millrace.Strategy(devices="cpu:2")
     model = make_model(strategy)

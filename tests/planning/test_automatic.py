@@ -24,6 +24,7 @@ def options_of(model):
     return model._millrace.setup.options
 
 
+@pytest.mark.slow
 def test_fit_plans_where_plain_training_does_not_fit(caplog):
     caplog.set_level(logging.INFO, "millrace")
     peak = peak_of(cases.mlp())
