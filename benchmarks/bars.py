@@ -410,6 +410,10 @@ CAPABILITIES = (
         (r"steps: with saves / without",),
     ),
     Capability(
+        "Plans: micro-batches, recomputation, replicas, stages and schedule for a given memory",
+        "plan.md",
+    ),
+    Capability(
         "Memory reports and out-of-memory errors that say what would fit", "memory_report.md"
     ),
     Capability(
