@@ -250,8 +250,13 @@ def renamed(graph: Graph, names: Mapping[Var, Atom], constants: Mapping[Var, Any
     return Graph(tuple(invars), outvars, tuple(equations), {**graph.constants, **taken})
 
 
-def inlined(graph: Graph) -> Graph:
-    """Returns `graph` with the equations of its jitted calls in their place."""
+def inlined(graph: Graph, also: Callable[[Equation], bool] = lambda equation: False) -> Graph:
+    """Returns `graph` with the equations of its jitted calls in their place.
+
+    Args:
+        graph: as it was traced.
+        also: whether a call of `jax.checkpoint` is taken apart, too.
+    """
     constants = dict(graph.constants)
     equations: list[Equation] = []
     names: dict[Var, Any] = {}
@@ -262,15 +267,17 @@ def inlined(graph: Graph) -> Graph:
     def add(eqns: Iterable[Equation]) -> None:
         for equation in eqns:
             inner = equation.params.get("jaxpr")
-            if equation.primitive.name not in ("jit", "pjit") or inner is None:
+            name = equation.primitive.name
+            is_call = name in ("jit", "pjit") or (name == "checkpoint" and also(equation))
+            if not is_call or inner is None:
                 fresh = [names.get(var, var) for var in equation.outvars]
                 invars = [read(atom) for atom in equation.invars]
                 equations.append(equation.replace(invars=invars, outvars=fresh))
                 continue
-            body = inner.jaxpr
+            body = getattr(inner, "jaxpr", inner)
             # A jaxpr that is called twice has one set of variables: each call gets its own.
             bound = dict(zip(body.invars, map(read, equation.invars), strict=True))
-            for var, value in zip(body.constvars, inner.consts, strict=True):
+            for var, value in zip(body.constvars, getattr(inner, "consts", ()), strict=True):
                 bound[var] = _like(var)
                 constants[bound[var]] = value
             for eqn in body.eqns:

@@ -92,6 +92,14 @@ REMAT = Patch(
     "remat",
     ("f",),
 )
+BATCH_MOMENTS = Patch(
+    "keras.layers.BatchNormalization._moments",
+    "finds the statistics of a batch in a traced step, to take them over all micro-batches",
+    While.MODELS,
+    lambda: keras.layers.BatchNormalization,
+    "_moments",
+    ("self", "inputs", "mask"),
+)
 NODE_INIT = Patch(
     "keras.Node.__init__",
     "notes the `PipelineStage` that a call was made in",

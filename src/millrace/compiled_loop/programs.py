@@ -57,6 +57,8 @@ from millrace.steps.step import (
     make_gradient_step,
     make_step,
 )
+from millrace.steps.synchronized_loop import SynchronizedLoop
+from millrace.steps.synchronized_statistics import synchronizes, traced_forward
 from millrace.steps.tapped_step import make_tapped_step, make_tapped_update
 from millrace.taps.entries import Taps, empty_entries, empty_taps, max_tapped_steps, record_at
 from millrace.taps.taps import Tapped, collection_open
@@ -86,8 +88,9 @@ class ProgramBuilder:
         self._accumulates = trains and (
             plan.accumulation.steps > 1 or plan.tapped or plan.recompute is not None or fetches
         )
+        self.synchronized = traced_forward(model, plan, state) if synchronizes(plan) else None
         self._step, self._update = self._functions()
-        self._update_loop = UpdateLoop(self._step, self._record, lambda: self._accumulator, plan)
+        self._update_loop = self._make_update_loop()
         begin = time.perf_counter()
         with collection_open(keeps=False) as tapped:
             specs = self._state if self._accumulates else state
@@ -111,6 +114,13 @@ class ProgramBuilder:
         self._logs_at_end = not plan.each_step and logs_follow_from_metrics(model, plan.mode)
         self.form = choose_loop_form(
             plan.mode, plan.group.platform, primitive_counts(traced.jaxpr.jaxpr.eqns)
+        )
+
+    def _make_update_loop(self) -> UpdateLoop | SynchronizedLoop:
+        if self.synchronized is None:
+            return UpdateLoop(self._step, self._record, lambda: self._accumulator, self._plan)
+        return SynchronizedLoop(
+            self._model, self._plan, self.synchronized, self._record, lambda: self._accumulator
         )
 
     @cached_property

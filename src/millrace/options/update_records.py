@@ -11,10 +11,18 @@ from millrace.options.checks import (
     device_numbers,
     member_of,
     stages_compiler_options,
+    truth,
     unchecked,
 )
 from millrace.options.choices import Reduction
-from millrace.options.table import ACCUMULATION, PIPELINING, Option, declare, file_text
+from millrace.options.table import (
+    ACCUMULATION,
+    PIPELINING,
+    REPLICATION,
+    Option,
+    declare,
+    file_text,
+)
 
 # `keras.Variable` is spelled `Any` here: options know neither Keras nor JAX.
 AccumulatorDtype = str | Callable[[Any], str | None] | None
@@ -65,6 +73,18 @@ class Accumulation:
             "each.",
             auto="each variable's own",
             is_in_key=False,  # a function is described, not named
+        ),
+    )
+    synchronized_statistics: bool = declare(
+        False,
+        Option(
+            "synchronized_batch_statistics",
+            truth,
+            (ACCUMULATION, REPLICATION),
+            doc="True normalizes in `BatchNormalization` by the mean and variance of all "
+            "micro-batches and replicas of an update, as one big batch does. It costs memory and "
+            "time ([how much](gradient_accumulation.md#batchnormalization-over-the-big-batch)).",
+            saved_as="synchronized_batch_statistics",
         ),
     )
     # `steps` is a multiple of it.
