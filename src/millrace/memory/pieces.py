@@ -33,6 +33,7 @@ _ARGUMENTS = {
     "run": ("state", "batches"),
     "accumulate": ("state", "accumulated", "batches"),
     "apply": ("state", "accumulated"),
+    "update": ("state", "batches"),
 }
 
 

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import keras
 
-from millrace.plan import LoopForm, Plan
+from millrace.plan import MAX_UNROLLED_STEPS, LoopForm, Plan
 from millrace.pytrees import ArrayTree
 from millrace.steps.accumulate import Accumulator
 from millrace.steps.loop import (
@@ -24,7 +24,8 @@ from millrace.steps.loop import (
     repeat,
 )
 from millrace.steps.state import Values
-from millrace.steps.synchronized_statistics import SynchronizedForward, run_update, seeds_of
+from millrace.steps.step import prepared
+from millrace.steps.synchronized_statistics import SynchronizedForward, loss_weights
 from millrace.steps.synchronized_update import SynchronizedUpdate
 from millrace.taps.entries import Taps
 
@@ -83,7 +84,7 @@ class SynchronizedLoop:
         """
         trainable, non_trainable, optimizer, metrics = before.state
         values = dict(enumerate(optimizer))
-        seeds = seeds_of(self._plan, [(part.rows, part.count) for part in parts])
+        seeds, scale = loss_weights(self._plan, [(part.rows, part.count) for part in parts])
         equal = [
             part.forward.equal_batches(
                 values,
@@ -95,18 +96,25 @@ class SynchronizedLoop:
             for part, seed in zip(parts, seeds, strict=True)
         ]
         changing = [*non_trainable, *metrics]
-        update = SynchronizedUpdate(
-            equal, list(trainable), changing, list, unroll=not form.is_loop
-        )
-        result = run_update(self._model, update, self._accumulator().zeros())
+        unroll = not form.is_loop and sum(part.count for part in parts) <= MAX_UNROLLED_STEPS
+        update = SynchronizedUpdate(equal, list(trainable), changing, list, unroll)
+        accumulator = self._accumulator()
+        result = update.run(accumulator.zeros())
+        gradients = accumulator.finish(result.gradients, scale)
+        gradients = prepared(self._model.optimizer, gradients, self._model.trainable_variables)
         records, taps = before.records, before.taps
         for part, leaves in zip(parts, result.outputs, strict=True):
             logs, tapped = part.forward.outputs(leaves)
             first = index
 
-            def store(number: Index, carry: tuple[Any, Taps], logs: Any = logs, tapped: Any = tapped, first: Any = first) -> tuple[Any, Taps]:
+            def store(
+                number: Index,
+                carry: tuple[Any, Taps],
+                outputs: Any = (logs, tapped),
+                first: Index = first,
+            ) -> tuple[Any, Taps]:
                 records, taps = carry
-                mine, own = jax.tree.map(lambda leaf: leaf[number], (logs, tapped))
+                mine, own = jax.tree.map(lambda leaf: leaf[number], outputs)
                 records = self._record(records, first + number, mine)
                 return records, taps.with_step(first + number, own)
 
@@ -114,4 +122,4 @@ class SynchronizedLoop:
             index = index + part.count
         size = len(list(non_trainable))
         after = After(Values(result.changing[:size]), Values(result.changing[size:]))
-        return PendingUpdate(result.gradients, after), records, taps
+        return PendingUpdate(gradients, after), records, taps

@@ -11,7 +11,7 @@ layer takes statistics of its batch in training is accumulated as without the op
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -21,15 +21,13 @@ from millrace._compat.batch_moments import contains_moments, marks_moments, mome
 from millrace._compat.jaxpr import trace
 from millrace._compat.keras_steps import compute_forward
 from millrace.errors import UnsupportedError
-from millrace.options import Reduction
 from millrace.plan import Mode, Plan
 from millrace.pytrees import ArrayTree
-from millrace.steps.accumulate import Gradients, scale_of, weight_of
+from millrace.steps.accumulate import scale_of, weight_of
 from millrace.steps.program import batch_specs
 from millrace.steps.state import State, as_lists, as_state, with_dtypes_of
 from millrace.steps.statistics_levels import ARGUMENT, ForwardParts, StatisticsLevels
-from millrace.steps.step import prepared
-from millrace.steps.synchronized_update import EqualBatches, SynchronizedUpdate, UpdateResult
+from millrace.steps.synchronized_update import EqualBatches
 from millrace.steps.tapped_step import is_due, tapping_optimizer
 from millrace.taps.taps import Tapped, collecting
 from millrace.taps.tensors import activations_tapped, loss_tapped, packed
@@ -177,33 +175,28 @@ def _check(model: keras.Model, plan: Plan) -> None:
         )
 
 
-def seeds_of(plan: Plan, rows: Sequence[tuple[int, int]]) -> list[float]:
-    """Returns the weight of the losses of equal batches in the loss of an update.
+class LossWeights(NamedTuple):
+    """The weights of losses in the sum over an update, and the factor of that sum."""
+
+    seeds: list[float]  # of each of the equal batches
+    scale: float
+
+
+def loss_weights(plan: Plan, rows: Sequence[tuple[int, int]]) -> LossWeights:
+    """Returns the weights of the losses of an update.
 
     Args:
         plan: says how gradients are combined.
         rows: of each of the equal batches the rows and the number, of all replicas.
     """
-    reduction = plan.accumulation.reduction
+    reduction, replicas = plan.accumulation.reduction, plan.replicas
+    total_steps = sum(count for _, count in rows)
     if reduction.is_running:
-        total = sum(count for _, count in rows)
-        sums = reduction is Reduction.RUNNING_MEAN_THEN_SUM
-        return [(min(plan.replicas, total) if sums else 1.0) / total for _ in rows]
-    weights = [weight_of(reduction, each, rows[0][0]) for each, _ in rows]
-    total = sum(weight * count for weight, (_, count) in zip(weights, rows, strict=True))
-    scale = scale_of(reduction, total, plan.replicas)
-    return [weight * scale for weight in weights]
-
-
-def run_update(
-    model: keras.Model,
-    update: SynchronizedUpdate,
-    zeros: Gradients,
-) -> UpdateResult:
-    """Runs an update, with its gradients as the optimizer takes them."""
-    result = update.run(zeros)
-    gradients = prepared(model.optimizer, result.gradients, model.trainable_variables)
-    return result._replace(gradients=gradients)
+        seeds = [min(replicas, total_steps) / total_steps for _ in rows]
+        return LossWeights(seeds, scale_of(reduction, total_steps, replicas))
+    seeds = [weight_of(reduction, each, rows[0][0]) for each, _ in rows]
+    total = sum(seed * count for seed, (_, count) in zip(seeds, rows, strict=True))
+    return LossWeights(seeds, scale_of(reduction, total, replicas))
 
 
 def _as_they_are(
