@@ -245,6 +245,13 @@ def test_shorter_updates_and_ragged_batches_are_exact(rows):
     assert_as_big_batch(dense, table(rows), losses=False)
 
 
+@pytest.mark.parametrize("steps", [1, 3])
+@pytest.mark.parametrize("left", [0, ROWS, 2 * ROWS + 1])
+def test_replicas_share_statistics(steps, left):
+    rows = 2 * 2 * ROWS * steps + left
+    assert_as_big_batch(dense, table(rows), steps, devices=2, losses=not left)
+
+
 def test_an_update_that_is_larger_than_a_block_is_exact():
     def small_blocks(model):
         model.set_infeed_queue_options(max_block_bytes=ROWS * 7 * 4 * 2, max_resident_bytes=0)

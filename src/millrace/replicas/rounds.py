@@ -61,7 +61,9 @@ class RoundOutputs(NamedTuple):
     records: Records
 
 
-class _Carry(NamedTuple):
+class RoundCarry(NamedTuple):
+    """The values that a replica carries from round to round."""
+
     non_trainable: Sequence[jax.Array]
     metrics: Sequence[jax.Array]  # of this replica
     records: Records
@@ -226,13 +228,13 @@ class Rounds:
         sums: Gradients,
         steps: StepRange,
         first_record: Index,
-    ) -> _Carry:
+    ) -> RoundCarry:
         """Runs this replica's steps, of which `first_record` is the index of the first round."""
         start = steps.start
         me, replicas = lax.axis_index(REPLICA), self._plan.replicas
         rules, recorder = self._step.rules, self._records
 
-        def body(index: Index, carry: _Carry) -> _Carry:
+        def body(index: Index, carry: RoundCarry) -> RoundCarry:
             non_trainable, metrics, records, sums = carry
             number = start // replicas + index
             active, before, num_steps = None, me, replicas
@@ -262,10 +264,10 @@ class Rounds:
             sums = offloaded(self._accumulator.add(sums, gradients, factor), self._host_layouts)
             output = output._replace(metrics=new)
             records = recorder.record(records, first_record + index, output, active)
-            return _Carry(non_trainable, new, records, sums)
+            return RoundCarry(non_trainable, new, records, sums)
 
         sums = offloaded(sums, self._host_layouts)
-        carry = _Carry(inputs.non_trainable, own_part(inputs.metrics), inputs.records, sums)
+        carry = RoundCarry(inputs.non_trainable, own_part(inputs.metrics), inputs.records, sums)
         carry = repeat(body, carry, num_rounds, form)
         return carry._replace(sums=fetched(carry.sums, self._host_layouts))
 
@@ -275,7 +277,7 @@ class Rounds:
         return (me - start) % replicas < count, me == (start + count - 1) % replicas
 
     def _agreed(
-        self, carry: _Carry, sums: Gradients | None, start: Index, count: Index
+        self, carry: RoundCarry, sums: Gradients | None, start: Index, count: Index
     ) -> tuple[RoundOutputs, Gradients | None]:
         """Returns a replica's outputs, with the values that all replicas share, and its sums.
 
