@@ -7,8 +7,14 @@ import keras
 
 from millrace._compat.keras_data import DataAdapter, is_endless
 from millrace._compat.keras_layers import layers_without_jit
-from millrace.errors import DataError, ModelError, NotCompiledError, PlanError
-from millrace.options import Accumulation
+from millrace.errors import (
+    DataError,
+    ModelError,
+    NotCompiledError,
+    PlanError,
+    UnsupportedError,
+)
+from millrace.options import Accumulation, Options
 from millrace.plan import Mode
 
 logger = logging.getLogger("millrace")
@@ -140,6 +146,21 @@ def check_model(
             )
     if mode is Mode.TRAIN:
         _check_optimizer(model, name, accumulation)
+
+
+def check_synchronized(model: keras.Model, options: Options, is_pipelined: bool) -> None:
+    """Refuses a pipeline whose micro-batches are to share statistics.
+
+    Raises:
+        UnsupportedError: saying what to set.
+    """
+    if is_pipelined and options.accumulation.synchronized_statistics:
+        raise UnsupportedError(
+            f"synchronized_batch_statistics=True normalizes all micro-batches of an update "
+            f"together, and the pipelined model {model.name!r} runs them one after the other. Set "
+            "synchronized_batch_statistics=False, or reset the stages "
+            "(model.reset_pipeline_stage_assignment()) and train the model in one piece."
+        )
 
 
 def check_made_functions(model: keras.Model, advice: str) -> None:

@@ -13,7 +13,7 @@ import keras
 from millrace._compat.keras_data import DataAdapter
 from millrace.devices import DeviceGroup, share_out
 from millrace.feeds.block import Destination
-from millrace.fit.checks import check_data, check_model, check_steps, log_replicas
+from millrace.fit.checks import check_data, check_model, check_steps, check_synchronized, log_replicas
 from millrace.fit.loop_arguments import check_steps_per_execution
 from millrace.fit.offloading import check_offload, offload_in_force
 from millrace.fit.stages import StageAssignment, check_pipeline, groups_needed
@@ -187,6 +187,7 @@ class Setup:
         self.rules.check(self, mode)
         check_model(self.model, mode, self.accumulation, assignment is not None, replicas)
         if mode is Mode.TRAIN:
+            check_synchronized(self.model, self.options, assignment is not None)
             check_offload(self.options.offload, self.options.replication, self.devices)
         if assignment is None and self.options.pipelining.steps is not None:
             self.stages.check_readable()

@@ -97,7 +97,10 @@ def run_again(
     )
     controller = Controller(setup, Totals())
     controller.watchers.outfeed.takes_queues = False
-    controller.watch(listener, _EVERYTHING)
+    everything = _EVERYTHING
+    if accumulation.synchronized_statistics:  # micro-batches may have no gradients of their own
+        everything = replace(everything, micro_gradients=())
+    controller.watch(listener, everything)
     function = LoopFunction(controller, Mode.TRAIN)
     with explained(controller):
         function(_copied(state), iter(batches))
@@ -138,7 +141,11 @@ def replay(
     _check_state(directory, flight, model)
     try:
         reduction = Reduction(flight.record.reduction)
-        accumulation = Accumulation(reduction=reduction, dtype=flight.record.accumulator)
+        accumulation = Accumulation(
+            reduction=reduction,
+            dtype=flight.record.accumulator,
+            synchronized_statistics=flight.record.synchronized,
+        )
         again = run_again(model, flight.state, flight.batches, accumulation)
     except Exception as error:  # of Keras and JAX: its batches do not fit its model, say
         if isinstance(error, MillraceError) and not isinstance(error, OptionError):

@@ -161,7 +161,7 @@ def _check(model: keras.Model, plan: Plan) -> None:
         raise UnsupportedError(
             f"With {ARGUMENT} the micro-batches of {model.name!r} have no gradients of their own: "
             "each changes the statistics of all. Watch the gradients of updates instead "
-            "(moment='before_apply'; an OutfeedOptimizer likewise), or leave the option out."
+            "(when='before_apply'; an OutfeedOptimizer likewise), or leave the option out."
         )
     if plan.offload.accumulators:
         raise UnsupportedError(
