@@ -90,7 +90,8 @@ METHODS = {
     "reset_pipeline_stage_assignment": "()",
     "set_pipeline_stage_assignment": "(assignment, *, num_stages=None)",
     "set_replication_options": (
-        "(*, replicated_metric_reduction_method=None, replicated_optimizer_state_sharding=None, "
+        "(*, synchronized_batch_statistics=None, replicated_metric_reduction_method=None, "
+        "replicated_optimizer_state_sharding=None, "
         "replicated_weight_sharding=None, offload_weight_update_variables=None, "
         "offload_weights=None)"
     ),
@@ -108,6 +109,7 @@ METHODS = {
     "set_gradient_accumulation_options": (
         "(*, gradient_accumulation_steps_per_replica=None, "
         "gradient_accumulation_reduction_method=None, dtype=None, "
+        "synchronized_batch_statistics=None, "
         "offload_weight_update_variables=None, offload_gradient_accumulation_buffers=None)"
     ),
     "set_recomputation_options": "(*, mode='auto', budget=None)",

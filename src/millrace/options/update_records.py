@@ -83,8 +83,7 @@ class Accumulation:
             (ACCUMULATION, REPLICATION),
             doc="True normalizes in `BatchNormalization` by the mean and variance of all "
             "micro-batches and replicas of an update, as one big batch does. It costs memory and "
-            "time ([how much](gradient_accumulation.md#batchnormalization-over-the-big-batch)).",
-            saved_as="synchronized_batch_statistics",
+            "time (docs/gradient_accumulation.md).",
         ),
     )
     # `steps` is a multiple of it.
