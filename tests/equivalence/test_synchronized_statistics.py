@@ -1,7 +1,7 @@
 """BatchNormalization over all micro-batches of an update: as plain Keras with the big batch.
 
-    millrace      0 0 | 0 0 | 0 0     three micro-batches, one set of statistics
-    plain Keras   0 0   0 0   0 0     one batch
+millrace      0 0 | 0 0 | 0 0     three micro-batches, one set of statistics
+plain Keras   0 0   0 0   0 0     one batch
 """
 
 import contextlib
@@ -11,11 +11,11 @@ import keras
 import numpy as np
 import pytest
 from keras import layers
+from test_double_precision import run as run_in_float64
 
 import millrace
 from millrace.errors import ModelError, UnsupportedError
 from millrace.replay.run import replay
-from test_double_precision import run as run_in_float64
 
 ROWS = 4  # of a micro-batch
 STEPS = 3  # in an update
@@ -314,9 +314,7 @@ def test_sums_are_those_of_the_big_batch_times_the_micro_batches():
     options = {**OPTION, "gradient_accumulation_reduction_method": "sum"}
     strategy = millrace.Strategy(devices=1)
     sgd = lambda rate: lambda: keras.optimizers.SGD(rate)  # noqa: E731
-    found, _ = train(
-        dense, table(24), ROWS, strategy, STEPS, options=options, optimizer=sgd(0.01)
-    )
+    found, _ = train(dense, table(24), ROWS, strategy, STEPS, options=options, optimizer=sgd(0.01))
     plain, _ = train(dense, table(24), ROWS * STEPS, optimizer=sgd(0.01 * STEPS))
     for a, b in zip(found.get_weights(), plain.get_weights(), strict=True):
         np.testing.assert_allclose(a, b, 1e-6, 1e-6)
@@ -454,7 +452,6 @@ def test_a_train_step_of_ones_own_is_refused():
             return super().train_step(state, data)
 
     refused(ModelError, "Override compute_loss()", make=Own)
-
 
 
 @pytest.mark.slow

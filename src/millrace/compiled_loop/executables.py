@@ -12,7 +12,7 @@ from millrace._compat.keras_layers import layer_names
 from millrace.compiled_loop.budget import has_budget, with_choice, within_budget
 from millrace.compiled_loop.calls import Call
 from millrace.compiled_loop.programs import ProgramBuilder
-from millrace.compiled_loop.update_parts import UpdatePart
+from millrace.compiled_loop.update_parts import BlockSteps
 from millrace.compiling.executable import Executable, compile_program
 from millrace.compiling.log import CompileLog
 from millrace.compiling.lowering import Request, tracing
@@ -147,7 +147,7 @@ class Executables:
         """Whether the micro-batches of the plan's updates share statistics."""
         return synchronizes(plan) and self._builder(plan).synchronized is not None
 
-    def of_parts(self, parts: Iterable[UpdatePart]) -> Executable:
+    def of_parts(self, parts: Iterable[BlockSteps]) -> Executable:
         """Returns the program of an update of these parts, whose micro-batches share statistics."""
         parts = tuple(parts)
         key = (parts, self._specs_key, "update", self._context_now())

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from millrace.plan import Plan
 
 
-class UpdatePart(NamedTuple):
+class BlockSteps(NamedTuple):
     """Consecutive steps of one block."""
 
     plan: Plan  # of the block
@@ -33,8 +33,8 @@ class UpdateParts:
                 return
         self._parts.append((plan, batches, start, steps))
 
-    def __iter__(self) -> Iterator[UpdatePart]:
-        return (UpdatePart(plan, steps) for plan, _, _, steps in self._parts)
+    def __iter__(self) -> Iterator[BlockSteps]:
+        return (BlockSteps(plan, steps) for plan, _, _, steps in self._parts)
 
     @property
     def batches(self) -> list[Any]:

@@ -13,7 +13,13 @@ import keras
 from millrace._compat.keras_data import DataAdapter
 from millrace.devices import DeviceGroup, share_out
 from millrace.feeds.block import Destination
-from millrace.fit.checks import check_data, check_model, check_steps, check_synchronized, log_replicas
+from millrace.fit.checks import (
+    check_data,
+    check_model,
+    check_steps,
+    check_synchronized,
+    log_replicas,
+)
 from millrace.fit.loop_arguments import check_steps_per_execution
 from millrace.fit.offloading import check_offload, offload_in_force
 from millrace.fit.stages import StageAssignment, check_pipeline, groups_needed

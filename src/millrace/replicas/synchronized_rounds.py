@@ -14,13 +14,20 @@ import keras
 from jax import lax
 
 from millrace.devices import REPLICA, WHOLE
-from millrace.plan import MAX_UNROLLED_STEPS, LoopForm, Plan
+from millrace.plan import LoopForm, Plan
 from millrace.pytrees import ArrayTree
 from millrace.replicas import state_rules
 from millrace.replicas.logs import Records, ReplicaRecords
 from millrace.replicas.placement import own_part
 from millrace.replicas.reduce import GradientReduction, add_up
-from millrace.replicas.rounds import ROUNDS, RoundCarry, RoundInputs, RoundOutputs, Rounds, StepRange
+from millrace.replicas.rounds import (
+    ROUNDS,
+    RoundCarry,
+    RoundInputs,
+    RoundOutputs,
+    Rounds,
+    StepRange,
+)
 from millrace.replicas.state_rules import StepOutput, TracedStep
 from millrace.steps.accumulate import Gradients, make_accumulator
 from millrace.steps.loop import Index, batch_at, repeat
@@ -120,13 +127,12 @@ class SynchronizedRounds(Rounds):
             equal.append(self._equal_batches(part, block, start, first, seed, optimizer))
             first = (first + part.steps) % plan.replicas
         accumulator = make_accumulator(self._trainable, plan.accumulation)
-        rounds = sum(each.count for each in equal)
         update = SynchronizedUpdate(
             equal,
             inputs.trainable,
             [*inputs.non_trainable, *metrics],
             lambda values: add_up(values, plan),
-            unroll=not form.is_loop and rounds <= MAX_UNROLLED_STEPS,
+            unroll=not form.is_loop,
         )
         result = update.run(accumulator.zeros())
         size, records = len(inputs.non_trainable), inputs.records
@@ -156,9 +162,7 @@ class SynchronizedRounds(Rounds):
             # A round that two parts share has one record.
             shared = part.steps % plan.replicas != 0 and part is not parts[-1]
             first_record = first_record + each.count - shared
-        return RoundCarry(
-            result.changing[:size], result.changing[size:], records, result.gradients
-        )
+        return RoundCarry(result.changing[:size], result.changing[size:], records, result.gradients)
 
     def _equal_batches(
         self,

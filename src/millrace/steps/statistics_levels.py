@@ -41,10 +41,55 @@ ARGUMENT = "synchronized_batch_statistics=True"
 # Equations that take less time than reading a kept value takes memory: what follows from kept
 # values by a few of them is not kept.
 _CHEAP = frozenset(
-    "abs add add_any and broadcast_in_dim clamp concatenate convert_element_type copy copy_p div "
-    "eq erf exp expand_dims expm1 floor ge gt integer_pow is_finite iota le log log1p logistic lt "
-    "max min mul name ne neg not or pow reshape rsqrt select_n sign slice sqrt square squeeze sub "
-    "tanh transpose".split()
+    [
+        "abs",
+        "add",
+        "add_any",
+        "and",
+        "broadcast_in_dim",
+        "clamp",
+        "concatenate",
+        "convert_element_type",
+        "copy",
+        "copy_p",
+        "div",
+        "eq",
+        "erf",
+        "exp",
+        "expand_dims",
+        "expm1",
+        "floor",
+        "ge",
+        "gt",
+        "integer_pow",
+        "is_finite",
+        "iota",
+        "le",
+        "log",
+        "log1p",
+        "logistic",
+        "lt",
+        "max",
+        "min",
+        "mul",
+        "name",
+        "ne",
+        "neg",
+        "not",
+        "or",
+        "pow",
+        "reshape",
+        "rsqrt",
+        "select_n",
+        "sign",
+        "slice",
+        "sqrt",
+        "square",
+        "squeeze",
+        "sub",
+        "tanh",
+        "transpose",
+    ]
 )
 _LONGEST = 32  # equations that are computed again in place of a kept value
 

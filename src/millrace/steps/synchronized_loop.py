@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import keras
 
-from millrace.plan import MAX_UNROLLED_STEPS, LoopForm, Plan
+from millrace.plan import LoopForm, Plan
 from millrace.pytrees import ArrayTree
 from millrace.steps.accumulate import Accumulator
 from millrace.steps.loop import (
@@ -35,7 +35,7 @@ class SynchronizedPart(NamedTuple):
 
     forward: SynchronizedForward
     batches: BatchRange
-    count: int
+    steps: int
     rows: int  # of a micro-batch
 
 
@@ -84,20 +84,19 @@ class SynchronizedLoop:
         """
         trainable, non_trainable, optimizer, metrics = before.state
         values = dict(enumerate(optimizer))
-        seeds, scale = loss_weights(self._plan, [(part.rows, part.count) for part in parts])
+        seeds, scale = loss_weights(self._plan, [(part.rows, part.steps) for part in parts])
         equal = [
             part.forward.equal_batches(
                 values,
                 lambda number, part=part: batch_at(
                     part.batches.batches, part.batches.start + number
                 ),
-                jnp.full(part.count, seed, jnp.float32),
+                jnp.full(part.steps, seed, jnp.float32),
             )
             for part, seed in zip(parts, seeds, strict=True)
         ]
         changing = [*non_trainable, *metrics]
-        unroll = not form.is_loop and sum(part.count for part in parts) <= MAX_UNROLLED_STEPS
-        update = SynchronizedUpdate(equal, list(trainable), changing, list, unroll)
+        update = SynchronizedUpdate(equal, list(trainable), changing, list, not form.is_loop)
         accumulator = self._accumulator()
         result = update.run(accumulator.zeros())
         gradients = accumulator.finish(result.gradients, scale)
@@ -118,8 +117,8 @@ class SynchronizedLoop:
                 records = self._record(records, first + number, mine)
                 return records, taps.with_step(first + number, own)
 
-            records, taps = repeat(store, (records, taps), part.count, LoopForm(unroll=None))
-            index = index + part.count
+            records, taps = repeat(store, (records, taps), part.steps, LoopForm(unroll=None))
+            index = index + part.steps
         size = len(list(non_trainable))
         after = After(Values(result.changing[:size]), Values(result.changing[size:]))
         return PendingUpdate(gradients, after), records, taps

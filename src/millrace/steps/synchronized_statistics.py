@@ -14,7 +14,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import keras
 
 from millrace._compat.batch_moments import contains_moments, marks_moments, moments_marked
@@ -139,9 +138,7 @@ def traced_forward(model: keras.Model, plan: Plan, state: State) -> Synchronized
     before = (*graph.invars[ends[1] : ends[2]], *graph.invars[ends[3] : ends[4]])
     size = len(before)
     loss, *others = graph.outvars
-    parts = ForwardParts(
-        graph, weights, before, tuple(others[:size]), loss, tuple(others[size:])
-    )
+    parts = ForwardParts(graph, weights, before, tuple(others[:size]), loss, tuple(others[size:]))
     return SynchronizedForward(model, StatisticsLevels(parts, model.name), parts, spec[-1])
 
 

@@ -18,11 +18,11 @@ from jax import lax
 
 from millrace._compat.jaxpr import Graph, Var, as_function, is_literal, spec_of
 from millrace.errors import UnsupportedError
+from millrace.plan import MAX_UNROLLED_EQUATIONS
 from millrace.steps.accumulate import Gradients
 from millrace.steps.merged_statistics import AddUp, MicroStatistics
 from millrace.steps.statistics_levels import StatisticsLevels, is_inexact
 
-Index: TypeAlias = int | jax.Array
 # (numbers of values, their values, number of the micro-batch) -> values
 Adjust: TypeAlias = Callable[[Sequence[int], list[jax.Array], jax.Array], list[jax.Array]]
 # (numbers, values before, values after, number of the micro-batch) -> values that go on
@@ -83,13 +83,16 @@ class SynchronizedUpdate:
             weights: trainable values.
             changing: values of the state that micro-batches may change, before the update.
             add_up: adds up values over replicas.
-            unroll: whether to copy the code of micro-batches instead of looping over it.
+            unroll: whether to copy the code of micro-batches, if it is short, and not to loop.
 
         Raises:
             UnsupportedError: if batches of different shapes have different layers.
         """
         self._batches, self._weights = list(batches), list(weights)
-        self._changing, self._add_up, self._unroll = list(changing), add_up, unroll
+        self._changing, self._add_up = list(changing), add_up
+        # Forward, forward again, and backward: a copy of each for every micro-batch.
+        equations = 3 * sum(each.count * len(each.levels.graph.equations) for each in batches)
+        self._unroll = unroll and equations <= MAX_UNROLLED_EQUATIONS
         first = batches[0].levels
         self._num_levels = first.num_levels
         self._loss_level = first.level(first.loss)
@@ -131,7 +134,9 @@ class SynchronizedUpdate:
             for index, each in enumerate(self._batches):
                 result = self._forward(index, level, values, cotangents)
                 values = result.carried
-                outputs[index].update(zip(each.levels.outputs_at(level), result.outputs))
+                outputs[index].update(
+                    zip(each.levels.outputs_at(level), result.outputs, strict=True)
+                )
                 states[index].update(zip(numbers, result.states, strict=True))
                 self._stacked[index].update(zip(each.levels.kept(level), result.kept, strict=True))
                 statistics.append(result.statistics)
@@ -143,7 +148,9 @@ class SynchronizedUpdate:
                 self._backward(index, level, cotangents)
         changing = [carried.get(k, value) for k, value in enumerate(self._changing)]
         levels = self._batches[0].levels
-        for k, value in zip(levels.merged_once, self._run(0, levels.after_update(), {})):
+        for k, value in zip(
+            levels.merged_once, self._run(0, levels.after_update(), {}), strict=True
+        ):
             changing[k] = value
         return UpdateResult(
             cotangents.weights,
@@ -277,9 +284,7 @@ class SynchronizedUpdate:
         return [
             v
             for v in graph.invars
-            if is_inexact(v)
-            and v not in before
-            and (v in weights or v in merged or v in stacked)
+            if is_inexact(v) and v not in before and (v in weights or v in merged or v in stacked)
         ]
 
     def _open(
@@ -368,7 +373,7 @@ class SynchronizedUpdate:
                     ]
                 )
             epsilon = self._batches[0].levels.merges[k].params["epsilon"]
-            own = MicroStatistics.of(*columns, active, epsilon)
+            own = MicroStatistics.of(columns[0], columns[1], columns[2], active, epsilon)
             self._statistics[k], self._merged[k] = own, own.merged(self._add_up)
             for shared, each in zip(self._shared, self._batches, strict=True):
                 shared.update(zip(each.levels.merges[k].outvars, self._merged[k][:2], strict=True))
