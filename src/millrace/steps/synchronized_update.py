@@ -24,9 +24,9 @@ from millrace.steps.merged_statistics import AddUp, MicroStatistics
 from millrace.steps.statistics_levels import StatisticsLevels, is_inexact
 
 # (numbers of values, their values, number of the micro-batch) -> values
-Adjust: TypeAlias = Callable[[Sequence[int], list[jax.Array], jax.Array], list[jax.Array]]
+BeginState: TypeAlias = Callable[[Sequence[int], list[jax.Array], jax.Array], list[jax.Array]]
 # (numbers, values before, values after, number of the micro-batch) -> values that go on
-AdjustAfter: TypeAlias = Callable[
+EndState: TypeAlias = Callable[
     [Sequence[int], list[jax.Array], list[jax.Array], jax.Array], list[jax.Array]
 ]
 
@@ -52,8 +52,8 @@ class EqualBatches:
     count: int
     seeds: jax.Array
     active: jax.Array | None
-    begin: Adjust
-    end: AdjustAfter
+    begin: BeginState
+    end: EndState
 
 
 class UpdateResult(NamedTuple):
