@@ -1,7 +1,7 @@
 """Memory and time of updates whose micro-batches share the statistics of BatchNormalization.
 
 Peer, in the same run: plain Keras with the big batch, whose losses and weights they are. The last
-line has the ratios: below 1.0 of memory is the claim; the time is its cost.
+line has the ratios, which are the cost of the option. No memory is claimed to be saved.
 
     big batch      one step of all rows
     accumulated    micro-batches, each normalized by its own statistics: other numbers

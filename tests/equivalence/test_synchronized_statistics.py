@@ -454,21 +454,6 @@ def test_a_train_step_of_ones_own_is_refused():
     refused(ModelError, "Override compute_loss()", make=Own)
 
 
-@pytest.mark.slow
-def test_it_takes_less_memory_than_the_big_batch():
-    def mib(steps):
-        strategy = millrace.Strategy(devices=1)
-        model = strategy.attach(resnet())
-        model.compile("sgd", "sparse_categorical_crossentropy", steps_per_execution=steps)
-        model.set_gradient_accumulation_options(
-            gradient_accumulation_steps_per_replica=steps, **OPTION
-        )
-        x, y = images(256 // steps)
-        return strategy.memory_report(model, (x, y)).peak
-
-    assert mib(16) < 0.8 * mib(1)
-
-
 FLOAT64 = """
 import keras
 import test_synchronized_statistics as cases
