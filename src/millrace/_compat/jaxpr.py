@@ -104,9 +104,18 @@ def _inputs_of_loop(params: dict[str, Any]) -> tuple[int, int]:
     return len(constants), len(carried)
 
 
-def trace(function: Callable[..., object], *arguments: object) -> tuple[Graph, Any]:
-    """Traces `function` at specs, and returns its graph and the tree of its result's specs."""
-    closed, result = jax.make_jaxpr(function, return_shape=True)(*arguments)
+def trace(
+    function: Callable[..., object], *arguments: object, axes: Sequence[tuple[str, int]] = ()
+) -> tuple[Graph, Any]:
+    """Traces `function` at specs, and returns its graph and the tree of its result's specs.
+
+    Args:
+        function: of arrays.
+        *arguments: specs.
+        axes: names and sizes of the axes of a mesh over which it adds up.
+    """
+    make = jax.make_jaxpr(function, axis_env=axes or None, return_shape=True)
+    closed, result = make(*arguments)
     jaxpr: Any = closed.jaxpr
     constants = dict(zip(jaxpr.constvars, closed.consts, strict=True))
     return Graph(tuple(jaxpr.invars), tuple(jaxpr.outvars), tuple(jaxpr.eqns), constants), result
@@ -250,13 +259,8 @@ def renamed(graph: Graph, names: Mapping[Var, Atom], constants: Mapping[Var, Any
     return Graph(tuple(invars), outvars, tuple(equations), {**graph.constants, **taken})
 
 
-def inlined(graph: Graph, also: Callable[[Equation], bool] = lambda equation: False) -> Graph:
-    """Returns `graph` with the equations of its jitted calls in their place.
-
-    Args:
-        graph: as it was traced.
-        also: whether a call of `jax.checkpoint` is taken apart, too.
-    """
+def inlined(graph: Graph) -> Graph:
+    """Returns `graph` with the equations of its jitted calls in their place."""
     constants = dict(graph.constants)
     equations: list[Equation] = []
     names: dict[Var, Any] = {}
@@ -267,17 +271,15 @@ def inlined(graph: Graph, also: Callable[[Equation], bool] = lambda equation: Fa
     def add(eqns: Iterable[Equation]) -> None:
         for equation in eqns:
             inner = equation.params.get("jaxpr")
-            name = equation.primitive.name
-            is_call = name in ("jit", "pjit") or (name == "checkpoint" and also(equation))
-            if not is_call or inner is None:
+            if equation.primitive.name not in ("jit", "pjit") or inner is None:
                 fresh = [names.get(var, var) for var in equation.outvars]
                 invars = [read(atom) for atom in equation.invars]
                 equations.append(equation.replace(invars=invars, outvars=fresh))
                 continue
-            body = getattr(inner, "jaxpr", inner)
+            body = inner.jaxpr
             # A jaxpr that is called twice has one set of variables: each call gets its own.
             bound = dict(zip(body.invars, map(read, equation.invars), strict=True))
-            for var, value in zip(body.constvars, getattr(inner, "consts", ()), strict=True):
+            for var, value in zip(body.constvars, inner.consts, strict=True):
                 bound[var] = _like(var)
                 constants[bound[var]] = value
             for eqn in body.eqns:

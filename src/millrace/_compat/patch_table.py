@@ -94,7 +94,7 @@ REMAT = Patch(
 )
 BATCH_MOMENTS = Patch(
     "keras.layers.BatchNormalization._moments",
-    "finds the statistics of a batch in a traced step, to take them over all micro-batches",
+    "takes the statistics of a batch over all replicas",
     While.MODELS,
     lambda: keras.layers.BatchNormalization,
     "_moments",

@@ -22,7 +22,6 @@ class BlockPlans:
         self.base = plan
         self.of_block = plan
         self.forms = Forms(LoopForm(unroll=None), None, update_fits_one_call=True)
-        self.synchronizes = False  # whether micro-batches of the block share statistics
         self._longest = 1
         self._has_block = False
 
@@ -55,9 +54,6 @@ class BlockPlans:
         # Unrolled code contains whole updates; an update that is longer runs in several calls.
         rounds = plan.update_steps // plan.replicas
         fits = form.is_loop or rounds <= (form.unroll or 1)
-        # Where micro-batches share statistics, no update can be divided, however long it is.
-        self.synchronizes = self._executables.synchronizes(plan)
-        fits = fits or self.synchronizes
         self.forms = Forms(form, self._executables.max_tapped_steps(plan), fits)
 
     def _plan_of(self, block: Block) -> Plan:

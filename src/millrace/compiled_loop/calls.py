@@ -14,7 +14,7 @@ from typing import Literal, NamedTuple
 
 from millrace.plan import LoopForm, Mode, Plan
 
-ProgramName = Literal["run", "zeros", "accumulate", "apply", "update"]
+ProgramName = Literal["run", "zeros", "accumulate", "apply"]
 
 
 class Call(NamedTuple):

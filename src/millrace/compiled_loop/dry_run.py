@@ -11,9 +11,7 @@ from millrace.compiled_loop.block_plans import BlockPlans
 from millrace.compiled_loop.calls import APPLY, Call, CallRules, ProgramName, slice_calls
 from millrace.compiled_loop.executables import Executables
 from millrace.compiled_loop.protocol import ExecutionSteps
-from millrace.compiled_loop.update_parts import UpdateParts
 from millrace.compiling.executable import Executable
-from millrace.feeds.block import BlockSlice
 from millrace.plan import Plan
 from millrace.replicas.placement import specs_of_programs
 from millrace.steps.state import State
@@ -51,7 +49,6 @@ class LoopDryRun:
         self._executables = executables
         self._blocks = BlockPlans(executables, plan)
         self._single_steps = single_steps
-        self._parts = UpdateParts()  # of an update that has begun, where micro-batches share
 
     def programs(self, state: State, execution: ExecutionSteps) -> LoopPrograms:
         """Returns the compiled programs of an execution.
@@ -74,9 +71,9 @@ class LoopDryRun:
                 first = block_slice.start % rules.replicas
                 calls, begun = slice_calls(rules, blocks.forms, begun, first, block_slice.count)
                 for call in calls:
-                    self._compile(call, block_slice, compiled)
+                    self._compile(call, compiled)
             if begun is not None:
-                self._compile(APPLY, None, compiled)
+                self._compile(APPLY, compiled)
         finally:
             self._executables.forget()
         plan = blocks.of_block
@@ -91,21 +88,7 @@ class LoopDryRun:
         """Compiles the programs of an execution, for its runner to find."""
         self.programs(state, execution)
 
-    def _compile(
-        self, call: Call, of: BlockSlice | None, compiled: dict[int, CompiledCall]
-    ) -> None:
-        plan, steps = self._blocks.of_block, call.steps
-        if not self._blocks.synchronizes or call.program == "run":
-            executable = self._executables.of_call(plan, call)
-        elif call.program == "zeros":
-            self._parts = UpdateParts()
-            return
-        elif call.program == "accumulate" and of is not None:
-            self._parts.add(plan, of.block, of.start + call.start, call.steps)
-            return
-        else:
-            executable = self._executables.of_parts(self._parts)
-            call = Call("update")
-            steps = sum(part.steps for part in self._parts)
+    def _compile(self, call: Call, compiled: dict[int, CompiledCall]) -> None:
+        executable = self._executables.of_call(self._blocks.of_block, call)
         is_loop = self._blocks.forms.form.is_loop
-        compiled[id(executable)] = CompiledCall(call.program, executable, steps, is_loop)
+        compiled[id(executable)] = CompiledCall(call.program, executable, call.steps, is_loop)

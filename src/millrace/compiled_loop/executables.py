@@ -1,7 +1,7 @@
 """The executables of one mode of one model, compiled when first needed."""
 
 import logging
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Sequence
 from typing import Any
 
 import jax
@@ -12,12 +12,11 @@ from millrace._compat.keras_layers import layer_names
 from millrace.compiled_loop.budget import has_budget, with_choice, within_budget
 from millrace.compiled_loop.calls import Call
 from millrace.compiled_loop.programs import ProgramBuilder
-from millrace.compiled_loop.update_parts import BlockSteps
 from millrace.compiling.executable import Executable, compile_program
 from millrace.compiling.log import CompileLog
 from millrace.compiling.lowering import Request, tracing
 from millrace.explain.fingerprint import describe_model
-from millrace.explain.key import ObjectNumbers, Pairs, key_of
+from millrace.explain.key import ObjectNumbers, key_of
 from millrace.explain.walk import Description
 from millrace.export.exported import Wanted
 from millrace.export.exporting import Exports, why_not
@@ -28,7 +27,6 @@ from millrace.records.compilation import ProgramKey
 from millrace.replicas.programs import ReplicaProgramBuilder
 from millrace.steps.program import Program
 from millrace.steps.state import State
-from millrace.steps.synchronized_statistics import synchronizes
 
 logger = logging.getLogger("millrace")
 
@@ -143,33 +141,6 @@ class Executables:
         """Returns the program of a call."""
         return self._find(plan, call.program, call.unroll)
 
-    def synchronizes(self, plan: Plan) -> bool:
-        """Whether the micro-batches of the plan's updates share statistics."""
-        return synchronizes(plan) and self._builder(plan).synchronized is not None
-
-    def of_parts(self, parts: Iterable[BlockSteps]) -> Executable:
-        """Returns the program of an update of these parts, whose micro-batches share statistics."""
-        parts = tuple(parts)
-        key = (parts, self._specs_key, "update", self._context_now())
-        if key not in self._executables:
-            plan = parts[0].plan
-            builder = self._builder(plan)
-            # All plans are of one strategy, so all builders are of the same class.
-            made: Any = [(self._builder(part.plan), part.steps) for part in parts]
-            text = ", ".join(f"{part.steps} of {part.plan.batch}" for part in parts)
-            program_key = self._key(plan, "update", options=[("micro-batches of the update", text)])
-            spent, builder.trace_seconds = builder.trace_seconds, 0.0  # counted once
-            request = Request(
-                builder.update(made),
-                plan,
-                program_key,
-                trace_seconds=spent,
-                layers=layer_names(self._model),
-                model=self._model,
-            )
-            self._executables[key] = compile_program(request, self._log)
-        return self._executables[key]
-
     def apply(self, plan: Plan) -> Executable:
         """Returns the program of an update."""
         return self._find(plan, "apply")
@@ -263,16 +234,13 @@ class Executables:
         self._exports.made(wanted, executable, builder.form)
         return executable
 
-    def _key(
-        self, plan: Plan, name: str, unroll: int | None = None, options: Pairs = ()
-    ) -> ProgramKey:
+    def _key(self, plan: Plan, name: str, unroll: int | None = None) -> ProgramKey:
         return key_of(
             f"{plan.mode.value}_{name}",
             self._model,
             plan,
             unroll=unroll,
             identity=self._identity,
-            options=options,
             description=self._describe(plan),
         )
 

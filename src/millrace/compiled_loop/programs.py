@@ -6,15 +6,11 @@
                  coefficient
     zeros        state                                        accumulated
     apply        state, accumulated, scale, steps             state, taps
-    update       state, batches of parts, starts              state, result, taps
 
 `run` is the path of nearly every step: `count` steps of a block from `start` on, as whole updates.
 The others are for updates that no single block holds whole: the shorter one at the end of an
 epoch, and one whose last batch has another shape. `result` is the logs after the last step, or
 with `step_logs` and when predicting those of every step, `[records, ...]`.
-
-`update` takes the place of the last three where micro-batches share statistics
-(`steps/synchronized_statistics.py`): all micro-batches of the update are in one program.
 """
 
 import time
@@ -61,8 +57,6 @@ from millrace.steps.step import (
     make_gradient_step,
     make_step,
 )
-from millrace.steps.synchronized_loop import SynchronizedLoop, SynchronizedPart
-from millrace.steps.synchronized_statistics import synchronizes, traced_forward
 from millrace.steps.tapped_step import make_tapped_step, make_tapped_update
 from millrace.taps.entries import Taps, empty_entries, empty_taps, max_tapped_steps, record_at
 from millrace.taps.taps import Tapped, collection_open
@@ -92,9 +86,8 @@ class ProgramBuilder:
         self._accumulates = trains and (
             plan.accumulation.steps > 1 or plan.tapped or plan.recompute is not None or fetches
         )
-        self.synchronized = traced_forward(model, plan, state) if synchronizes(plan) else None
         self._step, self._update = self._functions()
-        self._update_loop = self._make_update_loop()
+        self._update_loop = UpdateLoop(self._step, self._record, lambda: self._accumulator, plan)
         begin = time.perf_counter()
         with collection_open(keeps=False) as tapped:
             specs = self._state if self._accumulates else state
@@ -118,13 +111,6 @@ class ProgramBuilder:
         self._logs_at_end = not plan.each_step and logs_follow_from_metrics(model, plan.mode)
         self.form = choose_loop_form(
             plan.mode, plan.group.platform, primitive_counts(traced.jaxpr.jaxpr.eqns)
-        )
-
-    def _make_update_loop(self) -> UpdateLoop | SynchronizedLoop:
-        if self.synchronized is None:
-            return UpdateLoop(self._step, self._record, lambda: self._accumulator, self._plan)
-        return SynchronizedLoop(
-            self._model, self._plan, self.synchronized, self._record, lambda: self._accumulator
         )
 
     @cached_property
@@ -247,32 +233,6 @@ class ProgramBuilder:
         specs = (self._state, self._accumulated(), FACTOR, INDEX)
         return self._program("apply", apply, specs, (0,), results=self._results(None))
 
-    def update(self, parts: Sequence[tuple["ProgramBuilder", int]]) -> Program:
-        """One update whose micro-batches share statistics, in several blocks or fewer than usual.
-
-        Args:
-            parts: for each block the builder of its plan, and the number of its steps.
-        """
-        loop = self._update_loop
-        assert isinstance(loop, SynchronizedLoop)  # noqa: S101 - others accumulate
-
-        def update(
-            state: State, batches: list[ArrayTree], starts: list[jax.Array]
-        ) -> tuple[State, ArrayTree, Taps]:
-            carry = LoopCarry(state, self._first_records(), self._empty_taps())
-            found = [
-                SynchronizedPart(builder.synchronized, BatchRange(each, start), steps, rows)
-                for (builder, steps), each, start in zip(parts, batches, starts, strict=True)
-                if builder.synchronized is not None
-                for rows in [builder._plan.batch.rows]
-            ]
-            carry = self._applied(carry, loop.of_parts(carry, found, 0, self.form), 0)
-            return carry.state, self._result(carry.state, carry.records), carry.taps
-
-        blocks = [builder._batches for builder, _ in parts]
-        specs = (self._state, blocks, [INDEX for _ in parts])
-        return self._program("update", update, specs, (0,), results=self._results(None, None))
-
     def _plain_step(
         self, carry: LoopCarry, data: BatchRange, index: Index, form: LoopForm
     ) -> LoopCarry:
@@ -286,11 +246,8 @@ class ProgramBuilder:
     def _whole_update(
         self, carry: LoopCarry, data: BatchRange, index: Index, form: LoopForm
     ) -> LoopCarry:
-        computed = self._update_loop.gradients(carry, data, index, form)
-        return self._applied(carry, computed, index)
-
-    def _applied(self, carry: LoopCarry, computed: Computed, index: Index) -> LoopCarry:
-        (gradients, after), records, taps = computed
+        pending, records, taps = self._update_loop.gradients(carry, data, index, form)
+        gradients, after = pending
         before = fetched_after(carry.state, self._host_layouts, list(gradients))
         new, tapped, halted = self._update(after.put_into(before), gradients, taps.halted)
         steps = self._plan.accumulation.steps

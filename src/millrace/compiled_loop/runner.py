@@ -31,7 +31,6 @@ from millrace.compiled_loop.protocol import (
     kept,
     with_kept,
 )
-from millrace.compiled_loop.update_parts import UpdateParts
 from millrace.compiling.executable import Executable
 from millrace.feeds.block import Block, Destination
 from millrace.interrupts import raise_if_interrupted
@@ -58,7 +57,6 @@ class OpenUpdate:
     first_rows: int
     steps: int = 0
     weight: float = 0.0  # sum of the coefficients so far
-    parts: UpdateParts | None = None  # where micro-batches share statistics: nothing has run yet
     before: State | None = None  # the state that it began with, kept if it may be halted
     spans: list[BlockSpan] = field(default_factory=list)  # steps of blocks, one span per call
 
@@ -193,10 +191,6 @@ class ScanRunner:
     ) -> State:
         del start, results
         plan = self._blocks.of_block
-        if self._blocks.synchronizes:
-            rows = self._current_block().spec.rows
-            self._update = OpenUpdate([], rows, parts=UpdateParts())
-            return state
         before = kept(state) if plan.taps.stops else None
         zeros = self._call(self._executables.of_call(plan, call), state)
         self._update = OpenUpdate(zeros, self._current_block().spec.rows, before=before)
@@ -204,11 +198,6 @@ class ScanRunner:
 
     def _accumulate(self, call: Call, start: int, state: State, results: list[CallResult]) -> State:
         plan, update, block = self._blocks.of_block, self._opened(), self._current_block()
-        if update.parts is not None:
-            update.parts.add(plan, self._batches, start, call.steps)
-            update.steps += call.steps
-            update.spans.append((block, start, call.steps))
-            return state
         reduction = plan.accumulation.reduction
         weight = weight_of(reduction, block.spec.rows, update.first_rows)
         state, update.accumulated, result, taps = self._call(
@@ -231,8 +220,6 @@ class ScanRunner:
     def _apply(self, call: Call, start: int, state: State, results: list[CallResult]) -> State:
         del start
         plan, update = self._blocks.of_block, self._opened()
-        if update.parts is not None:
-            return self._run_parts(update, update.parts, state, results)
         scale = scale_of(plan.accumulation.reduction, update.weight, plan.replicas)
         apply = self._executables.of_call(plan, call)
         state, taps = self._call(apply, state, update.accumulated, np.float32(scale), update.steps)
@@ -246,22 +233,6 @@ class ScanRunner:
             if is_halted(taps) and update.before is not None:
                 self.halted = halted_in_calls(results, update.spans, plan.replicas)
                 return with_kept(state, update.before)
-        self._hand_over(results)
-        return state
-
-    def _run_parts(
-        self, update: OpenUpdate, parts: UpdateParts, state: State, results: list[CallResult]
-    ) -> State:
-        executable = self._executables.of_parts(parts)
-        starts = [np.int32(start) for start in parts.starts]
-        state, result, taps = self._call(executable, state, parts.batches, starts)
-        self._newest, self._update = state, None
-        self._steps_done += update.steps
-        self._measure(f"{update.steps} steps", jax.tree.leaves(result)[:1])
-        results.append(self._result_of(result, taps, 0, update.steps, 1))
-        if is_halted(taps):
-            self.halted = halted_in_calls(results, update.spans, self._replicas)
-            return state
         self._hand_over(results)
         return state
 

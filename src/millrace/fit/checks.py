@@ -14,7 +14,7 @@ from millrace.errors import (
     PlanError,
     UnsupportedError,
 )
-from millrace.options import Accumulation, Options
+from millrace.options import Accumulation, Options, Reduction
 from millrace.plan import Mode
 
 logger = logging.getLogger("millrace")
@@ -149,17 +149,28 @@ def check_model(
 
 
 def check_synchronized(model: keras.Model, options: Options, is_pipelined: bool) -> None:
-    """Refuses a pipeline whose micro-batches are to share statistics.
+    """Refuses what needs separate micro-batches where they are to be computed as one batch.
 
     Raises:
         UnsupportedError: saying what to set.
     """
     if is_pipelined and options.accumulation.synchronized_statistics:
         raise UnsupportedError(
-            f"synchronized_batch_statistics=True normalizes all micro-batches of an update "
-            f"together, and the pipelined model {model.name!r} runs them one after the other. Set "
-            "synchronized_batch_statistics=False, or reset the stages "
-            "(model.reset_pipeline_stage_assignment()) and train the model in one piece."
+            f"synchronized_batch_statistics=True computes the micro-batches of an update as one "
+            f"batch, and the pipelined model {model.name!r} runs them one after the other. Set "
+            "synchronized_batch_statistics=False and a larger batch_size with fewer micro-batches, "
+            "or reset the stages (model.reset_pipeline_stage_assignment()) and train the model in "
+            "one piece."
+        )
+    accumulation = options.accumulation
+    reduction, means = accumulation.reduction, (Reduction.MEAN, Reduction.RUNNING_MEAN)
+    if accumulation.synchronized_statistics and accumulation.steps > 1 and reduction not in means:
+        raise UnsupportedError(
+            f"synchronized_batch_statistics=True computes the {accumulation.steps} micro-batches "
+            "of an update as one batch, whose loss is a mean over its rows, and "
+            f"gradient_accumulation_reduction_method={reduction.value!r} adds up those of separate "
+            "micro-batches. Set gradient_accumulation_reduction_method='mean', and multiply the "
+            "learning rate where you want the sum."
         )
 
 

@@ -30,14 +30,12 @@ _ARGUMENTS = {
     "accumulate": ("state", "accumulated", "batches"),
     "zeros": ("state",),
     "apply": ("state", "accumulated"),
-    "update": ("state", "batches"),
 }
 _RESULTS = {
     "run": ("state", "result"),
     "accumulate": ("state", "accumulated", "result"),
     "zeros": ("accumulated",),
     "apply": ("state",),
-    "update": ("state", "result"),
 }
 ROLE_OF_VARIABLES = {  # and of kinds of arguments: one of `program_memory.ROLES`
     "trainable": "parameters",
@@ -106,8 +104,7 @@ class LoopLabels:
         Args:
             model: of the program.
             plan: of the program.
-            program: "run", "accumulate", "zeros", "apply" or
-                "update".
+            program: "run", "accumulate", "zeros" or "apply".
         """
         self._model, self._plan = model, plan
         self._arguments, self._results = _ARGUMENTS[program], _RESULTS[program]

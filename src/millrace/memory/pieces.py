@@ -33,7 +33,6 @@ _ARGUMENTS = {
     "run": ("state", "batches"),
     "accumulate": ("state", "accumulated", "batches"),
     "apply": ("state", "accumulated"),
-    "update": ("state", "batches"),
 }
 
 

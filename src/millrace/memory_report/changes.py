@@ -176,7 +176,9 @@ def _shorter_blocks(setup: Setup, batches: Batches, report: MemoryReport) -> Lad
 
 def _smaller_micro_batches(setup: Setup, batches: Batches, report: MemoryReport) -> Ladder:
     """Returns half the rows with twice the accumulation, a quarter with ...: the same update."""
-    candidates = []
+    candidates: list[Candidate] = []
+    if setup.merges(Mode.TRAIN) > 1:
+        return candidates  # which are computed as one batch
     # Not the batches: an execution then has more of them, and a block has as many bytes.
     scaling = max(
         sum(stage.temporaries + stage.in_flight for stage in device.stages)

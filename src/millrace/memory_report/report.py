@@ -20,7 +20,7 @@ from millrace.memory_report.needs import Needs, measure, with_limits
 from millrace.options import bytes_or_share, whole_number
 from millrace.plan import Mode
 from millrace.precompile.described_epochs import BatchDescription, batch_of_zeros
-from millrace.precompile.precompile import Batches
+from millrace.precompile.precompile import Batches, batches_of_steps
 from millrace.records.memory_report import MemoryReport
 
 
@@ -56,7 +56,7 @@ def _table(controller: Controller, function: KeptFunction) -> str:
         return ""
     try:
         needs = measure(
-            controller, function.runner(), Batches(spec, controller.setup.steps_per_execution)
+            controller, function.runner(), Batches(spec, controller.setup.steps_per_execution(Mode.TRAIN))
         )
         devices = with_limits(needs.devices, controller.setup, None)
     except Exception:  # the compilation itself may have had no memory
@@ -86,8 +86,7 @@ def memory_report(
         check_targets(model, "memory_report()", f"{several}Set batch_spec to (x[:32], y[:32])")
     controller.feeds.is_built_ahead |= build_for(model, batch)
     model.make_train_function()
-    per_execution = controller.setup.steps_per_execution
-    batches = Batches(spec_of(batch), per_execution, steps_per_epoch)
+    batches = batches_of_steps(controller.setup, Mode.TRAIN, spec_of(batch), steps_per_epoch)
     before = measure(controller, controller.functions.compiled[Mode.TRAIN].runner(), batches)
     devices = with_limits(before.devices, controller.setup, limit)
     report = MemoryReport(model.name, str(batches.spec), devices)

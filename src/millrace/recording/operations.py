@@ -48,7 +48,7 @@ def _steps(new: NewExecutable) -> int:
     iterations = new.record.unrolled or 1
     if program == "run":
         return iterations * plan.update_steps
-    if program in ("apply", "zeros", "update") or program.startswith("final"):
+    if program in ("apply", "zeros") or program.startswith("final"):
         return plan.update_steps
     if program == "accumulate":
         return iterations * plan.replicas

@@ -18,6 +18,7 @@ import numpy as np
 
 from millrace.arguments import checked
 from millrace.errors import DataError, MillraceError, OptionError
+from millrace.feeds.merged_batches import merge_batches
 from millrace.fit.controller import Controller
 from millrace.fit.functions import LoopFunction
 from millrace.fit.setup import Setup
@@ -86,6 +87,8 @@ def run_again(
         accumulation: how their gradients are combined.
         device: runs the update; None is the first device.
     """
+    if accumulation.synchronized_statistics and len(batches) > 1:  # of several replicas
+        batches = [merge_batches(batches)]
     listener = _StatisticsCollector()
     stages = StageAssignment(model)
     stages.reset()
@@ -97,10 +100,7 @@ def run_again(
     )
     controller = Controller(setup, Totals())
     controller.watchers.outfeed.takes_queues = False
-    everything = _EVERYTHING
-    if accumulation.synchronized_statistics:  # micro-batches may have no gradients of their own
-        everything = replace(everything, micro_gradients=())
-    controller.watch(listener, everything)
+    controller.watch(listener, _EVERYTHING)
     function = LoopFunction(controller, Mode.TRAIN)
     with explained(controller):
         function(_copied(state), iter(batches))

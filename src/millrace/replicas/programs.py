@@ -12,7 +12,7 @@ steps, of which a round takes one for each replica.
 """
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -28,7 +28,6 @@ from millrace.replicas.placement import layouts, of_one_replica, specs_of, split
 from millrace.replicas.reduce import GradientReduction
 from millrace.replicas.rounds import Rounds, StepRange
 from millrace.replicas.state_rules import TracedStep
-from millrace.replicas.synchronized_rounds import RoundPart, SynchronizedRounds
 from millrace.steps.accumulate import Gradients, make_accumulator, scale_of
 from millrace.steps.loop import (
     After,
@@ -44,8 +43,7 @@ from millrace.steps.loop import (
 from millrace.steps.offload import fetched, fetched_after, offloaded
 from millrace.steps.program import FACTOR, INDEX, Program, batch_specs
 from millrace.steps.state import State, StateLayouts, StateSpecs, Values
-from millrace.steps.step import apply_gradients, prepared
-from millrace.steps.synchronized_statistics import loss_weights, synchronizes, traced_forward
+from millrace.steps.step import apply_gradients
 from millrace.steps.tapped_step import make_tapped_update
 from millrace.taps.entries import Taps, empty_taps, max_tapped_steps
 from millrace.taps.taps import Tapped
@@ -92,19 +90,11 @@ class ReplicaProgramBuilder:
         self._records = ReplicaRecords(
             ReplicaLogs(model, plan, step.result), step.tapped, tapped_rounds, plan.replicas
         )
-        one = of_one_replica(plan, state)
-        self.synchronized = traced_forward(model, plan, one) if synchronizes(plan) else None
-        self._rounds = self._make_rounds(step)
+        self._rounds = Rounds(model, plan, step, self._records, self._reduction)
         # Every process needs the taps of all replicas; a process on its own leaves them split.
         group = plan.group
         step_taps = group.split(1) if group.is_local else group.whole
         self._tap_layout: Any = Taps(step_taps, group.whole, group.whole)  # type: ignore[arg-type]
-
-    def _make_rounds(self, step: TracedStep) -> Rounds:
-        arguments = (self._model, self._plan, step, self._records, self._reduction)
-        if self.synchronized is None:
-            return Rounds(*arguments)
-        return SynchronizedRounds(*arguments, self.synchronized)
 
     def run(self, form: LoopForm) -> Program:
         """`count` steps as whole updates or rounds, which `form.unroll` counts."""
@@ -168,46 +158,6 @@ class ReplicaProgramBuilder:
         specs = (self._state, self._accumulated(), FACTOR, INDEX)
         return self._program("apply", apply, specs, (0,), (self._layouts, self._tap_layout))
 
-    def update(self, parts: Sequence[tuple["ReplicaProgramBuilder", int]]) -> Program:
-        """One update whose micro-batches share statistics; see `ProgramBuilder.update`."""
-        rounds = self._rounds
-        assert isinstance(rounds, SynchronizedRounds)  # noqa: S101 - others accumulate
-        found = [
-            RoundPart(builder.synchronized, steps, builder._plan.batch.rows)
-            for builder, steps in parts
-            if builder.synchronized is not None
-        ]
-        _, scale = loss_weights(self._plan, [(part.rows, part.steps) for part in found])
-
-        def update(
-            state: State, batches: list[ArrayTree], starts: list[jax.Array]
-        ) -> tuple[State, ArrayTree, Taps]:
-            before, taps = self._with_weights(state), self._empty_taps()
-            sums, after, records = rounds.of_parts(
-                self.form, before, self._records.first(), found, batches, starts
-            )
-            gradients = self._finished(sums, scale)
-            slots = fetched_after(before[2], self._layouts[2], gradients)
-            before = (*before[:2], slots, before[3])
-            new, tapped, halted = self._apply(
-                (before[0], after[1], before[2], after[3]), gradients, taps.halted
-            )
-            taps = taps.with_update(0, tapped)._replace(halted=halted)
-            state = self._rounds.with_metric_sums(self._laid_out(unless(halted, new, before)))
-            result, tapped = self._records.result(state, records)
-            return state, result, taps._replace(steps=tapped)
-
-        specs = (self._state, [builder._batches for builder, _ in parts], [INDEX for _ in parts])
-        results = (self._layouts, self._plan.group.whole, self._tap_layout)
-        return self._program("update", update, specs, (0,), results)
-
-    def _finished(self, sums: Gradients, scale: float) -> Gradients:
-        """Returns the gradients of an update of their sums over replicas."""
-        gradients = self._accumulator.finish(sums, scale)
-        if self.synchronized is None:
-            return gradients  # those of each micro-batch are prepared
-        return prepared(self._model.optimizer, gradients, self._model.trainable_variables)
-
     def _accumulated(self) -> list[jax.ShapeDtypeStruct]:
         values, plan = list(self._state[1]), self._plan
         held = [split_spec(plan, values[index]) for index in self._rounds.differing]
@@ -228,7 +178,7 @@ class ReplicaProgramBuilder:
                 sums, after, records = self._rounds.update(
                     inner, carry.state, carry.records, steps, number
                 )
-                gradients = self._finished(sums, scale)
+                gradients = self._accumulator.finish(sums, scale)
                 pending = PendingUpdate(gradients, After(after[1], after[3]))
                 return pending, records, carry.taps
 

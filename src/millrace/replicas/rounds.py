@@ -61,9 +61,7 @@ class RoundOutputs(NamedTuple):
     records: Records
 
 
-class RoundCarry(NamedTuple):
-    """The values that a replica carries from round to round."""
-
+class _Carry(NamedTuple):
     non_trainable: Sequence[jax.Array]
     metrics: Sequence[jax.Array]  # of this replica
     records: Records
@@ -228,13 +226,13 @@ class Rounds:
         sums: Gradients,
         steps: StepRange,
         first_record: Index,
-    ) -> RoundCarry:
+    ) -> _Carry:
         """Runs this replica's steps, of which `first_record` is the index of the first round."""
         start = steps.start
         me, replicas = lax.axis_index(REPLICA), self._plan.replicas
         rules, recorder = self._step.rules, self._records
 
-        def body(index: Index, carry: RoundCarry) -> RoundCarry:
+        def body(index: Index, carry: _Carry) -> _Carry:
             non_trainable, metrics, records, sums = carry
             number = start // replicas + index
             active, before, num_steps = None, me, replicas
@@ -246,7 +244,7 @@ class Rounds:
                 before, num_steps = step - first, end - first
             batch = jax.tree.map(lambda leaf: leaf[0], batch_at(steps.batches, number))
             begun = state_rules.begin(rules, non_trainable, before)
-            output = self._step.run(inputs.trainable, inputs.optimizer, begun, metrics, batch)
+            output = self._step.run(inputs.trainable, inputs.optimizer, begun, metrics, batch, active)
             gradients, new = output.gradients, output.metrics
             non_trainable = state_rules.end(
                 rules, non_trainable, output.non_trainable, active, num_steps
@@ -264,10 +262,10 @@ class Rounds:
             sums = offloaded(self._accumulator.add(sums, gradients, factor), self._host_layouts)
             output = output._replace(metrics=new)
             records = recorder.record(records, first_record + index, output, active)
-            return RoundCarry(non_trainable, new, records, sums)
+            return _Carry(non_trainable, new, records, sums)
 
         sums = offloaded(sums, self._host_layouts)
-        carry = RoundCarry(inputs.non_trainable, own_part(inputs.metrics), inputs.records, sums)
+        carry = _Carry(inputs.non_trainable, own_part(inputs.metrics), inputs.records, sums)
         carry = repeat(body, carry, num_rounds, form)
         return carry._replace(sums=fetched(carry.sums, self._host_layouts))
 
@@ -277,7 +275,7 @@ class Rounds:
         return (me - start) % replicas < count, me == (start + count - 1) % replicas
 
     def _agreed(
-        self, carry: RoundCarry, sums: Gradients | None, start: Index, count: Index
+        self, carry: _Carry, sums: Gradients | None, start: Index, count: Index
     ) -> tuple[RoundOutputs, Gradients | None]:
         """Returns a replica's outputs, with the values that all replicas share, and its sums.
 
