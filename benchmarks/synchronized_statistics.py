@@ -1,14 +1,16 @@
 """Memory and time of updates whose micro-batches share the statistics of BatchNormalization.
 
 Peer, in the same run: plain Keras with the big batch, whose losses and weights they are. The last
-line has the ratios, which are the cost of the option. No memory is claimed to be saved.
+line has the ratio to its time. No memory is claimed to be saved without a budget.
 
-    big batch      one step of all rows
+    keras          one step of all rows, in plain Keras (its memory: the same step under a strategy)
     accumulated    micro-batches, each normalized by its own statistics: other numbers
-    synchronized   micro-batches, normalized together
+    synchronized   micro-batches, computed as one batch
+    budget 0.5     the same, with half of the forward values computed again
 """
 
 import millrace  # isort: skip
+import statistics
 import time
 
 import keras
@@ -18,6 +20,7 @@ from keras import layers
 import harness
 
 MICRO_BATCHES = 8
+KINDS = ("keras", "accumulated", "synchronized", "budget 0.5")
 
 
 def block(x, width: int, stride: int = 1):
@@ -42,47 +45,71 @@ def resnet(depth: int) -> keras.Model:
     return keras.Model(inputs, layers.Dense(10)(layers.GlobalAveragePooling2D()(x)))
 
 
-def measure(kind: str, depth: int, rows: int, updates: int) -> tuple[float, float, float]:
-    """Returns MiB of temporary memory, seconds of an update, and the last loss."""
-    random = np.random.default_rng(0)
-    strategy = millrace.Strategy()
-    x = random.random((rows * updates, 32, 32, 3), dtype="float32")
-    y = random.integers(0, 10, rows * updates)
-    steps = 1 if kind in ("keras", "big batch") else MICRO_BATCHES
-    model = resnet(depth)
-    if kind != "keras":
-        model = strategy.attach(model)
-    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    model.compile(keras.optimizers.SGD(0.01), loss, steps_per_execution=steps)
-    mib = float("nan")
-    if kind != "keras":
-        model.set_gradient_accumulation_options(
-            gradient_accumulation_steps_per_replica=steps,
-            synchronized_batch_statistics=kind == "synchronized",
-        )
-    arguments = {"batch_size": rows // steps, "shuffle": False, "verbose": 0}
-    if kind != "keras":
-        size = rows // steps
-        mib = strategy.memory_report(model, (x[:size], y[:size])).peak / 2**20
-    model.fit(x, y, **arguments)  # compiles
-    begin = time.perf_counter()
-    history = model.fit(x, y, **arguments)
-    return mib, (time.perf_counter() - begin) / updates, history.history["loss"][-1]
+class Run:
+    """A kind of training, and its seconds for each update."""
+
+    def __init__(self, kind: str, depth: int, data: tuple[np.ndarray, np.ndarray], rows: int):
+        """Compiles it; one epoch warms it up."""
+        self._data, self.seconds = data, list[float]()
+        self._rows, self._updates = rows, len(data[0]) // rows
+        model = self._model = resnet(depth)
+        steps = 1
+        strategy = millrace.Strategy(devices=1)
+        if kind != "keras":
+            steps = MICRO_BATCHES
+            model = strategy.attach(model)
+        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        model.compile(keras.optimizers.SGD(0.01), loss, steps_per_execution=steps)
+        self._batch_size = rows // steps
+        if kind != "keras":
+            model.set_gradient_accumulation_options(
+                gradient_accumulation_steps_per_replica=steps,
+                synchronized_batch_statistics=kind != "accumulated",
+            )
+            if kind == "budget 0.5":
+                model.set_recomputation_options(budget=0.5)
+        measured = model
+        if kind == "keras":  # the same step under a strategy, which reports what it takes
+            measured = strategy.attach(resnet(depth))
+            measured.compile(keras.optimizers.SGD(0.01), loss)
+        batch = tuple(part[: self._batch_size] for part in data)
+        self.peak = strategy.memory_report(measured, batch).peak / 2**20
+        self.loss = self._epoch()
+
+    def _epoch(self) -> float:
+        arguments = {"batch_size": self._batch_size, "shuffle": False, "verbose": 0}
+        return self._model.fit(*self._data, **arguments).history["loss"][-1]
+
+    def measure(self) -> None:
+        """Times an epoch."""
+        begin = time.perf_counter()
+        self.loss = self._epoch()
+        self.seconds.append((time.perf_counter() - begin) / self._updates)
 
 
 def main() -> None:
     """Prints a row for each kind of training."""
-    options = harness.arguments(__doc__)
+    options = harness.arguments(__doc__, rounds=5)
     harness.header("Statistics of BatchNormalization over all micro-batches of an update")
-    depth, rows, updates = (1, 32, 1) if options.small else (1, 128, 2)
-    found = {}
-    for kind in ("keras", "big batch", "accumulated", "synchronized"):
-        found[kind] = measure(kind, depth, rows, updates)
-        mib, seconds, loss = found[kind]
-        print(f"{kind:14} {mib:8.1f} MiB   {seconds:7.3f} s an update   loss {loss:.6f}")
-    memory = found["synchronized"][0] / found["big batch"][0]
-    seconds = found["synchronized"][1] / found["keras"][1]
-    print(f"synchronized, against the big batch: memory {memory:.2f}x, time {seconds:.2f}x")
+    rows, updates = (32, 1) if options.small else (128, 2)
+    random = np.random.default_rng(0)
+    x = random.random((rows * updates, 32, 32, 3), dtype="float32")
+    data = (x, random.integers(0, 10, rows * updates))
+    runs = {kind: Run(kind, 1, data, rows) for kind in KINDS}
+    for _ in range(options.rounds):
+        for run in runs.values():  # in turns, so that other programs disturb all alike
+            run.measure()
+    print(
+        f"{MICRO_BATCHES} micro-batches of {rows // MICRO_BATCHES} rows, {options.rounds} repeats"
+    )
+    print(f"{'':14} {'peak MiB':>9} {'s an update, median (least to most)':>38}   loss")
+    for kind, run in runs.items():
+        seconds, spread = run.seconds, f"({min(run.seconds):.3f} to {max(run.seconds):.3f})"
+        text = f"{statistics.median(seconds):.3f} {spread}"
+        print(f"{kind:14} {run.peak:9.1f} {text:>38}   {run.loss:.6f}")
+    of = {kind: statistics.median(run.seconds) for kind, run in runs.items()}
+    ratios = ", ".join(f"{kind} {of[kind] / of['keras']:.2f}x" for kind in KINDS[1:])
+    print(f"time against plain Keras with the big batch: {ratios}")
 
 
 if __name__ == "__main__":

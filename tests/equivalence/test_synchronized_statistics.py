@@ -1,6 +1,6 @@
 """BatchNormalization over all micro-batches of an update: as plain Keras with the big batch.
 
-millrace      0 0 | 0 0 | 0 0     three micro-batches, one set of statistics
+millrace      0 0 | 0 0 | 0 0     three micro-batches, computed as one batch
 plain Keras   0 0   0 0   0 0     one batch
 """
 
@@ -14,7 +14,7 @@ from keras import layers
 from test_double_precision import run as run_in_float64
 
 import millrace
-from millrace.errors import ModelError, UnsupportedError
+from millrace.errors import DataError, ModelError, PlanError, UnsupportedError
 from millrace.replay.run import replay
 
 ROWS = 4  # of a micro-batch
@@ -185,6 +185,8 @@ def train(
     options=OPTION,
     per_execution=None,
     prepare=lambda model: None,
+    metrics=None,
+    weighted_metrics=None,
     **fit,
 ):
     keras.utils.set_random_seed(7)
@@ -192,7 +194,13 @@ def train(
     with strategy.scope() if strategy else contextlib.nullcontext():
         model = make()
         per_execution = per_execution or steps * replicas
-        model.compile(optimizer(), loss, steps_per_execution=per_execution)
+        model.compile(
+            optimizer(),
+            loss,
+            metrics=metrics,
+            weighted_metrics=weighted_metrics,
+            steps_per_execution=per_execution,
+        )
     if strategy:
         model.set_gradient_accumulation_options(
             gradient_accumulation_steps_per_replica=steps, **options
@@ -203,7 +211,7 @@ def train(
     return model, history.history
 
 
-def assert_as_big_batch(make, data, steps=STEPS, devices=1, rtol=1e-6, losses=True, **arguments):
+def assert_as_big_batch(make, data, steps=STEPS, devices=1, rtol=1e-6, **arguments):
     strategy = millrace.Strategy(devices=devices)
     replicas = len(strategy.devices)
     found, history = train(make, data, ROWS, strategy, steps, **arguments)
@@ -215,13 +223,13 @@ def assert_as_big_batch(make, data, steps=STEPS, devices=1, rtol=1e-6, losses=Tr
     for here, there in zip(found.weights, plain.weights, strict=True):
         a, b = keras.ops.convert_to_numpy(here), keras.ops.convert_to_numpy(there)
         np.testing.assert_allclose(a, b, rtol, rtol * max(1.0, np.abs(b).max()), here.path)
-    if losses:
-        np.testing.assert_allclose(history["loss"], expected["loss"], rtol=2 * rtol)
+    for name, values in expected.items():
+        np.testing.assert_allclose(history[name], values, rtol, err_msg=name)
     return found
 
 
 def test_a_ragged_epoch_trains_as_with_the_big_batch():
-    assert_as_big_batch(dense, table(2 * ROWS * STEPS + ROWS + 2), losses=False)
+    assert_as_big_batch(dense, table(2 * ROWS * STEPS + ROWS + 2))
 
 
 @pytest.mark.slow
@@ -252,33 +260,14 @@ def test_another_model_is_trained_when_the_option_is_off():
 @pytest.mark.parametrize("rows", [28, 29, 30])
 def test_shorter_updates_and_ragged_batches_are_exact(rows):
     # The rows of the last update are fewer than those of a big batch, in one block or in two.
-    assert_as_big_batch(dense, table(rows), losses=False)
+    assert_as_big_batch(dense, table(rows))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("steps", "left"), [(1, 0), (3, 2 * ROWS + 2)])
 def test_replicas_share_statistics(steps, left):
     rows = 2 * 2 * ROWS * steps + left
-    assert_as_big_batch(dense, table(rows), steps, devices=2, losses=not left)
-
-
-@pytest.mark.slow
-def test_an_update_that_is_larger_than_a_block_is_exact():
-    def small_blocks(model):
-        model.set_infeed_queue_options(max_block_bytes=ROWS * 7 * 4 * 2, max_resident_bytes=0)
-
-    model = assert_as_big_batch(dense, table(41), losses=False, prepare=small_blocks)
-    assert model is not None
-
-
-@pytest.mark.slow
-def test_unrolled_code_of_convolutions_is_exact_for_every_number_of_rows():
-    assert_as_big_batch(
-        channels_first,
-        images(41),
-        loss="sparse_categorical_crossentropy",
-        losses=False,
-    )
+    assert_as_big_batch(dense, table(rows), steps, devices=2)
 
 
 @pytest.mark.slow
@@ -286,7 +275,7 @@ def test_unrolled_code_of_convolutions_is_exact_for_every_number_of_rows():
 @pytest.mark.parametrize("devices", [2, 3])
 def test_replicas_share_statistics_at_every_end_of_an_epoch(devices, left):
     rows = 2 * devices * ROWS * STEPS + left
-    assert_as_big_batch(functional_shared, table(rows), devices=devices, losses=not left)
+    assert_as_big_batch(functional_shared, table(rows), devices=devices)
 
 
 @pytest.mark.slow
@@ -298,58 +287,163 @@ def test_the_option_is_one_of_replicas_too():
     assert_as_big_batch(dense, data, 1, devices=2, options={}, prepare=set_option)
 
 
+def sequences():
+    inputs = keras.Input((None, 6))
+    hidden = layers.BatchNormalization()(layers.Dense(4)(inputs))
+    return keras.Model(inputs, layers.Dense(1)(layers.GlobalAveragePooling1D()(hidden)))
+
+
+def test_replicas_share_statistics_and_gradients():
+    # Five rows are left, which two replicas cannot share out equally: one computes them.
+    assert_as_big_batch(dense, table(2 * ROWS * STEPS + 5), devices=2)
+
+
+def with_dropout():
+    model = dense()
+    model.add(layers.Dropout(0.5, seed=5))
+    return model
+
+
 @pytest.mark.slow
-def test_a_model_without_such_layers_is_accumulated_as_ever():
-    def make():
-        return keras.Sequential([keras.Input((6,)), layers.Dense(4, "tanh"), layers.Dense(1)])
+def test_dropout_masks_are_those_of_the_big_batch():
+    assert_as_big_batch(with_dropout, table(2 * ROWS * STEPS))
 
-    on, _ = train(make, table(30), ROWS, millrace.Strategy(devices=1), STEPS)
-    off, _ = train(make, table(30), ROWS, millrace.Strategy(devices=1), STEPS, options={})
-    for a, b in zip(on.get_weights(), off.get_weights(), strict=True):
-        np.testing.assert_array_equal(a, b)
+
+def masked_targets():
+    inputs = keras.Input((6,))
+    hidden = layers.Embedding(9, 4, mask_zero=True)(inputs)
+    hidden = layers.BatchNormalization(momentum=0.8)(hidden)
+    return keras.Model(inputs, layers.TimeDistributed(layers.Dense(1))(hidden))
 
 
 @pytest.mark.slow
-def test_sums_are_those_of_the_big_batch_times_the_micro_batches():
-    options = {**OPTION, "gradient_accumulation_reduction_method": "sum"}
-    strategy = millrace.Strategy(devices=1)
-    sgd = lambda rate: lambda: keras.optimizers.SGD(rate)  # noqa: E731
-    found, _ = train(dense, table(24), ROWS, strategy, STEPS, options=options, optimizer=sgd(0.01))
-    plain, _ = train(dense, table(24), ROWS * STEPS, optimizer=sgd(0.01 * STEPS))
+@pytest.mark.parametrize("rows", [36, 34])
+def test_masked_losses_are_those_of_the_big_batch(rows):
+    x, _ = words(rows)
+    y = np.random.default_rng(1).normal(size=(rows, 6, 1)).astype("float32")
+    assert_as_big_batch(masked_targets, (x, y))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("left", [0, 7])
+@pytest.mark.parametrize("devices", [2, 3])
+def test_masks_count_the_values_of_all_replicas(devices, left):
+    assert_as_big_batch(masked, words(devices * ROWS * STEPS + left), devices=devices)
+
+
+@pytest.mark.slow
+def test_convnets_on_replicas_train_as_with_the_big_batch():
+    data, loss = images(2 * ROWS * STEPS), "sparse_categorical_crossentropy"
+    assert_as_big_batch(resnet, data, devices=2, loss=loss, metrics=["accuracy"])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("devices", [1, 2])
+def test_a_budget_of_recomputation_changes_no_numbers(devices):
+    def prepare(model):
+        model.set_recomputation_options(budget=0.5)
+
+    data, loss = images(devices * ROWS * STEPS), "sparse_categorical_crossentropy"
+    assert_as_big_batch(resnet, data, devices=devices, loss=loss, prepare=prepare)
+
+
+class Batches(keras.utils.PyDataset):
+    def __init__(self, data, rows):
+        super().__init__()
+        self._data, self._rows = data, rows
+
+    def __len__(self):
+        return -(-len(self._data[0]) // self._rows)
+
+    def __getitem__(self, index):
+        return tuple(part[index * self._rows :][: self._rows] for part in self._data)
+
+
+def assert_same(found, plain, *histories):
+    np.testing.assert_allclose(*(history["loss"] for history in histories), 1e-6)
     for a, b in zip(found.get_weights(), plain.get_weights(), strict=True):
         np.testing.assert_allclose(a, b, 1e-6, 1e-6)
 
 
-class Noisy(keras.layers.Layer):
-    """Multiplies by a mask that is drawn anew for every micro-batch."""
-
-    def __init__(self):
-        super().__init__()
-        self.drop = layers.Dropout(0.5, seed=5)
-
-    def call(self, inputs, training=False):
-        return inputs * self.drop(keras.ops.ones_like(inputs), training=training)
+@pytest.mark.slow
+@pytest.mark.parametrize("devices", [1, 2])
+def test_data_sets_are_merged_as_arrays_are(devices):
+    update = devices * ROWS * STEPS
+    data = table(2 * update + ROWS + 1)
+    strategy = millrace.Strategy(devices=devices)
+    found, history = train(dense, (Batches(data, ROWS),), None, strategy, STEPS, epochs=2)
+    plain, expected = train(dense, (Batches(data, update),), None, epochs=2)
+    assert_same(found, plain, history, expected)
 
 
 @pytest.mark.slow
-def test_dropout_draws_a_mask_for_each_micro_batch():
-    def noisy():
-        inputs = keras.Input((6,))
-        hidden = layers.BatchNormalization()(layers.Dense(6)(inputs))
-        return keras.Model(inputs, layers.Dense(1)(Noisy()(hidden)))
+@pytest.mark.parametrize("devices", [1, 2])
+def test_shuffled_weighted_validated_epochs_are_those_of_the_big_batch(devices):
+    data = table(2 * devices * ROWS * STEPS + 5)
+    weights = np.random.default_rng(0).random(len(data[0])).astype("float32")
+    assert_as_big_batch(
+        dense,
+        data,
+        devices=devices,
+        epochs=3,
+        shuffle=True,
+        sample_weight=weights,
+        validation_data=table(20),
+        metrics=["mae"],
+        weighted_metrics=["mse"],
+    )
 
-    def with_masks():
-        inputs, mask = keras.Input((6,)), keras.Input((6,))
-        hidden = layers.BatchNormalization()(layers.Dense(6)(inputs))
-        return keras.Model([inputs, mask], layers.Dense(1)(layers.multiply([hidden, mask])))
 
-    x, y = table(24)
-    drop = layers.Dropout(0.5, seed=5)
-    masks = [drop(np.ones((ROWS, 6), "float32"), training=True) for _ in range(len(x) // ROWS)]
-    found, _ = train(noisy, (x, y), ROWS, millrace.Strategy(devices=1), STEPS)
-    plain, _ = train(with_masks, ([x, np.concatenate(masks)], y), ROWS * STEPS)
-    for a, b in zip(found.trainable_variables, plain.trainable_variables, strict=True):
-        np.testing.assert_allclose(a, b, 1e-6, 1e-6)
+@pytest.mark.slow
+@pytest.mark.parametrize("devices", [1, 2])
+def test_steps_per_epoch_counts_micro_batches(devices):
+    data, update = table(4 * devices * ROWS * STEPS), devices * STEPS
+    strategy = millrace.Strategy(devices=devices)
+    found, history = train(dense, data, ROWS, strategy, STEPS, epochs=2, steps_per_epoch=2 * update)
+    plain, expected = train(dense, data, ROWS * update, epochs=2, steps_per_epoch=2)
+    assert_same(found, plain, history, expected)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("devices", [1, 2])
+def test_programs_compiled_ahead_are_those_of_merged_batches(devices):
+    data, strategy = table(2 * devices * ROWS * STEPS), millrace.Strategy(devices=devices)
+    batch = tuple(part[:ROWS] for part in data)
+
+    def prepare(model):
+        model.precompile(batch)
+        assert f"[{ROWS * STEPS},6]" in str(strategy.memory_report(model, batch))
+
+    train(dense, data, ROWS, strategy, STEPS, prepare=prepare)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("devices", [1, 2])
+def test_a_training_goes_on_from_a_checkpoint(tmp_path, devices):
+    data = table(5 * devices * ROWS * STEPS + 5)
+    whole, _ = train(dense, data, ROWS, millrace.Strategy(devices=devices), STEPS, epochs=3)
+
+    class Stop(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            seen.append(batch)
+            if len(seen) == 8:
+                raise KeyboardInterrupt
+
+    seen = []
+    for extra in ([Stop()], []):
+        checkpoint = millrace.callbacks.Checkpoint(tmp_path, every_steps=2 * devices)
+        with contextlib.suppress(KeyboardInterrupt):
+            found, _ = train(
+                dense,
+                data,
+                ROWS,
+                millrace.Strategy(devices=devices),
+                STEPS,
+                epochs=3,
+                callbacks=[checkpoint, *extra],
+            )
+    for a, b in zip(found.get_weights(), whole.get_weights(), strict=True):
+        np.testing.assert_array_equal(a, b)
 
 
 @pytest.mark.slow
@@ -373,13 +467,14 @@ def test_losses_are_scaled_as_ever():
     assert_as_big_batch(dense, table(24), optimizer=scaled)
 
 
-def test_callbacks_of_steps_see_losses_of_micro_batches_and_can_stop():
+@pytest.mark.slow
+def test_callbacks_of_steps_see_losses_of_updates_and_can_stop():
     seen = []
 
     class Stop(keras.callbacks.Callback):
         def on_train_batch_end(self, batch, logs=None):
             seen.append(logs["loss"])
-            if batch == STEPS - 1:
+            if batch == 1:
                 self.model.stop_training = True
 
     def prepare(model):
@@ -388,9 +483,13 @@ def test_callbacks_of_steps_see_losses_of_micro_batches_and_can_stop():
     strategy, data = millrace.Strategy(devices=1), table(48)
     arguments = {"per_execution": 4 * STEPS, "prepare": prepare, "callbacks": [Stop()]}
     found, _ = train(dense, data, ROWS, strategy, STEPS, **arguments)
-    assert len(seen) == STEPS
-    assert np.isfinite(seen).all()
-    plain, _ = train(dense, tuple(part[: ROWS * STEPS] for part in data), ROWS * STEPS)
+    expected = []
+    log = keras.callbacks.LambdaCallback(
+        on_train_batch_end=lambda _, logs: expected.append(logs["loss"])
+    )
+    first = tuple(part[: 2 * ROWS * STEPS] for part in data)
+    plain, _ = train(dense, first, ROWS * STEPS, callbacks=[log])
+    np.testing.assert_allclose(seen, expected, 1e-6)
     for a, b in zip(found.get_weights(), plain.get_weights(), strict=True):
         np.testing.assert_allclose(a, b, 1e-6, 1e-6)
 
@@ -434,11 +533,22 @@ def test_a_pipeline_is_refused():
     refused(UnsupportedError, advice, devices=2, prepare=prepare, per_execution=STEPS)
 
 
-def test_recomputation_is_refused():
-    def prepare(model):
-        model.set_recomputation_options(budget=0.5)
+def test_sums_are_refused():
+    options = {**OPTION, "gradient_accumulation_reduction_method": "sum"}
+    refused(UnsupportedError, "gradient_accumulation_reduction_method='mean'", options=options)
 
-    refused(UnsupportedError, "set_recomputation_options(mode='none')", prepare=prepare)
+
+def test_an_epoch_that_ends_within_an_update_is_refused():
+    refused(PlanError, "Set steps_per_epoch=3", steps_per_epoch=4)
+
+
+def test_differing_micro_batches_are_refused():
+    def lengths():
+        for k in range(6):
+            yield np.ones((ROWS, 2 + k, 6), "float32"), np.ones((ROWS, 1), "float32")
+
+    with pytest.raises(DataError, match="Pad them to one shape"):
+        train(sequences, (lengths(),), None, millrace.Strategy(devices=1), STEPS)
 
 
 def test_gradients_of_micro_batches_are_refused():
@@ -471,7 +581,7 @@ for make in (cases.unet, cases.channels_first):
     for rows in (24, 29):
         x, y = cases.images(rows)
         cases.assert_as_big_batch(
-            make, (x.astype("float64"), y), rtol=1e-12, losses=rows == 24,
+            make, (x.astype("float64"), y), rtol=1e-12,
             loss="sparse_categorical_crossentropy",
         )
         print(make.__name__, "agrees")

@@ -134,6 +134,11 @@ def merged_adapter(adapter: DataAdapter, micro_batches: int, replicas: int) -> D
     return adapter if of_arrays and replicas == 1 else merged
 
 
+def inner_adapter(adapter: Any) -> Any:
+    """Returns the adapter of micro-batches behind one of merged batches, or `adapter` itself."""
+    return adapter.adapter if isinstance(adapter, MergedAdapter) else adapter
+
+
 def _is_sparse(leaf: object) -> bool:
     return isinstance(leaf, JAXSparse)
 

@@ -4,7 +4,7 @@ import logging
 
 from millrace._compat.keras_data import DataAdapter, dataset_behind
 from millrace._compat.keras_positions import remembers_passes, tracked_source
-from millrace.feeds.merged_batches import MergedAdapter
+from millrace.feeds.merged_batches import MergedAdapter, inner_adapter
 from millrace.feeds.source_position import (
     SourceState,
     StateFunctions,
@@ -79,6 +79,6 @@ class DataPasses:
         if position.source is not None:
             if not position.pass_step:
                 checkpoints.repeats_pass(self._batches(position.source), position.passes[-1])
-        elif remembers_passes(getattr(self._adapter, "adapter", self._adapter)):
+        elif remembers_passes(inner_adapter(self._adapter)):
             for asked in position.passes:
                 checkpoints.repeats_pass(self._batches(None), asked)

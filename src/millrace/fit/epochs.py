@@ -25,7 +25,7 @@ from millrace.feeds.block import Block, batch_spec
 from millrace.feeds.blocks import stacked_blocks
 from millrace.feeds.infeed import Infeed, wait_for_interrupted
 from millrace.feeds.iterator_adapter import IteratorAdapter, with_adapter
-from millrace.feeds.merged_batches import merged_adapter
+from millrace.feeds.merged_batches import inner_adapter, merged_adapter
 from millrace.feeds.waiting import BatchWait
 from millrace.fit.checks import shortened_to_stop
 from millrace.fit.controller import Controller, controller_of
@@ -174,7 +174,7 @@ class FeedEpochIterator(EpochIterator):
             with at_once():
                 next(self.host_batches(), None)
         self.number = 0
-        inner = getattr(self.data_adapter, "adapter", self.data_adapter)
+        inner = inner_adapter(self.data_adapter)
         if isinstance(inner, IteratorAdapter):
             inner.give_back()
         self.between_epochs(super().reset)  # it ends the workers of the data set
@@ -197,7 +197,7 @@ class FeedEpochIterator(EpochIterator):
         """Returns what identifies the data, by name."""
         total, rows = self.num_batches, getattr(self.data_adapter, "batch_size", None)
         facts = {
-            "kind of data": type(self.data_adapter).__name__.removesuffix("Adapter"),
+            "kind of data": type(inner_adapter(self.data_adapter)).__name__.removesuffix("Adapter"),
             "batches of an epoch": "unknown" if total is None else str(total),
             "rows of a batch": "unknown" if rows is None else str(rows),
         }
@@ -377,7 +377,8 @@ class FeedEpochIterator(EpochIterator):
             # Drawn on the thread on which Keras would draw it, since it uses NumPy's generator.
             batch_size: int = self.data_adapter.batch_size
             shuffle = self._arguments.get("shuffle", False)
-            order = epoch_order(self.data_adapter, resident.rows, shuffle)
+            adapter: Any = self.data_adapter
+            order = epoch_order(adapter, resident.rows, shuffle)
             agree_on_order(controller.setup, order)
             if self._checkpoints is not None:
                 order = order[(self._pass_begin + self._begun) * batch_size :]

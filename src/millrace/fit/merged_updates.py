@@ -25,7 +25,8 @@ def merged_arguments(setup: Setup, arguments: Mapping[str, Any]) -> dict[str, An
     update = merges * replicas
     steps, epoch = arguments.get("steps_per_execution", 1), arguments.get("steps_per_epoch")
     if steps > 1:
-        check_steps(setup.accumulation_as_set, Mode.TRAIN, steps, None, replicas)
+        whole = steps * setup.rules.replicas_as_one(setup)
+        check_steps(setup.accumulation_as_set, Mode.TRAIN, whole, None, replicas)
     if epoch is not None and epoch % update:
         raise PlanError(
             f"steps_per_epoch={epoch} is not a whole number of weight updates of {update} "

@@ -56,7 +56,9 @@ def _table(controller: Controller, function: KeptFunction) -> str:
         return ""
     try:
         needs = measure(
-            controller, function.runner(), Batches(spec, controller.setup.steps_per_execution(Mode.TRAIN))
+            controller,
+            function.runner(),
+            Batches(spec, controller.setup.steps_per_execution(Mode.TRAIN)),
         )
         devices = with_limits(needs.devices, controller.setup, None)
     except Exception:  # the compilation itself may have had no memory

@@ -82,8 +82,8 @@ class Accumulation:
             truth,
             (ACCUMULATION, REPLICATION),
             doc="True normalizes in `BatchNormalization` by the mean and variance of all "
-            "micro-batches and replicas of an update, as one big batch does. It costs memory and "
-            "time (docs/gradient_accumulation.md).",
+            "micro-batches and replicas of an update, as one big batch does, and takes the memory "
+            "of one: micro-batches are computed together (docs/gradient_accumulation.md).",
         ),
     )
     # `steps` is a multiple of it.
