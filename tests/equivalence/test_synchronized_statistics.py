@@ -341,7 +341,7 @@ def test_convnets_on_replicas_train_as_with_the_big_batch():
 @pytest.mark.parametrize("devices", [1, 2])
 def test_a_budget_of_recomputation_changes_no_numbers(devices):
     def prepare(model):
-        model.set_recomputation_options(budget=0.5)
+        model.set_recomputation_options(budget=0.9)
 
     data, loss = images(devices * ROWS * STEPS), "sparse_categorical_crossentropy"
     assert_as_big_batch(resnet, data, devices=devices, loss=loss, prepare=prepare)
