@@ -92,7 +92,8 @@ METHODS = {
     "reset_pipeline_stage_assignment": "()",
     "set_pipeline_stage_assignment": "(assignment, *, num_stages=None)",
     "set_replication_options": (
-        "(*, replicated_metric_reduction_method=None, replicated_optimizer_state_sharding=None, "
+        "(*, synchronized_batch_statistics=None, replicated_metric_reduction_method=None, "
+        "replicated_optimizer_state_sharding=None, "
         "replicated_weight_sharding=None, offload_weight_update_variables=None, "
         "offload_weights=None)"
     ),
@@ -110,6 +111,7 @@ METHODS = {
     "set_gradient_accumulation_options": (
         "(*, gradient_accumulation_steps_per_replica=None, "
         "gradient_accumulation_reduction_method=None, dtype=None, micro_batch=None, "
+        "synchronized_batch_statistics=None, "
         "offload_weight_update_variables=None, offload_gradient_accumulation_buffers=None)"
     ),
     "set_recomputation_options": "(*, mode='auto', budget=None)",

@@ -42,6 +42,10 @@ def evaluate():
     compiled().evaluate(np.zeros((1, 1), "float32"), np.zeros((1, 1), "float32"), verbose=0)
 
 
+def normalize():
+    keras.layers.BatchNormalization()(keras.ops.ones((2, 1)), training=True)
+
+
 def rematerialize():
     with keras.RematScope(mode="full"):
         layer = keras.layers.Dense(1)
@@ -85,6 +89,7 @@ USES = {
     patch_table.STATELESS_CALL: call_graph,
     patch_table.GRAPH_RUN: call_graph,
     patch_table.REMAT: rematerialize,
+    patch_table.BATCH_MOMENTS: normalize,
     patch_table.NODE_INIT: lambda: keras.layers.ReLU()(keras.Input((1,))),
     patch_table.OPERATION_INIT: keras.layers.ReLU,
     patch_table.COND: branch,

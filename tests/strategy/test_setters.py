@@ -49,6 +49,7 @@ VALUES = {
     "gradient_accumulation_steps_per_replica": (4, 4),
     "gradient_accumulation_reduction_method": ("SUM", Reduction.SUM),
     "dtype": ("float32", "float32"),
+    "synchronized_batch_statistics": (True, True),
     "device_mapping": ([0, 0], (0, 0)),
     "pipeline_schedule": ("gpipe", "gpipe"),
     "gradient_accumulation_dtype": ("float32", "float32"),
@@ -138,7 +139,9 @@ def test_the_keys_of_the_file(model, tmp_path):
     save_options(model._millrace, tmp_path)
     data = json.loads((tmp_path / OPTIONS_FILE).read_text())
     assert {name: set(part) for name, part in data.items() if isinstance(part, dict)} == {
-        "accumulation": {"steps", "reduction", "dtype", "micro_batch", "at_a_time"},
+        "accumulation": {
+            *("steps", "reduction", "dtype", "micro_batch", "synchronized_statistics", "at_a_time"),
+        },
         "pipelining": {
             *("steps", "reduction", "dtype", "schedule", "device_mapping", "forward_options"),
             *("backward_options", "update_options", "batch_serialization", "schedule_stages"),

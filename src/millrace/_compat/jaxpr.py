@@ -104,9 +104,18 @@ def _inputs_of_loop(params: dict[str, Any]) -> tuple[int, int]:
     return len(constants), len(carried)
 
 
-def trace(function: Callable[..., object], *arguments: object) -> tuple[Graph, Any]:
-    """Traces `function` at specs, and returns its graph and the tree of its result's specs."""
-    closed, result = jax.make_jaxpr(function, return_shape=True)(*arguments)
+def trace(
+    function: Callable[..., object], *arguments: object, axes: Sequence[tuple[str, int]] = ()
+) -> tuple[Graph, Any]:
+    """Traces `function` at specs, and returns its graph and the tree of its result's specs.
+
+    Args:
+        function: of arrays.
+        *arguments: specs.
+        axes: names and sizes of the axes of a mesh over which it adds up.
+    """
+    make = jax.make_jaxpr(function, axis_env=axes or None, return_shape=True)
+    closed, result = make(*arguments)
     jaxpr: Any = closed.jaxpr
     constants = dict(zip(jaxpr.constvars, closed.consts, strict=True))
     return Graph(tuple(jaxpr.invars), tuple(jaxpr.outvars), tuple(jaxpr.eqns), constants), result

@@ -70,6 +70,10 @@ _KERAS = (
     *_in("keras.src.ops.operation", Operation="the base of layers; it notes its stage"),
     *_in("keras.src.ops.operation:Operation", _inbound_nodes="the calls of an operation"),
     *_in("keras:Layer", _remat_mode="the mode in which a layer is recomputed"),
+    *_in(
+        "keras.layers:BatchNormalization",
+        _moments="the statistics of a batch, which several replicas may share",
+    ),
     *_in("keras:Layer", _flatten_layers="the layers inside a layer"),
     *_in("keras:Layer", _call_has_training_arg="whether a `call` takes `training`"),
     *_in("keras:Layer.build", _is_default="tells Keras's `build` from the user's"),

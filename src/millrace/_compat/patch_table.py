@@ -93,6 +93,14 @@ REMAT = Patch(
     "remat",
     ("f",),
 )
+BATCH_MOMENTS = Patch(
+    "keras.layers.BatchNormalization._moments",
+    "takes the statistics of a batch over all replicas",
+    While.MODELS,
+    lambda: keras.layers.BatchNormalization,
+    "_moments",
+    ("self", "inputs", "mask"),
+)
 NODE_INIT = Patch(
     "keras.Node.__init__",
     "notes the `PipelineStage` that a call was made in",

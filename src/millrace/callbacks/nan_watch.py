@@ -214,6 +214,7 @@ class NaNWatch(keras.callbacks.Callback):
             micro_batches=len(halted.batches),
             reduction=accumulation.reduction.value,
             accumulator=accumulator if isinstance(accumulator, str) else None,
+            synchronized=accumulation.synchronized_statistics,
             versions={"jax": jax.__version__, "keras": keras.__version__},
             batch=step - self._epoch_begin + (micro_batch or 0),
             data=non_finite_data(halted.batches),

@@ -8,7 +8,7 @@ import keras
 from millrace._compat.keras_data import DataAdapter, is_endless
 from millrace._compat.keras_layers import layers_without_jit
 from millrace.errors import DataError, ModelError, NotCompiledError, PlanError, UnsupportedError
-from millrace.options import Accumulation
+from millrace.options import Accumulation, Options, Reduction
 from millrace.plan import Mode
 
 logger = logging.getLogger("millrace")
@@ -167,6 +167,38 @@ def check_micro_batch(
         raise UnsupportedError(
             f"{name!r} runs in several processes, and micro_batch='auto' chooses by the memory of "
             "one. Set micro_batch to the number of rows that it chooses on one device."
+        )
+
+
+def check_synchronized(model: keras.Model, options: Options, is_pipelined: bool) -> None:
+    """Refuses what needs separate micro-batches where they are to be computed as one batch.
+
+    Raises:
+        UnsupportedError: saying what to set.
+    """
+    if is_pipelined and options.accumulation.synchronized_statistics:
+        raise UnsupportedError(
+            f"synchronized_batch_statistics=True computes the micro-batches of an update as one "
+            f"batch, and the pipelined model {model.name!r} runs them one after the other. Set "
+            "synchronized_batch_statistics=False and a larger batch_size with fewer micro-batches, "
+            "or reset the stages (model.reset_pipeline_stage_assignment()) and train the model in "
+            "one piece."
+        )
+    accumulation = options.accumulation
+    if accumulation.synchronized_statistics and accumulation.micro_batch != "whole":
+        raise UnsupportedError(
+            "synchronized_batch_statistics=True computes all rows of an update as one batch, and "
+            f"micro_batch={accumulation.micro_batch!r} divides batches. Set micro_batch='whole', "
+            "and model.set_recomputation_options(budget=...) to take less memory."
+        )
+    reduction, means = accumulation.reduction, (Reduction.MEAN, Reduction.RUNNING_MEAN)
+    if accumulation.synchronized_statistics and accumulation.steps > 1 and reduction not in means:
+        raise UnsupportedError(
+            f"synchronized_batch_statistics=True computes the {accumulation.steps} micro-batches "
+            "of an update as one batch, whose loss is a mean over its rows, and "
+            f"gradient_accumulation_reduction_method={reduction.value!r} adds up those of separate "
+            "micro-batches. Set gradient_accumulation_reduction_method='mean', and multiply the "
+            "learning rate where you want the sum."
         )
 
 

@@ -126,7 +126,7 @@ class Controller:
             ModelError: if the model is not compiled.
             OptionError: if it watches already.
         """
-        check_watched(self.setup)
+        check_watched(self.setup, taps)
         self.watchers.watch(listener, taps, until_end=self.is_running)
 
     @property

@@ -4,6 +4,7 @@ import logging
 
 from millrace._compat.keras_data import DataAdapter, dataset_behind
 from millrace._compat.keras_positions import remembers_passes, tracked_source
+from millrace.feeds.merged_batches import MergedAdapter, inner_adapter
 from millrace.feeds.source_position import (
     SourceState,
     StateFunctions,
@@ -54,7 +55,13 @@ class DataPasses:
         return [] if steps is None else list(range(begin % steps or steps, begin + 1, steps))
 
     def _batches(self, begin: SourceState | None) -> TrackedBatches:
-        batches, found = tracked_source(self._adapter)
+        adapter = self._adapter
+        if isinstance(adapter, MergedAdapter):
+            batches, found = tracked_source(adapter.adapter)
+            batches = adapter.merged(batches)
+            found = found if adapter.replicas == 1 else None  # it is ahead of what is handed out
+        else:
+            batches, found = tracked_source(adapter)
         functions = None if found is None else StateFunctions(*found)
         try:
             return TrackedBatches(batches, functions, begin)
@@ -72,6 +79,6 @@ class DataPasses:
         if position.source is not None:
             if not position.pass_step:
                 checkpoints.repeats_pass(self._batches(position.source), position.passes[-1])
-        elif remembers_passes(self._adapter):
+        elif remembers_passes(inner_adapter(self._adapter)):
             for asked in position.passes:
                 checkpoints.repeats_pass(self._batches(None), asked)

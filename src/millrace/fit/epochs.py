@@ -25,6 +25,7 @@ from millrace.feeds.block import Block, batch_spec
 from millrace.feeds.blocks import stacked_blocks
 from millrace.feeds.infeed import Infeed, wait_for_interrupted
 from millrace.feeds.iterator_adapter import IteratorAdapter, with_adapter
+from millrace.feeds.merged_batches import inner_adapter, merged_adapter
 from millrace.feeds.waiting import BatchWait
 from millrace.fit.checks import shortened_to_stop
 from millrace.fit.controller import Controller, controller_of
@@ -32,6 +33,7 @@ from millrace.fit.data_passes import DataPasses
 from millrace.fit.data_position import batch_name, epoch_name
 from millrace.fit.execution import Execution
 from millrace.fit.loop_checkpoints import EpochPosition, LoopCheckpoints
+from millrace.fit.merged_updates import merged_arguments
 from millrace.fit.multi_process import agree_on_built, agree_on_data, agree_on_order
 from millrace.fit.resident_data import ResidentData
 from millrace.fit.uncompiled import runs_uncompiled
@@ -59,6 +61,9 @@ class FeedEpochIterator(EpochIterator):
     def __init__(self, controller: Controller, mode: Mode, **arguments: Any):
         rules = controller.setup.rules
         arguments = dict(rules.arguments(controller.setup, with_adapter(arguments)))
+        is_merged = mode is Mode.TRAIN and controller.setup.shares_statistics
+        if is_merged:
+            arguments = merged_arguments(controller.setup, arguments)
         wait = _wait_of(controller, mode, epoch=1)
         with at_once():
             wait_for_interrupted()  # Keras draws two batches of a generator now
@@ -67,6 +72,11 @@ class FeedEpochIterator(EpochIterator):
             except Exception as error:
                 add_note(error, _BEFORE_EPOCHS)
                 raise
+        rules.check_data(controller.setup, mode, self.data_adapter, arguments)
+        if is_merged:
+            merges, replicas = controller.setup.merges(mode), controller.setup.replicas
+            self.data_adapter = merged_adapter(self.data_adapter, merges, replicas)
+            self._num_batches = self.data_adapter.num_batches
         self._controller = controller
         self._mode = mode
         self._arguments = arguments
@@ -86,7 +96,6 @@ class FeedEpochIterator(EpochIterator):
         self._begun = 0  # steps of the running epoch before it was resumed
         self._epochs_over = 0  # before the running one
         self.drawn: list[int] = []  # batches of each epoch so far
-        rules.check_data(controller.setup, mode, self.data_adapter, arguments)
         self._leave_out()
         rows = getattr(self.data_adapter, "batch_size", None)
         self.steps_per_execution = rules.steps_of_execution(
@@ -95,7 +104,7 @@ class FeedEpochIterator(EpochIterator):
         if mode is Mode.TRAIN:
             self.steps_per_execution = shortened_to_stop(
                 self.steps_per_execution,
-                controller.setup.options.stop_within,
+                controller.setup.stop_within,
                 controller.setup.update_steps(mode),
             )
         agree_on_data(controller.setup, self.num_batches, rows)
@@ -165,8 +174,9 @@ class FeedEpochIterator(EpochIterator):
             with at_once():
                 next(self.host_batches(), None)
         self.number = 0
-        if isinstance(self.data_adapter, IteratorAdapter):
-            self.data_adapter.give_back()
+        inner = inner_adapter(self.data_adapter)
+        if isinstance(inner, IteratorAdapter):
+            inner.give_back()
         self.between_epochs(super().reset)  # it ends the workers of the data set
         self._leave_out()
 
@@ -187,7 +197,7 @@ class FeedEpochIterator(EpochIterator):
         """Returns what identifies the data, by name."""
         total, rows = self.num_batches, getattr(self.data_adapter, "batch_size", None)
         facts = {
-            "kind of data": type(self.data_adapter).__name__.removesuffix("Adapter"),
+            "kind of data": type(inner_adapter(self.data_adapter)).__name__.removesuffix("Adapter"),
             "batches of an epoch": "unknown" if total is None else str(total),
             "rows of a batch": "unknown" if rows is None else str(rows),
         }
@@ -367,7 +377,8 @@ class FeedEpochIterator(EpochIterator):
             # Drawn on the thread on which Keras would draw it, since it uses NumPy's generator.
             batch_size: int = self.data_adapter.batch_size
             shuffle = self._arguments.get("shuffle", False)
-            order = epoch_order(self.data_adapter, resident.rows, shuffle)
+            adapter: Any = self.data_adapter
+            order = epoch_order(adapter, resident.rows, shuffle)
             agree_on_order(controller.setup, order)
             if self._checkpoints is not None:
                 order = order[(self._pass_begin + self._begun) * batch_size :]

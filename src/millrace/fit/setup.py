@@ -4,7 +4,7 @@ options, stages, devices -> device groups, replicas, steps of an update, what is
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import jax
@@ -18,7 +18,9 @@ from millrace.fit.checks import (
     check_micro_batch,
     check_model,
     check_steps,
+    check_synchronized,
     log_replicas,
+    shortened_to_stop,
 )
 from millrace.fit.loop_arguments import check_steps_per_execution
 from millrace.fit.offloading import check_offload, offload_in_force
@@ -158,18 +160,55 @@ class Setup:
 
     @property
     def accumulation(self) -> Accumulation:
-        """The accumulation of one update; a pipeline has separate options for it."""
+        """The accumulation of one update; a pipeline has separate options for it.
+
+        Of one step where its micro-batches are computed as one batch.
+        """
+        accumulation = self.accumulation_as_set
+        if self.merges(Mode.TRAIN) > 1:
+            return replace(accumulation, steps=1)
+        return accumulation
+
+    @property
+    def accumulation_as_set(self) -> Accumulation:
+        """The accumulation in micro-batches, even where those of an update are computed as one."""
         own = self.options.pipelining.accumulation
         if own is None or (self.stages.assignment() is None and self.model.built):
             return self.options.accumulation
         return own
 
     @property
-    def steps_per_execution(self) -> int:
-        """Steps of one execution, of all replicas together; 1 before `compile()`."""
+    def shares_statistics(self) -> bool:
+        """Whether the batches of an update share the statistics of BatchNormalization."""
+        accumulation = self.accumulation_as_set
+        is_several = accumulation.steps * self.replicas > 1
+        return accumulation.synchronized_statistics and is_several
+
+    def merges(self, mode: Mode) -> int:
+        """Returns the number of micro-batches that a step computes as one batch."""
+        accumulation = self.accumulation_as_set
+        is_merged = mode is Mode.TRAIN and accumulation.synchronized_statistics
+        return accumulation.steps if is_merged else 1
+
+    @property
+    def stop_within(self) -> int | None:
+        """Steps of training after which it may be stopped.
+
+        Raises:
+            PlanError: if that would be within an update.
+        """
+        stop_within, merges = self.options.stop_within, self.merges(Mode.TRAIN)
+        if stop_within is None or merges == 1:
+            return stop_within
+        shortened_to_stop(stop_within + 1, stop_within, merges * self.replicas)
+        return stop_within // merges
+
+    def steps_per_execution(self, mode: Mode) -> int:
+        """Returns the steps of one execution, of all replicas together; 1 before `compile()`."""
         if not self.model.compiled:
             return 1
-        return self.model.steps_per_execution * self.rules.replicas_as_one(self)
+        steps = self.model.steps_per_execution * self.rules.replicas_as_one(self)
+        return max(steps // self.merges(mode), 1)
 
     def update_steps(self, mode: Mode) -> int:
         """Steps of one update; outside of training, one step of each replica."""
@@ -198,8 +237,10 @@ class Setup:
             check_number_of_stages(self.options.pipelining, assignment.num_stages)
         replicas = self.replicas
         self.rules.check(self, mode)
-        check_model(self.model, mode, self.accumulation, assignment is not None, replicas)
+        accumulation = self.accumulation_as_set
+        check_model(self.model, mode, accumulation, assignment is not None, replicas)
         if mode is Mode.TRAIN:
+            check_synchronized(self.model, self.options, assignment is not None)
             check_offload(self.options.offload, self.options.replication, self.devices)
         if mode is Mode.TRAIN:
             check_micro_batch(

@@ -16,12 +16,12 @@ import keras
 
 from millrace._compat.keras_layers import all_layers, layers_without_jit
 from millrace._compat.keras_loops import restore_state
-from millrace.errors import ModelError, PlanError
+from millrace.errors import ModelError, PlanError, UnsupportedError
 from millrace.fit.checks import check_distribution
 from millrace.fit.loop_functions import LoopFunctions, UncompiledFunction
 from millrace.fit.setup import Setup
 from millrace.interrupts import raise_if_interrupted
-from millrace.options import NO_OFFLOAD, Recomputation
+from millrace.options import NO_OFFLOAD, Recomputation, TapRequest
 from millrace.plan import Mode
 from millrace.steps.tapped_step import tapping_optimizer
 
@@ -87,7 +87,7 @@ def check_uncompiled(setup: Setup, mode: Mode) -> None:
 def _check_training(setup: Setup, why: str) -> None:
     model, options = setup.model, setup.options
     remedy = _remedy(model)
-    steps = setup.accumulation.steps
+    steps = setup.accumulation_as_set.steps
     if steps > 1:
         raise PlanError(
             f"{why}: gradient_accumulation_steps_per_replica={steps} has no effect there. {remedy},"
@@ -107,12 +107,19 @@ def _check_training(setup: Setup, why: str) -> None:
         )
 
 
-def check_watched(setup: Setup) -> None:
-    """Refuses to watch tensors of a model that is not compiled.
+def check_watched(setup: Setup, taps: TapRequest) -> None:
+    """Refuses to watch tensors that there are not.
 
     Raises:
-        ModelError: naming what to remove.
+        ModelError: for a model that is not compiled, naming what to remove.
+        UnsupportedError: for gradients of micro-batches that are computed as one batch.
     """
+    if taps.micro_gradients and setup.merges(Mode.TRAIN) > 1:
+        raise UnsupportedError(
+            "With synchronized_batch_statistics=True the micro-batches of an update have no "
+            "gradients of their own: they are computed as one batch. Watch the gradients of "
+            "updates instead (when='before_apply'), or set synchronized_batch_statistics=False."
+        )
     if runs_uncompiled(setup):
         model = setup.model
         raise ModelError(

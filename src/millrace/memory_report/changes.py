@@ -187,7 +187,9 @@ def _shorter_blocks(setup: Setup, batches: Batches, report: MemoryReport) -> Lad
 
 def _smaller_micro_batches(setup: Setup, batches: Batches, report: MemoryReport) -> Ladder:
     """Returns half the rows at a time, a quarter, ...: the same update of the same batches."""
-    candidates = []
+    candidates: list[Candidate] = []
+    if setup.merges(Mode.TRAIN) > 1:
+        return candidates  # which are computed as one batch
     # Not the batches, which stay.
     scaling = max(
         sum(stage.temporaries + stage.in_flight for stage in device.stages)

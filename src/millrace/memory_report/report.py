@@ -21,7 +21,7 @@ from millrace.memory_report.refusals import explained_refusal
 from millrace.options import bytes_or_share, whole_number
 from millrace.plan import BatchSpec, Mode
 from millrace.precompile.described_epochs import BatchDescription, batch_of_zeros
-from millrace.precompile.precompile import Batches
+from millrace.precompile.precompile import Batches, batches_of_steps
 from millrace.records.memory_report import MemoryReport
 
 
@@ -41,7 +41,7 @@ def explained(controller: Controller) -> Iterator[None]:
         function = controller.functions.running
         if function is None or function.last.batch is None:
             raise
-        batches = Batches(function.last.batch, controller.setup.steps_per_execution)
+        batches = Batches(function.last.batch, controller.setup.steps_per_execution(Mode.TRAIN))
         with progress() as tick:
             explanation = explained_refusal(error, controller, batches, _needs, tick)
         raise explanation from None
@@ -66,7 +66,9 @@ def _table(controller: Controller, function: KeptFunction) -> str:
         return ""
     try:
         needs = measure(
-            controller, function.runner(), Batches(spec, controller.setup.steps_per_execution)
+            controller,
+            function.runner(),
+            Batches(spec, controller.setup.steps_per_execution(Mode.TRAIN)),
         )
         devices = with_limits(needs.devices, controller.setup, None)
     except Exception:  # the compilation itself may have had no memory
@@ -84,8 +86,7 @@ def memory_report(
     model, limit = controller.model, None if budget is None else _limit(budget)
     spec = training_batch(controller, batch_spec, "memory_report()", steps_per_epoch)
     model.make_train_function()
-    per_execution = controller.setup.steps_per_execution
-    batches = Batches(spec, per_execution, steps_per_epoch)
+    batches = batches_of_steps(controller.setup, Mode.TRAIN, spec, steps_per_epoch)
     runner = controller.functions.compiled[Mode.TRAIN].runner()
     try:
         before = measure(controller, runner, batches)

@@ -12,11 +12,19 @@ from millrace.options.checks import (
     member_of,
     rows_of_part,
     stages_compiler_options,
+    truth,
     unchecked,
 )
 from millrace.options.choices import Reduction
 from millrace.options.default_devices import default_devices
-from millrace.options.table import ACCUMULATION, PIPELINING, Option, declare, file_text
+from millrace.options.table import (
+    ACCUMULATION,
+    PIPELINING,
+    REPLICATION,
+    Option,
+    declare,
+    file_text,
+)
 
 # `keras.Variable` is spelled `Any` here: options know neither Keras nor JAX.
 AccumulatorDtype = str | Callable[[Any], str | None] | None
@@ -78,6 +86,17 @@ class Accumulation:
             doc="rows that a step computes at a time, in the memory of so many: it adds up their "
             'gradients, and losses and updates stay those of the whole batch. `"auto"` takes the '
             'most that fit; `"whole"` does not divide batches.',
+        ),
+    )
+    synchronized_statistics: bool = declare(
+        False,
+        Option(
+            "synchronized_batch_statistics",
+            truth,
+            (ACCUMULATION, REPLICATION),
+            doc="True normalizes in `BatchNormalization` by the mean and variance of all "
+            "micro-batches and replicas of an update, as one big batch does, and takes the memory "
+            "of one: micro-batches are computed together (docs/gradient_accumulation.md).",
         ),
     )
     # `steps` is a multiple of it.

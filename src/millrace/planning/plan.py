@@ -67,7 +67,7 @@ def search_plan(
     """
     setup, model = controller.setup, controller.model
     try:
-        updates = max(1, setup.steps_per_execution // setup.update_steps(Mode.TRAIN))
+        updates = max(1, setup.steps_per_execution(Mode.TRAIN) // setup.update_steps(Mode.TRAIN))
     except PlanError:  # stages that do not fit the devices, which the plan may replace
         updates = 1
     with _progress(model.name) as tick:

@@ -30,9 +30,27 @@ from millrace.steps.state import State, Values
 class Batches:
     """The batches of a loop."""
 
-    spec: BatchSpec  # of one micro-batch
+    spec: BatchSpec  # of one step
     per_execution: int  # steps, as given to compile()
     per_epoch: int | None = None  # steps; None if not known
+
+
+def batches_of_steps(
+    setup: Setup, mode: Mode, spec: BatchSpec, steps_per_epoch: int | None
+) -> Batches:
+    """Returns the batches that a loop computes for micro-batches of the user.
+
+    Args:
+        setup: of the model.
+        mode: of the loop.
+        spec: of one micro-batch.
+        steps_per_epoch: in micro-batches; None if not known.
+    """
+    merges = setup.merges(mode)
+    if merges > 1:
+        spec = spec.of_rows(spec.rows * merges)
+        steps_per_epoch = None if steps_per_epoch is None else -(-steps_per_epoch // merges)
+    return Batches(spec, setup.steps_per_execution(mode), steps_per_epoch)
 
 
 def compile_loop_programs(
@@ -83,7 +101,7 @@ def steps_of_execution(setup: Setup, mode: Mode, batches: Batches) -> int:
     )
     if mode is not Mode.TRAIN:
         return steps
-    return shortened_to_stop(steps, setup.options.stop_within, setup.update_steps(mode))
+    return shortened_to_stop(steps, setup.stop_within, setup.update_steps(mode))
 
 
 def state_specs(model: keras.Model, mode: Mode) -> State:
@@ -140,7 +158,7 @@ def precompile(
         controller.setup.check(mode)
         is_x_alone = mode is Mode.PREDICT and _has_targets(whole)
         batch = batch_of_zeros((cast(tuple, batch_spec)[0],)) if is_x_alone else whole
-        batches[mode] = Batches(spec_of(batch), _steps(controller), steps_per_epoch)
+        batches[mode] = batches_of_steps(controller.setup, mode, spec_of(batch), steps_per_epoch)
         steps_of_execution(controller.setup, mode, batches[mode])  # refuses what no loop could run
     _build(controller, whole)
     for mode in batches:
@@ -183,10 +201,6 @@ def _modes(controller: Controller, batch: ArrayTree) -> list[Mode]:
 
 def _has_targets(batch: ArrayTree) -> bool:
     return keras.utils.unpack_x_y_sample_weight(batch)[1] is not None
-
-
-def _steps(controller: Controller) -> int:
-    return controller.setup.steps_per_execution
 
 
 def _build(controller: Controller, batch: ArrayTree) -> None:

@@ -56,7 +56,7 @@ def _compile(controller: Controller, plan: Plan, recorder: ProgramRecorder) -> N
         recorder(replace(new, is_trial=True))
 
     variant.totals.compile_log.observers.append(record)
-    batches = Batches(plan.batch, controller.setup.steps_per_execution)
+    batches = Batches(plan.batch, controller.setup.steps_per_execution(Mode.TRAIN))
     execution = described_execution(variant, Mode.TRAIN, batches)
     slices = [
         BlockSlice(Block(None, plan.batch, plan.capacity, count), 0, count)

@@ -50,6 +50,7 @@ class FlightRecord:
     micro_batches: int = 1  # that make the update
     reduction: str = "mean"  # of their gradients
     accumulator: str | None = None  # dtype of the accumulator of gradients
+    synchronized: bool = False  # whether its micro-batches shared batch statistics
     versions: Mapping[str, str] = field(default_factory=dict[str, str])
     # Of the epoch, as Keras counts: that of the micro-batch, or else the first one of the update.
     batch: int | None = None

@@ -18,6 +18,7 @@ import numpy as np
 
 from millrace.arguments import checked
 from millrace.errors import DataError, MillraceError, OptionError
+from millrace.feeds.merged_batches import merge_batches
 from millrace.fit.controller import Controller
 from millrace.fit.functions import LoopFunction
 from millrace.fit.setup import Setup
@@ -86,6 +87,8 @@ def run_again(
         accumulation: how their gradients are combined.
         device: runs the update; None is the first device.
     """
+    if accumulation.synchronized_statistics and len(batches) > 1:  # of several replicas
+        batches = [merge_batches(batches)]
     listener = _StatisticsCollector()
     stages = StageAssignment(model)
     stages.reset()
@@ -138,7 +141,11 @@ def replay(
     _check_state(directory, flight, model)
     try:
         reduction = Reduction(flight.record.reduction)
-        accumulation = Accumulation(reduction=reduction, dtype=flight.record.accumulator)
+        accumulation = Accumulation(
+            reduction=reduction,
+            dtype=flight.record.accumulator,
+            synchronized_statistics=flight.record.synchronized,
+        )
         again = run_again(model, flight.state, flight.batches, accumulation)
     except Exception as error:  # of Keras and JAX: its batches do not fit its model, say
         if isinstance(error, MillraceError) and not isinstance(error, OptionError):

@@ -245,7 +245,8 @@ class Rounds:
                 before, num_steps = step - first, end - first
             batch = jax.tree.map(lambda leaf: leaf[0], batch_at(steps.batches, number))
             begun = state_rules.begin(rules, non_trainable, before)
-            output = self._step.run(inputs.trainable, inputs.optimizer, begun, metrics, batch)
+            values = (inputs.trainable, inputs.optimizer, begun, metrics)
+            output = self._step.run(*values, batch, active)
             gradients, new = output.gradients, output.metrics
             non_trainable = state_rules.end(
                 rules, non_trainable, output.non_trainable, active, num_steps

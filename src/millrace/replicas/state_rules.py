@@ -12,6 +12,7 @@ device, and no two replicas share a mask.
 
 import enum
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -21,6 +22,7 @@ import keras
 import numpy as np
 from jax.extend.core import Literal
 
+from millrace._compat.batch_moments import moments_over
 from millrace._compat.jaxpr import (
     Graph,
     Var,
@@ -32,6 +34,7 @@ from millrace._compat.jaxpr import (
     used,
     variables,
 )
+from millrace.devices import REPLICA
 from millrace.plan import ROLES, Mode, Plan
 from millrace.pytrees import ArrayTree
 from millrace.steps.program import batch_specs
@@ -216,15 +219,19 @@ class TracedStep:
         trains = plan.mode is Mode.TRAIN
         make = make_tapped_step(model, plan) if plan.tapped else _untapped(model, plan)
         roles = ROLES[plan.mode]
+        self._synchronizes = trains and plan.accumulation.synchronized_statistics
 
-        def step(state: State, batch: ArrayTree) -> StepOutput:
-            (*gradients, new, result), tapped = make(state, batch)
+        def step(state: State, batch: ArrayTree, active: jax.Array | None) -> StepOutput:
+            with nullcontext() if active is None else moments_over(REPLICA, active):
+                (*gradients, new, result), tapped = make(state, batch)
             new_state = dict(zip(roles, map(list, new), strict=True))
             changed = new_state["non_trainable"], new_state.get("metric", [])
             return StepOutput(list(gradients[0]) if trains else [], *changed, result, tapped)
 
         with collection_open(keeps=False) as tapped:
-            graph, specs = trace(step, state, batch_specs(plan, ()))
+            active = jax.ShapeDtypeStruct((), jnp.bool_) if self._synchronizes else None
+            axes = [(REPLICA, plan.replicas)] if self._synchronizes else []
+            graph, specs = trace(step, state, batch_specs(plan, ()), active, axes=axes)
         # Whether the model taps values itself, which are carried out only if the plan says so.
         self.taps_values = bool(tapped)
         self.result, self.tapped = specs.result, specs.tapped
@@ -258,6 +265,7 @@ class TracedStep:
         non_trainable: Sequence[jax.Array],
         metrics: Sequence[jax.Array],
         batch: ArrayTree,
+        active: jax.Array | None,
     ) -> StepOutput:
         """Runs one step.
 
@@ -267,8 +275,11 @@ class TracedStep:
             non_trainable: other values of the model.
             metrics: values of its metrics.
             batch: of this replica.
+            active: whether this replica has a batch; None if all have one.
         """
-        arguments = (*trainable, *non_trainable, *optimizer, *metrics, *jax.tree.leaves(batch))
+        arguments = [*trainable, *non_trainable, *optimizer, *metrics, *jax.tree.leaves(batch)]
+        if self._synchronizes:
+            arguments.append(jnp.bool_(True) if active is None else active)
         return jax.tree.unflatten(self._tree, self._run(*arguments))
 
 

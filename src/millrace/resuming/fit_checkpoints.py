@@ -33,6 +33,7 @@ from millrace.checkpoints.stored import Snapshot
 from millrace.checkpoints.values import copied
 from millrace.checkpoints.writer import CheckpointWriter
 from millrace.errors import CheckpointError
+from millrace.feeds.merged_batches import inner_adapter
 from millrace.feeds.source_position import TrackedBatches
 from millrace.fit.controller import Controller
 from millrace.fit.loop_checkpoints import EpochPosition, ResumableEpochs, ValidationEpochs
@@ -105,7 +106,7 @@ class FitCheckpoints:
         kept = [each for each in callbacks if isinstance(each, keras.callbacks.History)]
         self._history = kept[0] if kept else None
         self._iterator = controller.feeds.training
-        self._passes = PassStates(getattr(self._iterator, "data_adapter", None))
+        self._passes = PassStates(inner_adapter(getattr(self._iterator, "data_adapter", None)))
         self._update_options = options_of(controller)
         self._data = {} if self._iterator is None else self._iterator.facts()
         self._facts = facts_of(controller.model)  # now: a loop takes the values out of variables
@@ -190,7 +191,7 @@ class FitCheckpoints:
 
     def begins_epoch(self, epochs: ResumableEpochs) -> None:
         """Restores an epoch that is resumed, or writes a checkpoint of those before."""
-        self._iterator, self._passes.adapter = epochs, epochs.data_adapter
+        self._iterator, self._passes.adapter = epochs, inner_adapter(epochs.data_adapter)
         saved, self._saved = self._saved, None
         if saved is not None:
             self._resume(epochs, saved)

@@ -153,10 +153,13 @@ def put_weights_if_same(
 def options_of(controller: Controller) -> dict[str, str]:
     """Returns the options that change the numbers of an update, by name."""
     accumulation = controller.setup.accumulation
+    setup = controller.setup
+    merges = setup.merges(Mode.TRAIN)
     return {
         "gradient_accumulation_steps_per_replica x replicas": str(
-            controller.setup.update_steps(Mode.TRAIN)
+            setup.update_steps(Mode.TRAIN) * merges
         ),
+        **({"synchronized_batch_statistics": "True"} if merges > 1 else {}),
         "gradient_accumulation_reduction_method": str(accumulation.reduction.value),
     }
 
