@@ -541,6 +541,11 @@ def test_sums_are_refused():
     refused(UnsupportedError, "gradient_accumulation_reduction_method='mean'", options=options)
 
 
+def test_parts_with_statistics_of_their_own_are_refused():
+    options = {**OPTION, "micro_batch": 4}
+    refused(UnsupportedError, r"micro_batch=4 divides.*Set micro_batch='whole'", options=options)
+
+
 def test_an_epoch_that_ends_within_an_update_is_refused():
     refused(PlanError, "Set steps_per_epoch=3", steps_per_epoch=4)
 
