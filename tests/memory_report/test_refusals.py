@@ -8,6 +8,7 @@ import pytest
 
 import millrace
 from millrace.errors import PlanError
+from millrace.memory_report import refusals
 
 pytestmark = pytest.mark.shipped_compiler
 
@@ -54,14 +55,23 @@ def test_the_message_names_what_holds_the_peak_and_what_would_keep_the_budget(st
     assert strategy.statistics().budgets[-1].peak_bytes == peak
 
 
-def test_the_least_peak_can_be_set(strategy):
+def test_the_least_peak_can_be_set(strategy, monkeypatch):
+    monkeypatch.setattr(refusals, "MOST_SECONDS", 0)  # other changes are compiled in slow tests
     model = make_model(strategy)
     model.set_recomputation_options(budget=1)
-    with pytest.raises(PlanError, match="none fits; the nearest") as refusal:
+    with pytest.raises(PlanError, match="smallest takes .*, or use smaller batches") as refusal:
         fit(model)
     model.set_recomputation_options(budget=refusal.value.least)
     fit(model)
     assert strategy.statistics().budgets[-1].peak_bytes == refusal.value.least
+
+
+@pytest.mark.slow
+def test_where_nothing_fits_the_nearest_change_is_named(strategy):
+    model = make_model(strategy)
+    model.set_recomputation_options(budget=1)
+    with pytest.raises(PlanError, match="none fits; the nearest, .*, takes "):
+        fit(model)
 
 
 @pytest.mark.slow
