@@ -543,7 +543,9 @@ def test_sums_are_refused():
 
 def test_parts_with_statistics_of_their_own_are_refused():
     options = {**OPTION, "micro_batch": 4}
-    refused(UnsupportedError, "micro_batch=4 divides batches. Set micro_batch='whole'", options=options)
+    refused(
+        UnsupportedError, "micro_batch=4 divides batches. Set micro_batch='whole'", options=options
+    )
 
 
 def test_an_epoch_that_ends_within_an_update_is_refused():
