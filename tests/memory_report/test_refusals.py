@@ -59,7 +59,7 @@ def test_the_least_peak_can_be_set(strategy, monkeypatch):
     monkeypatch.setattr(refusals, "MOST_SECONDS", 0)  # other changes are compiled in slow tests
     model = make_model(strategy)
     model.set_recomputation_options(budget=1)
-    with pytest.raises(PlanError, match="smallest takes .*, or use smaller batches") as refusal:
+    with pytest.raises(PlanError, match=r"smallest takes .*, or use smaller batches") as refusal:
         fit(model)
     model.set_recomputation_options(budget=refusal.value.least)
     fit(model)
@@ -70,7 +70,7 @@ def test_the_least_peak_can_be_set(strategy, monkeypatch):
 def test_where_nothing_fits_the_nearest_change_is_named(strategy):
     model = make_model(strategy)
     model.set_recomputation_options(budget=1)
-    with pytest.raises(PlanError, match="none fits; the nearest, .*, takes "):
+    with pytest.raises(PlanError, match=r"none fits; the nearest, .*, takes "):
         fit(model)
 
 
