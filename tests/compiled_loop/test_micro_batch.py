@@ -89,6 +89,19 @@ def test_without_a_limit_auto_takes_the_whole_batch(strategy):
     assert chosen(strategy) == []
 
 
+@pytest.mark.slow
+def test_auto_keeps_to_the_memory_of_the_strategy(strategy):
+    expected = fit(wide(strategy))
+    plain = strategy.compile_log[-1].peak_bytes
+    small = millrace.Strategy(devices=1, memory=int(0.8 * plain))
+    model = wide(small)
+    model.set_gradient_accumulation_options(micro_batch="auto")
+    assert fit(model) == pytest.approx(expected, rel=1e-6)
+    (choice,) = small.statistics().budgets
+    assert "at a time" in choice.choice
+    assert choice.peak_bytes <= 0.8 * plain
+
+
 def chosen(strategy):
     return [choice.choice for choice in strategy.statistics().budgets]
 

@@ -49,6 +49,15 @@ def test_one_piece_keeps_its_batches(setup, found):
     }
 
 
+def test_shared_statistics_leave_batches_whole():
+    model = cases.attached(cases.strategy_of(4), cases.deep)
+    model.set_replication_options(synchronized_batch_statistics=True)
+    setup = model._millrace.setup
+    (layout,) = layouts(setup, ROWS, auto_cut)
+    assert layout.assignment is None
+    assert {each.micro_batch for each in updates_of(layout, setup, ROWS, 1)} == {None}
+
+
 def test_pipelines_have_micro_batches_for_all_devices(found):
     assert micro_batch_counts(found[1, 4], 48) == [4, 8, 16, 48]
     assert micro_batch_counts(found[1, 4], 3) == [3]  # fewer rows than devices

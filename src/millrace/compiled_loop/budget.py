@@ -5,10 +5,10 @@
     compiled     1100                 610    500            budget 600: 3 is tried, then 4
 
 The peak that the compiler reports decides, but predictions are near it. So the first choice that is
-predicted to fit is compiled, and the ones after it until one does; choice 0 only where it may fit,
-or where the budget is a share of it. A larger budget never begins
-further down, so it never leads to a choice that costs more. Only the memory of these attempts
-matters: they are compiled in less time, and the one that is chosen once more, to run.
+predicted to fit is compiled, and the ones after it until one does. Choice 0 is compiled where it
+may fit, or where the budget is a share of it. A larger budget never begins further down, so it
+never leads to a choice that costs more. Only the memory of these attempts matters: they are
+compiled in less time, and the one that is chosen once more, to run.
 """
 
 import logging
@@ -41,8 +41,8 @@ class OverBudgetError(PlanError):
         budget: as the user gave it.
         nbytes: of the budget.
         least: bytes of the program that took the least, of all that were compiled.
-        programs: that program, for a description of its memory: a `LeastProgram`, or the
-            `StagePrograms` of a pipeline.
+        programs: that program, a `LeastProgram` or the `StagePrograms` of a pipeline; None once
+            the message describes its memory.
     """
 
     programs: Any = None
@@ -104,7 +104,7 @@ def within_budget(
         program: `run` or `accumulate`.
         choices: of its step; None if it is not differentiated.
         find: compiles the program of a plan that has a choice.
-        arguments: bytes of the program's arguments, about.
+        arguments: estimated bytes of the program's arguments.
         model: name of the model.
         log: records the choice.
 
@@ -184,8 +184,8 @@ class Search:
         """Returns the number of the choice, which has been compiled to run.
 
         Args:
-            arguments: bytes of the arguments, about: where nothing has been compiled.
-            temporary: returns the bytes of a choice that has been compiled that are temporary.
+            arguments: estimated bytes of the arguments, until a choice has been compiled.
+            temporary: returns the temporary bytes of a choice that has been compiled.
 
         Raises:
             OverBudgetError: if no choice fits.

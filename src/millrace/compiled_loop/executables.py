@@ -81,9 +81,11 @@ class Executables:
         identity: ObjectNumbers = (),
         exports: Exports | None = None,
         blocks_ahead: int = 0,
+        memory: int | None = None,
     ):
         self._model = model
         self._blocks_ahead = blocks_ahead  # that wait on the device while a program runs
+        self._memory = memory  # bytes of a device that training may take
         self._log = log
         self._identity = identity  # of model and strategy, for the keys of programs
         self._exports = exports or Exports()
@@ -145,7 +147,7 @@ class Executables:
     def _decide(self, plan: Plan, single_steps: bool) -> Plan:
         plans = candidates(plan)
         exported = next((each for each in plans if self._loaded_form(each) is not None), None)
-        limit = limit_of(plan, self._blocks_ahead)
+        limit = limit_of(plan, self._blocks_ahead, self._memory)
         if exported is not None or limit is None or plan.batch.treedef is None:
             return exported or plans[0]
 

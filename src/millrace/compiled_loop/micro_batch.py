@@ -4,8 +4,8 @@
                             ^ 96 ^ 80            then those between it and the one before
 
 Nothing runs before the choice. The limit is a recomputation budget in bytes, or else the memory of
-the device; where neither is known, as on a CPU, a batch is not divided. A budget recomputes only
-where not even one row at a time stays within it.
+the strategy and of the device; where none is known, as on a CPU, a batch is not divided. A budget
+recomputes only where not even one row at a time stays within it.
 """
 
 import logging
@@ -39,17 +39,19 @@ def candidates(plan: Plan) -> list[Plan]:
     ]
 
 
-def limit_of(plan: Plan, blocks_ahead: int) -> int | None:
+def limit_of(plan: Plan, blocks_ahead: int, memory: int | None) -> int | None:
     """Returns the bytes that a program may take; None if no limit is known.
 
     Args:
         plan: of the program.
         blocks_ahead: blocks of batches that wait on the device meanwhile.
+        memory: bytes of a device that training may take; None for all that the device has.
     """
     budget = plan.recompute.budget if plan.recompute is not None else None
     if isinstance(budget, int):
         return budget
-    limits = [limit for each in plan.group.devices if (limit := memory_limit(each)) is not None]
+    reported = [memory_limit(device) for device in plan.group.devices]
+    limits = [limit for limit in (memory, *reported) if limit is not None]
     if not limits:
         return None
     on_device = 0 if plan.group.platform == "cpu" else blocks_ahead

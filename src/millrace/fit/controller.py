@@ -106,7 +106,7 @@ class Controller:
             stages: likewise; None for those of this one.
         """
         setup = replace(self.setup, options=options, stages=stages or self.setup.stages)
-        return Controller(setup, Totals(), self.attributes, self.watchers)
+        return Controller(setup, Totals(memory=self.totals.memory), self.attributes, self.watchers)
 
     @property
     def activities(self) -> Activities | None:

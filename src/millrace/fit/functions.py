@@ -82,6 +82,7 @@ class LoopFunction:
             controller.functions.identity,
             exports,
             setup.options.feed.prefetch_depth,
+            controller.totals.memory,
         )
         self._name = f"{mode.value} of {controller.model.name!r}"
         self._position = DataPosition(mode)

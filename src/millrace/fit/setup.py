@@ -242,7 +242,6 @@ class Setup:
         if mode is Mode.TRAIN:
             check_synchronized(self.model, self.options, assignment is not None)
             check_offload(self.options.offload, self.options.replication, self.devices)
-        if mode is Mode.TRAIN:
             check_micro_batch(
                 self.model.name,
                 self.options.accumulation.micro_batch,

@@ -56,14 +56,14 @@ class Totals:
         self,
         compile_log: CompileLog | None = None,
         sinks: RecordSinks | None = None,
-        memory: int | str | None = None,
+        memory: int | None = None,
     ) -> None:
         """Begins at zero.
 
         Args:
             compile_log: of the strategy; None for a dry run.
             sinks: of the records of the strategy; None for a dry run.
-            memory: of one device, for which `fit` plans: bytes, or "auto"; None if it does not.
+            memory: bytes of one device that training may take; None for no such limit.
         """
         self.number = next_number()  # of the strategy
         self.compile_log = compile_log or CompileLog(is_dry_run=True)

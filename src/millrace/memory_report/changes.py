@@ -188,8 +188,8 @@ def _shorter_blocks(setup: Setup, batches: Batches, report: MemoryReport) -> Lad
 def _smaller_micro_batches(setup: Setup, batches: Batches, report: MemoryReport) -> Ladder:
     """Returns half the rows at a time, a quarter, ...: the same update of the same batches."""
     candidates: list[Candidate] = []
-    if setup.merges(Mode.TRAIN) > 1:
-        return candidates  # which are computed as one batch
+    if setup.options.accumulation.synchronized_statistics:
+        return candidates  # parts have statistics of their own
     # Not the batches, which stay.
     scaling = max(
         sum(stage.temporaries + stage.in_flight for stage in device.stages)

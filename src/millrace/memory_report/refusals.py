@@ -31,7 +31,7 @@ def explained_refusal(
     needs: Callable[[Controller, Batches], Needs],
     tick: Callable[[str], object],
 ) -> OverBudgetError:
-    """Returns the refusal of a budget with its reasons.
+    """Returns the refusal of a budget with its reasons, unless it has them already.
 
     Args:
         error: without them.
@@ -40,14 +40,14 @@ def explained_refusal(
         needs: compiles the training of a controller, and returns its needs.
         tick: called with the code of each change before it is compiled.
     """
+    if error.programs is None:
+        return error
     least = needs_of(_programs(error), controller.setup)
     devices = with_limits(least.devices, controller.setup, error.nbytes)
     fullest = max(devices, key=lambda device: device.peak)
     changes = _changes(error, controller, batches, replace(least, devices=devices), needs, tick)
     details = f"{_at_the_peak(fullest)} {advice(error.least)}{_alternatives(changes)}"
-    explained = OverBudgetError(error.budget, error.nbytes, error.least, details)
-    explained.programs = error.programs
-    return explained
+    return OverBudgetError(error.budget, error.nbytes, error.least, details)
 
 
 def _programs(error: OverBudgetError) -> LoopPrograms | StagePrograms:
@@ -68,6 +68,8 @@ def _changes(
 ) -> tuple[MemoryChange, ...]:
     """Returns changes with which the budget is kept, or else the nearest one."""
     model, setup = controller.model, controller.setup
+    if setup.spans_processes:  # which would not all be out of time at the same change
+        return ()
     recomputation = replace(setup.options.recomputation, budget=error.nbytes)
     in_bytes = controller.variant(replace(setup.options, recomputation=recomputation))
     report = MemoryReport(model.name, str(batches.spec), least.devices)

@@ -111,7 +111,8 @@ def layouts(
         one_piece.reset()
         if rows % number == 0:
             yield PlannedLayout(number, 1, None, one_piece)
-    if only_one_piece or has_own_step(model, Mode.TRAIN) or layers_without_jit(model):
+    shares = setup.options.accumulation.synchronized_statistics
+    if only_one_piece or shares or has_own_step(model, Mode.TRAIN) or layers_without_jit(model):
         return  # no pipeline
     for groups in range(2, number + 1):
         if number % groups or rows % (number // groups):
@@ -178,10 +179,13 @@ def updates_of(layout: PlannedLayout, setup: Setup, rows: int, updates: int) -> 
     """
     per_replica = rows // layout.replicas
     schedules: Sequence[PlannedSchedule | None] = layout.schedules or (None,)
+    counts = micro_batch_counts(layout, per_replica)
+    if setup.options.accumulation.synchronized_statistics:  # parts have statistics of their own
+        counts = counts[:1]
     plain = [
         _update(layout, schedule, per_replica, count, updates)
         for schedule in schedules
-        for count in micro_batch_counts(layout, per_replica)
+        for count in counts
     ]
     return [
         replace(each, **dict.fromkeys(saving, True))

@@ -74,7 +74,8 @@ class Strategy(Misused):
             compiled again, for batches of another shape, say. Each gives the reason.
         memory: bytes of one device, text such as `"12GB"`, or `"auto"` for what the devices
             report. The first `fit` of a model whose options are at their defaults then plans how
-            to stay within it. None leaves training as it is.
+            to stay within it, and it is a limit of `micro_batch="auto"`. None leaves training as
+            it is.
 
     Raises:
         DeviceError: if there are no such devices, or JAX started too early to make them.
@@ -98,10 +99,9 @@ class Strategy(Misused):
         show_phases()
         named = None if report_dir is None else directory_path("report_dir", report_dir)
         run = run_of(named)
-        if memory is not None:
-            memory_of(self._devices, memory)
+        limit = None if memory is None else memory_of(self._devices, memory)
         sinks = RecordSinks() if run is None else RecordSinks(run.directory)
-        self._totals = Totals(CompileLog(policy, sinks), sinks, memory)
+        self._totals = Totals(CompileLog(policy, sinks), sinks, limit)
         programs = ProgramRecorder(sinks)
         self._totals.compile_log.observers.append(programs)
         if run is not None and (executions := traced_executions()):
