@@ -30,6 +30,7 @@ from millrace._compat.versions import private as private_name
 from millrace.pytrees import ArrayTree
 
 __all__ = [
+    "BATCH_SIZE",
     "DataAdapter",
     "EpochIterator",
     "dataset_behind",
@@ -42,6 +43,8 @@ __all__ = [
     "stacked",
     "tensorflow_dataset",
 ]
+
+BATCH_SIZE = 32  # rows of a batch of arrays, where `fit` is given no number
 
 _StockEpochIterator = unpatched(_trainer.JAXEpochIterator)
 

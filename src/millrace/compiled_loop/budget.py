@@ -11,24 +11,19 @@ never leads to a choice that costs more. Only the memory of these attempts matte
 compiled in less time, and the one that is chosen once more, to run.
 """
 
-import logging
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
-
-import rich.console
 
 from millrace._compat.jax_executables import requirement, sizes_of
 from millrace.compiled_loop.calls import ProgramName
 from millrace.compiling.executable import Executable, compiled_of
 from millrace.compiling.log import CompileLog
-from millrace.compiling.lowering import progress
+from millrace.compiling.lowering import log_line, progress
 from millrace.errors import PlanError
 from millrace.plan import Plan, Recompute
 from millrace.recomputation.choices import Choices
 from millrace.records.memory_report import BudgetChoice
-
-logger = logging.getLogger("millrace")
 
 _NEAR = 3  # last choices that are all tried before a budget is refused
 _NEARLY = 0.9  # of a budget: a choice that takes less is compared with a cheaper one
@@ -149,10 +144,7 @@ def within_budget(
 def announce(choice: BudgetChoice, log: CompileLog) -> None:
     """Records a choice, logs it, and prints it if stderr is a terminal."""
     log.add_budget(choice)
-    logger.info("training %s", choice)
-    console = rich.console.Console(stderr=True)
-    if console.is_terminal:
-        console.print(f"training {choice}", style="dim", highlight=False, markup=False)
+    log_line(f"training {choice}")
 
 
 class Search:

@@ -47,7 +47,7 @@ SLOW_SECONDS = 1.0
 @contextlib.contextmanager
 def progress(verb: str, what: str) -> Iterator[None]:
     """Surrounds a slow step; announces it after a second, on a terminal and in the log."""
-    timer = threading.Timer(SLOW_SECONDS, _announce, (f"{verb} {what} ...",))
+    timer = threading.Timer(SLOW_SECONDS, log_line, (f"{verb} {what} ...",))
     timer.daemon = True
     timer.start()
     try:
@@ -56,7 +56,8 @@ def progress(verb: str, what: str) -> Iterator[None]:
         timer.cancel()
 
 
-def _announce(line: str) -> None:
+def log_line(line: str) -> None:
+    """Logs a line at level INFO, and prints it if stderr is a terminal."""
     logger.info("%s", line)
     console = rich.console.Console(stderr=True)
     if console.is_terminal:  # someone is waiting; a log file has the line above

@@ -17,7 +17,28 @@ from millrace.errors import DataError
 from millrace.pytrees import ArrayTree
 
 
-class IteratorAdapter(DataAdapter):
+class UnknownSizeAdapter(DataAdapter):
+    """A source of batches whose number and rows are unknown."""
+
+    @property
+    def num_batches(self) -> int | None:
+        """Unknown."""
+        return None
+
+    @property
+    def batch_size(self) -> None:
+        """Unknown."""
+
+    @property
+    def has_partial_batch(self) -> None:
+        """Unknown."""
+
+    @property
+    def partial_batch_size(self) -> None:
+        """Unknown."""
+
+
+class IteratorAdapter(UnknownSizeAdapter):
     """Gives Keras the batches of an iterator that has a state."""
 
     def __init__(self, source: Any):
@@ -39,22 +60,6 @@ class IteratorAdapter(DataAdapter):
         if self._is_drawn:
             self.source.set_state(copy.deepcopy(self._first))
             self._is_drawn = False
-
-    @property
-    def num_batches(self) -> None:
-        """Unknown."""
-
-    @property
-    def batch_size(self) -> None:
-        """Unknown."""
-
-    @property
-    def has_partial_batch(self) -> None:
-        """Unknown."""
-
-    @property
-    def partial_batch_size(self) -> None:
-        """Unknown."""
 
 
 class _Pass:

@@ -18,10 +18,11 @@ from jax.experimental.sparse import JAXSparse
 
 from millrace._compat.keras_data import DataAdapter, is_array_adapter, stacked
 from millrace.errors import DataError
+from millrace.feeds.iterator_adapter import UnknownSizeAdapter
 from millrace.pytrees import ArrayTree
 
 
-class MergedAdapter(DataAdapter):
+class MergedAdapter(UnknownSizeAdapter):
     """Gives Keras the micro-batches of an update as one batch for each replica."""
 
     def __init__(self, adapter: DataAdapter, together: int, replicas: int):
@@ -88,18 +89,6 @@ class MergedAdapter(DataAdapter):
     def _parts(self, rows: int) -> int:
         """Returns how many replicas share an update of so many rows."""
         return next(k for k in range(self.replicas, 0, -1) if rows % k == 0)
-
-    @property
-    def batch_size(self) -> None:
-        """Unknown."""
-
-    @property
-    def has_partial_batch(self) -> None:
-        """Unknown."""
-
-    @property
-    def partial_batch_size(self) -> None:
-        """Unknown."""
 
 
 def merge_batches(batches: Sequence[ArrayTree]) -> ArrayTree:

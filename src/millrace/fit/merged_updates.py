@@ -7,12 +7,11 @@ a batch with the rows of all micro-batches of an update on one replica.
 from collections.abc import Mapping
 from typing import Any
 
+from millrace._compat.keras_data import BATCH_SIZE
 from millrace.errors import PlanError
 from millrace.fit.checks import check_steps
 from millrace.fit.setup import Setup
 from millrace.plan import Mode
-
-_BATCH_SIZE = 32  # Keras's default
 
 
 def merged_arguments(setup: Setup, arguments: Mapping[str, Any]) -> dict[str, Any]:
@@ -36,7 +35,7 @@ def merged_arguments(setup: Setup, arguments: Mapping[str, Any]) -> dict[str, An
         )
     return {
         **arguments,
-        "batch_size": (arguments.get("batch_size") or _BATCH_SIZE) * merges,
+        "batch_size": (arguments.get("batch_size") or BATCH_SIZE) * merges,
         "steps_per_epoch": None if epoch is None else epoch // merges,
         "steps_per_execution": max(steps // merges, 1),
     }

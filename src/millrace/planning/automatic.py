@@ -15,8 +15,9 @@ from typing import Any
 
 import jax
 import numpy as np
-from rich.console import Console
 
+from millrace._compat.keras_data import BATCH_SIZE
+from millrace.compiling.lowering import log_line
 from millrace.devices import home
 from millrace.errors import DataError, OptionError, PlanError
 from millrace.feeds.block import batch_spec as spec_of
@@ -31,8 +32,6 @@ from millrace.precompile.described_epochs import batch_of_zeros
 from millrace.records.memory import bytes_text
 
 logger = logging.getLogger("millrace")
-
-ROWS = 32  # of a batch of arrays, where fit is given no batch_size
 
 
 def plan_fit(controller: Controller, arguments: Mapping[str, Any]) -> None:
@@ -91,19 +90,11 @@ def _put(controller: Controller, plan: TrainingPlan, spec: BatchSpec) -> None:
     if len(plain.code.splitlines()) > 1:  # more than the call of fit
         after = options_of(update, before)
         controller.put_options(after)
-        announce(
-            f"{plan.model!r} needs {bytes_text(plan.chosen.peak)} of "
+        log_line(
+            f"planned: {plan.model!r} needs {bytes_text(plan.chosen.peak)} of "
             f"{bytes_text(plan.memory)} with {_settings(plain.code)}"
         )
     controller.planned = PlannedOptions(before, after, spec)
-
-
-def announce(text: str) -> None:
-    """Logs a line about a plan, and prints it if stderr is a terminal."""
-    logger.info("planned: %s", text)
-    console = Console(stderr=True)
-    if console.is_terminal:
-        console.print(f"planned: {text}", style="dim", highlight=False, markup=False)
 
 
 def _settings(code: str) -> str:
@@ -144,7 +135,7 @@ def _described(controller: Controller, arguments: Mapping[str, Any]) -> tuple[An
         return None
     split = arguments.get("validation_split") or 0.0
     samples = int(len(leaves[0]) * (1.0 - split))
-    rows = min(arguments.get("batch_size") or ROWS, samples)
+    rows = min(arguments.get("batch_size") or BATCH_SIZE, samples)
     if rows < 1:
         return None  # Keras's own error is clearer
     spec = [

@@ -28,8 +28,9 @@ from jax.ad_checkpoint import checkpoint_name
 from jax.extend.core import Literal
 
 from millrace._compat.jaxpr import Equation, Graph, Var, is_literal, renamed, variables
-from millrace.recomputation.evictions import KernelWork, without_unused
+from millrace.recomputation.evictions import without_unused
 from millrace.recomputation.joint_graph import Joint
+from millrace.recomputation.kernel_work import KernelWork
 from millrace.recomputation.kernels import Kernel, kernels_of, work_of
 from millrace.recomputation.ordered import OrderedKernels, first_late
 from millrace.threads.scoped_value import ScopedValue

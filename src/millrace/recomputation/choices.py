@@ -16,8 +16,9 @@ from dataclasses import dataclass, replace
 
 from millrace._compat.jaxpr import Graph, inlined, needed, scope
 from millrace.recomputation.costs import has_product
-from millrace.recomputation.evictions import WEIGHTS, KernelWork, Order, cheapest_order
+from millrace.recomputation.evictions import WEIGHTS, cheapest_order
 from millrace.recomputation.joint_graph import Joint, joint_graph
+from millrace.recomputation.kernel_work import KernelWork, Order
 from millrace.recomputation.kernels import Kernel, kernels_of, work_of
 from millrace.recomputation.lean_gradients import with_lean_gradients
 from millrace.recomputation.loops import (

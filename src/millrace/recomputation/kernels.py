@@ -23,7 +23,7 @@ import jax.numpy as jnp
 
 from millrace._compat.jaxpr import Equation, Graph, Var, variables
 from millrace.recomputation.costs import flops_of, has_product, nbytes
-from millrace.recomputation.evictions import KernelWork
+from millrace.recomputation.kernel_work import KernelWork
 
 # Computed anew in every kernel that reads them.
 _SHAPES = frozenset(

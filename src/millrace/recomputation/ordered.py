@@ -28,8 +28,8 @@ from jax import lax
 from millrace._compat.jaxpr import Atom, Var, as_function, is_literal, variables
 from millrace.plan import Recompute
 from millrace.recomputation.costs import nbytes
-from millrace.recomputation.evictions import KernelWork, Order
 from millrace.recomputation.joint_graph import Joint, Run, combine, partition, select
+from millrace.recomputation.kernel_work import KernelWork, Order
 from millrace.recomputation.kernels import Kernel
 
 Leaves = list[jax.Array]

@@ -9,6 +9,7 @@ from rich.text import Text
 
 from millrace.records.memory import LayerMemory, LiveBuffer, by_layer, bytes_text
 from millrace.records.memory_svg import memory_svg, tensors_table
+from millrace.records.table_text import show, text_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +26,6 @@ class BudgetChoice:
         return f"keeps to {self.peak_bytes:,} bytes: {self.choice}"
 
 
-_WIDTH = 110  # of a table that is not printed on a terminal
 _SHOWN = 8  # tensors of a device
 _LAYERS_SHOWN = 12
 
@@ -129,16 +129,10 @@ class MemoryReport:
 
     def show(self, console: Console | None = None) -> None:
         """Prints the report on a console; None is standard output."""
-        console = console or Console(highlight=False)
-        if not console.is_terminal:
-            console = Console(highlight=False, width=_WIDTH, file=console.file)
-        self._print(console)
+        show(self._print, console)
 
     def __str__(self) -> str:
-        console = Console(highlight=False, width=_WIDTH, color_system=None, force_terminal=False)
-        with console.capture() as capture:
-            self._print(console)
-        return "\n".join(line.rstrip() for line in capture.get().splitlines())
+        return text_of(self._print)
 
     def _repr_html_(self) -> str:
         """Returns a picture for each device, and a table of its largest tensors, for notebooks."""

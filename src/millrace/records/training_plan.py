@@ -23,9 +23,9 @@ from millrace.records.codec import decode, encode
 from millrace.records.json_text import parse_json
 from millrace.records.memory import bytes_text
 from millrace.records.printable import printable
+from millrace.records.table_text import show, text_of
 
 FORMAT = 1  # of the file
-_WIDTH = 110  # of a table that is not printed on a terminal
 _LONGEST = 300  # characters of a reason in an error
 _MOST = 2**40  # rows, steps and devices that a file may ask for
 _MOST_CALLS = 100_000
@@ -244,20 +244,16 @@ class PlanRecord:
             values = mine.get(name, ""), others.get(name, "")
             if values[0] != values[1]:
                 table.add_row(name, *(Text(value, overflow="fold") for value in values))
-        return _text(table) if table.row_count else "The plans are the same."
+        if not table.row_count:
+            return "The plans are the same."
+        return text_of(lambda console: console.print(table))
 
     def show(self, console: Console | None = None) -> None:
         """Prints the plan on a console; None is standard output."""
-        console = console or Console(highlight=False)
-        if not console.is_terminal:
-            console = Console(highlight=False, width=_WIDTH, file=console.file)
-        self._print(console)
+        show(self._print, console)
 
     def __str__(self) -> str:
-        console = Console(highlight=False, width=_WIDTH, color_system=None, force_terminal=False)
-        with console.capture() as capture:
-            self._print(console)
-        return "\n".join(line.rstrip() for line in capture.get().splitlines())
+        return text_of(self._print)
 
     def _facts(self) -> dict[str, str]:
         chosen = self.chosen
@@ -327,13 +323,6 @@ def _count(number: float) -> str:
             return f"{number:.3g} {unit}".rstrip()
         number /= 1000
     return f"{number:.3g} T"
-
-
-def _text(table: Table) -> str:
-    console = Console(highlight=False, width=_WIDTH, color_system=None, force_terminal=False)
-    with console.capture() as capture:
-        console.print(table)
-    return "\n".join(line.rstrip() for line in capture.get().splitlines())
 
 
 def _check(plan: PlanRecord) -> None:

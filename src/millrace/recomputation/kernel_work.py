@@ -1,0 +1,127 @@
+"""Kernels as numbers, and what an order of them takes.
+
+order     0 1 2 3 1 4        kernel 1 runs twice
+memory    of each position: the values that are alive there, and the kernel's own working bytes
+"""
+
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+Order = tuple[int, ...]  # kernels by number; the first run of each in rising order
+
+
+@dataclass(frozen=True)
+class KernelWork:
+    """Kernels as numbers: what they read and write, and what that takes."""
+
+    inputs: tuple[tuple[int, ...], ...]  # of each kernel, the values that kernels compute
+    outputs: tuple[tuple[int, ...], ...]
+    nbytes: tuple[int, ...]  # of each value
+    flops: tuple[float, ...]  # of each kernel
+    working_bytes: tuple[int, ...]
+    in_place: tuple[bool, ...]
+    repeatable: tuple[bool, ...]
+    results: frozenset[int]  # values that stay in memory until the end
+
+    @cached_property
+    def maker(self) -> tuple[int, ...]:
+        """Of each value, the kernel that computes it."""
+        makers = [0] * len(self.nbytes)
+        for kernel, outputs in enumerate(self.outputs):
+            for value in outputs:
+                makers[value] = kernel
+        return tuple(makers)
+
+    @cached_property
+    def plain(self) -> Order:
+        """The order in which every kernel runs once."""
+        return tuple(range(len(self.inputs)))
+
+    @cached_property
+    def result_bytes(self) -> int:
+        """The bytes of all results."""
+        return sum(self.nbytes[value] for value in self.results)
+
+    @cached_property
+    def readers(self) -> tuple[tuple[int, ...], ...]:
+        """Of each value, the kernels that read it, in rising order."""
+        readers: list[list[int]] = [[] for _ in self.nbytes]
+        for kernel, inputs in enumerate(self.inputs):
+            for value in inputs:
+                readers[value].append(kernel)
+        return tuple(map(tuple, readers))
+
+    @cached_property
+    def cost(self) -> tuple[float, ...]:
+        """Of each kernel, its FLOPs and the bytes that it writes: a move is not for nothing."""
+        written = (sum(self.nbytes[value] for value in outputs) for outputs in self.outputs)
+        return tuple(flops + size / 4 + 1 for flops, size in zip(self.flops, written, strict=True))
+
+    def least(self) -> int:
+        """Returns bytes that no order stays below: those of one kernel, with results so far."""
+        least = results = 0
+        for kernel, inputs in enumerate(self.inputs):
+            outputs = self.outputs[kernel]
+            taken = sum(self.nbytes[value] for value in inputs if value not in self.results)
+            written = sum(self.nbytes[v] for v in outputs if v not in self.results)
+            results += sum(self.nbytes[v] for v in outputs if v in self.results)
+            own = max(taken, written) if self.in_place[kernel] else taken + written
+            least = max(least, own + results + self.working_bytes[kernel])
+        return least
+
+    def extra(self, order: Order) -> float:
+        """Returns the FLOPs of an order beyond those of the plain one."""
+        counts = Counter(order)
+        return math.fsum((count - 1) * self.flops[kernel] for kernel, count in counts.items())
+
+    def memory(self, order: Order) -> np.ndarray:
+        """Returns the bytes in memory while each kernel of an order runs."""
+        change = np.zeros(len(order) + 1, np.int64)
+        ends: dict[int, list[int]] = {}  # at each position, the values that are in memory no longer
+        for value, begin, end in self.lifetimes(order):
+            change[begin] += self.nbytes[value]
+            change[end + 1] -= self.nbytes[value]
+            if value not in self.results:
+                ends.setdefault(end, []).append(value)
+        return np.cumsum(change[:-1]) + self._working(order, ends)
+
+    def peak(self, order: Order) -> int:
+        """Returns the most bytes in memory at once."""
+        return int(self.memory(order).max()) if order else 0
+
+    def lifetimes(self, order: Order) -> list[tuple[int, int, int]]:
+        """Returns each time that a value is in memory: the value, first and last position."""
+        begins: dict[int, int] = {}
+        ends: dict[int, int] = {}
+        found: list[tuple[int, int, int]] = []
+        for position, kernel in enumerate(order):
+            for value in self.inputs[kernel]:
+                ends[value] = position
+            for value in self.outputs[kernel]:
+                if value in begins:
+                    found.append((value, begins[value], ends[value]))
+                begins[value] = ends[value] = position
+        last = len(order) - 1
+        for value, begin in begins.items():
+            found.append((value, begin, last if value in self.results else ends[value]))
+        return found
+
+    def _working(self, order: Order, ends: Mapping[int, Sequence[int]]) -> np.ndarray:
+        """Returns what each kernel takes besides its inputs and outputs, or less than these."""
+        working = np.zeros(len(order), np.int64)
+        for position, kernel in enumerate(order):
+            working[position] = self.working_bytes[kernel]
+            if self.in_place[kernel]:
+                free = sum(
+                    self.nbytes[value]
+                    for value in ends.get(position, ())
+                    if value not in self.outputs[kernel]
+                )
+                written = sum(self.nbytes[value] for value in self.outputs[kernel])
+                working[position] -= min(free, written)
+        return working
