@@ -34,8 +34,8 @@ quick: $(READY)  ## the tests to run while writing: a minute; tests/quick_tests.
 test: $(READY)  ## the tests, on the python3 at hand: minutes; COMPILER=shipped for XLA as users have it
 	@$(BIN)/python $(PYTEST) -m $(FAST) $(if $(COMPILER),--compiler=$(COMPILER)) $(TESTS)
 
-test-slow: $(READY)  ## the tests that take longest; TESTS=... for some of them
-	@$(BIN)/python $(PYTEST) -m "slow and not gpu" $(TESTS)
+test-slow: $(READY)  ## the tests that take longest; TESTS=... for some of them, COMPILER=shipped as above
+	@$(BIN)/python $(PYTEST) -m "slow and not gpu" $(if $(COMPILER),--compiler=$(COMPILER)) $(TESTS)
 
 test-exhaustive: $(READY)  ## every combination of replicas; an hour
 	@$(BIN)/python $(PYTEST) -m "exhaustive and not gpu"

@@ -43,7 +43,7 @@ def pytest_addoption(parser):
         "--compiler",
         choices=["quick", "shipped"],
         default="quick",
-        help="quick: spends no time on speed, but in slow tests. shipped: as users have it.",
+        help="quick: spends no time on speed. shipped: as users have it, in every test.",
     )
 
 
@@ -56,7 +56,7 @@ def pytest_configure(config):
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item):
     own_threads.begin()
-    marks = ("slow", "exhaustive", "shipped_compiler")
+    marks = ("exhaustive", "shipped_compiler")
     compiler.is_on = item.get_closest_marker("quick_compiler") is not None or not any(
         item.get_closest_marker(mark) for mark in marks
     )

@@ -3,7 +3,7 @@
 Two thirds of the time of the tests was XLA making small programs fast that run a dozen steps. The
 programs, and how they are fused, stay what they are; only what becomes of them as machine code is
 plainer. `pytest --compiler=shipped` runs every test with the compiler that users have, and tests
-that are marked `shipped_compiler` or `slow` always have it.
+that are marked `shipped_compiler` or `exhaustive` always have it.
 """
 
 import sys

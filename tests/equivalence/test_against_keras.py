@@ -59,7 +59,6 @@ def test_a_training_that_ends_in_nan_compares_nothing():
 
 
 @pytest.mark.slow
-@pytest.mark.quick_compiler
 def test_a_reference_in_float64_has_both_at_the_distance_of_rounding():
     def arguments(**accumulation):
         optimizer = keras.optimizers.SGD(0.1, **accumulation)

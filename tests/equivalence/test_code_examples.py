@@ -91,7 +91,6 @@ def ways_of(name: str) -> tuple[str, ...]:
     return WAYS if EXAMPLES[name].make().refused else ("cut",)
 
 
-@pytest.mark.quick_compiler
 @pytest.mark.parametrize("name", [*FAST, *SLOW])
 def test_trains_as_plain_keras(name):
     check(name, ways_of(name))
@@ -139,7 +138,6 @@ class Noisy(keras.Model):
         return self.scores(hidden * noise)
 
 
-@pytest.mark.quick_compiler
 def test_metrics_of_masked_outputs_and_seeds_of_the_model():
 
     def data() -> dict[str, Any]:

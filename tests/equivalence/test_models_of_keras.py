@@ -64,7 +64,6 @@ def test_the_page_has_every_family():
 
 
 @pytest.mark.slow
-@pytest.mark.quick_compiler
 @pytest.mark.parametrize("family", ["convnext", "resnet"])
 def test_a_family(family):
     """A cut accumulates, too."""
@@ -86,7 +85,6 @@ def frozen():
 
 
 @pytest.mark.slow
-@pytest.mark.quick_compiler
 @pytest.mark.parametrize("stages", [None, 2])
 def test_a_head_is_trained_then_all_then_evaluated(stages):
     """The recipe of transfer learning: train the head, thaw the rest, compile again."""
@@ -111,7 +109,6 @@ def test_a_head_is_trained_then_all_then_evaluated(stages):
 
 
 @pytest.mark.slow
-@pytest.mark.quick_compiler
 def test_weights_of_a_file_and_several_outputs(tmp_path):
     saved = backbone()
     path = tmp_path / "saved.weights.h5"
@@ -140,7 +137,6 @@ def test_weights_of_a_file_and_several_outputs(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.quick_compiler
 def test_layers_in_front_that_prepare_pictures():
     def build():
         average = layers.Normalization()
