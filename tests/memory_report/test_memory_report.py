@@ -228,6 +228,28 @@ def test_replicas_share_out_what_is_too_much():
     assert "model.set_replication_options(replicated_optimizer_state_sharding=True)" in codes
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("steps", [1, 4])
+def test_stages_share_out_what_each_replica_has(steps):
+    strategy = millrace.Strategy(devices=2)
+    model = make_model(strategy, steps=steps, layers=4, width=256)
+    before = strategy.memory_report(model, batch(64))
+    report = strategy.memory_report(model, batch(64), budget=before.peak * 3 // 5)
+    change = next(each for each in report.changes if "stage" in each.code)
+    more = "; model.compile(..., steps_per_execution=2)" if steps == 1 else ""
+    assert change.code == (
+        "model.set_pipeline_stage_assignment('auto', num_stages=2); "
+        f"model.set_pipelining_options(gradient_accumulation_steps_per_replica=2){more}"
+    )
+    assert change.fits
+    assert abs(change.extra_flops) < 0.05
+    other = make_model(strategy, steps=max(steps, 2), layers=4, width=256)
+    other.set_pipeline_stage_assignment("auto", num_stages=2)
+    other.set_pipelining_options(gradient_accumulation_steps_per_replica=2)
+    assert strategy.memory_report(other, batch(64)).peak == change.peak
+    fit(other, 4, 64)
+
+
 def live_bytes(device):
     """Bytes of all arrays on a device; two arrays of one memory count once."""
     return sum(
@@ -308,6 +330,29 @@ def test_a_pipeline_needs_what_the_report_says(schedule, stages, mapping, steps,
         else:
             assert found == pytest.approx(memory.peak, rel=2e-3, abs=2000), memory.program
     assert sum(len(memory.stages) for memory in report.devices) == stages
+
+
+@pytest.mark.parametrize("optimizer", ["adam", "sgd"])
+def test_values_that_have_moved_to_their_stages_are_not_held_twice(optimizer, monkeypatch):
+    """Each epoch begins with all weights on one device, where Keras's callbacks see them."""
+    strategy = millrace.Strategy(devices=2)
+    there = {device: live_bytes(device) for device in strategy.devices}
+    model = make_model(strategy, 2, layers=6, width=256, optimizer=optimizer)
+    model.set_pipeline_stage_assignment("auto", num_stages=2)
+    model.set_pipelining_options(gradient_accumulation_steps_per_replica=2)
+    report = strategy.memory_report(model, batch(8))
+    gc.collect()
+    at_first = {device: live_bytes(device) - there[device] for device in strategy.devices}
+    peaks = measured_peaks(strategy, monkeypatch, lambda: fit(model, 2, 8, epochs=3))
+    for memory, device in zip(report.devices, strategy.devices, strict=True):
+        assert memory.devices == (str(device),)
+        found = max(peaks[device] + at_first[device], at_first[device])
+        assert found <= 1.002 * memory.peak + 2000
+    first, last = (memory.peak for memory in report.devices)
+    assert peaks[strategy.devices[1]] == pytest.approx(last, rel=2e-3, abs=2000)
+    if optimizer == "adam":  # whose state is most of the model
+        whole = parameters(model) + sum(v.value.nbytes for v in model.optimizer.variables)
+        assert first < 1.3 * whole
 
 
 @pytest.mark.slow

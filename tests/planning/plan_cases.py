@@ -27,6 +27,12 @@ def deep():
     return keras.Sequential([keras.Input((16,)), *[dense(16) for _ in range(9)]], name="deep")
 
 
+def positions():
+    """Most of its memory is activations, of which a V holds fewer micro-batches."""
+    hidden = [keras.layers.Dense(64, "tanh") for _ in range(16)]
+    return keras.Sequential([keras.Input((512, 64)), *hidden], name="positions")
+
+
 def conv():
     return keras.Sequential(
         [

@@ -309,3 +309,20 @@ def test_models_and_budgets(build, devices):
         plan.apply()
         cases.check_applied(strategy, plan, model, x, y, expected, memory, epochs=2)
     assert fitting >= 2
+
+
+@pytest.mark.slow
+def test_a_v_is_chosen_where_memory_says_so():
+    """Seven rows are not shared out over two or four replicas."""
+    strategy = cases.strategy_of(4)
+    model = cases.attached(strategy, cases.positions, "sgd")
+    x, y = cases.data(model, 21)
+    batch = x[:7], y[:7]
+    plain = strategy.plan(model, batch, "1GB").chosen
+    assert plain.update.schedule == "zero_bubble"
+    memory = int(0.65 * plain.peak)
+    plan = strategy.plan(model, batch, memory)
+    assert plan.chosen.update.schedule == "v_min"
+    expected = cases.losses_of_keras(cases.positions, x, y, 7, "sgd", epochs=2)
+    plan.apply()
+    cases.check_applied(strategy, plan, model, x, y, expected, memory, epochs=2)

@@ -39,6 +39,31 @@ def uncommitted(array: jax.Array) -> jax.Array:
     return ArrayImpl(private.aval, array.sharding, arrays, committed=False, _skip_checks=True)
 
 
+def free_unless_shared(arrays: Iterable[jax.Array], others: Iterable[jax.Array]) -> None:
+    """Deletes arrays that have no memory in common with others.
+
+    A copy on several devices has the memory of the original on one of them, and an array can be
+    there twice, as with `uncommitted`.
+    """
+    arrays = list(arrays)
+    places = set().union(*map(_places, arrays))
+    kept = {
+        shard.data.unsafe_buffer_pointer()
+        for array in others
+        if not places.isdisjoint(_places(array))
+        for shard in array.addressable_shards
+        if (shard.device, array.sharding.memory_kind) in places
+    }
+    for array in arrays:
+        shards = [shard.data for shard in array.addressable_shards]
+        if kept.isdisjoint(shard.unsafe_buffer_pointer() for shard in shards):
+            array.delete()
+
+
+def _places(array: jax.Array) -> set[tuple[jax.Device, str | None]]:
+    return {(device, array.sharding.memory_kind) for device in array.sharding.addressable_devices}
+
+
 def are_ready(arrays: Iterable[jax.Array]) -> bool:
     """Whether all of some arrays are there. Does not wait."""
     private: Any = arrays

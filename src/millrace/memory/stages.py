@@ -8,6 +8,7 @@ from typing import Any
 import keras
 
 from millrace._compat.jax_executables import argument_bytes, requirement
+from millrace._compat.jax_memory import is_on_host
 from millrace._compat.keras_layers import layer_names
 from millrace._compat.keras_steps import stored_value
 from millrace.compiling.executable import compiled_of, renames_of
@@ -49,20 +50,16 @@ def pipeline_memory(model: keras.Model, programs: StagePrograms) -> tuple[Device
         here = [stage for stage in stages if groups[stage] == group]
         moment = walk.peaks[group]
         seen: set[Slot] = set()
-        moving = _moving(model, programs, group, here)
-        rows = tuple(
-            _stage_memory(programs, stage, moment, seen, moving if stage == here[0] else 0)
-            for stage in here
-        )
+        rows = [_stage_memory(programs, stage, moment, seen) for stage in here]
+        others = _of_other_stages(model, programs, group, here, sum(row.total for row in rows))
+        rows[0] = replace(rows[0], other=rows[0].other + others)
         program = programs.programs[moment.program, moment.stage]
         devices = tuple(map(str, group.devices))
         alive = _alive(model, programs, moment, rows)
-        if moving:
-            alive.append(
-                LiveBuffer("values of other stages, until they have moved", moving, "", "")
-            )
+        if others:
+            alive.append(LiveBuffer("values of other stages, at first", others, "", ""))
         alive = largest(alive)
-        devices_of_groups.append(DeviceMemory(devices, program.program.name, rows, alive))
+        devices_of_groups.append(DeviceMemory(devices, program.program.name, tuple(rows), alive))
     return tuple(devices_of_groups)
 
 
@@ -84,7 +81,7 @@ def _sizes(programs: StagePrograms, index: int) -> StageSizes:
 
 
 def _stage_memory(
-    programs: StagePrograms, index: int, moment: PeakMoment, seen: set[Slot], moving: int
+    programs: StagePrograms, index: int, moment: PeakMoment, seen: set[Slot]
 ) -> StageMemory:
     """Returns the memory of a stage at the peak of its device.
 
@@ -93,7 +90,6 @@ def _stage_memory(
         index: of the stage.
         moment: the peak.
         seen: values of other stages of the device; those of this stage are added.
-        moving: bytes of values on the device that belong to stages elsewhere.
     """
     resident: Counter[str] = Counter()
     for slot, nbytes in _resident(programs, index).items():
@@ -108,7 +104,7 @@ def _stage_memory(
         temporaries=moment.own if moment.stage == index else 0,
         in_flight=moment.held.get((index, "in flight"), 0),
         batches=moment.held.get((index, "batches"), 0),
-        other=resident["metric"] + moving,
+        other=resident["metric"],
     )
 
 
@@ -133,26 +129,41 @@ def _resident(programs: StagePrograms, index: int) -> dict[Slot, int]:
     return resident
 
 
-def _moving(
-    model: keras.Model, programs: StagePrograms, group: DeviceGroup, here: Sequence[int]
+def _of_other_stages(
+    model: keras.Model,
+    programs: StagePrograms,
+    group: DeviceGroup,
+    here: Sequence[int],
+    peak: int,
 ) -> int:
-    """Returns the bytes of values on a device of the group that belong to other devices.
+    """Returns the bytes by which values of other stages raise the peak of a device of the group.
 
-    A model is built on one device. Keras keeps the values from before an execution until it has
-    ended, so during the first one they exist twice.
+    A model is built on one device, which holds all values until the first execution has moved them
+    to their stages: before it computes. Those of stages in other processes stay.
+
+    Args:
+        model: of the programs.
+        programs: of the pipeline.
+        group: of devices of this process.
+        here: the stages on it.
+        peak: bytes of a device while it computes.
     """
-    wanted = {slot: size for stage in here for slot, size in _resident(programs, stage).items()}
-    nbytes: Counter[Any] = Counter()
+    stages, groups = programs.builder.stages, programs.groups
+    owners = {**stages.split.owners, **stages.update.owners}
+    resident = {slot for stage in here for slot in _resident(programs, stage)}
+    before: Counter[Any] = Counter()
+    stay: Counter[Any] = Counter()
     for role in ("trainable", "non_trainable", "optimizer", "metric"):
         for index, variable in enumerate(variables_of(model, role)):
-            value = stored_value(variable)
-            if value is None or value.is_deleted():
+            value, slot = stored_value(variable), Slot(role, index)
+            if value is None or value.is_deleted() or is_on_host(value.sharding):
                 continue
-            if wanted.get(Slot(role, index)) == value.nbytes:  # not sharded over replicas
-                continue
+            moves = slot in owners and bool(groups[owners[slot]].local)
             for device in value.devices():
-                nbytes[device] += value.nbytes
-    return max(nbytes[device] for device in group.devices)
+                before[device] += value.nbytes
+                if not moves and slot not in resident:
+                    stay[device] += value.nbytes
+    return max(max(before[device] - peak, stay[device], 0) for device in group.devices)
 
 
 def _alive(

@@ -13,10 +13,13 @@ from millrace._compat.jax_memory import host_memory
 from millrace.compiled_loop.budget import OverBudgetError
 from millrace.devices import home
 from millrace.errors import MillraceError
+from millrace.fit.checks import has_own_step
 from millrace.fit.controller import Controller
 from millrace.fit.setup import Setup
+from millrace.fit.stages import StageAssignment
 from millrace.memory_report.needs import Needs, with_limits
-from millrace.options import Options, Recomputation, RecomputationMode
+from millrace.options import Accumulation, Options, Recomputation, RecomputationMode
+from millrace.pipelines.assignment.balance import balanced
 from millrace.plan import Mode
 from millrace.precompile.precompile import Batches
 from millrace.records.memory_report import MemoryChange, MemoryReport
@@ -31,6 +34,7 @@ class Candidate:
     code: str  # for the user to write
     options: Options  # in place of those of the model
     batches: Batches
+    stages: StageAssignment | None = None  # likewise; None where they stay
 
 
 Ladder = Sequence[Candidate]
@@ -51,6 +55,7 @@ def ladders(setup: Setup, batches: Batches, report: MemoryReport) -> list[Ladder
         _shared_weights,
         _shorter_blocks,
         _smaller_micro_batches,
+        _more_stages,
     )
     return [ladder for kind in kinds if (ladder := kind(setup, batches, report))]
 
@@ -84,7 +89,7 @@ def cheapest_changes(
             if time.monotonic() > end:
                 break
             tick(candidate.code)
-            variant = controller.variant(candidate.options)
+            variant = controller.variant(candidate.options, candidate.stages)
             try:
                 after = needs(variant, candidate.batches)
             except OverBudgetError as error:  # of a model with a budget: a smaller one may fit
@@ -94,7 +99,8 @@ def cheapest_changes(
                 break
             devices = with_limits(after.devices, variant.setup, budget)
             fits = all(device.fits is not False for device in devices)
-            extra = _extra_flops(before, after)
+            copies = variant.setup.replicas / controller.setup.replicas
+            extra = _extra_flops(before, after, copies)
             changes.append(MemoryChange(candidate.code, after.peak, round(extra, 4), fits))
             if fits:
                 break
@@ -103,11 +109,12 @@ def cheapest_changes(
     return tuple(fitting[:CHANGES] or (each for each in nearest if each.peak < report.peak))
 
 
-def _extra_flops(before: Needs, after: Needs) -> float:
+def _extra_flops(before: Needs, after: Needs, copies: float) -> float:
+    """Returns the share of FLOPs that a change adds, with so many times the replicas."""
     if after.added_flops is not None:
         return (1 + after.added_flops) / (1 + (before.added_flops or 0.0)) - 1
     flops = before.update_flops()
-    return after.update_flops() / flops - 1 if flops else 0.0
+    return after.update_flops() * copies / flops - 1 if flops else 0.0
 
 
 def _recomputation(setup: Setup, batches: Batches, report: MemoryReport) -> Ladder:
@@ -233,6 +240,56 @@ def _divided_pipeline(setup: Setup, batches: Batches, factor: int) -> Candidate:
     code += f"; model.fit(..., batch_size={rows})"
     per_epoch = None if batches.per_epoch is None else batches.per_epoch * factor
     return Candidate(code, options, Batches(replace(spec, shapes=shapes), per_execution, per_epoch))
+
+
+def _more_stages(setup: Setup, batches: Batches, report: MemoryReport) -> Ladder:
+    """Returns pipelines of two replicas' devices, of three, ...: the same update, other devices."""
+    own, accumulation = setup.stages.assignment(), setup.accumulation
+    shares, replicas = setup.options.accumulation.synchronized_statistics, setup.replicas
+    if shares or replicas == 1 or has_own_step(setup.model, Mode.TRAIN):
+        return []
+    if own is not None and (own.stages is None or setup.options.pipelining.device_mapping):
+        return []  # stages that call() enters, or that have devices of their own
+    candidates: list[Candidate] = []
+    for factor in range(2, replicas + 1):
+        number = factor * (1 if own is None else own.num_stages)
+        if replicas % factor:
+            continue
+        stages, steps = StageAssignment(setup.model), accumulation.steps * factor
+        try:
+            stages.put(balanced(setup.model, "auto", number))
+            candidates.append(_pipeline(setup, batches, stages, number, steps))
+        except MillraceError:  # fewer layer calls than stages, or not as many as a schedule needs
+            break
+    return candidates
+
+
+def _pipeline(
+    setup: Setup, batches: Batches, stages: StageAssignment, number: int, steps: int
+) -> Candidate:
+    """Returns a pipeline of such stages, with so many micro-batches in an update of a replica."""
+    options = setup.options
+    options = replace(
+        options,
+        accumulation=replace(
+            options.accumulation,
+            steps=Accumulation().steps,
+            micro_batch=Accumulation().micro_batch,
+        ),
+        pipelining=replace(options.pipelining, steps=steps),
+    )
+    changed = replace(setup, options=options, stages=stages)
+    per_execution = batches.per_execution
+    if changed.replicas == 1:
+        per_execution = max(per_execution, steps)
+    of_one = per_execution // changed.rules.replicas_as_one(changed)
+    code = (
+        f"model.set_pipeline_stage_assignment('auto', num_stages={number}); "
+        f"model.set_pipelining_options(gradient_accumulation_steps_per_replica={steps})"
+    )
+    if of_one != setup.model.steps_per_execution:
+        code += f"; model.compile(..., steps_per_execution={of_one})"
+    return Candidate(code, options, replace(batches, per_execution=per_execution), stages)
 
 
 def _excess(report: MemoryReport) -> int:

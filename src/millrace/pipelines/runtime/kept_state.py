@@ -48,6 +48,7 @@ class KeptState:
         owners = dict(builder.stages.split.owners)
         if shape.update is not None:
             owners.update(builder.stages.update.owners)
+        self._stage_state = None  # whose values would be held beside the new ones
         if builder.replicated is None:
             return StageState(mode, state, builder, owners, self._groups)
         before = before if isinstance(before, ReplicaStageState) else None

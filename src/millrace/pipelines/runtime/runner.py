@@ -113,6 +113,7 @@ class PipelineRunner:
         while batches := next_update(remaining, size):
             if self._values is None:
                 self._values = self._kept.enter(self._plan.mode, state, batches[0].shape)
+                self._values.free_moved()
                 self._taps.begin(state, batches[0].shape)
             run = self._update if trains else self._forward
             self.steps_done = None

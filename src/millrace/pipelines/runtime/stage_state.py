@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 
 import jax
 
-from millrace._compat.jax_arrays import uncommitted
+from millrace._compat.jax_arrays import free_unless_shared, uncommitted
 from millrace.devices import DeviceGroup, put_on
 from millrace.pipelines.programs.builder import StageBuilder
 from millrace.pipelines.programs.split import Arrays, Slot
@@ -44,11 +44,14 @@ class StageState:
         self._values: dict[str, Arrays] = {
             role: list(values) for role, values in zip(self._roles, state, strict=True)
         }
+        self._moved: list[jax.Array] = []  # as Keras gave them; their copies are in `_values`
         for role, values in self._values.items():
             for index, value in enumerate(values):
                 slot = Slot(role, index)
                 if slot in owners and groups[owners[slot]].local:
                     values[index] = self.lay(value, slot, owners[slot])
+                    if values[index] is not value:
+                        self._moved.append(value)
         groups_of_slots = [state_groups(stage) for stage in self._stages]
         self._fixed_slots = [fixed for fixed, _ in groups_of_slots]
         self._changing_slots = [changing for _, changing in groups_of_slots]
@@ -80,6 +83,17 @@ class StageState:
         """Returns a value of the state in its layout at `stage`."""
         copy = self.copies.get((slot, stage))
         return self.lay(self[slot], slot, stage) if copy is None else copy
+
+    def free_moved(self) -> None:
+        """Frees the memory of values of a training that have moved to their stages.
+
+        Keras keeps the values from before an execution until it has ended. Like those that a
+        program of the model in one piece takes over, they are of no use any more.
+        """
+        moved, self._moved = self._moved, []
+        if "optimizer" in self._roles and moved:
+            values = [value for values in self._values.values() for value in values]
+            free_unless_shared(jax.block_until_ready(moved), jax.block_until_ready(values))
 
     def refresh(self) -> None:
         """Gives the stages the values of the last update."""
