@@ -35,7 +35,7 @@ test: $(READY)  ## the tests, on the python3 at hand: minutes; COMPILER=shipped 
 	@$(BIN)/python $(PYTEST) -m $(FAST) $(if $(COMPILER),--compiler=$(COMPILER)) $(TESTS)
 
 test-slow: $(READY)  ## the tests that take longest; TESTS=... for some of them, COMPILER=shipped as above
-	@$(BIN)/python $(PYTEST) -m "slow and not gpu" $(if $(COMPILER),--compiler=$(COMPILER)) $(TESTS)
+	@$(BIN)/python $(PYTEST) -m "slow and not gpu and not exhaustive" $(if $(COMPILER),--compiler=$(COMPILER)) $(TESTS)
 
 test-exhaustive: $(READY)  ## every combination of replicas; an hour
 	@$(BIN)/python $(PYTEST) -m "exhaustive and not gpu"

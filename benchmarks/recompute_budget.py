@@ -6,11 +6,17 @@ of the activations costs at most 25 % more FLOPs. The peers are plain training, 
 
     activations    temporary memory of the program of a step, without the gradients of weights
     plan           seconds until the program runs, with all compilations, against the plain one
+
+Families are measured side by side, each in a process of its own on one core.
 """
 
+import contextlib
+import io
 import math
+import multiprocessing
 import os
 import time
+from concurrent.futures import ProcessPoolExecutor, as_completed
 
 import millrace  # isort: skip
 import jax
@@ -38,7 +44,7 @@ def main() -> None:
     names = [name for name in FAMILIES if options.only in name]
     if options.small:
         names = [name for name in names if name in ("mlp", "gru")] or names[:1]
-    results = [measure(name) for name in names]
+    results = list(side_by_side(names))
     over = sum(result["over"] for result in results)
     refused = [(r["name"], share) for r in results for share in r["refused"]]
     third = [result["third"] for result in results]
@@ -54,6 +60,34 @@ def main() -> None:
         f"activations / those of jax.checkpoint at as many FLOPs: {np.median(ratios):.2f}x "
         f"({min(ratios):.2f}-{max(ratios):.2f}, n={len(ratios)})"
     )
+
+
+def side_by_side(names):
+    """Measures families, one on each core, and prints each when it is done."""
+    cores = sorted(os.sched_getaffinity(0))
+    context = multiprocessing.get_context("spawn")
+    free = context.Manager().Queue()
+    for core in cores:
+        free.put(core)
+    with ProcessPoolExecutor(len(cores), context, max_tasks_per_child=1) as pool:
+        futures = [pool.submit(on_a_core, free, name) for name in names]
+        for future in as_completed(futures):
+            text, result = future.result()
+            print(text, end="", flush=True)
+            yield result
+
+
+def on_a_core(free, name: str):
+    """Returns the lines about a family, and its result. `free` holds the cores without one."""
+    core = free.get()
+    try:
+        os.sched_setaffinity(0, {core})  # JAX starts its threads later, with the first array
+        text = io.StringIO()
+        with contextlib.redirect_stdout(text):
+            result = measure(name)
+    finally:
+        free.put(core)
+    return text.getvalue(), result
 
 
 def prepared(name: str):

@@ -45,6 +45,7 @@ def choose(monkeypatch):
 
 
 # Every model with two choices takes minutes. These few have all that can go wrong.
+SELDOM = {2: pytest.mark.exhaustive, 1000: pytest.mark.slow}
 QUICK = {("batchnorm-dropout", 1000), ("lstm", 2), ("shared-layer", 1000), ("subclassed", 1000)}
 
 
@@ -55,7 +56,7 @@ QUICK = {("batchnorm-dropout", 1000), ("lstm", 2), ("shared-layer", 1000), ("sub
             case,
             choice,
             id=f"{case.name}-{choice}",
-            marks=[] if (case.name, choice) in QUICK else [pytest.mark.slow],
+            marks=[] if (case.name, choice) in QUICK else [SELDOM[choice]],
         )
         for case in MODELS
         for choice in (2, 1000)

@@ -100,6 +100,7 @@ def test_two_thousand_executions(model, queue, tmp_path):
     assert_flat(*soak(turn, turns=8, warm=3))
 
 
+@pytest.mark.exhaustive
 def test_two_hundred_fits(model, queue, tmp_path):
     def turn():
         callbacks = callbacks_of_a_run(tmp_path)

@@ -124,7 +124,7 @@ def test_a_state_that_grain_refuses_is_read_again(tmp_path, notes):
 
 @slow
 @warns_of_forks
-@pytest.mark.parametrize("kind", ["dataset", "loader"])
+@pytest.mark.parametrize("kind", ["dataset", pytest.param("loader", marks=pytest.mark.exhaustive)])
 def test_grain_with_processes(tmp_path, kind):
     pytest.importorskip("grain")
     from absl import flags

@@ -4,7 +4,7 @@ import keras
 import pytest
 from breaks import SAVED, STEPS, X_VAL, Y_VAL, at_once, break_and_compare, expect_equal, make, train
 
-pytestmark = [pytest.mark.shipped_compiler, pytest.mark.slow]
+pytestmark = pytest.mark.slow
 
 
 @pytest.mark.parametrize("first", [False, True])

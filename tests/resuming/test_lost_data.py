@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from breaks import BATCH, EPOCHS, ROWS, STEPS, Shuffled, X, Y, break_and_compare
 
-pytestmark = [pytest.mark.shipped_compiler, pytest.mark.slow]
+pytestmark = pytest.mark.slow
 
 
 @pytest.mark.parametrize("shuffle", [False, True])

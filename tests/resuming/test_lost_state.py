@@ -32,7 +32,7 @@ from keras import layers
 import millrace
 from millrace.errors import MillraceError
 
-pytestmark = [pytest.mark.shipped_compiler, pytest.mark.slow]
+pytestmark = pytest.mark.slow
 
 
 @pytest.mark.parametrize("stop_after", [3, 5, 6, 8, 11, 12, 13, 17])

@@ -29,7 +29,7 @@ from breaks import (
 
 import millrace
 
-pytestmark = [pytest.mark.shipped_compiler, pytest.mark.slow]
+pytestmark = pytest.mark.slow
 
 WEIGHTS = np.linspace(0.5, 2, ROWS, dtype="float32")
 

@@ -8,7 +8,7 @@ from keras import layers
 
 import millrace
 
-pytestmark = [pytest.mark.shipped_compiler, pytest.mark.slow]
+pytestmark = pytest.mark.slow
 
 
 def attached(model, **compiled):

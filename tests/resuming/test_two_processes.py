@@ -90,8 +90,15 @@ def whole(tmp_path_factory):
     return of
 
 
-@pytest.mark.parametrize(("name", "status"), [("SIGTERM", 143), ("SIGINT", 1)])
-@pytest.mark.parametrize("kind", ["replicas", "stages"])
+@pytest.mark.parametrize(
+    ("kind", "name", "status"),
+    [
+        ("replicas", "SIGTERM", 143),
+        ("stages", "SIGTERM", 143),
+        ("replicas", "SIGINT", 1),
+        pytest.param("stages", "SIGINT", 1, marks=pytest.mark.exhaustive),
+    ],
+)
 def test_a_signal_to_one_process_saves_all_and_the_script_goes_on(
     tmp_path, kind, name, status, whole
 ):

@@ -10,6 +10,8 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from millrace._compat.asyncio_tasks import all_tasks
+
 _LATE_TRIALS, _LATE_SECONDS = 20, 0.1  # for which the remains of a failed write may run on
 
 
@@ -31,13 +33,14 @@ def forget_failed_tasks() -> None:
     """Waits until what a failed write or read has left has ended, and frees it."""
     for _ in range(_LATE_TRIALS):
         gc.collect()
-        if not any(map(_is_left, gc.get_objects())):
+        tasks = all_tasks()
+        if tasks is not None and not any(map(_is_left, tasks)):
             return
         time.sleep(_LATE_SECONDS)
 
 
-def _is_left(value: object) -> bool:
-    return isinstance(value, asyncio.Task) and not value.done() and value.get_loop().is_closed()
+def _is_left(task: asyncio.Task[Any]) -> bool:
+    return not task.done() and task.get_loop().is_closed()
 
 
 def _is_not_of_orbax(record: logging.LogRecord) -> bool:
