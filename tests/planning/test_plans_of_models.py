@@ -283,9 +283,23 @@ def test_measurements_leave_queues_and_callbacks_alone(strategy):
 BUILDS = (cases.mlp, cases.conv, cases.text, cases.residual, cases.two_inputs, cases.attention)
 
 
+SELDOM = {cases.text, cases.residual, cases.attention}  # on four devices: half a minute each
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("devices", [1, 2, 4])
-@pytest.mark.parametrize("build", BUILDS, ids=lambda build: build.__name__)
+@pytest.mark.parametrize(
+    ("build", "devices"),
+    [
+        pytest.param(
+            build,
+            devices,
+            id=f"{build.__name__}-{devices}",
+            marks=[pytest.mark.exhaustive] if devices == 4 and build in SELDOM else [],
+        )
+        for build in BUILDS
+        for devices in (1, 2, 4)
+    ],
+)
 def test_models_and_budgets(build, devices):
     strategy = cases.strategy_of(devices)
     model = cases.attached(strategy, build)

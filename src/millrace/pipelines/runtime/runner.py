@@ -113,8 +113,8 @@ class PipelineRunner:
         while batches := next_update(remaining, size):
             if self._values is None:
                 self._values = self._kept.enter(self._plan.mode, state, batches[0].shape)
-                self._values.free_moved()
                 self._taps.begin(state, batches[0].shape)
+                self._values.free_moved()
             run = self._update if trains else self._forward
             self.steps_done = None
             results += run(batches, self._values)
