@@ -10,7 +10,7 @@ import numpy as np
 import pipeline_cases as pipes
 import pytest
 from keras import layers
-from replica_cases import slow_but_for
+from replica_cases import slow_but_for, without_magnified_rounding
 
 from millrace.errors import ModelError
 
@@ -18,7 +18,12 @@ from millrace.errors import ModelError
 # change at one stage only.
 CUTS = {"nested": {2: [0, 0, 0, 0, 0, 1, 1], 3: [0, 1, 1, 1, 1, 2, 2]}}
 ONE_STEP = ("own-train-step", "own-test-step")  # refused: see below
-MODELS = [case for case in cases.MODELS if case.name not in ONE_STEP]
+# A bias of the keys of attention has a gradient of zero, of which only rounding is left.
+MODELS = [
+    without_magnified_rounding(case) if case.name == "attention" else case
+    for case in cases.MODELS
+    if case.name not in ONE_STEP
+]
 momentum = cases.optimizer("SGD", 0.1, momentum=0.9)
 TWO_LAYERS = ("deferred", "sequential", "lstm", "stateful-lstm", "regularizers-constraints")
 
