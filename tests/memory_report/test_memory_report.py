@@ -234,7 +234,7 @@ def test_stages_share_out_what_each_replica_has(steps):
     strategy = millrace.Strategy(devices=2)
     model = make_model(strategy, steps=steps, layers=4, width=256)
     before = strategy.memory_report(model, batch(64))
-    report = strategy.memory_report(model, batch(64), budget=before.peak * 3 // 5)
+    report = strategy.memory_report(model, batch(64), budget=before.peak * 7 // 10)
     change = next(each for each in report.changes if "stage" in each.code)
     more = "; model.compile(..., steps_per_execution=2)" if steps == 1 else ""
     assert change.code == (
@@ -332,6 +332,7 @@ def test_a_pipeline_needs_what_the_report_says(schedule, stages, mapping, steps,
     assert sum(len(memory.stages) for memory in report.devices) == stages
 
 
+@pytest.mark.skipif(OLDEST, reason="Keras 3.13 holds the values of the last epoch")
 @pytest.mark.parametrize("optimizer", ["adam", "sgd"])
 def test_values_that_have_moved_to_their_stages_are_not_held_twice(optimizer, monkeypatch):
     """Each epoch begins with all weights on one device, where Keras's callbacks see them."""
