@@ -47,17 +47,18 @@ def free_unless_shared(arrays: Iterable[jax.Array], others: Iterable[jax.Array])
     """
     arrays = list(arrays)
     places = set().union(*map(_places, arrays))
-    kept = {
-        shard.data.unsafe_buffer_pointer()
-        for array in others
-        if not places.isdisjoint(_places(array))
-        for shard in array.addressable_shards
-        if (shard.device, array.sharding.memory_kind) in places
-    }
-    for array in arrays:
-        shards = [shard.data for shard in array.addressable_shards]
-        if kept.isdisjoint(shard.unsafe_buffer_pointer() for shard in shards):
-            array.delete()
+    near = [array for array in others if not places.isdisjoint(_places(array))]
+    try:
+        kept = set().union(*map(_pointers, near))
+        free = [array for array in arrays if kept.isdisjoint(_pointers(array))]
+    except jax.errors.JaxRuntimeError:  # devices that do not say where their memory is
+        return
+    for array in free:
+        array.delete()
+
+
+def _pointers(array: jax.Array) -> set[int]:
+    return {shard.data.unsafe_buffer_pointer() for shard in array.addressable_shards}
 
 
 def _places(array: jax.Array) -> set[tuple[jax.Device, str | None]]:
