@@ -20,8 +20,6 @@ _FIGURE = re.compile(
 )
 # Lines of another form than `name = value`.
 _OTHERS = [
-    re.compile(r"(?P<name>.*: a third of .*) takes (?P<value>[\d.]+)(?P<unit>x) the FLOPs"),
-    re.compile(r"(?P<name>.*: planned and traced) in (?P<value>[\d.]+)(?P<unit> s),.*"),
     re.compile(r"state .*, of (?P<name>which saved) (?P<value>[\d.]+)(?P<unit>)"),
     re.compile(r"(?P<name>.*, compilations:.*; later) (?P<value>\d+)(?P<unit>)"),
     re.compile(
@@ -29,15 +27,6 @@ _OTHERS = [
         r" \((?P<low>[\d.]+)-(?P<high>[\d.]+), n=\d+\) to import keras"
     ),
 ]
-_BUDGETS = re.compile(
-    r"(?P<model>.*): peaks above their budget (?P<above>\d+) of \d+, "
-    r"steps to a larger budget that cost more (?P<dearer>\d+), that took less memory (?P<less>\d+)"
-)
-_BROKEN = (
-    "peaks above their budget",
-    "larger budgets that cost more FLOPs",
-    "larger budgets that took less memory",
-)
 # Two values arrive together, at the end of a call of two steps. So the first of them may be as old
 # as the bar says when no new value arrived for one step more.
 _GAP = re.compile(r"  (longest time without a new value) ([\d.]+) steps .*no value later than (.+)")
@@ -148,12 +137,6 @@ def parse(line: str) -> list[Figure]:
         return [Figure(name, value, " steps", bar=f"<= {float(bar) + 1:g} steps")]
     text, claim, bar = line.partition("   claim")
     bar = bar.strip()
-    if budgets := _BUDGETS.fullmatch(text):
-        model, *counts = budgets.groups()
-        return [
-            Figure(f"{model}: {name}", count, bar=limit)
-            for name, count, limit in zip(_BROKEN, counts, bar.split(", "), strict=True)
-        ]
     for form in (_FIGURE, *_OTHERS):
         if found := form.fullmatch(text):
             if bar and not _BAR.fullmatch(bar):
