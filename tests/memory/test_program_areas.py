@@ -182,8 +182,14 @@ def fit(make, devices, per_execution):
 
 @pytest.mark.parametrize(
     ("make", "devices", "per_execution"),
-    CASES,
-    ids=[f"{make.__name__}-{devices}-{steps}" for make, devices, steps in CASES],
+    [
+        pytest.param(
+            *case,
+            id=f"{case[0].__name__}-{case[1]}-{case[2]}",
+            marks=[pytest.mark.exhaustive] if case[0].__name__ == "mobilenet" else [],
+        )
+        for case in CASES
+    ],
 )
 def test_peak_and_attribution(make, devices, per_execution, peaks, capsys):
     seen = fit(make, devices, per_execution)
