@@ -8,6 +8,7 @@ OTHERS ?= $(wildcard $(foreach v,3.12 3.13 3.14,$(HOME)/.pyenv/versions/$(v).*/b
 
 # At most as many as there are processors, each with up to 2 GiB; WORKERS=8 for more.
 WORKERS ?= 2
+JOBS ?= 1
 # Printed last: the ten tests that took longest.
 PYTEST := -m pytest -q -n auto --maxprocesses $(WORKERS) --dist worksteal --durations=10
 FAST := "not slow and not gpu and not exhaustive"
@@ -78,8 +79,8 @@ mutants: $(READY)  ## puts errors into a copy of the source: which do the tests 
 format: $(READY)  ## format and fix what can be fixed
 	@$(BIN)/ruff check --fix -q . ; $(BIN)/ruff format -q .
 
-bench: $(READY)  ## all benchmarks, in minutes; BENCH=--small in seconds
-	@for script in benchmarks/[a-z]*_*.py; do $(BIN)/python $$script $(BENCH) || exit 1; echo; done
+bench: $(READY)  ## all benchmarks; BENCH=--small JOBS=2: only whether they run, two at a time
+	@printf '%s\n' benchmarks/[a-z]*_*.py | xargs -n 1 -P $(JOBS) sh -c '$(BIN)/python "$$0" $(BENCH) || exit 255; echo'
 
 benchmarks-page: $(READY)  ## docs/benchmarks.md and README's table, from benchmarks/results/
 	@$(BIN)/python benchmarks/page.py

@@ -363,6 +363,11 @@ def ragged(*args: Any, **kwargs: Any) -> Case:
 
 
 regression = binary(loss="mse", metrics=lambda: ["mae"])
+regression_by_sgd = binary(
+    loss="mse",
+    metrics=lambda: ["mae"],
+    optimizer=lambda: keras.optimizers.SGD(0.01, momentum=0.9),
+)
 three_classes = binary(loss="sparse_categorical_crossentropy")
 
 MODELS = [

@@ -19,13 +19,8 @@ from millrace.errors import ModelError
 CUTS = {"nested": {2: [0, 0, 0, 0, 0, 1, 1], 3: [0, 1, 1, 1, 1, 2, 2]}}
 ONE_STEP = ("own-train-step", "own-test-step")  # refused: see below
 # A bias of the keys of attention has a gradient of zero. Adam divides what rounding leaves of it.
-SGD = cases.binary(
-    loss="mse",
-    metrics=lambda: ["mae"],
-    optimizer=lambda: keras.optimizers.SGD(0.01, momentum=0.9),
-)
 MODELS = [
-    dataclasses.replace(case, compile=SGD) if case.name == "attention" else case
+    dataclasses.replace(case, compile=cases.regression_by_sgd) if case.name == "attention" else case
     for case in cases.MODELS
     if case.name not in ONE_STEP
 ]

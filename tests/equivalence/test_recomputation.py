@@ -22,7 +22,7 @@ pytestmark = pytest.mark.shipped_compiler
 # softmax or a normalization.
 SGD = {"optimizer": lambda: keras.optimizers.SGD(0.01, momentum=0.9)}
 ROUNDED = {
-    "attention": cases.binary(loss="mse", metrics=lambda: ["mae"], **SGD),
+    "attention": cases.regression_by_sgd,
     "batchnorm-dropout": cases.binary(**SGD),
 }
 # A train_step of the user's own is not ours to differentiate.
