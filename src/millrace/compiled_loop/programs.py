@@ -25,7 +25,14 @@ import keras
 from millrace._compat.jaxpr import primitive_counts
 from millrace.plan import LoopForm, Mode, Plan, choose_loop_form
 from millrace.pytrees import ArrayTree
-from millrace.steps.accumulate import Accumulator, Gradients, coefficient_of, make_accumulator
+from millrace.recomputation.step import has_choice
+from millrace.steps.accumulate import (
+    Accumulator,
+    Factor,
+    Gradients,
+    coefficient_of,
+    make_accumulator,
+)
 from millrace.steps.loop import (
     BatchRange,
     Computed,
@@ -53,8 +60,10 @@ from millrace.steps.step import (
     apply_gradients,
     final_logs,
     logs_follow_from_metrics,
+    make_accumulating_step,
     make_gradient_step,
     make_step,
+    make_updating_step,
 )
 from millrace.steps.tapped_step import make_tapped_step, make_tapped_update
 from millrace.taps.entries import Taps, empty_entries, empty_taps, max_tapped_steps, record_at
@@ -82,19 +91,25 @@ class ProgramBuilder:
         # a `train_step` that the user wrote contains both, and begins with all of the state.
         is_own = type(model).train_step is not keras.Model.train_step  # type: ignore[attr-defined]
         fetches = not is_own and bool(jax.tree.leaves(self._host_layouts))
+        # In the order of a step a gradient is used once it is there: for the update, or for a sum.
+        steps, in_parts = plan.accumulation.steps, plan.division.parts > 1
+        in_order = trains and has_choice(plan) and not plan.tapped and not in_parts
+        self._updates_in_order = in_order and steps == 1 and not fetches
+        self._adds_in_order = in_order and steps > 1 and not any(self._accumulator_host_layouts)
         self._accumulates = trains and (
-            plan.accumulation.steps > 1
-            or plan.division.parts > 1
+            steps > 1
+            or in_parts
             or plan.tapped
-            or plan.recompute is not None
+            or (plan.recompute is not None and not self._updates_in_order)
             or fetches
         )
         self._step, self._update = self._functions()
-        self._update_loop = UpdateLoop(self._step, self._record, lambda: self._accumulator, plan)
+        self._update_loop = UpdateLoop(
+            self._step, self._accumulating_step, self._record, lambda: self._accumulator, plan
+        )
         begin = time.perf_counter()
         with collection_open(keeps=False) as tapped:
-            specs = self._state if self._accumulates else state
-            traced = self._step.trace(specs, batch_specs(plan, ()))
+            traced = self._traced(state)
         # Whether the model taps values itself, which are carried out only if the plan says so.
         self.taps_values = bool(tapped)
         self.trace_seconds = time.perf_counter() - begin
@@ -133,7 +148,12 @@ class ProgramBuilder:
         model, plan = self._model, self._plan
         if plan.tapped:
             return jax.jit(make_tapped_step(model, plan)), make_tapped_update(model, plan)
-        step = make_gradient_step(model, plan) if self._accumulates else make_step(model, plan.mode)
+        if self._accumulates:
+            step: Any = make_gradient_step(model, plan)
+        elif self._updates_in_order:
+            step = make_updating_step(model, plan)
+        else:
+            step = make_step(model, plan.mode)
 
         def plain_update(
             state: State, gradients: Gradients, halted: jax.Array | None
@@ -141,6 +161,27 @@ class ProgramBuilder:
             return apply_gradients(model, state, gradients), Tapped(), halted
 
         return jax.jit(lambda state, batch: (step(state, batch), Tapped())), plain_update
+
+    def _traced(self, state: State) -> Any:
+        """Traces the step that the programs run."""
+        specs = (self._state if self._accumulates else state, batch_specs(self._plan, ()))
+        if self._adds_in_order:
+            return self._adding.trace(*specs, self._accumulated(), FACTOR)
+        return self._step.trace(*specs)
+
+    @cached_property
+    def _adding(self) -> Any:
+        step = make_accumulating_step(self._model, self._plan, self._accumulator)
+        return jax.jit(lambda *arguments: (step(*arguments), Tapped()))
+
+    def _accumulating_step(
+        self, state: State, batch: ArrayTree, accumulated: Gradients, coefficient: Factor
+    ) -> tuple[tuple[Gradients, State, ArrayTree], Tapped]:
+        if self._adds_in_order:  # with the dtype that it was traced with
+            factor = jnp.asarray(coefficient, FACTOR.dtype)
+            return self._adding(state, batch, accumulated, factor)
+        (gradients, state, logs), tapped = self._step(state, batch)
+        return (self._accumulator.add(accumulated, gradients, coefficient), state, logs), tapped
 
     def _specs_of_update_taps(
         self, state: State, gradients: Sequence[jax.ShapeDtypeStruct]
@@ -175,7 +216,7 @@ class ProgramBuilder:
 
     def accumulate(self, form: LoopForm) -> Program:
         """`count` micro-batches of an update, which `form.unroll` counts."""
-        accumulator, reduction = self._accumulator, self._plan.accumulation.reduction
+        reduction = self._plan.accumulation.reduction
 
         def accumulate(
             state: State,
@@ -189,10 +230,10 @@ class ProgramBuilder:
                 index: Index, carry: tuple[State, Gradients, ArrayTree, Taps]
             ) -> tuple[State, Gradients, ArrayTree, Taps]:
                 state, accumulated, records, taps = carry
-                result, tapped = self._step(state, batch_at(batches, start + index))
-                gradients, state, logs = result
+                batch = batch_at(batches, start + index)
                 factor = coefficient_of(reduction, coefficient, index)
-                accumulated = accumulator.add(accumulated, gradients, factor)
+                result, tapped = self._accumulating_step(state, batch, accumulated, factor)
+                accumulated, state, logs = result
                 records = self._record(records, index, logs)
                 return state, accumulated, records, taps.with_step(index, tapped)
 

@@ -43,12 +43,18 @@ def least_peak(
                 peak += stage.optimizer_state / optimizer_parts
             peak += stage.accumulators + (min(stage.batches, batch) if update.stages == 1 else 0)
             fixed = 0.0
-            if update.stages == 1:  # gradients are temporaries
+            if update.stages == 1 and not _updates_in_order(update):  # gradients are temporaries
                 fixed = min(weights / optimizer_parts, stage.temporaries)
             peak += fixed + (stage.temporaries - fixed) * kept * min(1.0, scale)
             peak += stage.in_flight * kept * scale * min(1.0, flight)
         peaks.append(peak)
     return int(max(peaks))
+
+
+def _updates_in_order(update: UpdatePlan) -> bool:
+    """Whether each weight is updated once its gradient is there, so that none need wait."""
+    one_step = update.replicas == 1 and update.micro_batches == 1
+    return update.budget is not None and one_step and not update.offload_optimizer_state
 
 
 def _in_flight(update: UpdatePlan) -> float:

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from millrace._compat.jaxpr import Graph, inlined, needed, scope
 from millrace.recomputation.costs import has_product
 from millrace.recomputation.evictions import WEIGHTS, cheapest_order
-from millrace.recomputation.joint_graph import Joint, joint_graph
+from millrace.recomputation.joint_graph import Joint, Update, joint_graph, with_update
 from millrace.recomputation.kernel_work import KernelWork, Order
 from millrace.recomputation.kernels import Kernel, kernels_of, work_of
 from millrace.recomputation.lean_gradients import with_lean_gradients
@@ -60,7 +60,12 @@ class Choices:
     """
 
     def __init__(
-        self, graph: Graph, learns: Sequence[bool], answered: Sequence[bool], platform: str
+        self,
+        graph: Graph,
+        learns: Sequence[bool],
+        answered: Sequence[bool],
+        platform: str,
+        update: Update | None = None,
     ) -> None:
         """Plans a step.
 
@@ -69,7 +74,10 @@ class Choices:
             learns: for each input, whether the graph is differentiated with respect to it.
             answered: for each result, whether it is differentiated.
             platform: for which it will be compiled.
+            update: of what it is differentiated by, which are the first inputs; None if that comes
+                later.
         """
+        self._update = update
         self._graph = with_last_results(needed(inlined(graph)))
         self._learns, self._answered, self._platform = learns, answered, platform
         self._kernels: dict[ScanForm, tuple[Joint, list[Kernel], KernelWork]] = {}
@@ -122,19 +130,26 @@ class Choices:
             joint = joint_graph(with_loops(self._graph, form), self._learns, self._answered)
             if self._platform == "cpu":
                 joint = replace(joint, graph=with_lean_gradients(joint.graph))
-            kernels = kernels_of(joint.graph)
-            self._kernels[form] = joint, kernels, work_of(joint.graph, kernels)
+            if self._update is not None:
+                joint = with_update(joint, self._update)
+            kernels = kernels_of(joint.graph, replaced=joint.replaced)
+            self._kernels[form] = joint, kernels, work_of(joint.graph, kernels, joint.replaced)
         return self._kernels[form]
 
     def _plan(self) -> tuple[Choice, ...]:
         forms = FORMS if any(map(is_long, self._graph.equations)) else (KEEP,)
+        joint, _, work = self._in_form(KEEP)
+        # Programs that run nothing again update all weights at the end.
+        kernels = kernels_of(joint.graph) if joint.replaced else ()
+        last = work_of(joint.graph, kernels, joint.replaced) if kernels else work
+        plain = Choice(last.peak(last.plain), 0.0, KEEP, work.plain)
         found: list[Choice] = []
         for form in forms:
             work = self._in_form(form)[2]
             more = max(0.0, math.fsum(work.flops) - self.flops)
             for order in orders_of(work, _MOST_RUNS // len(forms)):
                 found.append(Choice(work.peak(order), more + work.extra(order), form, order))
-        return tuple(_ladder(found, self._in_form(KEEP)[2].result_bytes))
+        return tuple(_ladder(plain, found, work.result_bytes))
 
 
 def orders_of(work: KernelWork, most_runs: int = _MOST_RUNS) -> list[Order]:
@@ -161,9 +176,8 @@ def orders_of(work: KernelWork, most_runs: int = _MOST_RUNS) -> list[Order]:
     return orders
 
 
-def _ladder(found: Sequence[Choice], results: int) -> list[Choice]:
+def _ladder(plain: Choice, found: Sequence[Choice], results: int) -> list[Choice]:
     """Returns the choices that none beats in both memory and FLOPs, and not too many of them."""
-    plain = next(c for c in found if c.form == KEEP and not c.extra_flops)
     best: list[Choice] = []
     for choice in sorted(found, key=lambda c: (c.extra_flops, c.peak_bytes)):
         if not best or choice.peak_bytes < best[-1].peak_bytes:

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from millrace.recomputation.kernel_work import KernelWork, Order
+from millrace.recomputation.kernel_work import KernelWork, Order, with_updates_early
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +65,7 @@ def cheapest_order(
     for each in weights:
         order = _Simulation(work, limit, each).run()
         if order is not None:
-            order = without_unused(work, order)
+            order = with_updates_early(without_unused(work, order), work.updates)
             if work.peak(order) <= limit:
                 orders.append(order)
     orders = [keeping_more(work, order, limit) for order in dict.fromkeys(orders)]
@@ -89,7 +89,8 @@ def keeping_more(work: KernelWork, order: Order, limit: int) -> Order:
     """Returns an order that keeps results instead of computing them again, where they fit."""
     while True:
         shorter = without_unused(work, _keeping(work, order, limit))
-        if len(shorter) == len(order):
+        shorter = with_updates_early(shorter, work.updates)
+        if len(shorter) == len(order) or work.peak(shorter) > limit:
             return order
         order = shorter
 

@@ -1,10 +1,11 @@
-"""Forward and backward of a graph as one graph.
+"""Forward and backward of a graph as one graph, and the update of the weights with them.
 
 x, w, cotangents -> results, gradients      one trace of a function and its pullback
+x, w, m, cotangents -> results, w', m'      where the update (with values m of an optimizer) joins
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TypeVar
 
 import jax
@@ -16,6 +17,7 @@ from millrace._compat.jaxpr import (
     as_function,
     inlined,
     needed,
+    renamed,
     spec_of,
     trace,
 )
@@ -31,7 +33,8 @@ class Joint:
     graph: Graph  # inputs of the forward, cotangents -> results, gradients
     cotangents: tuple[Var, ...]  # of the results that are differentiated
     results: tuple[Atom, ...]  # of the forward
-    gradients: tuple[Atom, ...]  # of the inputs that it is differentiated by
+    gradients: tuple[Atom, ...]  # of the inputs that it is differentiated by; or new values
+    replaced: Mapping[Var, Var] = field(default_factory=dict)  # by new values: inputs
 
     @property
     def inputs(self) -> tuple[Var, ...]:
@@ -71,6 +74,49 @@ def joint_graph(graph: Graph, learns: Sequence[bool], answered: Sequence[bool]) 
         results=whole.outvars[:num_results],
         gradients=whole.outvars[num_results:],
     )
+
+
+@dataclass(frozen=True, slots=True)
+class Update:
+    """An update of weights: a function of weights, an optimizer's values and gradients.
+
+    Its graph returns the new weights, then the new values of the optimizer.
+    """
+
+    graph: Graph
+    num_weights: int
+
+    @property
+    def values(self) -> tuple[Var, ...]:
+        """The optimizer's values among the inputs."""
+        return self.graph.invars[self.num_weights : -self.num_weights]
+
+
+def with_update(joint: Joint, update: Update) -> Joint:
+    """Returns a joint graph that ends with the update of the inputs that it is differentiated by.
+
+    Args:
+        joint: whose first inputs are the weights, and no others have gradients.
+        update: its results take the place of the gradients, and its values come before cotangents.
+    """
+    count = update.num_weights
+    graph = inlined(update.graph)
+    weights = joint.inputs[:count]
+    taken = dict(zip(graph.invars, (*weights, *update.values, *joint.gradients), strict=True))
+    graph = renamed(graph, taken, joint.graph.constants)
+    whole = Graph(
+        (*joint.inputs, *update.values, *joint.cotangents),
+        (*joint.results, *graph.outvars),
+        (*joint.graph.equations, *graph.equations),
+        {**joint.graph.constants, **graph.constants},
+    )
+    whole = needed(whole)
+    new = whole.outvars[len(joint.results) :]
+    made = {var for equation in whole.equations for var in equation.outvars}
+    replaced = {
+        var: old for var, old in zip(new, (*weights, *update.values), strict=True) if var in made
+    }
+    return Joint(whole, joint.cotangents, joint.results, new, replaced)
 
 
 def select(values: Sequence[T], which: Sequence[bool]) -> list[T]:

@@ -7,12 +7,49 @@ memory    of each position: the values that are alive there, and the kernel's ow
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
 
 Order = tuple[int, ...]  # kernels by number; the first run of each in rising order
+
+
+def with_updates_early(order: Order, updates: Mapping[int, Sequence[int]]) -> Order:
+    """Returns an order in which each update runs once, as soon as it can.
+
+    Args:
+        order: of kernels. No other kernel needs the result of an update.
+        updates: of each update, all kernels whose last runs come before it. If two wait for one
+            another, what they write over has to be copied, and they run at the end.
+    """
+    if not updates:
+        return order
+    others = [kernel for kernel in order if kernel not in updates]
+    runs = Counter(others)
+    runs.update(dict.fromkeys(updates, 1))
+    waits_for = {k: sum(runs[each] for each in before) for k, before in updates.items()}
+    waiting: dict[int, list[int]] = {}
+    for k, before in updates.items():
+        for each in before:
+            waiting.setdefault(each, []).append(k)
+    early: list[int] = []
+
+    def run(first: int) -> None:
+        pending = [first]
+        while pending:
+            kernel = pending.pop()
+            early.append(kernel)
+            for each in reversed(waiting.get(kernel, ())):
+                waits_for[each] -= 1
+                if not waits_for[each]:
+                    pending.append(each)
+
+    for k in [k for k, before in waits_for.items() if not before]:
+        run(k)
+    for kernel in others:
+        run(kernel)
+    return (*early, *(k for k, before in waits_for.items() if before > 0))
 
 
 @dataclass(frozen=True)
@@ -27,6 +64,9 @@ class KernelWork:
     in_place: tuple[bool, ...]
     repeatable: tuple[bool, ...]
     results: frozenset[int]  # values that stay in memory until the end
+    # Of kernels that update inputs: all that run before, since they compute what these need or read
+    # what these write over.
+    updates: Mapping[int, tuple[int, ...]] = field(default_factory=dict, hash=False)
 
     @cached_property
     def maker(self) -> tuple[int, ...]:

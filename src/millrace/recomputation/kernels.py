@@ -7,6 +7,7 @@
     g = c * a          kernel 3: g
 
     s = p + q + r + t  a kernel for each sum: each may run as soon as its terms are there
+    w' = w - lr * g    an update of w: it runs as soon as g is there and no other kernel reads w
 
 Only results of kernels are arrays in memory. A plan of what to compute again is made of kernels:
 where the compiler fuses otherwise, its peak differs from the predicted one, and the compiled peak
@@ -23,7 +24,7 @@ import jax.numpy as jnp
 
 from millrace._compat.jaxpr import Equation, Graph, Var, variables
 from millrace.recomputation.costs import flops_of, has_product, nbytes
-from millrace.recomputation.kernel_work import KernelWork
+from millrace.recomputation.kernel_work import KernelWork, with_updates_early
 
 # Computed anew in every kernel that reads them.
 _SHAPES = frozenset(
@@ -75,16 +76,23 @@ class Kernel:
 
 
 def kernels_of(
-    graph: Graph, stops_at: Callable[[Equation], object] = lambda equation: None
+    graph: Graph,
+    stops_at: Callable[[Equation], object] = lambda equation: None,
+    replaced: Mapping[Var, Var] | None = None,
 ) -> list[Kernel]:
-    """Returns the kernels of a graph in the order of their last equations; sums come earlier.
+    """Returns the kernels of a graph in the order of their last equations.
+
+    Sums and updates come earlier.
 
     Args:
         graph: without jitted calls; only equations that are used.
         stops_at: whether what an equation reads is to be an array in memory, whoever reads it.
+        replaced: by results that take the memory of inputs: those inputs.
     """
     kernels = _Fusion(graph, stops_at).kernels()
-    return _sums_early(kernels, frozenset(variables(graph.outvars)))
+    kernels = _sums_early(kernels, frozenset(variables(graph.outvars)))
+    updates = _updates(graph, kernels, replaced or {})
+    return [kernels[k] for k in with_updates_early(tuple(range(len(kernels))), updates)]
 
 
 class _Fusion:
@@ -216,10 +224,7 @@ def _sums_early(kernels: Sequence[Kernel], results: frozenset[Var]) -> list[Kern
         kernels: in an order in which they can run.
         results: values that stay in memory.
     """
-    readers: dict[Var, set[int]] = defaultdict(set)  # that have not run
-    for k, kernel in enumerate(kernels):
-        for var in kernel.inputs:
-            readers[var].add(k)
+    readers = _readers(kernels)  # those that have not run
     made = {var for kernel in kernels for var in kernel.outputs}
     missing = [sum(var in made for var in kernel.inputs) for kernel in kernels]
     is_sum = [all(e.primitive.name in _SUMS for e in kernel.equations) for kernel in kernels]
@@ -245,6 +250,40 @@ def _sums_early(kernels: Sequence[Kernel], results: frozenset[Var]) -> list[Kern
             near = {r for var in (*kernels[k].inputs, *kernels[k].outputs) for r in readers[var]}
             pending += sorted((each for each in near if is_sum[each]), reverse=True)
     return [kernels[k] for k in order]
+
+
+def _updates(
+    graph: Graph, kernels: Sequence[Kernel], replaced: Mapping[Var, Var]
+) -> dict[int, tuple[int, ...]]:
+    """Returns the kernels that can update inputs early, each with those that come before it.
+
+    These are those whose results it needs, and all others that read what it writes over. Updates
+    that need a product, or all gradients at once, are not among them.
+    """
+    if not replaced:
+        return {}
+    results = set(variables(graph.outvars)) - set(replaced)
+    readers = _readers(kernels)
+    found: dict[int, tuple[int, ...]] = {}
+    maker = {var: k for k, kernel in enumerate(kernels) for var in kernel.outputs}
+    for k, kernel in reversed(list(enumerate(kernels))):
+        after = {reader for var in kernel.outputs for reader in readers[var]}
+        if kernel.in_place and results.isdisjoint(kernel.outputs) and after <= found.keys():
+            before = {maker[var] for var in kernel.inputs if var in maker}
+            for var in kernel.outputs:
+                if var in replaced:
+                    before |= readers[replaced[var]]
+            found[k] = tuple(sorted(before - {k}))
+    return dict(sorted(found.items()))
+
+
+def _readers(kernels: Sequence[Kernel]) -> dict[Var, set[int]]:
+    """Returns for each value the kernels that read it."""
+    readers: dict[Var, set[int]] = defaultdict(set)
+    for k, kernel in enumerate(kernels):
+        for var in kernel.inputs:
+            readers[var].add(k)
+    return readers
 
 
 def _large_inputs(graph: Graph) -> list[set[Var]]:
@@ -288,17 +327,27 @@ def _working_bytes(equation: Equation) -> int:
     return 0
 
 
-def work_of(graph: Graph, kernels: Sequence[Kernel]) -> KernelWork:
-    """Returns the kernels of a graph as numbers. Its inputs are in memory anyway."""
+def work_of(
+    graph: Graph, kernels: Sequence[Kernel], replaced: Mapping[Var, Var] | None = None
+) -> KernelWork:
+    """Returns the kernels of a graph as numbers. Its inputs are in memory anyway.
+
+    Args:
+        graph: that the kernels are of.
+        kernels: of the graph.
+        replaced: as for `kernels_of`.
+    """
+    replaced = replaced or {}
     values = [var for kernel in kernels for var in kernel.outputs]
     number = {var: k for k, var in enumerate(values)}
     return KernelWork(
         inputs=tuple(tuple(number[v] for v in k.inputs if v in number) for k in kernels),
         outputs=tuple(tuple(number[v] for v in k.outputs) for k in kernels),
-        nbytes=tuple(map(nbytes, values)),
+        nbytes=tuple(0 if var in replaced else nbytes(var) for var in values),
         flops=tuple(kernel.flops for kernel in kernels),
         working_bytes=tuple(kernel.working_bytes for kernel in kernels),
         in_place=tuple(kernel.in_place for kernel in kernels),
         repeatable=tuple(kernel.repeatable for kernel in kernels),
         results=frozenset(number[v] for v in variables(graph.outvars) if v in number),
+        updates=_updates(graph, kernels, replaced),
     )

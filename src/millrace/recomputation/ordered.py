@@ -78,9 +78,11 @@ class OrderedKernels:
         environment = dict(zip(self.joint.graph.invars, values, strict=True))
         self._run(environment, range(len(self.order)))
         results = self._read(environment, self.joint.results)
+        gradients = self._read(environment, self.joint.gradients)
+        if self.joint.replaced:
+            return [*results, *gradients]
         # An update that could come before the last read of a weight would need a copy of it.
-        gradients = lax.optimization_barrier(self._read(environment, self.joint.gradients))
-        return [*results, *gradients]
+        return [*results, *lax.optimization_barrier(gradients)]
 
     def apart(self, learns: Sequence[bool], answered: Sequence[bool]) -> Run:
         """Returns the forward as a function whose backward runs as planned.

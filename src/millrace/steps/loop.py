@@ -19,7 +19,7 @@ from jax import lax
 
 from millrace.plan import LoopForm, Plan
 from millrace.pytrees import ArrayTree
-from millrace.steps.accumulate import Accumulator, Gradients, coefficient_of, scale_of
+from millrace.steps.accumulate import Accumulator, Factor, Gradients, coefficient_of, scale_of
 from millrace.steps.repetition import Index, repeat
 from millrace.steps.state import State, Values
 from millrace.steps.tapped_step import tap_update
@@ -72,6 +72,10 @@ class BatchRange(NamedTuple):
 TappedGradientStep: TypeAlias = Callable[
     [State, ArrayTree], tuple[tuple[Gradients, State, ArrayTree], Tapped]
 ]
+# The same of (state, batch, accumulated gradients, coefficient), and the gradients are added.
+TappedAccumulatingStep: TypeAlias = Callable[
+    [State, ArrayTree, Gradients, Factor], tuple[tuple[Gradients, State, ArrayTree], Tapped]
+]
 
 
 class _MicroBatchCarry(NamedTuple):
@@ -87,6 +91,7 @@ class UpdateLoop:
 
     Args:
         step: computes the gradients of a micro-batch.
+        accumulate: computes them, and adds them to those of the micro-batches before.
         record: `(records, index of the step in the call, logs)` -> records.
         accumulator: returns the accumulator of the model's weights.
         plan: describes the program.
@@ -95,11 +100,13 @@ class UpdateLoop:
     def __init__(
         self,
         step: TappedGradientStep,
+        accumulate: TappedAccumulatingStep,
         record: Callable[[ArrayTree, Index, ArrayTree], ArrayTree],
         accumulator: Callable[[], Accumulator],
         plan: Plan,
     ):
-        self._step, self._record, self._accumulator = step, record, accumulator
+        self._step, self._accumulate = step, accumulate
+        self._record, self._accumulator = record, accumulator
         self._accumulation = plan.accumulation
 
     def gradients(
@@ -120,11 +127,10 @@ class UpdateLoop:
             (non_trainable, metrics), accumulated, records, taps = carry
             state = (trainable, non_trainable, optimizer, metrics)
             batch = batch_at(batches.batches, batches.start + index + number)
-            (gradients, new, logs), tapped = self._step(state, batch)
+            accumulated, new, logs, tapped = self._added(state, batch, accumulated, number)
             _, non_trainable, _, metrics = new
             records = self._record(records, index + number, logs)
             taps = taps.with_step(index + number, tapped)
-            accumulated = self._add(accumulated, gradients, number)
             return _MicroBatchCarry(After(non_trainable, metrics), accumulated, records, taps)
 
         carry = _MicroBatchCarry(
@@ -141,13 +147,17 @@ class UpdateLoop:
     def _zeros(self) -> Gradients | None:
         return self._accumulator().zeros() if self._accumulation.steps > 1 else None
 
-    def _add(self, accumulated: Gradients | None, gradients: Gradients, number: Index) -> Gradients:
+    def _added(
+        self, state: State, batch: ArrayTree, accumulated: Gradients | None, number: Index
+    ) -> tuple[Gradients, State, ArrayTree, Tapped]:
         if accumulated is None:
-            return list(gradients)
+            (gradients, new, logs), tapped = self._step(state, batch)
+            return list(gradients), new, logs, tapped
         reduction = self._accumulation.reduction
         base = 0.0 if reduction.is_running else 1.0
         coefficient = coefficient_of(reduction, base, number)
-        return self._accumulator().add(accumulated, gradients, coefficient)
+        (accumulated, new, logs), tapped = self._accumulate(state, batch, accumulated, coefficient)
+        return accumulated, new, logs, tapped
 
     def _finish(self, accumulated: Gradients) -> Gradients:
         steps, reduction = self._accumulation.steps, self._accumulation.reduction

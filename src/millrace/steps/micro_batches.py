@@ -31,6 +31,7 @@ from millrace.errors import PlanError, TapError
 from millrace.options import Reduction
 from millrace.plan import Division, LoopForm, Plan, choose_loop_form
 from millrace.pytrees import ArrayTree, SpecTree
+from millrace.recomputation.step import accumulating_value_and_grad, has_choice
 from millrace.steps.accumulate import Gradients, make_accumulator
 from millrace.steps.repetition import Index, repeat
 from millrace.steps.state import State, as_lists, as_state, with_dtypes_of
@@ -81,21 +82,30 @@ def compute_in_parts(
     division = plan.division
     _check_rows(plan, batch)
     totals = _totals(model, division, state, batch)
-    part = _Part(model, plan, differentiate, division.rows, state, batch, totals)
-    changes = part.changes(state, division.count)
     accumulation = replace(plan.accumulation, reduction=Reduction.MEAN)
     accumulator = make_accumulator(model.trainable_variables, accumulation)
+
+    def part_with(rows: int, weight: float) -> _Part:
+        def add(gradients: Gradients, accumulated: Gradients) -> Gradients:
+            return accumulator.add(accumulated, gradients, weight)
+
+        sums = jax.eval_shape(accumulator.zeros)
+        return _Part(model, plan, differentiate, add, sums, rows, state, batch, totals)
+
+    part = part_with(division.rows, 1.0)
+    changes = part.changes(state, division.count)
 
     def body(index: Index, carry: _PartsCarry) -> _PartsCarry:
         rows = part_of(batch, index * division.rows, division.rows)
         if not form.is_loop:
             carry, rows = lax.optimization_barrier((carry, rows))
-        found = part.run(changes.before(index, carry.changed), carry.metrics, rows)
+        non_trainable = changes.before(index, carry.changed)
+        found = part.run(non_trainable, carry.metrics, rows, carry.gradients)
         return _PartsCarry(
             changes.carried(found.non_trainable),
             found.metrics,
             found.logs,
-            accumulator.add(carry.gradients, found.gradients, 1.0),
+            found.gradients,
             carry.loss + found.loss,
         )
 
@@ -112,11 +122,9 @@ def compute_in_parts(
     _, metrics, logs, gradients, loss = carry
     if division.rest:
         weight = division.rest / division.rows
-        last = _Part(model, plan, differentiate, division.rest, state, batch, totals)
         rows = part_of(batch, division.count * division.rows, division.rest)
-        found = last.run(non_trainable, metrics, rows)
-        gradients = accumulator.add(gradients, found.gradients, weight)
-        _, non_trainable, metrics, logs, _ = found
+        found = part_with(division.rest, weight).run(non_trainable, metrics, rows, gradients)
+        gradients, non_trainable, metrics, logs, _ = found
         loss = loss + found.loss * weight
     share = division.rows / division.batch_rows
     gradients = accumulator.finish(gradients, share)
@@ -141,6 +149,8 @@ class _Part:
         model: keras.Model,
         plan: Plan,
         differentiate: Differentiate | None,
+        add: Callable[[Gradients, Gradients], Gradients],
+        sums: Gradients,
         rows: int,
         state: State,
         batch: ArrayTree,
@@ -150,20 +160,24 @@ class _Part:
         self._totals = totals
         share = rows / plan.batch.rows
 
-        def compute(state: State, part: ArrayTree, totals: Sequence[jax.Array]) -> BatchResult:
+        def compute(
+            state: State, part: ArrayTree, totals: Sequence[jax.Array], sums: Gradients
+        ) -> BatchResult:
             losses: list[jax.Array] = []
+            adding = accumulating_value_and_grad(plan, add, sums) if has_choice(plan) else None
 
             def of_part(function: Callable[..., Any]) -> Callable[..., Any]:
-                return _of_part(function, differentiate, share, totals, losses)
+                return _of_part(function, adding or differentiate, share, totals, losses)
 
             gradients, non_trainable, metrics, logs = compute_gradient_step(
                 model, as_lists(state), part, of_part
             )
             new = with_dtypes_of(as_state((state[0], non_trainable, state[2], metrics)), state)
             logs = jax.tree.map(jnp.asarray, logs)
-            return BatchResult(list(gradients), list(new[1]), list(new[3]), logs, losses[0])
+            sums = gradients if adding else add(gradients, sums)
+            return BatchResult(list(sums), list(new[1]), list(new[3]), logs, losses[0])
 
-        arguments = (state, _rows_of(batch, rows), totals)
+        arguments = (state, _rows_of(batch, rows), totals, sums)
         refusing = _without_taps(compute) if is_open() else compute
         self._graph, self.specs = trace(refusing, *jax.tree.map(_spec, arguments))
         self._tree = jax.tree.structure(self.specs)
@@ -172,13 +186,16 @@ class _Part:
         self.form = choose_loop_form(plan.mode, plan.group.platform, primitives)
 
     def run(
-        self, non_trainable: Sequence[jax.Array], metrics: Sequence[jax.Array], part: ArrayTree
+        self,
+        non_trainable: Sequence[jax.Array],
+        metrics: Sequence[jax.Array],
+        part: ArrayTree,
+        sums: Gradients,
     ) -> BatchResult:
-        """Runs forward and backward of a part."""
+        """Runs forward and backward of a part, and adds its gradients to `sums`."""
         state = (self._trainable, non_trainable, self._optimizer, metrics)
-        return jax.tree.unflatten(
-            self._tree, self._run(*jax.tree.leaves((state, part, self._totals)))
-        )
+        arguments = (state, part, self._totals, sums)
+        return jax.tree.unflatten(self._tree, self._run(*jax.tree.leaves(arguments)))
 
     def changes(self, state: State, count: int) -> "_Changes":
         """Returns how parts change the non-trainable values."""

@@ -18,8 +18,13 @@ import keras
 from millrace._compat.keras_steps import compute_gradient_step, metric_logs
 from millrace.plan import Mode, Plan
 from millrace.pytrees import ArrayTree
-from millrace.recomputation.step import recomputes, recomputing_value_and_grad
-from millrace.steps.accumulate import Gradients
+from millrace.recomputation.step import (
+    Updating,
+    accumulating_value_and_grad,
+    recomputes,
+    recomputing_value_and_grad,
+)
+from millrace.steps.accumulate import Accumulator, Factor, Gradients
 from millrace.steps.micro_batches import compute_in_parts
 from millrace.steps.scopes import KERAS_STEP, UPDATE
 from millrace.steps.state import State, as_lists, as_state, with_dtypes_of
@@ -30,6 +35,10 @@ from millrace.threads.scoped_value import ScopedValue
 Step: TypeAlias = Callable[[State, ArrayTree], tuple[State, ArrayTree]]
 # Returns gradients, the state without the update, logs.
 GradientStep: TypeAlias = Callable[[State, ArrayTree], tuple[Gradients, State, ArrayTree]]
+# Adds the gradients, times a coefficient, to others.
+AccumulatingStep: TypeAlias = Callable[
+    [State, ArrayTree, Gradients, Factor], tuple[Gradients, State, ArrayTree]
+]
 
 
 def make_step(model: keras.Model, mode: Mode) -> Step:
@@ -88,6 +97,51 @@ def make_gradient_step(model: keras.Model, plan: Plan) -> GradientStep:
         return gradients, with_dtypes_of(new, state), logs
 
     return gradient_step
+
+
+def make_updating_step(model: keras.Model, plan: Plan) -> Step:
+    """Returns a step with recomputation that updates each weight once its gradient is there."""
+
+    def step(state: State, batch: ArrayTree) -> tuple[State, ArrayTree]:
+        lists = as_lists(state)
+
+        def update(
+            trainable: Sequence[jax.Array], optimizer: Sequence[jax.Array], gradients: Gradients
+        ) -> tuple[Sequence[jax.Array], Sequence[jax.Array]]:
+            gradients = prepared(model.optimizer, gradients, model.trainable_variables)
+            with_values = as_state((trainable, lists[1], optimizer, lists[3]))
+            new = apply_gradients(model, with_values, gradients)
+            return list(new[0]), list(new[2])
+
+        differentiate = recomputing_value_and_grad(plan, Updating(update, lists[2]))
+        (trainable, optimizer), non_trainable, metrics, logs = compute_gradient_step(
+            model, lists, batch, differentiate
+        )
+        new = as_state((trainable, non_trainable, optimizer, metrics))
+        return with_dtypes_of(new, state), logs
+
+    return step
+
+
+def make_accumulating_step(
+    model: keras.Model, plan: Plan, accumulator: Accumulator
+) -> AccumulatingStep:
+    """Returns a step with recomputation that adds up each gradient once it is there."""
+
+    def step(
+        state: State, batch: ArrayTree, accumulated: Gradients, coefficient: Factor
+    ) -> tuple[Gradients, State, ArrayTree]:
+        def add(gradients: Gradients, accumulated: Gradients) -> Gradients:
+            gradients = prepared(model.optimizer, gradients, model.trainable_variables)
+            return accumulator.add(accumulated, gradients, coefficient)
+
+        accumulated, non_trainable, metrics, logs = compute_gradient_step(
+            model, as_lists(state), batch, accumulating_value_and_grad(plan, add, accumulated)
+        )
+        new = as_state((state[0], non_trainable, state[2], metrics))
+        return accumulated, with_dtypes_of(new, state), logs
+
+    return step
 
 
 def logs_follow_from_metrics(model: keras.Model, mode: Mode) -> bool:

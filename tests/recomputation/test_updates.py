@@ -1,0 +1,103 @@
+"""Updates within the order of a step."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from millrace._compat.jaxpr import inlined, needed, trace
+from millrace.recomputation.joint_graph import Update, joint_graph, with_update
+from millrace.recomputation.kernel_work import with_updates_early
+from millrace.recomputation.kernels import kernels_of, work_of
+from millrace.recomputation.ordered import OrderedKernels
+
+DEPTH, WIDTH = 4, 8
+
+
+def forward(weights, x):
+    for weight in weights:
+        x = jnp.tanh(x @ weight)
+    return (x**2).sum()
+
+
+def momentum(weights, speeds, gradients):
+    """Each weight by its own gradient."""
+    speeds = [0.9 * s - 0.1 * g for s, g in zip(speeds, gradients, strict=True)]
+    return [w + s for w, s in zip(weights, speeds, strict=True)], speeds
+
+
+def normed(weights, speeds, gradients):
+    """All gradients are needed for each."""
+    norm = 1 + sum((g**2).sum() for g in gradients) ** 0.5
+    return momentum(weights, speeds, [g / norm for g in gradients])
+
+
+def swapped(weights, speeds, gradients):
+    """Each of the first two is computed from the old value of the other."""
+    new, speeds = momentum(weights, speeds, gradients)
+    return [new[0] + weights[1], new[1] + weights[0], *new[2:]], speeds
+
+
+WEIGHTS = [np.full((WIDTH, WIDTH), 0.1 * k, "float32") for k in range(DEPTH)]
+SPEEDS = [np.ones((WIDTH, WIDTH), "float32")] * DEPTH
+X = np.linspace(0, 1, 3 * WIDTH, dtype="float32").reshape(3, WIDTH)
+
+
+def step(update):
+    graph = needed(inlined(trace(forward, WEIGHTS, X)[0]))
+    joint = joint_graph(graph, [True] * DEPTH + [False], [True])
+    traced = trace(update, WEIGHTS, SPEEDS, WEIGHTS)[0]
+    joint = with_update(joint, Update(traced, DEPTH))
+    kernels = kernels_of(joint.graph, replaced=joint.replaced)
+    return joint, kernels, work_of(joint.graph, kernels, joint.replaced)
+
+
+@pytest.mark.parametrize("update", [momentum, normed, swapped])
+def test_new_values_are_those_of_the_update_by_itself(update):
+    joint, kernels, work = step(update)
+    run = OrderedKernels(joint, kernels, work, work.plain).whole
+    loss, *found = run(*WEIGHTS, X, *SPEEDS, np.float32(1))
+    expected, gradients = jax.value_and_grad(forward)(WEIGHTS, X)
+    np.testing.assert_allclose(loss, expected, rtol=1e-6)
+    new, speeds = update(WEIGHTS, SPEEDS, gradients)
+    for value, other in zip(found, [*new, *speeds], strict=True):
+        np.testing.assert_allclose(value, other, rtol=1e-5, atol=1e-6)
+
+
+def gradients_at_once(update):
+    """Returns how many gradients are in memory at once, at most."""
+    joint, kernels, work = step(update)
+    names = [var for kernel in kernels for var in kernel.outputs]
+    lifetimes = work.lifetimes(work.plain)
+    of_gradients = [
+        (begin, end)
+        for value, begin, end in lifetimes
+        if names[value].aval.shape == (WIDTH, WIDTH) and names[value] not in joint.replaced
+    ]
+    return max(
+        sum(begin <= position <= end for begin, end in of_gradients)
+        for position in range(len(work.plain))
+    )
+
+
+def test_an_update_follows_its_gradient():
+    assert gradients_at_once(momentum) <= 2
+    assert gradients_at_once(normed) == DEPTH
+
+
+@pytest.mark.parametrize("update", [momentum, normed])
+def test_what_an_update_writes_over_is_read_no_more(update):
+    joint, kernels, work = step(update)
+    written = set()
+    for number in work.plain:
+        assert written.isdisjoint(kernels[number].inputs)
+        written.update(joint.replaced[v] for v in kernels[number].outputs if v in joint.replaced)
+
+
+def test_an_update_waits_for_what_runs_again():
+    assert with_updates_early((0, 1, 2, 3), {3: (1,)}) == (0, 1, 3, 2)
+    assert with_updates_early((0, 1, 2, 1, 4, 3), {3: (1,)}) == (0, 1, 2, 1, 3, 4)
+
+
+def test_updates_that_wait_for_one_another_come_last():
+    assert with_updates_early((0, 1, 2, 3), {1: (0, 2), 2: (0, 1)}) == (0, 3, 1, 2)
