@@ -34,7 +34,7 @@ PAIRED = ("mlp", "funnel", "residual", "lstm", "transformer")
 def main() -> None:
     """Prints the times of each model on one device, and in two processes."""
     options = harness.arguments(__doc__, rounds=5)
-    alone, pair = millrace.Strategy(devices="cpu:1"), millrace.Strategy(devices="cpu:2")
+    pair, alone = millrace.Strategy(devices="cpu:2"), millrace.Strategy(devices="cpu:1")
     harness.header("Plans: time per update of the chosen and of the best alternative")
     names = [name for name in models.MODELS if options.only in name]
     ratios: dict[str, list[float]] = {}

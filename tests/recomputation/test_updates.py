@@ -26,6 +26,13 @@ def momentum(weights, speeds, gradients):
     return [w + s for w, s in zip(weights, speeds, strict=True)], speeds
 
 
+def clipped(weights, speeds, gradients):
+    """Each weight by its own gradient, and the norms of both."""
+    gradients = [g / (1 + (g**2).sum() ** 0.5) for g in gradients]
+    new, speeds = momentum(weights, speeds, gradients)
+    return [w / (1 + (w**2).sum() ** 0.5) for w in new], speeds
+
+
 def normed(weights, speeds, gradients):
     """All gradients are needed for each."""
     norm = 1 + sum((g**2).sum() for g in gradients) ** 0.5
@@ -52,7 +59,7 @@ def step(update):
     return joint, kernels, work_of(joint.graph, kernels, joint.replaced)
 
 
-@pytest.mark.parametrize("update", [momentum, normed, swapped])
+@pytest.mark.parametrize("update", [momentum, clipped, normed, swapped])
 def test_new_values_are_those_of_the_update_by_itself(update):
     joint, kernels, work = step(update)
     run = OrderedKernels(joint, kernels, work, work.plain).whole
@@ -82,10 +89,11 @@ def gradients_at_once(update):
 
 def test_an_update_follows_its_gradient():
     assert gradients_at_once(momentum) <= 2
+    assert gradients_at_once(clipped) <= 2 + 1  # and a weight before it is divided
     assert gradients_at_once(normed) == DEPTH
 
 
-@pytest.mark.parametrize("update", [momentum, normed])
+@pytest.mark.parametrize("update", [momentum, clipped, normed])
 def test_what_an_update_writes_over_is_read_no_more(update):
     joint, kernels, work = step(update)
     written = set()

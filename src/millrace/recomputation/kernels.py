@@ -257,8 +257,8 @@ def _updates(
 ) -> dict[int, tuple[int, ...]]:
     """Returns the kernels that can update inputs early, each with those that come before it.
 
-    These are those whose results it needs, and all others that read what it writes over. Updates
-    that need a product, or all gradients at once, are not among them.
+    These are those whose results it needs, and all others that read what it writes over. An update
+    has no product; only new values, or other updates, follow from it.
     """
     if not replaced:
         return {}
@@ -268,7 +268,8 @@ def _updates(
     maker = {var: k for k, kernel in enumerate(kernels) for var in kernel.outputs}
     for k, kernel in reversed(list(enumerate(kernels))):
         after = {reader for var in kernel.outputs for reader in readers[var]}
-        if kernel.in_place and results.isdisjoint(kernel.outputs) and after <= found.keys():
+        is_light = kernel.repeatable and not any(map(has_product, kernel.equations))
+        if is_light and results.isdisjoint(kernel.outputs) and after <= found.keys():
             before = {maker[var] for var in kernel.inputs if var in maker}
             for var in kernel.outputs:
                 if var in replaced:
