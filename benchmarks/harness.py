@@ -1,12 +1,17 @@
 """Shared parts of all benchmarks: paired rounds, medians, the header and the last line."""
 
 import argparse
+import contextlib
 import datetime as dt
+import io
+import multiprocessing
 import os
 import platform
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from typing import Any
 
 import jax
 import keras
@@ -70,6 +75,37 @@ def paired(cases: dict[str, Callable[[], object]], rounds: int) -> dict[str, lis
         for name in names if turn % 2 == 0 else reversed(names):
             times[name].append(seconds(cases[name]))
     return times
+
+
+def side_by_side(measure: Callable[[str], object], names: Iterable[str]) -> Iterator[Any]:
+    """Measures cases, each in a process of its own on one core, and yields their results.
+
+    What a case prints is printed when it is done.
+    """
+    cores = sorted(os.sched_getaffinity(0))
+    context = multiprocessing.get_context("spawn")
+    free = context.Manager().Queue()
+    for core in cores:
+        free.put(core)
+    with ProcessPoolExecutor(len(cores), context, max_tasks_per_child=1) as pool:
+        futures = [pool.submit(_on_a_core, free, measure, name) for name in names]
+        for future in as_completed(futures):
+            text, result = future.result()
+            print(text, end="", flush=True)
+            yield result
+
+
+def _on_a_core(free: Any, measure: Callable[[str], object], name: str) -> tuple[str, object]:
+    """Returns what a case prints, and its result. `free` holds the cores without a case."""
+    core = free.get()
+    try:
+        os.sched_setaffinity(0, {core})  # JAX starts its threads later, with the first array
+        text = io.StringIO()
+        with contextlib.redirect_stdout(text):
+            result = measure(name)
+    finally:
+        free.put(core)
+    return text.getvalue(), result
 
 
 def row(name: str, times: list[float], steps: int) -> None:

@@ -9,6 +9,7 @@ memory, and losses are plain Keras's to 1e-6. Memory: shares of the plain traini
     seconds    to plan
 """
 
+import functools
 import time
 
 import millrace  # isort: skip
@@ -27,25 +28,32 @@ NEAR, SAME = 0.03, 1e-6
 def main() -> None:
     """Prints each model, device count and budget."""
     options = harness.arguments(__doc__)
-    strategies = {n: millrace.Strategy(devices=f"cpu:{n}") for n in reversed(DEVICES)}
     harness.header("Plans: predicted and compiled peaks")
     names = [name for name in models.MODELS if options.only in name]
-    devices, shares = DEVICES, SHARES
-    if options.small:
-        names, devices, shares = names[:1], (2,), (1.0, 0.8)
-    rows = []
+    devices, shares = (2,) if options.small else DEVICES, (1.0, 0.8) if options.small else SHARES
+    names = names[:1] if options.small else names
     print(f"{'model':12} {'devices':>7} {'memory':>11} {'planned':>11} {'applied':>11} ", end="")
     print(f"{'error':>7} {'losses':>8} {'seconds':>7}  layout, micro-batches")
-    for name in names:
-        for number in devices:
-            rows += [each for each in measure(strategies[number], name, shares) if each]
+    measure = functools.partial(of_model, devices=devices, shares=shares)
+    rows = [row for found in harness.side_by_side(measure, names) for row in found]
     worst, over = max(row["error"] for row in rows), sum(row["over"] for row in rows)
     losses, slowest = max(row["losses"] for row in rows), max(row["seconds"] for row in rows)
-    print(f"\nplans that fit: {len(rows)} of {len(names) * len(devices) * len(shares)}")
-    print(f"largest error of a peak: {worst:.2%}   claim {NEAR:.0%}")
-    print(f"peaks above the memory: {over}   claim 0")
-    print(f"largest difference of a loss: {losses:.1e}   claim {SAME:.0e}")
-    print(f"time to plan: {slowest:.0f} s at most")
+    print()
+    print(f"plans that fit, of {len(names) * len(devices) * len(shares)} = {len(rows)}")
+    print(f"largest error of a peak = {100 * worst:.2f}%   claim <= {100 * NEAR:.0f}%")
+    print(f"peaks above the memory = {over}   claim <= 0")
+    print(
+        f"largest difference of a loss, in millionths = {1e6 * losses:.2f}   "
+        f"claim <= {1e6 * SAME:.0f}"
+    )
+    print(f"longest time to plan = {slowest:.0f} s")
+
+
+def of_model(name, devices, shares):
+    """Returns the results of one model."""
+    strategies = [millrace.Strategy(devices=f"cpu:{n}") for n in reversed(devices)]
+    found = [measure(strategy, name, shares) for strategy in reversed(strategies)]
+    return [row for rows in found for row in rows if row]
 
 
 def measure(strategy, name, shares):

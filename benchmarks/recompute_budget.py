@@ -13,13 +13,9 @@ of the activations costs at most 25 % more FLOPs. The peers are plain training, 
 Families are measured side by side, each in a process of its own on one core.
 """
 
-import contextlib
-import io
 import math
-import multiprocessing
 import os
 import time
-from concurrent.futures import ProcessPoolExecutor, as_completed
 from unittest import mock
 
 import millrace  # isort: skip
@@ -49,7 +45,7 @@ def main() -> None:
     names = [name for name in FAMILIES if options.only in name]
     if options.small:
         names = [name for name in names if name in ("mlp", "gru")] or names[:1]
-    results = list(side_by_side(names))
+    results = list(harness.side_by_side(measure, names))
     print()
     for line in summary(results):
         print(line)
@@ -82,34 +78,6 @@ def spread(name: str, values):
         return []
     middle, low, high = np.median(values), min(values), max(values)
     return [f"{name} = {middle:.2f}x ({low:.2f}-{high:.2f}, n={len(values)})"]
-
-
-def side_by_side(names):
-    """Measures families, one on each core, and prints each when it is done."""
-    cores = sorted(os.sched_getaffinity(0))
-    context = multiprocessing.get_context("spawn")
-    free = context.Manager().Queue()
-    for core in cores:
-        free.put(core)
-    with ProcessPoolExecutor(len(cores), context, max_tasks_per_child=1) as pool:
-        futures = [pool.submit(on_a_core, free, name) for name in names]
-        for future in as_completed(futures):
-            text, result = future.result()
-            print(text, end="", flush=True)
-            yield result
-
-
-def on_a_core(free, name: str):
-    """Returns the lines about a family, and its result. `free` holds the cores without one."""
-    core = free.get()
-    try:
-        os.sched_setaffinity(0, {core})  # JAX starts its threads later, with the first array
-        text = io.StringIO()
-        with contextlib.redirect_stdout(text):
-            result = measure(name)
-    finally:
-        free.put(core)
-    return text.getvalue(), result
 
 
 def prepared(name: str):

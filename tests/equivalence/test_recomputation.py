@@ -16,8 +16,6 @@ from millrace.layers import RecomputationCheckpoint
 from millrace.plan import Recompute
 from millrace.recomputation import modes as recomputation
 
-pytestmark = pytest.mark.shipped_compiler
-
 # A gradient that is zero by rounding only becomes a step of full size in Adam: biases in front of a
 # softmax or a normalization.
 SGD = {"optimizer": lambda: keras.optimizers.SGD(0.01, momentum=0.9)}
@@ -56,7 +54,7 @@ QUICK = {("batchnorm-dropout", 1000), ("lstm", 2), ("shared-layer", 1000), ("sub
             case,
             choice,
             id=f"{case.name}-{choice}",
-            marks=[] if (case.name, choice) in QUICK else [SELDOM[choice]],
+            marks=pytest.mark.shipped_compiler if (case.name, choice) in QUICK else SELDOM[choice],
         )
         for case in MODELS
         for choice in (2, 1000)
@@ -64,14 +62,6 @@ QUICK = {("batchnorm-dropout", 1000), ("lstm", 2), ("shared-layer", 1000), ("sub
 )
 def test_models(strategy, choose, case, choice):
     choose(choice)
-    cases.assert_same(cases.train(case, strategy, 3), cases.train(case), case.tolerance)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["bfloat16-normalized", "float16-overflows", "ema-overwrite"])
-def test_options(strategy, choose, name):
-    (case,) = (case for case in cases.OPTIONS if case.name == name)
-    choose(1000)
     cases.assert_same(cases.train(case, strategy, 3), cases.train(case), case.tolerance)
 
 
@@ -138,6 +128,7 @@ def chain(depth, mark_every):
     return keras.Model(inputs, x)
 
 
+@pytest.mark.shipped_compiler
 def test_boundaries_save_memory_if_recomputation_is_on(strategy):
     x = np.ones((1024, 256), "float32")
     found = {}
@@ -198,6 +189,7 @@ def test_stages(schedule, replicas):
         cases.assert_same(found, plain)
 
 
+@pytest.mark.shipped_compiler
 def test_stages_keep_less(strategy):
     """What waits for its backward are the inputs of a stage, or of its segments."""
     in_flight = {}

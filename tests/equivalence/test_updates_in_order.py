@@ -38,8 +38,8 @@ def least_memory(monkeypatch):
 
 QUICK = {"amsgrad", "global-clipnorm", "loss-scaling"}
 SLOW = {
-    "adamw", "bfloat16", "clipnorm", "cosine", "ema", "lion", "loss-scale-factor", "nesterov",
-    "own-accumulation", "rmsprop",
+    "adamw", "bfloat16-normalized", "clipnorm", "cosine", "ema", "ema-overwrite",
+    "float16-overflows", "lion", "loss-scale-factor", "nesterov", "own-accumulation", "rmsprop",
 }  # fmt: skip
 OPTIMIZERS = [case for case in cases.OPTIONS if case.name in QUICK | SLOW]
 

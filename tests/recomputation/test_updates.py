@@ -7,7 +7,7 @@ import pytest
 
 from millrace._compat.jaxpr import inlined, needed, trace
 from millrace.recomputation.joint_graph import Update, joint_graph, with_update
-from millrace.recomputation.kernel_work import with_updates_early
+from millrace.recomputation.kernel_work import Before, with_updates_early
 from millrace.recomputation.kernels import kernels_of, work_of
 from millrace.recomputation.ordered import OrderedKernels
 
@@ -103,9 +103,13 @@ def test_what_an_update_writes_over_is_read_no_more(update):
 
 
 def test_an_update_waits_for_what_runs_again():
-    assert with_updates_early((0, 1, 2, 3), {3: (1,)}) == (0, 1, 3, 2)
-    assert with_updates_early((0, 1, 2, 1, 4, 3), {3: (1,)}) == (0, 1, 2, 1, 3, 4)
+    reads, writes = Before(makers=(1,)), Before(readers=(1,))
+    for before in (reads, writes):
+        assert with_updates_early((0, 1, 2, 3), {3: before}) == (0, 1, 3, 2)
+    assert with_updates_early((0, 1, 2, 1, 4, 3), {3: reads}) == (0, 1, 3, 2, 1, 4)
+    assert with_updates_early((0, 1, 2, 1, 4, 3), {3: writes}) == (0, 1, 2, 1, 3, 4)
 
 
 def test_updates_that_wait_for_one_another_come_last():
-    assert with_updates_early((0, 1, 2, 3), {1: (0, 2), 2: (0, 1)}) == (0, 3, 1, 2)
+    updates = {1: Before((0,), (2,)), 2: Before((0,), (1,))}
+    assert with_updates_early((0, 1, 2, 3), updates) == (0, 3, 1, 2)

@@ -36,8 +36,9 @@ from millrace.threads.scoped_value import ScopedValue
 RATIO = 0.93  # of memory besides results: that of a choice, as a share of the choice before
 _LIMITS, _LEAST_LIMITS = 24, 8  # tried between the least memory and the plain peak
 _FEW_WEIGHTS = 3
+_MANY = 300  # kernels, with which few weights are tried: simulations take long
 _MOST_RUNS = 100_000  # of kernels in all simulations: some seconds
-_SEEDS = 3  # orders of lower limits that the search at a limit starts from
+_SEEDS = 8  # orders of lower limits that the search at a limit starts from
 _NAMES = 4  # layers named in a description
 
 
@@ -161,7 +162,8 @@ def orders_of(work: KernelWork, most_runs: int = _MOST_RUNS) -> list[Order]:
             with how many weights.
     """
     tries = most_runs // max(1, len(work.inputs))
-    weights = WEIGHTS if tries >= len(WEIGHTS) * _LIMITS else WEIGHTS[:_FEW_WEIGHTS]
+    is_short = len(work.inputs) <= _MANY and tries >= len(WEIGHTS) * _LIMITS
+    weights = WEIGHTS if is_short else WEIGHTS[:_FEW_WEIGHTS]
     results = work.result_bytes
     least, plain = work.least() - results, work.peak(work.plain) - results
     limits = max(_LEAST_LIMITS, min(_LIMITS, tries // len(weights)))

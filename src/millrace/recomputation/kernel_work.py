@@ -9,30 +9,42 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 
 Order = tuple[int, ...]  # kernels by number; the first run of each in rising order
 
 
-def with_updates_early(order: Order, updates: Mapping[int, Sequence[int]]) -> Order:
+class Before(NamedTuple):
+    """The kernels that run before an update."""
+
+    makers: tuple[int, ...] = ()  # of what it reads: the first run of each
+    readers: tuple[int, ...] = ()  # of what it writes over: all runs of each
+
+
+def with_updates_early(order: Order, updates: Mapping[int, Before]) -> Order:
     """Returns an order in which each update runs once, as soon as it can.
 
     Args:
         order: of kernels. No other kernel needs the result of an update.
-        updates: of each update, all kernels whose last runs come before it. If two wait for one
-            another, what they write over has to be copied, and they run at the end.
+        updates: what comes before each. If two wait for one another, what they write over has to
+            be copied, and they run at the end.
     """
     if not updates:
         return order
     others = [kernel for kernel in order if kernel not in updates]
-    runs = Counter(others)
-    runs.update(dict.fromkeys(updates, 1))
-    waits_for = {k: sum(runs[each] for each in before) for k, before in updates.items()}
-    waiting: dict[int, list[int]] = {}
+    left = Counter(others)  # runs that are still to come
+    left.update(dict.fromkeys(updates, 1))
+    begun: dict[int, list[int]] = {}  # of each kernel: updates that wait for its first run
+    ended: dict[int, list[int]] = {}  # and for its last one
+    waits_for = dict.fromkeys(updates, 0)
     for k, before in updates.items():
-        for each in before:
-            waiting.setdefault(each, []).append(k)
+        for kernels, waiting in ((before.makers, begun), (before.readers, ended)):
+            for each in kernels:
+                if left[each]:
+                    waiting.setdefault(each, []).append(k)
+                    waits_for[k] += 1
     early: list[int] = []
 
     def run(first: int) -> None:
@@ -40,16 +52,20 @@ def with_updates_early(order: Order, updates: Mapping[int, Sequence[int]]) -> Or
         while pending:
             kernel = pending.pop()
             early.append(kernel)
-            for each in reversed(waiting.get(kernel, ())):
+            left[kernel] -= 1
+            waiting = begun.pop(kernel, [])
+            if not left[kernel]:
+                waiting = waiting + ended.pop(kernel, [])
+            for each in reversed(waiting):
                 waits_for[each] -= 1
                 if not waits_for[each]:
                     pending.append(each)
 
-    for k in [k for k, before in waits_for.items() if not before]:
+    for k in [k for k, count in waits_for.items() if not count]:
         run(k)
     for kernel in others:
         run(kernel)
-    return (*early, *(k for k, before in waits_for.items() if before > 0))
+    return (*early, *(k for k, count in waits_for.items() if count))
 
 
 @dataclass(frozen=True)
@@ -64,9 +80,7 @@ class KernelWork:
     in_place: tuple[bool, ...]
     repeatable: tuple[bool, ...]
     results: frozenset[int]  # values that stay in memory until the end
-    # Of kernels that update inputs: all that run before, since they compute what these need or read
-    # what these write over.
-    updates: Mapping[int, tuple[int, ...]] = field(default_factory=dict, hash=False)
+    updates: Mapping[int, Before] = field(default_factory=dict, hash=False)
 
     @cached_property
     def maker(self) -> tuple[int, ...]:

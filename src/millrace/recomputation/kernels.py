@@ -24,7 +24,7 @@ import jax.numpy as jnp
 
 from millrace._compat.jaxpr import Equation, Graph, Var, variables
 from millrace.recomputation.costs import flops_of, has_product, nbytes
-from millrace.recomputation.kernel_work import KernelWork, with_updates_early
+from millrace.recomputation.kernel_work import Before, KernelWork, with_updates_early
 
 # Computed anew in every kernel that reads them.
 _SHAPES = frozenset(
@@ -254,27 +254,25 @@ def _sums_early(kernels: Sequence[Kernel], results: frozenset[Var]) -> list[Kern
 
 def _updates(
     graph: Graph, kernels: Sequence[Kernel], replaced: Mapping[Var, Var]
-) -> dict[int, tuple[int, ...]]:
+) -> dict[int, Before]:
     """Returns the kernels that can update inputs early, each with those that come before it.
 
-    These are those whose results it needs, and all others that read what it writes over. An update
-    has no product; only new values, or other updates, follow from it.
+    An update has no product; only new values, or other updates, follow from it.
     """
     if not replaced:
         return {}
     results = set(variables(graph.outvars)) - set(replaced)
     readers = _readers(kernels)
-    found: dict[int, tuple[int, ...]] = {}
+    found: dict[int, Before] = {}
     maker = {var: k for k, kernel in enumerate(kernels) for var in kernel.outputs}
     for k, kernel in reversed(list(enumerate(kernels))):
         after = {reader for var in kernel.outputs for reader in readers[var]}
         is_light = kernel.repeatable and not any(map(has_product, kernel.equations))
         if is_light and results.isdisjoint(kernel.outputs) and after <= found.keys():
-            before = {maker[var] for var in kernel.inputs if var in maker}
-            for var in kernel.outputs:
-                if var in replaced:
-                    before |= readers[replaced[var]]
-            found[k] = tuple(sorted(before - {k}))
+            old = [replaced[var] for var in kernel.outputs if var in replaced]
+            makers = {maker[var] for var in kernel.inputs if var in maker}
+            others = {reader for var in old for reader in readers[var]} - {k}
+            found[k] = Before(tuple(sorted(makers)), tuple(sorted(others)))
     return dict(sorted(found.items()))
 
 
