@@ -120,6 +120,15 @@ SECTIONS = {
             "the first budget of a model searches the orders, and compiles two or three programs.",
         },
     ),
+    "plan_peaks": Section(
+        "Plans: predicted and compiled peaks",
+        "Ten small models on 1, 2 and 4 virtual devices, each with 1.0, 0.8, 0.6 and 0.4 of the "
+        "memory of plain training in one piece. The compiled peak of the training that a plan set "
+        "is compared with the planned one, and its losses with those of plain Keras. The machine "
+        "was busy with tests for much of the time, so that the longest time to plan is too high. "
+        "The others do not fit: their memory is below the least that was compiled.",
+        "plan.md",
+    ),
     "start_up": Section(
         "Start-up",
         "Seconds from the start of a process to the end of its first training step: with "
@@ -425,6 +434,10 @@ CAPABILITIES = (
     Capability(
         "Plans: micro-batches, recomputation, replicas, stages and schedule for a given memory",
         "plan.md",
+        "the compiled peak of the training that was planned",
+        "no more than {} away, and never above the memory, in {} plans",
+        "plan_peaks",
+        (r"largest error of a peak", r"plans that fit, of 120"),
     ),
     Capability(
         "Memory reports and out-of-memory errors that say what would fit", "memory_report.md"
