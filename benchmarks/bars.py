@@ -435,7 +435,7 @@ CAPABILITIES = (
         "Plans: micro-batches, recomputation, replicas, stages and schedule for a given memory",
         "plan.md",
         "the compiled peak of the training that was planned",
-        "no more than {} away, and never above the memory, in {} plans",
+        "equal to within {}, and never above the memory, in {} plans",
         "plan_peaks",
         (r"largest error of a peak", r"plans that fit, of 120"),
     ),

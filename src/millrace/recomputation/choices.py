@@ -36,7 +36,7 @@ from millrace.threads.scoped_value import ScopedValue
 RATIO = 0.93  # of memory besides results: that of a choice, as a share of the choice before
 _LIMITS, _LEAST_LIMITS = 24, 8  # tried between the least memory and the plain peak
 _FEW_WEIGHTS = 3
-_MANY = 300  # kernels, with which few weights are tried: simulations take long
+_MANY = 300  # kernels of a step; where it has more, few weights are tried to save time
 _MOST_RUNS = 100_000  # of kernels in all simulations: some seconds
 _SEEDS = 8  # orders of lower limits that the search at a limit starts from
 _NAMES = 4  # layers named in a description
