@@ -39,7 +39,7 @@ def test_a_training_that_fits_anyway_is_compiled_once():
 
 
 def test_the_plain_program_is_not_compiled_where_it_cannot_fit():
-    assert found(600) == (3, [3], [3])
+    assert found(600) == (3, [], [3])
 
 
 @pytest.mark.parametrize("arguments", [0, 150, 300, 500, 10_000])
@@ -49,6 +49,17 @@ def test_the_bytes_of_the_arguments_need_not_be_right(arguments):
         assert COMPILED[number] <= limit
         assert number <= next(k for k, peak in enumerate(COMPILED) if peak <= limit) + 1
         assert len(tried) <= 5
+
+
+def test_a_prediction_that_holds_is_compiled_once():
+    assert found(0.55) == (3, [0], [3])
+    assert found(480) == (5, [], [5])
+
+
+def test_further_attempts_are_compiled_for_their_memory_first():
+    assert found(595) == (3, [3], [4, 3])  # 4 is predicted to fit, and leaves a fifth unused
+    compiled = [1100, 890, 690, 650, 480, 390]
+    assert found(600, compiled=compiled) == (4, [4], [3, 4])
 
 
 def test_a_share_is_of_what_the_first_choice_takes():

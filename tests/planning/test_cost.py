@@ -8,9 +8,17 @@ from millrace.planning.cost import CountedCosts, Rates, cost_of, with_extra
 from millrace.records.training_plan import UpdatePlan
 from millrace.schedules.task import Pass
 
-RATES = Rates(flops=100.0, memory=1e30, link=10.0, host=5.0, call=0.0, step=0.0)
+RATES = Rates(flops=100.0, memory=1e30, link=10.0, host=5.0, call=0.0, step=0.0, collective=0.0)
 PIECE = CountedCosts(
-    rows=8, step=50.0, tasks={}, update=(0.0,), boundary=0.0, sent=0.0, weights=(40,), optimizer=80
+    rows=8,
+    step=50.0,
+    tasks={},
+    update=(0.0,),
+    boundary=0.0,
+    sent=0.0,
+    weights=(40,),
+    variables=5,
+    optimizer=80,
 )
 STAGES = CountedCosts(
     rows=4,
@@ -20,6 +28,7 @@ STAGES = CountedCosts(
     boundary=0.0,
     sent=3.0,
     weights=(20, 20),
+    variables=3,
     optimizer=80,
 )
 
@@ -51,6 +60,23 @@ def test_replicas_send_all_but_their_part_of_the_gradients_twice():
     assert cost.seconds == pytest.approx(4.0 + 2 * 3 / 4 * 40 / 10)
     shared = cost_of(piece(replicas=4, shard_weights=True), PIECE, RATES)
     assert shared.moved_bytes == 3 * 3 * 40
+
+
+@pytest.mark.parametrize(
+    ("savings", "count"),
+    [
+        ({}, 2),
+        ({"shard_weights": True}, 2 + 5),
+        ({"shard_optimizer_state": True}, 1 + 2 * 5),
+        ({"shard_optimizer_state": True, "shard_weights": True}, 1 + 2 * 5),
+    ],
+)
+def test_each_collective_operation_takes_its_time(savings, count):
+    rates = replace(RATES, collective=7.0)
+    update = piece(replicas=2, **savings)
+    more = cost_of(update, PIECE, rates).seconds - cost_of(update, PIECE, RATES).seconds
+    assert more == pytest.approx(7.0 * count)
+    assert cost_of(piece(), PIECE, rates) == cost_of(piece(), PIECE, RATES)
 
 
 def test_offloaded_state_goes_both_ways():

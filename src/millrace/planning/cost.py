@@ -1,8 +1,9 @@
 """The predicted time of an update, the FLOPs, and the bytes that it moves between devices.
 
-    one piece   FLOPs / rate + micro-batches * (step + accumulators / memory) + moved / link
+    one piece   FLOPs / rate + micro-batches * (step + accumulators / memory)
+                + moved / link + collectives
     pipeline    the simulated schedule, of tasks that take FLOPs / rate + a call
-                + update: FLOPs / rate + moved / link
+                + update: FLOPs / rate + moved / link + collectives
 
 FLOPs are XLA's count of the compiled programs. The rates are assumptions about a platform: they
 decide which costs outweigh which, not how long an update takes. Measured times replace them.
@@ -43,14 +44,21 @@ class Rates:
     host: float  # bytes in a second, between a device and host memory
     call: float  # seconds of a call of a program
     step: float  # seconds of a micro-batch in a compiled loop, besides its FLOPs
+    collective: float  # seconds of a collective operation, besides its bytes
 
 
 # A core or two of a server; an accelerator of 2020 and its usual links. Wrong by some factor on
 # any one machine, and so for all alternatives there.
 RATES: Mapping[str, Rates] = {
-    "cpu": Rates(flops=5e10, memory=1e10, link=5e9, host=5e9, call=1e-4, step=1e-5),
-    "gpu": Rates(flops=3e13, memory=1.5e12, link=1e11, host=2e10, call=5e-5, step=1e-5),
-    "tpu": Rates(flops=1e14, memory=1e12, link=1e11, host=1e10, call=5e-5, step=1e-5),
+    "cpu": Rates(
+        flops=5e10, memory=1e10, link=5e9, host=5e9, call=1e-4, step=1e-5, collective=5e-4
+    ),
+    "gpu": Rates(
+        flops=3e13, memory=1.5e12, link=1e11, host=2e10, call=5e-5, step=1e-5, collective=3e-5
+    ),
+    "tpu": Rates(
+        flops=1e14, memory=1e12, link=1e11, host=1e10, call=5e-5, step=1e-5, collective=1e-5
+    ),
 }
 
 
@@ -70,6 +78,7 @@ class CountedCosts:
     boundary: float  # bytes of a row that the widest boundary between stages sends
     sent: float  # bytes of a row that all stages send, forward and backward
     weights: tuple[int, ...]  # bytes of trainable weights, for each stage
+    variables: int  # trainable ones, of the stage that has the most
     optimizer: int  # bytes of the optimizer's state
 
 
@@ -90,7 +99,8 @@ def counted(model: keras.Model, update: UpdatePlan, needs: Needs) -> CountedCost
     if not isinstance(programs, StagePrograms):
         step = needs.update_flops() / (update.batch_size * update.accumulation)
         weights = (_bytes(model.trainable_variables),)
-        return CountedCosts(rows, step, {}, (0.0,), 0.0, 0.0, weights, optimizer)
+        variables = len(model.trainable_variables)
+        return CountedCosts(rows, step, {}, (0.0,), 0.0, 0.0, weights, variables, optimizer)
     split = programs.builder.stages.split
     counts = {key: flops(compiled_of(p.executable)) for key, p in programs.programs.items()}
     tasks = {
@@ -107,10 +117,9 @@ def counted(model: keras.Model, update: UpdatePlan, needs: Needs) -> CountedCost
     ]
     variables = model.trainable_variables
     weights = tuple(_bytes(variables[k] for k in stage.trainable) for stage in split.stages)
-    sent = sum(ways) / rows
-    return CountedCosts(
-        rows, 0.0, tasks, updates, max(of_producer) / rows, sent, weights, optimizer
-    )
+    sent, most = sum(ways) / rows, max(len(stage.trainable) for stage in split.stages)
+    boundary = max(of_producer) / rows
+    return CountedCosts(rows, 0.0, tasks, updates, boundary, sent, weights, most, optimizer)
 
 
 def with_extra(costs: CountedCosts, share: float) -> CountedCosts:
@@ -132,6 +141,7 @@ def cost_of(update: UpdatePlan, costs: CountedCosts, rates: Rates) -> UpdateCost
     times = 3 if update.shard_weights else 2
     moved = times * shared * sum(costs.weights)
     seconds = times * shared / update.replicas * max(costs.weights) / rates.link
+    seconds += collectives(update, costs.variables) * rates.collective
     if update.offload_optimizer_state:
         parts = update.replicas if update.shard_optimizer_state else 1
         seconds += 2 * costs.optimizer / parts / max(1, len(costs.weights)) / rates.host
@@ -144,6 +154,18 @@ def cost_of(update: UpdatePlan, costs: CountedCosts, rates: Rates) -> UpdateCost
             seconds += micro_batches * 2 * sum(costs.weights) / rates.memory
         return UpdateCost(seconds, 0.0, count * update.replicas, moved)
     return _pipelined(update, costs, rates, seconds, moved)
+
+
+def collectives(update: UpdatePlan, variables: int) -> int:
+    """Returns how many collective operations an update has, as XLA compiles it."""
+    if update.replicas == 1:
+        return 0
+    of_losses = of_gradients = 1  # all are summed at once
+    if update.shard_optimizer_state:
+        of_gradients = 2 * variables  # each is summed by itself, and its new value gathered
+    elif update.shard_weights:
+        of_gradients += variables  # each value is gathered
+    return of_losses + of_gradients
 
 
 def _pipelined(

@@ -133,7 +133,7 @@ class Choices:
                 joint = replace(joint, graph=with_lean_gradients(joint.graph))
             if self._update is not None:
                 joint = with_update(joint, self._update)
-            kernels = kernels_of(joint.graph, replaced=joint.replaced)
+            kernels = kernels_of(joint.graph, replaced=joint.replaced, results=joint.results)
             self._kernels[form] = joint, kernels, work_of(joint.graph, kernels, joint.replaced)
         return self._kernels[form]
 

@@ -19,7 +19,7 @@ Order = tuple[int, ...]  # kernels by number; the first run of each in rising or
 class Before(NamedTuple):
     """The kernels that run before an update."""
 
-    makers: tuple[int, ...] = ()  # of what it reads: the first run of each
+    makers: tuple[int, ...] = ()  # of what it reads: of each, the last run before it in the order
     readers: tuple[int, ...] = ()  # of what it writes over: all runs of each
 
 
@@ -36,15 +36,17 @@ def with_updates_early(order: Order, updates: Mapping[int, Before]) -> Order:
     others = [kernel for kernel in order if kernel not in updates]
     left = Counter(others)  # runs that are still to come
     left.update(dict.fromkeys(updates, 1))
-    begun: dict[int, list[int]] = {}  # of each kernel: updates that wait for its first run
-    ended: dict[int, list[int]] = {}  # and for its last one
+    runs: Counter[int] = Counter()  # so far
+    begun: dict[tuple[int, int], list[int]] = {}  # of a run: updates that wait for it
+    ended: dict[int, list[int]] = {}  # of a kernel: updates that wait for its last run
     waits_for = dict.fromkeys(updates, 0)
-    for k, before in updates.items():
-        for kernels, waiting in ((before.makers, begun), (before.readers, ended)):
-            for each in kernels:
-                if left[each]:
-                    waiting.setdefault(each, []).append(k)
-                    waits_for[k] += 1
+    for k, makers in _runs_of_makers(order, updates).items():
+        for maker in makers:
+            begun.setdefault(maker, []).append(k)
+        readers = [each for each in updates[k].readers if left[each]]
+        for each in readers:
+            ended.setdefault(each, []).append(k)
+        waits_for[k] = len(makers) + len(readers)
     early: list[int] = []
 
     def run(first: int) -> None:
@@ -52,8 +54,9 @@ def with_updates_early(order: Order, updates: Mapping[int, Before]) -> Order:
         while pending:
             kernel = pending.pop()
             early.append(kernel)
+            runs[kernel] += 1
             left[kernel] -= 1
-            waiting = begun.pop(kernel, [])
+            waiting = begun.pop((kernel, runs[kernel]), [])
             if not left[kernel]:
                 waiting = waiting + ended.pop(kernel, [])
             for each in reversed(waiting):
@@ -66,6 +69,26 @@ def with_updates_early(order: Order, updates: Mapping[int, Before]) -> Order:
     for kernel in others:
         run(kernel)
     return (*early, *(k for k, count in waits_for.items() if count))
+
+
+def _runs_of_makers(
+    order: Order, updates: Mapping[int, Before]
+) -> dict[int, list[tuple[int, int]]]:
+    """Returns for each update the runs that compute what it reads: kernels, and which run.
+
+    An earlier run of the same kernel would do, but its result would stay in memory for longer.
+    """
+    found: dict[int, list[tuple[int, int]]] = {}
+    runs: Counter[int] = Counter()
+    for kernel in order:
+        if kernel in updates and kernel not in found:
+            makers = updates[kernel].makers
+            # An update may stand before another one whose result it reads.
+            found[kernel] = [
+                (maker, 1 if maker in updates else max(1, runs[maker])) for maker in makers
+            ]
+        runs[kernel] += 1
+    return found
 
 
 @dataclass(frozen=True)

@@ -15,15 +15,16 @@ is what counts.
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from millrace._compat.jaxpr import Equation, Graph, Var, variables
+from millrace._compat.jaxpr import Atom, Equation, Graph, Var, variables
 from millrace.recomputation.costs import flops_of, has_product, nbytes
+from millrace.recomputation.kernel_order import depth_first
 from millrace.recomputation.kernel_work import Before, KernelWork, with_updates_early
 
 # Computed anew in every kernel that reads them.
@@ -54,6 +55,9 @@ _SUMS = frozenset({"add", "add_any"})
 _MOST_LARGE = 2  # arrays of its own size that a repeated value may be computed from
 _MOST_TERMS = 3  # of a sum that is one kernel; with more, all of them would be in memory at once
 _MOST_OF_SLICE = 8  # times its size: what a repeated slice may be of
+# A kernel that reads two arrays so many times its own size is no update: it sums up an activation
+# with its gradient, as for the weights of a depthwise convolution.
+_MUCH, _PAIR = 8, 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +83,7 @@ def kernels_of(
     graph: Graph,
     stops_at: Callable[[Equation], object] = lambda equation: None,
     replaced: Mapping[Var, Var] | None = None,
+    results: Collection[Atom] = (),
 ) -> list[Kernel]:
     """Returns the kernels of a graph in the order of their last equations.
 
@@ -88,8 +93,13 @@ def kernels_of(
         graph: without jitted calls; only equations that are used.
         stops_at: whether what an equation reads is to be an array in memory, whoever reads it.
         replaced: by results that take the memory of inputs: those inputs.
+        results: of its forward, whose kernels then run depth first.
     """
     kernels = _Fusion(graph, stops_at).kernels()
+    if results:
+        work, made = _numbers(graph, kernels, {})
+        order = depth_first(work, [made[var] for var in variables(results) if var in made])
+        kernels = [kernels[k] for k in order]
     kernels = _sums_early(kernels, frozenset(variables(graph.outvars)))
     updates = _updates(graph, kernels, replaced or {})
     return [kernels[k] for k in with_updates_early(tuple(range(len(kernels))), updates)]
@@ -268,7 +278,14 @@ def _updates(
     for k, kernel in reversed(list(enumerate(kernels))):
         after = {reader for var in kernel.outputs for reader in readers[var]}
         is_light = kernel.repeatable and not any(map(has_product, kernel.equations))
-        if is_light and results.isdisjoint(kernel.outputs) and after <= found.keys():
+        large = _MUCH * sum(map(nbytes, kernel.outputs))
+        num_large = sum(var in maker and nbytes(var) >= large for var in kernel.inputs)
+        if (
+            is_light
+            and num_large < _PAIR
+            and results.isdisjoint(kernel.outputs)
+            and after <= found.keys()
+        ):
             old = [replaced[var] for var in kernel.outputs if var in replaced]
             makers = {maker[var] for var in kernel.inputs if var in maker}
             others = {reader for var in old for reader in readers[var]} - {k}
@@ -336,10 +353,16 @@ def work_of(
         kernels: of the graph.
         replaced: as for `kernels_of`.
     """
-    replaced = replaced or {}
+    return _numbers(graph, kernels, replaced or {})[0]
+
+
+def _numbers(
+    graph: Graph, kernels: Sequence[Kernel], replaced: Mapping[Var, Var]
+) -> tuple[KernelWork, dict[Var, int]]:
+    """Returns the kernels as numbers, and the number of each value."""
     values = [var for kernel in kernels for var in kernel.outputs]
     number = {var: k for k, var in enumerate(values)}
-    return KernelWork(
+    work = KernelWork(
         inputs=tuple(tuple(number[v] for v in k.inputs if v in number) for k in kernels),
         outputs=tuple(tuple(number[v] for v in k.outputs) for k in kernels),
         nbytes=tuple(0 if var in replaced else nbytes(var) for var in values),
@@ -350,3 +373,4 @@ def work_of(
         results=frozenset(number[v] for v in variables(graph.outvars) if v in number),
         updates=_updates(graph, kernels, replaced),
     )
+    return work, number

@@ -60,6 +60,7 @@ FORMS = (
     ScanForm(is_lean=True),
     ScanForm(0.25, is_lean=True),
     ScanForm(0.5, is_lean=True),
+    ScanForm(0.625, is_lean=True),
     ScanForm(0.75, is_lean=True),
     ScanForm(1.0),
     ScanForm(1.0, is_lean=True),
