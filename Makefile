@@ -58,7 +58,7 @@ test-sources:  ## the tests that read from tensorflow and torch, with both insta
 	@.venv-sources/bin/python -m pip install -q --disable-pip-version-check --require-hashes -r requirements/sources.txt
 	@.venv-sources/bin/python -m pip install -q --disable-pip-version-check torch==2.13.0 torchdata==0.11.0
 	@.venv-sources/bin/python -m pip install -q --disable-pip-version-check --no-deps --no-build-isolation -e .
-	@.venv-sources/bin/python -m pytest -q tests/feeds/test_data_sources.py tests/resuming/test_library_positions.py tests/benchmark/test_benchmark.py tests/tf_standin/test_real_data.py
+	@.venv-sources/bin/python -m pytest -q tests/feeds/test_data_sources.py tests/planning/test_planned_data.py tests/resuming/test_library_positions.py tests/benchmark/test_benchmark.py tests/tf_standin/test_real_data.py
 
 test-all: test  ## the tests on every other python that is installed, too
 	@for python in $(OTHERS); do \

@@ -8,7 +8,7 @@ from millrace.planning.cost import CountedCosts, Rates, cost_of, with_extra
 from millrace.records.training_plan import UpdatePlan
 from millrace.schedules.task import Pass
 
-RATES = Rates(flops=100.0, memory=1e30, link=10.0, host=5.0, call=0.0, step=0.0, collective=0.0)
+RATES = Rates(flops=100.0, memory=1e30, link=10.0, host=5.0, call=0.0, step=0.0, latency=0.0)
 PIECE = CountedCosts(
     rows=8,
     step=50.0,
@@ -72,11 +72,17 @@ def test_replicas_send_all_but_their_part_of_the_gradients_twice():
     ],
 )
 def test_each_collective_operation_takes_its_time(savings, count):
-    rates = replace(RATES, collective=7.0)
+    rates = replace(RATES, latency=7.0)
     update = piece(replicas=2, **savings)
     more = cost_of(update, PIECE, rates).seconds - cost_of(update, PIECE, RATES).seconds
     assert more == pytest.approx(7.0 * count)
     assert cost_of(piece(), PIECE, rates) == cost_of(piece(), PIECE, RATES)
+
+
+def test_what_a_pipeline_sends_takes_its_time():
+    rates = replace(RATES, latency=7.0)
+    found = [cost_of(stages(1, 4), STAGES, each).seconds for each in (rates, RATES)]
+    assert found[0] - found[1] == pytest.approx(2 * 7.0)  # once forward, once backward
 
 
 def test_offloaded_state_goes_both_ways():

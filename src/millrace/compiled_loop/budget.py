@@ -80,6 +80,11 @@ def has_budget(plan: Plan) -> bool:
     return plan.recompute is not None and plan.recompute.budget is not None
 
 
+def is_trial(plan: Plan) -> bool:
+    """Whether the programs of a plan are compiled for their memory only."""
+    return plan.recompute is not None and plan.recompute.is_trial
+
+
 def with_choice(plan: Plan, number: int, is_trial: bool = False) -> Plan:
     """Returns the plan with one choice in place of the budget; choice 0 recomputes nothing."""
     chosen = Recompute(choice=number, is_trial=is_trial) if number or is_trial else None

@@ -9,7 +9,7 @@ import keras
 
 from millrace._compat.jax_tracing import trace_options, tracing_options
 from millrace._compat.keras_layers import layer_names
-from millrace.compiled_loop.budget import has_budget, with_choice, within_budget
+from millrace.compiled_loop.budget import has_budget, is_trial, with_choice, within_budget
 from millrace.compiled_loop.calls import Call, ProgramName
 from millrace.compiled_loop.micro_batch import candidates, is_undecided, limit_of, most_that_fit
 from millrace.compiled_loop.programs import ProgramBuilder
@@ -225,17 +225,26 @@ class Executables:
         if name not in _WITH_STEPS:
             return self._find(with_choice(plan, 0), name)
         state = sum(spec.size * spec.dtype.itemsize for spec in jax.tree.leaves(self._specs))
-        executable, extra = within_budget(
-            plan,
-            name,
-            self._choices_of(plan),
-            lambda plan: self._find(plan, name, unroll),
-            state + plan.capacity * plan.batch.nbytes,
-            self._model.name,
-            self._log,
-        )
+        try:
+            executable, extra = within_budget(
+                plan,
+                name,
+                self._choices_of(plan),
+                lambda plan: self._find(plan, name, unroll),
+                state + plan.capacity * plan.batch.nbytes,
+                self._model.name,
+                self._log,
+            )
+        finally:
+            self._forget_trials()
         self._extra_flops[plan] = max(extra, self._extra_flops.get(plan, 0.0))
         return executable
+
+    def _forget_trials(self) -> None:
+        """Releases the programs that were compiled for their memory only."""
+        for key in [key for key in self._executables if is_trial(key[0])]:
+            del self._executables[key]
+        self._recent.clear()
 
     def _find(self, plan: Plan, name: ProgramName, unroll: int | None = None) -> Executable:
         context = self._context_now()

@@ -17,6 +17,7 @@ So is a model that is compiled again with the same settings, or built anew for t
 """
 
 import hashlib
+import pathlib
 import threading
 import weakref
 from collections import OrderedDict
@@ -128,7 +129,8 @@ class Sharing:
         """Stores the executable of a key that the caller has claimed."""
         self._futures[key].set_result(executable)
         with self._lock:
-            while len(self._futures) > KEPT or self._code_bytes() > MAX_CODE_BYTES:
+            fewest = len(self._futures) // 2 if _nears_the_most_mappings() else KEPT
+            while len(self._futures) > fewest or self._code_bytes() > MAX_CODE_BYTES:
                 oldest = next((k for k, f in self._futures.items() if f.done() and k != key), None)
                 if oldest is None:
                     break
@@ -148,6 +150,20 @@ class Sharing:
 
     def _code_bytes(self) -> int:
         return sum(f.result().sizes.code_bytes for f in self._futures.values() if f.done())
+
+
+def _nears_the_most_mappings() -> bool:
+    """Whether the process has half of the mapped areas of memory that Linux allows it.
+
+    XLA for CPU maps the machine code of every kernel by itself, some thousands for a large program,
+    and the process dies where it may map no more.
+    """
+    try:
+        most = int(pathlib.Path("/proc/sys/vm/max_map_count").read_text())
+        with open("/proc/self/maps", "rb") as maps:
+            return 2 * sum(1 for _ in maps) > most
+    except (OSError, ValueError):  # another system, without such a limit
+        return False
 
 
 sharing = Sharing()

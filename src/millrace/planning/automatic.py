@@ -14,21 +14,19 @@ from dataclasses import replace
 from typing import Any
 
 import jax
-import numpy as np
 
-from millrace._compat.keras_data import BATCH_SIZE
 from millrace.compiling.lowering import log_line
 from millrace.devices import home
-from millrace.errors import DataError, OptionError, PlanError
+from millrace.errors import PlanError
 from millrace.feeds.block import batch_spec as spec_of
 from millrace.fit.controller import Controller, PlannedOptions
 from millrace.memory_report.report import training_batch
 from millrace.options import Options
 from millrace.plan import BatchSpec
 from millrace.planning.applying import options_of
+from millrace.planning.batch_of_data import batch_of_data
 from millrace.planning.plan import memory_of, search_plan
 from millrace.planning.training_plan import TrainingPlan
-from millrace.precompile.described_epochs import batch_of_zeros
 from millrace.records.memory import bytes_text
 
 logger = logging.getLogger("millrace")
@@ -51,8 +49,9 @@ def plan_fit(controller: Controller, arguments: Mapping[str, Any]) -> None:
         return
     if before is not None and controller.setup.options != before.after:
         return  # the user's, from now on
-    described = _described(controller, arguments)
+    described = batch_of_data(arguments)
     if described is None:
+        _say_unplanned(controller)
         return
     batch, steps = described
     spec = spec_of(batch)
@@ -115,36 +114,10 @@ def _has_default_options(controller: Controller) -> bool:
     )
 
 
-def _described(controller: Controller, arguments: Mapping[str, Any]) -> tuple[Any, int] | None:
-    """Returns zeros in the form of a batch of fit, and the batches of an epoch.
-
-    None for data whose batches are not known before they are drawn.
-    """
-    names = ("x", "y", "sample_weight")
-    data = [arguments.get(name) for name in names]
-    containers = (np.ndarray, jax.Array, list, tuple, dict, type(None))
-    leaves = jax.tree.leaves(data) if all(isinstance(each, containers) for each in data) else []
-    is_of_arrays = all(isinstance(leaf, np.ndarray | jax.Array) and leaf.ndim for leaf in leaves)
-    if not leaves or not is_of_arrays or data[1] is None:
-        if controller.totals.notes.is_new("planning needs arrays"):
-            logger.info(
-                "%r is trained on data whose batches are unknown before they are drawn, and is "
-                "not planned. Call strategy.plan(model, batch, memory).apply() before fit.",
-                controller.model.name,
-            )
-        return None
-    split = arguments.get("validation_split") or 0.0
-    samples = int(len(leaves[0]) * (1.0 - split))
-    rows = min(arguments.get("batch_size") or BATCH_SIZE, samples)
-    if rows < 1:
-        return None  # Keras's own error is clearer
-    spec = [
-        jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((rows, *leaf.shape[1:]), leaf.dtype), each)
-        for each in data
-        if each is not None
-    ]
-    steps = arguments.get("steps_per_epoch") or -(-samples // rows)
-    try:
-        return batch_of_zeros(tuple(spec)), steps
-    except (OptionError, DataError, ValueError):  # data that Keras refuses, with its own error
-        return None
+def _say_unplanned(controller: Controller) -> None:
+    if controller.totals.notes.is_new("planning needs batches"):
+        logger.info(
+            "%r is trained on data whose batches are unknown before they are drawn, and is "
+            "not planned. Call strategy.plan(model, batch, memory).apply() before fit.",
+            controller.model.name,
+        )

@@ -1,9 +1,9 @@
 """The predicted time of an update, the FLOPs, and the bytes that it moves between devices.
 
     one piece   FLOPs / rate + micro-batches * (step + accumulators / memory)
-                + moved / link + collectives
-    pipeline    the simulated schedule, of tasks that take FLOPs / rate + a call
-                + update: FLOPs / rate + moved / link + collectives
+                + moved / link + collectives * latency
+    pipeline    the simulated schedule, of tasks that take FLOPs / rate + a call, and transfers
+                + update: FLOPs / rate + moved / link + collectives * latency
 
 FLOPs are XLA's count of the compiled programs. The rates are assumptions about a platform: they
 decide which costs outweigh which, not how long an update takes. Measured times replace them.
@@ -44,21 +44,17 @@ class Rates:
     host: float  # bytes in a second, between a device and host memory
     call: float  # seconds of a call of a program
     step: float  # seconds of a micro-batch in a compiled loop, besides its FLOPs
-    collective: float  # seconds of a collective operation, besides its bytes
+    latency: float  # seconds of a transfer or a collective operation, besides its bytes
 
 
 # A core or two of a server; an accelerator of 2020 and its usual links. Wrong by some factor on
 # any one machine, and so for all alternatives there.
 RATES: Mapping[str, Rates] = {
-    "cpu": Rates(
-        flops=5e10, memory=1e10, link=5e9, host=5e9, call=1e-4, step=1e-5, collective=5e-4
-    ),
+    "cpu": Rates(flops=5e10, memory=1e10, link=5e9, host=5e9, call=1e-4, step=1e-5, latency=5e-4),
     "gpu": Rates(
-        flops=3e13, memory=1.5e12, link=1e11, host=2e10, call=5e-5, step=1e-5, collective=3e-5
+        flops=3e13, memory=1.5e12, link=1e11, host=2e10, call=5e-5, step=1e-5, latency=3e-5
     ),
-    "tpu": Rates(
-        flops=1e14, memory=1e12, link=1e11, host=1e10, call=5e-5, step=1e-5, collective=1e-5
-    ),
+    "tpu": Rates(flops=1e14, memory=1e12, link=1e11, host=1e10, call=5e-5, step=1e-5, latency=1e-5),
 }
 
 
@@ -141,7 +137,7 @@ def cost_of(update: UpdatePlan, costs: CountedCosts, rates: Rates) -> UpdateCost
     times = 3 if update.shard_weights else 2
     moved = times * shared * sum(costs.weights)
     seconds = times * shared / update.replicas * max(costs.weights) / rates.link
-    seconds += collectives(update, costs.variables) * rates.collective
+    seconds += collectives(update, costs.variables) * rates.latency
     if update.offload_optimizer_state:
         parts = update.replicas if update.shard_optimizer_state else 1
         seconds += 2 * costs.optimizer / parts / max(1, len(costs.weights)) / rates.host
@@ -180,7 +176,7 @@ def _pipelined(
         weights = costs.weights[task.stage] if task.kind is not Pass.FORWARD else 0
         return task_flops(task) / rates.flops + rates.call + 2 * weights / rates.memory
 
-    transfer = costs.boundary * update.batch_size / rates.link
+    transfer = rates.latency + costs.boundary * update.batch_size / rates.link
     timeline = simulate(schedule, task_seconds, transfer)
     seconds += timeline.end + max(costs.update) / rates.flops + rates.call
     count = sum(task_flops(task) for row in schedule for task in row) + sum(costs.update)

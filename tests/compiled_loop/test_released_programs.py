@@ -1,0 +1,66 @@
+"""Executables are released: those of trials at once, others before the process has too many."""
+
+import gc
+import weakref
+from concurrent.futures import Future
+
+import jax
+import keras
+import numpy as np
+import pytest
+
+import millrace
+from millrace._compat.jax_executables import sizes_of
+from millrace.compiling import executable, sharing
+
+ROWS, WIDTH = 256, 32
+
+
+@pytest.fixture
+def made(monkeypatch):
+    """The executables that are compiled, as weak references, in order."""
+    references = []
+    make = executable.share_or_compile
+
+    def spy(lowering, log):
+        result = make(lowering, log)
+        references.append(weakref.ref(result.compiled))
+        return result
+
+    monkeypatch.setattr(executable, "share_or_compile", spy)
+    return references
+
+
+def test_trials_of_a_budget_are_released(made):
+    strategy = millrace.Strategy(devices=1)
+    with strategy.scope():
+        hidden = [keras.layers.Dense(WIDTH, "tanh") for _ in range(8)]
+        model = keras.Sequential([keras.Input((WIDTH,)), *hidden])
+    model.compile("sgd", "mse")
+    model.set_recomputation_options(budget=0.7)
+    x = np.ones((ROWS, WIDTH), "float32")
+    model.fit(x, x, batch_size=ROWS, verbose=0)
+    sharing.sharing.clear()
+    gc.collect()
+    alive = [each() is not None for each in made]
+    assert len(alive) >= 2
+    assert alive.count(True) == 1
+
+
+@pytest.mark.parametrize("is_near", [False, True])
+def test_half_of_the_shared_ones_go_where_mappings_are_few(monkeypatch, is_near):
+    monkeypatch.setattr(sharing, "_nears_the_most_mappings", lambda: is_near)
+    table, compiled = sharing.Sharing(), jax.jit(lambda x: x + 1).lower(1.0).compile()
+    kept = sharing.SharedExecutable(compiled, (), (), sizes_of(compiled))
+    for key in range(20):
+        future, is_ours = table.claim(key)
+        assert is_ours
+        table.keep(key, kept)
+        assert isinstance(future, Future)
+    _, is_new = table.claim(0)
+    assert is_new == is_near
+    assert table.claim(19)[1] is False
+
+
+def test_this_process_has_mappings_left():
+    assert not sharing._nears_the_most_mappings()
