@@ -21,6 +21,8 @@ MODULES = {
 }
 # Attributes with a leading underscore of what is neither Keras's nor JAX's own.
 OF_OTHERS = {
+    "_batch_size": "of data sets of TensorFlow",
+    "_input_dataset": "of data sets of TensorFlow",
     "_replace": "of named tuples",
     "_set": "of results of `multiprocessing.pool`",
     "_src": "part of a module's name",

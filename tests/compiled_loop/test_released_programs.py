@@ -13,7 +13,7 @@ import millrace
 from millrace._compat.jax_executables import sizes_of
 from millrace.compiling import executable, sharing
 
-ROWS, WIDTH = 256, 32
+ROWS, WIDTH = 256, 64
 
 
 @pytest.fixture
@@ -34,12 +34,12 @@ def made(monkeypatch):
 def test_trials_of_a_budget_are_released(made):
     strategy = millrace.Strategy(devices=1)
     with strategy.scope():
-        hidden = [keras.layers.Dense(WIDTH, "tanh") for _ in range(8)]
-        model = keras.Sequential([keras.Input((WIDTH,)), *hidden])
+        hidden = [keras.layers.Dense(WIDTH, "tanh") for _ in range(12)]
+        model = keras.Sequential([keras.Input((2,)), *hidden, keras.layers.Dense(1)])
     model.compile("sgd", "mse")
     model.set_recomputation_options(budget=0.7)
-    x = np.ones((ROWS, WIDTH), "float32")
-    model.fit(x, x, batch_size=ROWS, verbose=0)
+    x, y = np.ones((ROWS, 2), "float32"), np.ones((ROWS, 1), "float32")
+    model.fit(x, y, batch_size=ROWS, verbose=0)
     sharing.sharing.clear()
     gc.collect()
     alive = [each() is not None for each in made]

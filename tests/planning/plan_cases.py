@@ -29,8 +29,8 @@ def deep():
 
 def positions():
     """Most of its memory is activations, of which a V holds fewer micro-batches."""
-    hidden = [keras.layers.Dense(64, "tanh") for _ in range(16)]
-    return keras.Sequential([keras.Input((512, 64)), *hidden], name="positions")
+    hidden = [keras.layers.Dense(128, "tanh") for _ in range(16)]
+    return keras.Sequential([keras.Input((512, 128)), *hidden], name="positions")
 
 
 def conv():
