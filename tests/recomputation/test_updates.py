@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from millrace._compat.jaxpr import inlined, needed, trace
+from millrace.recomputation.evictions import cheapest_order
 from millrace.recomputation.joint_graph import Update, joint_graph, with_update
 from millrace.recomputation.kernel_work import Before, with_updates_early
 from millrace.recomputation.kernels import kernels_of, work_of
@@ -114,3 +115,29 @@ def test_an_update_waits_for_what_runs_again():
 def test_updates_that_wait_for_one_another_come_last():
     updates = {1: Before((0,), (2,)), 2: Before((0,), (1,))}
     assert with_updates_early((0, 1, 2, 3), updates) == (0, 3, 1, 2)
+
+
+def scaled(weights, x):
+    """The gradient of each weight is a sum over an activation and its gradient, not a product."""
+    for weight in weights:
+        x = jnp.tanh(jnp.exp(x * weight))
+    return (x**2).sum()
+
+
+@pytest.mark.parametrize("share", [0.8, 0.6, 0.4])
+def test_early_updates_do_not_keep_activations(share):
+    vectors = [np.full(WIDTH, 0.1 * k, "float32") for k in range(1, 9)]
+    speeds, x = [np.ones(WIDTH, "float32")] * 8, np.ones((64, WIDTH), "float32")
+    graph = needed(inlined(trace(scaled, vectors, x)[0]))
+    joint = joint_graph(graph, [True] * 8 + [False], [True])
+    joint = with_update(joint, Update(trace(momentum, vectors, speeds, vectors)[0], 8))
+    kernels = kernels_of(joint.graph, replaced=joint.replaced, results=joint.results)
+    work = work_of(joint.graph, kernels, joint.replaced)
+    limit = int(share * work.peak(work.plain))
+    order = cheapest_order(work, limit)
+    assert order is not None
+    assert work.peak(order) <= limit
+    assert all(order.count(k) == 1 for k in work.updates)
+    for k in work.updates:  # none of them is one of these sums
+        assert sum(work.nbytes[value] == x.nbytes for value in work.inputs[k]) <= 1
+    assert work.extra(order) <= 0.5 * sum(work.flops)

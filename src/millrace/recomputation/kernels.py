@@ -24,7 +24,7 @@ import jax.numpy as jnp
 
 from millrace._compat.jaxpr import Atom, Equation, Graph, Var, variables
 from millrace.recomputation.costs import flops_of, has_product, nbytes
-from millrace.recomputation.kernel_order import depth_first
+from millrace.recomputation.kernel_order import MUCH, depth_first
 from millrace.recomputation.kernel_work import Before, KernelWork, with_updates_early
 
 # Computed anew in every kernel that reads them.
@@ -55,9 +55,6 @@ _SUMS = frozenset({"add", "add_any"})
 _MOST_LARGE = 2  # arrays of its own size that a repeated value may be computed from
 _MOST_TERMS = 3  # of a sum that is one kernel; with more, all of them would be in memory at once
 _MOST_OF_SLICE = 8  # times its size: what a repeated slice may be of
-# A kernel that reads two arrays so many times its own size is no update: it sums up an activation
-# with its gradient, as for the weights of a depthwise convolution.
-_MUCH, _PAIR = 8, 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -278,14 +275,11 @@ def _updates(
     for k, kernel in reversed(list(enumerate(kernels))):
         after = {reader for var in kernel.outputs for reader in readers[var]}
         is_light = kernel.repeatable and not any(map(has_product, kernel.equations))
-        large = _MUCH * sum(map(nbytes, kernel.outputs))
+        large = MUCH * sum(map(nbytes, kernel.outputs))
         num_large = sum(var in maker and nbytes(var) >= large for var in kernel.inputs)
-        if (
-            is_light
-            and num_large < _PAIR
-            and results.isdisjoint(kernel.outputs)
-            and after <= found.keys()
-        ):
+        # A sum over an activation and its gradient, as in a depthwise convolution, is a gradient.
+        is_light = is_light and num_large <= 1
+        if is_light and results.isdisjoint(kernel.outputs) and after <= found.keys():
             old = [replaced[var] for var in kernel.outputs if var in replaced]
             makers = {maker[var] for var in kernel.inputs if var in maker}
             others = {reader for var in old for reader in readers[var]} - {k}
