@@ -102,8 +102,8 @@ SECTIONS = {
         "Recomputation by budget",
         "Five budgets, from 0.9 to 0.4 of the peak of plain training, for each of 20 families of "
         "models, three of them from keras.applications; the run ended before DenseNet121, "
-        "InceptionV3, Xception and NASNetMobile, since the process had more machine code in memory "
-        "than Linux maps for one (programs are released in time now). All 100 budgets are kept. "
+        "InceptionV3, Xception and NASNetMobile, when a process reached Linux's limit of memory "
+        "mappings. All 100 budgets are kept. "
         "Activations are the temporary memory of a step without the gradients of weights, measured "
         "where all gradients wait for the update, as in the peers: plain training, and "
         "`jax.checkpoint` around the model with each of three policies, at as many FLOPs. Tests "
@@ -114,8 +114,8 @@ SECTIONS = {
             r"families with a third.*": "Three of 20. MLP, 1.28x: at 1.19x the tensors that are "
             "alive are 0.32 of the activations, and what XLA's packing of them leaves unused makes "
             "it 0.40. Encoder-decoder LSTM, 1.28x: all of its loops must run again, and at 1.23x "
-            "XLA keeps 0.41 where the tensors in use are 0.33. WaveNet, 1.81x: with the inputs of "
-            "its blocks alone, from which all else is computed again for 1.28x, it is at 0.43.",
+            "XLA keeps 0.41 where the tensors in use are 0.33. WaveNet, 1.81x: 0.43 at "
+            "1.28x and 0.39 at 1.38x, which is not explained further.",
             r"the longest of these": "ConvNeXtTiny 5.3x, mixture of experts 4.0x, U-Net 3.7x, "
             "MobileNetV2 3.4x, pyramid and attention U-Net 3.3x, with tests beside some of them: "
             "the first budget of a model searches the orders, and compiles at least two programs.",

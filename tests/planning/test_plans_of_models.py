@@ -337,6 +337,7 @@ def test_a_v_is_chosen_where_memory_says_so():
     memory = int(0.5 * plain.peak)
     plan = strategy.plan(model, batch, memory)
     assert plan.chosen.update.schedule == "v_half"
+    assert strategy.plan(model, batch, int(0.4 * plain.peak)).chosen.update.schedule == "v_min"
     expected = cases.losses_of_keras(cases.positions, x, y, 7, "sgd", epochs=2)
     plan.apply()
     cases.check_applied(strategy, plan, model, x, y, expected, memory, epochs=2)
