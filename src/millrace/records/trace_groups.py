@@ -12,7 +12,7 @@ TimedSpan = TypeVar("TimedSpan", Span, ActivitySpan)
 
 
 def update_traces(traces: Iterable[ExecutionTrace]) -> tuple[ExecutionTrace, ...]:
-    """Returns one trace for each update, in the order of their begin.
+    """Returns one trace for each update, in the order in which they began.
 
     Processes write the spans of their own devices, in seconds since a moment of their own. The
     earliest of these moments becomes that of all.
@@ -23,8 +23,22 @@ def update_traces(traces: Iterable[ExecutionTrace]) -> tuple[ExecutionTrace, ...
         update = trace.model, trace.mode, trace.loop, trace.update
         seen[trace.process, *update] += 1  # more than once if the run was started again
         parts.setdefault((*update, seen[trace.process, *update]), []).append(trace)
-    whole = [_together(each) for each in parts.values()]
-    return tuple(sorted(whole, key=lambda each: each.began))
+    return tuple(_in_order({update: _together(each) for update, each in parts.items()}))
+
+
+def _in_order(traces: dict[tuple[object, ...], ExecutionTrace]) -> list[ExecutionTrace]:
+    """Returns traces by their begin, and those of one loop by their update.
+
+    On a busy core a begin can be seen later than those of updates that came after it.
+    """
+    first: dict[tuple[object, ...], float] = {}  # begin of this update of a loop or a later one
+    keys: list[tuple[float, int, ExecutionTrace]] = []
+    by_update = sorted(traces.items(), key=lambda each: -each[1].update)
+    for (model, mode, loop, _, run), trace in by_update:
+        which = model, mode, loop, run
+        first[which] = min(trace.began, first.get(which, trace.began))
+        keys.append((first[which], trace.update, trace))
+    return [trace for *_, trace in sorted(keys, key=lambda each: each[:2])]
 
 
 def _together(parts: list[ExecutionTrace]) -> ExecutionTrace:
