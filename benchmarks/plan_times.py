@@ -3,7 +3,8 @@
 Claim: within 10 % of the best. For one device, on one core: every alternative of the plans. For two
 devices: up to 40 of the candidates that a plan compares, trained by two processes, each on a core
 of its own; two devices of one process would share its threads. Left out are those that only save
-more memory than one that fits, and budgets of pipelines, which several processes refuse.
+more memory than one that fits, and those with a budget that processes refuse because each of them
+also holds the weights of the stages of others.
 
     counted     the first alternative of strategy.plan(...)
     measured    that of strategy.plan(..., measure=True); on one device only
@@ -185,7 +186,7 @@ def worker(name: str, path: str, address: str, index: int) -> None:
         fit = functools.partial(model.fit, x, y, batch_size=rows, shuffle=False, verbose=0)
         try:
             fit()  # compiles
-        except PlanError:  # budgets of pipelines: no process knows the memory of the others
+        except PlanError:  # with the weights of other stages, more than the budget
             continue
         fits[str(number)] = fit
     workers.serve(fits, ",".join(fits))

@@ -132,6 +132,78 @@ def test_a_detached_pipeline_is_whole_in_every_process(tmp_path):
     assert result.returncode == 0, result.stdout + result.stderr
 
 
+BUDGETS = """
+import millrace
+millrace.distributed.initialize()
+import jax, keras, numpy as np
+from millrace.errors import PlanError
+x = np.random.default_rng(0).normal(size=(4096, 16)).astype("float32")
+
+def train(strategy=None, budget=None, fewer=0, **options):
+    keras.utils.set_random_seed(1)
+    hidden = [keras.layers.Dense(32, "tanh") for _ in range(6 - fewer)]
+    layers = [keras.Input((16,)), *hidden, keras.layers.Dense(1)]
+    if strategy is None:
+        model = keras.Sequential(layers)
+    else:
+        with strategy.scope():
+            model = keras.Sequential(layers)
+    model.compile(keras.optimizers.Adam(0.01), "mse", steps_per_execution=8 if strategy else 1)
+    if strategy is not None:
+        model.set_pipeline_stage_assignment([0] * 4 + [1] * (3 - fewer))
+        model.set_pipelining_options(gradient_accumulation_steps_per_replica=8, **options)
+        model.set_recomputation_options(budget=budget)
+    rows = 256 if strategy else 2048
+    losses = model.fit(x, x[:, :1], batch_size=rows, epochs=2, shuffle=False, verbose=0)
+    return losses.history["loss"], model.get_weights()
+
+def chosen(strategy):
+    (choice,) = strategy.statistics().budgets
+    return choice.choice, choice.peak_bytes
+
+plain = train()
+for options in ({}, {"fewer": 2, "pipeline_schedule": "gpipe"}):
+    local = millrace.Strategy(devices=jax.local_devices()[:2])
+    losses, weights = train(local, 0.75, **options)
+    expected = chosen(local)
+    everywhere = millrace.Strategy(devices=[jax.devices()[0], jax.devices()[2]])
+    found, kept = train(everywhere, 0.75, **options)
+    choice, peak = chosen(everywhere)
+    print("chosen:", choice, peak, expected, flush=True)
+    assert found == losses
+    for one, other in zip(kept, weights, strict=True):
+        np.testing.assert_array_equal(one, other)
+    if "fewer" not in options:
+        np.testing.assert_allclose(found, plain[0], 1e-6)
+        for one, other in zip(kept, plain[1], strict=True):
+            np.testing.assert_allclose(one, other, 1e-5, 1e-6)
+try:
+    train(millrace.Strategy(devices=[jax.devices()[0], jax.devices()[2]]), 1000)
+except PlanError as error:
+    print("refused:", error, flush=True)
+train(millrace.Strategy(devices=[jax.devices()[0], jax.devices()[2]]), 0.75)  # all can go on
+"""
+
+
+@pytest.mark.slow
+def test_a_budget_is_kept_by_the_fullest_device_of_all_processes(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(BUDGETS)
+    result = launch(script, devices=2)
+    assert result.returncode == 0, result.stdout + result.stderr
+    (log,) = re.findall(r"process 1 writes to (\S+)", result.stdout + result.stderr)
+    printed = result.stdout, pathlib.Path(log).read_text()
+    choices = [re.findall(r"chosen: (on the fullest.*?) \(", each) for each in printed]
+    assert len(choices[0]) == 2
+    assert choices[0] == choices[1]  # with the same peak
+    assert all("choice" in each for each in choices[0])
+    refusals = [re.findall(r"refused: (.*)", each)[0] for each in printed]
+    assert all("The fullest device of this process has" in each for each in refusals)
+    least = [re.findall(r"the smallest takes ([\d,]+)", each) for each in refusals]
+    assert least[0] == least[1]
+    assert refusals[0] != refusals[1]  # each about its own stages
+
+
 @pytest.mark.parametrize("victim", [0, 1])
 def test_a_process_that_dies_ends_the_others_and_leaves_the_last_checkpoint(tmp_path, victim):
     script = tmp_path / "script.py"

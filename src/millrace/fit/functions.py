@@ -61,9 +61,7 @@ class LoopFunction:
         self._optimizer_taps = trains and tapping_optimizer(controller.model) is not None
         schedule = None if assignment is None else setup.options.pipelining.schedule_in_force
         recomputation = setup.options.recomputation
-        self._recompute = (
-            recompute_of(recomputation, schedule, setup.spans_processes) if trains else None
-        )
+        self._recompute = recompute_of(recomputation, schedule) if trains else None
         if self._recompute is not None:
             check_recomputed(controller.model)
         self._offload = NO_OFFLOAD

@@ -4,6 +4,9 @@ choice    0      1      2      3   ...        each stage takes at most 0.75 of t
 device 0  1500   1200   980    840            weights, values in flight, the running program
 device 1  1100   960    810    700
 budget    1000                 ^
+
+The fullest device decides. In a run of several processes each knows the memory of its own devices,
+and they exchange it for each choice, so that all choose the same.
 """
 
 from collections.abc import Callable
@@ -16,10 +19,12 @@ from millrace.compiling.log import CompileLog
 from millrace.memory.stages import pipeline_memory
 from millrace.pipelines.runtime.shapes import CompiledStages, StagePrograms
 from millrace.plan import Plan
+from millrace.processes.agreement import texts_of_all
 from millrace.records.memory_report import BudgetChoice
 from millrace.steps.state import State
 
 CHOICES = 16  # the last leaves a stage a hundredth, the least it can take
+COMPILE_SECONDS = 3600.0  # from the first process to the last: stages take different times
 
 
 def chooser(
@@ -31,7 +36,11 @@ def chooser(
         model: of the pipeline.
         stages: their programs are compiled for each attempt, and kept.
         log: gets the choice.
+
+    Returns:
+        The function. Over several processes, all call it at the same point.
     """
+    is_local = all(group.is_local for group in stages.groups)
 
     def choose(plan: Plan, state: State) -> Plan:
         if plan.recompute is None or not has_budget(plan):
@@ -43,7 +52,8 @@ def chooser(
         def measure(number: int) -> int:
             compiled[number] = stages.programs(with_choice(plan, number), specs)
             devices = pipeline_memory(model, compiled[number])
-            peaks[number] = max(device.peak for device in devices)
+            peak = max(device.peak for device in devices)
+            peaks[number] = peak if is_local else _largest_of_all(peak)
             return peaks[number]
 
         budget = plan.recompute.budget or 0
@@ -60,6 +70,11 @@ def chooser(
         return with_choice(plan, number)
 
     return choose
+
+
+def _largest_of_all(nbytes: int) -> int:
+    """Returns the largest of the numbers of all processes."""
+    return max(map(int, texts_of_all(str(nbytes), COMPILE_SECONDS)))
 
 
 def first_choice(budget: int | float, measure: Callable[[int], int]) -> int:

@@ -46,7 +46,9 @@ def explained_refusal(
     devices = with_limits(least.devices, controller.setup, error.nbytes)
     fullest = max(devices, key=lambda device: device.peak)
     changes = _changes(error, controller, batches, replace(least, devices=devices), needs, tick)
-    details = f"{_at_the_peak(fullest)} {advice(error.least)}{_alternatives(changes)}"
+    # The other processes have their own devices, one of which may be the fullest of all.
+    owner = "The fullest device of this process" if controller.setup.spans_processes else "It"
+    details = f"{owner} {_at_the_peak(fullest)} {advice(error.least)}{_alternatives(changes)}"
     return OverBudgetError(error.budget, error.nbytes, error.least, details)
 
 
@@ -79,7 +81,10 @@ def _changes(
 
 
 def _at_the_peak(device: DeviceMemory) -> str:
-    """Returns sentences about a device at its peak: the uses, the tensors, the layers."""
+    """Returns sentences about a device at its peak: the uses, the tensors, the layers.
+
+    The first one is without its subject.
+    """
     uses: Counter[str] = Counter()
     for stage in device.stages:
         uses["parameters"] += stage.parameters
@@ -88,7 +93,7 @@ def _at_the_peak(device: DeviceMemory) -> str:
         uses["batches"] += stage.batches
         uses["micro-batches in flight"] += stage.in_flight
         uses["activations, gradients and other temporary values"] += stage.temporaries
-    text = f"It has {_listed([f'{bytes_text(n)} of {use}' for use, n in uses.most_common() if n])}."
+    text = f"has {_listed([f'{bytes_text(n)} of {use}' for use, n in uses.most_common() if n])}."
     if device.alive:
         tensors = [_tensor_text(each) for each in device.alive[:_TENSORS]]
         text += f" The largest tensors at its peak are {_listed(tensors)}."

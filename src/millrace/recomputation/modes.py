@@ -11,28 +11,18 @@ INTERLEAVED = RecomputationMode.RECOMPUTE_AND_BACKPROPAGATE_INTERLEAVED
 _MODES = {"1f1b": (THEN,), "grouped": (THEN, INTERLEAVED), "sequential": (INTERLEAVED,)}
 
 
-def recompute_of(
-    recomputation: Recomputation, schedule: object, spans_processes: bool = False
-) -> Recompute | None:
+def recompute_of(recomputation: Recomputation, schedule: object) -> Recompute | None:
     """Returns the recomputation of a plan; None: nothing runs again.
 
     Args:
         recomputation: the options.
         schedule: of a pipeline; None for a model in one piece.
-        spans_processes: whether some stages are in other processes.
 
     Raises:
-        PlanError: if the schedule and the mode do not go together, or a budget is set for a
-            pipeline of several processes.
+        PlanError: if the schedule and the mode do not go together.
     """
     mode = recomputation.mode
     if recomputation.budget is not None:
-        if schedule is not None and spans_processes:
-            raise PlanError(
-                f"budget={recomputation.budget} is for a pipeline within one process: each knows "
-                "the memory of its own stages only. Set recomputation_mode='auto' in "
-                "set_pipelining_options() instead."
-            )
         return Recompute(budget=recomputation.budget)
     if mode is RecomputationMode.NONE:
         return None
