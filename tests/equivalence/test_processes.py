@@ -235,13 +235,18 @@ model.fit(x, x[:, :1], batch_size=4, epochs=1000, verbose=0, callbacks=[saves, D
 def test_only_the_first_process_shows_a_bar(tmp_path):
     script = tmp_path / "script.py"
     fit = "model.fit(x, x[:, :1], batch_size=4, epochs=2)"
-    script.write_text(BEGIN + PIPELINE + fit + "\nprint(process, sorted(model.history.history))")
+    # Plans are for one process; the log of `fit` says so.
+    logs = "import logging\nlogging.basicConfig(level=logging.INFO)\n"
+    begin = BEGIN.replace("millrace.Strategy()", "millrace.Strategy(memory='1GB')")
+    ends = "\nprint(process, sorted(model.history.history))"
+    script.write_text(logs + begin + PIPELINE + fit + ends)
     result = launch(script)
     assert result.returncode == 0, result.stderr
     assert "Epoch 2/2" in result.stdout
     (log,) = re.findall(r"process 1 writes to (\S+)", result.stdout + result.stderr)
     written = pathlib.Path(log).read_text()
     assert "1 ['loss']" in written
+    assert "is trained by several processes, and is not planned" in result.stdout + result.stderr
     assert "Epoch" not in written
 
 

@@ -43,7 +43,14 @@ def plan_fit(controller: Controller, arguments: Mapping[str, Any]) -> None:
         PlanError: if nothing fits.
     """
     memory, before = controller.totals.memory, controller.planned
-    if memory is None or controller.is_running or controller.setup.spans_processes:
+    if memory is None or controller.is_running:
+        return
+    if controller.setup.spans_processes:
+        _say_unplanned(
+            controller,
+            "is trained by several processes, and is not planned. Make a plan in one process on as "
+            "many devices, and load it in all.",
+        )
         return
     if before is None and not _has_default_options(controller):
         return
@@ -51,7 +58,11 @@ def plan_fit(controller: Controller, arguments: Mapping[str, Any]) -> None:
         return  # the user's, from now on
     described = batch_of_data(arguments)
     if described is None:
-        _say_unplanned(controller)
+        _say_unplanned(
+            controller,
+            "is trained on data whose batches are unknown before they are drawn, and is not "
+            "planned. Call strategy.plan(model, batch, memory).apply() before fit.",
+        )
         return
     batch, steps = described
     spec = spec_of(batch)
@@ -114,10 +125,6 @@ def _has_default_options(controller: Controller) -> bool:
     )
 
 
-def _say_unplanned(controller: Controller) -> None:
-    if controller.totals.notes.is_new("planning needs batches"):
-        logger.info(
-            "%r is trained on data whose batches are unknown before they are drawn, and is "
-            "not planned. Call strategy.plan(model, batch, memory).apply() before fit.",
-            controller.model.name,
-        )
+def _say_unplanned(controller: Controller, why: str) -> None:
+    if controller.totals.notes.is_new(f"planning: {why}"):
+        logger.info("%r %s", controller.model.name, why)
