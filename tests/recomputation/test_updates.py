@@ -141,3 +141,33 @@ def test_early_updates_do_not_keep_activations(share):
     for k in work.updates:  # none of them is one of these sums
         assert sum(work.nbytes[value] == x.nbytes for value in work.inputs[k]) <= 1
     assert work.extra(order) <= 0.5 * sum(work.flops)
+
+
+def narrowing(weights, x):
+    """Large values and small weights, then small values and large weights."""
+    for weight in weights[:DEPTH]:
+        x = jnp.tanh(x @ weight)
+    x = x.reshape(2, -1, x.shape[1]).mean(1)
+    for weight in weights[DEPTH:]:
+        x = jnp.tanh(x @ weight)
+    return (x**2).sum()
+
+
+def test_a_gradient_is_made_for_its_update_as_soon_as_it_can_be():
+    """Not at the end, although it is larger than what it is computed from."""
+    wide = 8 * WIDTH
+    shapes = [*[(WIDTH, WIDTH)] * DEPTH, (WIDTH, wide), *[(wide, wide)] * DEPTH]
+    weights = [np.full(shape, 0.1, "float32") for shape in shapes]
+    x = np.ones((1024, WIDTH), "float32")
+    graph = needed(inlined(trace(narrowing, weights, x)[0]))
+    joint = joint_graph(graph, [True] * len(weights) + [False], [True])
+    update = trace(momentum, weights, weights, weights)[0]
+    joint = with_update(joint, Update(update, len(weights)))
+    kernels = kernels_of(joint.graph, replaced=joint.replaced, results=joint.results)
+    work = work_of(joint.graph, kernels, joint.replaced)
+    reads = [[work.nbytes[value] for value in inputs] for inputs in work.inputs]
+    of_wide = [k for k in work.plain if k in work.updates and 4 * wide * wide in reads[k]]
+    *_, loss = (k for k in work.plain if kernels[k].outputs[0] is joint.results[0])
+    of_narrow = [k for k in work.plain if k > loss and x.nbytes in reads[k]]
+    assert len(of_wide) >= DEPTH
+    assert max(of_wide) < min(of_narrow)

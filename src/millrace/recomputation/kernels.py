@@ -94,12 +94,13 @@ def kernels_of(
     """
     kernels = _Fusion(graph, stops_at).kernels()
     if results:
+        # A gradient whose update follows at once does not stay: it need not be made late.
+        kernels = _with_updates_early(graph, kernels, replaced or {})
         work, made = _numbers(graph, kernels, {})
         order = depth_first(work, [made[var] for var in variables(results) if var in made])
         kernels = [kernels[k] for k in order]
     kernels = _sums_early(kernels, frozenset(variables(graph.outvars)))
-    updates = _updates(graph, kernels, replaced or {})
-    return [kernels[k] for k in with_updates_early(tuple(range(len(kernels))), updates)]
+    return _with_updates_early(graph, kernels, replaced or {})
 
 
 class _Fusion:
@@ -257,6 +258,13 @@ def _sums_early(kernels: Sequence[Kernel], results: frozenset[Var]) -> list[Kern
             near = {r for var in (*kernels[k].inputs, *kernels[k].outputs) for r in readers[var]}
             pending += sorted((each for each in near if is_sum[each]), reverse=True)
     return [kernels[k] for k in order]
+
+
+def _with_updates_early(
+    graph: Graph, kernels: Sequence[Kernel], replaced: Mapping[Var, Var]
+) -> list[Kernel]:
+    updates = _updates(graph, kernels, replaced)
+    return [kernels[k] for k in with_updates_early(tuple(range(len(kernels))), updates)]
 
 
 def _updates(
