@@ -52,7 +52,7 @@ def chooser(
         def measure(number: int) -> int:
             compiled[number] = stages.programs(with_choice(plan, number), specs)
             devices = pipeline_memory(model, compiled[number])
-            peak = max(device.peak for device in devices)
+            peak = max((device.peak for device in devices), default=0)
             peaks[number] = peak if is_local else _largest_of_all(peak)
             return peaks[number]
 

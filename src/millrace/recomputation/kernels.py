@@ -94,7 +94,8 @@ def kernels_of(
     """
     kernels = _Fusion(graph, stops_at).kernels()
     if results:
-        # A gradient whose update follows at once does not stay: it need not be made late.
+        # Behind all gradients, an update would have its own made late if that is larger than what
+        # it is computed from, which would stay in memory or run again there.
         kernels = _with_updates_early(graph, kernels, replaced or {})
         work, made = _numbers(graph, kernels, {})
         order = depth_first(work, [made[var] for var in variables(results) if var in made])
@@ -263,6 +264,7 @@ def _sums_early(kernels: Sequence[Kernel], results: frozenset[Var]) -> list[Kern
 def _with_updates_early(
     graph: Graph, kernels: Sequence[Kernel], replaced: Mapping[Var, Var]
 ) -> list[Kernel]:
+    """Returns kernels in an order in which each update runs as soon as it can."""
     updates = _updates(graph, kernels, replaced)
     return [kernels[k] for k in with_updates_early(tuple(range(len(kernels))), updates)]
 
