@@ -101,9 +101,10 @@ SECTIONS = {
     "recompute_budget": Section(
         "Recomputation by budget",
         "Five budgets, from 0.9 to 0.4 of the peak of plain training, for each of 23 families of "
-        "models, six of them from keras.applications; NASNetMobile, the 24th, was left out, "
-        "since an earlier run of it had not ended after 35 minutes. 114 of 115 budgets are kept. The other one is that of 0.4 for InceptionV3, whose "
-        "weights alone are 0.33 of the peak: 0.47 is the least that was compiled for it. "
+        "models, six of them from keras.applications; NASNetMobile, the 24th, was left out, since "
+        "an earlier run of it had not ended after 35 minutes. 114 of 115 budgets are kept. The "
+        "other one is that of 0.4 for InceptionV3, whose weights alone are 0.33 of the peak: 0.47 "
+        "is the least that was compiled for it. "
         "Activations are the temporary memory of a step without the gradients of weights, measured "
         "where all gradients wait for the update, as in the peers: plain training, and "
         "`jax.checkpoint` around the model with each of three policies, at as many FLOPs. Other "
@@ -143,9 +144,9 @@ SECTIONS = {
         "plan.md",
         {
             r"two processes: within 10 %": "One of eight, the transformer with 0.8 of the memory: "
-            "1.27x. The plan divides each batch in two. A budget on whole batches is faster, and is "
-            "not among the three alternatives of the plan; with 40 it is one of them, predicted to "
-            "take 6.26 ms, and the chosen one 6.30 ms.",
+            "1.27x. The plan divides each batch in two. A budget on whole batches is faster, and "
+            "is not among the three alternatives of the plan; with 40 it is one of them, predicted "
+            "to take 6.26 ms, and the chosen one 6.30 ms.",
         },
     ),
     "start_up": Section(
