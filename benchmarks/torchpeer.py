@@ -1,9 +1,10 @@
 """The peer of `pipeline_processes.py`: the same stages in PyTorch, over gloo. Needs torch only.
 
-python torchpeer.py transformer 256 4 16 2 127.0.0.1:1234 0
+python torchpeer.py transformer 256 4 16 1,6 127.0.0.1:1234 0
                     kind, width, rows, micro-batches, updates, address, rank
 """
 
+import functools
 import sys
 
 import torch
@@ -43,8 +44,8 @@ def make_stage(kind: str, width: int) -> nn.Module:
 
 def main() -> None:
     """Builds the stage of this rank and serves."""
-    kind, *sizes, address, rank = sys.argv[1:]
-    width, rows, micro_batches, updates = map(int, sizes)
+    kind, *sizes, updates, address, rank = sys.argv[1:]
+    width, rows, micro_batches = map(int, sizes)
     index = int(rank)
     torch.set_num_threads(1)
     torch.set_num_interop_threads(1)
@@ -57,7 +58,7 @@ def main() -> None:
     shape = (SEQUENCE, width) if kind == "transformer" else (width,)
     x, y = torch.randn(micro_batches * rows, *shape), torch.randn(micro_batches * rows, *shape)
 
-    def pipeline() -> None:
+    def pipeline(updates: int) -> None:
         for _ in range(updates):
             schedule.step(x) if index == 0 else schedule.step(target=y)
             optimizer.step()
@@ -67,7 +68,7 @@ def main() -> None:
     inputs = [part.clone().requires_grad_() for part in x.chunk(micro_batches)]
     targets = y.chunk(micro_batches)
 
-    def alone() -> None:
+    def alone(updates: int) -> None:
         for _ in range(updates):
             for part, target in zip(inputs, targets, strict=True):
                 loss_of(module(part), target).div(micro_batches).backward()
@@ -75,7 +76,12 @@ def main() -> None:
             optimizer.step()
             optimizer.zero_grad()
 
-    workers.serve({"pipeline": pipeline, "alone": alone}, f"torch {torch.__version__}")
+    cases = {
+        f"torch {function.__name__} {n}": functools.partial(function, int(n))
+        for function in (pipeline, alone)
+        for n in updates.split(",")
+    }
+    workers.serve(cases, f"torch {torch.__version__}")
 
 
 if __name__ == "__main__":

@@ -26,6 +26,8 @@ jax.config.update("jax_cpu_collectives_implementation", "gloo")
 jax.distributed.initialize(address, 2, process)
 from millrace._compat.jax_processes import key_value_store
 from millrace.devices import DeviceGroup, put_parts
+from millrace.pipelines.runtime.arriving import all_settled
+from millrace.pipelines.runtime.local_link import Local, neighbors
 from millrace.pipelines.runtime.transfer import Edge
 
 d = jax.devices()
@@ -48,7 +50,12 @@ def values(seed, *lead):
     ]
 def specs(arrays):
     return [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in arrays]
+def moved_by(edge, arrays, host):
+    moved = edge.move(arrays, specs(host))
+    neighbors().send_all()
+    return None if moved is None else all_settled(moved)
 def same(arrays, expected):
+    arrays = all_settled(arrays)
     for a, b in zip(arrays, expected, strict=True):
         assert (a.dtype, a.shape) == (b.dtype, b.shape), (a, b)
         for shard in a.addressable_shards:
@@ -102,7 +109,7 @@ for seed in range(4):
     host = values(seed)
     for way, sender in ((there, 0), (back, 1)):
         arrays = [jnp.asarray(a) for a in host] if process == sender else None
-        moved = way.move(arrays, specs(host))
+        moved = moved_by(way, arrays, host)
         assert (moved is None) == (process == sender)
         if moved is not None:
             same(moved, host)
@@ -110,21 +117,21 @@ for seed in range(4):
 
 # Arrays of no size alone, and none at all, are no message; the next one is not mixed up.
 host = [np.zeros((0, 3), "int32")]
-moved = there.move([jnp.asarray(host[0])] if process == 0 else None, specs(host))
+moved = moved_by(there, [jnp.asarray(host[0])] if process == 0 else None, host)
 if process == 1:
     same(moved, host)
 # Another edge goes on where this one stopped.
 assert there.move([] if process == 0 else None, []) == (None if process == 0 else [])
 again = edge([d[0]], [d[1]])
 host = values(99)
-moved = again.move([jnp.asarray(a) for a in host] if process == 0 else None, specs(host))
+moved = moved_by(again, [jnp.asarray(a) for a in host] if process == 0 else None, host)
 if process == 1:
     same(moved, host)
 
 # What has arrived goes into a program that was compiled ahead of time.
 x = np.ones((4, 4), "float32")
 twice = jax.jit(lambda x: 2 * x).lower(jax.device_put(x, d[process])).compile()
-moved = there.move([jax.device_put(x, d[0])] if process == 0 else None, specs([x]))
+moved = moved_by(there, [jax.device_put(x, d[0])] if process == 0 else None, [x])
 if process == 1:
     assert np.array_equal(np.asarray(twice(moved[0])), 2 * x)
 """
@@ -185,6 +192,56 @@ for seed in range(50 if process == 1 else 0):
     same(there.move(None, specs([expected])), [expected])
 """
 
+LOCAL = """
+assert isinstance(there._links[0][1], Local)
+x = np.arange(6, dtype="float32")
+large = np.random.default_rng(0).normal(size=(3000, 1000)).astype("float32")  # grows the ring
+
+# The receiver asks before the sender is there, and goes on; so does a sender that is early.
+moved = there.move([jnp.asarray(x)] if process == 0 else None, specs([x]))
+if process == 1:
+    tell("receiver has asked")
+    same(moved, [x])
+else:
+    hear("receiver has asked")
+    neighbors().send_all()
+
+# Messages may be taken in another order than they come in, and by other edges of these devices.
+again = edge([d[0]], [d[1]])
+host = [[np.full((5, 2), k, "float32")] for k in range(6)]
+ways = [there, again] * 3
+moves = [
+    way.move([jnp.asarray(h[0])] if process == 0 else None, specs(h)) for way, h in zip(ways, host)
+]
+neighbors().send_all()
+for k in (3, 0, 5, 1, 4, 2) if process == 1 else ():
+    same(moves[k], host[k])
+
+# What is sent need not be computed: it waits for a value that the receiver sends.
+if process == 0:
+    y = all_settled(back.move(None, specs([x])))[0]
+    there.move([jax.jit(lambda y: y + 1)(y)], specs([x]))
+    neighbors().send_all()
+else:
+    back.move([jnp.asarray(x)], specs([x]))
+    same(there.move(None, specs([x])), [x + 1])
+
+# Both are far ahead of each other, with more than a ring holds.
+for way, sender in ((there, 0), (back, 1)):
+    late = [
+        way.move([jnp.asarray(large + k)] if process == sender else None, specs([large]))
+        for k in range(12)
+    ]
+    if process == sender:
+        mine = late
+    else:
+        theirs = late
+for k, one in enumerate(theirs):
+    same(one, [large + k])
+neighbors().send_all()
+assert neighbors().transfer > 0 and set(neighbors().waiting) <= {1 - process}
+"""
+
 REPLICAS = """
 def given(host, group, mine):
     return [put_parts(a[np.asarray(group.local)], group, 0) for a in host] if mine else None
@@ -200,7 +257,7 @@ for source, target in [
     way, group, end = edge(source, target), DeviceGroup(source), DeviceGroup(target)
     for seed in range(2):
         host = values(seed, 2)
-        moved = way.move(given(host, group, group.local), specs(host))
+        moved = moved_by(way, given(host, group, group.local), host)
         assert (moved is not None) == bool(end.local), (source, target, moved)
         if moved is not None:
             same(moved, host)
@@ -214,9 +271,16 @@ for source, target in [
 """
 
 
-@pytest.mark.parametrize("transport", ["pull", "permute"])
+TRANSPORTS = ["local", "pull", "permute"]
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
 def test_values_types_and_order(run, transport):
     run(ONE_DEVICE, transport)
+
+
+def test_one_machine(run):
+    run(ONE_DEVICE + LOCAL, "local")
 
 
 @pytest.mark.parametrize("transport", ["pull", "permute"])
@@ -225,7 +289,7 @@ def test_neither_side_waits_for_the_other(run, transport):
     run(EARLY + (UNHINDERED if transport == "pull" else ""), transport)
 
 
-@pytest.mark.parametrize("transport", ["pull", "permute"])
+@pytest.mark.parametrize("transport", TRANSPORTS)
 def test_replicas_within_and_between_processes(run, transport):
     run(REPLICAS, transport, devices=2)
 

@@ -8,11 +8,12 @@ The address of each server is in the store of `jax.distributed`. Sender and rece
 messages between two devices, so that both have the same number for a message.
 
     Here      both devices are in this process: a copy, or nothing
+    Local     both processes are on one machine: through memory that both see; `local_link.py`
     Pull      the receiver fetches from the sender's server; either may be early
     Permute   both run one program with a collective permute, and wait for each other
 
-`Pull` is for CPUs, `Permute` for accelerators, where the collective is NCCL's and waits without a
-thread. On two pinned CPU cores, 128 KiB, loopback (medians, busy machine):
+`Local` and `Pull` are for CPUs, `Permute` for accelerators, where the collective is NCCL's and
+waits without a thread. On two pinned CPU cores, 128 KiB, loopback (medians, busy machine):
 
                 one way    there and back    both at once    processor time of one way
     Pull         0.08 ms          0.56 ms         0.28 ms       0.08 ms
@@ -46,6 +47,8 @@ from millrace._compat.jax_processes import (
     start_transfer_server,
 )
 from millrace.errors import ProcessError
+from millrace.pipelines.runtime.arriving import MaybeArriving, Specs
+from millrace.pipelines.runtime.local_link import Local, neighbors
 
 _ADDRESS_SECONDS = 300  # for all processes of an edge to start their first pipeline
 _MESSAGES = 40  # bits of a number that count messages; the others are the pair of devices
@@ -134,7 +137,6 @@ def _own_host() -> str:
     return f"[{own}]" if family == socket.AF_INET6 else own
 
 
-Specs = Sequence[jax.ShapeDtypeStruct]
 # XLA:CPU runs programs of fewer than 1000 operations in the calling thread: Python would wait for
 # the other process.
 _ENOUGH_OPERATIONS = 2048
@@ -146,7 +148,7 @@ _Key = tuple[tuple[tuple[int, ...], object], ...]  # shape and dtype of each arr
 class Link(Protocol):
     """Moves arrays of one replica."""
 
-    def move(self, arrays: Sequence[jax.Array] | None, specs: Specs) -> list[jax.Array] | None:
+    def move(self, arrays: list[jax.Array] | None, specs: Specs) -> Sequence[MaybeArriving] | None:
         """Returns the arrays on the target if this process has it, before they have arrived.
 
         Args:
@@ -162,17 +164,19 @@ def link(source: jax.Device, target: jax.Device, transport: str | None = None) -
     Args:
         source: where arrays come from.
         target: where they go.
-        transport: "pull" or "permute"; None: the faster one on the platform.
+        transport: "local", "pull" or "permute"; None: the fastest one that is possible.
     """
     here = jax.process_index()
     if source.process_index == target.process_index == here:
         return Here(source, target)
-    pulls = source.platform == "cpu" and has_transfer_server()
-    return (
-        Pull(source, target)
-        if (transport or "pull") == "pull" and pulls
-        else Permute(source, target)
-    )
+    if source.platform == "cpu" and transport in (None, "local"):
+        other = {source.process_index, target.process_index} - {here}
+        connection = neighbors().connect(other.pop())
+        if connection is not None:
+            return Local(source, target, connection)
+    if source.platform == "cpu" and has_transfer_server() and transport in (None, "pull"):
+        return Pull(source, target)
+    return Permute(source, target)
 
 
 class Here:
@@ -182,7 +186,7 @@ class Here:
         copies = None if source == target else DeviceCopies(SingleDeviceSharding(target), (0,))
         self._copies = copies
 
-    def move(self, arrays: Sequence[jax.Array] | None, specs: Specs) -> list[jax.Array]:
+    def move(self, arrays: list[jax.Array] | None, specs: Specs) -> list[jax.Array]:
         """Starts the copies. Returns the arrays themselves where source and target are one."""
         del specs
         sent = list(arrays or ())
@@ -213,7 +217,7 @@ class Pull:
         if self._receives:
             self._peers.connect(self._process)
 
-    def move(self, arrays: Sequence[jax.Array] | None, specs: Specs) -> list[jax.Array] | None:
+    def move(self, arrays: list[jax.Array] | None, specs: Specs) -> list[jax.Array] | None:
         """Sends or receives, and waits for nothing."""
         key = tuple((spec.shape, spec.dtype) for spec in specs)
         message = self._messages.get(key)
@@ -273,7 +277,7 @@ class Permute:
         self._rebuild = Assembly(self._here)
         self._programs: dict[_Key, _Program] = {}
 
-    def move(self, arrays: Sequence[jax.Array] | None, specs: Specs) -> list[jax.Array] | None:
+    def move(self, arrays: list[jax.Array] | None, specs: Specs) -> list[jax.Array] | None:
         """Dispatches the program. The device waits for the other process, this call does not."""
         if not specs:
             return [] if self._receives else None

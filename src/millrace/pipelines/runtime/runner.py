@@ -20,8 +20,10 @@ from millrace.feeds.block import BlockSlice
 from millrace.interrupts import raise_if_interrupted
 from millrace.pipelines.programs.split import Arrays
 from millrace.pipelines.runtime.activation_offload import ActivationOffload
+from millrace.pipelines.runtime.arriving import Arriving, MaybeArriving
 from millrace.pipelines.runtime.buffers import Buffers
 from millrace.pipelines.runtime.kept_state import KeptState
+from millrace.pipelines.runtime.local_link import Neighbors, neighbors
 from millrace.pipelines.runtime.measured import MeasuredPipeline
 from millrace.pipelines.runtime.micro_batches import MicroBatch, Shape, micro_batches, next_update
 from millrace.pipelines.runtime.replica_stage_state import ReplicaStageState
@@ -59,6 +61,11 @@ class PipelineRunner:
         self._last = len(self._groups) - 1  # stage
         self._replicas = plan.replicas
         self._spans_processes = any(not group.is_local for group in self._groups)
+        # Of a pipeline on CPUs, whose processes may be on one machine.
+        self._neighbors: Neighbors | None = None
+        if self._spans_processes and self._groups[0].platform == "cpu":
+            self._neighbors = neighbors()
+        self._late: deque[CallResult] = deque()  # results of evaluation that are on their way
         self._values: StageState | None = None
         self._kept = KeptState(self._groups)
         # Separate from the results of `run`: micro-batches without a result have taps, too.
@@ -90,6 +97,8 @@ class PipelineRunner:
             self.state = self._values.state() if self._values is not None else state
             self._kept.release()
             self._measured.fail()
+            if self._neighbors is not None:
+                self._neighbors.forget()
             raise
         if self._values is not None:
             if self._plan.mode is not Mode.TRAIN:
@@ -122,6 +131,8 @@ class PipelineRunner:
             if self._taps.halted is not None:
                 break
             raise_if_interrupted()
+        results += self._arrived(0)
+        self._send(0)
         return results, steps
 
     @property
@@ -170,6 +181,7 @@ class PipelineRunner:
         self._kept.release()
         self._taps.forget()
         self.state = self._values = None  # of an execution that has failed
+        self._late.clear()
 
     def _update(self, batches: list[MicroBatch], state: StageState) -> list[CallResult]:
         """Runs one update, and returns a call result for each micro-batch that has one."""
@@ -189,6 +201,8 @@ class PipelineRunner:
                 if offload is not None:
                     offload.before(task)
                 tasks.run(task)
+                if self._neighbors is not None:
+                    self._neighbors.send_computed()
                 if measurement is not None:
                     measured.add(task, begin)
                 if task.kind is Pass.FORWARD and task.stage == self._last:
@@ -204,6 +218,7 @@ class PipelineRunner:
         self._in_flight = tuple(
             max(peak, buffers.peaks.get(stage, 0)) for stage, peak in enumerate(self._in_flight)
         )
+        self._send(0)
         self._reduce_replicas(first, sums, sum(each.steps for each in batches))
         if first.update is not None:
             self.dispatches += len(sums) + first.update.dispatches
@@ -214,14 +229,14 @@ class PipelineRunner:
             self._wait(probes, pending)
         if self._taps.add(batches, buffers) and before is not None:
             before.restore()
-        return call_results
+        return list(map(_settled, call_results))
 
     def _forward(self, batches: list[MicroBatch], state: StageState) -> list[CallResult]:
         """Runs one micro-batch through all stages; devices overlap, since calls do not wait."""
         (micro_batch,), buffers = batches, Buffers()
         buffers.measurement = measurement = self._measured.forward()
         steps_argument = micro_batch.steps_argument(self._replicas)
-        results: dict[int, jax.Array] = {}
+        results: dict[int, MaybeArriving] = {}
         for index, stage in enumerate(micro_batch.shape.stages):
             begin = time.perf_counter()
             results |= stage.forward(0, micro_batch.leaves, state, buffers, *steps_argument)
@@ -229,9 +244,23 @@ class PipelineRunner:
                 self._measured.add_forward(index, begin)
             self._task_seconds.append(time.perf_counter() - begin)
         self._measured.end_forward()
+        self._send(FORWARD_AHEAD)
         self._wait(buffers.newest, FORWARD_AHEAD * len(self._groups))
         self._taps.add(batches, buffers)
-        return self._call_results(results, micro_batch, state)
+        self._late += self._call_results(results, micro_batch, state)
+        return self._arrived(FORWARD_AHEAD * len(self._groups))
+
+    def _send(self, but: int) -> None:
+        """Sends what other processes of this machine wait for, except for some messages."""
+        if self._neighbors is not None:
+            self._neighbors.send_all(but)
+
+    def _arrived(self, but: int) -> list[CallResult]:
+        """Returns the results of evaluation that are due, except for the newest ones."""
+        results: list[CallResult] = []
+        while len(self._late) > but:
+            results.append(_settled(self._late.popleft()))
+        return results
 
     def _reduce_replicas(self, shape: Shape, sums: list[Arrays], steps: int) -> None:
         """Adds up the results of `steps` steps over replicas."""
@@ -242,7 +271,7 @@ class PipelineRunner:
                 )
 
     def _call_results(
-        self, results: dict[int, jax.Array], micro_batch: MicroBatch, state: StageState
+        self, results: dict[int, MaybeArriving], micro_batch: MicroBatch, state: StageState
     ) -> list[CallResult]:
         """Returns the call result of a micro-batch, if it has one."""
         tree = jax.tree.structure(micro_batch.shape.builder.stages.split.result)
@@ -287,3 +316,12 @@ class PipelineRunner:
             last_task_seconds=median(seconds),
             last_in_flight=self._in_flight,
         )
+
+
+def _settled(result: CallResult) -> CallResult:
+    """Returns a result after waiting for what other processes send of it."""
+    return result._replace(result=jax.tree.map(_array, result.result))
+
+
+def _array(leaf: object) -> object:
+    return leaf.array() if isinstance(leaf, Arriving) else leaf

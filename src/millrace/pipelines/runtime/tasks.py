@@ -11,6 +11,7 @@ from millrace.devices import DeviceGroup
 from millrace.errors import MillraceError, NonFiniteError, TaskError
 from millrace.pipelines.programs.builder import StageBuilder
 from millrace.pipelines.programs.split import Arrays
+from millrace.pipelines.runtime.arriving import MaybeArriving
 from millrace.pipelines.runtime.buffers import Buffers
 from millrace.pipelines.runtime.replica_stage_state import ReplicaStageState
 from millrace.pipelines.runtime.stage_state import StageState
@@ -97,12 +98,12 @@ class StageTasks:
         state: StageState,
         buffers: Buffers,
         *steps: np.ndarray,
-    ) -> dict[int, jax.Array]:
+    ) -> dict[int, MaybeArriving]:
         """Runs the stage forward, and returns its leaves of the step's result by their index."""
         stage, index = self._stage, self._index
         sent, results = None, None
         if self._copies is not None:
-            batch = self._copies.batch([leaves[leaf] for leaf in stage.batch])
+            batch = self._batch(leaves)
             carried = buffers.take_carried(index, micro_batch, stage.carried)
             run = self._executables.get("forward") or self._get("forward", self._builder.forward)
             sent, state.changing[index], results, residuals = run(
@@ -116,21 +117,13 @@ class StageTasks:
             if self._forward_taps is not None:
                 results, taps = results[: len(stage.results)], results[len(stage.results) :]
                 buffers.tapped.append((micro_batch, self._forward_taps, taps))
-            if self._held is not None:
-                sources = (batch, carried, sent, residuals)
-                held = [sources[source][position] for source, position in self._held]
-                buffers.hold(index, micro_batch, held)
+            self._hold(micro_batch, buffers, (batch, carried, sent, residuals))
             if buffers.measurement is not None:
                 # What no later program takes over: neither the state nor accumulators are.
                 lasting = (sent or results or residuals)[:1]
                 buffers.measurement.ran(carried, lasting or markers(state.changing[index]))
-        for route in self._routes:
-            for array, number, stages in route.carry(sent):
-                for consumer in stages:
-                    buffers.send(consumer, micro_batch, number, array)
-        if self._to_all is not None:
-            results = self._to_all.share(results, self._result_specs or [])
-        return dict(zip(stage.results, results or [], strict=results is not None))
+        self._send(micro_batch, sent, buffers)
+        return self._share(results)
 
     def backward(
         self,
@@ -230,6 +223,31 @@ class StageTasks:
         by_replica = state.values_by_replica(index)
         sums[index], by_replica, whole = run(sums[index], by_replica, steps)
         state.reduce_replicas(index, by_replica, whole)
+
+    def _batch(self, leaves: Sequence[np.ndarray]) -> Arrays:
+        """Starts the copies of the leaves of a batch that the stage reads."""
+        assert self._copies is not None  # noqa: S101 - the stage is in this process
+        return self._copies.batch([leaves[leaf] for leaf in self._stage.batch])
+
+    def _hold(self, micro_batch: int, buffers: Buffers, sources: tuple[Arrays, ...]) -> None:
+        """Leaves the arrays of a forward that its backward needs."""
+        if self._held is not None:
+            held = [sources[source][position] for source, position in self._held]
+            buffers.hold(self._index, micro_batch, held)
+
+    def _send(self, micro_batch: int, sent: Arrays | None, buffers: Buffers) -> None:
+        for route in self._routes:
+            for array, number, stages in route.carry(sent):
+                for consumer in stages:
+                    buffers.send(consumer, micro_batch, number, array)
+
+    def _share(self, results: Arrays | None) -> dict[int, MaybeArriving]:
+        """Returns the results of forward by their index, in every process."""
+        indices = self._stage.results
+        if self._to_all is None:
+            return dict(zip(indices, results or [], strict=results is not None))
+        shared = self._to_all.share(results, self._result_specs or [])
+        return dict(zip(indices, shared, strict=True))
 
     def _answer(self, micro_batch: int, returned: Arrays | None, buffers: Buffers) -> None:
         for route in self._answers:

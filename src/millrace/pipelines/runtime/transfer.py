@@ -4,7 +4,8 @@
             d1 ══════> e1              replica 1: to another process, see links.py
 
 Every process that has a device of either stage creates the edge, and calls `move` as often and in
-the same order as the others. No call waits for the other processes or for the arrays.
+the same order as the others. No call waits for the other processes or for the arrays; arrays from
+another process may be `Arriving`, for which the task that takes them waits.
 
 Copies    within this process
 Edge      between processes; those that have a device of either group call it together
@@ -24,7 +25,14 @@ from millrace._compat.jax_processes import Assembly, shards
 from millrace.devices import DeviceGroup
 from millrace.pipelines.programs.builder import StageBuilder
 from millrace.pipelines.programs.split import Arrays
-from millrace.pipelines.runtime.links import Specs, link
+from millrace.pipelines.runtime.arriving import (
+    Arriving,
+    MaybeArriving,
+    Specs,
+    all_settled,
+    arriving,
+)
+from millrace.pipelines.runtime.links import Pull, link
 from millrace.processes.agreement import own_copy
 from millrace.pytrees import Array
 
@@ -38,7 +46,7 @@ class Edge:
         Args:
             source: devices that arrays come from, one for each replica.
             target: devices that they go to, as many.
-            transport: between processes, "pull" or "permute"; None: the faster one.
+            transport: between processes, "local", "pull" or "permute"; None: the fastest.
 
         Raises:
             ProcessError: if the server of another process does not start in time.
@@ -58,7 +66,14 @@ class Edge:
         ]
         self._receives = any(arrives for _, _, arrives in self._links)
 
-    def move(self, arrays: Sequence[jax.Array] | None, specs: Specs) -> list[jax.Array] | None:
+    @property
+    def is_fetched_later(self) -> bool:
+        """Whether what this process sends must stay as it is until it has arrived."""
+        return any(isinstance(each, Pull) for _, each, _ in self._links)
+
+    def move(
+        self, arrays: Sequence[jax.Array] | None, specs: Specs
+    ) -> Sequence[MaybeArriving] | None:
         """Starts the move of some arrays.
 
         Args:
@@ -76,7 +91,7 @@ class Edge:
         """
         if not self._is_split:
             for _, only, _ in self._links:
-                return only.move(arrays, specs)
+                return only.move(None if arrays is None else list(arrays), specs)
             return None
         shardings = [spec.sharding or self._sharding for spec in specs]
         shard_specs = [
@@ -84,7 +99,7 @@ class Edge:
             for spec, sharding in zip(specs, shardings, strict=True)
         ]
         local = [shards(array) for array in arrays or ()]
-        arrived: list[list[jax.Array]] = []
+        arrived: list[Sequence[MaybeArriving]] = []
         for index, one, arrives in self._links:
             own = None if index is None else [each[index] for each in local]
             moved = one.move(own, shard_specs)
@@ -92,11 +107,16 @@ class Edge:
                 arrived.append(moved)
         if not self._receives:
             return None
-        by_array = zip(*arrived, strict=True)
-        return [
-            self._assembly(sharding)(spec, each)
-            for spec, sharding, each in zip(specs, shardings, by_array, strict=True)
-        ]
+        by_array = list(zip(*arrived, strict=True))
+
+        def assembled() -> Arrays:
+            return [
+                self._assembly(sharding)(spec, all_settled(each))
+                for spec, sharding, each in zip(specs, shardings, by_array, strict=True)
+            ]
+
+        is_late = any(isinstance(each, Arriving) for parts in by_array for each in parts)
+        return arriving(assembled, len(specs)) if is_late else assembled()
 
     def _assembly(self, sharding: Sharding) -> Assembly:
         if sharding not in self._assemblies:
@@ -105,7 +125,7 @@ class Edge:
 
 
 # Takes arrays on one group and returns them on another; None in a process without that group.
-MoveArrays = Callable[[Arrays | None, Specs], Arrays | None]
+MoveArrays = Callable[[Arrays | None, Specs], Sequence[MaybeArriving] | None]
 
 
 def on_device(value: jax.Array, device: jax.Device) -> jax.Array:
@@ -169,8 +189,13 @@ class ToAll:
             if here in (first.process_index, process)
         ]
 
-    def share(self, arrays: Sequence[Array] | None, specs: Specs) -> Arrays:
-        """Returns the values in this process.
+    @property
+    def is_fetched_later(self) -> bool:
+        """Whether the values of this process must stay as they are until they have arrived."""
+        return any(edge.is_fetched_later for edge in self._edges)
+
+    def share(self, arrays: Sequence[Array] | None, specs: Specs) -> Sequence[MaybeArriving]:
+        """Returns the values in this process, before they have arrived.
 
         Args:
             arrays: in the processes that have the group; None in the others.
@@ -179,7 +204,8 @@ class ToAll:
         own = None if arrays is None else list(map(own_copy, arrays))
         for edge in self._edges:
             moved = edge.move(own, specs)
-            own = moved if moved is not None else own
+            if moved is not None:
+                return moved
         return own or []
 
 
@@ -194,7 +220,7 @@ class Sent(NamedTuple):
 class Arrival(NamedTuple):
     """A value that has come to stages of this process."""
 
-    array: jax.Array
+    array: MaybeArriving
     number: int  # of the value
     stages: tuple[int, ...]  # that take it
 
