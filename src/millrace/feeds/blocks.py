@@ -61,15 +61,16 @@ class BlockShape:
 
         Nothing runs before the first block is ready, and the second is made while the first runs,
         so an epoch begins with small blocks: 128 KiB, 512 KiB, 2 MiB, ... They hold whole
-        executions if these are short, otherwise whole updates.
+        executions if these are short, otherwise whole updates, and at least one.
         """
         nbytes = max(1, spec.nbytes)
         most = FIRST_BLOCK_BYTES * 4**index // nbytes
         execution, update = self.multiples
         if execution * nbytes <= SHORT_BYTES:
             most = max(most, execution)
+        most = max(most, update)
         most -= most % (execution if execution <= most else update)
-        return most if 0 < most < steps else steps
+        return min(most, steps)
 
     def limit_at(self, position: int) -> int | None:
         """Returns the most steps of a block that begins at `position` in the epoch; None: no limit.
@@ -260,7 +261,9 @@ class ResidentArrays:
         if destination.replicas > 1:
             rows = rows.reshape(-1, destination.replicas, rows.shape[1])[:, list(destination.kept)]
         if self._on_host:
-            leaves = empty_block(spec, destination.lead(capacity))
+            # The tasks of a pipeline take batches one by one, whatever the capacity.
+            room = len(rows) * destination.replicas if destination.stays_on_host else capacity
+            leaves = empty_block(spec, destination.lead(room))
             for target, source in zip(leaves, self._leaves, strict=True):
                 # "clip" lets NumPy write into `out` directly; the row numbers are in range.
                 np.take(source, rows, axis=0, out=target[: len(rows)], mode="clip")

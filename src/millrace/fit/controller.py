@@ -25,6 +25,7 @@ from millrace.fit.callbacks import flat_callbacks
 from millrace.fit.feeds import Feeds
 from millrace.fit.loop_checkpoints import LoopCheckpoints
 from millrace.fit.loop_functions import LoopFunctions
+from millrace.fit.multi_process import Agreement
 from millrace.fit.offloading import bring_back
 from millrace.fit.setup import Rules, Setup
 from millrace.fit.stages import StageAssignment
@@ -67,6 +68,7 @@ class Controller:
         self.attributes = attributes or Attributes(setup.model)
         self.watchers = watchers or Watchers()
         self.feeds = Feeds()
+        self.agreement = Agreement()  # of all processes on what they run
         self.functions = LoopFunctions(setup.model, totals.number)
         self.is_recorded = True  # False while loops run that are no training: measurements
         self.planned: PlannedOptions | None = None  # by the last fit that planned

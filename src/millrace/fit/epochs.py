@@ -34,7 +34,7 @@ from millrace.fit.data_position import batch_name, epoch_name
 from millrace.fit.execution import Execution
 from millrace.fit.loop_checkpoints import EpochPosition, LoopCheckpoints
 from millrace.fit.merged_updates import merged_arguments
-from millrace.fit.multi_process import agree_on_built, agree_on_data, agree_on_order
+from millrace.fit.multi_process import agree_on_built, agree_on_order
 from millrace.fit.resident_data import ResidentData
 from millrace.fit.uncompiled import runs_uncompiled
 from millrace.fit.whole_arrays import describe_arrays, is_dense
@@ -107,7 +107,8 @@ class FeedEpochIterator(EpochIterator):
                 controller.setup.stop_within,
                 controller.setup.update_steps(mode),
             )
-        agree_on_data(controller.setup, self.num_batches, rows)
+        last = getattr(self.data_adapter, "partial_batch_size", None)
+        controller.agreement.compare(controller.setup, self.num_batches, rows, last)
         controller.feeds.opened(self)
         if mode is Mode.TRAIN:
             controller.feeds.training = self
@@ -379,7 +380,8 @@ class FeedEpochIterator(EpochIterator):
             shuffle = self._arguments.get("shuffle", False)
             adapter: Any = self.data_adapter
             order = epoch_order(adapter, resident.rows, shuffle)
-            agree_on_order(controller.setup, order)
+            if shuffle:
+                agree_on_order(controller.setup, order)
             if self._checkpoints is not None:
                 order = order[(self._pass_begin + self._begun) * batch_size :]
                 if self._resumed is not None:

@@ -5,6 +5,8 @@ tasks         Tracer                   timing/tracer.py       chosen updates
 operations    ExecutionTracer          fit/totals.py          chosen executions, if asked for
 """
 
+from collections.abc import Mapping
+
 from millrace.compiled_loop.protocol import Runner
 from millrace.fit.controller import Controller
 from millrace.fit.data_position import DataPosition
@@ -26,6 +28,7 @@ class ExecutionRecords:
         self._controller, self._mode, self._position = controller, mode, position
         self._tracer: Tracer | None = None
         self._dispatch_seconds = 0.0  # of the runner, before the execution
+        self._update_seconds: Mapping[str, float] = {}  # likewise
 
     def begin(self, runner: Runner, steps: int, state: object) -> None:
         """Begins an execution; `end` follows, however it ends.
@@ -40,6 +43,7 @@ class ExecutionRecords:
         recorder, operations = controller.functions.recorder, controller.totals.operation_trace
         if recorder is not None:
             runner.is_timed, self._dispatch_seconds = True, runner.dispatch_seconds
+            self._update_seconds = _update_seconds(runner)
             recorder.begins(self._mode, self._position.epoch)
         if operations is not None:
             operations.begin(controller.model.name, self._mode.value, steps, state)
@@ -52,7 +56,9 @@ class ExecutionRecords:
             operations.end(controller.model.name, self._mode.value, steps, results)
         if recorder is not None and results is not None:
             seconds = runner.dispatch_seconds - self._dispatch_seconds
-            recorder.executed(self._position.steps, seconds)
+            before = self._update_seconds
+            parts = {k: v - before.get(k, 0.0) for k, v in _update_seconds(runner).items()}
+            recorder.executed(self._position.steps, seconds, parts)
 
     def close(self) -> None:
         """Ends the threads that measure, after all that they wait for."""
@@ -80,3 +86,11 @@ class ExecutionRecords:
             )
         self._tracer.enter(controller.loop, self._position.epoch)
         return self._tracer
+
+
+def _update_seconds(runner: Runner) -> Mapping[str, float]:
+    """Returns what the time of a runner's updates went to so far; nothing if it is not known."""
+    statistics = runner.statistics
+    if statistics is None or statistics.seconds is None:
+        return {}
+    return statistics.seconds.parts

@@ -1,6 +1,6 @@
 """Training of one model by several processes.
 
-before a call    compare model, options, weights and data: see `processes/agreement.py`
+before a loop    compare model, options, weights and data: see `processes/agreement.py`
 while it runs    the first one prints
 when it fails    the error names the process that failed first
 files            complete or absent, whichever process writes them and whenever it dies
@@ -10,6 +10,7 @@ import inspect
 import json
 import os
 import pathlib
+import weakref
 import zlib
 from collections.abc import Callable, Iterable
 from dataclasses import asdict
@@ -22,34 +23,91 @@ from millrace.errors import ProcessError
 from millrace.fit.setup import Setup
 from millrace.options import Options
 from millrace.plan import Mode
-from millrace.processes.agreement import check_same, process_count, process_index
+from millrace.processes.agreement import (
+    check_same,
+    facts_of_all,
+    process_count,
+    process_index,
+    raise_difference,
+)
 from millrace.processes.failure import failure_of_others
 
 AGREEMENT_SECONDS = 600.0  # from the first process to the last, which may have more data to load
 
 
-def agree(setup: Setup, mode: Mode, is_running: bool) -> None:
-    """Compares model, options and weights of all processes before fit, evaluate or predict.
+class Agreement:
+    """Compares model, options, weights and data of all processes, once for each loop.
 
-    Raises:
-        PlanError: in every process, naming the difference.
-        ProcessError: if a process does not arrive.
+    The facts about the model are noted before a loop, and compared with those about the data when
+    Keras has looked at it: each exchange between processes takes some milliseconds.
     """
-    if not setup.spans_processes:
-        return
-    model = setup.model
-    assignment = setup.stages.assignment()
-    facts = {
-        "call": f"{mode.value} of {model.name!r}",
-        "devices": ", ".join(map(str, setup.devices)),
-        **_model(model),
-        "stages": "none" if assignment is None else str(assignment.stages),
-        "options": _options(setup.options),
-        "compile": _compilation(model),
-    }
-    if is_running:  # validation within fit has the weights of that fit
-        del facts["weights"]
-    check_same(facts, AGREEMENT_SECONDS)
+
+    def __init__(self) -> None:
+        self._facts: dict[str, str] = {}
+        # The values that the last loop left in the variables, which are the same in all processes.
+        self._left: list[weakref.ref[object]] = []
+        self._loops = 0
+
+    def note(self, setup: Setup, mode: Mode, is_running: bool) -> None:
+        """Notes the facts about the model before fit, evaluate or predict."""
+        if not setup.spans_processes:
+            return
+        model = setup.model
+        assignment = setup.stages.assignment()
+        self._facts = {
+            "call": f"{mode.value} of {model.name!r}",
+            "devices": ", ".join(map(str, setup.devices)),
+            "model": _layers(model),
+            "stages": "none" if assignment is None else str(assignment.stages),
+            "options": _options(setup.options),
+            "compile": _compilation(model),
+        }
+        if not is_running:  # validation within fit has the weights of that fit
+            self._facts["weights"] = self._known(model) or _checksum(_values(model))
+
+    def compare(
+        self, setup: Setup, batches: int | None, rows: int | None, last: int | None
+    ) -> None:
+        """Compares what was noted, and the numbers of batches and of rows in them.
+
+        Args:
+            setup: of the model.
+            batches: of an epoch; None: unknown.
+            rows: of a batch.
+            last: rows of a smaller last batch.
+
+        Raises:
+            PlanError: in every process, naming the difference.
+            ProcessError: if a process does not arrive.
+        """
+        if not setup.spans_processes:
+            return
+        facts, self._facts = self._facts, {}
+        facts["data"] = f"{batches} batches of {rows} rows"
+        facts["last batch"] = f"{last or rows} rows"
+        others = facts_of_all(facts, AGREEMENT_SECONDS)
+        weights = {each.get("weights", "") for each in others}
+        if len(weights) > 1 and any(text.startswith(_LEFT) for text in weights):
+            # One process has set values since, perhaps to what they were.
+            facts["weights"] = _checksum(_values(setup.model))
+            others = facts_of_all(facts, AGREEMENT_SECONDS)
+        raise_difference(others)
+
+    def has_left(self, model: keras.Model) -> None:
+        """Remembers the values that a loop has left, after all processes have got them."""
+        self._left = [weakref.ref(value) for value in _values(model)]
+        self._loops += 1
+
+    def _known(self, model: keras.Model) -> str | None:
+        """Returns a text that stands for the weights, if they are those of the last loop."""
+        values = _values(model)
+        is_same = len(self._left) == len(values) and all(
+            left() is value for left, value in zip(self._left, values, strict=True)
+        )
+        return f"{_LEFT} {self._loops}" if is_same and values else None
+
+
+_LEFT = "those after loop"
 
 
 def agree_on_built(setup: Setup) -> None:
@@ -62,12 +120,6 @@ def agree_on_order(setup: Setup, order: np.ndarray) -> None:
     """Compares the order of the rows of an epoch."""
     if setup.spans_processes:
         check_same({"data order": f"{len(order)} rows, {_checksum([order])}"}, AGREEMENT_SECONDS)
-
-
-def agree_on_data(setup: Setup, batches: int | None, rows: int | None) -> None:
-    """Compares the numbers of batches and of rows in them."""
-    if setup.spans_processes:
-        check_same({"data": f"{batches} batches of {rows} rows"}, AGREEMENT_SECONDS)
 
 
 def raise_failure_of_others(error: BaseException) -> None:
@@ -117,8 +169,12 @@ def whole_files(model: keras.Model, name: str) -> Callable[..., Any]:
 
 
 def _model(model: keras.Model) -> dict[str, str]:
-    weights = _checksum(variable.value for variable in model.variables)
+    weights = _checksum(_values(model))
     return {"model": _layers(model), "weights": weights}
+
+
+def _values(model: keras.Model) -> list[Any]:
+    return [variable.value for variable in model.variables]
 
 
 def _layers(model: keras.Model) -> str:

@@ -55,8 +55,16 @@ class LoopRecorder(Protocol):
         """Notes the begin of an execution; `epoch` is from 1, or 0 outside of fit."""
         ...
 
-    def executed(self, steps: int, dispatch_seconds: float) -> None:
-        """Notes the steps of an execution, and the host's seconds in calls of compiled code."""
+    def executed(
+        self, steps: int, dispatch_seconds: float, update_seconds: Mapping[str, float]
+    ) -> None:
+        """Notes the steps of an execution, and the host's seconds in calls of compiled code.
+
+        Args:
+            steps: of the execution.
+            dispatch_seconds: the host's, in calls of compiled code.
+            update_seconds: what the time of its updates went to, where that is known.
+        """
         ...
 
     def begins_epoch(self, number: int) -> None:

@@ -179,7 +179,8 @@ def _on_device(
         with jax.default_device(setup.devices[0]):
             result = function(state, iterator)
         if recorder is not None:
-            recorder.executed(setup.model.steps_per_execution if setup.model.compiled else 1, 0.0)
+            steps = setup.model.steps_per_execution if setup.model.compiled else 1
+            recorder.executed(steps, 0.0, {})
         return result
 
     return run

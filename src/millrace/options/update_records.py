@@ -155,11 +155,12 @@ class Pipelining:
             "pipeline_schedule",
             unchecked,
             (PIPELINING,),
-            doc='`"1f1b"`, `"grouped"`, `"gpipe"`, `"sequential"`, `"looped"`, `"zero_bubble"`, '
-            '`"zb_v"`, `"v_half"`, `"v_min"`, a '
+            doc='`"1f1b"`, `"1f1b_slack"`, `"grouped"`, `"gpipe"`, `"sequential"`, `"looped"`, '
+            '`"zero_bubble"`, `"zb_v"`, `"v_half"`, `"v_min"`, a '
             "function of the numbers of stages and of micro-batches, the schedule as text, or the "
             "path of such text (docs/schedules.md).",
-            auto='`"1f1b"`; with `batch_serialization_iterations` `"sequential"`',
+            auto='`"1f1b"`; over processes on CPUs `"1f1b_slack"`; with '
+            '`batch_serialization_iterations` `"sequential"`',
             to_json=lambda schedule: None if schedule is None else file_text(schedule),
         ),
     )

@@ -144,7 +144,13 @@ _SEEDS = (
     "data are made, and load the same files in all."
 )
 _SCRIPT = "Run the same script with the same arguments in every process."
-REMEDIES = {"weights": _SEEDS, "data order": _SEEDS, "seed": _SEEDS, "data": _SEEDS}
+REMEDIES = {
+    "weights": _SEEDS,
+    "data order": _SEEDS,
+    "seed": _SEEDS,
+    "data": _SEEDS,
+    "last batch": _SEEDS,
+}
 
 
 def texts_of_all(text: str, timeout: float) -> list[str]:
@@ -192,9 +198,34 @@ def check_same(facts: Mapping[str, str], timeout: float = 60.0) -> None:
         PlanError: in every process, if a fact is not the same in all.
         ProcessError: if not all processes call this in time.
     """
+    raise_difference(facts_of_all(facts, timeout))
+
+
+def facts_of_all(facts: Mapping[str, str], timeout: float = 60.0) -> list[dict[str, str]]:
+    """Returns the facts of all processes, in order; every process calls this at the same point.
+
+    Args:
+        facts: short texts or hashes, by name.
+        timeout: seconds to wait for the others.
+
+    Raises:
+        ProcessError: if not all processes call this in time.
+    """
     if compat.process_count() == 1:
-        return
-    for name, values in _differences(_exchange(json.dumps(dict(facts)), timeout)).items():
+        return [dict(facts)]
+    return _exchange(json.dumps(dict(facts)), timeout)
+
+
+def raise_difference(facts: list[dict[str, str]]) -> None:
+    """Refuses facts that differ between processes.
+
+    Args:
+        facts: of all processes, in order.
+
+    Raises:
+        PlanError: if a fact is not the same in all.
+    """
+    for name, values in _differences(facts).items():
         raise PlanError(_message(name, values))
 
 

@@ -128,6 +128,6 @@ class _RecordedCall:
     ) -> None:
         self._inner.__exit__(kind, error, trace)
         if error is None:
-            self._writer.executed(self._steps, time.perf_counter() - self._begin)
+            self._writer.executed(self._steps, time.perf_counter() - self._begin, {})
         self._writer.end(error)
         self._recorder.give_back(self._writer)

@@ -149,8 +149,21 @@ class LoopWriter:
             self._current = self._counts[mode] = counts
 
     @without_errors
-    def executed(self, steps: int, dispatch_seconds: float) -> None:
-        """Notes the steps of an execution, and the host's seconds in calls of compiled code."""
+    def executed(
+        self, steps: int, dispatch_seconds: float, update_seconds: Mapping[str, float]
+    ) -> None:
+        """Notes the steps of an execution, and the host's seconds in calls of compiled code.
+
+        Args:
+            steps: of the execution.
+            dispatch_seconds: the host's, in calls of compiled code.
+            update_seconds: what the time of its updates went to, where that is known.
+        """
+        if update_seconds:
+            sums = dict(self.record.update_seconds)
+            for name, seconds in update_seconds.items():
+                sums[name] = sums.get(name, 0.0) + seconds
+            self.record = replace(self.record, update_seconds=sums)
         current = self._current
         if current is not None:
             current.executions += 1

@@ -49,6 +49,8 @@ class LoopRecord:
     epochs: int = 0  # that have begun
     compile_seconds: float = 0.0
     wait_seconds: float = 0.0  # for data
+    # Of a pipeline over processes: what the time of its updates went to, as `UpdateSeconds.parts`.
+    update_seconds: Mapping[str, float] = field(default_factory=dict[str, float])
 
     @property
     def seconds(self) -> float:

@@ -1,7 +1,7 @@
 """Counts and times of a strategy so far."""
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 
 from millrace.records.memory import bytes_text
 from millrace.records.memory_report import BudgetChoice
@@ -31,6 +31,55 @@ class FeedStatistics:
 
 
 @dataclass(frozen=True, slots=True)
+class UpdateSeconds:
+    """What the time of updates went to in this process, for a pipeline over processes.
+
+    The parts add up to the wall clock of the updates. They are known where all processes of the
+    pipeline are on one machine, and its devices are CPUs.
+    """
+
+    updates: int = 0
+    own_work: float = 0.0  # the devices of this process compute
+    bubble: float = 0.0  # idle as the schedule has it
+    waiting: Mapping[int, float] = field(default_factory=dict[int, float])  # by process
+    transfer: float = 0.0  # copies to and from other processes
+    dispatch: float = 0.0  # Python, and JAX's calls
+    feed: float = 0.0  # waiting for batches
+
+    def __add__(self, other: "UpdateSeconds") -> "UpdateSeconds":
+        """Adds all parts."""
+        waiting = dict(self.waiting)
+        for process, seconds in other.waiting.items():
+            waiting[process] = waiting.get(process, 0.0) + seconds
+        return UpdateSeconds(
+            updates=self.updates + other.updates,
+            own_work=self.own_work + other.own_work,
+            bubble=self.bubble + other.bubble,
+            waiting=waiting,
+            transfer=self.transfer + other.transfer,
+            dispatch=self.dispatch + other.dispatch,
+            feed=self.feed + other.feed,
+        )
+
+    @property
+    def total(self) -> float:
+        """The wall clock of the updates."""
+        return sum(self.parts.values())
+
+    @property
+    def parts(self) -> dict[str, float]:
+        """Seconds by the name of each part."""
+        return {
+            "own work": self.own_work,
+            "bubble of the schedule": self.bubble,
+            **{f"waiting for process {k}": each for k, each in sorted(self.waiting.items())},
+            "transfer": self.transfer,
+            "dispatch": self.dispatch,
+            "waiting for data": self.feed,
+        }
+
+
+@dataclass(frozen=True, slots=True)
 class PipelineStatistics:
     """Counts of the last execution of a pipelined model, and of all executions before it."""
 
@@ -40,6 +89,7 @@ class PipelineStatistics:
     last_tasks: int = 0  # of the last execution
     last_task_seconds: float = 0.0  # the host, median over the tasks of the last execution
     last_in_flight: tuple[int, ...] = ()  # most activation sets that each stage held at once
+    seconds: UpdateSeconds | None = None  # None: not known, see `UpdateSeconds`
 
 
 _FEW_STEPS = 20  # too few for a hint to longer executions
@@ -87,6 +137,10 @@ class RunStatistics:
         if self.pipeline.executions:
             host, tasks = self.pipeline.dispatch_seconds, self.pipeline.tasks
             yield f"{'pipeline, on the host':<22} {host:9.2f} s         {tasks:,} tasks"
+        if (seconds := self.pipeline.seconds) is not None and seconds.total:
+            yield f"{'pipeline, updates':<22} {seconds.total:9.2f} s         {seconds.updates:,}"
+            for name, part in seconds.parts.items():
+                yield f"{'  ' + name:<25} {part:6.2f} s {part / seconds.total:6.1%}"
 
     def _row(self, name: str, seconds: float, details: str) -> str:
         share = seconds / self.loop_seconds if self.loop_seconds else 0.0

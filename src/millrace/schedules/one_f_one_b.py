@@ -6,12 +6,19 @@
 
 The same idea with `run_ahead=2` is what the IPU called Grouped; `run_ahead=1`, drawn here,
 is its Interleaved. Source: PipeDream-Flush, Narayanan et al. 2021, arXiv 2006.09503.
+
+In the drawing every arrival is just in time: a transfer that takes time delays both neighbors.
+With `slack=1` all stages but the last start with one more forward:
+
+    stage 0 |F0 F1 F2 F3          B0--- F4 B1---    B2---    B3---    B4---
 """
 
 from millrace.schedules.task import Pass, Schedule, Task, check_sizes
 
 
-def one_f_one_b(num_stages: int, num_micro_batches: int, run_ahead: int = 1) -> Schedule:
+def one_f_one_b(
+    num_stages: int, num_micro_batches: int, run_ahead: int = 1, slack: int = 0
+) -> Schedule:
     """Lists, stage by stage, the tasks of one weight update.
 
     Args:
@@ -20,13 +27,15 @@ def one_f_one_b(num_stages: int, num_micro_batches: int, run_ahead: int = 1) -> 
         run_ahead: how many more forwards each stage warms up with than the stage after it.
             1 keeps at most `num_stages - stage` micro-batches in flight. 2 keeps about twice
             as many, and hides the transfers between stages behind them.
+        slack: how many more forwards all stages but the last warm up with. 1 hides transfers that
+            are shorter than a forward, for one micro-batch more in flight at each stage.
 
     Returns:
         For each stage a tuple of `2 * num_micro_batches` tasks. Idle time is not a task: it
         follows from the dependencies, and `simulate` works it out.
 
     Raises:
-        ScheduleError: if one of the three is below 1.
+        ScheduleError: if one of the first three is below 1.
     """
     check_sizes(
         "1F1B",
@@ -37,7 +46,11 @@ def one_f_one_b(num_stages: int, num_micro_batches: int, run_ahead: int = 1) -> 
     # The last stage owes a backward as soon as it has run a forward. Each stage before it
     # waits for one more trip down the pipeline and back, and fills that wait with forwards.
     return tuple(
-        _stage_tasks(stage, run_ahead * (num_stages - 1 - stage), num_micro_batches)
+        _stage_tasks(
+            stage,
+            run_ahead * (num_stages - 1 - stage) + slack * (stage < num_stages - 1),
+            num_micro_batches,
+        )
         for stage in range(num_stages)
     )
 

@@ -37,6 +37,7 @@ ScheduleChoice = str | pathlib.Path | ScheduleFunction
 SCHEDULES: Mapping[str, Callable[..., Schedule]] = {
     "gpipe": gpipe,
     "1f1b": one_f_one_b,
+    "1f1b_slack": functools.partial(one_f_one_b, slack=1),
     "grouped": functools.partial(one_f_one_b, run_ahead=2),
     "sequential": sequential,
     "looped": looped,  # the only one that also takes the number of device groups

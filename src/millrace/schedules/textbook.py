@@ -1,6 +1,6 @@
 """The bubble of each schedule as a formula, for p stages and m micro-batches.
 
-    gpipe, 1f1b, grouped   (p - 1) / (m + p - 1)
+    gpipe, 1f1b, 1f1b_slack, grouped   (p - 1) / (m + p - 1)
     looped                 (g - 1) / (v m + g - 1)       g device groups of v = p / g stages
     sequential             (g - 1) / g
     zero_bubble            (p - 1)(F + I - W) / (m (F + I + W) + (p - 1)(F + I - W))
@@ -38,7 +38,7 @@ def textbook_bubble(
         backward: time of its backward; each half takes half of it.
     """
     p, m, groups = num_stages, num_micro_batches, num_groups
-    if name in ("gpipe", "1f1b", "grouped"):
+    if name in ("gpipe", "1f1b", "1f1b_slack", "grouped"):
         return (p - 1) / (m + p - 1)
     if name == "sequential":
         return (groups - 1) / groups

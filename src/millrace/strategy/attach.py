@@ -36,7 +36,7 @@ from millrace.fit.controller import ATTRIBUTE, Controller, controller_of
 from millrace.fit.functions import LoopFunction
 from millrace.fit.loop_arguments import check_batch, check_data_arguments
 from millrace.fit.loop_options import check_options
-from millrace.fit.multi_process import agree, quiet_unless_first, whole_files
+from millrace.fit.multi_process import quiet_unless_first, whole_files
 from millrace.fit.offloading import bring_back
 from millrace.fit.setup import Setup
 from millrace.fit.stages import StageAssignment
@@ -217,7 +217,7 @@ def _loop(model: keras.Model, name: str, mode: Mode, controller: Controller) -> 
             check_uncompiled(controller.setup, mode)
         else:
             controller.setup.check(mode)
-            agree(controller.setup, mode, controller.is_running)
+            controller.agreement.note(controller.setup, mode, controller.is_running)
             short = model.compiled and model.steps_per_execution == controller.setup.replicas == 1
             if mode is Mode.TRAIN and short:
                 hint_steps_per_execution(model)
@@ -303,6 +303,8 @@ def _state_sync(controller: Controller) -> Callable[[], None]:
         model = controller.model
         map_loop_state(model, lambda role, values: list(controller.functions.gather(role, values)))
         getattr(type(model), STATE_SYNC)(model)
+        if controller.setup.spans_processes:
+            controller.agreement.has_left(model)
         if controller.checkpoints is not None:
             controller.checkpoints.has_synced()
 

@@ -100,6 +100,10 @@ class Neighbors:
                 self._poll.register(connection.socket, select.POLLIN)
         return self._connections[process]
 
+    def are_all_near(self) -> bool:
+        """Whether all processes that this one has connected to are on its machine."""
+        return bool(self._connections) and None not in self._connections.values()
+
     def send(self, connection: LocalChannel, channel: int, arrays: Arrays) -> None:
         """Puts arrays into the outbox, also while they are being computed."""
         self._outbox.append(_Parcel(connection, channel, arrays))

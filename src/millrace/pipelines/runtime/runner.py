@@ -22,6 +22,7 @@ from millrace.pipelines.programs.split import Arrays
 from millrace.pipelines.runtime.activation_offload import ActivationOffload
 from millrace.pipelines.runtime.arriving import Arriving, MaybeArriving
 from millrace.pipelines.runtime.buffers import Buffers
+from millrace.pipelines.runtime.host_memory import keep_freed_memory
 from millrace.pipelines.runtime.kept_state import KeptState
 from millrace.pipelines.runtime.local_link import Neighbors, neighbors
 from millrace.pipelines.runtime.measured import MeasuredPipeline
@@ -31,6 +32,7 @@ from millrace.pipelines.runtime.shapes import PipelineDryRun, Shapes
 from millrace.pipelines.runtime.stage_state import StageState
 from millrace.pipelines.runtime.taps import TapCollector
 from millrace.pipelines.runtime.tasks import task_error
+from millrace.pipelines.runtime.update_clock import UpdateClock
 from millrace.pipelines.runtime.update_tasks import UpdateTasks
 from millrace.plan import Mode
 from millrace.pytrees import ArrayTree
@@ -65,6 +67,9 @@ class PipelineRunner:
         self._neighbors: Neighbors | None = None
         if self._spans_processes and self._groups[0].platform == "cpu":
             self._neighbors = neighbors()
+            keep_freed_memory()
+        # By this process: what the time of its updates goes to.
+        self._clock: UpdateClock | None = None
         self._late: deque[CallResult] = deque()  # results of evaluation that are on their way
         self._values: StageState | None = None
         self._kept = KeptState(self._groups)
@@ -119,7 +124,14 @@ class PipelineRunner:
         trains = self._plan.mode is Mode.TRAIN
         size = self._plan.update_steps if trains else 1
         remaining = micro_batches(slices, lambda spec: self._shapes.of(spec, state), self._replicas)
-        while batches := next_update(remaining, size):
+        while True:
+            if self._clock is not None:
+                self._clock.begin()
+            batches = next_update(remaining, size)
+            if not batches:
+                break
+            if self._clock is not None:
+                self._clock.fed()
             if self._values is None:
                 self._values = self._kept.enter(self._plan.mode, state, batches[0].shape)
                 self._taps.begin(state, batches[0].shape)
@@ -227,6 +239,12 @@ class PipelineRunner:
             probes = first.update.run(state, sums, tasks.scale)
             measured.end_update(probes, begin)
             self._wait(probes, pending)
+        if self._clock is None and self._neighbors is not None and self._neighbors.are_all_near():
+            # From the second update on: the first one compiles.
+            here = [stage for stage, group in enumerate(self._groups) if group.local]
+            self._clock = UpdateClock(self._neighbors, here)
+        elif self._clock is not None:
+            self._clock.end(schedule)
         if self._taps.add(batches, buffers) and before is not None:
             before.restore()
         return list(map(_settled, call_results))
@@ -301,8 +319,11 @@ class PipelineRunner:
         self._probes.append(probe)
         if len(self._probes) > pending:
             self._measured.begin_host("wait for devices", time.perf_counter())
+            begin = time.perf_counter()
             while len(self._probes) > pending:
                 jax.block_until_ready(self._probes.popleft())
+            if self._clock is not None:
+                self._clock.waited(time.perf_counter() - begin)
             self._measured.end_host()
 
     def _count_tasks(self) -> None:
@@ -315,6 +336,7 @@ class PipelineRunner:
             last_tasks=len(seconds),
             last_task_seconds=median(seconds),
             last_in_flight=self._in_flight,
+            seconds=None if self._clock is None else self._clock.seconds,
         )
 
 
