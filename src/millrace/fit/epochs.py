@@ -107,7 +107,8 @@ class FeedEpochIterator(EpochIterator):
                 controller.setup.stop_within,
                 controller.setup.update_steps(mode),
             )
-        last = getattr(self.data_adapter, "partial_batch_size", None)
+        is_array = is_array_adapter(self.data_adapter)
+        last = self.data_adapter.partial_batch_size if is_array else None
         controller.agreement.compare(controller.setup, self.num_batches, rows, last)
         controller.feeds.opened(self)
         if mode is Mode.TRAIN:

@@ -213,8 +213,7 @@ class PipelineRunner:
                 if offload is not None:
                     offload.before(task)
                 tasks.run(task)
-                if self._neighbors is not None:
-                    self._neighbors.send_computed()
+                self._send_results()
                 if measurement is not None:
                     measured.add(task, begin)
                 if task.kind is Pass.FORWARD and task.stage == self._last:
@@ -258,6 +257,7 @@ class PipelineRunner:
         for index, stage in enumerate(micro_batch.shape.stages):
             begin = time.perf_counter()
             results |= stage.forward(0, micro_batch.leaves, state, buffers, *steps_argument)
+            self._send_results()
             if measurement is not None:
                 self._measured.add_forward(index, begin)
             self._task_seconds.append(time.perf_counter() - begin)
@@ -267,6 +267,17 @@ class PipelineRunner:
         self._taps.add(batches, buffers)
         self._late += self._call_results(results, micro_batch, state)
         return self._arrived(FORWARD_AHEAD * len(self._groups))
+
+    def _send_results(self) -> None:
+        """Sends the results of a task to other processes of this machine, as far as possible."""
+        if self._neighbors is None:
+            return
+        if self._replicas > 1:
+            # The next program may wait for that of another process, within this thread if it is
+            # small, and the other process for these results.
+            self._neighbors.send_all()
+        else:
+            self._neighbors.send_computed()
 
     def _send(self, but: int) -> None:
         """Sends what other processes of this machine wait for, except for some messages."""
