@@ -21,12 +21,14 @@ from millrace.options import whole_number
 from millrace.processes.agreement import Launched, process_count, process_index
 from millrace.processes.bootstrap import Rendezvous, meet
 from millrace.processes.failure import end_together
+from millrace.processes.handshake import secret_of
 
 _LOGGER = logging.getLogger("millrace")
 _THREADS_PER_DEVICE = 4
 # A process that is done waits for the others, which may save or evaluate for long. If one of them
 # dies meanwhile, the control channel reports it.
 _SHUTDOWN_SECONDS = 24 * 3600
+_BIND_VARIABLE = "JAX_COORDINATOR_BIND_ADDRESS"  # of JAX: where process 0 listens
 
 
 @checked
@@ -93,17 +95,24 @@ def initialize(
         coordinator_address, num_processes, process_id, local_device_ids = recognise_cluster(
             coordinator_address, num_processes, process_id, local_device_ids, initialization_timeout
         )
-    rendezvous = _rendezvous(coordinator_address, num_processes, process_id)
+    secret = secret_of(os.environ) if launched is None else launched.secret
+    rendezvous = _rendezvous(coordinator_address, num_processes, process_id, secret)
     if rendezvous is None:
         _LOGGER.info("No cluster and no launcher started this process: it runs alone.")
         return
     # Drawn from the system, so that the state of the script's own generators stays as it is.
     seed = random.SystemRandom().randrange(2**31)
-    channel, seed = meet(rendezvous, seed, initialization_timeout, heartbeat_timeout)
+    meeting = meet(rendezvous, seed, initialization_timeout, heartbeat_timeout)
     note = (lambda text: None) if launched is None else (lambda t: launched.note("failed", t))
-    end_together(channel, note)
-    _connect(rendezvous, local_device_ids, initialization_timeout, heartbeat_timeout)
-    keras.utils.set_random_seed(seed)
+    end_together(meeting.channel, note)
+    _connect(
+        rendezvous,
+        meeting.bind_address,
+        local_device_ids,
+        initialization_timeout,
+        heartbeat_timeout,
+    )
+    keras.utils.set_random_seed(meeting.seed)
 
 
 def _check_seconds(name: str, value: object) -> None:
@@ -114,7 +123,9 @@ def _check_seconds(name: str, value: object) -> None:
         )
 
 
-def _rendezvous(address: str | None, count: int | None, index: int | None) -> Rendezvous | None:
+def _rendezvous(
+    address: str | None, count: int | None, index: int | None, secret: str
+) -> Rendezvous | None:
     arguments = {"coordinator_address": address, "num_processes": count, "process_id": index}
     if all(value is None for value in arguments.values()) or count == 1:
         return None
@@ -130,13 +141,26 @@ def _rendezvous(address: str | None, count: int | None, index: int | None) -> Re
         raise OptionError(
             f"process_id must be from 0 to num_processes - 1 = {count - 1}. Received: {index}."
         )
-    is_text = isinstance(address, str)
-    if not is_text or not address.rpartition(":")[2].isdigit() or not address.rpartition(":")[0]:
-        raise OptionError(
-            "coordinator_address must be a host and a port, such as 'node1:1234'. "
-            f"Received: {address!r}."
+    _check_address("coordinator_address", address)
+    bind_address = os.environ.get(_BIND_VARIABLE)
+    if bind_address is not None:
+        _check_address(_BIND_VARIABLE, bind_address)
+    rendezvous = Rendezvous(address, index, count, secret, bind_address)
+    if not secret and not rendezvous.is_local:
+        _LOGGER.info(
+            "This run has no secret: everybody who reaches %s can take part in it. Set "
+            "MILLRACE_SECRET to the same random value in every process.",
+            address,
         )
-    return Rendezvous(address, index, count)
+    return rendezvous
+
+
+def _check_address(name: str, address: object) -> None:
+    host, _, port = address.rpartition(":") if isinstance(address, str) else ("", "", "")
+    if not host or not port.isdigit():
+        raise OptionError(
+            f"{name} must be a host and a port, such as 'node1:1234'. Received: {address!r}."
+        )
 
 
 def _enough_threads() -> None:
@@ -155,6 +179,7 @@ def _enough_threads() -> None:
 
 def _connect(
     rendezvous: Rendezvous,
+    bind_address: str | None,
     local_device_ids: int | Sequence[int] | None,
     timeout: int,
     heartbeat_timeout: int,
@@ -168,8 +193,8 @@ def _connect(
         rendezvous.count,
         rendezvous.index,
         local_device_ids,
-        # Otherwise all machines could connect to JAX's coordinator.
-        coordinator_bind_address=rendezvous.address if rendezvous.is_local else None,
+        # Otherwise JAX's coordinator would listen on all addresses of the machine.
+        coordinator_bind_address=bind_address,
         initialization_timeout=timeout,
         heartbeat_timeout_seconds=heartbeat_timeout,
         shutdown_timeout_seconds=_SHUTDOWN_SECONDS,
