@@ -2,11 +2,15 @@
 
 import os
 import pathlib
+import re
 import shutil
+import signal
 import subprocess
+import sys
 import time
 
 import pytest
+import slurm
 import yaml
 
 CLUSTERS = pathlib.Path(__file__).parent.parent / "examples" / "clusters"
@@ -95,75 +99,106 @@ def test_a_job_of_slurm_goes_back_into_the_queue(tmp_path, status, restarts, com
     assert more == ([said, "requeue 7"] if comes_back else [])
 
 
-# Counts steps, and saves every fifth one and on SIGTERM.
-TRAINING = """
-import os, pathlib, signal, sys, time
-import millrace
-millrace.distributed.initialize()
-import jax
-import numpy as np
-from jax.experimental import multihost_utils
-
-received = []
-signal.signal(signal.SIGTERM, lambda *_: received.append(True))
-newest = pathlib.Path("newest")
-step = int(newest.read_text()) if newest.exists() else 0
-print("process", jax.process_index(), "of", jax.process_count(), "begins at", step, flush=True)
-while step < 40:
-    time.sleep(0.2)
-    step += 1
-    stop = bool(multihost_utils.process_allgather(np.array(bool(received))).any())
-    if stop or step % 5 == 0:
-        if jax.process_index() == 0:
-            pathlib.Path("part").write_text(str(step))
-            os.replace("part", newest)
-        multihost_utils.sync_global_devices("saved")
-    if stop:
-        print("saved", step, flush=True)
-        sys.exit(143)
-    if step == 12 and jax.process_index() == 1 and "SLURM_RESTART_COUNT" not in os.environ:
-        os.kill(os.getpid(), getattr(signal, sys.argv[1]))
-print("done", flush=True)
-"""
+TRAIN = str(CLUSTERS / "train.py")
+# Long enough for a signal in its midst, after at least one checkpoint.
+ARGUMENTS = [TRAIN, "--epochs=12", "--rows=8000"]
 
 
-def has_slurm():
-    if shutil.which("slurmd") is None or shutil.which("sinfo") is None:
-        return False
-    try:
-        return (
-            subprocess.run(["sinfo"], capture_output=True, timeout=5, check=False).returncode == 0
-        )
-    except subprocess.TimeoutExpired:  # its controller does not answer
-        return False
+def environment_of_python():
+    """With `python` as the interpreter of the tests; without their own settings."""
+    path = f"{pathlib.Path(sys.executable).parent}:{os.environ['PATH']}"
+    return {k: v for k, v in os.environ.items() if k != "KERAS_BACKEND"} | {"PATH": path}
+
+
+def losses(output):
+    """The loss of each epoch, by its number; the same in all processes that have printed it."""
+    found = {}
+    for epoch, loss in re.findall(r": epoch (\d+): loss ([\d.]+)", output):
+        assert found.setdefault(int(epoch), loss) == loss, output
+    return found
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory):
+    """The losses of the same training in one process without a break."""
+    result = subprocess.run(
+        ["python", *ARGUMENTS],
+        cwd=tmp_path_factory.mktemp("alone"),
+        env=environment_of_python(),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert result.returncode == 0, result.stderr
+    return losses(result.stdout)
+
+
+@pytest.fixture(scope="module")
+def slurm_environment(tmp_path_factory):
+    reason = slurm.why_not()
+    if reason is not None:
+        pytest.skip(reason)
+    with slurm.cluster(tmp_path_factory.mktemp("slurm")) as environment:
+        yield environment | environment_of_python()
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not has_slurm(), reason="no Slurm runs on this machine")
-@pytest.mark.parametrize(
-    ("name", "status", "begins"), [("SIGKILL", 137, [10]), ("SIGTERM", 143, [12, 13])]
-)
-def test_a_job_of_slurm_goes_on_from_its_newest_checkpoint(tmp_path, name, status, begins):
-    def wait_until(condition):
-        deadline = time.monotonic() + 120
-        while not condition():
-            assert time.monotonic() < deadline, log.read_text()
-            time.sleep(0.2)
+@pytest.mark.parametrize(("name", "status"), [("SIGKILL", 137), ("SIGTERM", 143)])
+def test_a_job_of_slurm_goes_on_from_its_newest_checkpoint(
+    tmp_path, slurm_environment, alone, name, status
+):
+    """SIGKILL to one of two tasks, as a machine out of memory; SIGTERM to both, as preemption."""
 
     def output(*command):
-        result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
+        result = subprocess.run(
+            command, cwd=tmp_path, env=slurm_environment, capture_output=True, text=True, check=True
+        )
         return result.stdout.strip()
 
-    (tmp_path / "train.py").write_text(TRAINING)
+    def wait_until(condition):
+        deadline = time.monotonic() + 120
+        while not condition(log.read_text() if log.exists() else ""):
+            assert time.monotonic() < deadline, log.read_text()
+            time.sleep(0.1)
+
     submit = ("sbatch", "--parsable", "--nodes=1", "--ntasks-per-node=2", "--time=10", str(SLURM))
-    job = output(*submit, "train.py", name)
+    job = output(*submit, *ARGUMENTS)
     log = tmp_path / f"train-{job}.log"
     try:
-        wait_until(lambda: output("squeue", "-h", "-j", job, "-o", "%r") == "BeginTime")
+        wait_until(lambda text: "process 1 of 2" in text and ": epoch 2:" in text)
+        if name == "SIGKILL":
+            pid = re.search(r"process 1 of 2 \(pid (\d+)\)", log.read_text())[1]
+            os.kill(int(pid), signal.SIGKILL)
+        else:
+            output("scancel", "--signal=TERM", job)
+        wait_until(lambda _: output("squeue", "-h", "-j", job, "-o", "%r") == "BeginTime")
         assert f"Run 1 ended with exit status {status}. The job goes back" in log.read_text()
         output("scontrol", "update", f"JobId={job}", "StartTime=now")  # it waits for two minutes
-        wait_until(lambda: log.read_text().count("done\n") == 2)
-        second = log.read_text().rpartition("The job goes back into the queue.")[2]
-        assert [second.count(f"of 2 begins at {step}\n") for step in begins].count(2) == 1
+        wait_until(lambda text: text.count(": done") == 2)
+        first, _, second = log.read_text().rpartition("The job goes back into the queue.")
+        assert "of 2 (pid" in second
+        assert 0 not in losses(second)  # it did not begin anew
+        assert losses(first) | losses(second) == alone
+        assert ("process 1 (host " in first) == (name == "SIGKILL")  # failed first
     finally:
         output("scancel", job)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("mpirun") is None, reason="Open MPI is not installed")
+def test_a_training_under_mpi(tmp_path, alone):
+    more = {f"OMPI_ALLOW_RUN_AS_ROOT{end}": "1" for end in ("", "_CONFIRM")}
+    more["OMPI_MCA_rmaps_base_oversubscribe"] = "1"  # also on one core
+    result = subprocess.run(
+        [str(CLUSTERS / "mpi.sh"), *ARGUMENTS],
+        cwd=tmp_path,
+        env=environment_of_python() | more,
+        capture_output=True,
+        text=True,
+        timeout=150,
+        check=False,
+    )
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert result.stdout.count(": done") == 2
+    assert "process 1 of 2" in result.stdout
+    assert losses(result.stdout) == alone
