@@ -1,5 +1,7 @@
 """The scripts for clusters in examples/clusters/."""
 
+import contextlib
+import importlib.util
 import os
 import pathlib
 import re
@@ -10,8 +12,9 @@ import sys
 import time
 
 import pytest
-import slurm
 import yaml
+
+import slurm
 
 CLUSTERS = pathlib.Path(__file__).parent.parent / "examples" / "clusters"
 SLURM = CLUSTERS / "slurm.sh"
@@ -202,3 +205,102 @@ def test_a_training_under_mpi(tmp_path, alone):
     assert result.stdout.count(": done") == 2
     assert "process 1 of 2" in result.stdout
     assert losses(result.stdout) == alone
+
+
+NO_RAY = importlib.util.find_spec("ray") is None
+
+
+@contextlib.contextmanager
+def under_ray(directory, *command):
+    """Starts a script that uses Ray; yields a function that returns its output, and the process."""
+    log = directory / "log"
+    # Ray keeps a token in the home directory. It leaves out lines that several workers print.
+    more = {"HOME": str(directory), "RAY_DEDUP_LOGS": "0", "RAY_USAGE_STATS_ENABLED": "0"}
+    more["JAX_PLATFORMS"] = "cpu"
+    with log.open("wb") as file:
+        process = subprocess.Popen(
+            [sys.executable, *command],
+            cwd=directory,
+            env=environment_of_python() | more,
+            stdout=file,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+    try:
+        yield log.read_text, process
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(NO_RAY, reason="Ray is not installed")
+def test_workers_of_ray_go_on_after_one_was_killed(tmp_path, alone):
+    command = [str(CLUSTERS / "ray_train.py"), "--checkpoints=checkpoints", *ARGUMENTS[1:]]
+    with under_ray(tmp_path, *command) as (output, process):
+        deadline = time.monotonic() + 120
+        while not ("process 1 of 2" in output() and ": epoch 2:" in output()):
+            assert time.monotonic() < deadline, output()
+            assert process.poll() is None, output()
+            time.sleep(0.1)
+        pid = int(re.search(r"process 1 of 2 \(pid (\d+)\)", output())[1])
+        os.kill(pid, signal.SIGKILL)
+        assert process.wait(150) == 0, output()
+    text = output()
+    assert losses(text) == alone
+    assert re.search(rf"millrace: process 1 \(host .*, pid {pid}\) failed first: it died", text)
+    runs = dict.fromkeys(re.findall(r"process [01] of 2 \(pid (\d+)\)", text))
+    assert len(runs) == 4  # two in each of two runs
+    second = "\n".join(line for line in text.splitlines() if f"(pid {list(runs)[-1]})" in line)
+    assert 0 not in losses(second)  # it did not begin anew
+
+
+# As on GPUs, where JaxTrainer calls jax.distributed.initialize() before the function; on CPU here.
+CONNECTED = """
+import os, sys, tempfile, time
+import ray
+from ray.train import RunConfig, ScalingConfig
+from ray.train.v2.jax import JaxConfig, JaxTrainer
+
+def worker():
+    import jax
+    assert jax.distributed.is_initialized()
+    import millrace
+    millrace.distributed.initialize()
+    try:
+        millrace.distributed.initialize()
+    except millrace.errors.ProcessError as error:
+        assert "connected already" in str(error)
+    import keras, numpy as np
+    with millrace.Strategy().scope():
+        model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    model.fit(np.ones((64, 4)), np.ones(64), batch_size=4, verbose=0)
+    print(f"trained {jax.process_index()} of {jax.process_count()}", flush=True)
+    if jax.process_index() == 1:
+        os._exit(3)
+    time.sleep(60)
+
+trainer = JaxTrainer(
+    worker,
+    jax_config=JaxConfig(use_gpu=True),
+    scaling_config=ScalingConfig(num_workers=2),
+    run_config=RunConfig(storage_path=tempfile.mkdtemp(dir=".")),
+)
+ray.init()
+try:
+    trainer.fit()
+except Exception as error:
+    print("fit raises", type(error).__name__)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(NO_RAY, reason="Ray is not installed")
+def test_workers_that_ray_has_connected(tmp_path):
+    (tmp_path / "script.py").write_text(CONNECTED)
+    with under_ray(tmp_path, "script.py") as (output, process):
+        assert process.wait(170) == 0, output()
+    assert {"trained 0 of 2", "trained 1 of 2"} <= set(re.findall(r"trained . of .", output()))
+    assert re.search(r"millrace: process 1 \(host .*\) failed first: it died", output())

@@ -20,8 +20,9 @@ from millrace.errors import DeviceError, OptionError, ProcessError
 from millrace.options import whole_number
 from millrace.processes.agreement import Launched, process_count, process_index
 from millrace.processes.bootstrap import Rendezvous, meet
-from millrace.processes.failure import end_together
+from millrace.processes.failure import end_together, ends_together
 from millrace.processes.handshake import secret_of
+from millrace.processes.ray_workers import RayWorker, when_this_thread_ends
 
 _LOGGER = logging.getLogger("millrace")
 _THREADS_PER_DEVICE = 4
@@ -43,9 +44,12 @@ def initialize(
 ) -> None:
     """Connects this process with the others of its run. Call it before anything uses JAX.
 
-    Without arguments it takes them from `millrace launch`, or from JAX, which recognises Slurm,
-    Open MPI, Kubernetes and TPU pods. If none of them started this process it does nothing, so
-    that the same script also runs alone.
+    Without arguments it takes them from `millrace launch`, from Ray Train, or from JAX, which
+    recognises Slurm, Open MPI, Kubernetes and TPU pods. If none of them started this process it
+    does nothing, so that the same script also runs alone.
+
+    Processes that do not know the secret of the run cannot connect: `millrace launch` and Ray Train
+    supply one; else it is in the environment variable `MILLRACE_SECRET` of every process.
 
     All processes get the seed of process 0 for `random`, NumPy and Keras, because all of them
     build the same weights. To set another seed, call `keras.utils.set_random_seed` afterwards.
@@ -65,14 +69,61 @@ def initialize(
         DeviceError: if JAX has started already.
         OptionError: if some of the first three arguments are missing, and no launcher or cluster
             supplies them.
-        ProcessError: if it is called twice, the port is in use, or not all processes connect.
+        ProcessError: if it is called twice, the port is in use, not all processes connect, or this
+            one does not know the secret.
     """
     if multiprocessing.parent_process() is not None:
         _LOGGER.info("distributed.initialize() does nothing in a worker of multiprocessing.")
         return
     _check_seconds("initialization_timeout", initialization_timeout)
     _check_seconds("heartbeat_timeout", heartbeat_timeout)
+    given = (coordinator_address, num_processes, process_id)
+    worker = RayWorker.this() if given == (None, None, None) else None
+    is_connected = _is_connected(by_ray=worker is not None)
+    launched = Launched.take()
+    secret = ""
+    if launched is not None:
+        launched.end_with_launcher()
+        launched.note(f"initialized-{launched.process_id}")
+        given = (launched.coordinator_address, launched.num_processes, launched.process_id)
+        secret = launched.secret
+        if launched.devices is not None:
+            _set("jax_num_cpu_devices", launched.devices)
+    elif worker is not None:
+        address, secret = worker.rendezvous()
+        given = (address, worker.count, worker.rank)
+    else:
+        *given, local_device_ids = recognise_cluster(
+            *given, local_device_ids, initialization_timeout
+        )
+        secret = secret_of(os.environ)
+    rendezvous = _rendezvous(*given, secret)
+    if rendezvous is None:
+        _LOGGER.info("No cluster and no launcher started this process: it runs alone.")
+        return
+    # Drawn from the system, so that the state of the script's own generators stays as it is.
+    seed = random.SystemRandom().randrange(2**31)
+    meeting = meet(rendezvous, seed, initialization_timeout, heartbeat_timeout)
+    note = (lambda text: None) if launched is None else (lambda t: launched.note("failed", t))
+    end_together(meeting.channel, note)
+    if worker is not None:
+        when_this_thread_ends(meeting.channel.leave)
+    if not is_connected:
+        _connect(
+            rendezvous,
+            meeting.bind_address,
+            local_device_ids,
+            initialization_timeout,
+            heartbeat_timeout,
+        )
+    keras.utils.set_random_seed(meeting.seed)
+
+
+def _is_connected(by_ray: bool) -> bool:
+    """Whether Ray's `JaxTrainer` has connected JAX; millrace then adds its reports of failures."""
     if jax.distributed.is_initialized():
+        if by_ray and not ends_together():
+            return True
         raise ProcessError(
             f"Process {process_index()} of {process_count()} is connected already. Call "
             "millrace.distributed.initialize() or jax.distributed.initialize() once, not both."
@@ -83,36 +134,7 @@ def initialize(
             "them. Move the line\n    millrace.distributed.initialize()\n"
             "above everything that builds a model or an array."
         )
-    launched = Launched.take()
-    if launched is not None:
-        launched.end_with_launcher()
-        launched.note(f"initialized-{launched.process_id}")
-        coordinator_address = launched.coordinator_address
-        num_processes, process_id = launched.num_processes, launched.process_id
-        if launched.devices is not None:
-            _set("jax_num_cpu_devices", launched.devices)
-    else:
-        coordinator_address, num_processes, process_id, local_device_ids = recognise_cluster(
-            coordinator_address, num_processes, process_id, local_device_ids, initialization_timeout
-        )
-    secret = secret_of(os.environ) if launched is None else launched.secret
-    rendezvous = _rendezvous(coordinator_address, num_processes, process_id, secret)
-    if rendezvous is None:
-        _LOGGER.info("No cluster and no launcher started this process: it runs alone.")
-        return
-    # Drawn from the system, so that the state of the script's own generators stays as it is.
-    seed = random.SystemRandom().randrange(2**31)
-    meeting = meet(rendezvous, seed, initialization_timeout, heartbeat_timeout)
-    note = (lambda text: None) if launched is None else (lambda t: launched.note("failed", t))
-    end_together(meeting.channel, note)
-    _connect(
-        rendezvous,
-        meeting.bind_address,
-        local_device_ids,
-        initialization_timeout,
-        heartbeat_timeout,
-    )
-    keras.utils.set_random_seed(meeting.seed)
+    return False
 
 
 def _check_seconds(name: str, value: object) -> None:
