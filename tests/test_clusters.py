@@ -258,7 +258,7 @@ def test_workers_of_ray_go_on_after_one_was_killed(tmp_path, alone):
 
 # As on GPUs, where JaxTrainer calls jax.distributed.initialize() before the function; on CPU here.
 CONNECTED = """
-import os, sys, tempfile, time
+import os, time
 import ray
 from ray.train import RunConfig, ScalingConfig
 from ray.train.v2.jax import JaxConfig, JaxTrainer
@@ -286,7 +286,7 @@ trainer = JaxTrainer(
     worker,
     jax_config=JaxConfig(use_gpu=True),
     scaling_config=ScalingConfig(num_workers=2),
-    run_config=RunConfig(storage_path=tempfile.mkdtemp(dir=".")),
+    run_config=RunConfig(storage_path=os.path.abspath(".")),
 )
 ray.init()
 try:
