@@ -20,49 +20,110 @@ CLUSTERS = pathlib.Path(__file__).parent.parent / "examples" / "clusters"
 SLURM = CLUSTERS / "slurm.sh"
 
 
-@pytest.fixture(scope="module")
-def kubernetes():
-    """The objects in the file for Kubernetes, by kind."""
-    documents = yaml.safe_load_all((CLUSTERS / "kubernetes.yaml").read_text())
+def objects(name):
+    """The objects in a file for Kubernetes, by kind."""
+    documents = yaml.safe_load_all((CLUSTERS / name).read_text())
     return {document["kind"]: document for document in documents}
 
 
-def test_the_pods_of_kubernetes_come_back(kubernetes):
-    job = kubernetes["Job"]["spec"]
+def job_of(found):
+    """The spec of the Job in a file, as such or in a JobSet."""
+    if "Job" in found:
+        return found["Job"]["spec"]
+    (replicated,) = found["JobSet"]["spec"]["replicatedJobs"]
+    assert replicated["replicas"] == 1
+    return replicated["template"]["spec"]
+
+
+MANIFESTS = {"kubernetes.yaml": "Ignore", "jobset.yaml": "FailJob"}
+
+
+@pytest.mark.parametrize("name", MANIFESTS)
+def test_the_pods_of_kubernetes_come_back(name):
+    job = job_of(objects(name))
     pod = job["template"]["spec"]
     assert job["completionMode"] == "Indexed"
     assert job["completions"] == job["parallelism"] == 2
     assert pod["restartPolicy"] == "Never"  # podFailurePolicy is refused otherwise
     drained, preempted = job["podFailurePolicy"]["rules"]
     assert drained == {
-        "action": "Ignore",
+        "action": MANIFESTS[name],
         "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}],
     }
-    assert preempted["action"] == "Ignore"
+    assert preempted["action"] == MANIFESTS[name]
     (container,) = pod["containers"]
     expected = {"containerName": container["name"], "operator": "In", "values": [143]}
     assert preempted["onExitCodes"] == expected
     assert container["command"][0] == "python"  # no shell, which would not forward SIGTERM
+    (secret,) = container["env"]
+    assert secret["name"] == "MILLRACE_SECRET"
+    reference = secret["valueFrom"]["secretKeyRef"]
+    made = "kubectl create secret generic {name} --from-file={key}=/dev/stdin"
+    assert made.format(**reference) in (CLUSTERS / name).read_text()
     assert pod["shareProcessNamespace"] is True
     assert pod["terminationGracePeriodSeconds"] > 30
 
 
-def test_what_the_job_of_kubernetes_refers_to_is_in_the_file(kubernetes):
-    job = kubernetes["Job"]
-    pod = job["spec"]["template"]["spec"]
-    service = kubernetes["Service"]
-    assert service["metadata"]["name"] == pod["subdomain"]
-    assert service["spec"]["selector"] == {"job-name": job["metadata"]["name"]}
-    assert service["spec"]["clusterIP"] == "None"
+def test_a_job_set_comes_back_after_each_end_of_its_job():
+    job_set = objects("jobset.yaml")["JobSet"]
+    policy = job_set["spec"]["failurePolicy"]
+    assert policy["maxRestarts"] > 0
+    (rule,) = policy["rules"]
+    assert rule["action"] == "RestartJobSetAndIgnoreMaxRestarts"
+    assert rule["onJobFailureReasons"] == ["PodFailurePolicy"]
+    assert job_of({"JobSet": job_set})["backoffLimit"] == 0
+    # JAX looks for process 0 in the service that has the name of the set, as it has by default.
+    assert "network" not in job_set["spec"]
+    assert "subdomain" not in job_of({"JobSet": job_set})["template"]["spec"]
+
+
+@pytest.mark.parametrize("name", MANIFESTS)
+def test_what_the_job_of_kubernetes_refers_to_is_in_the_file(name):
+    found = objects(name)
+    pod = job_of(found)["template"]["spec"]
+    if name == "kubernetes.yaml":
+        service = found["Service"]
+        assert service["metadata"]["name"] == pod["subdomain"]
+        assert service["spec"]["selector"] == {"job-name": found["Job"]["metadata"]["name"]}
+        assert service["spec"]["clusterIP"] == "None"
     (volume,) = pod["volumes"]
-    claim = kubernetes["PersistentVolumeClaim"]
+    claim = found["PersistentVolumeClaim"]
     assert volume["persistentVolumeClaim"]["claimName"] == claim["metadata"]["name"]
     assert pod["containers"][0]["volumeMounts"][0]["name"] == volume["name"]
-    account = kubernetes["ServiceAccount"]["metadata"]["name"]
+    account = found["ServiceAccount"]["metadata"]["name"]
     assert pod["serviceAccountName"] == account
-    binding = kubernetes["RoleBinding"]
+    binding = found["RoleBinding"]
     assert binding["subjects"] == [{"kind": "ServiceAccount", "name": account}]
-    assert binding["roleRef"]["name"] == kubernetes["Role"]["metadata"]["name"]
+    assert binding["roleRef"]["name"] == found["Role"]["metadata"]["name"]
+
+
+@pytest.mark.parametrize("name", MANIFESTS)
+def test_the_files_for_kubernetes_follow_its_schema(name):
+    """By the models in the package kubernetes: types, required fields, and no others."""
+    models = pytest.importorskip("kubernetes.client.models", reason="needs the package kubernetes")
+    found = objects(name)
+    if name == "jobset.yaml":  # its schema is not in the package, but that of its Job
+        (replicated,) = found.pop("JobSet")["spec"]["replicatedJobs"]
+        found["JobTemplateSpec"] = replicated["template"]
+    for kind, described in found.items():
+        model = getattr(models, f"V1{kind}").model_validate(described)
+        assert model.model_dump(by_alias=True, exclude_unset=True) == described
+
+
+def test_a_job_set_has_fields_of_its_schema():
+    """By hand: from the types of jobset.x-k8s.io/v1alpha2, those that the file uses."""
+    job_set = objects("jobset.yaml")["JobSet"]
+    assert job_set.keys() == {"apiVersion", "kind", "metadata", "spec"}
+    assert job_set["apiVersion"] == "jobset.x-k8s.io/v1alpha2"
+    spec = job_set["spec"]
+    assert spec.keys() == {"failurePolicy", "replicatedJobs"}
+    assert spec["failurePolicy"].keys() == {"maxRestarts", "rules"}
+    for rule in spec["failurePolicy"]["rules"]:
+        assert rule.keys() == {"name", "action", "onJobFailureReasons"}
+        assert re.fullmatch("[A-Za-z]([A-Za-z0-9_,:]*[A-Za-z0-9_])?", rule["name"])
+    for replicated in spec["replicatedJobs"]:
+        assert replicated.keys() == {"name", "replicas", "template"}
+        assert replicated["template"].keys() == {"spec"}
 
 
 def test_slurm_reads_all_of_its_options():
