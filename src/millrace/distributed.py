@@ -81,23 +81,16 @@ def initialize(
     worker = RayWorker.this() if given == (None, None, None) else None
     is_connected = _is_connected(by_ray=worker is not None)
     launched = Launched.take()
-    secret = ""
     if launched is not None:
-        launched.end_with_launcher()
-        launched.note(f"initialized-{launched.process_id}")
-        given = (launched.coordinator_address, launched.num_processes, launched.process_id)
-        secret = launched.secret
-        if launched.devices is not None:
-            _set("jax_num_cpu_devices", launched.devices)
+        rendezvous = _of_launcher(launched)
     elif worker is not None:
         address, secret = worker.rendezvous()
-        given = (address, worker.count, worker.rank)
+        rendezvous = _rendezvous(address, worker.count, worker.rank, secret)
     else:
-        *given, local_device_ids = recognise_cluster(
+        address, count, index, local_device_ids = recognise_cluster(
             *given, local_device_ids, initialization_timeout
         )
-        secret = secret_of(os.environ)
-    rendezvous = _rendezvous(*given, secret)
+        rendezvous = _rendezvous(address, count, index, secret_of(os.environ))
     if rendezvous is None:
         _LOGGER.info("No cluster and no launcher started this process: it runs alone.")
         return
@@ -117,6 +110,16 @@ def initialize(
             heartbeat_timeout,
         )
     keras.utils.set_random_seed(meeting.seed)
+
+
+def _of_launcher(launched: Launched) -> Rendezvous | None:
+    launched.end_with_launcher()
+    launched.note(f"initialized-{launched.process_id}")
+    if launched.devices is not None:
+        _set("jax_num_cpu_devices", launched.devices)
+    return _rendezvous(
+        launched.coordinator_address, launched.num_processes, launched.process_id, launched.secret
+    )
 
 
 def _is_connected(by_ray: bool) -> bool:
