@@ -13,7 +13,7 @@ JOBS ?= 1
 PYTEST := -m pytest -q -n auto --maxprocesses $(WORKERS) --dist worksteal --durations=10
 FAST := "not slow and not gpu and not exhaustive"
 
-.PHONY: help demo quick test test-slow test-exhaustive test-all test-oldest test-next test-sources check mutants format bench benchmarks-page gpu lock clean
+.PHONY: help demo quick test test-slow test-exhaustive test-all test-oldest test-next test-sources test-clusters check mutants format bench benchmarks-page gpu lock clean
 
 help:  ## show this
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 14
@@ -59,6 +59,13 @@ test-sources:  ## the tests that read from tensorflow and torch, with both insta
 	@.venv-sources/bin/python -m pip install -q --disable-pip-version-check torch==2.13.0 torchdata==0.11.0
 	@.venv-sources/bin/python -m pip install -q --disable-pip-version-check --no-deps --no-build-isolation -e .
 	@.venv-sources/bin/python -m pytest -q tests/feeds/test_data_sources.py tests/planning/test_planned_data.py tests/resuming/test_library_positions.py tests/benchmark/test_benchmark.py tests/tf_standin/test_real_data.py
+
+test-clusters:  ## the tests on Ray, and on Slurm and Open MPI where they are installed (1 GB)
+	@test -d .venv-clusters || $(PY) -m venv .venv-clusters
+	@.venv-clusters/bin/python -m pip install -q --disable-pip-version-check --require-hashes -r requirements/dev.txt
+	@.venv-clusters/bin/python -m pip install -q --disable-pip-version-check "ray[train]==2.60.0" kubernetes==37.0.2
+	@.venv-clusters/bin/python -m pip install -q --disable-pip-version-check --no-deps --no-build-isolation -e .
+	@.venv-clusters/bin/python -m pytest -q -rs tests/test_clusters.py
 
 test-all: test  ## the tests on every other python that is installed, too
 	@for python in $(OTHERS); do \

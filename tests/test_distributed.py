@@ -143,6 +143,25 @@ except Exception:
 
 
 @pytest.mark.slow
+def test_strangers_at_the_port_of_jaxs_coordinator(start):
+    """After the start, the port is JAX's: it drops garbage, too, and the run goes on."""
+    status, said, outputs, _ = start("""
+import socket
+from millrace._compat.jax_processes import coordinator_address
+host, _, port = coordinator_address().rpartition(":")
+if index == 1:
+    for number in range(1000):
+        with socket.create_connection((host, int(port))) as stranger:
+            stranger.sendall(b"GET / HTTP/1.1\\n\\n" * (number % 3))
+assert total() == 1.0
+check_same({"weights": "same"})
+print("done")
+""")
+    assert status == 0, (said, outputs)
+    assert all("done\n" in output for output in outputs), outputs
+
+
+@pytest.mark.slow
 def test_an_exit_status_is_an_error_too(start):
     status, said, outputs, _ = start(f"if index == 1: sys.exit(3)\n{WAIT}")
     assert status == 3
@@ -283,9 +302,78 @@ def test_incomplete_or_wrong_arguments(before_jax, arguments, message):
         distributed.initialize(*arguments)
 
 
+def test_an_address_to_listen_on_that_is_none(before_jax, monkeypatch):
+    monkeypatch.setenv("JAX_COORDINATOR_BIND_ADDRESS", "10.0.0.1")
+    message = r"JAX_COORDINATOR_BIND_ADDRESS must be a host and a port.* Received: '10\.0\.0\.1'"
+    with pytest.raises(OptionError, match=message):
+        distributed.initialize("node1:1234", 2, 0)
+
+
+class StopHereError(Exception):
+    """Ends `initialize` where processes would meet."""
+
+
+@pytest.fixture
+def met(monkeypatch):
+    """The rendezvous to which `initialize` comes."""
+    found = []
+
+    def meet(rendezvous, *_):
+        found.append(rendezvous)
+        raise StopHereError
+
+    monkeypatch.setattr(distributed, "meet", meet)
+    return found
+
+
+def test_the_secret_is_that_of_the_environment(before_jax, monkeypatch, met, caplog):
+    for address, secret in [("node1:1", ""), ("127.0.0.1:1", ""), ("node1:1", "x" * 16)]:
+        monkeypatch.setenv("MILLRACE_SECRET", secret)
+        with caplog.at_level(logging.INFO, "millrace"), pytest.raises(StopHereError):
+            distributed.initialize(address, 2, 1)
+        assert met.pop().secret == secret
+    assert caplog.text.count("This run has no secret: everybody who reaches node1:1 can") == 1
+
+
+@pytest.fixture
+def ray_worker(before_jax, monkeypatch):
+    worker = distributed.RayWorker(1, 2)
+    monkeypatch.setattr(distributed.RayWorker, "this", lambda: worker)
+    monkeypatch.setattr(
+        distributed.RayWorker, "rendezvous", lambda self: ("10.0.0.1:7", "y" * 64), raising=True
+    )
+
+
+def test_a_worker_of_ray(ray_worker, monkeypatch, met):
+    monkeypatch.setenv("MILLRACE_SECRET", "x" * 16)
+    with pytest.raises(StopHereError):
+        distributed.initialize()
+    (rendezvous,) = met
+    assert (rendezvous.address, rendezvous.index, rendezvous.count) == ("10.0.0.1:7", 1, 2)
+    assert rendezvous.secret == "y" * 64
+
+
+def test_arguments_come_before_ray(ray_worker, met):
+    with pytest.raises(StopHereError):
+        distributed.initialize("127.0.0.1:7", 3, 2)
+    assert met[0].count == 3
+
+
+def test_a_worker_of_ray_that_is_connected_already(ray_worker, monkeypatch, met):
+    monkeypatch.setattr(jax.distributed, "is_initialized", lambda: True)
+    with pytest.raises(
+        StopHereError
+    ):  # JaxTrainer has connected JAX: the reports of failures are missing
+        distributed.initialize()
+    monkeypatch.setattr(distributed, "ends_together", lambda: True)
+    with pytest.raises(ProcessError, match="is connected already"):
+        distributed.initialize()
+
+
 def test_what_the_launcher_said_is_taken_once(before_jax, monkeypatch, tmp_path):
     monkeypatch.setattr(distributed.Launched, "end_with_launcher", lambda self: None)
-    told = distributed.Launched("127.0.0.1:1", 1, 0, None, str(tmp_path), os.getpid())
+    told = distributed.Launched("127.0.0.1:1", 1, 0, None, str(tmp_path), os.getpid(), "secret")
+    assert "secret='" not in repr(told)
     for name, value in told.to_environment().items():
         monkeypatch.setenv(name, value)
     distributed.initialize()

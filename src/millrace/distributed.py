@@ -20,13 +20,16 @@ from millrace.errors import DeviceError, OptionError, ProcessError
 from millrace.options import whole_number
 from millrace.processes.agreement import Launched, process_count, process_index
 from millrace.processes.bootstrap import Rendezvous, meet
-from millrace.processes.failure import end_together
+from millrace.processes.failure import end_together, ends_together
+from millrace.processes.handshake import secret_of
+from millrace.processes.ray_workers import RayWorker, when_this_thread_ends
 
 _LOGGER = logging.getLogger("millrace")
 _THREADS_PER_DEVICE = 4
 # A process that is done waits for the others, which may save or evaluate for long. If one of them
 # dies meanwhile, the control channel reports it.
 _SHUTDOWN_SECONDS = 24 * 3600
+_BIND_VARIABLE = "JAX_COORDINATOR_BIND_ADDRESS"  # of JAX: where process 0 listens
 
 
 @checked
@@ -41,9 +44,12 @@ def initialize(
 ) -> None:
     """Connects this process with the others of its run. Call it before anything uses JAX.
 
-    Without arguments it takes them from `millrace launch`, or from JAX, which recognises Slurm,
-    Open MPI, Kubernetes and TPU pods. If none of them started this process it does nothing, so
-    that the same script also runs alone.
+    Without arguments it takes them from `millrace launch`, from Ray Train, or from JAX, which
+    recognises Slurm, Open MPI, Kubernetes and TPU pods. If none of them started this process it
+    does nothing, so that the same script also runs alone.
+
+    Processes that do not know the secret of the run cannot connect: `millrace launch` and Ray Train
+    supply one; else it is in the environment variable `MILLRACE_SECRET` of every process.
 
     All processes get the seed of process 0 for `random`, NumPy and Keras, because all of them
     build the same weights. To set another seed, call `keras.utils.set_random_seed` afterwards.
@@ -63,14 +69,64 @@ def initialize(
         DeviceError: if JAX has started already.
         OptionError: if some of the first three arguments are missing, and no launcher or cluster
             supplies them.
-        ProcessError: if it is called twice, the port is in use, or not all processes connect.
+        ProcessError: if it is called twice, the port is in use, not all processes connect, or this
+            one does not know the secret.
     """
     if multiprocessing.parent_process() is not None:
         _LOGGER.info("distributed.initialize() does nothing in a worker of multiprocessing.")
         return
     _check_seconds("initialization_timeout", initialization_timeout)
     _check_seconds("heartbeat_timeout", heartbeat_timeout)
+    given = (coordinator_address, num_processes, process_id)
+    worker = RayWorker.this() if given == (None, None, None) else None
+    is_connected = _is_connected(by_ray=worker is not None)
+    launched = Launched.take()
+    if launched is not None:
+        rendezvous = _of_launcher(launched)
+    elif worker is not None:
+        address, secret = worker.rendezvous()
+        rendezvous = _rendezvous(address, worker.count, worker.rank, secret)
+    else:
+        address, count, index, local_device_ids = recognise_cluster(
+            *given, local_device_ids, initialization_timeout
+        )
+        rendezvous = _rendezvous(address, count, index, secret_of(os.environ))
+    if rendezvous is None:
+        _LOGGER.info("No cluster and no launcher started this process: it runs alone.")
+        return
+    # Drawn from the system, so that the state of the script's own generators stays as it is.
+    seed = random.SystemRandom().randrange(2**31)
+    meeting = meet(rendezvous, seed, initialization_timeout, heartbeat_timeout)
+    note = (lambda text: None) if launched is None else (lambda t: launched.note("failed", t))
+    end_together(meeting.channel, note)
+    if worker is not None:
+        when_this_thread_ends(meeting.channel.leave)
+    if not is_connected:
+        _connect(
+            rendezvous,
+            meeting.bind_address,
+            local_device_ids,
+            initialization_timeout,
+            heartbeat_timeout,
+        )
+    keras.utils.set_random_seed(meeting.seed)
+
+
+def _of_launcher(launched: Launched) -> Rendezvous | None:
+    launched.end_with_launcher()
+    launched.note(f"initialized-{launched.process_id}")
+    if launched.devices is not None:
+        _set("jax_num_cpu_devices", launched.devices)
+    return _rendezvous(
+        launched.coordinator_address, launched.num_processes, launched.process_id, launched.secret
+    )
+
+
+def _is_connected(by_ray: bool) -> bool:
+    """Whether Ray's `JaxTrainer` has connected JAX; millrace then adds its reports of failures."""
     if jax.distributed.is_initialized():
+        if by_ray and not ends_together():
+            return True
         raise ProcessError(
             f"Process {process_index()} of {process_count()} is connected already. Call "
             "millrace.distributed.initialize() or jax.distributed.initialize() once, not both."
@@ -81,29 +137,7 @@ def initialize(
             "them. Move the line\n    millrace.distributed.initialize()\n"
             "above everything that builds a model or an array."
         )
-    launched = Launched.take()
-    if launched is not None:
-        launched.end_with_launcher()
-        launched.note(f"initialized-{launched.process_id}")
-        coordinator_address = launched.coordinator_address
-        num_processes, process_id = launched.num_processes, launched.process_id
-        if launched.devices is not None:
-            _set("jax_num_cpu_devices", launched.devices)
-    else:
-        coordinator_address, num_processes, process_id, local_device_ids = recognise_cluster(
-            coordinator_address, num_processes, process_id, local_device_ids, initialization_timeout
-        )
-    rendezvous = _rendezvous(coordinator_address, num_processes, process_id)
-    if rendezvous is None:
-        _LOGGER.info("No cluster and no launcher started this process: it runs alone.")
-        return
-    # Drawn from the system, so that the state of the script's own generators stays as it is.
-    seed = random.SystemRandom().randrange(2**31)
-    channel, seed = meet(rendezvous, seed, initialization_timeout, heartbeat_timeout)
-    note = (lambda text: None) if launched is None else (lambda t: launched.note("failed", t))
-    end_together(channel, note)
-    _connect(rendezvous, local_device_ids, initialization_timeout, heartbeat_timeout)
-    keras.utils.set_random_seed(seed)
+    return False
 
 
 def _check_seconds(name: str, value: object) -> None:
@@ -114,7 +148,9 @@ def _check_seconds(name: str, value: object) -> None:
         )
 
 
-def _rendezvous(address: str | None, count: int | None, index: int | None) -> Rendezvous | None:
+def _rendezvous(
+    address: str | None, count: int | None, index: int | None, secret: str
+) -> Rendezvous | None:
     arguments = {"coordinator_address": address, "num_processes": count, "process_id": index}
     if all(value is None for value in arguments.values()) or count == 1:
         return None
@@ -130,13 +166,26 @@ def _rendezvous(address: str | None, count: int | None, index: int | None) -> Re
         raise OptionError(
             f"process_id must be from 0 to num_processes - 1 = {count - 1}. Received: {index}."
         )
-    is_text = isinstance(address, str)
-    if not is_text or not address.rpartition(":")[2].isdigit() or not address.rpartition(":")[0]:
-        raise OptionError(
-            "coordinator_address must be a host and a port, such as 'node1:1234'. "
-            f"Received: {address!r}."
+    _check_address("coordinator_address", address)
+    bind_address = os.environ.get(_BIND_VARIABLE)
+    if bind_address is not None:
+        _check_address(_BIND_VARIABLE, bind_address)
+    rendezvous = Rendezvous(address, index, count, secret, bind_address)
+    if not secret and not rendezvous.is_local:
+        _LOGGER.info(
+            "This run has no secret: everybody who reaches %s can take part in it. Set "
+            "MILLRACE_SECRET to the same random value in every process.",
+            address,
         )
-    return Rendezvous(address, index, count)
+    return rendezvous
+
+
+def _check_address(name: str, address: object) -> None:
+    host, _, port = address.rpartition(":") if isinstance(address, str) else ("", "", "")
+    if not host or not port.isdigit():
+        raise OptionError(
+            f"{name} must be a host and a port, such as 'node1:1234'. Received: {address!r}."
+        )
 
 
 def _enough_threads() -> None:
@@ -155,6 +204,7 @@ def _enough_threads() -> None:
 
 def _connect(
     rendezvous: Rendezvous,
+    bind_address: str | None,
     local_device_ids: int | Sequence[int] | None,
     timeout: int,
     heartbeat_timeout: int,
@@ -168,8 +218,8 @@ def _connect(
         rendezvous.count,
         rendezvous.index,
         local_device_ids,
-        # Otherwise all machines could connect to JAX's coordinator.
-        coordinator_bind_address=rendezvous.address if rendezvous.is_local else None,
+        # Otherwise JAX's coordinator would listen on all addresses of the machine.
+        coordinator_bind_address=bind_address,
         initialization_timeout=timeout,
         heartbeat_timeout_seconds=heartbeat_timeout,
         shutdown_timeout_seconds=_SHUTDOWN_SECONDS,

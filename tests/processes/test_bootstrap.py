@@ -1,12 +1,18 @@
 import concurrent.futures
+import logging
 import socket
+import time
 
 import pytest
 
 from millrace.errors import ProcessError
 from millrace.processes.bootstrap import Rendezvous, meet
+from millrace.processes.entrance import Entrance
 
 SECONDS = 30
+SECRET, OTHER = "one secret of a run", "the secret of another run"
+CHALLENGE = b'{"kind": "challenge", "challenge": "a"}\n'
+SEALED = b'{"kind": "sealed", "text": "{\\"kind\\": \\"accepted\\"}", "proof": "0"}\n'
 
 
 def free_address(host="127.0.0.1"):
@@ -23,24 +29,41 @@ def outcomes(*places, timeout=SECONDS):
 
 
 def close(results):
-    for line, _ in results:
-        line.close()
+    for meeting in results:
+        meeting.channel.close()
 
 
 def test_all_meet_and_get_the_seed_of_process_0():
     address = free_address()
     results = outcomes(*(Rendezvous(address, index, 3) for index in (2, 0, 1)))
-    assert [seed for _, seed in results] == [7, 7, 7]
-    assert [[member.index for member in line.members] for line, _ in results] == [[0, 1, 2]] * 3
+    assert [meeting.seed for meeting in results] == [7, 7, 7]
+    members = [[member.index for member in meeting.channel.members] for meeting in results]
+    assert members == [[0, 1, 2]] * 3
+    # JAX's coordinator listens where this one did.
+    assert [meeting.bind_address for meeting in results] == [None, address, None]
     # The port is free for JAX while the connections stay.
     socket.create_server(("127.0.0.1", int(address.rpartition(":")[2]))).close()
     close(results)
 
 
-def test_on_all_interfaces_when_the_address_is_no_local_one(monkeypatch):
+def test_on_all_interfaces_when_the_name_is_a_loopback_address_here_only(monkeypatch, caplog):
     address = free_address()
-    monkeypatch.setattr(Rendezvous, "is_local", property(lambda self: False))
-    close(outcomes(Rendezvous(address, 0, 2), Rendezvous(address, 1, 2)))
+    monkeypatch.setattr("millrace.processes.entrance.names_loopback", lambda host: False)
+    with caplog.at_level(logging.INFO, "millrace"):
+        results = outcomes(Rendezvous(address, 0, 2), Rendezvous(address, 1, 2))
+    assert "listens on all interfaces of this machine: '127.0.0.1' is 127.0.0.1 here" in caplog.text
+    assert "Set JAX_COORDINATOR_BIND_ADDRESS to" in caplog.text
+    assert results[0].bind_address is None  # JAX listens on all, too
+    close(results)
+
+
+def test_where_the_environment_says():
+    address = free_address()
+    other = f"127.0.0.2:{address.rpartition(':')[2]}"
+    places = [Rendezvous(other, index, 2, bind_address=other) for index in range(2)]
+    results = outcomes(*places)
+    assert results[0].bind_address == other
+    close(results)
 
 
 def test_parts_of_an_address():
@@ -89,43 +112,71 @@ def test_a_process_that_is_there_twice():
         assert "process_id to another number from 0 to 2" in str(error)
 
 
-def test_strangers_at_the_port_of_process_0_are_ignored():
+@pytest.mark.parametrize("secrets", [(SECRET, OTHER), (SECRET, ""), ("", SECRET)])
+def test_a_process_with_another_secret_is_refused(secrets, caplog):
     address = free_address()
-    host, port = address.split(":")
-    with concurrent.futures.ThreadPoolExecutor(2) as pool:
-        first = pool.submit(meet, Rendezvous(address, 0, 2), 7, SECONDS, 30)
-        while True:
-            try:
-                with socket.create_connection((host, int(port))) as stranger:
-                    stranger.sendall(b"GET / HTTP/1.1\n\n")
-                break
-            except ConnectionRefusedError:
-                continue
-        second = pool.submit(meet, Rendezvous(address, 1, 2), 8, SECONDS, 30)
-        close([first.result(), second.result()])
+    places = [Rendezvous(address, index, 2, secrets[index]) for index in range(2)]
+    first, second = outcomes(*places, timeout=0.3)
+    has = "another one" if secrets[1] else "none"
+    assert isinstance(second, ProcessError)
+    assert (
+        f"Process 1 does not know the secret of the run at {address}: it has {has}. "
+        "Set MILLRACE_SECRET to the same value in every process" in str(second)
+    )
+    assert isinstance(first, ProcessError)
+    assert "did not come" in str(first)
+    assert "did not know the secret of the run: 1. If they were" in str(first)
+    assert "from 127.0.0.1 does not know the secret of this run, and is refused" in caplog.text
+    assert not any(each in str(first) + str(second) for each in secrets if each)
+
+
+def test_a_secret_is_not_shown():
+    assert SECRET not in repr(Rendezvous("node1:80", 0, 2, SECRET))
 
 
 @pytest.mark.parametrize(
     ("answer", "message"),
     [
         (b"HTTP/1.1 400 Bad Request\n", "something other than process 0 answers."),
-        (b"", "process 0 closed the connection."),
+        (b'{"kind": "welcome"}\n', "something other than process 0 answers."),
+        (b'{"kind": "challenge", "challenge": 1}\n', "something other than process 0 answers."),
+        (b"", "it closed 2 connections."),
         (None, "did not answer in 0.2 seconds"),
+        # It goes on as process 0 would, without the secret.
+        (CHALLENGE + b'{"kind": "bye"}\n', "something other than process 0 answers."),
+        (CHALLENGE + SEALED, "Process 1 does not know the secret of the run at"),
     ],
 )
 def test_a_stranger_in_the_place_of_process_0(answer, message, monkeypatch):
-    monkeypatch.setattr("millrace.processes.bootstrap._HELLO_SECONDS", 0.2)
+    monkeypatch.setattr("millrace.processes.bootstrap._PATIENCE_SECONDS", 0.2)
+    monkeypatch.setattr("millrace.processes.bootstrap._ATTEMPTS", 2)
     with socket.create_server(("127.0.0.1", 0)) as server:
-        place = Rendezvous(f"127.0.0.1:{server.getsockname()[1]}", 1, 2)
+        place = Rendezvous(f"127.0.0.1:{server.getsockname()[1]}", 1, 2, SECRET)
         with concurrent.futures.ThreadPoolExecutor(1) as pool:
             waiting = pool.submit(meet, place, 0, 0.2, 30)
-            connection = server.accept()[0]
-            if answer is not None:
-                connection.recv(1000)
-                connection.sendall(answer)
-                connection.close()
+            connections = []
+            for _ in range(2 if answer == b"" else 1):
+                connection = server.accept()[0]
+                if answer is not None:
+                    connection.sendall(answer)
+                    connection.shutdown(socket.SHUT_WR)
+                connections.append(connection)
             error = waiting.exception()
-            connection.close()
+            for connection in connections:
+                connection.close()
     assert isinstance(error, ProcessError)
     assert message in str(error)
     assert "coordinator_address" in str(error)
+
+
+def test_process_0_ends_before_all_have_come():
+    """Simulated by its side of the handshake, which accepts and then closes."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        place = Rendezvous(f"127.0.0.1:{server.getsockname()[1]}", 1, 2, SECRET)
+        with concurrent.futures.ThreadPoolExecutor(1) as pool:
+            waiting = pool.submit(meet, place, 0, SECONDS, 30)
+            with Entrance([server], SECRET, 2) as entrance:
+                entrance.next(time.monotonic() + SECONDS).connection.close()
+            error = waiting.exception()
+    assert isinstance(error, ProcessError)
+    assert "but process 0 closed the connection. Look at the output of process 0" in str(error)

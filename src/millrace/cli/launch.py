@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator, Sequence
 from types import FrameType
 
 from millrace.processes.agreement import Launched
+from millrace.processes.handshake import new_secret
 
 _POLL_SECONDS = 0.05
 _SHOWN_LINES = 20  # of the output of the process that failed first
@@ -176,7 +177,7 @@ def _start(
     processes: list[subprocess.Popen[bytes]],
 ) -> None:
     allowed = os.sched_getaffinity(0) if shares else set()
-    address = f"127.0.0.1:{_free_port()}"
+    address, secret = f"127.0.0.1:{_free_port()}", new_secret()
     # A background job of a script ignores SIGINT. Its children would inherit that, and not end
     # when they receive the signal. Handlers, on the other hand, are not inherited.
     previous = signal.getsignal(signal.SIGINT)
@@ -185,7 +186,13 @@ def _start(
     try:
         for index in range(options.processes):
             launched = Launched(
-                address, options.processes, index, options.devices, str(directory), os.getpid()
+                coordinator_address=address,
+                num_processes=options.processes,
+                process_id=index,
+                devices=options.devices,
+                directory=str(directory),
+                launcher=os.getpid(),
+                secret=secret,
             )
             if shares:
                 # A child inherits the affinity, which JAX reads when it is imported.

@@ -39,27 +39,29 @@ class Failure:
         return f"{self.process} failed: {self.text}"
 
 
-class Hello(TypedDict):
-    """A process introduces itself to process 0."""
+class Challenge(TypedDict):
+    """Process 0 asks a connection for a proof that it knows the secret of the run."""
 
-    kind: Literal["hello"]
-    member: tuple[int, str, int]  # fields of a `Member`
-    count: int  # number of processes that it expects
-
-
-class Welcome(TypedDict):
-    """Process 0 answers when all processes have connected."""
-
-    kind: Literal["welcome"]
-    members: list[tuple[int, str, int]]
-    seed: int
+    kind: Literal["challenge"]
+    challenge: str
 
 
-class StartFailure(TypedDict):
-    """Process 0 gives up."""
+class Sealed(TypedDict):
+    """A message with a proof: before the start, every other one (`handshake.py`).
 
-    kind: Literal["error"]
+    hello: the sender introduces itself. accepted: process 0 knows it. welcome: all have connected.
+    error: process 0 gives up.
+    """
+
+    kind: Literal["sealed"]
     text: str
+    proof: str
+
+
+class Refusal(TypedDict):
+    """The hello of a connection has no right proof."""
+
+    kind: Literal["refused"]
 
 
 class FailureReport(TypedDict):
@@ -76,7 +78,7 @@ class Farewell(TypedDict):
     kind: Literal["bye"]
 
 
-ProcessMessage = Hello | Welcome | StartFailure | FailureReport | Farewell
+ProcessMessage = Challenge | Sealed | Refusal | FailureReport | Farewell
 
 
 class Connection:

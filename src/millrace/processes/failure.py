@@ -56,6 +56,11 @@ def failure_of_others(wait_seconds: float = _NEWS_SECONDS) -> str | None:
     return None if failure is None else _monitor.explain(failure)
 
 
+def ends_together() -> bool:
+    """Whether `end_together` was called: millrace has connected this process."""
+    return _monitor is not None
+
+
 def end_together(channel: ControlChannel, note: Callable[[str], None] = lambda text: None) -> None:
     """Makes this process end with the others, and the others with this one, from now on.
 
