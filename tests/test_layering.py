@@ -34,9 +34,9 @@ LEVELS = [
     {"__init__"},
 ]
 LEVEL = {name: level for level, names in enumerate(LEVELS) for name in names}
-LEVEL["errors"] = LEVEL["threads"] = LEVEL["pytrees"] = -1  # below everything
+LEVEL["errors"] = LEVEL["threads"] = LEVEL["pytrees"] = LEVEL["collector"] = -1  # below everything
 WITHOUT_JAX = {"errors", "threads", "arguments", "interrupts", "options", "records", "schedules"}
-WITHOUT_JAX |= {"reports"}
+WITHOUT_JAX |= {"reports", "collector"}
 
 
 def units_and_imports():

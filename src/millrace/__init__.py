@@ -48,6 +48,7 @@
     _backend.py          makes JAX the backend of Keras
     threads/             values of one thread, and tables that threads share
     errors.py            everything raised on purpose
+    collector.py         Python's collector of garbage, held back while programs are traced
     pytrees.py           types of trees of arrays
 
 Importing millrace before Keras makes JAX the backend.
@@ -79,5 +80,7 @@ from millrace.resuming.stored_models import restore_weights as restore_weights
 from millrace.strategy.strategy import Strategy as Strategy
 from millrace.taps.maybe_outfeed import MaybeOutfeedQueue as MaybeOutfeedQueue
 from millrace.taps.outfeed import OutfeedQueue as OutfeedQueue
+
+_backend.while_imported.close()
 
 __version__ = "0.1.0"

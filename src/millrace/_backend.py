@@ -1,8 +1,10 @@
 """The choice of JAX as Keras's backend, which Keras reads once, when it is imported."""
 
+import contextlib
 import os
 import sys
 
+from millrace.collector import fewer_collections
 from millrace.errors import BackendError
 
 _REMEDY = (
@@ -24,3 +26,7 @@ elif os.environ.setdefault("KERAS_BACKEND", "jax") != "jax":
         f"KERAS_BACKEND={os.environ['KERAS_BACKEND']!r} is set in the environment, and millrace "
         f"runs on JAX. Set KERAS_BACKEND=jax, or unset it."
     )
+
+# Closed at the end of `import millrace`, which may be what imports JAX and Keras.
+while_imported = contextlib.ExitStack()
+while_imported.enter_context(fewer_collections())

@@ -9,6 +9,7 @@ import keras
 
 from millrace._compat.jax_tracing import trace_options, tracing_options
 from millrace._compat.keras_layers import layer_names
+from millrace.collector import fewer_collections
 from millrace.compiled_loop.budget import has_budget, is_trial, with_choice, within_budget
 from millrace.compiled_loop.calls import Call, ProgramName
 from millrace.compiled_loop.micro_batch import candidates, is_undecided, limit_of, most_that_fit
@@ -202,6 +203,7 @@ class Executables:
             make = ProgramBuilder if plan.replicas == 1 else ReplicaProgramBuilder
             with (
                 tracing(self._model),
+                fewer_collections(),
                 collected_choices() as choices,
                 collected_boundaries() as boundaries,
             ):

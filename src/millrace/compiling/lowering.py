@@ -22,6 +22,7 @@ import keras
 import rich.console
 
 from millrace._compat.jax_arrays import looks_for_non_finite
+from millrace.collector import fewer_collections
 from millrace.compiling.log import CompileLog
 from millrace.plan import Plan
 from millrace.recomputation.ordered import compiler_options as options_of_recomputation
@@ -138,7 +139,12 @@ def lower(request: Request, log: CompileLog) -> Lowering:
     results = program.results if program.arguments else program.results or plan.group.whole
     jitted = jax.jit(program.function, donate_argnums=donated, out_shardings=results)
     one_at_a_time = contextlib.nullcontext() if request.model is None else tracing(request.model)
-    with log.attempt(group, again), one_at_a_time, progress("tracing", request.what):
+    with (
+        log.attempt(group, again),
+        one_at_a_time,
+        fewer_collections(),
+        progress("tracing", request.what),
+    ):
         begin = time.perf_counter()
         traced = jitted.trace(*arguments)
         between = time.perf_counter()

@@ -11,6 +11,7 @@ import jax
 import keras
 
 from millrace._compat.jax_arrays import looks_for_non_finite
+from millrace.collector import fewer_collections
 from millrace.compiled_loop.executables import log_ignored_boundaries
 from millrace.compiling.executable import Executable, compile_program, compile_programs
 from millrace.compiling.log import CompileLog
@@ -116,7 +117,11 @@ class StageExecutables:
     def _trace(self, plan: Plan, specs: State, groups: Sequence[DeviceGroup]) -> StageBuilder:
         self._describe(plan)
         self._log.begin(f"{plan.mode.value} of {self._model.name!r}")
-        with tracing(self._model), collected_boundaries() as boundaries:
+        with (
+            tracing(self._model),
+            fewer_collections(),
+            collected_boundaries() as boundaries,
+        ):
             builder = make_builder(self._model, plan, self._calls, self._marks, specs, groups)
         if not self._has_warned:
             self._has_warned = log_ignored_boundaries(plan, boundaries, self._model.name)

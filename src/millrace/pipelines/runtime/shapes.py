@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from millrace._compat.jax_arrays import looks_for_non_finite
+from millrace.collector import fewer_collections
 from millrace.compiled_loop.protocol import ExecutionSteps
 from millrace.compiling.executable import Executable
 from millrace.devices import DeviceGroup
@@ -54,6 +55,7 @@ class CompiledStages:
         """
         self.executables, self.groups, self.orders = executables, tuple(groups), orders
 
+    @fewer_collections()  # while the passes of stages and the update are traced
     def prepare(self, plan: Plan, state: State, is_first: bool) -> StageBuilder:
         """Compiles the programs of micro-batches in parallel, and returns their builder.
 
