@@ -49,7 +49,7 @@ def test_many_groups_of_a_v(name):
 
 @pytest.mark.parametrize("name", SCHEDULES)
 def test_sizes_without_a_schedule_are_refused(name):
-    with pytest.raises(ScheduleError, match="needs at least one of each: .* num_stages=0, num_m"):
+    with pytest.raises(ScheduleError, match=r"needs at least one of each: .* num_stages=0, num_m"):
         make_rows(name, 0, 4, 1)
 
 

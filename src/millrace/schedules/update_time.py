@@ -79,12 +79,13 @@ def update_time(
     if costs.dispatch:
         tasks, dispatch = _with_dispatch(tasks, costs)
         timeline = simulation.run(tasks, costs.transfer, dispatch)
-    work = sum(free.busy) / max(free.num_groups, 1)
-    fullest = max(free.busy, default=0.0)
+    # Sums of durations may differ from ends in their last digits.
+    fullest = min(max(free.busy, default=0.0), free.end)
+    work = min(sum(free.busy) / max(free.num_groups, 1), fullest)
     return UpdateTime(
         work=work,
-        unequal_stages=max(fullest - work, 0.0),
-        bubble=free.end - max(fullest, work),
+        unequal_stages=fullest - work,
+        bubble=free.end - fullest,
         transfers=moved.end - free.end,
         dispatch=timeline.end - moved.end,
         gradient_sum=costs.gradient_sum,
@@ -106,7 +107,8 @@ class _Simulation:
         else:
             self._waits = dependencies(schedule)
             home = {task.stage: row for row, tasks in enumerate(schedule) for task in tasks}
-            rows = np.array([home[stage] for stage in range(max(home, default=-1) + 1)], np.int64)
+            count = max(home, default=-1) + 1
+            rows = np.array([home.get(stage, 0) for stage in range(count)], np.int64)
             levels = np.array(levels_of(schedule, len(rows)))
         self.stages = _Stages(rows, levels)
 
