@@ -39,7 +39,7 @@ _PATIENCE = 1.0  # seconds without a progress bar
 
 
 @dataclass(frozen=True, slots=True)
-class Sizes:
+class AskedSizes:
     """The schedule that was asked for."""
 
     schedule: str  # as given
@@ -129,7 +129,7 @@ def simulate_command(
     is_drawn = sizes.forwards <= _MAX_DRAWN and not summary
     _check(sizes, must_draw=text or svg is not None or not sizes.has_rows)
     if not is_drawn and sizes.has_rows and not text and svg is None:
-        _summarize(sizes, run, costs)
+        _show_summary(sizes, run, costs)
         return
     tasks = make_schedule(
         sizes.schedule,
@@ -162,7 +162,7 @@ def _sizes(
     schedule: str | None,
     groups: int | None,
     batch_serialization: int,
-) -> Sizes:
+) -> AskedSizes:
     if run is not None:
         stages = run.stages if stages is None else stages
         micro_batches = run.micro_batches if micro_batches is None else micro_batches
@@ -178,10 +178,10 @@ def _sizes(
         if value is None:
             raise click.UsageError(f"Missing option '--{name}', or a run as --costs.")
     assert stages is not None and micro_batches is not None  # noqa: S101, PT018 - checked above
-    return Sizes(schedule or "1f1b", stages, micro_batches, groups, batch_serialization)
+    return AskedSizes(schedule or "1f1b", stages, micro_batches, groups, batch_serialization)
 
 
-def _check(sizes: Sizes, must_draw: bool) -> None:
+def _check(sizes: AskedSizes, must_draw: bool) -> None:
     stages, schedule, groups = sizes.stages, sizes.schedule, sizes.groups
     most = _MAX_DRAWN if must_draw else _MAX_FORWARDS
     if sizes.forwards > most:
@@ -211,11 +211,11 @@ def _check(sizes: Sizes, must_draw: bool) -> None:
         )
 
 
-def _summarize(sizes: Sizes, run: RunCosts | None, options: CostOptions) -> None:
+def _show_summary(sizes: AskedSizes, run: RunCosts | None, options: CostOptions) -> None:
     """Simulates a schedule as arrays, and prints its numbers."""
     begin = time.perf_counter()
     costs = options.of(sizes.stages, run)
-    with _Bar() as bar:
+    with _LateProgress() as bar:
         num_groups = sizes.groups or sizes.stages
         rows = make_rows(sizes.name, sizes.stages, sizes.micro_batches, num_groups)
         result = update_time(rows, costs, bar.show)
@@ -226,7 +226,7 @@ def _summarize(sizes: Sizes, run: RunCosts | None, options: CostOptions) -> None
     click.echo(f"{rows.num_tasks:,} tasks simulated in {seconds:.2f} s.", err=True)
 
 
-class _Bar:
+class _LateProgress:
     """A progress bar on standard error, if it is a terminal, from the second second on."""
 
     def __init__(self) -> None:
@@ -236,11 +236,12 @@ class _Bar:
         self._progress = Progress(*columns, console=console, transient=True, redirect_stdout=False)
         self._task = self._progress.add_task("", total=None) if console.is_terminal else None
 
-    def __enter__(self) -> "_Bar":
+    def __enter__(self) -> "_LateProgress":
         return self
 
     def __exit__(self, *error: object) -> None:
-        self._progress.stop()
+        if self._progress.live.is_started:
+            self._progress.stop()
 
     def show(self, done: int, total: int) -> None:
         """Shows how many tasks are simulated."""
@@ -249,7 +250,7 @@ class _Bar:
             self._progress.update(self._task, completed=done, total=total)
 
 
-def _console(sizes: Sizes, run: RunCosts | None) -> Console:
+def _console(sizes: AskedSizes, run: RunCosts | None) -> Console:
     console = Console(highlight=False, soft_wrap=True)
     title = f"{sizes.schedule}: {sizes.stages} stages, {sizes.micro_batches} micro-batches"
     console.print(title, markup=False)
@@ -261,7 +262,7 @@ def _console(sizes: Sizes, run: RunCosts | None) -> Console:
     return console
 
 
-def _print_numbers(console: Console, sizes: Sizes, result: UpdateTime, tasks: Any) -> None:
+def _print_numbers(console: Console, sizes: AskedSizes, result: UpdateTime, tasks: Any) -> None:
     """Prints the end, the bubble, and the parts of the time of the update."""
     timeline = result.timeline
     forward, backward = tasks[Pass.FORWARD], tasks[Pass.BACKWARD]

@@ -29,7 +29,7 @@ from millrace.schedules.task import Pass
 TIME = FiniteRange(0, min_open=True)
 _FREE = FiniteRange(0)
 _FORWARD, _BACKWARD = 1.0, 2.0
-Function = TypeVar("Function", bound=Callable[..., Any])
+CommandFunction = TypeVar("CommandFunction", bound=Callable[..., Any])
 
 _OPTIONS = (
     click.option(
@@ -100,7 +100,7 @@ _OPTIONS = (
 )
 
 
-def cost_options(function: Function) -> Function:
+def cost_options(function: CommandFunction) -> CommandFunction:
     """Adds the options to a command, which gets them as `CostOptions(**options)`."""
     for option in reversed(_OPTIONS):
         function = option(function)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 import numpy as np
 
 from millrace.schedules.looped import check_looped
-from millrace.schedules.rows import Numbers, RowsAtPositions, ScheduleRows
+from millrace.schedules.rows import RowsAtPositions, ScheduleRows, TaskNumbers
 from millrace.schedules.task import Pass, check_sizes
 from millrace.schedules.v_half import v_half_pattern
 from millrace.schedules.v_min import v_min_pattern
@@ -38,7 +38,7 @@ def make_rows(name: str, num_stages: int, num_micro_batches: int, num_groups: in
     return _MAKERS[name](num_stages, num_micro_batches)
 
 
-def _on_rows(num_stages: int, positions: Mapping[Pass, Numbers]) -> ScheduleRows:
+def _on_rows(num_stages: int, positions: Mapping[Pass, TaskNumbers]) -> ScheduleRows:
     """Returns rows of one stage each.
 
     Args:
@@ -66,16 +66,16 @@ def _sequential(num_stages: int, num_micro_batches: int) -> ScheduleRows:
 def _one_f_one_b(num_stages: int, num_micro_batches: int, run_ahead: int = 1) -> ScheduleRows:
     m = np.arange(num_micro_batches)[None]
     warmup = run_ahead * np.arange(num_stages)[::-1, None]
-    return _on_rows(num_stages, _alternating(m, m, np.minimum(warmup, m.size), m.size))
+    return _on_rows(num_stages, _alternate(m, m, np.minimum(warmup, m.size), m.size))
 
 
 def _grouped(num_stages: int, num_micro_batches: int) -> ScheduleRows:
     return _one_f_one_b(num_stages, num_micro_batches, run_ahead=2)
 
 
-def _alternating(
-    forward: Numbers, backward: Numbers, warmup: Numbers, count: int
-) -> dict[Pass, Numbers]:
+def _alternate(
+    forward: TaskNumbers, backward: TaskNumbers, warmup: TaskNumbers, count: int
+) -> dict[Pass, TaskNumbers]:
     """Returns the positions of a row that warms up with forwards, and then alternates.
 
     Args:
@@ -118,7 +118,7 @@ def _looped(num_stages: int, num_micro_batches: int, num_groups: int) -> Schedul
     forward = (part * rounds + round_) * size + within
     backward = (part * rounds + rounds - 1 - round_) * size + within
     rows = RowsAtPositions(num_groups, 2 * count)
-    for kind, positions in _alternating(forward, backward, warmup, count).items():
+    for kind, positions in _alternate(forward, backward, warmup, count).items():
         rows.put(kind, group[:, 0], stages, positions)
     return rows.packed()
 

@@ -15,18 +15,18 @@ from numpy.typing import NDArray
 from millrace.schedules.task import Pass, Schedule
 
 PASSES = tuple(Pass)
-Numbers = NDArray[np.integer]
-_HOLE = -1  # in `packed`: no task
+TaskNumbers = NDArray[np.integer]
+_NO_TASK = -1  # in `packed`: no task
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ScheduleRows:
     """The tasks of all rows, one row after the other, each in its order."""
 
-    kinds: Numbers  # of each task, its index in `PASSES`
-    stages: Numbers
-    micro_batches: Numbers
-    starts: Numbers  # of each row its first task, and the number of all tasks
+    kinds: TaskNumbers  # of each task, its index in `PASSES`
+    stages: TaskNumbers
+    micro_batches: TaskNumbers
+    starts: TaskNumbers  # of each row its first task, and the number of all tasks
 
     @property
     def num_rows(self) -> int:
@@ -49,7 +49,7 @@ class ScheduleRows:
         return int(self.micro_batches.max(initial=-1)) + 1
 
     @property
-    def row_of_stage(self) -> Numbers:
+    def row_of_stage(self) -> TaskNumbers:
         """The row of each stage; 0 for one without tasks."""
         rows = np.zeros(self.num_stages, np.int64)
         rows[self.stages] = np.repeat(np.arange(self.num_rows), np.diff(self.starts))
@@ -78,11 +78,13 @@ class RowsAtPositions:
             num_rows: number of device groups.
             length: positions of a row.
         """
-        self._kinds = np.full((num_rows, length), _HOLE, np.int8)
+        self._kinds = np.full((num_rows, length), _NO_TASK, np.int8)
         self._stages = np.zeros((num_rows, length), np.int32)
         self._micro_batches = np.zeros((num_rows, length), np.int32)
 
-    def put(self, kind: Pass, rows: Numbers, stages: Numbers, positions: Numbers) -> None:
+    def put(
+        self, kind: Pass, rows: TaskNumbers, stages: TaskNumbers, positions: TaskNumbers
+    ) -> None:
         """Puts one pass of some stages on all micro-batches at their positions.
 
         Args:
@@ -98,7 +100,7 @@ class RowsAtPositions:
 
     def packed(self) -> ScheduleRows:
         """Returns the rows."""
-        has_task = self._kinds != _HOLE
+        has_task = self._kinds != _NO_TASK
         return ScheduleRows(
             self._kinds[has_task],
             self._stages[has_task],

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from millrace.records.timeline import Span, Timeline
 from millrace.schedules.rows import PASSES, ScheduleRows
 
-Times = NDArray[np.float64]
+TaskTimes = NDArray[np.float64]
 
 
 @dataclass(frozen=True, eq=False)
@@ -22,8 +22,8 @@ class RowsTimeline:
     """All tasks of one update with their times."""
 
     rows: ScheduleRows
-    start: Times  # of each task of `rows`
-    end_of_task: Times
+    start: TaskTimes  # of each task of `rows`
+    end_of_task: TaskTimes
 
     @property
     def num_groups(self) -> int:
@@ -97,7 +97,7 @@ class RowsTimeline:
         return Timeline(tuple(by_start), self.num_groups)
 
     @functools.cached_property
-    def _held(self) -> tuple[Times, Times]:
+    def _held(self) -> tuple[TaskTimes, TaskTimes]:
         """From when to when each stage holds the set of each micro-batch; never if it has none."""
         rows = self.rows
         shape = rows.num_stages, rows.num_micro_batches
@@ -108,7 +108,7 @@ class RowsTimeline:
         return begin, end
 
 
-def _peak(begin: Times, end: Times) -> int:
+def _peak(begin: TaskTimes, end: TaskTimes) -> int:
     # A set that ends when another begins leaves its memory to it.
     begin, end = np.sort(begin[begin < np.inf]), np.sort(end[end > -np.inf])
     held = np.arange(1, len(begin) + 1) - np.searchsorted(end, begin, side="right")

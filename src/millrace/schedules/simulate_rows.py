@@ -10,33 +10,32 @@ maxima as in `simulate`, to the last bit. A round takes some 100 us for a thousa
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from millrace.errors import ScheduleError
-from millrace.schedules.rows import PASSES, Numbers, ScheduleRows
+from millrace.schedules.costs import StageCosts
+from millrace.schedules.rows import PASSES, ScheduleRows, TaskNumbers
 from millrace.schedules.rows_timeline import RowsTimeline
-from millrace.schedules.task import Pass, Task
+from millrace.schedules.task import Task
 
-StageCosts = Mapping[Pass, Sequence[float]]
-"""The time of each pass, by stage."""
-Progress = Callable[[int, int], None]
+TaskProgress = Callable[[int, int], None]
 """Takes the number of tasks that are simulated, and of all."""
 
 _FORWARD, _BACKWARD, _INPUT, _WEIGHT = range(len(PASSES))
-_ROUNDS = 256  # between two calls of a `Progress`
+_ROUNDS = 256  # between two calls of a `TaskProgress`
 
 
 @dataclass(frozen=True, slots=True)
 class Slots:
     """Indices of times at which results are there; all with a task more at the end of each row."""
 
-    first: Numbers  # that each task waits for
-    second: Numbers
-    result: Numbers  # that it sets, within its row, and the next one in other rows
+    first: TaskNumbers  # that each task waits for
+    second: TaskNumbers
+    result: TaskNumbers  # that it sets, within its row, and the next one in other rows
     number: int
 
 
@@ -46,7 +45,7 @@ def simulate_rows(
     transfer: float = 0.0,
     dispatch: float = 0.0,
     waits: Slots | None = None,
-    progress: Progress | None = None,
+    progress: TaskProgress | None = None,
 ) -> RowsTimeline:
     """Computes when each task runs.
 
@@ -75,7 +74,7 @@ def simulate_rows(
         ready = np.maximum(there[slots.first[at]], there[slots.second[at]])
         running = np.flatnonzero(ready < math.inf)
         if not running.size:
-            raise ScheduleError(_stopped(rows, at - np.arange(rows.num_rows), left))
+            raise ScheduleError(_stop_message(rows, at - np.arange(rows.num_rows), left))
         tasks = at[running]
         begins = np.maximum(free[running], ready[running])
         if dispatch:
@@ -100,7 +99,7 @@ def slots_of(rows: ScheduleRows) -> Slots:
     row_of = rows.row_of_stage
     is_forward, is_weight = kinds == _FORWARD, kinds == _WEIGHT
 
-    def slot(form: int, stage: Numbers, micro_batch: Numbers) -> Numbers:
+    def slot(form: int, stage: TaskNumbers, micro_batch: TaskNumbers) -> TaskNumbers:
         """Returns the slot of a forward (0), of a B or I (1) or of a W (2)."""
         return 2 * ((form * num_stages + stage) * count + micro_batch) + 2
 
@@ -138,7 +137,7 @@ def _task(rows: ScheduleRows, number: int) -> Task:
     return Task(stage, kind, int(rows.micro_batches[number]))
 
 
-def _stopped(rows: ScheduleRows, at: Numbers, left: int) -> str:
+def _stop_message(rows: ScheduleRows, at: TaskNumbers, left: int) -> str:
     """Explains why no row continues; `check` of the same tasks says which of them to move."""
     stuck = [
         f"row {row} at {_task(rows, number)}"

@@ -22,10 +22,10 @@ from millrace.records.timeline import Timeline
 from millrace.schedules.concurrent import levels_of
 from millrace.schedules.costs import StageCosts, UpdateCosts
 from millrace.schedules.dependencies import dependencies
-from millrace.schedules.rows import PASSES, Numbers, ScheduleRows
+from millrace.schedules.rows import PASSES, ScheduleRows, TaskNumbers
 from millrace.schedules.rows_timeline import RowsTimeline
 from millrace.schedules.simulate import simulate
-from millrace.schedules.simulate_rows import Progress, simulate_rows, slots_of
+from millrace.schedules.simulate_rows import TaskProgress, simulate_rows, slots_of
 from millrace.schedules.task import Pass, Schedule
 
 
@@ -59,7 +59,7 @@ class UpdateTime:
 
 
 def update_time(
-    schedule: Schedule | ScheduleRows, costs: UpdateCosts, progress: Progress | None = None
+    schedule: Schedule | ScheduleRows, costs: UpdateCosts, progress: TaskProgress | None = None
 ) -> UpdateTime:
     """Simulates an update, and divides its time.
 
@@ -71,7 +71,7 @@ def update_time(
     Raises:
         ScheduleError: if the schedule stops before its end, or the costs lack a pass.
     """
-    simulation = _Simulation(schedule, progress, 1 + bool(costs.transfer) + bool(costs.dispatch))
+    simulation = _ScheduleRuns(schedule, progress, 1 + bool(costs.transfer) + bool(costs.dispatch))
     free = moved = timeline = simulation.run(costs.tasks, 0.0, 0.0)
     tasks = _with_transfers(costs, simulation.stages)
     if tasks is not costs.tasks or costs.transfer:
@@ -94,10 +94,10 @@ def update_time(
     )
 
 
-class _Simulation:
+class _ScheduleRuns:
     """Runs of one schedule with several costs."""
 
-    def __init__(self, schedule: Schedule | ScheduleRows, progress: Progress | None, runs: int):
+    def __init__(self, schedule: Schedule | ScheduleRows, progress: TaskProgress | None, runs: int):
         self._schedule, self._progress, self._runs = schedule, progress, runs
         self._run = -1
         if isinstance(schedule, ScheduleRows):
@@ -129,8 +129,8 @@ class _Simulation:
 
 
 class _Stages(NamedTuple):
-    rows: Numbers  # of each stage
-    levels: Numbers
+    rows: TaskNumbers  # of each stage
+    levels: TaskNumbers
 
 
 def _with_transfers(costs: UpdateCosts, stages: _Stages) -> StageCosts:

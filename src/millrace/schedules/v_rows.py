@@ -5,11 +5,11 @@ The rows are those of `v_shape.repeated`; a test compares them.
 
 import numpy as np
 
-from millrace.schedules.rows import PASSES, Numbers, ScheduleRows
+from millrace.schedules.rows import PASSES, ScheduleRows, TaskNumbers
 from millrace.schedules.v_shape import INTERVAL, PATHS, TASKS, Pattern, no_memory, source_of
 
 _NO_PATH = INTERVAL  # of a group that has run all its F and I: nothing is ready for it
-_FIRST_W, _SECOND_W = range(PATHS, INTERVAL)
+_FIRST_WEIGHT, _SECOND_WEIGHT = range(PATHS, INTERVAL)
 
 
 def repeated_rows(
@@ -34,11 +34,11 @@ def repeated_rows(
     left = paths.size
     while left:
         ordered = orders[groups, done[:, :PATHS].sum(axis=1)]
-        held = done[:, 0] + done[:, 1] - done[:, _FIRST_W] - done[:, _SECOND_W]
+        held = done[:, 0] + done[:, 1] - done[:, _FIRST_WEIGHT] - done[:, _SECOND_WEIGHT]
         can_run = cells[sources[groups, ordered]] > done[groups, ordered]
         can_run &= (ordered > 1) | (held < max_sets)
         path = np.where(can_run, ordered, _NO_PATH)
-        for weights in (_SECOND_W, _FIRST_W):
+        for weights in (_SECOND_WEIGHT, _FIRST_WEIGHT):
             is_next = ~can_run & (done[:, weights - 2] > done[:, weights])
             path[is_next] = weights
         running = np.flatnonzero(path != _NO_PATH)
@@ -53,7 +53,7 @@ def repeated_rows(
     return _rows(paths, counts)
 
 
-def _rows(paths: Numbers, counts: Numbers) -> ScheduleRows:
+def _rows(paths: TaskNumbers, counts: TaskNumbers) -> ScheduleRows:
     num_groups, length = paths.shape
     on_way_back, kinds = zip(*TASKS, strict=True)
     group = np.arange(num_groups, dtype=np.int32)[:, None]
@@ -66,7 +66,7 @@ def _rows(paths: Numbers, counts: Numbers) -> ScheduleRows:
     )
 
 
-def _orders(pattern: Pattern, num_groups: int, num_micro_batches: int) -> Numbers:
+def _orders(pattern: Pattern, num_groups: int, num_micro_batches: int) -> TaskNumbers:
     """Returns the path of each F and I of each group, by their times, and `_NO_PATH` at the end."""
     starts = np.array(pattern.starts(num_groups))
     times = starts[:, :, None] + INTERVAL * np.arange(num_micro_batches)
@@ -76,7 +76,7 @@ def _orders(pattern: Pattern, num_groups: int, num_micro_batches: int) -> Number
     return np.concatenate([keys % PATHS, ends], axis=1).astype(np.int8)
 
 
-def _sources(num_groups: int) -> Numbers:
+def _sources(num_groups: int) -> TaskNumbers:
     """Returns the cell of the task before, for each group and path."""
     sources = np.full((num_groups, INTERVAL + 1), num_groups * (INTERVAL + 1))
     for group in range(num_groups):
