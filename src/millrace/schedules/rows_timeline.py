@@ -82,7 +82,7 @@ class RowsTimeline:
         rows = self.rows
         groups = np.repeat(np.arange(rows.num_rows), np.diff(rows.starts))
         spans = (
-            Span(int(stage), PASSES[kind], int(m), int(group), float(start), float(end))
+            Span(int(stage), PASSES[int(kind)], int(m), int(group), float(start), float(end))
             for kind, stage, m, group, start, end in zip(
                 rows.kinds,
                 rows.stages,

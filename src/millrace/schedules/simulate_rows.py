@@ -121,7 +121,7 @@ def slots_of(rows: ScheduleRows) -> Slots:
 
 def _costs(rows: ScheduleRows, cost: StageCosts) -> NDArray[np.float64]:
     table = np.zeros((len(PASSES), rows.num_stages))
-    for kind in np.unique(rows.kinds):
+    for kind in map(int, np.unique(rows.kinds)):
         if PASSES[kind] not in cost:
             names = ", ".join(f"Pass.{each.name}" for each in cost)
             raise ScheduleError(
@@ -133,7 +133,7 @@ def _costs(rows: ScheduleRows, cost: StageCosts) -> NDArray[np.float64]:
 
 
 def _task(rows: ScheduleRows, number: int) -> Task:
-    kind, stage = PASSES[rows.kinds[number]], int(rows.stages[number])
+    kind, stage = PASSES[int(rows.kinds[number])], int(rows.stages[number])
     return Task(stage, kind, int(rows.micro_batches[number]))
 
 

@@ -62,7 +62,7 @@ def _rows(paths: TaskNumbers, counts: TaskNumbers) -> ScheduleRows:
         np.array([PASSES.index(kind) for kind in kinds], np.int8)[paths].ravel(),
         np.where(is_back, 2 * num_groups - 1 - group, group).ravel(),
         counts.ravel(),
-        np.arange(num_groups + 1) * length,
+        np.arange(0, (num_groups + 1) * length, length),
     )
 
 
