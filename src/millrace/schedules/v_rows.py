@@ -54,7 +54,7 @@ def repeated_rows(
 
 
 def _rows(paths: TaskNumbers, counts: TaskNumbers) -> ScheduleRows:
-    num_groups, length = paths.shape
+    num_groups, length = int(paths.shape[0]), int(paths.shape[1])
     on_way_back, kinds = zip(*TASKS, strict=True)
     group = np.arange(num_groups, dtype=np.int32)[:, None]
     is_back = np.array(on_way_back)[paths]
@@ -62,7 +62,7 @@ def _rows(paths: TaskNumbers, counts: TaskNumbers) -> ScheduleRows:
         np.array([PASSES.index(kind) for kind in kinds], np.int8)[paths].ravel(),
         np.where(is_back, 2 * num_groups - 1 - group, group).ravel(),
         counts.ravel(),
-        np.arange(0, (num_groups + 1) * length, length),
+        np.arange(num_groups + 1, dtype=np.int64) * length,
     )
 
 
