@@ -79,6 +79,13 @@ SECTIONS = {
             "before it dispatches the next one, and was not repeated.",
         },
     ),
+    "scaling_model": Section(
+        "The model of scaling",
+        "The time of an update of the pipeline above, as `millrace simulate` predicts it from the "
+        "costs of its tasks, transfers and dispatch, measured apart, over the time that two "
+        "processes take.",
+        "scaling.md",
+    ),
     "data_parallel": Section(
         "Replicas over two processes",
         "Rows per second of two processes with one CPU core each, compared with one process on one "
@@ -476,6 +483,7 @@ CAPABILITIES = (
         (r".*: with records / without",),
     ),
     Capability("Schedules: drawn, simulated and checked before they run", "schedules.md"),
+    Capability("Scaling: where time would go on up to 1,024 devices", "scaling.md"),
     Capability("Pipelines of your own functions", "pipelines_of_functions.md"),
     Capability("Programs written for the IPU", "porting.md"),
 )

@@ -25,13 +25,17 @@ def free_address() -> str:
 
 
 def serve(cases: dict[str, Callable[[], object]], about: str = "") -> None:
-    """Runs cases by name on the parent's command, until it hangs up."""
+    """Runs cases by name on the parent's command, until it hangs up.
+
+    The parent gets the seconds that a case took, or the number that it returns.
+    """
     print(f"ready {about}", flush=True)
     for line in sys.stdin:
         function = cases[line.strip()]
         begin = time.perf_counter()
-        function()
-        print(f"result {time.perf_counter() - begin}", flush=True)
+        value = function()
+        seconds = time.perf_counter() - begin
+        print(f"result {value if isinstance(value, float) else seconds}", flush=True)
 
 
 class Workers:

@@ -52,8 +52,10 @@ def test_the_flags():
         "--import --all directory"
     )
     assert " ".join(flag for p in main.commands["simulate"].params for flag in p.opts) == (
-        "--stages --micro-batches --schedule --groups --batch-serialization --forward --backward "
-        "--transfer --text --svg"
+        "--stages --micro-batches --schedule --groups --batch-serialization --costs --forward "
+        "--backward --backward-input --backward-weight --transfer --transfer-bytes --bandwidth "
+        "--latency --dispatch --shared-core --transfer-work --update --replicas --gradient-bytes "
+        "--replica-bandwidth --replica-latency --summary --text --svg"
     )
 
 
@@ -67,6 +69,11 @@ def test_draws_a_schedule_with_its_numbers():
         "",
         "end     33",
         "bubble  27.3%   (textbook, with free transfers: 27.3%)",
+        "",
+        " an update  time   share",
+        " work         24   72.7%",
+        " bubble        9   27.3%",
+        " total        33  100.0%",
         "",
         " group  stages  idle  activation sets: peak  of each stage",
         " 0      0       9     4                      4",

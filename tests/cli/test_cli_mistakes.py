@@ -52,8 +52,16 @@ def run(place, monkeypatch):
         ("simulate --stages 4", "Missing option '--micro-batches'"),
         (
             "simulate --stages 1000 --micro-batches 100000",
-            "--stages 1000 x --micro-batches 100000 is more than the 100,000 forwards that can be "
-            "drawn. Set --micro-batches to 100 or fewer",
+            "--stages 1000 x --micro-batches 100000 is more than the 16,777,216 forwards that can "
+            "be simulated. Set --micro-batches to 16777 or fewer",
+        ),
+        (
+            "simulate --stages 1000 --micro-batches 1000 --text",
+            "--micro-batches 1000 is more than the 100,000 forwards that can be drawn. Set --mic",
+        ),
+        (
+            "simulate --stages 1000 --micro-batches 1000 --schedule sequential",
+            "is more than the 100,000 forwards of such a schedule. Set --micro-batches to 100 or",
         ),
         (f"{SIZES} --schedule 1f1", "--schedule '1f1' is no schedule and no file. Did you mean '1"),
         (f"{SIZES} --schedule directory", "--schedule 'directory' is no schedule and no file. Use"),

@@ -18,13 +18,9 @@ Drawings and tables are plain ASCII, with colors on a terminal.
 
 import os
 import pathlib
-from textwrap import shorten
 from typing import Any
 
 import click
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
 from millrace.benchmark.command import benchmark_feed
 from millrace.cli import cache_table
@@ -35,21 +31,12 @@ from millrace.cli import report as cli_report
 from millrace.cli.launch import LaunchOptions, launch
 from millrace.cli.launch_options import launch_options
 from millrace.cli.poprun import poprun_command
+from millrace.cli.simulate import simulate_command
 from millrace.cli.types import FiniteRange, as_options
-from millrace.errors import MillraceError, OptionError
-from millrace.options import default_devices
-from millrace.records.timeline import Timeline
-from millrace.records.timeline_svg import timeline_svg
+from millrace.errors import MillraceError
 from millrace.replay.table import show
-from millrace.schedules.simulate import simulate
-from millrace.schedules.table import SCHEDULES, make_schedule
-from millrace.schedules.task import Pass
-from millrace.schedules.text import grid, write
-from millrace.schedules.textbook import textbook_bubble
 
-COLORS = {"F": "black on green", "B": "black on cyan", "I": "black on cyan", "W": "black on yellow"}
 TIME = FiniteRange(0, min_open=True)
-_MAX_FORWARDS = 100_000  # of a drawing: stages x micro-batches
 
 
 class Commands(click.Group):
@@ -79,110 +66,9 @@ for _command in (
     *cli_porting.COMMANDS,
     *cli_report.COMMANDS,
     poprun_command,
+    simulate_command,
 ):
     main.add_command(_command)
-
-
-@main.command("simulate")
-@click.option("--stages", required=True, type=click.IntRange(1), help="Stages of the pipeline.")
-@click.option(
-    "--micro-batches", required=True, type=click.IntRange(1), help="Micro-batches in one update."
-)
-@click.option(
-    "--schedule",
-    default="1f1b",
-    help=f"One of {', '.join(SCHEDULES)}; or the name of a file.",
-    show_default=True,
-)
-@click.option(
-    "--groups", type=click.IntRange(1), help="Device groups; only for the schedule looped."
-)
-@click.option(
-    "--batch-serialization",
-    default=1,
-    type=click.IntRange(1),
-    help="Micro-batches that a stage runs before the next stage starts; only for the schedule "
-    "sequential.",
-    show_default=True,
-)
-@click.option("--forward", default=1.0, type=TIME, help="Time of one forward.", show_default=True)
-@click.option("--backward", default=2.0, type=TIME, help="Time of one backward.", show_default=True)
-@click.option(
-    "--transfer",
-    default=0.0,
-    type=FiniteRange(0),
-    help="Time of a transfer between two device groups.",
-    show_default=True,
-)
-@click.option("--text", is_flag=True, help="Print only the tasks, in the format of schedule files.")
-@click.option(
-    "--svg",
-    type=click.Path(dir_okay=False, path_type=pathlib.Path),
-    help="Also write the drawing to this file, as a picture.",
-)
-def simulate_command(
-    stages: int,
-    micro_batches: int,
-    schedule: str,
-    groups: int | None,
-    batch_serialization: int,
-    forward: float,
-    backward: float,
-    transfer: float,
-    text: bool,
-    svg: pathlib.Path | None,
-) -> None:
-    """Draw a pipeline schedule, with its idle time and memory.
-
-    A schedule file has one line for each device group, with its tasks, such as "0F0 0F1 0B0 0B1".
-    Where a schedule splits the backward pass into halves, each half takes half of its time.
-    """
-    if stages * micro_batches > _MAX_FORWARDS:
-        raise OptionError(
-            f"--stages {stages} x --micro-batches {micro_batches} is more than the "
-            f"{_MAX_FORWARDS:,} forwards that can be drawn. Set --micro-batches to "
-            f"{max(_MAX_FORWARDS // stages, 1)} or fewer: more change the bubble very little."
-        )
-    name = schedule.lower()
-    if name == "looped" and (groups is None or groups > stages):
-        raise OptionError(
-            f"--schedule {schedule} has several stages on each device group. "
-            f"Set --groups to a number below {stages}, such as {max(stages // 2, 1)}. "
-            f"Received: {groups}."
-        )
-    if name != "looped" and groups is not None:
-        raise OptionError(
-            f"--groups {groups} has no effect on --schedule {schedule}, whose device groups follow "
-            "from its stages. Remove it, or set --schedule looped."
-        )
-    if name != "sequential" and batch_serialization > 1:
-        raise OptionError(
-            f"--batch-serialization {batch_serialization} is possible with the schedule sequential "
-            f"only. Received: --schedule {schedule}. Set --schedule sequential."
-        )
-    on_groups = default_devices(schedule, stages, batch_serialization)
-    if groups is not None:
-        on_groups = tuple(stage % groups for stage in range(stages))
-    tasks = make_schedule(schedule, stages, micro_batches, on_groups, batch_serialization)
-    half = backward / 2
-    cost = dict(zip(Pass, (forward, backward, half, half), strict=True))
-    timeline = simulate(tasks, cost, transfer)
-    if svg is not None:
-        short = shorten(schedule, 40, placeholder=" ...")  # it may be a whole schedule as text
-        _write_svg(svg, timeline, f"{short}: {stages} stages, {micro_batches} micro-batches")
-    if text:
-        click.echo(write(tasks))
-        return
-    num_groups = timeline.num_groups
-    bubble = textbook_bubble(name, stages, micro_batches, num_groups, forward, backward)
-    console = Console(highlight=False, soft_wrap=True)
-    console.print(f"{schedule}: {stages} stages, {micro_batches} micro-batches\n", markup=False)
-    console.print(_drawing(timeline, console.width))
-    console.print("\nF forward, B backward, I and W its halves for inputs and weights\n")
-    console.print(f"end     {timeline.end:g}")
-    formula = "" if bubble is None else f"   (textbook, with free transfers: {bubble:.1%})"
-    console.print(f"bubble  {timeline.bubble:.1%}{formula}\n")
-    console.print(_table(timeline))
 
 
 @main.command("launch", context_settings={"allow_interspersed_args": False})
@@ -247,38 +133,6 @@ def benchmark_command(
         click.echo(report.as_json())
     else:
         report.print()
-
-
-def _write_svg(path: pathlib.Path, timeline: Timeline, title: str) -> None:
-    try:
-        path.write_text(timeline_svg(timeline, title))
-    except OSError as error:
-        raise OptionError(
-            f"--svg {path} cannot be written: {error.strerror}. Set --svg to a file in a "
-            "directory that exists and that you may write to."
-        ) from error
-    click.echo(f"{path} written.", err=True)
-
-
-def _drawing(timeline: Timeline, width: int) -> Text:
-    drawing = Text(grid(timeline, width=width), no_wrap=True)
-    for letter, color in COLORS.items():
-        drawing.highlight_regex(rf"\b[0-9]*{letter}[0-9]+-*", color)
-    return drawing
-
-
-def _table(timeline: Timeline) -> Table:
-    table = Table("group", "stages", "idle", "activation sets: peak", "of each stage", box=None)
-    for group, idle in enumerate(timeline.idle):
-        stages = sorted({span.stage for span in timeline.spans if span.group == group})
-        table.add_row(
-            str(group),
-            ", ".join(map(str, stages)),
-            f"{idle:g}",
-            str(timeline.peak_in_flight[group]),
-            ", ".join(str(timeline.in_flight[stage]) for stage in stages),
-        )
-    return table
 
 
 @main.command("replay")

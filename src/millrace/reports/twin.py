@@ -89,11 +89,12 @@ def measured_costs(trace: ExecutionTrace, schedule: Schedule, waits: Waits) -> M
         by_kind[span.stage, _PASSES[span.kind]].append(span.duration)
     return MeasuredCosts(
         {key: fmean(times) for key, times in by_kind.items()},
-        fmean(_transfers(trace.spans[:SAMPLE], schedule, waits) or [0.0]),
+        fmean(waited_transfers(trace.spans[:SAMPLE], schedule, waits) or [0.0]),
     )
 
 
-def _transfers(spans: Iterable[Span], schedule: Schedule, waits: Waits) -> list[float]:
+def waited_transfers(spans: Iterable[Span], schedule: Schedule, waits: Waits) -> list[float]:
+    """Returns the time of each transfer for which a group waits; see `measured_costs`."""
     tasks = list(map(iter, schedule))
     by_task = {next(tasks[span.group]): span for span in spans}
     free: dict[int, float] = {}  # by group, the end of its last task

@@ -9,6 +9,8 @@ and so is the time in which a group waits for its first micro-batch: the bubble 
 Source: the interleaved schedule of Narayanan et al. 2021, arXiv 2104.04473, section 2.2.
 """
 
+from typing import NamedTuple
+
 from millrace.errors import ScheduleError
 from millrace.schedules.task import Pass, Schedule, Task, check_sizes
 
@@ -29,6 +31,32 @@ def looped(num_stages: int, num_micro_batches: int, num_groups: int) -> Schedule
     Raises:
         ScheduleError: if one of the three is below 1, or a group would have no stage.
     """
+    sizes = check_looped(num_stages, num_micro_batches, num_groups)
+    return tuple(
+        tuple(
+            task
+            for task in _group_tasks(group, num_groups, sizes)
+            # Tasks beyond the sizes come last in the pipeline or the update: none waits for them.
+            if task.stage < num_stages and task.micro_batch < num_micro_batches
+        )
+        for group in range(num_groups)
+    )
+
+
+class LoopedSizes(NamedTuple):
+    """How micro-batches and stages are divided."""
+
+    rounds: int  # stages of the first group
+    part_size: int  # micro-batches that go through a stage of a group before its next stage
+    num_parts: int
+
+
+def check_looped(num_stages: int, num_micro_batches: int, num_groups: int) -> LoopedSizes:
+    """Returns the sizes of a looped schedule; the arguments are those of `looped`.
+
+    Raises:
+        ScheduleError: if one of the three is below 1, or a group would have no stage.
+    """
     check_sizes(
         "Looped",
         num_stages=num_stages,
@@ -45,21 +73,11 @@ def looped(num_stages: int, num_micro_batches: int, num_groups: int) -> Schedule
     # idle less than a short one at the end.
     num_parts = max(1, num_micro_batches // num_groups)
     part_size = -(-num_micro_batches // num_parts)
-    rounds = -(-num_stages // num_groups)
-    return tuple(
-        tuple(
-            task
-            for task in _group_tasks(group, num_groups, rounds, part_size, num_parts)
-            # Tasks beyond the sizes come last in the pipeline or the update: none waits for them.
-            if task.stage < num_stages and task.micro_batch < num_micro_batches
-        )
-        for group in range(num_groups)
-    )
+    return LoopedSizes(-(-num_stages // num_groups), part_size, num_parts)
 
 
-def _group_tasks(
-    group: int, num_groups: int, rounds: int, part_size: int, num_parts: int
-) -> list[Task]:
+def _group_tasks(group: int, num_groups: int, sizes: LoopedSizes) -> list[Task]:
+    rounds, part_size, num_parts = sizes
     stages = [group + num_groups * r for r in range(rounds)]
     forwards: list[Task] = []
     backwards: list[Task] = []

@@ -29,6 +29,7 @@ def simulate(
     cost: Mapping[Pass, float] | Callable[[Task], float],
     transfer: float = 0.0,
     waits: Waits | None = None,
+    dispatch: float = 0.0,
 ) -> Timeline:
     """Computes when each task runs, and from that bubble and memory.
 
@@ -38,6 +39,8 @@ def simulate(
         transfer: time from one device group to another, in the same unit. A group keeps working
             meanwhile. Between stages of one group it is 0.
         waits: `dependencies` of the schedule, where they are there already.
+        dispatch: time in which the host of a device group dispatches a task. It goes through the
+            row task by task, ahead of the group, and no task starts before its dispatch has ended.
 
     Returns:
         The tasks by start, with ties by row. The row is the span's group.
@@ -57,7 +60,8 @@ def simulate(
         for row, tasks in enumerate(remaining):
             while tasks:
                 task = tasks[0]
-                start = free[row]
+                dispatched = (len(schedule[row]) - len(tasks) + 1) * dispatch
+                start = max(free[row], dispatched)
                 for other in waits[task]:
                     if (sender := ended.get(other)) is None:
                         break

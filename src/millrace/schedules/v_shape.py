@@ -24,7 +24,7 @@ from millrace.schedules.task import Pass, Schedule, Task, check_sizes
 
 # The paths of a micro-batch, each of which visits all groups, and its W. I goes through the stages
 # in reverse, so its way out is through those of the way back.
-_TASKS = (
+TASKS = (
     (False, Pass.FORWARD),
     (True, Pass.FORWARD),
     (True, Pass.BACKWARD_INPUT),
@@ -32,9 +32,12 @@ _TASKS = (
     (True, Pass.BACKWARD_WEIGHT),
     (False, Pass.BACKWARD_WEIGHT),
 )
-_INTERVAL = len(_TASKS)  # between micro-batches: a group then has a task in every unit of time
-_PATHS = 4
-_FORWARDS, _WEIGHTS = range(2), range(_PATHS, _INTERVAL)
+INTERVAL = len(TASKS)  # between micro-batches: a group then has a task in every unit of time
+PATHS = 4
+_FORWARDS, _WEIGHTS = range(2), range(PATHS, INTERVAL)
+
+# The arguments of `repeated`: pattern, num_groups, num_micro_batches, max_sets.
+Repeated = tuple["Pattern", int, int, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,18 +129,18 @@ def repeated(pattern: Pattern, num_groups: int, num_micro_batches: int, max_sets
     """
     orders = [_order_of_paths(starts, num_micro_batches) for starts in pattern.starts(num_groups)]
     sources = [
-        [_source(group, path, num_groups) for path in range(_INTERVAL)]
+        [source_of(group, path, num_groups) for path in range(INTERVAL)]
         for group in range(num_groups)
     ]
-    done = [[0] * _INTERVAL for _ in range(num_groups)]  # tasks of each group and path
+    done = [[0] * INTERVAL for _ in range(num_groups)]  # tasks of each group and path
     rows: list[list[Task]] = [[] for _ in range(num_groups)]
-    left = _INTERVAL * num_groups * num_micro_batches
+    left = INTERVAL * num_groups * num_micro_batches
     # One unit of time after another. With enough memory it ends: in the times of the pattern each
     # task finds its inputs, and a group that is full before its next F has a W to run.
     while left:
         chosen: list[tuple[int, int]] = []
         for group, own in enumerate(done):
-            place = sum(own[:_PATHS])
+            place = sum(own[:PATHS])
             held = own[0] + own[1] - own[4] - own[5]
             for path in (*orders[group][place : place + 1], *_WEIGHTS):
                 if path in _FORWARDS and held >= max_sets:
@@ -148,12 +151,9 @@ def repeated(pattern: Pattern, num_groups: int, num_micro_batches: int, max_sets
                     chosen.append((group, path))
                     break
         if not chosen:
-            raise ScheduleError(
-                f"max_sets={max_sets} is less than this pattern needs on {num_groups} "
-                "device groups, which would wait for each other. Set it to more."
-            )
+            raise no_memory(max_sets, num_groups)
         for group, path in chosen:
-            on_way_back, kind = _TASKS[path]
+            on_way_back, kind = TASKS[path]
             stage = 2 * num_groups - 1 - group if on_way_back else group
             rows[group].append(Task(stage, kind, done[group][path]))
             done[group][path] += 1
@@ -161,19 +161,27 @@ def repeated(pattern: Pattern, num_groups: int, num_micro_batches: int, max_sets
     return tuple(map(tuple, rows))
 
 
+def no_memory(max_sets: int, num_groups: int) -> ScheduleError:
+    """Returns the error for a pattern that needs more activation sets."""
+    return ScheduleError(
+        f"max_sets={max_sets} is less than this pattern needs on {num_groups} "
+        "device groups, which would wait for each other. Set it to more."
+    )
+
+
 def _order_of_paths(starts: Sequence[int], num_micro_batches: int) -> list[int]:
     """Returns the path of each F and I of a group, by their times."""
     times = [
-        (start + _INTERVAL * m, path)
+        (start + INTERVAL * m, path)
         for path, start in enumerate(starts)
         for m in range(num_micro_batches)
     ]
     return [path for _, path in sorted(times)]
 
 
-def _source(group: int, path: int, num_groups: int) -> tuple[int, int] | None:
+def source_of(group: int, path: int, num_groups: int) -> tuple[int, int] | None:
     """Returns the group and path of the task before; None for the first of a micro-batch."""
-    if path >= _PATHS:
+    if path >= PATHS:
         return group, path - 2
     before = group + 1 if path % 2 else group - 1
     if 0 <= before < num_groups:
