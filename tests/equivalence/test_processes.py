@@ -232,6 +232,90 @@ model.fit(x, x[:, :1], batch_size=4, epochs=1000, verbose=0, callbacks=[saves, D
     assert keras.models.load_model(tmp_path / "model.keras").count_params() == 25
 
 
+MEASURED = """
+import millrace
+millrace.distributed.initialize()
+import os, time, jax, keras, numpy as np
+process = jax.process_index()
+x = np.random.default_rng(0).normal(size=(64 * 8 * 20, 256)).astype("float32")
+y = x[:, :1]
+
+def make(strategy, **options):
+    keras.utils.set_random_seed(1)
+    layers = [keras.layers.Dense(256, "tanh") for _ in range(6)]
+    with strategy.scope():
+        model = keras.Sequential([keras.Input((256,)), *layers, keras.layers.Dense(1)])
+    model.compile(keras.optimizers.SGD(0.01), "mse", steps_per_execution=160)
+    model.set_pipeline_stage_assignment([0] * 3 + [1] * 4)
+    model.set_pipelining_options(gradient_accumulation_steps_per_replica=8, **options)
+    return model
+
+def fit(model, *data):
+    return model.fit(*data, batch_size=64, shuffle=False, verbose=0).history["loss"]
+
+weights = {}
+for schedule, held in (("auto", (3, 1)), ("1f1b", (2, 1)), ("gpipe", (8, 8))):
+    strategy = millrace.Strategy()
+    model = make(strategy, pipeline_schedule=schedule)
+    fit(model, x, y)
+    assert strategy.statistics().pipeline.last_in_flight[process] == held[process], schedule
+    before = strategy.statistics().pipeline.seconds
+    for _ in range(3):
+        fit(model, x, y)
+    after = strategy.statistics().pipeline.seconds
+    assert after.updates - before.updates == 60
+    spent = {k: v - before.parts.get(k, 0.0) for k, v in after.parts.items()}
+    assert set(spent) - {f"waiting for process {1 - process}"} == {
+        "own work", "bubble of the schedule", "transfer", "dispatch", "waiting for data"
+    }
+    assert all(seconds >= 0 for seconds in spent.values()), spent
+    assert spent["own work"] > 0 and spent["transfer"] > 0 and spent["dispatch"] > 0, spent
+    weights[schedule] = model.get_weights()
+    begin = time.perf_counter()
+    fit(model, x, y)
+    wall, update_seconds = time.perf_counter() - begin, strategy.statistics().pipeline.seconds.total
+    assert 0 < update_seconds - after.total < wall
+    print(strategy.statistics())
+for schedule in ("auto", "gpipe"):
+    for one, other in zip(weights[schedule], weights["1f1b"], strict=True):
+        np.testing.assert_array_equal(one, other)
+
+# Weights that one process has set anew, to what they were, are no difference; others are one.
+if process == 0:
+    model.set_weights(model.get_weights())
+fit(model, x, y)
+if process == 0:
+    model.layers[0].bias.assign(model.layers[0].bias + 1)
+try:
+    fit(model, x, y)
+except millrace.errors.PlanError as error:
+    assert "do not have the same weights" in str(error)
+else:
+    raise AssertionError("different weights were not noticed")
+if process == 1:
+    model.layers[0].bias.assign(model.layers[0].bias + 1)
+
+# Different data, of which only the last batch differs.
+try:
+    fit(model, x[: 640 - process], y[: 640 - process])
+except millrace.errors.PlanError as error:
+    assert "do not have the same last batch" in str(error)
+else:
+    raise AssertionError("different data was not noticed")
+fit(model, x[:640], y[:640])
+"""
+
+
+@pytest.mark.slow
+def test_a_pipeline_says_what_its_time_went_to_and_keeps_its_bits(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(MEASURED)
+    result = launch(script)
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert re.search(r"pipeline, updates +[\d.]+ s +99\n  own work", result.stdout)
+    assert "  waiting for process 1" in result.stdout
+
+
 def test_only_the_first_process_shows_a_bar(tmp_path):
     script = tmp_path / "script.py"
     fit = "model.fit(x, x[:, :1], batch_size=4, epochs=2)"

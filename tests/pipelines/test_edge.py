@@ -26,7 +26,7 @@ jax.config.update("jax_cpu_collectives_implementation", "gloo")
 jax.distributed.initialize(address, 2, process)
 from millrace._compat.jax_processes import key_value_store
 from millrace.devices import DeviceGroup, put_parts
-from millrace.pipelines.runtime.arriving import all_settled
+from millrace.pipelines.runtime.arriving import all_arrived
 from millrace.pipelines.runtime.local_link import Local, neighbors
 from millrace.pipelines.runtime.transfer import Edge
 
@@ -53,9 +53,9 @@ def specs(arrays):
 def moved_by(edge, arrays, host):
     moved = edge.move(arrays, specs(host))
     neighbors().send_all()
-    return None if moved is None else all_settled(moved)
+    return None if moved is None else all_arrived(moved)
 def same(arrays, expected):
-    arrays = all_settled(arrays)
+    arrays = all_arrived(arrays)
     for a, b in zip(arrays, expected, strict=True):
         assert (a.dtype, a.shape) == (b.dtype, b.shape), (a, b)
         for shard in a.addressable_shards:
@@ -219,7 +219,7 @@ for k in (3, 0, 5, 1, 4, 2) if process == 1 else ():
 
 # What is sent need not be computed: it waits for a value that the receiver sends.
 if process == 0:
-    y = all_settled(back.move(None, specs([x])))[0]
+    y = all_arrived(back.move(None, specs([x])))[0]
     there.move([jax.jit(lambda y: y + 1)(y)], specs([x]))
     neighbors().send_all()
 else:
@@ -281,6 +281,36 @@ def test_values_types_and_order(run, transport):
 
 def test_one_machine(run):
     run(ONE_DEVICE + LOCAL, "local")
+
+
+KILLED = """
+import os, signal
+there = edge([d[0]], [d[1]])
+large = jnp.zeros((4000, 4000))  # more than a ring holds: it is sent in pieces
+meet("edges are there")
+moved = there.move([large] if process == 0 else None, specs([large]))
+if process == 1:
+    connection = neighbors().connect(0)
+    while not connection._incoming:
+        connection.read()
+    print("some pieces are here", flush=True)
+    os.kill(os.getpid(), signal.SIGKILL)
+neighbors().send_all()
+"""
+
+
+def test_a_receiver_that_is_killed_in_mid_transfer(run, monkeypatch):
+    names = set(pathlib.Path("/dev/shm").glob("*"))
+    with pytest.raises(AssertionError) as error:
+        run(
+            "from millrace.processes import local_channel\nlocal_channel.MOST_BYTES = 2**21\n"
+            + KILLED,
+            "local",
+        )
+    said = str(error.value)
+    assert "some pieces are here" in said
+    assert "ProcessError: The connection to process 1, on this machine, has ended" in said
+    assert set(pathlib.Path("/dev/shm").glob("*")) <= names  # nothing is left behind
 
 
 @pytest.mark.parametrize("transport", ["pull", "permute"])

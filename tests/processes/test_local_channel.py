@@ -184,7 +184,7 @@ def test_what_was_sent_before_the_end_still_arrives(ends):
 
 def test_a_message_with_wrong_places_is_refused(ends):
     ring = ends[0]._ring
-    frame = local_channel._Frame(1, 1, 0, 64, 0, ring.nbytes, 64, 64)
+    frame = local_channel._Note(1, 1, 0, 64, 0, ring.nbytes, 64, 64)
     assert ends[0]._say(frame)
     with pytest.raises(ProcessError, match="sent a message with wrong places"):
         ends[1].read()

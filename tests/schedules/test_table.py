@@ -32,7 +32,7 @@ def refused(choice, num_stages=2, num_micro_batches=2, groups=(0, 1)):
 
 def test_the_names():
     assert list(SCHEDULES) == [
-        *("gpipe", "1f1b", "grouped", "sequential", "looped", "zero_bubble"),
+        *("gpipe", "1f1b", "1f1b_slack", "grouped", "sequential", "looped", "zero_bubble"),
         *("zb_v", "v_half", "v_min"),
     ]
 
@@ -52,6 +52,7 @@ def test_every_name_makes_a_schedule_of_any_size(name):
 def test_names_make_what_they_say():
     assert make_schedule("GPipe", 3, 4, (0, 1, 2)) == gpipe(3, 4)
     assert make_schedule("1F1B", 3, 4, (0, 1, 2)) == one_f_one_b(3, 4)
+    assert make_schedule("1F1B_slack", 3, 4, (0, 1, 2)) == one_f_one_b(3, 4, slack=1)
     assert make_schedule("Grouped", 3, 4, (0, 1, 2)) == one_f_one_b(3, 4, run_ahead=2)
 
 
@@ -139,9 +140,9 @@ def test_a_function_that_returns_something_else(value):
 def test_an_unknown_name():
     assert refused("zerobubble") == (
         "schedule='zerobubble' is no schedule and no file. Did you mean 'zero_bubble'? "
-        "Use one of gpipe, 1f1b, grouped, sequential, looped, zero_bubble, zb_v, v_half, v_min; "
-        "a function (num_stages, num_micro_batches) of your own; or text such as '0F0 0B0', or its "
-        "file."
+        "Use one of gpipe, 1f1b, 1f1b_slack, grouped, sequential, looped, zero_bubble, zb_v, "
+        "v_half, v_min; a function (num_stages, num_micro_batches) of your own; or text such as "
+        "'0F0 0B0', or its file."
     )
     assert "Did you mean" not in refused("none")
     assert "mean '1f1b'" in refused("1f1")

@@ -29,7 +29,7 @@ from millrace.fit.execution_records import ExecutionRecords
 from millrace.fit.loop_functions import LastExecution, out_of_memory
 from millrace.fit.multi_process import raise_failure_of_others
 from millrace.fit.offloading import log_not_offloaded
-from millrace.fit.stages import make_pipeline_runner, marks_of
+from millrace.fit.stages import make_pipeline_runner, marks_of, with_default_schedule
 from millrace.options import NO_OFFLOAD, NO_TAPS, TapRequest
 from millrace.plan import BatchSpec, Mode, Plan
 from millrace.processes.agreement import own_copy
@@ -272,10 +272,13 @@ class LoopFunction:
             tapped=bool(taps) or self._optimizer_taps,
         )
         if self._pipeline is not None:
+            pipelining = options.pipelining
+            if controller.totals.memory is None:
+                pipelining = with_default_schedule(pipelining, plan, setup.groups)
             return make_pipeline_runner(
                 controller.model,
                 *self._pipeline,
-                options.pipelining,
+                pipelining,
                 plan,
                 setup.groups,
                 self._log,

@@ -233,7 +233,6 @@ def make_pipeline_runner(
     tap_sink: TapSink,
 ) -> PipelineRunner:
     """Makes the runner of one mode of a pipelined model."""
-    pipelining = with_default_schedule(pipelining, plan, groups)
     executables = StageExecutables(model, calls, marks, log, pipelining, identity, exports)
     numbers = pipelining.devices_of(marks.num_stages)
     schedule = functools.partial(_schedule, pipelining, marks.num_stages)

@@ -33,7 +33,7 @@ class _Kind:
     PIECE, LAST, FREE, MEMORY = range(4)
 
 
-class _Frame(NamedTuple):
+class _Note(NamedTuple):
     """One message of the socket."""
 
     kind: int
@@ -75,7 +75,7 @@ class Ring:
             os.close(fd)
             raise
 
-    def place(self, nbytes: int) -> tuple[int, int] | None:
+    def room_for(self, nbytes: int) -> tuple[int, int] | None:
         """Returns a place for bytes, and `taken` with them; None if there is none at present."""
         place = self.taken % self.nbytes
         skipped = self.nbytes - place if place + nbytes > self.nbytes else 0
@@ -187,7 +187,7 @@ class LocalChannel:
                 self._copy_out(frame)
         theirs = self._theirs
         if theirs is not None and (theirs.free - self._told) * 2 >= theirs.nbytes:
-            free = _Frame(_Kind.FREE, theirs.number, 0, 0, 0, 0, 0, theirs.free)
+            free = _Note(_Kind.FREE, theirs.number, 0, 0, 0, 0, 0, theirs.free)
             if self._say(free):
                 self._told = theirs.free
 
@@ -206,7 +206,7 @@ class LocalChannel:
         is_last: bool = True,
     ) -> bool:
         """Copies pieces into the ring and tells the other process; False if that must wait."""
-        found = self._ring.place(nbytes)
+        found = self._ring.room_for(nbytes)
         if found is None:
             return False
         place, end = found
@@ -214,7 +214,7 @@ class LocalChannel:
             ctypes.memmove(self._ring.address + place + offset, part.address, part.nbytes)
         kind = _Kind.LAST if is_last else _Kind.PIECE
         used = nbytes if length is None else length
-        frame = _Frame(
+        frame = _Note(
             kind, self._ring.number, message.channel, message.nbytes, at, place, used, end
         )
         if not self._say(frame):
@@ -222,7 +222,7 @@ class LocalChannel:
         self._ring.taken = end
         return True
 
-    def _copy_out(self, frame: _Frame) -> None:
+    def _copy_out(self, frame: _Note) -> None:
         theirs, whole = self._theirs, self._incoming.get(frame.channel)
         if whole is None:
             memory = np.empty(frame.nbytes + ALIGNMENT, np.uint8)
@@ -252,7 +252,7 @@ class LocalChannel:
     def _pass_on(self) -> None:
         """Gives the other process the memory of the ring."""
         self._rings = self._ring.number = self._rings + 1
-        frame = _Frame(_Kind.MEMORY, self._rings, 0, self._ring.nbytes, 0, 0, 0, 0)
+        frame = _Note(_Kind.MEMORY, self._rings, 0, self._ring.nbytes, 0, 0, 0, 0)
         try:
             self.socket.setblocking(True)  # rare, and nothing may come before it
             self.socket.send(_FRAME.pack(*frame))
@@ -263,7 +263,7 @@ class LocalChannel:
             self.socket.setblocking(False)
         os.close(self._ring.fd)  # the memory stays as long as it is mapped
 
-    def _say(self, frame: _Frame) -> bool:
+    def _say(self, frame: _Note) -> bool:
         try:
             self.socket.send(_FRAME.pack(*frame))
         except BlockingIOError:
@@ -274,7 +274,7 @@ class LocalChannel:
         self.is_blocked = False
         return True
 
-    def _receive(self) -> _Frame | None:
+    def _receive(self) -> _Note | None:
         try:
             data = self.socket.recv(_FRAME.size)
         except BlockingIOError:
@@ -286,9 +286,9 @@ class LocalChannel:
             raise self._gone(str(error)) from error
         if len(data) != _FRAME.size:
             raise self._gone("it closed the connection")
-        return _Frame._make(_FRAME.unpack(data))
+        return _Note._make(_FRAME.unpack(data))
 
-    def _take_over(self, frame: _Frame) -> None:
+    def _take_over(self, frame: _Note) -> None:
         """Maps the memory of the other process's new ring, whose descriptor follows the frame."""
         self.socket.setblocking(True)
         try:

@@ -8,9 +8,11 @@ The same idea with `run_ahead=2` is what the IPU called Grouped; `run_ahead=1`, 
 is its Interleaved. Source: PipeDream-Flush, Narayanan et al. 2021, arXiv 2006.09503.
 
 In the drawing every arrival is just in time: a transfer that takes time delays both neighbors.
-With `slack=1` all stages but the last start with one more forward:
+With `slack=1` all stages but the last start with one more forward, and arrivals come early:
 
     stage 0 |F0 F1 F2 F3          B0--- F4 B1---    B2---    B3---    B4---
+    stage 1 |   F0 F1 F2    B0--- F3 B1--- F4 B2---    B3---    B4---
+    stage 2 |      F0 B0--- F1 B1--- F2 B2--- F3 B3--- F4 B4---
 """
 
 from millrace.schedules.task import Pass, Schedule, Task, check_sizes
@@ -27,8 +29,8 @@ def one_f_one_b(
         run_ahead: how many more forwards each stage warms up with than the stage after it.
             1 keeps at most `num_stages - stage` micro-batches in flight. 2 keeps about twice
             as many, and hides the transfers between stages behind them.
-        slack: how many more forwards all stages but the last warm up with. 1 hides transfers that
-            are shorter than a forward, for one micro-batch more in flight at each stage.
+        slack: how many more forwards all stages but the last warm up with. 1 hides the transfers
+            between two stages, for one micro-batch more in flight at each stage but the last.
 
     Returns:
         For each stage a tuple of `2 * num_micro_batches` tasks. Idle time is not a task: it

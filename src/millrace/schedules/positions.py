@@ -63,14 +63,21 @@ def _sequential(num_stages: int, num_micro_batches: int) -> ScheduleRows:
     return _on_rows(num_stages, {Pass.FORWARD: 2 * m, Pass.BACKWARD: 2 * m + 1})
 
 
-def _one_f_one_b(num_stages: int, num_micro_batches: int, run_ahead: int = 1) -> ScheduleRows:
+def _one_f_one_b(
+    num_stages: int, num_micro_batches: int, run_ahead: int = 1, slack: int = 0
+) -> ScheduleRows:
     m = np.arange(num_micro_batches)[None]
-    warmup = run_ahead * np.arange(num_stages)[::-1, None]
+    later = np.arange(num_stages)[::-1, None]  # stages
+    warmup = run_ahead * later + slack * (later > 0)
     return _on_rows(num_stages, _alternate(m, m, np.minimum(warmup, m.size), m.size))
 
 
 def _grouped(num_stages: int, num_micro_batches: int) -> ScheduleRows:
     return _one_f_one_b(num_stages, num_micro_batches, run_ahead=2)
+
+
+def _with_slack(num_stages: int, num_micro_batches: int) -> ScheduleRows:
+    return _one_f_one_b(num_stages, num_micro_batches, slack=1)
 
 
 def _alternate(
@@ -126,6 +133,7 @@ def _looped(num_stages: int, num_micro_batches: int, num_groups: int) -> Schedul
 _MAKERS: Mapping[str, Callable[[int, int], ScheduleRows]] = {
     "gpipe": _gpipe,
     "1f1b": _one_f_one_b,
+    "1f1b_slack": _with_slack,
     "grouped": _grouped,
     "sequential": _sequential,
     "zero_bubble": _zero_bubble,

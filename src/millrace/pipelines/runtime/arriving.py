@@ -1,7 +1,7 @@
 """Arrays that come from another process, and may not be here yet.
 
 A move returns arrays, which JAX computes or copies on its own, or arrays that this process has to
-take when it needs them: `settled` returns them, and waits if they are late.
+take when it needs them: `arrived` returns them, and waits if they are late.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -49,14 +49,14 @@ class Arriving:
 MaybeArriving = jax.Array | Arriving
 
 
-def settled(value: MaybeArriving) -> jax.Array:
+def arrived(value: MaybeArriving) -> jax.Array:
     """Returns an array, after waiting for it if it is to come from another process."""
     return value.array() if isinstance(value, Arriving) else value
 
 
-def all_settled(values: Iterable[MaybeArriving]) -> Arrays:
+def all_arrived(values: Iterable[MaybeArriving]) -> Arrays:
     """Returns arrays, after waiting for those that are to come from another process."""
-    return [settled(value) for value in values]
+    return [arrived(value) for value in values]
 
 
 def arriving(receive: Callable[[], Arrays], number: int) -> list[MaybeArriving]:

@@ -15,7 +15,7 @@ import jax
 
 from millrace.pipelines.programs.split import Arrays
 from millrace.pipelines.programs.stage_taps import Bundle
-from millrace.pipelines.runtime.arriving import Arriving, MaybeArriving, settled
+from millrace.pipelines.runtime.arriving import Arriving, MaybeArriving, arrived
 from millrace.pytrees import ArrayTree
 from millrace.timing.measurement import Measurement
 
@@ -57,7 +57,7 @@ class Buffers:
         if not numbers:
             return []
         arrays = self._carried.pop((stage, micro_batch))
-        return [settled(arrays[number]) for number in numbers]
+        return [arrived(arrays[number]) for number in numbers]
 
     def answer(
         self, stage: int, micro_batch: int, key: tuple[int, int], array: MaybeArriving
@@ -72,7 +72,7 @@ class Buffers:
         if not keys:
             return []
         arrays = self._cotangents.pop((stage, micro_batch))
-        return [settled(arrays[key]) for key in keys]
+        return [arrived(arrays[key]) for key in keys]
 
     def hold(self, stage: int, micro_batch: int, arrays: Arrays) -> None:
         """Leaves the arrays of a forward that its backward needs."""

@@ -10,7 +10,7 @@ import jax
 import numpy as np
 
 from millrace.devices import DeviceGroup
-from millrace.pipelines.runtime.arriving import MaybeArriving, Specs, all_settled
+from millrace.pipelines.runtime.arriving import MaybeArriving, Specs, all_arrived
 from millrace.pipelines.runtime.local_link import neighbors
 from millrace.pipelines.runtime.micro_batches import Shape
 from millrace.pipelines.runtime.replica_stage_state import ReplicaStageState
@@ -110,7 +110,7 @@ class KeptState:
             indices = sorted(slot.index for slot in slots if slot.role == role)
             specs = [jax.ShapeDtypeStruct(values[k].shape, values[k].dtype) for k in indices]
             mine = [values[k] for k in indices] if self._groups[stage].local else None
-            shared = all_settled(self._share(stage, mine, specs))
+            shared = all_arrived(self._share(stage, mine, specs))
             for k, value in zip(indices, shared, strict=True):
                 values[k] = value
         jax.block_until_ready(values)

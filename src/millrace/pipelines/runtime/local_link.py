@@ -1,8 +1,8 @@
 """Moves of arrays between two processes of one machine, through memory that both see.
 
-    process 0   F0 ─> send ─┐                 B0 <─ settled
+    process 0   F0 ─> send ─┐                 B0 <─ arrived
                             └─ outbox: copied once F0 has been computed
-    process 1                  F0 <─ settled  B0 ─> send ...
+    process 1                  F0 <─ arrived  B0 ─> send ...
 
 No thread moves anything. What this process sends waits in its outbox until it is computed; what is
 sent to it waits in the ring of the sender. This process copies whenever it comes by: after each
@@ -28,7 +28,7 @@ from millrace.processes.local_channel import LocalChannel, Outgoing, Part, align
 from millrace.processes.local_connection import connect_locally
 
 
-class _Parcel:
+class _PendingMessage:
     """A message in the outbox."""
 
     def __init__(self, connection: LocalChannel, channel: int, arrays: Arrays):
@@ -43,7 +43,7 @@ class _Parcel:
         return self.connection.send(self.message)
 
 
-class _Reception:
+class _ExpectedMessage:
     """A message that this process will get."""
 
     def __init__(self, specs: Specs, copies: DeviceCopies):
@@ -70,9 +70,9 @@ class Neighbors:
 
     def __init__(self) -> None:
         self._connections: dict[int, LocalChannel | None] = {}
-        self._outbox: deque[_Parcel] = deque()
+        self._outbox: deque[_PendingMessage] = deque()
         # By channel, in the order in which moves have begun, which is that of the messages.
-        self._receptions: dict[int, deque[_Reception]] = {}
+        self._expected: dict[int, deque[_ExpectedMessage]] = {}
         self._poll = select.poll()
         self._by_fd: dict[int, LocalChannel] = {}
         self._indices = {device: index for index, device in enumerate(jax.devices())}
@@ -106,13 +106,13 @@ class Neighbors:
 
     def send(self, connection: LocalChannel, channel: int, arrays: Arrays) -> None:
         """Puts arrays into the outbox, also while they are being computed."""
-        self._outbox.append(_Parcel(connection, channel, arrays))
+        self._outbox.append(_PendingMessage(connection, channel, arrays))
 
-    def expect(self, process: int, channel: int, reception: _Reception) -> list[MaybeArriving]:
+    def expect(self, process: int, channel: int, expected: _ExpectedMessage) -> list[MaybeArriving]:
         """Returns the arrays of the next message of a channel, and does not wait for them."""
-        self._receptions.setdefault(channel, deque()).append(reception)
-        receive = functools.partial(self._receive, process, channel, reception)
-        return arriving(receive, reception.number)
+        self._expected.setdefault(channel, deque()).append(expected)
+        receive = functools.partial(self._receive, process, channel, expected)
+        return arriving(receive, expected.number)
 
     def send_computed(self) -> None:
         """Sends what has been computed, and waits for nothing."""
@@ -137,11 +137,11 @@ class Neighbors:
         """Empties the outbox, after an update has failed."""
         self._outbox.clear()
 
-    def _receive(self, process: int, channel: int, reception: _Reception) -> Arrays:
-        while reception.arrays is None:
-            first = self._receptions[channel].popleft()
+    def _receive(self, process: int, channel: int, expected: _ExpectedMessage) -> Arrays:
+        while expected.arrays is None:
+            first = self._expected[channel].popleft()
             first.fill(None if first.is_empty else self._next(process, channel))
-        return reception.arrays
+        return expected.arrays
 
     def _next(self, process: int, channel: int) -> np.ndarray:
         """Returns the next message of a channel, after waiting for it."""
@@ -228,5 +228,5 @@ class Local:
             if full := [array for array in arrays or () if array.size]:
                 self._neighbors.send(self._connection, self._channel, full)
             return None
-        reception = _Reception(specs, self._copies)
-        return self._neighbors.expect(self._connection.process, self._channel, reception)
+        expected = _ExpectedMessage(specs, self._copies)
+        return self._neighbors.expect(self._connection.process, self._channel, expected)

@@ -109,7 +109,9 @@ class PipelineRunner:
             if self._plan.mode is not Mode.TRAIN:
                 self._reduce_replicas(self._shapes.first()[1], [[]] * len(self._groups), steps)
             if not results and self._plan.mode is not Mode.PREDICT:
-                results = [CallResult(self._logs(self._values), steps, 1)]
+                logs = self._logs(self._values)
+                self._send(0)
+                results = [_arrived_result(CallResult(logs, steps, 1))]
             state = self._values.state()
             self._kept.keep(state, self._values)
             self._taps.end(state, self._shapes.first()[1])
@@ -246,7 +248,7 @@ class PipelineRunner:
             self._clock.end(schedule)
         if self._taps.add(batches, buffers) and before is not None:
             before.restore()
-        return list(map(_settled, call_results))
+        return list(map(_arrived_result, call_results))
 
     def _forward(self, batches: list[MicroBatch], state: StageState) -> list[CallResult]:
         """Runs one micro-batch through all stages; devices overlap, since calls do not wait."""
@@ -288,7 +290,7 @@ class PipelineRunner:
         """Returns the results of evaluation that are due, except for the newest ones."""
         results: list[CallResult] = []
         while len(self._late) > but:
-            results.append(_settled(self._late.popleft()))
+            results.append(_arrived_result(self._late.popleft()))
         return results
 
     def _reduce_replicas(self, shape: Shape, sums: list[Arrays], steps: int) -> None:
@@ -351,7 +353,7 @@ class PipelineRunner:
         )
 
 
-def _settled(result: CallResult) -> CallResult:
+def _arrived_result(result: CallResult) -> CallResult:
     """Returns a result after waiting for what other processes send of it."""
     return result._replace(result=jax.tree.map(_array, result.result))
 

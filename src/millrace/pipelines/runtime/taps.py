@@ -21,7 +21,7 @@ from millrace.errors import TapError
 from millrace.pipelines.programs.builder import StageBuilder
 from millrace.pipelines.programs.split import Arrays
 from millrace.pipelines.programs.stage_taps import HALTED, Bundle, LossScale
-from millrace.pipelines.runtime.arriving import MaybeArriving, settled
+from millrace.pipelines.runtime.arriving import MaybeArriving, arrived
 from millrace.pipelines.runtime.buffers import Buffers
 from millrace.pipelines.runtime.changing_state import ChangingState
 from millrace.pipelines.runtime.micro_batches import MicroBatch, Shape
@@ -135,7 +135,7 @@ class TapCollector:
             if stage not in self._to_all:
                 self._to_all[stage] = ToAll(self._groups[stage], self._groups)
             flags = self._to_all[stage].share(own, [jax.ShapeDtypeStruct((1,), jnp.bool_)])
-        return np.asarray(settled((flags or [])[0]))[0]
+        return np.asarray(arrived((flags or [])[0]))[0]
 
     def _blank(self, tapped: Tapped) -> Tapped:
         """Returns taps with the statistics of an update that is not recorded.

@@ -29,7 +29,7 @@ from millrace.pipelines.runtime.arriving import (
     Arriving,
     MaybeArriving,
     Specs,
-    all_settled,
+    all_arrived,
     arriving,
 )
 from millrace.pipelines.runtime.links import Pull, link
@@ -111,7 +111,7 @@ class Edge:
 
         def assembled() -> Arrays:
             return [
-                self._assembly(sharding)(spec, all_settled(each))
+                self._assembly(sharding)(spec, all_arrived(each))
                 for spec, sharding, each in zip(specs, shardings, by_array, strict=True)
             ]
 

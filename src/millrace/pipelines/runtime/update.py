@@ -23,7 +23,7 @@ from millrace.pipelines.programs.split import Arrays, Slot
 from millrace.pipelines.programs.split_update import UpdatePart
 from millrace.pipelines.programs.stage_taps import Bundle, bundle_of_update
 from millrace.pipelines.programs.stage_update import contributions
-from millrace.pipelines.runtime.arriving import Specs, settled
+from millrace.pipelines.runtime.arriving import Specs, arrived
 from millrace.pipelines.runtime.stage_state import StageState
 from millrace.pipelines.runtime.tasks import FindExecutable
 from millrace.pipelines.runtime.transfer import MoveArrays, make_move, takes_part
@@ -136,7 +136,7 @@ def _arrived(move: _Move, arrays: Arrays | None) -> Iterator[tuple[tuple[Slot, i
     moved = move.run(arrays, move.specs)
     if moved is not None:
         for slot, array in zip(move.slots, moved, strict=True):
-            yield (slot, move.target), settled(array)
+            yield (slot, move.target), arrived(array)
 
 
 class StageUpdate:
