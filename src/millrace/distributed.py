@@ -21,6 +21,7 @@ from millrace.options import whole_number
 from millrace.processes.agreement import Launched, process_count, process_index
 from millrace.processes.bootstrap import Rendezvous, meet
 from millrace.processes.failure import end_together
+from millrace.processes.shared_memory import share_memory
 
 _LOGGER = logging.getLogger("millrace")
 _THREADS_PER_DEVICE = 4
@@ -103,6 +104,7 @@ def initialize(
     note = (lambda text: None) if launched is None else (lambda t: launched.note("failed", t))
     end_together(channel, note)
     _connect(rendezvous, local_device_ids, initialization_timeout, heartbeat_timeout)
+    share_memory(channel.members, rendezvous.index)
     keras.utils.set_random_seed(seed)
 
 
