@@ -1,5 +1,6 @@
 """Replicas that cost more than they bring: said by numbers that the fit itself measured."""
 
+import pathlib
 import re
 import subprocess
 import sys
@@ -9,6 +10,7 @@ import pytest
 from millrace.fit.replica_costs import replica_costs
 from millrace.processes.shared_memory import SumTimes
 
+MILLRACE = str(pathlib.Path(sys.executable).with_name("millrace"))
 SCRIPT = """
 import millrace
 millrace.distributed.initialize()
@@ -52,7 +54,7 @@ def test_fit_says_so_once_where_it_is_true(tmp_path):
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
     result = subprocess.run(
-        [sys.executable, "-m", "millrace", "launch", "--processes", "2", str(script)],
+        [MILLRACE, "launch", "--processes", "2", str(script)],
         capture_output=True,
         text=True,
         timeout=300,

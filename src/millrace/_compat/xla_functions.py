@@ -4,7 +4,7 @@
 
 `jax.pure_callback` copies arguments and results, and its executables cannot be written to a cache.
 XLA finds a function of `jax.ffi` by its name, and calls it with a description of its arrays: the
-structures of `xla/ffi/api/c_api.h`, of version 0.3. Of a jaxlib with another version, or with another
+structures of `xla/ffi/api/c_api.h`, of version 0.3. Of a jaxlib with another version, or another
 size of one of them, `is_usable` returns False.
 """
 
