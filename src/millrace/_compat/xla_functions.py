@@ -71,7 +71,7 @@ class _Buffer(_Structure):
     )
 
 
-class _Call(_Structure):
+class _CallFrame(_Structure):
     _fields_ = (
         ("api", _ADDRESS),
         ("context", _ADDRESS),
@@ -140,7 +140,7 @@ def is_usable(name: str) -> bool:
 
 
 def _handle(name: str, address: int) -> int | None:
-    call = _Call.from_address(address)
+    call = _CallFrame.from_address(address)
     try:
         if call.extension:
             _fits[name] = _answer(call)
@@ -151,7 +151,7 @@ def _handle(name: str, address: int) -> int | None:
     return None
 
 
-def _answer(call: _Call) -> bool:
+def _answer(call: _CallFrame) -> bool:
     """Tells XLA the version of its structures that this file has, and returns whether it has it."""
     asked = _MetadataExtension.from_address(call.extension)
     if asked.kind != _METADATA:
@@ -161,7 +161,7 @@ def _answer(call: _Call) -> bool:
     # The compiler's size of metadata ends with its last field but one.
     fits = (
         (version.major, version.minor) == _VERSION
-        and call.size >= ctypes.sizeof(_Call)
+        and call.size >= ctypes.sizeof(_CallFrame)
         and call.arguments.size == ctypes.sizeof(_Arrays)
         and call.attributes.size == ctypes.sizeof(_CallAttributes)
         and metadata.version.size == ctypes.sizeof(_Version)
@@ -188,7 +188,7 @@ def _view(buffer: _Buffer) -> np.ndarray:
     return np.frombuffer((ctypes.c_char * size).from_address(buffer.data), dtype)
 
 
-def _error_of(call: _Call, text: str) -> int | None:
+def _error_of(call: _CallFrame, text: str) -> int | None:
     make = _MAKE_ERROR(_Api.from_address(call.api).make_error)
     error = _Error(ctypes.sizeof(_Error), None, text.encode(), _UNAVAILABLE)
     return make(ctypes.byref(error))

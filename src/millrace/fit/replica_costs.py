@@ -21,12 +21,12 @@ from millrace.processes.shared_memory import SumTimes, shared_memory
 
 logger = logging.getLogger("millrace")
 
-_FEWEST = 20  # updates of which medians are taken
+_MIN_UPDATES = 20  # updates of which medians are taken
 _SHARE = 0.75  # of the speed of replicas without sums, for which the message names a setting
 
 
 @contextlib.contextmanager
-def replica_costs_said(
+def replica_costs_logged(
     setup: Setup, mode: Mode | None, is_new: Callable[[str], bool]
 ) -> Iterator[None]:
     """Surrounds a loop, and warns at its end, once for each model.
@@ -55,7 +55,7 @@ def replica_costs(times: Sequence[SumTimes], replicas: int, accumulation: int) -
         replicas: their number.
         accumulation: micro-batches of each replica in an update.
     """
-    if len(times) < _FEWEST:
+    if len(times) < _MIN_UPDATES:
         return None
     own = statistics.median(each.own_seconds for each in times)
     added = statistics.median(each.sum_seconds for each in times)

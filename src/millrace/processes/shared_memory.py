@@ -39,7 +39,7 @@ _SMALLEST = 1 << 20  # bytes that are mapped at once
 _MESSAGE = struct.Struct("=QQ")  # number of the sum, its bytes
 # Seconds in which a process asks again and again: a sum of a small model takes a quarter less than
 # with a thread that has to wake up.
-_AWAKE = 1e-4
+_POLL_SECONDS = 1e-4
 _SECONDS = 60.0  # for the others to connect
 _KEPT = 256  # updates whose times are kept
 
@@ -140,7 +140,7 @@ class SharedMemory:
         for other, connected in self._sockets.items():
             self._of_other(other, functools.partial(connected.sendall, mine))
         for other, connected in self._sockets.items():
-            theirs = self._of_other(other, functools.partial(_received, connected))
+            theirs = self._of_other(other, functools.partial(_receive, connected))
             if theirs != mine:
                 raise ProcessError(
                     f"{self._members[other]} adds up {_described(theirs)}, and "
@@ -197,9 +197,9 @@ class SharedMemory:
         ]
 
 
-def _received(connected: socket.socket) -> bytes:
+def _receive(connected: socket.socket) -> bytes:
     """Waits for a message, of which nothing is left where the other side has gone."""
-    end = time.perf_counter() + _AWAKE
+    end = time.perf_counter() + _POLL_SECONDS
     while time.perf_counter() < end:
         with contextlib.suppress(BlockingIOError):
             if early := connected.recv(_MESSAGE.size, socket.MSG_DONTWAIT):
@@ -238,7 +238,7 @@ def share_memory(members: Sequence[Member], index: int) -> None:
     store = compat.key_value_store()
     connected, files = Sockets(), dict[int, int]()
     with contextlib.suppress(OSError, ValueError):
-        connected, files = _connected(store, len(members), index)
+        connected, files = _connect_all(store, len(members), index)
     is_complete = len(files) == len(members)
     store.key_value_set(f"{_KEY}/complete/{index}", str(int(is_complete)))
     milliseconds = int(1000 * _SECONDS)
@@ -256,7 +256,7 @@ def share_memory(members: Sequence[Member], index: int) -> None:
         os.close(file)
 
 
-def _connected(store: Any, count: int, index: int) -> tuple[Sockets, dict[int, int]]:
+def _connect_all(store: Any, count: int, index: int) -> tuple[Sockets, dict[int, int]]:
     """Connects this process with each of the others, and exchanges memory with them."""
     file = os.memfd_create("millrace")
     os.ftruncate(file, 2 * _SLOT)
@@ -274,7 +274,7 @@ def _connected(store: Any, count: int, index: int) -> tuple[Sockets, dict[int, i
             connection.settimeout(_SECONDS)
             connection.connect(f"\0{theirs}")
             connected[other] = connection
-        accepted = [_accepted(server) for _ in range(index + 1, count)]
+        accepted = [_accept(server) for _ in range(index + 1, count)]
         for connection in (*connected.values(), *accepted):
             connection.settimeout(_SECONDS)
             socket.send_fds(connection, [struct.pack("=Q", index)], [file])
@@ -287,7 +287,7 @@ def _connected(store: Any, count: int, index: int) -> tuple[Sockets, dict[int, i
     return connected, files
 
 
-def _accepted(server: socket.socket) -> socket.socket:
+def _accept(server: socket.socket) -> socket.socket:
     """Returns the next connection of a process of this user."""
     while True:
         connection = server.accept()[0]
