@@ -26,7 +26,8 @@ def train(devices, accumulation, callbacks=(), on_host=True):
         layers = [keras.layers.Dense(300, "relu"), keras.layers.Dropout(0.2)]
         model = keras.Sequential([keras.Input((300,)), *layers, keras.layers.Dense(10)])
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    model.compile(keras.optimizers.SGD(0.1, 0.9), loss, ["accuracy"], steps_per_execution=8)
+    optimizer = keras.optimizers.SGD(0.1, 0.9)
+    model.compile(optimizer, loss, metrics=["accuracy"], steps_per_execution=8)
     model.set_gradient_accumulation_options(gradient_accumulation_steps_per_replica=accumulation)
     options = {"batch_size": 10, "epochs": 2, "shuffle": False, "verbose": 0}
     history = model.fit(x, y, callbacks=list(callbacks), **options).history
@@ -63,9 +64,7 @@ def launch(tmp_path, code):
     script = tmp_path / "script.py"
     script.write_text(TRAIN + code)
     command = [MILLRACE, "launch", "--processes", "2", str(script)]
-    return subprocess.run(
-        command, capture_output=True, text=True, timeout=300, env=None, check=False, cwd=tmp_path
-    )
+    return subprocess.run(command, capture_output=True, text=True, timeout=300, cwd=tmp_path)
 
 
 @pytest.mark.slow
