@@ -185,7 +185,8 @@ def _view(buffer: _Buffer) -> np.ndarray:
     size = math.prod(buffer.shape[: buffer.rank]) * dtype.itemsize
     if not size:
         return np.empty(0, dtype)
-    return np.frombuffer((ctypes.c_char * size).from_address(buffer.data), dtype)
+    memory: Any = (ctypes.c_char * size).from_address(buffer.data)
+    return np.frombuffer(memory, dtype)
 
 
 def _error_of(call: _CallFrame, text: str) -> int | None:
