@@ -1,4 +1,4 @@
-"""Replicas of two processes that add up through shared memory, compared with gloo and one device."""
+"""Replicas of two processes that add up through shared memory, against gloo and one device."""
 
 import pathlib
 import re
