@@ -37,8 +37,8 @@ _SLOT = 1 << 36  # bytes of a slot, of which only those that are written take me
 _ALIGNED = 64  # bytes
 _SMALLEST = 1 << 20  # bytes that are mapped at once
 _MESSAGE = struct.Struct("=QQ")  # number of the sum, its bytes
-# Seconds in which a process asks again and again: a sum of a small model takes a quarter less than
-# with a thread that has to wake up.
+# Seconds in which a process asks again and again: a sum of 100 KB took 109 us, and 132 with
+# a thread that has to wake up.
 _POLL_SECONDS = 1e-4
 _SECONDS = 60.0  # for the others to connect
 _KEPT = 256  # updates whose times are kept
