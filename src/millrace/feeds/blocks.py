@@ -22,6 +22,9 @@ from millrace.pytrees import ArrayTree
 
 FIRST_BLOCK_BYTES = 2**17  # of an epoch: about 0.1 ms of copying rows
 SHORT_BYTES = 2**20  # executions with less share blocks
+# Of blocks that stay in host memory until a task takes their batches. The allocator keeps memory of
+# this size for the next block; larger ones would be new pages, which the system clears.
+HOST_BLOCK_BYTES = 2**23
 STEPS_TOGETHER = 32  # of short executions in one block; more gain nothing
 
 
@@ -35,6 +38,7 @@ class BlockShape:
     together: int = STEPS_TOGETHER  # steps that a block of short executions holds
     replicas: int = 1  # a block holds whole rounds of them
     fixed: AbstractSet[BatchSpec] = frozenset()  # specs whose capacity grows for executions alone
+    stays_on_host: bool = False  # until the tasks of a pipeline take batches
 
     def capacity(self, spec: BatchSpec, wanted: int) -> int:
         """Returns the capacity for `wanted` steps, at most what `max_bytes` allows.
@@ -61,16 +65,18 @@ class BlockShape:
 
         Nothing runs before the first block is ready, and the second is made while the first runs,
         so an epoch begins with small blocks: 128 KiB, 512 KiB, 2 MiB, ... They hold whole
-        executions if these are short, otherwise whole updates, and at least one.
+        executions if these are short, otherwise whole updates. Blocks that stay in host memory hold
+        at least one, and remain small.
         """
         nbytes = max(1, spec.nbytes)
         most = FIRST_BLOCK_BYTES * 4**index // nbytes
         execution, update = self.multiples
         if execution * nbytes <= SHORT_BYTES:
             most = max(most, execution)
-        most = max(most, update)
+        if self.stays_on_host:
+            most = max(min(most, HOST_BLOCK_BYTES // nbytes), update)
         most -= most % (execution if execution <= most else update)
-        return min(most, steps)
+        return most if 0 < most < steps else steps
 
     def limit_at(self, position: int) -> int | None:
         """Returns the most steps of a block that begins at `position` in the epoch; None: no limit.

@@ -46,6 +46,7 @@ class Feeds:
             together=1 if on_batch else STEPS_TOGETHER,
             replicas=setup.replicas,
             fixed=self._fixed.get((mode, on_batch), frozenset()),
+            stays_on_host=setup.destination.stays_on_host,
         )
 
     def forget_capacities(self) -> None:

@@ -24,22 +24,30 @@ from jax.sharding import SingleDeviceSharding
 from millrace._compat.jax_arrays import DeviceCopies, are_ready
 from millrace.pipelines.programs.split import Arrays
 from millrace.pipelines.runtime.arriving import MaybeArriving, Specs, arriving
-from millrace.processes.local_channel import LocalChannel, Outgoing, Part, aligned
+from millrace.processes.local_channel import LocalChannel, MessageLayout, Outgoing, Part, aligned
 from millrace.processes.local_connection import connect_locally
+
+_LAYOUTS = 64  # that a link keeps
 
 
 class _PendingMessage:
     """A message in the outbox."""
 
-    def __init__(self, connection: LocalChannel, channel: int, arrays: Arrays):
-        self.connection, self.channel, self.arrays = connection, channel, arrays
+    __slots__ = ("arrays", "connection", "layout", "message")
+
+    def __init__(self, connection: LocalChannel, layout: MessageLayout, arrays: Arrays):
+        self.connection, self.layout, self.arrays = connection, layout, arrays
         self.message: Outgoing | None = None
 
     def send(self) -> bool:
         """Copies the arrays, which have been computed, as far as there is memory."""
         if self.message is None:
-            parts = [Part(array.unsafe_buffer_pointer(), array.nbytes) for array in self.arrays]
-            self.message = Outgoing(self.channel, parts)
+            addresses = [array.unsafe_buffer_pointer() for array in self.arrays]
+            if self.connection.send_at_once(self.layout, addresses):
+                return True
+            sizes = [length for _, length in self.layout.parts]
+            parts = [Part(*each) for each in zip(addresses, sizes, strict=True)]
+            self.message = Outgoing(self.layout.channel, parts)
         return self.connection.send(self.message)
 
 
@@ -104,9 +112,9 @@ class Neighbors:
         """Whether all processes that this one has connected to are on its machine."""
         return bool(self._connections) and None not in self._connections.values()
 
-    def send(self, connection: LocalChannel, channel: int, arrays: Arrays) -> None:
+    def send(self, connection: LocalChannel, layout: MessageLayout, arrays: Arrays) -> None:
         """Puts arrays into the outbox, also while they are being computed."""
-        self._outbox.append(_PendingMessage(connection, channel, arrays))
+        self._outbox.append(_PendingMessage(connection, layout, arrays))
 
     def expect(self, process: int, channel: int, expected: _ExpectedMessage) -> list[MaybeArriving]:
         """Returns the arrays of the next message of a channel, and does not wait for them."""
@@ -221,12 +229,27 @@ class Local:
         self._copies = None
         if target.process_index == jax.process_index():
             self._copies = DeviceCopies(SingleDeviceSharding(target), (0,))
+        # By the identity of specs, which each caller of `move` keeps: the indices of arrays that
+        # are not empty, and their layout.
+        self._layouts: dict[int, tuple[Specs, list[int], MessageLayout]] = {}
 
     def move(self, arrays: Arrays | None, specs: Specs) -> list[MaybeArriving] | None:
         """Sends the arrays, or returns those that will arrive. Waits for nothing."""
         if self._copies is None:
-            if full := [array for array in arrays or () if array.size]:
-                self._neighbors.send(self._connection, self._channel, full)
+            self._send(arrays or [], specs)
             return None
         expected = _ExpectedMessage(specs, self._copies)
         return self._neighbors.expect(self._connection.process, self._channel, expected)
+
+    def _send(self, arrays: Arrays, specs: Specs) -> None:
+        kept = self._layouts.get(id(specs))
+        if kept is None:
+            if len(self._layouts) > _LAYOUTS:  # of specs that are made anew for each move
+                self._layouts.clear()
+            indices = [index for index, spec in enumerate(specs) if spec.size]
+            sizes = [specs[index].size * specs[index].dtype.itemsize for index in indices]
+            kept = self._layouts[id(specs)] = specs, indices, MessageLayout(self._channel, sizes)
+        _, indices, layout = kept
+        if indices:
+            full = arrays if len(indices) == len(arrays) else [arrays[k] for k in indices]
+            self._neighbors.send(self._connection, layout, full)
