@@ -66,7 +66,7 @@ def _invite(key: str, is_able: bool) -> socket.socket | None:
                 server.bind(_path(name := f"millrace-{secrets.token_hex(16)}"))
                 server.listen(_WAITING)
         store.key_value_set(key, json.dumps([name if server is not None else "", token]))
-        answer = store.blocking_key_value_get(f"{key}/answer", 1000 * _SECONDS)
+        answer = store.blocking_key_value_get(f"{key}/answer", int(1000 * _SECONDS))
         while server is not None and answer == "yes":
             server.settimeout(_TOKEN_SECONDS)
             connected, _ = server.accept()
@@ -81,7 +81,7 @@ def _invite(key: str, is_able: bool) -> socket.socket | None:
 def _accept(key: str, is_able: bool) -> socket.socket | None:
     """Connects to the name that the other process offers, and answers whether that worked."""
     store = key_value_store()
-    name, token = json.loads(store.blocking_key_value_get(key, 1000 * _SECONDS))
+    name, token = json.loads(store.blocking_key_value_get(key, int(1000 * _SECONDS)))
     connected = None
     if name and is_able:
         with contextlib.suppress(OSError, AttributeError):
