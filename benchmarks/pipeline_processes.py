@@ -25,7 +25,8 @@ import os
 import statistics
 import subprocess
 import sys
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import Any
 
 import millrace  # isort: skip
@@ -40,6 +41,15 @@ BAR, FIT_BAR = 0.93, 15
 TORCH_BARS = {"tanh": 0.80, "transformer": 0.95}
 STAGES = 2
 UPDATES = (1, 6, 50)
+# Of the time of an update, as `strategy.statistics()` prints them.
+PARTS = (
+    "own work",
+    "bubble of the schedule",
+    "waiting for process",
+    "transfer",
+    "dispatch",
+    "waiting for data",
+)
 
 
 @dataclass(frozen=True)
@@ -154,7 +164,21 @@ def worker(role: str, case: Case, address: str, index: int) -> None:
         model.fit(x[part], y[part], batch_size=case.rows, shuffle=False, verbose=0)
 
     fit(1)  # compiles
-    workers.serve({f"{role} {n}": functools.partial(fit, n) for n in case.updates})
+    cases: dict[str, Callable[[], object]] = {
+        f"{role} {n}": functools.partial(fit, n) for n in case.updates
+    }
+    if role == "pipeline":
+        cases |= {f"part {name}": functools.partial(part, strategy, name) for name in PARTS}
+    workers.serve(cases)
+
+
+def part(strategy: millrace.Strategy, name: str) -> float:
+    """Returns the share of the updates' time that went to one part, in this process."""
+    seconds = strategy.statistics().pipeline.seconds
+    if seconds is None:
+        return 0.0
+    parts = seconds.parts
+    return sum(each for key, each in parts.items() if key.startswith(name)) / seconds.total
 
 
 def measure(case: Case, rounds: int, torch_python: str | None) -> list[str]:
@@ -173,13 +197,17 @@ def measure(case: Case, rounds: int, torch_python: str | None) -> list[str]:
         for group in groups.values():
             group.wait()
         times = _alternate(groups, rounds, case.updates)
+        parts = {name: groups["pipeline"].tell(f"part {name}") for name in PARTS}
     finally:
         for group in groups.values():
             group.stop()
     about = groups["torch"].about if torch_python else ""
-    print(f"{case.name}; a step is an update.  {about}")
+    print(f"{case.name}; a step is an update.  {about}", flush=True)
     for (name, updates), values in times.items():
         harness.row(f"{name}, {updates} in a fit", values, updates)
+    for index in range(STAGES):
+        shares = ", ".join(f"{name} {each[index]:.1%}" for name, each in parts.items())
+        print(f"  process {index}: {shares}")
     update = {name: _per_update(times, name) for name, _ in times}
     for name, values in update.items():
         harness.row(f"{name}, without the fit", values, 1)
@@ -267,6 +295,7 @@ def main() -> None:
     options = harness.arguments(
         __doc__,
         torch_python="a Python with torch, for the peer; by default this one, if it has torch",
+        updates="updates of the fits, such as 1,6,50",
     )
     harness.header("A pipeline of two stages in two processes, one core each")
     torch_python = None if options.small else _torch_python(options.torch_python)
@@ -274,6 +303,8 @@ def main() -> None:
         print("The peer is left out: " + ("--small." if options.small else "no torch here."))
     lines = []
     for case in SMALL if options.small else CASES:
+        if options.updates:
+            case = replace(case, updates=tuple(map(int, options.updates.split(","))))
         if options.only in case.name:
             lines += measure(case, options.rounds, torch_python)
     print()

@@ -74,8 +74,8 @@ MUTANTS = (
     # The order of a pipeline's tasks.
     Mutant(
         "schedules",
-        "_stage_tasks(stage, run_ahead * (num_stages - 1 - stage), num_micro_batches)",
-        "_stage_tasks(stage, run_ahead * (num_stages - stage), num_micro_batches)",
+        "run_ahead * (num_stages - 1 - stage) + slack * (stage < num_stages - 1),",
+        "run_ahead * (num_stages - stage) + slack * (stage < num_stages - 1),",
     ),
     Mutant(
         "schedules",
