@@ -98,7 +98,7 @@ MUTANTS = (
         "micro_batches = range(first, min(first + batch_serialization, num_micro_batches))",
         "micro_batches = range(first, min(first + batch_serialization + 1, num_micro_batches))",
     ),
-    Mutant("schedules", "start = free[row]\n", "start = 0.0\n"),
+    Mutant("schedules", "start = max(free[row], dispatched)", "start = max(0.0, dispatched)"),
     Mutant(
         "schedules",
         "previous is not None and previous.micro_batch > task.micro_batch",
