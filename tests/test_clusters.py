@@ -206,7 +206,8 @@ def slurm_environment(tmp_path_factory):
         yield environment | environment_of_python()
 
 
-@pytest.mark.slow
+# Two of them at once, beside other tests, take longer than their limit of two minutes.
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(("name", "status"), [("SIGKILL", 137), ("SIGTERM", 143)])
 def test_a_job_of_slurm_goes_on_from_its_newest_checkpoint(
     tmp_path, slurm_environment, alone, name, status
