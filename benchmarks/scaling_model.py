@@ -31,6 +31,8 @@ import harness
 import pipeline_processes
 import workers
 from millrace.devices import DeviceGroup
+from millrace.pipelines.runtime.arriving import all_arrived
+from millrace.pipelines.runtime.local_link import neighbors
 from millrace.pipelines.runtime.transfer import Edge
 from millrace.records.run import load
 from millrace.reports.run_costs import costs_of_run
@@ -42,6 +44,7 @@ from pipeline_processes import STAGES, Case
 
 BAR = "0.95-1.05"
 HOPS = 40  # of a measurement of transfers
+UPDATES = 6  # in a fit
 PASSES = (Pass.FORWARD, Pass.BACKWARD)
 SHARES = [(kind, stage) for kind in PASSES for stage in range(STAGES)]
 
@@ -79,6 +82,11 @@ class Costs:
         rest = self.one_apart - update_time(one_f_one_b(STAGES, 1), costs).total
         costs = replace(costs, update=max(rest, 0.0))
         return update_time(one_f_one_b(STAGES, micro_batches), costs)
+
+
+def updates_of(case: Case) -> int:
+    """Returns the updates of a fit: some, to divide the work of a fit by."""
+    return min(max(case.updates), UPDATES)
 
 
 def worker(role: str, case: Case, address: str, index: int) -> None:
@@ -129,7 +137,7 @@ def fitting(
         model = pipeline_processes.pipelined(case)
         if mapping is not None:
             model.set_pipelining_options(device_mapping=mapping)
-        steps = case.micro_batches * case.updates
+        steps = case.micro_batches * updates_of(case)
         model.compile(
             keras.optimizers.SGD(pipeline_processes.RATE), "mse", steps_per_execution=steps
         )
@@ -152,14 +160,19 @@ def transfers(case: Case, index: int) -> dict[str, Callable[[], object]]:
     jax.block_until_ready(task(first))
     seen = {"work": 0.0}
 
+    def moved(edge: Edge, arrays: list[jax.Array] | None) -> list[jax.Array] | None:
+        found = edge.move(arrays, spec)
+        neighbors().send_all()
+        return None if found is None else all_arrived(found)
+
     def hops() -> float:
         array = jax.block_until_ready(jax.device_put(first, jax.local_devices()[0]))
         begin, processor = time.perf_counter(), time.process_time()
         for _ in range(HOPS):
-            mine = there.move([array] if index == 0 else None, spec)
+            mine = moved(there, [array] if index == 0 else None)
             sent = [task(mine[0])] if mine is not None else None
-            arrived = back.move(sent, spec)
-            array = task(arrived[0]) if arrived is not None else (sent or [array])[0]
+            back_again = moved(back, sent)
+            array = task(back_again[0]) if back_again is not None else (sent or [array])[0]
         jax.block_until_ready(array)
         seconds = time.perf_counter() - begin
         seen["work"] = (time.process_time() - processor) / (2 * HOPS) - alone / 2
@@ -195,7 +208,7 @@ def measure(case: Case, rounds: int) -> list[str]:
             group.stop()
     predictions = [costs.predicted(case.micro_batches) for costs, _ in found]
     predicted, measured = [each.total for each in predictions], [seconds for _, seconds in found]
-    print(f"{case.name}, {case.updates} updates; a step is an update")
+    print(f"{case.name}, {updates_of(case)} updates; a step is an update")
     rows = {
         "both stages in one process": [costs.tasks for costs, _ in found],
         "with one micro-batch": [costs.one for costs, _ in found],
@@ -220,9 +233,9 @@ def _round(case: Case, groups: dict[str, workers.Workers]) -> tuple[Costs, float
     def mean(name: str) -> float:
         return statistics.mean(groups["tasks"].tell(name))
 
-    one, tasks = mean("one") / case.updates, mean("tasks") / case.updates
-    one_apart = max(groups["pipeline"].tell("one")) / case.updates
-    measured = max(groups["pipeline"].tell("pipeline")) / case.updates
+    one, tasks = mean("one") / updates_of(case), mean("tasks") / updates_of(case)
+    one_apart = max(groups["pipeline"].tell("one")) / updates_of(case)
+    measured = max(groups["pipeline"].tell("pipeline")) / updates_of(case)
     hop = max(groups["pipeline"].tell("hop"))
     work = statistics.mean(groups["pipeline"].tell("work"))
     mean("trace")
@@ -256,6 +269,6 @@ def main() -> None:
 if __name__ == "__main__":
     if sys.argv[1:2] == ["worker"]:
         role, kind, *sizes, address, index = sys.argv[2:]
-        worker(role, Case(kind, *map(int, sizes)), address, int(index))
+        worker(role, Case.read(kind, *sizes), address, int(index))
     else:
         main()
