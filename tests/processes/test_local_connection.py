@@ -10,7 +10,7 @@ import pytest
 
 from millrace.errors import ProcessError
 from millrace.processes import local_connection as module
-from millrace.processes.local_channel import Outgoing, Part, Ring
+from millrace.processes.local_channel import MessageLayout, Outgoing, Ring
 
 
 class Store:
@@ -63,7 +63,7 @@ def test_processes_of_one_machine_are_connected(connect):
     ends = connect()
     data = np.arange(100, dtype=np.uint8)
     for sender, receiver in ((0, 1), (1, 0)):
-        assert ends[sender].send(Outgoing(5, [Part(data.ctypes.data, data.nbytes)]))
+        assert ends[sender].send(Outgoing(MessageLayout(5, [data.nbytes]), [data.ctypes.data]))
         ends[receiver].read(5)
         assert np.array_equal(ends[receiver].take(5)[:100], data)
         assert ends[sender].process == receiver
@@ -103,7 +103,7 @@ def test_strangers_are_dropped(connect, monkeypatch):
     connect.store.key_value_set = set_after_strangers
     ends = connect()
     data = np.arange(10, dtype=np.uint8)
-    assert ends[1].send(Outgoing(0, [Part(data.ctypes.data, data.nbytes)]))
+    assert ends[1].send(Outgoing(MessageLayout(0, [data.nbytes]), [data.ctypes.data]))
     ends[0].read(0)
     assert np.array_equal(ends[0].take(0)[:10], data)
     for each in (*ends.values(), *strangers):

@@ -83,13 +83,6 @@ class Ring:
         return None if end - self.free > self.nbytes else ((place + skipped) % self.nbytes, end)
 
 
-class Part(NamedTuple):
-    """Bytes of a message, in the memory of the sender."""
-
-    address: int
-    nbytes: int
-
-
 def aligned(nbytes: int) -> int:
     """Returns the bytes that a part takes in a message."""
     return -(-nbytes // ALIGNMENT) * ALIGNMENT
@@ -102,7 +95,7 @@ class MessageLayout:
         """Lays out messages.
 
         Args:
-            channel: number of the channel.
+            channel: number of the channel; messages of one channel arrive in order.
             sizes: bytes of each part, none of which is empty.
         """
         self.channel, self.nbytes = channel, 0
@@ -115,19 +108,17 @@ class MessageLayout:
 class Outgoing:
     """A message that is being sent, perhaps in pieces."""
 
-    def __init__(self, channel: int, parts: Sequence[Part]):
+    __slots__ = ("addresses", "layout", "part", "sent")
+
+    def __init__(self, layout: MessageLayout, addresses: Sequence[int]):
         """Describes a message.
 
         Args:
-            channel: number of the channel; messages of one channel arrive in order.
-            parts: must stay as they are until all are sent; at least one has bytes.
+            layout: of its parts.
+            addresses: of its parts, whose memory must stay as it is until all is sent.
         """
-        self.channel, self.nbytes = channel, 0
-        self.pieces: deque[tuple[int, Part]] = deque()  # each with its place in the message
-        for part in parts:
-            if part.nbytes:
-                self.pieces.append((self.nbytes, part))
-            self.nbytes += aligned(part.nbytes)
+        self.layout, self.addresses = layout, addresses
+        self.part = self.sent = 0  # of a message in pieces: index of the next part, bytes of it
 
 
 class LocalChannel:
@@ -158,59 +149,53 @@ class LocalChannel:
         """Closes the socket."""
         self.socket.close()
 
-    def send_at_once(self, layout: MessageLayout, addresses: Sequence[int]) -> bool:
-        """Sends a message if there is memory for all of it now, with little Python.
-
-        A task has trashed the caches of the core when its results are sent: each line of Python
-        then takes about a microsecond.
-
-        Args:
-            layout: of the message.
-            addresses: of its parts.
-
-        Raises:
-            ProcessError: if the other process has gone.
-        """
-        ring, nbytes = self._ring, layout.nbytes
-        if nbytes * SHARE > ring.nbytes or (found := ring.room_for(nbytes)) is None:
-            return False
-        place, end = found
-        begin = ring.address + place
-        for (at, length), address in zip(layout.parts, addresses, strict=True):
-            ctypes.memmove(begin + at, address, length)
-        frame = (_Kind.LAST, ring.number, layout.channel, nbytes, 0, place, nbytes, end)
-        try:
-            self.socket.send(_FRAME.pack(*frame))
-        except BlockingIOError:
-            self.is_blocked = True
-            return False
-        except OSError as error:
-            raise self._gone(str(error)) from error
-        ring.taken = end
-        return True
-
     def send(self, message: Outgoing) -> bool:
         """Sends as much as there is memory for, and returns whether all is sent.
 
+        A task has trashed the caches of the core when its results are sent: each line of Python
+        then takes about a microsecond, so there are few of them for a message that fits.
+
         Raises:
             ProcessError: if the other process has gone.
         """
-        if message.nbytes * SHARE > self._ring.nbytes and self._can_grow:
-            self._grow(message.nbytes)
-        if message.nbytes * SHARE <= self._ring.nbytes:
-            return self._copy(message, message.nbytes, 0, message.pieces)
-        most = self._ring.nbytes // SHARE
-        while message.pieces:
-            at, part = message.pieces[0]
-            length = min(part.nbytes, most)
-            is_last = length == part.nbytes and len(message.pieces) == 1
-            piece = [(0, Part(part.address, length))]
-            if not self._copy(message, aligned(length), at, piece, length, is_last):
+        nbytes, has_begun = message.layout.nbytes, message.part or message.sent
+        if nbytes * SHARE > self._ring.nbytes and not has_begun and self._can_grow:
+            self._grow(nbytes)
+        if nbytes * SHARE > self._ring.nbytes or has_begun:
+            return self._send_pieces(message)
+        ring = self._ring
+        if (found := ring.room_for(nbytes)) is None:
+            return False
+        place, end = found
+        begin = ring.address + place
+        for (at, length), address in zip(message.layout.parts, message.addresses, strict=True):
+            ctypes.memmove(begin + at, address, length)
+        frame = (_Kind.LAST, ring.number, message.layout.channel, nbytes, 0, place, nbytes, end)
+        if not self._say(frame):
+            return False
+        ring.taken = end
+        return True
+
+    def _send_pieces(self, message: Outgoing) -> bool:
+        """Sends pieces of a message while there is memory; returns whether all is sent."""
+        layout, ring = message.layout, self._ring
+        while message.part < len(layout.parts):
+            at, size = layout.parts[message.part]
+            length = min(size - message.sent, ring.nbytes // SHARE)
+            if (found := ring.room_for(aligned(length))) is None:
                 return False
-            message.pieces.popleft()
-            if length < part.nbytes:
-                rest = Part(part.address + length, part.nbytes - length)
-                message.pieces.appendleft((at + length, rest))
+            place, end = found
+            source = message.addresses[message.part] + message.sent
+            ctypes.memmove(ring.address + place, source, length)
+            ends_part = message.sent + length == size
+            is_last = ends_part and message.part == len(layout.parts) - 1
+            kind = _Kind.LAST if is_last else _Kind.PIECE
+            where = (at + message.sent, place, length, end)
+            if not self._say((kind, ring.number, layout.channel, layout.nbytes, *where)):
+                return False
+            ring.taken = end
+            message.part += ends_part
+            message.sent = 0 if ends_part else message.sent + length
         return True
 
     def read(self, channel: int | None = None) -> None:
@@ -233,41 +218,15 @@ class LocalChannel:
             elif frame.ring == self._ring.number:
                 self._ring.free = frame.end
         theirs = self._theirs
-        if theirs is not None and (theirs.free - self._told) * 2 >= theirs.nbytes:
-            free = _Note(_Kind.FREE, theirs.number, 0, 0, 0, 0, 0, theirs.free)
-            if self._say(free):
-                self._told = theirs.free
+        is_due = theirs is not None and (theirs.free - self._told) * 2 >= theirs.nbytes
+        if theirs is not None and is_due:
+            free = (_Kind.FREE, theirs.number, 0, 0, 0, 0, 0, theirs.free)
+            self._told = theirs.free if self._say(free) else self._told
 
     def take(self, channel: int) -> np.ndarray | None:
         """Returns the next message of a channel, as bytes; None if it is not here as a whole."""
         messages = self.arrived.get(channel)
         return messages.popleft() if messages else None
-
-    def _copy(
-        self,
-        message: Outgoing,
-        nbytes: int,
-        at: int,
-        pieces: Sequence[tuple[int, Part]] | deque[tuple[int, Part]],
-        length: int | None = None,
-        is_last: bool = True,
-    ) -> bool:
-        """Copies pieces into the ring and tells the other process; False if that must wait."""
-        found = self._ring.room_for(nbytes)
-        if found is None:
-            return False
-        place, end = found
-        for offset, part in pieces:
-            ctypes.memmove(self._ring.address + place + offset, part.address, part.nbytes)
-        kind = _Kind.LAST if is_last else _Kind.PIECE
-        used = nbytes if length is None else length
-        frame = _Note(
-            kind, self._ring.number, message.channel, message.nbytes, at, place, used, end
-        )
-        if not self._say(frame):
-            return False
-        self._ring.taken = end
-        return True
 
     def _copy_out(self, frame: _Note) -> None:
         theirs, whole = self._theirs, self._incoming.get(frame.channel)
@@ -299,7 +258,7 @@ class LocalChannel:
     def _pass_on(self) -> None:
         """Gives the other process the memory of the ring."""
         self._rings = self._ring.number = self._rings + 1
-        frame = _Note(_Kind.MEMORY, self._rings, 0, self._ring.nbytes, 0, 0, 0, 0)
+        frame = (_Kind.MEMORY, self._rings, 0, self._ring.nbytes, 0, 0, 0, 0)
         try:
             self.socket.setblocking(True)  # rare, and nothing may come before it
             self.socket.send(_FRAME.pack(*frame))
@@ -310,7 +269,8 @@ class LocalChannel:
             self.socket.setblocking(False)
         os.close(self._ring.fd)  # the memory stays as long as it is mapped
 
-    def _say(self, frame: _Note) -> bool:
+    def _say(self, frame: tuple[int, ...]) -> bool:
+        """Sends the fields of a `_Note`; False if the socket takes none at present."""
         try:
             self.socket.send(_FRAME.pack(*frame))
         except BlockingIOError:

@@ -9,7 +9,8 @@ sent to it waits in the ring of the sender. This process copies whenever it come
 task, and when it must wait for something. It waits for its own device first, as others may be
 waiting for the results, and then for the other processes.
 
-Two pinned processes, 128 KiB: the copies and the socket take 0.05 ms of each process for a message.
+Two pinned processes, 128 KiB, after a task that has trashed the caches: the copy and the socket
+take about 0.17 ms of each process for a message.
 """
 
 import functools
@@ -24,7 +25,7 @@ from jax.sharding import SingleDeviceSharding
 from millrace._compat.jax_arrays import DeviceCopies, are_ready
 from millrace.pipelines.programs.split import Arrays
 from millrace.pipelines.runtime.arriving import MaybeArriving, Specs, arriving
-from millrace.processes.local_channel import LocalChannel, MessageLayout, Outgoing, Part, aligned
+from millrace.processes.local_channel import LocalChannel, MessageLayout, Outgoing, aligned
 from millrace.processes.local_connection import connect_locally
 
 _LAYOUTS = 64  # that a link keeps
@@ -43,11 +44,7 @@ class _PendingMessage:
         """Copies the arrays, which have been computed, as far as there is memory."""
         if self.message is None:
             addresses = [array.unsafe_buffer_pointer() for array in self.arrays]
-            if self.connection.send_at_once(self.layout, addresses):
-                return True
-            sizes = [length for _, length in self.layout.parts]
-            parts = [Part(*each) for each in zip(addresses, sizes, strict=True)]
-            self.message = Outgoing(self.layout.channel, parts)
+            self.message = Outgoing(self.layout, addresses)
         return self.connection.send(self.message)
 
 

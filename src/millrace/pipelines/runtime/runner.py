@@ -93,6 +93,7 @@ class PipelineRunner:
         Each micro-batch has its own result, so only the slices of the execution matter.
         """
         self.state, self._values, self._task_seconds = state, None, []
+        self._late.clear()
         self._taps.forget()
         self._in_flight = (0,) * len(self._groups)
         try:
