@@ -25,6 +25,7 @@ import os
 import statistics
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -159,16 +160,26 @@ def worker(role: str, case: Case, address: str, index: int) -> None:
     rows = case.micro_batches * case.rows * max(case.updates)
     x, y = (random.standard_normal((rows, *case.shape), dtype=np.float32) for _ in range(2))
 
+    walls: list[float] = []  # seconds of the fits
+
     def fit(updates: int) -> None:
         part = slice(updates * case.micro_batches * case.rows)
+        begin = time.perf_counter()
         model.fit(x[part], y[part], batch_size=case.rows, shuffle=False, verbose=0)
+        walls.append(time.perf_counter() - begin)
+
+    def in_updates() -> float:
+        seconds = strategy.statistics().pipeline.seconds
+        return seconds.total / sum(walls) if seconds is not None else 0.0
 
     fit(1)  # compiles
+    walls.clear()
     cases: dict[str, Callable[[], object]] = {
         f"{role} {n}": functools.partial(fit, n) for n in case.updates
     }
     if role == "pipeline":
         cases |= {f"part {name}": functools.partial(part, strategy, name) for name in PARTS}
+        cases["in updates"] = in_updates
     workers.serve(cases)
 
 
@@ -198,6 +209,7 @@ def measure(case: Case, rounds: int, torch_python: str | None) -> list[str]:
             group.wait()
         times = _alternate(groups, rounds, case.updates)
         parts = {name: groups["pipeline"].tell(f"part {name}") for name in PARTS}
+        in_updates = groups["pipeline"].tell("in updates")
     finally:
         for group in groups.values():
             group.stop()
@@ -207,7 +219,7 @@ def measure(case: Case, rounds: int, torch_python: str | None) -> list[str]:
         harness.row(f"{name}, {updates} in a fit", values, updates)
     for index in range(STAGES):
         shares = ", ".join(f"{name} {each[index]:.1%}" for name, each in parts.items())
-        print(f"  process {index}: {shares}")
+        print(f"  process {index}: {shares}; these are {in_updates[index]:.1%} of its fits")
     update = {name: _per_update(times, name) for name, _ in times}
     for name, values in update.items():
         harness.row(f"{name}, without the fit", values, 1)

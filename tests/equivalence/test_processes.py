@@ -236,6 +236,8 @@ MEASURED = """
 import millrace
 millrace.distributed.initialize()
 import os, time, jax, keras, numpy as np
+import millrace.processes.agreement
+from millrace.records.run import load
 process = jax.process_index()
 x = np.random.default_rng(0).normal(size=(64 * 8 * 20, 256)).astype("float32")
 y = x[:, :1]
@@ -255,7 +257,7 @@ def fit(model, *data):
 
 weights = {}
 for schedule, held in (("auto", (3, 1)), ("1f1b", (2, 1)), ("gpipe", (8, 8))):
-    strategy = millrace.Strategy()
+    strategy = millrace.Strategy(report_dir=schedule if schedule == "gpipe" else None)
     model = make(strategy, pipeline_schedule=schedule)
     fit(model, x, y)
     assert strategy.statistics().pipeline.last_in_flight[process] == held[process], schedule
@@ -279,6 +281,14 @@ for schedule, held in (("auto", (3, 1)), ("1f1b", (2, 1)), ("gpipe", (8, 8))):
 for schedule in ("auto", "gpipe"):
     for one, other in zip(weights[schedule], weights["1f1b"], strict=True):
         np.testing.assert_array_equal(one, other)
+
+# Records have the same, of each process.
+millrace.processes.agreement.check_same({"written": "by all"})
+loops = [loop for loop in load("gpipe").loops if loop.process == process]
+for name, seconds in strategy.statistics().pipeline.seconds.parts.items():
+    recorded = sum(loop.update_seconds.get(name, 0.0) for loop in loops)
+    assert abs(recorded - seconds) < 1e-6, (name, recorded, seconds)
+assert {loop.process for loop in load("gpipe").loops if loop.update_seconds} == {0, 1}
 
 # Weights that one process has set anew, to what they were, are no difference; others are one.
 if process == 0:
@@ -309,7 +319,7 @@ fit(model, x[:640], y[:640])
 @pytest.mark.slow
 def test_a_pipeline_says_what_its_time_went_to_and_keeps_its_bits(tmp_path):
     script = tmp_path / "script.py"
-    script.write_text(MEASURED)
+    script.write_text("import os\nos.chdir(os.path.dirname(__file__))\n" + MEASURED)
     result = launch(script)
     assert result.returncode == 0, result.stdout + result.stderr
     assert re.search(r"pipeline, updates +[\d.]+ s +99\n  own work", result.stdout)

@@ -61,8 +61,10 @@ def test_fit_says_so_once_where_it_is_true(tmp_path):
     )
     assert result.returncode == 0, result.stderr
     said = re.findall(r"(\w+): replicas cost more than they bring", result.stdout + result.stderr)
-    assert said == ["short"]
-    numbers = r"takes (\d+) us: .* for (\d+) us, and takes (\d+) us .* train (0\.\d+)x"
+    # Whether the long ones cost more depends on the machine, but not that a model is named once.
+    assert said.count("short") == 1
+    assert said.count("long") <= 1
+    numbers = r"short: .* takes (\d+) us: .* for (\d+) us, and takes (\d+) us .* train (0\.\d+)x"
     update, own, added, speed = map(
         float, re.search(numbers, result.stdout + result.stderr).groups()
     )

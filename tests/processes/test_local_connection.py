@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from millrace.errors import ProcessError
+from millrace.processes import local_channel
 from millrace.processes import local_connection as module
 from millrace.processes.local_channel import MessageLayout, Outgoing, Ring
 
@@ -44,7 +45,7 @@ def connect(monkeypatch):
         def run(index):
             thread.index = index
             try:
-                found[index] = module.connect_locally(1 - index)
+                found[index] = local_channel.local_channel(1 - index)
             except Exception as error:
                 found[index] = error
 
@@ -115,5 +116,5 @@ def test_a_process_that_does_not_come(connect, monkeypatch, index):
     monkeypatch.setattr(module, "_SECONDS", 0.1)
     error = connect(index)[index]
     assert isinstance(error, ProcessError)
-    assert f"Process {index} waited 0.1 seconds for process {1 - index}" in str(error)
+    assert f"Process {index} waited 0.1 seconds for process {1 - index} to connect" in str(error)
     assert "fit, evaluate and predict must be called by all of them" in str(error)

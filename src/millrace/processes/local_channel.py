@@ -23,6 +23,7 @@ from typing import NamedTuple
 import numpy as np
 
 from millrace.errors import ProcessError
+from millrace.processes.local_connection import connect_locally
 
 LEAST_BYTES, MOST_BYTES = 2**20, 2**26  # of a ring
 SHARE = 4  # messages that a ring holds at least; longer ones are sent in pieces
@@ -86,6 +87,20 @@ class Ring:
 def aligned(nbytes: int) -> int:
     """Returns the bytes that a part takes in a message."""
     return -(-nbytes // ALIGNMENT) * ALIGNMENT
+
+
+def local_channel(process: int) -> "LocalChannel | None":
+    """Returns a channel to another process; None if it is not on this machine. Both call this.
+
+    Raises:
+        ProcessError: if the other process does not come in time.
+    """
+    try:
+        ring = Ring.reserve(LEAST_BYTES)
+    except (OSError, AttributeError):  # no memory, or a system without it
+        ring = None
+    connected = connect_locally(process, "channel", ring is not None)
+    return None if connected is None or ring is None else LocalChannel(connected, ring, process)
 
 
 class MessageLayout:

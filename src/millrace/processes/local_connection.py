@@ -20,39 +20,35 @@ import jax
 
 from millrace._compat.jax_processes import key_value_store, process_index
 from millrace.errors import ProcessError
-from millrace.processes.local_channel import LEAST_BYTES, LocalChannel, Ring
 
-_SECONDS = 300  # for the other process to start its first pipeline
+_SECONDS = 300  # for the other process to come
 _TOKEN_SECONDS = 5.0
 _WAITING = 16  # connections that have not been accepted
 
 
-def connect_locally(process: int) -> LocalChannel | None:
-    """Returns a channel to another process; None if it is not on this machine.
+def connect_locally(process: int, purpose: str, is_able: bool = True) -> socket.socket | None:
+    """Returns a socket to another process; None if the two do not see each other.
 
-    Both processes call this, and wait for each other.
+    Both processes call this, and wait for each other. The socket keeps the bounds of messages.
+
+    Args:
+        process: number of the other process.
+        purpose: of the connection; the two have one for each.
+        is_able: whether this process can use it. If one of the two cannot, both get None.
 
     Raises:
         ProcessError: if the other process does not come in time.
     """
     here = process_index()
-    key = f"millrace/local/{min(here, process)}-{max(here, process)}"
+    key = f"millrace/{purpose}/{min(here, process)}-{max(here, process)}"
     try:
-        ring = Ring.reserve(LEAST_BYTES)
-    except (OSError, AttributeError):  # no memory, or a system without it
-        ring = None
-    try:
-        join = _invite if here < process else _accept
-        connected = join(key, ring is not None)
+        return (_invite if here < process else _accept)(key, is_able)
     except jax.errors.JaxRuntimeError as error:
         raise ProcessError(
-            f"Process {here} waited {_SECONDS} seconds for process {process}, which has a stage "
-            "next to one of its own and runs no pipeline. Run the same script in every process: "
-            "fit, evaluate and predict must be called by all of them."
+            f"Process {here} waited {_SECONDS} seconds for process {process} to connect. Run the "
+            "same script in every process: fit, evaluate and predict must be called by all of "
+            "them."
         ) from error
-    if connected is None or ring is None:
-        return None
-    return LocalChannel(connected, ring, process)
 
 
 def _invite(key: str, is_able: bool) -> socket.socket | None:

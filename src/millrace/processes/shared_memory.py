@@ -16,22 +16,21 @@ import contextlib
 import functools
 import mmap
 import os
-import secrets
 import socket
 import struct
-import sys
 import threading
 import time
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 
-from millrace._compat import jax_processes as compat
+from millrace._compat.jax_processes import key_value_store
 from millrace.errors import ProcessError
 from millrace.processes.agreement import Member
+from millrace.processes.local_connection import connect_locally
 
 _SLOT = 1 << 36  # bytes of a slot, of which only those that are written take memory
 _ALIGNED = 64  # bytes
@@ -40,7 +39,8 @@ _MESSAGE = struct.Struct("=QQ")  # number of the sum, its bytes
 # Seconds in which a process asks again and again: a sum of 100 KB took 109 us, and 132 with
 # a thread that has to wake up.
 _POLL_SECONDS = 1e-4
-_SECONDS = 60.0  # for the others to connect
+_SECONDS = 300  # for the others to connect
+_KEY = "millrace/memory/complete"
 _KEPT = 256  # updates whose times are kept
 
 # Of each slot: of each process: its values.
@@ -230,73 +230,57 @@ def share_memory(members: Sequence[Member], index: int) -> None:
     Args:
         members: the processes of the run.
         index: number of this one.
+
+    Raises:
+        ProcessError: if another process does not come in time.
     """
     global _shared
-    on_one_machine = len({member.host for member in members}) == 1
-    if not on_one_machine or sys.platform != "linux" or not hasattr(os, "memfd_create"):
+    if len({member.host for member in members}) > 1:
         return
-    store = compat.key_value_store()
-    connected, files = Sockets(), dict[int, int]()
-    with contextlib.suppress(OSError, ValueError):
-        connected, files = _connect_all(store, len(members), index)
-    is_complete = len(files) == len(members)
-    store.key_value_set(f"{_KEY}/complete/{index}", str(int(is_complete)))
-    milliseconds = int(1000 * _SECONDS)
-    complete = [
-        store.blocking_key_value_get(f"{_KEY}/complete/{other}", 2 * milliseconds)
-        for other in range(len(members))
-    ]
-    if all(each == "1" for each in complete):
-        in_order = [files[process] for process in range(len(members))]
-        _shared = SharedMemory(members, index, connected, in_order)
+    file = _memory()
+    connected = Sockets()
+    # In the order of all pairs, so that no process waits for one that waits for another.
+    for other in range(len(members)):
+        if other != index:
+            found = connect_locally(other, "memory", file is not None)
+            if found is not None:
+                connected[other] = found
+    is_complete = file is not None and len(connected) == len(members) - 1
+    is_complete = _all_say(is_complete, len(members), index)
+    if file is not None and is_complete:
+        files = {index: file, **_exchange(connected, file)}
+        ordered = [files[process] for process in range(len(members))]
+        _shared = SharedMemory(members, index, connected, ordered)
         return
     for each in connected.values():
         each.close()
-    for file in files.values():
+    if file is not None:
         os.close(file)
 
 
-def _connect_all(store: Any, count: int, index: int) -> tuple[Sockets, dict[int, int]]:
-    """Connects this process with each of the others, and exchanges memory with them."""
-    file = os.memfd_create("millrace")
-    os.ftruncate(file, 2 * _SLOT)
-    connected, files = Sockets(), {index: file}
-    with socket.socket(socket.AF_UNIX) as server:
-        # A name without a file, which nobody else knows.
-        name = f"millrace-{secrets.token_hex(16)}"
-        server.bind(f"\0{name}")
-        server.listen(count)
-        server.settimeout(_SECONDS)
-        store.key_value_set(f"{_KEY}/name/{index}", name)
-        for other in range(index):
-            theirs = store.blocking_key_value_get(f"{_KEY}/name/{other}", int(1000 * _SECONDS))
-            connection = socket.socket(socket.AF_UNIX)
-            connection.settimeout(_SECONDS)
-            connection.connect(f"\0{theirs}")
-            connected[other] = connection
-        accepted = [_accept(server) for _ in range(index + 1, count)]
-        for connection in (*connected.values(), *accepted):
-            connection.settimeout(_SECONDS)
-            socket.send_fds(connection, [struct.pack("=Q", index)], [file])
-        for connection in (*connected.values(), *accepted):
-            data, received, _, _ = socket.recv_fds(connection, 8, 1)
-            (other,) = struct.unpack("=Q", data)
-            (files[other],) = received
-            connected[other] = connection
-            connection.settimeout(None)
-    return connected, files
+def _all_say(is_complete: bool, count: int, index: int) -> bool:
+    """Returns whether all processes are connected with all others: two alone may not be."""
+    store = key_value_store()
+    store.key_value_set(f"{_KEY}/{index}", str(is_complete))
+    texts = [store.blocking_key_value_get(f"{_KEY}/{k}", 1000 * _SECONDS) for k in range(count)]
+    return "False" not in texts
 
 
-def _accept(server: socket.socket) -> socket.socket:
-    """Returns the next connection of a process of this user."""
-    while True:
-        connection = server.accept()[0]
-        credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
-        _, user, _ = struct.unpack("=iII", credentials)
-        if user == os.geteuid():
-            return connection
-        connection.close()
+def _exchange(connected: Sockets, file: int) -> dict[int, int]:
+    """Passes a descriptor to all others, and returns theirs."""
+    for each in connected.values():
+        each.settimeout(None)
+        socket.send_fds(each, [b"."], [file])
+    return {other: socket.recv_fds(each, 1, 1)[1][0] for other, each in connected.items()}
 
 
-_KEY = "millrace/memory"
+def _memory() -> int | None:
+    """Returns the descriptor of new memory; None on a system without it."""
+    with contextlib.suppress(OSError, AttributeError):
+        file = os.memfd_create("millrace")
+        os.ftruncate(file, 2 * _SLOT)
+        return file
+    return None
+
+
 _shared: SharedMemory | None = None

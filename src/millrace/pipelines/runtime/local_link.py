@@ -25,8 +25,13 @@ from jax.sharding import SingleDeviceSharding
 from millrace._compat.jax_arrays import DeviceCopies, are_ready
 from millrace.pipelines.programs.split import Arrays
 from millrace.pipelines.runtime.arriving import MaybeArriving, Specs, arriving
-from millrace.processes.local_channel import LocalChannel, MessageLayout, Outgoing, aligned
-from millrace.processes.local_connection import connect_locally
+from millrace.processes.local_channel import (
+    LocalChannel,
+    MessageLayout,
+    Outgoing,
+    aligned,
+    local_channel,
+)
 
 _LAYOUTS = 64  # that a link keeps
 
@@ -99,7 +104,7 @@ class Neighbors:
             ProcessError: if the other one does not come in time.
         """
         if process not in self._connections:
-            connection = self._connections[process] = connect_locally(process)
+            connection = self._connections[process] = local_channel(process)
             if connection is not None:
                 self._by_fd[connection.socket.fileno()] = connection
                 self._poll.register(connection.socket, select.POLLIN)
