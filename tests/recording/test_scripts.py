@@ -109,7 +109,7 @@ def test_a_trace_has_the_tasks_of_all_processes(tmp_path):
     (directory,) = (tmp_path / "runs").iterdir()
     traces = millrace.records.load(directory).traces
     assert traces, errors
-    rows = make_schedule("1f1b", 2, 4, (0, 1))
+    rows = make_schedule("1f1b_slack", 2, 4, (0, 1))  # the default between processes
     for trace in traces:
         for group, row in enumerate(rows):
             measured = [str(span) for span in trace.spans if span.group == group]
