@@ -326,6 +326,35 @@ def test_a_pipeline_says_what_its_time_went_to_and_keeps_its_bits(tmp_path):
     assert "  waiting for process 1" in result.stdout
 
 
+FAILING = """
+class Failing(keras.layers.Layer):
+    def look(self, x):
+        raise ValueError("not one of the rows that were asked for")
+
+    def call(self, x):
+        spec = jax.ShapeDtypeStruct(x.shape, x.dtype)
+        looked = jax.pure_callback(self.look, spec, jax.lax.stop_gradient(x))
+        return keras.layers.Identity()(x) + 0 * jax.lax.stop_gradient(looked)
+
+with millrace.Strategy().scope():
+    layers = [Failing(), keras.layers.Dense(4), keras.layers.Dense(1)]
+    model = keras.Sequential([keras.Input((4,)), *layers])
+model.compile("sgd", "mse", steps_per_execution=4)
+try:
+    model.fit(x, x[:, :1], batch_size=4, verbose=0)
+except Exception as error:
+    print("caught", "not one of the rows" in str(error), flush=True)
+"""
+
+
+@pytest.mark.slow
+def test_the_error_of_a_first_step_is_the_one_that_is_raised(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(BEGIN + FAILING)
+    result = launch(script, timeout=200)
+    assert "caught True" in result.stdout, result.stdout + result.stderr
+
+
 def test_only_the_first_process_shows_a_bar(tmp_path):
     script = tmp_path / "script.py"
     fit = "model.fit(x, x[:, :1], batch_size=4, epochs=2)"

@@ -81,7 +81,9 @@ def test_processes_of_a_run_share_a_directory(tmp_path):
     """
     fit = "model.fit(x, x[:, :1], batch_size=4, shuffle=False, verbose=0)"
     text = f"{initialize}{TRAIN.format(devices='')}    {fit}\n"
-    _, errors = begin(tmp_path, text, MILLRACE, "launch", "--processes", "2").communicate()
+    _, errors = begin(tmp_path, text, MILLRACE, "launch", "--processes", "2").communicate(
+        timeout=300
+    )
     (directory,) = (tmp_path / "runs").iterdir()
     run = millrace.records.load(directory)
     assert [(each.process, each.processes) for each in run.processes] == [(0, 2), (1, 2)], errors
@@ -105,7 +107,9 @@ def test_a_trace_has_the_tasks_of_all_processes(tmp_path):
     model.fit(x, x, batch_size=4, shuffle=False, verbose=0)
     """
     began = time.time()
-    _, errors = begin(tmp_path, text, MILLRACE, "launch", "--processes", "2").communicate()
+    _, errors = begin(tmp_path, text, MILLRACE, "launch", "--processes", "2").communicate(
+        timeout=300
+    )
     (directory,) = (tmp_path / "runs").iterdir()
     traces = millrace.records.load(directory).traces
     assert traces, errors

@@ -19,6 +19,7 @@ from typing import Any
 import keras
 import numpy as np
 
+from millrace._compat.keras_steps import stored_value
 from millrace.errors import ProcessError
 from millrace.fit.setup import Setup
 from millrace.options import Options
@@ -95,7 +96,10 @@ class Agreement:
 
     def has_left(self, model: keras.Model) -> None:
         """Remembers the values that a loop has left, after all processes have got them."""
-        self._left = [weakref.ref(value) for value in _values(model)]
+        values = [stored_value(variable) for variable in model.variables]
+        # A step that fails has taken them; they are restored later, and compared in full.
+        is_whole = all(value is not None for value in values)
+        self._left = [weakref.ref(value) for value in values] if is_whole else []
         self._loops += 1
 
     def _known(self, model: keras.Model) -> str | None:
