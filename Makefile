@@ -38,7 +38,7 @@ test: $(READY)  ## the tests, on the python3 at hand: minutes; COMPILER=shipped 
 test-slow: $(READY)  ## the tests that take longest; TESTS=... for some of them, COMPILER=shipped as above
 	@$(BIN)/python $(PYTEST) -m "slow and not gpu and not exhaustive" $(if $(COMPILER),--compiler=$(COMPILER)) $(TESTS)
 
-test-exhaustive: $(READY)  ## every combination of replicas; an hour
+test-exhaustive: $(READY)  ## every combination of replicas, and more cases of the slow tests; an hour
 	@$(BIN)/python $(PYTEST) -m "exhaustive and not gpu"
 
 test-oldest:  ## the tests on the oldest supported Keras and JAX

@@ -21,10 +21,10 @@ import pytest  # noqa: E402
 
 import millrace  # noqa: E402
 import own_threads  # noqa: E402
+from marked_tests import MarkedTests  # noqa: E402
 from millrace.explain.diagnose import history  # noqa: E402
 from quick_compiler import QuickCompiler  # noqa: E402
 from resources import give_back, resident_bytes  # noqa: E402
-from slow_names import SlowNames  # noqa: E402
 
 MOST_MEMORY = 11 << 27  # of a worker (1.4 GiB), so that two and their children fit into 4 GiB
 MORE_MEMORY = 1 << 28  # that is worth looking for what can be let go
@@ -48,7 +48,8 @@ def pytest_addoption(parser):
 
 
 def pytest_configure(config):
-    config.pluginmanager.register(SlowNames(config), "names of slow tests")
+    for mark in ("slow", "exhaustive"):
+        config.pluginmanager.register(MarkedTests(config, mark), f"names of {mark} tests")
     if config.getoption("compiler") == "quick":
         compiler.install()
 

@@ -328,8 +328,12 @@ def test_a_pipeline_says_what_its_time_went_to_and_keeps_its_bits(tmp_path):
 
 FAILING = """
 class Failing(keras.layers.Layer):
+    is_failing = True
+
     def look(self, x):
-        raise ValueError("not one of the rows that were asked for")
+        if self.is_failing:
+            raise ValueError("not one of the rows that were asked for")
+        return x
 
     def call(self, x):
         spec = jax.ShapeDtypeStruct(x.shape, x.dtype)
@@ -340,19 +344,42 @@ with millrace.Strategy().scope():
     layers = [Failing(), keras.layers.Dense(4), keras.layers.Dense(1)]
     model = keras.Sequential([keras.Input((4,)), *layers])
 model.compile("sgd", "mse", steps_per_execution=4)
+stages = [0, 0, 1]
+"""
+CAUGHT = """
+out = open(f"process-{process}", "w") if process else None
 try:
     model.fit(x, x[:, :1], batch_size=4, verbose=0)
 except Exception as error:
-    print("caught", "not one of the rows" in str(error), flush=True)
+    print("caught", type(error).__name__, error, file=out, flush=True)
+"""
+AGAIN = """
+Failing.is_failing = False
+history = model.fit(x, x[:, :1], batch_size=4, epochs=2, verbose=0).history
+print("again", process, history["loss"][1] < history["loss"][0], file=out, flush=True)
 """
 
 
 @pytest.mark.slow
 def test_the_error_of_a_first_step_is_the_one_that_is_raised(tmp_path):
     script = tmp_path / "script.py"
-    script.write_text(BEGIN + FAILING)
+    script.write_text("import os\nos.chdir(os.path.dirname(__file__))\n" + BEGIN + FAILING + CAUGHT)
     result = launch(script, timeout=200)
-    assert "caught True" in result.stdout, result.stdout + result.stderr
+    assert "not one of the rows" in result.stdout, result.stdout + result.stderr
+
+
+@pytest.mark.slow
+def test_nobody_waits_for_a_process_that_has_caught_the_error_of_its_stage(tmp_path):
+    script = tmp_path / "script.py"
+    parts = [BEGIN, FAILING, PIPELINE, CAUGHT, AGAIN]
+    script.write_text("import os\nos.chdir(os.path.dirname(__file__))\n" + "".join(parts))
+    result = launch(script, timeout=200)
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert "caught TaskError Task 0F0 failed" in result.stdout
+    assert "again 0 True" in result.stdout
+    second = (tmp_path / "process-1").read_text()
+    assert "ProcessError The connection to process 0" in second
+    assert "again 1 True" in second
 
 
 def test_only_the_first_process_shows_a_bar(tmp_path):

@@ -11,10 +11,13 @@ containers on one machine do not see each other's, and so count as two machines.
 machine may connect, so the token, which only processes of the run can read, comes first.
 """
 
+import collections
 import contextlib
+import itertools
 import json
 import secrets
 import socket
+from collections.abc import Iterator
 
 import jax
 
@@ -24,6 +27,8 @@ from millrace.errors import ProcessError
 _SECONDS = 300  # for the other process to come
 _TOKEN_SECONDS = 5.0
 _WAITING = 16  # connections that have not been accepted
+# Connections so far, by process, purpose and pair: the two may connect again after an error.
+_numbers: dict[tuple[int, str], Iterator[int]] = collections.defaultdict(itertools.count)
 
 
 def connect_locally(process: int, purpose: str, is_able: bool = True) -> socket.socket | None:
@@ -40,7 +45,8 @@ def connect_locally(process: int, purpose: str, is_able: bool = True) -> socket.
         ProcessError: if the other process does not come in time.
     """
     here = process_index()
-    key = f"millrace/{purpose}/{min(here, process)}-{max(here, process)}"
+    pair = f"millrace/{purpose}/{min(here, process)}-{max(here, process)}"
+    key = f"{pair}/{next(_numbers[here, pair])}"
     try:
         return (_invite if here < process else _accept)(key, is_able)
     except jax.errors.JaxRuntimeError as error:

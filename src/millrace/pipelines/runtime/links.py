@@ -171,9 +171,9 @@ def link(source: jax.Device, target: jax.Device, transport: str | None = None) -
         return Here(source, target)
     if source.platform == "cpu" and transport in (None, "local"):
         other = {source.process_index, target.process_index} - {here}
-        connection = neighbors().connect(other.pop())
-        if connection is not None:
-            return Local(source, target, connection)
+        process = other.pop()
+        if neighbors().connect(process) is not None:
+            return Local(source, target, process)
     if source.platform == "cpu" and has_transfer_server() and transport in (None, "pull"):
         return Pull(source, target)
     return Permute(source, target)

@@ -23,6 +23,7 @@ import numpy as np
 from jax.sharding import SingleDeviceSharding
 
 from millrace._compat.jax_arrays import DeviceCopies, are_ready
+from millrace.errors import ProcessError
 from millrace.pipelines.programs.split import Arrays
 from millrace.pipelines.runtime.arriving import MaybeArriving, Specs, arriving
 from millrace.processes.local_channel import (
@@ -114,9 +115,9 @@ class Neighbors:
         """Whether all processes that this one has connected to are on its machine."""
         return bool(self._connections) and None not in self._connections.values()
 
-    def send(self, connection: LocalChannel, layout: MessageLayout, arrays: Arrays) -> None:
+    def send(self, process: int, layout: MessageLayout, arrays: Arrays) -> None:
         """Puts arrays into the outbox, also while they are being computed."""
-        self._outbox.append(_PendingMessage(connection, layout, arrays))
+        self._outbox.append(_PendingMessage(self._near(process), layout, arrays))
 
     def expect(self, process: int, channel: int, expected: _ExpectedMessage) -> list[MaybeArriving]:
         """Returns the arrays of the next message of a channel, and does not wait for them."""
@@ -144,8 +145,21 @@ class Neighbors:
                 self._wait(self._outbox[0].connection.process)
 
     def forget(self) -> None:
-        """Empties the outbox, after an update has failed."""
+        """Empties the outbox, where a training has been interrupted."""
         self._outbox.clear()
+
+    def leave(self) -> None:
+        """Closes the connections after an update has failed: others would wait for its results.
+
+        Their waits end with an error. Processes that go on connect again.
+        """
+        self._outbox.clear()
+        self._expected.clear()
+        for connection in self._by_fd.values():
+            self._poll.unregister(connection.socket)
+            connection.close()
+            del self._connections[connection.process]
+        self._by_fd.clear()
 
     def _receive(self, process: int, channel: int, expected: _ExpectedMessage) -> Arrays:
         while expected.arrays is None:
@@ -155,8 +169,7 @@ class Neighbors:
 
     def _next(self, process: int, channel: int) -> np.ndarray:
         """Returns the next message of a channel, after waiting for it."""
-        connection = self._connections[process]
-        assert connection is not None  # noqa: S101 - a link has connected it
+        connection = self._near(process)
         if (message := connection.take(channel)) is None:
             self._read(connection, channel)
             while (message := connection.take(channel)) is None:
@@ -166,6 +179,16 @@ class Neighbors:
                 else:
                     self._read(connection, channel)
         return message
+
+    def _near(self, process: int) -> LocalChannel:
+        """Returns the connection to a process of this machine, anew if one has left it."""
+        connection = self._connections.get(process) or self.connect(process)
+        if connection is None:
+            raise ProcessError(
+                f"Process {process}, on this machine, could not be connected again after an "
+                "error. Start the script again."
+            )
+        return connection
 
     def _send_computed_first(self) -> bool:
         """Waits for the first message to be computed, and returns whether it is sent."""
@@ -218,15 +241,15 @@ def neighbors() -> Neighbors:
 class Local:
     """Sends through memory. Neither the sender nor the receiver waits before it has to."""
 
-    def __init__(self, source: jax.Device, target: jax.Device, connection: LocalChannel):
+    def __init__(self, source: jax.Device, target: jax.Device, process: int):
         """Prepares the moves.
 
         Args:
             source: where arrays come from.
             target: where they go; one of the two belongs to this process.
-            connection: to the process of the other.
+            process: the other one, to which this one has connected.
         """
-        self._neighbors, self._connection = neighbors(), connection
+        self._neighbors, self._process = neighbors(), process
         self._channel = self._neighbors.channel(source, target)
         self._copies = None
         if target.process_index == jax.process_index():
@@ -241,7 +264,7 @@ class Local:
             self._send(arrays or [], specs)
             return None
         expected = _ExpectedMessage(specs, self._copies)
-        return self._neighbors.expect(self._connection.process, self._channel, expected)
+        return self._neighbors.expect(self._process, self._channel, expected)
 
     def _send(self, arrays: Arrays, specs: Specs) -> None:
         kept = self._layouts.get(id(specs))
@@ -254,4 +277,4 @@ class Local:
         _, indices, layout = kept
         if indices:
             full = arrays if len(indices) == len(arrays) else [arrays[k] for k in indices]
-            self._neighbors.send(self._connection, layout, full)
+            self._neighbors.send(self._process, layout, full)

@@ -98,13 +98,14 @@ class PipelineRunner:
         self._in_flight = (0,) * len(self._groups)
         try:
             results, steps = self._run(state, execution.slices)
-        except BaseException:
+        except BaseException as error:
             # Micro-batches of the failed update have already changed some of the state.
             self.state = self._values.state() if self._values is not None else state
             self._kept.release()
             self._measured.fail()
             if self._neighbors is not None:
-                self._neighbors.forget()
+                is_within_update = self.steps_done is None and isinstance(error, Exception)
+                (self._neighbors.leave if is_within_update else self._neighbors.forget)()
             raise
         if self._values is not None:
             if self._plan.mode is not Mode.TRAIN:

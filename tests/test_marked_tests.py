@@ -1,11 +1,11 @@
-"""A name in slow_tests.txt that no test has is an error, where all of its file was collected."""
+"""A name in a list that no test has is an error, where all of its file was collected."""
 
 import pathlib
 import types
 
 import pytest
 
-from slow_names import SlowNames
+from marked_tests import MarkedTests
 
 
 def item(nodeid):
@@ -18,13 +18,14 @@ def plugin(root, args, ignore=None):
     (root / "tests" / "slow_tests.txt").write_text(
         "# Why\ntests/a.py::test_gone\ntests/a.py::test_x\n"
     )
-    return SlowNames(
+    return MarkedTests(
         types.SimpleNamespace(
             rootpath=root,
             args=args,
             invocation_params=types.SimpleNamespace(dir=pathlib.Path(root)),
             getoption=lambda name: ignore,
-        )
+        ),
+        "slow",
     )
 
 

@@ -1,4 +1,8 @@
-"""slow_tests.txt: marks the tests that it names, and is wrong if it names one that is gone."""
+"""Marks the tests that a list names; it is wrong if it names one that is gone.
+
+slow_tests.txt         what takes longest in `make test`
+exhaustive_tests.txt   more cases of what `make test-slow` has some of
+"""
 
 import pathlib
 from collections.abc import Iterable
@@ -6,40 +10,39 @@ from typing import Any
 
 import pytest
 
-_ERROR = "tests/slow_tests.txt names tests that are not there:"
 
-
-class SlowNames:
+class MarkedTests:
     """A plugin of pytest. With -n, the workers collect, and tell their controller what is wrong."""
 
-    def __init__(self, config: pytest.Config):
-        self._config = config
-        self._names = _read(config.rootpath / "tests" / "slow_tests.txt")
+    def __init__(self, config: pytest.Config, mark: str):
+        self._config, self._mark = config, mark
+        self._names = _read(config.rootpath / "tests" / f"{mark}_tests.txt")
+        self._error = f"tests/{mark}_tests.txt names tests that are not there:"
         self._told: set[str] = set()
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_collection_modifyitems(self, items: list[pytest.Item]):
         for item in items:
             if item.nodeid in self._names:
-                item.add_marker(pytest.mark.slow)
+                item.add_marker(getattr(pytest.mark, self._mark))
         gone = self._gone({item.nodeid for item in items})
         if not gone:
             return
         output: Any = getattr(self._config, "workeroutput", None)
         if output is None:
-            raise pytest.UsageError("\n".join([_ERROR, *gone]))
-        output["gone"] = gone
+            raise pytest.UsageError("\n".join([self._error, *gone]))
+        output[f"gone {self._mark}"] = gone
         items.clear()
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_testnodedown(self, node: Any):
         """Hears from a worker that has ended."""
-        self._told.update(getattr(node, "workeroutput", {}).get("gone", ()))
+        self._told.update(getattr(node, "workeroutput", {}).get(f"gone {self._mark}", ()))
 
     @pytest.hookimpl(trylast=True)
     def pytest_sessionfinish(self):
         if self._told:
-            pytest.exit("\n".join([_ERROR, *sorted(self._told)]), pytest.ExitCode.USAGE_ERROR)
+            pytest.exit("\n".join([self._error, *sorted(self._told)]), pytest.ExitCode.USAGE_ERROR)
 
     def _gone(self, collected: set[str]) -> list[str]:
         """Returns the names that no test has, of files that were collected as a whole."""
