@@ -37,6 +37,9 @@ def arguments(description: str, rounds: int = 7, **more: str) -> argparse.Namesp
     options = parser.parse_args()
     if options.small:
         options.rounds = 2
+        # Seconds of machine code that a few steps do not repay; for child processes, too.
+        flags = [os.environ.get("XLA_FLAGS", ""), "--xla_backend_optimization_level=0"]
+        os.environ["XLA_FLAGS"] = " ".join(flags).strip()
     return options
 
 

@@ -76,6 +76,12 @@ def pytest_runtest_teardown(item, nextitem):
         held = resident_bytes()
 
 
+@pytest.fixture
+def quick_environment():
+    """Of programs that a test starts, whose bits, memory and speed do not matter."""
+    return {**os.environ, **compiler.environment()}
+
+
 @pytest.fixture(autouse=True)
 def heard_logger():
     """Lets tests hear the log, whatever an earlier test, or a library that it imported, has set."""

@@ -6,6 +6,7 @@ plainer. `pytest --compiler=shipped` runs every test with the compiler that user
 that are marked `shipped_compiler` or `exhaustive` always have it.
 """
 
+import os
 import sys
 from typing import Any
 
@@ -34,6 +35,13 @@ class QuickCompiler:
         """Stands between JAX and its options. Leaves out those that this XLA does not know."""
         self._options = tuple((name, value) for name, value in OPTIONS.items() if _is_known(name))
         self._module.get_compile_options = self._get_compile_options
+
+    def environment(self) -> dict[str, str]:
+        """Returns what makes a program that a test starts compile in the same way."""
+        if not self.is_on:
+            return {}
+        options = (f"--{name}={str(value).lower()}" for name, value in self._options)
+        return {"XLA_FLAGS": " ".join([os.environ.get("XLA_FLAGS", ""), *options])}
 
     def _get_compile_options(self, *args: Any, **kwargs: Any) -> Any:
         options = self._original(*args, **kwargs)

@@ -19,12 +19,13 @@ QUICK = [
 ]
 
 
-def launch(script, *arguments, devices=1, timeout=500):
+def launch(script, *arguments, devices=1, timeout=500, environment=None):
     return subprocess.run(
         [*LAUNCH, "--devices-per-process", str(devices), str(script), *arguments],
         capture_output=True,
         text=True,
         timeout=timeout,
+        env=environment,
     )
 
 
@@ -33,8 +34,8 @@ def same(result):
     return re.findall(r"^same: (.*) \(", result.stdout, re.MULTILINE)
 
 
-def test_numbers_over_processes_are_those_of_one_device():
-    assert same(launch(SCRIPT, *QUICK, devices=2)) == QUICK
+def test_numbers_over_processes_are_those_of_one_device(quick_environment):
+    assert same(launch(SCRIPT, *QUICK, devices=2, environment=quick_environment)) == QUICK
 
 
 @pytest.mark.exhaustive
@@ -378,7 +379,7 @@ def test_nobody_waits_for_a_process_that_has_caught_the_error_of_its_stage(tmp_p
     assert "caught TaskError Task 0F0 failed" in result.stdout
     assert "again 0 True" in result.stdout
     second = (tmp_path / "process-1").read_text()
-    assert "ProcessError The connection to process 0" in second
+    assert "ProcessError: The connection to process 0" in second
     assert "again 1 True" in second
 
 
