@@ -75,11 +75,11 @@ SECTIONS = {
         "stages.",
         "processes.md",
         {
-            r".*: (share of ideal|millrace / torch)": "Of the time of an update of tanh stages, "
-            "8 % are Python and JAX's calls and 3 % copies, in the process of the longer stage: a "
+            r".*: share of ideal": "Of the time of an update of tanh stages with 16 micro-batches, "
+            "11 % are Python and JAX's calls and 4 % copies, in the process of the longer stage: a "
             "task has trashed the caches of its core, so that each line of Python after it takes "
-            "about a microsecond. The transformer's rounds differ by more than what is missing "
-            "(stage alone: 0.71 to 1.71 s). Forward and backward as one program gained nothing.",
+            "about a microsecond, and JAX's call of a program 60 to 90, where a loop of such calls "
+            "takes 20 each. Forward and backward as one program gained nothing.",
             r".*: cost of a fit, pipeline": "One exchange between the processes, the gathering of "
             "the weights, and Keras; the spread of rounds is larger than the value.",
         },
