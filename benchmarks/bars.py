@@ -79,7 +79,8 @@ SECTIONS = {
             "11 % are Python and JAX's calls and 4 % copies, in the process of the longer stage: a "
             "task has trashed the caches of its core, so that each line of Python after it takes "
             "about a microsecond, and JAX's call of a program 60 to 90, where a loop of such calls "
-            "takes 20 each. Forward and backward as one program gained nothing.",
+            "takes 20 each. Forward and backward as one program gained nothing. Those of the "
+            "transformer with 32 differ by more than what is missing.",
             r".*: cost of a fit, pipeline": "One exchange between the processes, the gathering of "
             "the weights, and Keras; the spread of rounds is larger than the value.",
         },

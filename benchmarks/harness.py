@@ -37,7 +37,7 @@ def arguments(description: str, rounds: int = 7, **more: str) -> argparse.Namesp
     options = parser.parse_args()
     if options.small:
         options.rounds = 2
-        # Seconds of machine code that a few steps do not repay; for child processes, too.
+        # A few steps do not repay the seconds that optimizing takes. Child processes inherit it.
         flags = [os.environ.get("XLA_FLAGS", ""), "--xla_backend_optimization_level=0"]
         os.environ["XLA_FLAGS"] = " ".join(flags).strip()
     return options
