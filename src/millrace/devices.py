@@ -21,6 +21,7 @@ from millrace._compat.jax_processes import backends_are_initialized
 from millrace.errors import DeviceError, OptionError, PlanError
 from millrace.pytrees import Array
 
+_THREADS_PER_DEVICE = 4
 DEVICES_FLAG = "--xla_force_host_platform_device_count"
 REPLICA = "replica"  # the axis of every mesh
 # Specs of a value on a mesh: the same on all replicas, or split over them along its first axis.
@@ -146,6 +147,7 @@ def find_devices(devices: object) -> tuple[jax.Device, ...]:
         OptionError: if `devices` is anything else.
         DeviceError: if there are fewer devices, or JAX started before they could be created.
     """
+    spare_threads()
     if devices is None:
         return tuple(jax.devices())
     if isinstance(devices, int) and not isinstance(devices, bool):
@@ -231,6 +233,23 @@ def _ask_for(number: int) -> None:
             # Another strategy may have asked for more devices before.
             asked = getattr(jax.config, "jax_num_cpu_devices", 0)
             jax.config.update("jax_num_cpu_devices", max(number, asked, 1))
+        spare_threads()
+
+
+def spare_threads() -> None:
+    """Gives XLA's CPU client more threads than this process has virtual devices.
+
+    A device that waits in a collective operation holds a thread of the pool, and so does one that
+    calls a Python function of the user. With only as many threads as devices, all of them waited
+    and none was left for the copy or the program that they waited for. Without effect once JAX
+    has started, and where the environment sets a number of threads.
+    """
+    asked = getattr(jax.config, "jax_num_cpu_devices", 1)
+    devices = max(asked, devices_of_environment() or 1)
+    if devices > 1:
+        threads = str(max(os.cpu_count() or 1, _THREADS_PER_DEVICE * devices))
+        for name in ("NPROC", "PJRT_NPROC"):
+            os.environ.setdefault(name, threads)
 
 
 def _make_virtual(number: int) -> None:
@@ -244,3 +263,6 @@ def _make_virtual(number: int) -> None:
             f"    strategy = millrace.Strategy(devices='cpu:{number}')\n"
             "above everything that builds a model or an array."
         )
+
+
+spare_threads()  # where the environment asks for devices, before the user's program starts JAX

@@ -16,6 +16,7 @@ import keras
 
 from millrace._compat.jax_processes import backends_are_initialized, recognise_cluster
 from millrace.arguments import checked
+from millrace.devices import spare_threads
 from millrace.errors import DeviceError, OptionError, ProcessError
 from millrace.options import whole_number
 from millrace.processes.agreement import Launched, process_count, process_index
@@ -26,7 +27,6 @@ from millrace.processes.ray_workers import RayWorker, when_this_thread_ends
 from millrace.processes.shared_memory import share_memory
 
 _LOGGER = logging.getLogger("millrace")
-_THREADS_PER_DEVICE = 4
 # A process that is done waits for the others, which may save or evaluate for long. If one of them
 # dies meanwhile, the control channel reports it.
 _SHUTDOWN_SECONDS = 24 * 3600
@@ -190,20 +190,6 @@ def _check_address(name: str, address: object) -> None:
         )
 
 
-def _enough_threads() -> None:
-    """Gives XLA's CPU client more threads than this process has virtual devices.
-
-    A device that waits in a collective operation holds a thread of the pool. With only as many
-    threads as devices, and stages in other processes, all threads waited and none was left for
-    the program that they waited for.
-    """
-    devices = getattr(jax.config, "jax_num_cpu_devices", 1)
-    if devices > 1:
-        threads = str(max(os.cpu_count() or 1, _THREADS_PER_DEVICE * devices))
-        for name in ("NPROC", "PJRT_NPROC"):
-            os.environ.setdefault(name, threads)
-
-
 def _connect(
     rendezvous: Rendezvous,
     bind_address: str | None,
@@ -211,7 +197,7 @@ def _connect(
     timeout: int,
     heartbeat_timeout: int,
 ) -> None:
-    _enough_threads()
+    spare_threads()
     _set("jax_cpu_collectives_implementation", "gloo")  # the default of newer versions only
     # The service handles SIGTERM, which could no longer end a process.
     _set("jax_enable_preemption_service", False)

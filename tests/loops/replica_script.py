@@ -106,10 +106,7 @@ def end_of_data():
             f()
         except DataError as error:
             text = str(error).partition(", and")[0]
-    try:
-        queue.dequeue()
-    except DataError:
-        return np.frombuffer(text.encode(), np.uint8), queue.dequeue()
+    return np.frombuffer(text.encode(), np.uint8), queue.dequeue()
 
 
 def strategy_run():

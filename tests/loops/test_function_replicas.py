@@ -63,8 +63,6 @@ def test_data_that_end_within_a_turn_end_the_loop_before_it():
     train = compile_function(lambda: repeat(9, queue.enqueue, infeed=infeed), replicas=2)
     with InfeedQueue(numbers(7)) as infeed, pytest.raises(DataError, match="after 7 elements"):
         train()
-    with pytest.raises(DataError):
-        queue.dequeue()
     np.testing.assert_array_equal(queue.dequeue(), [[0, 1], [2, 3], [4, 5]])
 
 

@@ -351,20 +351,28 @@ def test_an_exception_in_the_body_comes_out_as_it_is():
     assert repeat(3, add_one, inputs=0) == 3
 
 
-def test_who_reads_a_queue_is_told_of_a_failure():
-    queue = OutfeedQueue()
+def test_an_error_is_raised_once_in_the_thread_of_the_loop_and_once_elsewhere():
+    queue, told = OutfeedQueue(), []
 
     def body(x):
         queue.enqueue(x)
+
+    def read():
+        with pytest.raises(ValueError, match="has ended after 2") as error:
+            queue.dequeue()
+        told.append(error)
 
     with (
         InfeedQueue([np.float32(1), np.float32(2)]) as infeed,
         pytest.raises(ValueError, match="has ended after 2"),
     ):
         repeat(3, body, infeed=infeed)
-    with pytest.raises(ValueError, match="has ended after 2"):
-        list(queue)
-    np.testing.assert_array_equal(queue.dequeue(), [1, 2])
+    np.testing.assert_array_equal(list(queue), [1, 2])
+    reader = threading.Thread(target=read)
+    reader.start()
+    reader.join(10)
+    assert len(told) == 1
+    assert queue.dequeue().shape == (0,)
 
 
 def test_a_loop_of_a_fixed_length_is_differentiated():

@@ -8,12 +8,12 @@ equations from conditionals and loops.
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol, TypeAlias
 
 import jax
 from jax import api_util
 from jax.extend import core as extend_core
-from jax.interpreters import partial_eval
+from jax.interpreters import ad, batching, partial_eval
 
 if TYPE_CHECKING:
     from typing_extensions import TypeIs
@@ -55,6 +55,14 @@ class Equation(Protocol):
 
 
 Atom: TypeAlias = Var | extend_core.Literal
+
+
+class HostWork(Protocol):
+    """Work of the host for which an equation stands."""
+
+    def refuse(self, place: str) -> NoReturn:
+        """Raises the error for an equation that the host cannot reach, as it is in `place`."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +127,41 @@ def trace(
     jaxpr: Any = closed.jaxpr
     constants = dict(zip(jaxpr.constvars, closed.consts, strict=True))
     return Graph(tuple(jaxpr.invars), tuple(jaxpr.outvars), tuple(jaxpr.eqns), constants), result
+
+
+_HOST_WORK = extend_core.Primitive("host_work")
+_HOST_WORK.multiple_results = True
+_HOST_WORK.def_abstract_eval(lambda *_, work, avals: list(avals))
+ad.primitive_jvps[_HOST_WORK] = lambda *_, work, avals: work.refuse("a gradient")
+batching.primitive_batchers[_HOST_WORK] = lambda *_, work, avals: work.refuse("jax.vmap")
+
+
+def add_host_work(work: HostWork, inputs: Sequence[Any], results: Sequence[Atom]) -> list[Any]:
+    """Adds an equation to the current trace that stands for work of the host.
+
+    Args:
+        work: that the host will do.
+        inputs: of the equation.
+        results: variables or literals of another graph, of the types of the results.
+    """
+    return _HOST_WORK.bind(*inputs, work=work, avals=tuple(atom.aval for atom in results))
+
+
+def host_work(equation: Equation) -> Any:
+    """Returns the work of the host for which an equation stands; None for any other equation."""
+    return equation.params["work"] if equation.primitive is _HOST_WORK else None
+
+
+def inner_host_work(equations: Iterable[Equation]) -> tuple[str, Any] | None:
+    """Returns work of the host within a loop, a conditional or a call, and the name of that one."""
+    for equation in equations:
+        for body in inner_equations(equation):
+            for inner in body:
+                if (work := host_work(inner)) is not None:
+                    return equation.primitive.name, work
+            if (found := inner_host_work(body)) is not None:
+                return found
+    return None
 
 
 def is_literal(atom: Atom) -> "TypeIs[extend_core.Literal]":

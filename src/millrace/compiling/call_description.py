@@ -73,7 +73,7 @@ class Reason:
     """
 
     def __init__(
-        self, key: ProgramKey, log: CompileLog, number: int, objects: tuple[Hashable, ...] = ()
+        self, key: ProgramKey, log: CompileLog, number: Hashable, objects: tuple[Hashable, ...] = ()
     ):
         """Finds the cause.
 

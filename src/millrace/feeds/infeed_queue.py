@@ -12,7 +12,7 @@ import logging
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -69,6 +69,7 @@ class InfeedQueue:
         self._feed: Infeed | None = None
         self._block: Block | None = None  # contains the next element
         self._next = 0  # index of the next element in it
+        self._later: list[tuple[Block, int]] = []  # blocks after it, with such an index
         self._delivered = 0
         self._error: BaseException | None = None
         self._finalizer: Any = None
@@ -102,6 +103,9 @@ class InfeedQueue:
         with self._lock:
             self._is_read = True
             if self._block is not None and self._next < self._block.steps:
+                return self._block
+            if self._later:
+                self._block, self._next = self._later.pop()
                 return self._block
             if self._error is not None:
                 raise self._error
@@ -141,11 +145,22 @@ class InfeedQueue:
             self._delivered += count
             return BlockSlice(block, start, count)
 
-    def give_back(self, count: int) -> None:
-        """Puts back the `count` elements that were taken last."""
+    def give_back(self, count: int, slices: Sequence[BlockSlice] = ()) -> None:
+        """Puts back the `count` elements that were taken last.
+
+        Args:
+            count: number of elements.
+            slices: in which they were taken, if in several; the last one is of the current block.
+        """
         with self._lock:
-            self._next -= count
             self._delivered -= count
+            self._next -= count
+            for earlier in reversed(slices[:-1]):
+                if self._next >= 0:
+                    break
+                self._later.append((self._block, 0))  # type: ignore[arg-type]
+                self._block = earlier.block
+                self._next += earlier.start + earlier.count
 
     @property
     def delivered(self) -> int:
@@ -163,6 +178,7 @@ class InfeedQueue:
                 self._finalizer()
             self._feed = self._block = self._error = self._finalizer = self._source = None
             self._next = self._delivered = 0
+            self._later = []
 
     # Checkpoints of loops.
 

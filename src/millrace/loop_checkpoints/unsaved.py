@@ -6,7 +6,6 @@ from collections.abc import Iterable
 from millrace.checkpoints.random_state import shared_seeds
 from millrace.feeds.infeed_queue import queues_in_use
 from millrace.loop_checkpoints.parts import NamedParts
-from millrace.loops.replica_exchange import host_order
 from millrace.loops.scope import assigned_by_loops, forget_assigned
 from millrace.taps.outfeed import queues_with_elements
 
@@ -20,7 +19,7 @@ def warn_of_unsaved(parts: NamedParts) -> None:
     """Warns once of each variable that loops assign, and of each queue, that is not saved."""
     saved = {id(variable) for own in parts.variables.values() for variable in own}
     saved |= {id(queue) for queue in (*parts.infeeds.values(), *parts.outfeeds.values())}
-    saved |= {id(variable) for variable in (host_order(), *shared_seeds().values())}
+    saved |= {id(variable) for variable in shared_seeds().values()}
     new = [each for each in assigned_by_loops() if id(each) not in saved]
     if names := [each.path for each in _not_warned(new)]:
         more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""

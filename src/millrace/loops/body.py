@@ -15,6 +15,7 @@ import keras
 import numpy as np
 from jax.typing import ArrayLike
 
+from millrace.compiling.call_description import name_of
 from millrace.errors import DTypeError, LoopError, OptionError
 from millrace.pytrees import Array, ArrayTree, Spec, SpecTree
 
@@ -60,6 +61,11 @@ def as_array(value: ArrayLike | keras.Variable) -> jax.Array:
         ) from error
     # Not of weak type: a carried value must have one type.
     return jax.lax.convert_element_type(array, array.dtype)
+
+
+def loop_name(body: Callable[..., object], condition: Callable[..., object] | None) -> str:
+    """Returns the name of a loop in records, such as "repeat of step"."""
+    return f"{'repeat' if condition is None else 'while_loop'} of {name_of(body)}"
 
 
 class Body:

@@ -12,20 +12,19 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, TypeAlias
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from millrace._compat.jax_tracing import is_tracing, trace_options
 from millrace.compiling.call_description import Reason, shapes_of
 from millrace.compiling.executable import Executable, finish
-from millrace.compiling.log import current_log
+from millrace.compiling.log import CompileLog, current_log
 from millrace.compiling.lowering import Lowering, progress
 from millrace.compiling.watch import call_watched, unwatched
-from millrace.pytrees import Array, ArrayTree
+from millrace.pytrees import Array, ArrayTree, SpecTree
 from millrace.records.compilation import ProgramKey
 from millrace.threads.made_once import MadeOnce
 
-ProgramArgument: TypeAlias = "ArrayTree | np.generic"  # a NumPy scalar counts as an array
+ProgramArgument: TypeAlias = "ArrayTree | SpecTree | np.generic"  # a NumPy scalar is an array
 ProgramArguments = tuple[ProgramArgument, ...]  # of a program, by position
 
 
@@ -34,11 +33,12 @@ class Subject:
     """The user's function or loop behind a program, for the compile log."""
 
     name: str  # "train", "repeat of step"
-    number: int  # of the function or the loop
+    number: Hashable  # of the function or the loop
     objects: tuple[Hashable, ...]  # numbers of the models that it uses
     key: Callable[[ProgramArguments], ProgramKey]
     user_arguments: Callable[[ProgramArguments], object]  # those that the user has passed
     seconds: float = 0.0  # spent on finding the variables that it touches
+    runs_as: str | None = None  # name of the function that it is a piece of
 
     def after(self, seconds: float) -> "Subject":
         """Returns this subject with more seconds spent."""
@@ -89,17 +89,15 @@ class Compiled:
         return self._jitted.lower(*arguments)
 
     def prepare(self, *arguments: ProgramArgument) -> None:
-        """Traces and compiles the function, unless there is an executable for these arguments."""
+        """Traces and compiles the function, unless there is an executable for these arguments.
+
+        Args:
+            *arguments: arrays or their specs.
+        """
         if _is_left_to_jax():
             self._jitted.lower(*arguments)
         else:
-            self._executable(arguments)
-
-    def zeros(self, *arguments: ProgramArgument) -> Any:
-        """Prepares the function, and returns zeros in the shapes of its results."""
-        self.prepare(*arguments)
-        specs = self._jitted.eval_shape(*arguments)
-        return jax.tree.map(lambda spec: jnp.zeros(spec.shape, spec.dtype), specs)
+            self._last = _LastCall(trace_options(), self._executable(arguments))
 
     def __call__(self, *arguments: ProgramArgument) -> Any:
         last = self._last
@@ -109,19 +107,22 @@ class Compiled:
             except (TypeError, ValueError):  # for another device, say; nothing has run
                 pass
             else:
-                current_log().runs(self._subject.name)
+                self._runs(current_log())
                 return results
         if _is_left_to_jax():
             return self._jitted(*arguments)
         log = current_log()
         executable = self._executable(arguments)
-        log.runs(self._subject.name)
+        self._runs(log)
         try:
             results = executable(*arguments)
         except (TypeError, ValueError):  # JAX moves the arguments there, or names the error
             return call_watched(self._jitted, arguments, {}, log)
         self._last = _LastCall(trace_options(), executable)
         return results
+
+    def _runs(self, log: CompileLog) -> None:
+        log.runs(self._subject.runs_as or self._subject.name)
 
     def _executable(self, arguments: ProgramArguments) -> Executable:
         leaves, tree = jax.tree.flatten(arguments)

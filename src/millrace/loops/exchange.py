@@ -4,15 +4,16 @@
     loop                                           iterations
     host                                                       -> outs, used -> queue.receive
 
-Replicas run their iterations together: a block has an element for each of them,
-`[iterations, R, ...]` in the order of the data set, and so have their taps.
+Replicas run their iterations together. Element j of the data set belongs to replica `j % R`: a
+block is `[replicas of this process, iterations, ...]`, and taps are `[R, iterations, ...]`.
 
 An exception on the host is kept and ends the loop early: the iterations before it count, and the
-caller gets the exception itself, not JAX's error about it.
+caller gets the exception itself. Ctrl-C is such an exception.
 """
 
 import time
 from collections import deque
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -21,11 +22,13 @@ import numpy as np
 from millrace.errors import DataError
 from millrace.feeds.block import BlockSlice
 from millrace.feeds.infeed_queue import InfeedQueue
+from millrace.interrupts import raise_if_interrupted
 from millrace.loops.chunk import chunk_capacity
 from millrace.pytrees import Array, ArrayTree
 from millrace.taps.outfeed import OutfeedQueue
 from millrace.taps.taps import Tapped
 
+MANY = np.iinfo(np.int32).max  # iterations of a loop that only its condition ends
 GROWTH = 4  # largest factor from one chunk to the next
 
 
@@ -41,11 +44,12 @@ class ChunkTime(NamedTuple):
 
 # The host's call of a chunk takes 0.1 ms, mostly overlapped.
 HOST_TIME = ChunkTime(2e-3, 1)
-# A callback takes 0.5 ms, in which the device waits. On a busy machine it takes ten times as long,
-# and is most of the time of a short chunk: the chunk after it must not be shorter for that.
-CALLBACK_TIME = ChunkTime(8e-3, 8)
-# Processes agree on the next chunk, which takes 1 to 3 ms.
-PROCESS_TIME = ChunkTime(5e-2, 8)
+# A call for several devices takes longer: on a busy machine it is most of the time of a short
+# chunk, and the chunk after it must not be shorter for that.
+REPLICA_TIME = ChunkTime(8e-3, 8)
+# Processes agree on the next chunk, which takes 1 to 3 ms. A loop without queues is in chunks so
+# that Ctrl-C can end it.
+LONG_TIME = ChunkTime(5e-2, 8)
 
 
 class ChunkLength:
@@ -94,6 +98,7 @@ class Exchange:
         tapped: Tapped,
         chunk_time: ChunkTime = HOST_TIME,
         replicas: int = 1,
+        local: Sequence[int] = (0,),
         may_end_early: bool = False,
     ):
         """Waits for the infeed's first element, for its shape.
@@ -103,6 +108,7 @@ class Exchange:
             tapped: queues, and specs of their elements from one iteration of one replica.
             chunk_time: how long a chunk is to take.
             replicas: number of replicas that run each iteration together.
+            local: those of them that run in this process.
             may_end_early: whether the loop may end before it has used all of a portion.
         """
         self.infeed = infeed
@@ -117,11 +123,13 @@ class Exchange:
                 # Replicas must use all elements that they take: they cannot put any back.
                 capacity = 1 if may_end_early else max(1, capacity // replicas)
                 self.empty = jax.tree.map(
-                    lambda leaf: np.zeros((capacity, replicas, *leaf.shape[1:]), leaf.dtype),
+                    lambda leaf: np.zeros((len(local), capacity, *leaf.shape[1:]), leaf.dtype),
                     block.batches,
                 )
-        self.replicas = replicas
-        self.capacity = chunk_capacity(tapped, capacity)
+        self.replicas, self._local = replicas, local
+        self.capacity = MANY
+        if infeed is not None or tapped:
+            self.capacity = chunk_capacity(tapped, capacity)
         self.error: BaseException | None = None
         self._length = ChunkLength(self.capacity, chunk_time)
         self._taken = 0  # iterations in the last portion
@@ -134,43 +142,38 @@ class Exchange:
         for queue in self.queues:
             queue.expect()
 
-    def close(self, failure: BaseException | None = None) -> BaseException | None:
+    def close(self, error: BaseException | None) -> None:
         """Ends a run of the program, and tells the queues.
 
         Args:
-            failure: exception that ended the program; None if it finished.
-
-        Returns:
-            The exception on the host if there was one, else `failure`.
+            error: that ended the program; None if it finished.
         """
-        error, self.error = self.error or failure, None
+        self.error = None
         for queue in self.queues:
-            if error is not None:
-                queue.fail(error)
-            else:
-                queue.receive((), 0)
-        return error
+            queue.ends(error)
 
     def portion(self, remaining: int) -> Portion:
         """Returns the elements of the next chunk, of `remaining` iterations or fewer."""
         try:
             portion = self._portion(min(remaining, self._length.iterations))
-        except BaseException as error:  # raised by `close`, in the caller
+        except BaseException as error:  # raised by the loop, after the iterations before it
             self.error = error
             portion = Portion(self.empty, 0, 0)
         self._taken, self._last = portion.iterations, portion
         self._length.begin()
         return portion
 
-    def end(self) -> None:
-        """Ends the loop, which may begin again in the same run of the program."""
-        self._taken = 0
-
     def _portion(self, at_most: int) -> Portion:
         if self.error is not None or at_most < 1:
             return Portion(self.empty, 0, 0)
+        raise_if_interrupted()
         if self.infeed is None:
             return Portion(None, 0, at_most)
+        if held := self._held.iterations:
+            portion = self._held._replace(iterations=min(held, at_most))
+            rest = held - portion.iterations
+            self._held = portion._replace(start=portion.start + portion.iterations, iterations=rest)
+            return portion
         if (spec := self.infeed.block().spec) != self._spec:
             raise DataError(
                 f"The elements of {self.infeed!r} are {spec} now, and the loop was compiled for "
@@ -183,58 +186,51 @@ class Exchange:
 
     def _portion_of_replicas(self, infeed: InfeedQueue, at_most: int) -> Portion:
         """Copies the elements that are ready, and those that complete an iteration of all."""
-        if held := self._held.iterations:
-            portion = self._held._replace(iterations=min(held, at_most))
-            rest = held - portion.iterations
-            self._held = portion._replace(start=portion.start + portion.iterations, iterations=rest)
-            return portion
-        block = self.new_block()
+        block = jax.tree.map(np.empty_like, self.empty)
         taken, missing = 0, at_most * self.replicas
+        slices: list[BlockSlice] = []
         while missing:
             try:
-                elements = infeed.take(missing)
-            except Exception:
-                if taken < self.replicas:
+                slices.append(infeed.take(missing))
+            except BaseException as error:
+                if not isinstance(error, Exception):  # Ctrl-C: nothing that was taken is lost
+                    self.error = error
+                    infeed.give_back(taken % self.replicas, slices)
+                elif taken < self.replicas:
                     raise
                 break  # the queue raises it again, after the iterations that have elements
-            self.copy_elements(block, taken, elements)
-            taken += elements.count
+            self._copy_elements(block, taken, slices[-1])
+            taken += slices[-1].count
             missing = -taken % self.replicas
         return Portion(block, 0, taken // self.replicas)
 
-    def new_block(self) -> Any:
-        """Returns a block for the elements of replicas."""
-        return jax.tree.map(np.zeros_like, self.empty)
+    def _copy_elements(self, block: ArrayTree, taken: int, elements: BlockSlice) -> None:
+        """Copies the elements of these replicas into a block that has `taken` of all already."""
+        end = elements.start + elements.count
+        targets: list[np.ndarray] = jax.tree.leaves(block)
+        sources: list[Array] = jax.tree.leaves(elements.block.batches)
+        for target, source in zip(targets, sources, strict=True):
+            for own, replica in zip(target, self._local, strict=True):
+                first = (replica - taken) % self.replicas
+                row = (taken + first) // self.replicas
+                mine = np.asarray(source)[elements.start + first : end : self.replicas]
+                own[row : row + len(mine)] = mine
 
-    def copy_elements(self, block: Any, taken: int, elements: BlockSlice) -> None:
-        """Copies elements into a block that has the first `taken` ones already."""
-        # Views of the same memory.
-        flat = jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), block)
-        _copy_rows(flat, taken, elements)
-
-    def deliver(self, values: tuple[ArrayTree, ...], used: int) -> None:
+    def deliver(self, values: Sequence[ArrayTree], used: int) -> None:
         """Gives the taps of a chunk to the queues: for each a tree of `[capacity, ...]`."""
         try:
-            # Copied: the program reuses the memory, and it has `capacity` entries.
-            entries = jax.tree.map(lambda leaf: np.array(np.asarray(leaf)[:used]), values)
-            self.end_chunk(used)
-            self.receive(entries, used)
-        except BaseException as error:
-            self.error = self.error or error
-
-    def end_chunk(self, used: int) -> None:
-        """Takes note of the time that these iterations have taken."""
-        self._length.end(used)
-
-    def receive(self, entries: tuple[ArrayTree, ...], used: int) -> None:
-        """Gives taps to the queues: for each a tree of `[used, ...]`, which it may keep."""
-        try:
+            # Copied: it has `capacity` entries, and the queue may keep it.
+            entries = jax.tree.map(lambda leaf: self._entries(np.asarray(leaf), used), values)
+            self._length.end(used)
             for queue, entry in zip(self.queues, entries, strict=True):
                 if used:
                     queue.expect()
                     queue.receive(entry, used)
         except BaseException as error:
             self.error = self.error or error
+
+    def _entries(self, taps: np.ndarray, used: int) -> np.ndarray:
+        return np.array(taps[:used] if self.replicas == 1 else taps[:, :used].swapaxes(0, 1))
 
     def give_back(self, used: int) -> None:
         """Puts elements of the last portion back that the loop did not use."""
@@ -246,11 +242,3 @@ class Exchange:
                 start, more = self._last.start + used, unused + self._held.iterations
                 self._held = self._last._replace(start=start, iterations=more)
         self._taken = used
-
-
-def _copy_rows(to: ArrayTree, at: int, elements: BlockSlice) -> None:
-    rows = slice(elements.start, elements.start + elements.count)
-    targets: list[np.ndarray] = jax.tree.leaves(to)
-    sources: list[Array] = jax.tree.leaves(elements.block.batches)
-    for target, source in zip(targets, sources, strict=True):
-        target[at : at + elements.count] = source[rows]

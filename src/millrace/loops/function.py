@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import keras
 import numpy as np
 from jax.typing import ArrayLike
@@ -21,6 +22,7 @@ from millrace.compiling.call_description import name_of, new_number
 from millrace.compiling.log import current_log
 from millrace.compiling.watch import unwatched
 from millrace.errors import ModelError, OptionError
+from millrace.interrupts import held_back
 from millrace.loops.compiled import ProgramArguments, Subject
 from millrace.loops.host_loop import OnHost
 from millrace.loops.log_subject import is_array, key_of_function, models_of, objects_of
@@ -28,7 +30,7 @@ from millrace.loops.program import LoopProgram
 from millrace.loops.replica_devices import devices_for
 from millrace.loops.replication import ReplicaLaunch, current_launch
 from millrace.loops.running import running
-from millrace.loops.scope import Touched
+from millrace.loops.scope import Touched, context_of
 from millrace.options import whole_number
 from millrace.pytrees import Array
 from millrace.recording.functions import recorded_call
@@ -95,10 +97,13 @@ class CompiledFunction:
 
     def __call__(self, *args: object, **kwargs: object) -> Any:
         """Runs the program, and updates the variables that the function assigns."""
+        if context_of(current_scope()) is not None:  # part of the program around it
+            args, kwargs = jax.tree.map(_as_traced, (args, kwargs))
+            return jax.tree.map(_value_of, self._fn(*args, **kwargs))
         if _is_within_a_trace():
             return self._call(args, kwargs)
         name = name_of(self._fn)
-        with running(name), recorded_call(name):
+        with held_back(), running(name), recorded_call(name):
             return self._call(args, kwargs)
 
     def _call(self, args: tuple[object, ...], kwargs: dict[str, object]) -> Any:
@@ -109,15 +114,16 @@ class CompiledFunction:
         """Returns the program for these arguments before XLA compiles it.
 
         Raises:
-            ModelError: if the function has a pipeline in it, which the host drives.
+            ModelError: if the function has a pipeline or a loop in it that the host drives.
         """
         program, arrays = self._program(args, kwargs)
-        if program is None:
+        lowered = program and program.lower(arrays)
+        if lowered is None:
             raise ModelError(
-                f"{self!r} contains a pipeline over several devices, which is not a single "
-                "program. Call the function."
+                f"{self!r} contains a pipeline over several devices, a loop with queues or a long "
+                "loop, which the host drives: it is not a single program. Call the function."
             )
-        return program.lower(arrays)
+        return lowered
 
     def __repr__(self) -> str:
         return f"<millrace.compile of {self.__name__}>"
@@ -238,6 +244,10 @@ def _as_argument(leaf: ArrayLike) -> Any:
         return leaf
     # A number that 32 bits do not hold is an OverflowError here.
     return np.asarray(leaf, jax.dtypes.canonicalize_dtype(np.asarray(leaf).dtype))
+
+
+def _as_traced(leaf: object) -> Any:
+    return jnp.asarray(_as_argument(leaf)) if is_array(leaf) else leaf  # type: ignore[arg-type]
 
 
 def _is_within_a_trace() -> bool:

@@ -9,7 +9,7 @@ from typing import Any
 
 import jax
 
-from millrace.loops.body import Body, Carried, next_values, truth_of
+from millrace.loops.body import Body, Carried, loop_name, next_values, truth_of
 from millrace.loops.chunk import IterationCarry
 from millrace.loops.replication import holds_anywhere
 from millrace.loops.scope import EnclosingLoop, Touched, VariableScope, in_body_of, look_at
@@ -38,6 +38,7 @@ class Iteration:
         Raises:
             LoopError: if body or condition do not fit the carried values and the element.
         """
+        self.name = loop_name(body, condition)
         self._body, self._specs = Body(body), carried.specs
         self._condition = None if condition is None else Body(condition, "condition")
         self._body.check_arity(carried.values, element)

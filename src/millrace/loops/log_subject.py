@@ -21,11 +21,11 @@ import jax
 import keras
 import numpy as np
 
-from millrace.compiling.call_description import name_of, number_of
+from millrace.compiling.call_description import number_of
 from millrace.explain.fingerprint import describe
 from millrace.explain.key import key_of_call
 from millrace.feeds.infeed_queue import InfeedQueue
-from millrace.loops.body import arguments_of
+from millrace.loops.body import arguments_of, loop_name
 from millrace.loops.compiled import ProgramArguments, Subject
 from millrace.loops.scope import Touched
 from millrace.pytrees import ArrayTree, SpecTree
@@ -55,11 +55,6 @@ def _identity(function: object, alive: list[object], seen: set[int]) -> Hashable
         own = isinstance(value, FunctionType) and value.__globals__ is function.__globals__
         keys.append(_identity(value, alive, seen) if own else _key(value, alive))
     return function.__code__, tuple(keys)
-
-
-def loop_name(body: Callable[..., object], condition: Callable[..., object] | None) -> str:
-    """Returns the name of a loop in records, such as "repeat of step"."""
-    return f"{'repeat' if condition is None else 'while_loop'} of {name_of(body)}"
 
 
 def references_of(function: FunctionType) -> list[Any]:

@@ -4,25 +4,37 @@ a first trace of the function -> variables that it assigns, and those that it on
 values of both, arrays -> the program -> results, taps, new values -> the variables
 """
 
+import contextlib
 import threading
 import time
-from collections.abc import Callable, Sequence
-from types import TracebackType
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
+from millrace._compat.jax_tracing import is_tracing, trace_options
+from millrace.compiling.watch import unwatched
 from millrace.loops.compiled import Compiled, Subject
 from millrace.loops.exchange import Exchange
-from millrace.loops.replica_forms import ProgramResults, ReplicaForm, form_of
+from millrace.loops.pieces import Pieces, PieceSubjects
+from millrace.loops.replica_forms import ProgramResults, ReplicaForm, Split, Whole, form_of
 from millrace.loops.replication import ReplicaLaunch
-from millrace.loops.scope import Context, EnclosingLoop, Touched, VariableScope, look_at
+from millrace.loops.scope import (
+    Context,
+    EnclosingLoop,
+    Touched,
+    VariableScope,
+    look_at,
+    refuse_driven_loop,
+)
 from millrace.precompile import compile_only
-from millrace.pytrees import Array
+from millrace.pytrees import Array, ArrayTree
 from millrace.steps.program import FunctionSource
 from millrace.taps.outfeed import OutfeedQueue
 from millrace.taps.taps import Tapped, collecting
+from millrace.threads.made_once import MadeOnce
 
 
 class LoopProgram:
@@ -51,54 +63,65 @@ class LoopProgram:
         ]
         self._function = function
         self._form, self._touched = _traced_once(function, specs, launch)
-        self._exchanges: list[Exchange] | None = None  # of its loops; None before the trace
-        self._compiled = Compiled(
-            self._traced,
-            subject(self._touched, time.perf_counter() - begin),
-            shares=lambda: not self._touched.tapped and not self._exchanges,
-            devices=self._form.devices,
-            source=FunctionSource(self._touched.changed, self._touched.fixed),
-        )
+        self._specs = specs
+        self._subject = subject(self._touched, time.perf_counter() - begin)
+        form, touched = self._form, self._touched
+        self._compiled: Compiled | None = None  # if it is in one piece
+        if not touched.has_driven_loops:
+            self._compiled = Compiled(
+                self._traced,
+                self._subject,
+                shares=lambda: not touched.tapped,
+                devices=form.devices,
+                source=FunctionSource(touched.changed, touched.fixed),
+            )
+        self._is_prepared = False
+        # Otherwise; for each combination of the options of JAX that traces depend on.
+        self._pieces = MadeOnce[_CutFunction]()
         self._loops: list[EnclosingLoop] = []  # whose numbers of iterations the program returns
         self._lock = threading.Lock()
 
-    def lower(self, arrays: Sequence[Array]) -> jax.stages.Lowered:
-        """Returns the program before XLA compiles it."""
-        return self._compiled.lower(*self._arguments(arrays))
+    def lower(self, arrays: Sequence[Array]) -> jax.stages.Lowered | None:
+        """Returns the program before XLA compiles it; None if it is in several pieces."""
+        return self._compiled and self._compiled.lower(*self._arguments(arrays))
 
     def run(self, arrays: Sequence[Array]) -> Any:
         """Runs the program and assigns the variables their new values.
 
         Raises:
-            Exception: of a data set or a queue of a loop in the program.
+            Exception: of a data set or a queue of a loop in the program, which ends there.
         """
-        if self._exchanges is None:
-            self._compiled.prepare(*self._arguments(arrays))  # finds the loops with exchanges
+        touched, compiled = self._touched, self._compiled
+        if compiled is None and is_tracing():
+            refuse_driven_loop("a function of JAX")
+        # Variables and queues belong to one run at a time. The function is traced before.
+        cut = self._cut(arrays) if compiled is None else None
+        if compiled is not None and not self._is_prepared:
+            compiled.prepare(*self._arguments(arrays))
+            self._is_prepared = True
         if compile_only.is_on_for_functions():
             compile_only.check_cache()
-            return self._compiled.zeros(*self._arguments(arrays))[0]
-        exchanges = bool(self._touched.tapped or self._exchanges)
-        if not exchanges and not self._touched.changed:
-            return self._run(arrays)[0]
-        # Variables and queues belong to one run at a time. The function was traced before.
-        with self._lock:
-            return self._run_with_exchanges(arrays) if exchanges else self._run(arrays)[0]
+            return jax.tree.map(lambda spec: jnp.zeros(spec.shape, spec.dtype), touched.result)
+        if compiled is not None and not touched.tapped and not touched.changed:
+            return self._finished(compiled(*self._arguments(arrays)))
+        with self._lock, exchanging(cut.exchanges() if cut else (), touched.tapped):
+            arguments = self._arguments(arrays)
+            results: ProgramResults = (
+                cut(arguments) if cut else compiled(*arguments)  # type: ignore[misc]
+            )
+            return self._finished(results)
 
-    def _run_with_exchanges(self, arrays: Sequence[Array]) -> Any:
-        queues: tuple[OutfeedQueue, ...] = self._touched.tapped.keys  # type: ignore[assignment]
-        for queue in queues:
+    def _finished(self, results: ProgramResults) -> Any:
+        """Assigns the variables, and gives the queues of the function itself their elements."""
+        self._form.assign(self._touched.changed, results.new, results.first)
+        for iterations, loop in zip(results.iterations, self._loops, strict=True):
+            loop.check(int(self._form.result(iterations)))
+        if results.tapped:
+            jax.block_until_ready(results)
+        for queue, value in results.tapped.items():
             queue.expect()
-        with exchanging(self._exchanges or []):
-            try:
-                result, tapped = jax.block_until_ready(self._run(arrays))
-                jax.effects_barrier()
-            except BaseException as error:
-                for queue in queues:
-                    queue.fail(error)
-                raise
-            for queue, value in tapped.items():
-                queue.receive(jax.tree.map(lambda leaf: np.array(leaf)[None], value), 1)
-        return result
+            queue.receive(jax.tree.map(lambda leaf: np.array(leaf)[None], value), 1)
+        return self._form.result(results.result)
 
     def _arguments(
         self, arrays: Sequence[Array]
@@ -106,25 +129,20 @@ class LoopProgram:
         form, touched = self._form, self._touched
         return *form.values(touched.changed, touched.fixed), form.arguments(arrays)
 
-    def _run(self, arrays: Sequence[Array]) -> tuple[Any, Tapped]:
-        results: ProgramResults = self._compiled(*self._arguments(arrays))
-        self._form.assign(self._touched.changed, results)
-        for iterations, loop in zip(results.iterations, self._loops, strict=True):
-            loop.check(int(iterations))
-        return self._form.result(results.result), results.tapped
-
     def _traced(
         self, changed: list[jax.Array], fixed: list[jax.Array], arrays: list[Array]
     ) -> ProgramResults:
-        return self._form.trace(self._of_one, self._touched.fixed, changed, fixed, arrays)
+        form = self._form
+        are_split = form.are_split(self._touched.fixed, fixed)
+        flags = [Split] * len(changed), are_split, Whole
+        return form.mapped(self._of_one, flags, form.results)(changed, fixed, arrays)
 
     def _of_one(
         self, changed: list[jax.Array], fixed: list[jax.Array], arrays: list[Array]
     ) -> ProgramResults:
         touched = self._touched
         values = zip([*touched.changed, *touched.fixed], [*changed, *fixed], strict=True)
-        exchanges = self._exchanges = self._exchanges or []
-        context = Context(exchanges=exchanges)
+        context = Context(is_program=True, variables=touched.changed)
         with VariableScope(values, context) as scope:
             result, tapped = collecting(self._function)(arrays)
             context.claim(tapped)
@@ -132,7 +150,41 @@ class LoopProgram:
         scope.refuse_others(touched.changed)
         self._loops = [loop for _, loop in context.to_check]
         iterations = [iterations for iterations, _ in context.to_check]
-        return ProgramResults(result, tapped, new, iterations)
+        return self._form.ending(ProgramResults(result, tapped, new, iterations))
+
+    def _cut(self, arrays: Sequence[Array]) -> "_CutFunction":
+        form, touched = self._form, self._touched
+
+        def make() -> _CutFunction:
+            changed, fixed, _ = self._arguments(arrays)
+            form.place([*changed, *fixed, *arrays])
+            are_split = [Split] * len(changed), form.are_split(touched.fixed, fixed)
+            specs = [
+                [jax.ShapeDtypeStruct(v.shape, v.dtype) for v in variables]
+                for variables in (touched.changed, touched.fixed)
+            ]
+            with unwatched():
+                graph, tree = form.traced(self._of_one, *specs, self._specs)
+            inputs = [*are_split[0], *are_split[1], *[Whole] * len(arrays)]
+            results = jax.tree.leaves(jax.tree.broadcast(form.results, tree))
+            subjects = PieceSubjects(self._subject, arrays)
+            pieces = Pieces(graph, inputs, results, form, touched.changed, subjects)
+            return _CutFunction(pieces, jax.tree.structure(tree))
+
+        return self._pieces.get(trace_options(), make)
+
+
+class _CutFunction(NamedTuple):
+    """A function with loops that the host drives."""
+
+    pieces: Pieces
+    results: jax.tree_util.PyTreeDef
+
+    def exchanges(self) -> list[Exchange]:
+        return list(self.pieces.exchanges())
+
+    def __call__(self, arguments: ArrayTree) -> ProgramResults:
+        return jax.tree.unflatten(self.results, self.pieces.run(jax.tree.leaves(arguments)))
 
 
 def _traced_once(
@@ -145,28 +197,27 @@ def _traced_once(
     while True:
         form = form_of(launch)
         with form.looking():
-            touched = look_at(function, specs)
+            touched = look_at(function, specs, is_program=True)
         if launch is None or form.count == launch.replicas:
             return form, touched
 
 
-class exchanging:  # noqa: N801 - used as a function
-    """Surrounds a run of a program whose loops exchange values with the host."""
-
-    def __init__(self, exchanges: Sequence[Exchange]):
-        self._exchanges = exchanges
-
-    def __enter__(self) -> None:
-        for exchange in self._exchanges:
-            exchange.open()
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        errors = [exchange.close(error) for exchange in self._exchanges]
-        own = next((e for e in errors if e is not None and e is not error), None)
-        if own is not None:
-            raise own
+@contextlib.contextmanager
+def exchanging(exchanges: Sequence[Exchange], tapped: Tapped) -> Iterator[None]:
+    """Surrounds a run of a program whose loops, or the program itself, exchange values."""
+    queues: tuple[OutfeedQueue, ...] = tapped.keys  # type: ignore[assignment]
+    for exchange in exchanges:
+        exchange.open()
+    for queue in queues:
+        queue.expect()
+    error: BaseException | None = None
+    try:
+        yield
+    except BaseException as raised:
+        error = raised
+        raise
+    finally:
+        for exchange in exchanges:
+            exchange.close(error)
+        for queue in queues:
+            queue.ends(error)

@@ -1,9 +1,7 @@
 """`repeat` and `while_loop`, and how they run.
 
 called in a trace               part of the traced program               in_program.py
-replicas                        one program                              program.py
-on its own, no queues           one program                              program.py
-on its own, infeed or outfeed   a program that the host calls in chunks  host_loop.py
+on its own                      a program that is just this loop         program.py
 pipeline in the body            not compiled: the host calls the body    host_loop.py
 
 inputs -> body -> body -> ... n times ... -> body -> values
@@ -27,13 +25,14 @@ from millrace.compiling.log import current_log
 from millrace.compiling.watch import unwatched
 from millrace.errors import OptionError
 from millrace.feeds.infeed_queue import InfeedQueue
-from millrace.loops.body import Body, Carried, result_of_loop
-from millrace.loops.chunk import IterationCarry
+from millrace.interrupts import held_back
+from millrace.loops.body import Body, Carried, loop_name, result_of_loop
 from millrace.loops.compiled import ProgramArguments, Subject
-from millrace.loops.host_loop import HostLoop, LoopByHost, OnHost
-from millrace.loops.in_program import MANY, run_in_program
+from millrace.loops.exchange import MANY
+from millrace.loops.host_loop import LoopByHost, OnHost
+from millrace.loops.in_program import run_in_program
 from millrace.loops.iteration import Iteration, specs_of
-from millrace.loops.log_subject import LoopSubject, identity, loop_name
+from millrace.loops.log_subject import LoopSubject, identity
 from millrace.loops.program import LoopProgram
 from millrace.loops.replica_forms import form_of
 from millrace.loops.replication import current_launch
@@ -61,9 +60,8 @@ def run_loop(
             "infeed=millrace.InfeedQueue(dataset), created once, outside of the loop."
         )
     carried = Carried(inputs)
-    element = None if infeed is None else specs_of(infeed.block().batches)
     if current_scope() is not None or is_tracing():
-        iteration = Iteration(body, carried, condition, element)
+        iteration = Iteration(body, carried, condition, _element_of(infeed))
         if isinstance(limit, int):
             iteration.loop.check(limit)
         return result_of_loop(run_in_program(iteration, carried.values, limit, infeed))
@@ -71,13 +69,17 @@ def run_loop(
     number = cast(int | None, limit)
     steps = number if condition is None and number is not None else 1
     name = loop_name(body, condition)
-    with running(name), recorded_call(name, steps):
-        loop = _loops.find(body, condition, carried, element, infeed)
+    with held_back(), running(name), recorded_call(name, steps):
+        loop = _loops.find(body, condition, carried, _element_of(infeed), infeed)
         return result_of_loop(loop.run(carried.values, number))
 
 
-class _WholeLoop:
-    """A loop on its own that is one program: without queues, or as replicas."""
+def _element_of(infeed: InfeedQueue | None) -> SpecTree:
+    return None if infeed is None else specs_of(infeed.block().batches)
+
+
+class _OwnLoop:
+    """A loop on its own: a program that has nothing else in it."""
 
     def __init__(
         self,
@@ -113,30 +115,12 @@ class _WholeLoop:
         return run_in_program(self._iteration, values, cast(jax.Array, limit), self._infeed)
 
 
-class _ChunkedLoop:
-    """A loop on its own that has queues."""
-
-    def __init__(self, iteration: Iteration, infeed: InfeedQueue | None, subject: LoopSubject):
-        self._checks = iteration.loop
-        self._loop = HostLoop(iteration, infeed, subject.subject(iteration.touched, _carried_in))
-
-    def run(self, values: list[ArrayTree], limit: int | None) -> list[ArrayTree]:
-        self._checks.check(limit or 0)
-        return self._loop.run(values, MANY if limit is None else limit)
-
-
-def _carried_in(arguments: ProgramArguments) -> Sequence[ArrayTree]:
-    """Returns the carried values among the arguments of a chunk."""
-    values, _ = cast(IterationCarry, arguments[0])
-    return values
-
-
 class _Loops:
     """The loops that have run on their own most recently."""
 
     def __init__(self) -> None:
         # Each with the objects whose addresses are in its key, so that no other object gets one.
-        self._loops = MadeOnce[tuple[_WholeLoop | _ChunkedLoop | LoopByHost, object]](KEPT)
+        self._loops = MadeOnce[tuple[_OwnLoop | LoopByHost, object]](KEPT)
         self._numbers = MadeOnce[tuple[int, object]](KEPT)  # by body and condition
 
     def find(
@@ -146,7 +130,7 @@ class _Loops:
         carried: Carried,
         element: SpecTree,
         infeed: InfeedQueue | None,
-    ) -> "_WholeLoop | _ChunkedLoop | LoopByHost":
+    ) -> "_OwnLoop | LoopByHost":
         launch = current_launch()
         leaves, treedef = jax.tree.flatten((carried.specs, element))
         body_key, alive = identity(body)
@@ -163,7 +147,7 @@ class _Loops:
         both = alive, alive_too
         number, _ = self._numbers.get((body_key, condition_key), lambda: (new_number(), both))
 
-        def make() -> tuple[_WholeLoop | _ChunkedLoop | LoopByHost, object]:
+        def make() -> tuple[_OwnLoop | LoopByHost, object]:
             subject = LoopSubject(body, condition, element, infeed, number)
             current_log().begin(subject.name)
             try:
@@ -171,10 +155,7 @@ class _Loops:
                     iteration = Iteration(body, carried, condition, element)
             except OnHost:
                 return LoopByHost(body, condition, carried, infeed), (both, infeed)
-            has_queues = infeed is not None or iteration.tapped
-            if has_queues and (launch is None or launch.devices == 1):
-                return _ChunkedLoop(iteration, infeed, subject), (both, infeed)
-            return _WholeLoop(iteration, carried, infeed, subject), (both, infeed)
+            return _OwnLoop(iteration, carried, infeed, subject), (both, infeed)
 
         return self._loops.get(key, make)[0]
 

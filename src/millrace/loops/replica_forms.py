@@ -4,7 +4,8 @@
     batch of replicas     values [R, ...]                one device, `jax.vmap`
     on devices            values [R, ...] in R parts     a device each, `jax.shard_map`
 
-The results are the same: those of the function, of replica 0, and taps `[R, ...]`.
+The results are the same: those of the function, of replica 0, and taps `[R, ...]`. A value is
+either split, with one part for each replica, or whole: all replicas have the same.
 """
 
 from collections.abc import Callable, Sequence
@@ -14,8 +15,11 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import keras
+import numpy as np
+from jax import lax
 
-from millrace.devices import PARTS, WHOLE, DeviceGroup, put_on
+from millrace._compat.jaxpr import Graph, trace
+from millrace.devices import PARTS, REPLICA, WHOLE, DeviceGroup, put_on, put_parts
 from millrace.loops.copies import (
     copies_of,
     copies_on,
@@ -25,14 +29,15 @@ from millrace.loops.copies import (
     values_to_read,
     values_to_read_on,
 )
-from millrace.loops.replica_exchange import host_order
 from millrace.loops.replica_sums import of_all, of_first
-from millrace.loops.replication import ReplicaLaunch, as_replicas, looking, on_devices
+from millrace.loops.replication import ReplicaLaunch, as_replicas, in_trace, looking, on_devices
 from millrace.loops.scope import put, value_of
-from millrace.pytrees import Array, ArrayTree
+from millrace.pytrees import Array, ArrayTree, SpecTree
 from millrace.taps.taps import Tapped
 
 Variables = Sequence[keras.Variable]
+Split: Any = True  # of a value, or of all values in a tree
+Whole: Any = False
 
 
 class ProgramResults(NamedTuple):
@@ -46,11 +51,11 @@ class ProgramResults(NamedTuple):
     first: list[jax.Array] | None = None
 
 
-OneReplicasProgram = Callable[[list[jax.Array], list[jax.Array], list[Array]], ProgramResults]
-
-
 class ReplicaForm:
     """How the replicas of a program run; this one is that of a function without replicas."""
+
+    # Whether each of the results of a program is split.
+    results = ProgramResults(Whole, Split, Split, Whole, Whole)  # type: ignore[arg-type]
 
     def __init__(self, count: int = 1, devices: tuple[jax.Device, ...] | None = None):
         """Sets the number of replicas.
@@ -60,10 +65,46 @@ class ReplicaForm:
             devices: of the program; None for the default device.
         """
         self.count, self.devices = count, devices
+        self.local: Sequence[int] = range(count)  # replicas of this process
+        self._sharding: jax.sharding.Sharding | None = None  # where values are bound to a device
+        self._copying: dict[tuple[bool, ...], Callable[..., list[jax.Array]]] = {}
+
+    @property
+    def is_local(self) -> bool:
+        """Whether all replicas run in this process."""
+        return len(self.local) == self.count
 
     def looking(self) -> AbstractContextManager[Any]:
         """Surrounds traces that only look for variables and shapes; it may be in another trace."""
         return nullcontext()
+
+    def traced(self, function: Callable[..., object], *specs: SpecTree) -> tuple[Graph, Any]:
+        """Traces the function of one replica; returns its graph and the specs of its results."""
+        return trace(function, *specs)
+
+    def mapped(
+        self, function: Callable[..., Any], arguments: Any, results: Any
+    ) -> Callable[..., Any]:
+        """Makes a function of the values of all replicas out of that of one replica.
+
+        Args:
+            function: of one replica.
+            arguments: for each, a tree of `Split` and `Whole`.
+            results: the same for its results.
+        """
+        return function
+
+    def spec(self, spec: jax.ShapeDtypeStruct, is_split: bool) -> jax.ShapeDtypeStruct:
+        """Returns the spec of the values of all replicas, given that of one replica's value."""
+        shape = (self.count, *spec.shape) if is_split and self.count > 1 else spec.shape
+        return jax.ShapeDtypeStruct(shape, spec.dtype, sharding=self._sharding)
+
+    def place(self, values: Sequence[Array]) -> None:
+        """Takes the device to which values are bound for that of all programs."""
+        bound = [v for v in values if isinstance(v, jax.Array) and v.committed]
+        if self.devices is None and bound:
+            self.devices = tuple(bound[0].sharding.device_set)[:1]
+            self._sharding = bound[0].sharding
 
     def values(
         self, changed: Variables, fixed: Variables
@@ -71,35 +112,42 @@ class ReplicaForm:
         """Returns the values of variables that the program assigns, and of others that it reads."""
         return list(map(value_of, changed)), list(map(value_of, fixed))
 
+    def are_split(self, fixed: Variables, values: Sequence[jax.Array]) -> list[bool]:
+        """Returns for each variable that a program only reads whether its value is split."""
+        return [axis is not None for axis in replica_axes(fixed, values)]
+
     def arguments(self, arrays: Sequence[Array]) -> list[Array]:
-        """Returns the user's arrays where the program takes them."""
+        """Returns whole values where the program takes them."""
         return list(arrays)
 
-    def trace(
-        self,
-        of_one: OneReplicasProgram,
-        fixed_variables: Variables,
-        changed: list[jax.Array],
-        fixed: list[jax.Array],
-        arrays: list[Array],
-    ) -> ProgramResults:
-        """Traces the program of all replicas.
+    def parts(self, tree: ArrayTree) -> ArrayTree:
+        """Returns values for the replicas of this process, `[local, ...]`, as split ones."""
+        return tree
 
-        Args:
-            of_one: the program of one replica.
-            fixed_variables: that it only reads.
-            changed: values of the variables that it assigns, as `values` returns them.
-            fixed: those of `fixed_variables`.
-            arrays: of the user.
-        """
-        return of_one(changed, fixed, arrays)
+    def copies(self, values: Sequence[Array], are_split: Sequence[bool]) -> list[jax.Array]:
+        """Returns copies of values, all of them split."""
+        key = tuple(are_split)
+        if key not in self._copying:
+            copying = self.mapped(_copy, [[*key]], Split)
+            self._copying[key] = jax.jit(copying)
+        return self._copying[key](list(values))
 
-    def assign(self, changed: Variables, results: ProgramResults) -> None:
+    def ending(self, results: ProgramResults) -> ProgramResults:
+        """Adds to the program of one replica what others need of its results."""
+        return results
+
+    def smallest(self, number: int) -> int:
+        """Returns the smallest of the processes' numbers."""
+        return number
+
+    def assign(
+        self, changed: Variables, new: list[jax.Array], first: list[jax.Array] | None = None
+    ) -> None:
         """Assigns variables their new values, of replica 0, and keeps those of the others."""
-        put(changed, results.new)
+        put(changed, new)
 
     def result(self, result: Any) -> Any:
-        """Returns the result of the function, of replica 0, as arrays of one device."""
+        """Returns whole results of a program as arrays of one device."""
         return result
 
 
@@ -110,31 +158,37 @@ class BatchOfReplicas(ReplicaForm):
         """Surrounds traces that only look for variables and shapes."""
         return looking(self.count, None)
 
+    def traced(self, function: Callable[..., object], *specs: SpecTree) -> tuple[Graph, Any]:
+        """Traces the function of one replica, as one of a batch."""
+        axes = [(REPLICA, self.count)]
+        return trace(in_trace(function, self.count, None), *specs, axes=axes)
+
+    def mapped(
+        self, function: Callable[..., Any], arguments: Any, results: Any
+    ) -> Callable[..., Any]:
+        """Makes a function of a batch."""
+        axes = jax.tree.map(lambda is_split: 0 if is_split else None, tuple(arguments))
+        batch = as_replicas(function, self.count, axes)
+
+        def run(*arguments: ArrayTree) -> ArrayTree:
+            return jax.tree.map(_part_of, results, batch(*arguments))
+
+        def _part_of(is_split: bool, tree: ArrayTree) -> ArrayTree:
+            return tree if is_split else jax.tree.map(lambda leaf: leaf[0], tree)
+
+        return run
+
     def values(
         self, changed: Variables, fixed: Variables
     ) -> tuple[list[jax.Array], list[jax.Array]]:
         """Returns the values of variables: `[R, ...]`, and those that all replicas share."""
         return copies_of(changed, self.count), values_to_read(fixed, self.count)
 
-    def trace(
-        self,
-        of_one: OneReplicasProgram,
-        fixed_variables: Variables,
-        changed: list[jax.Array],
-        fixed: list[jax.Array],
-        arrays: list[Array],
-    ) -> ProgramResults:
-        """Traces the function of one replica, as one of a batch."""
-        axes = 0, replica_axes(fixed_variables, fixed), None
-        results = as_replicas(of_one, self.count, axes)(changed, fixed, arrays)
-        result, iterations = jax.tree.map(
-            lambda leaf: leaf[0], (results.result, results.iterations)
-        )
-        return results._replace(result=result, iterations=iterations)
-
-    def assign(self, changed: Variables, results: ProgramResults) -> None:
+    def assign(
+        self, changed: Variables, new: list[jax.Array], first: list[jax.Array] | None = None
+    ) -> None:
         """Assigns variables the values of replica 0, and keeps those of all."""
-        put_copies(changed, results.new)
+        put_copies(changed, new)
 
 
 class ReplicasOnDevices(ReplicaForm):
@@ -142,12 +196,42 @@ class ReplicasOnDevices(ReplicaForm):
 
     def __init__(self, group: DeviceGroup):
         super().__init__(group.replicas, group.devices)
-        self._group = group
-        host_order()
+        self._group, self.local = group, group.local
+        if not group.is_local:  # each process has the taps of all
+            self.results = self.results._replace(tapped=Whole)
 
     def looking(self) -> AbstractContextManager[Any]:
         """Surrounds traces that only look for variables and shapes."""
         return looking(self.count, self._group)
+
+    def traced(self, function: Callable[..., object], *specs: SpecTree) -> tuple[Graph, Any]:
+        """Traces the function of one replica, for its device."""
+        axes = [(REPLICA, self.count)]
+        return trace(in_trace(function, self.count, self._group), *specs, axes=axes)
+
+    def mapped(
+        self, function: Callable[..., Any], arguments: Any, results: Any
+    ) -> Callable[..., Any]:
+        """Makes a function that runs on all devices."""
+
+        def one(*trees: ArrayTree) -> ArrayTree:
+            own = jax.tree.map(
+                lambda split, tree: _first(tree) if split else tree, arguments, trees
+            )
+            return jax.tree.map(_with_axis, results, function(*own))
+
+        def _with_axis(is_split: bool, tree: ArrayTree) -> ArrayTree:
+            return jax.tree.map(lambda leaf: leaf[None] if is_split else jnp.asarray(leaf), tree)
+
+        arguments = tuple(arguments)
+        specs = jax.tree.map(_mesh_spec, (arguments, results))
+        return on_devices(one, self._group, *specs)
+
+    def spec(self, spec: jax.ShapeDtypeStruct, is_split: bool) -> jax.ShapeDtypeStruct:
+        """Returns the spec of the values of all replicas, with their devices."""
+        whole = super().spec(spec, is_split)
+        sharding = self._group.split(0) if is_split else self._group.whole
+        return jax.ShapeDtypeStruct(whole.shape, whole.dtype, sharding=sharding)
 
     def values(
         self, changed: Variables, fixed: Variables
@@ -156,46 +240,32 @@ class ReplicasOnDevices(ReplicaForm):
         return copies_on(changed, self._group), values_to_read_on(fixed, self._group)
 
     def arguments(self, arrays: Sequence[Array]) -> list[Array]:
-        """Returns the user's arrays, on each device."""
+        """Returns whole values on each device."""
         return [put_on(array, self._group.whole) for array in arrays]
 
-    def trace(
-        self,
-        of_one: OneReplicasProgram,
-        fixed_variables: Variables,
-        changed: list[jax.Array],
-        fixed: list[jax.Array],
-        arrays: list[Array],
-    ) -> ProgramResults:
-        """Traces the function of one replica, for its device."""
-        axes = replica_axes(fixed_variables, fixed)
-        is_local = self._group.is_local
+    def parts(self, tree: ArrayTree) -> ArrayTree:
+        """Returns values for the replicas of this process, `[local, ...]`, on their devices."""
+        return jax.tree.map(lambda leaf: put_parts(leaf, self._group, 0), tree)
 
-        def one(
-            changed: list[jax.Array], fixed: list[jax.Array], arrays: list[Array]
-        ) -> ProgramResults:
-            own = [value[0] for value in changed]
-            read = [
-                value if axis is None else value[0] for value, axis in zip(fixed, axes, strict=True)
-            ]
-            results = of_one(own, read, arrays)
-            result: ArrayTree = jax.tree.map(jnp.asarray, results.result)
-            tapped, first = results.tapped, None
-            if is_local:
-                tapped = jax.tree.map(lambda leaf: leaf[None], tapped)
-            else:
-                result, first = of_first((result, results.new))
-                tapped = of_all(tapped)
-            new = [value[None] for value in results.new]
-            return ProgramResults(result, tapped, new, results.iterations, first)
+    def ending(self, results: ProgramResults) -> ProgramResults:
+        """Sends the results of replica 0, and the taps of all, to the other processes."""
+        if self.is_local:
+            return results
+        result, first = of_first((results.result, results.new))
+        return results._replace(result=result, first=first, tapped=of_all(results.tapped))
 
-        specs = PARTS, [WHOLE if axis is None else PARTS for axis in axes], WHOLE
-        results = ProgramResults(WHOLE, PARTS if is_local else WHOLE, PARTS, WHOLE, WHOLE)  # type: ignore[arg-type]
-        return on_devices(one, self._group, specs, results)(changed, fixed, arrays)
+    def smallest(self, number: int) -> int:
+        """Returns the smallest of the processes' numbers."""
+        smallest = self.mapped(lambda value: lax.pmin(value, REPLICA), [Split], Whole)
+        return int(self.result(jax.jit(smallest)(self.parts(np.full(len(self.local), number)))))
 
-    def assign(self, changed: Variables, results: ProgramResults) -> None:
+    def assign(
+        self, changed: Variables, new: list[jax.Array], first: list[jax.Array] | None = None
+    ) -> None:
         """Assigns variables the values of replica 0, and keeps those of all."""
-        put_copies_of(changed, results.new, results.first)
+        if first is None and not self.is_local:
+            first = jax.jit(self.mapped(of_first, [Split], Whole))(new)
+        put_copies_of(changed, new, first)
 
     def result(self, result: Any) -> Any:
         """Returns the result of replica 0, on the first device of this process."""
@@ -208,3 +278,15 @@ def form_of(launch: ReplicaLaunch | None) -> ReplicaForm:
         return ReplicaForm()
     group = launch.group
     return BatchOfReplicas(launch.replicas) if group is None else ReplicasOnDevices(group)
+
+
+def _mesh_spec(is_split: bool) -> jax.sharding.PartitionSpec:
+    return PARTS if is_split else WHOLE
+
+
+def _copy(values: list[jax.Array]) -> list[jax.Array]:
+    return [jnp.copy(value) for value in values]
+
+
+def _first(tree: ArrayTree) -> ArrayTree:
+    return jax.tree.map(lambda leaf: leaf[0], tree)

@@ -126,26 +126,37 @@ def in_replica(
     return _replica.bound_to(_Replica(count, index, total=total))
 
 
+def in_trace(
+    function: Callable[..., ReplicaResults], count: int, group: DeviceGroup | None
+) -> Callable[..., ReplicaResults]:
+    """Makes a function know its replica when it is traced under the axis `REPLICA`.
+
+    Args:
+        function: of one replica.
+        count: number of replicas.
+        group: a device for each replica; None for a batch.
+    """
+
+    def one(*args: Any) -> ReplicaResults:
+        index = lax.axis_index(REPLICA).astype(jnp.int32)
+        with _replica.bound_to(_Replica(count, index, is_of_batch=group is None, group=group)):
+            return function(*args)
+
+    return one
+
+
 def as_replicas(
-    function: Callable[..., ReplicaResults], count: int, in_axes: Axes = 0, out_axes: Axes = 0
+    function: Callable[..., ReplicaResults], count: int, in_axes: Axes = 0
 ) -> Callable[..., ReplicaResults]:
     """Makes a function of the values of all replicas out of a function of one replica's values.
 
     Args:
         function: of one replica.
-        count: number of replicas; for 1 the function is returned unchanged.
+        count: number of replicas.
         in_axes: axes of replicas in the arguments, as for `jax.vmap`.
-        out_axes: axes of replicas in the results.
     """
-    if count == 1:
-        return function
-
-    def one(index: jax.Array, args: tuple[object, ...]) -> ReplicaResults:
-        with _replica.bound_to(_Replica(count, index, is_of_batch=True)):
-            return function(*args)
-
-    batched = jax.vmap(one, (0, in_axes), out_axes, axis_name=REPLICA)
-    return lambda *args: batched(jnp.arange(count, dtype=jnp.int32), args)
+    one = in_trace(function, count, None)
+    return jax.vmap(one, in_axes, axis_name=REPLICA, axis_size=count)
 
 
 def looking(count: int, group: DeviceGroup | None) -> AbstractContextManager[Any]:
@@ -164,12 +175,7 @@ def on_devices(
         in_specs: `PARTS` or `WHOLE` for each argument, as for `jax.shard_map`.
         out_specs: of the results.
     """
-
-    def one(*args: Any) -> ReplicaResults:
-        index = lax.axis_index(REPLICA).astype(jnp.int32)
-        with _replica.bound_to(_Replica(group.replicas, index, group=group)):
-            return function(*args)
-
+    one = in_trace(function, group.replicas, group)
     # Replicas may hold different values in what counts as equal: see `check_vma` of JAX.
     return jax.shard_map(
         one, mesh=group.mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False

@@ -11,10 +11,10 @@ repeat(n, body)   body -> optimizer.apply -> needs_multiple_of(4)   n=10 is an e
 """
 
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 import jax
 import keras
@@ -24,8 +24,7 @@ from millrace._compat.jax_tracing import trace_state
 from millrace._compat.keras_optimizers import let_optimizers_be_made
 from millrace._compat.keras_steps import current_scope, let_scopes_branch, stored_value
 from millrace._compat.patches import hold, release
-from millrace.errors import ModelError, PlanError, TapError
-from millrace.loops.exchange import Exchange
+from millrace.errors import ModelError, PlanError, TapError, UnsupportedError
 from millrace.loops.replication import holds_anywhere, watching_exchanges
 from millrace.pytrees import ArrayTree, SpecTree
 from millrace.taps.taps import Tapped, collecting
@@ -93,30 +92,39 @@ class Context:
         self,
         outer: "Context | None" = None,
         looks_only: bool = False,
-        exchanges: list[Exchange] | None = None,
+        is_program: bool = False,
+        variables: Sequence[keras.Variable] = (),
     ):
         """Begins a trace.
 
         Args:
             outer: context of the surrounding trace.
             looks_only: whether the trace only finds variables, and will not run.
-            exchanges: of the loops in the program. JAX may trace a program again, for another
-                device for example, and its loops must then find the exchanges that they had.
+            is_program: whether it is the trace of a program, and not of a part of one.
+            variables: that the program assigns.
         """
-        self.looks_only = looks_only
-        self._exchanges = [] if exchanges is None else exchanges
-        self._loops = 0  # loops with exchanges so far
+        self.looks_only, self.variables = looks_only, variables
+        self._outer, self._is_program = outer, is_program
         self._queues: list[object] = list(outer._queues) if outer is not None else []
         self._trace = trace_state()
+        self.has_driven_loops = False
         # Numbers of iterations that are checked after the run.
         self.to_check: list[tuple[jax.Array, EnclosingLoop]] = []
 
-    def exchange(self, make: Callable[[], Exchange]) -> Exchange:
-        """Returns the exchange of the loop that is being traced."""
-        if self._loops == len(self._exchanges):
-            self._exchanges.append(make())
-        self._loops += 1
-        return self._exchanges[self._loops - 1]
+    def begin(self) -> None:
+        """Marks the trace that begins here as that of the program."""
+        self._trace = trace_state()
+
+    @property
+    def is_between_loops(self) -> bool:
+        """Whether the trace is at a place of the program that is in no loop and no branch."""
+        return self._is_program and self._trace == trace_state()
+
+    def needs_host(self) -> None:
+        """Notes that the program has loops that the host drives."""
+        self.has_driven_loops = True
+        if self._outer is not None:
+            self._outer.needs_host()
 
     def checked(self, iterations: jax.Array, loop: EnclosingLoop) -> jax.Array:
         """Returns the number of iterations that the program computes, or 0 if it is not allowed.
@@ -231,6 +239,8 @@ class VariableScope(keras.StatelessScope):
         """
         with watching_exchanges() as exchanges:
             looks = look_at(true_fn), look_at(false_fn)
+        if any(look.has_driven_loops for look in looks):
+            refuse_driven_loop("a branch of keras.ops.cond")
         changed = list({id(v): v for look in looks for v in look.changed}.values())
 
         def with_states(
@@ -272,6 +282,16 @@ class VariableScope(keras.StatelessScope):
             )
 
 
+def refuse_driven_loop(place: str) -> NoReturn:
+    """Raises UnsupportedError for a loop with queues in a place that the host cannot reach."""
+    raise UnsupportedError(
+        f"A loop with an infeed or an outfeed queue is driven by the host, and this one is in "
+        f"{place}, which runs on the device as a whole. Call the loop in the function of "
+        "millrace.compile() itself or in the body of another loop of millrace, or on its own; "
+        "choose between two loops in Python."
+    )
+
+
 def value_of(variable: keras.Variable) -> Any:
     """Returns a variable's value in the type that it has after an assignment.
 
@@ -310,40 +330,52 @@ def forget_assigned() -> None:
 class Touched:
     """Results, taps and variables of a function, as its first trace finds them."""
 
-    def __init__(self, result: SpecTree, tapped: Tapped, scope: VariableScope):
+    def __init__(
+        self, result: SpecTree, tapped: Tapped, scope: VariableScope, has_driven_loops: bool = False
+    ):
         self.result: Any = result
         self.tapped = tapped  # of specs
+        self.has_driven_loops = has_driven_loops  # which the host drives
         self.changed = list(scope.assigned.values())
         _assigned.update(scope.assigned)
         changed = set(scope.assigned)
         self.fixed = [v for key, v in scope.read.items() if key not in changed]
 
 
-def look_at(function: Callable[..., object], *specs: SpecTree) -> Touched:
+def look_at(function: Callable[..., object], *specs: SpecTree, is_program: bool = False) -> Touched:
     """Traces a function without keeping the program, to find the variables that it touches.
 
     Layers and optimizers that are not built build themselves here. Variables that they create have
     values only afterwards, so the function is then traced again.
 
+    Args:
+        function: of arrays.
+        *specs: of its arguments.
+        is_program: whether it becomes a program of its own.
+
     Raises:
         ModelError: if every trace creates new variables.
     """
     for _ in range(5):  # a model, then its optimizer, then wrappers with variables like theirs
-        context = Context(context_of(current_scope()), looks_only=True)
+        context = Context(context_of(current_scope()), looks_only=True, is_program=is_program)
         scope = VariableScope(context=context)
         with scope:
-            result, tapped = _shapes(collecting(function), specs)
+            result, tapped = _shapes(collecting(function), specs, context)
         if not scope.meets_new or current_scope() is not None:
-            return Touched(result, tapped, scope)
+            return Touched(result, tapped, scope, context.has_driven_loops)
     raise ModelError(
         "The function creates new variables whenever it is called. Create layers, metrics and "
         "optimizers outside of it."
     )
 
 
-def _shapes(function: Callable[..., object], specs: tuple[SpecTree, ...]) -> Any:
+def _shapes(function: Callable[..., object], specs: tuple[SpecTree, ...], context: Context) -> Any:
+    def begun(*arguments: ArrayTree) -> object:
+        context.begin()
+        return function(*arguments)
+
     try:
-        return jax.eval_shape(function, *specs)
+        return jax.eval_shape(begun, *specs)
     except ValueError as error:
         if "while in a stateless scope" not in str(error):
             raise

@@ -56,6 +56,7 @@ class OutfeedQueue:
         self._expected = 0  # results still to arrive
         self._producer: int | None = None  # id of the thread that runs the program
         self._error: BaseException | None = None
+        self._raised_in: int | None = None  # id of the thread that has got the error already
         self._warned = False
         self._enqueued = False
         self.dropped = 0  # elements that were not kept
@@ -160,6 +161,8 @@ class OutfeedQueue:
         with self._change:
             self._expected += 1
             self._producer = threading.get_ident()
+            if self._raised_in is not None:  # an error of an earlier run
+                self._error = self._raised_in = None
 
     def receive(self, value: Any, elements: int) -> None:
         """Adds elements from a tree of NumPy arrays, `[elements, ...]`. Never waits."""
@@ -184,6 +187,21 @@ class OutfeedQueue:
         with self._change:
             self._expected -= 1
             self._error = error
+            self._change.notify_all()
+
+    def ends(self, error: BaseException | None) -> None:
+        """Records the end of a run that was announced.
+
+        Args:
+            error: that the thread of the run gets; None if it finished. The next read in another
+                thread raises it, too, so that nobody waits for elements that will not come.
+        """
+        if error is not None and not isinstance(error, Exception):
+            error = QueueError(f"The program that fills {self!r} was ended by Ctrl-C.")
+        with self._change:
+            self._expected -= 1
+            if error is not None:
+                self._error, self._raised_in = error, threading.get_ident()
             self._change.notify_all()
 
     def unread(self) -> list[Any]:
@@ -247,8 +265,8 @@ class OutfeedQueue:
                 )
 
     def _raise_error(self) -> None:
-        if self._error is not None:
-            error, self._error = self._error, None
+        if self._error is not None and self._raised_in != threading.get_ident():
+            error, self._error, self._raised_in = self._error, None, None
             raise error
 
 
