@@ -1,6 +1,7 @@
 """Ctrl-C and SIGTERM during a loop, delayed until the model is in a consistent state.
 
     with held_back():              fit, evaluate, predict and other loops
+        with uninterrupted():      a second Ctrl-C waits, even in code of the user
         with terminated_by():      a training with checkpoints: SIGTERM, too
         raise_if_interrupted()     between executions and while waiting for data: raises it
         with at_once():            the user's data set: raises it anywhere inside
@@ -16,16 +17,17 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from types import FrameType
 
 from millrace._compat.patch_table import INTERRUPTS
 from millrace._compat.patches import put_in, take_out
 
-PATIENCE_SECONDS = 1.0  # a second Ctrl-C after this time is raised at once
+PATIENCE_SECONDS = 1.0  # a second Ctrl-C after this time is raised at once in code of the user
 TERMINATED = 128 + signal.SIGTERM  # the exit status of a process that ended by this signal
 
 
 class ImpatientInterrupt(KeyboardInterrupt):
-    """A second Ctrl-C, which does not wait for a consistent state of the model."""
+    """A second or third Ctrl-C, which does not wait for a consistent state of the model."""
 
 
 class TerminatedError(SystemExit):
@@ -37,24 +39,50 @@ class _Held:
 
     def __init__(self) -> None:
         self.since: float | None = None  # time of the first Ctrl-C that has not been raised
+        self.second: float | None = None  # time of a second one, which has to wait, too
         self.raises_at_once = 0  # nesting of `at_once`
+        self.waits = 0  # nesting of `uninterrupted`
 
-    def handle(self, number: int, frame: object) -> None:
+    def handle(self, number: int, frame: FrameType | None) -> None:
         """Records Ctrl-C, or raises it: in a data set, or if an earlier one has waited long."""
         now = time.monotonic()
         if self.raises_at_once:
-            self.since = None
+            self.since = self.second = None
             raise KeyboardInterrupt
-        if self.since is not None and now - self.since > PATIENCE_SECONDS:
-            self.since = None
-            raise ImpatientInterrupt
         if self.since is None:
             self.since = now
+        elif now - (self.second or self.since) > PATIENCE_SECONDS:
+            if self.second is None and (self.waits or not _is_users(frame)):
+                self.second = now
+                sys.stderr.write(
+                    "millrace: Ctrl-C ends the loop as soon as its weights are whole. Another one "
+                    "ends it now, which can lose them.\n"
+                )
+                return
+            self.since = self.second = None
+            raise ImpatientInterrupt
 
     def check(self) -> None:
         if self.since is not None and not (_termination and _termination.is_agreed):
-            self.since = None
+            self.since = self.second = None
             raise KeyboardInterrupt
+
+
+_LIBRARIES = {"millrace", "keras", "jax", "jaxlib", "numpy"}
+
+
+def _is_users(frame: FrameType | None) -> bool:
+    """Whether code of the user runs, which may be interrupted: a callback, or a layer's `call`.
+
+    Our own code, and that of Keras and JAX, may just have values in its hands that are nowhere
+    else. The standard library works for its caller.
+    """
+    while frame is not None:
+        package = frame.f_globals.get("__name__", "").partition(".")[0]
+        if package not in sys.stdlib_module_names or package == "__main__":
+            return package not in _LIBRARIES
+        frame = frame.f_back
+    return True
 
 
 _held: _Held | None = None  # by the main thread, the only one that gets signals
@@ -202,6 +230,24 @@ def raise_if_interrupted() -> None:
 def is_held_back() -> bool:
     """Whether Ctrl-C or SIGTERM waits for `raise_if_interrupted` in this thread."""
     return (_held is not None or _termination is not None) and _is_main_thread()
+
+
+class uninterrupted:  # noqa: N801 - used as a function
+    """Surrounds a call that takes over the memory of values, and the lines that store the new ones.
+
+    The program may call a Python function of the user, in which no Ctrl-C is raised either.
+    """
+
+    __slots__ = ("_held",)
+
+    def __enter__(self) -> None:
+        self._held = _held if _is_main_thread() else None
+        if self._held is not None:
+            self._held.waits += 1
+
+    def __exit__(self, *error: object) -> None:
+        if self._held is not None:
+            self._held.waits -= 1
 
 
 @contextmanager

@@ -33,7 +33,7 @@ from millrace.compiled_loop.protocol import (
 )
 from millrace.compiling.executable import Executable
 from millrace.feeds.block import Block, Destination
-from millrace.interrupts import raise_if_interrupted
+from millrace.interrupts import raise_if_interrupted, uninterrupted
 from millrace.plan import Plan
 from millrace.processes.agreement import gathered
 from millrace.pytrees import ArrayTree
@@ -171,9 +171,10 @@ class ScanRunner:
         self, call: Call, start: int, state: State, results: list[CallResult]
     ) -> State:
         executable = self._executables.of_call(self._blocks.of_block, call)
-        state, result, taps = self._call(executable, state, self._batches, start, call.steps)
-        self._newest = state
-        self._steps_done += call.steps
+        with uninterrupted():
+            state, result, taps = self._call(executable, state, self._batches, start, call.steps)
+            self._newest = state
+            self._steps_done += call.steps
         size = self._update_steps
         self._measure(f"{call.steps} steps", jax.tree.leaves(result)[:1])
         results.append(self._result_of(result, taps, start, call.steps, call.steps // size))
@@ -200,16 +201,18 @@ class ScanRunner:
         plan, update, block = self._blocks.of_block, self._opened(), self._current_block()
         reduction = plan.accumulation.reduction
         weight = weight_of(reduction, block.spec.rows, update.first_rows)
-        state, update.accumulated, result, taps = self._call(
-            self._executables.of_call(plan, call),
-            state,
-            update.accumulated,
-            self._batches,
-            start,
-            call.steps,
-            np.float32(update.steps if reduction.is_running else weight),
-        )
-        self._newest = state
+        executable = self._executables.of_call(plan, call)
+        with uninterrupted():
+            state, update.accumulated, result, taps = self._call(
+                executable,
+                state,
+                update.accumulated,
+                self._batches,
+                start,
+                call.steps,
+                np.float32(update.steps if reduction.is_running else weight),
+            )
+            self._newest = state
         self._measure(f"{call.steps} steps", jax.tree.leaves(result)[:1])
         results.append(self._result_of(result, taps, start, call.steps, 0))
         update.steps += call.steps
@@ -222,9 +225,12 @@ class ScanRunner:
         plan, update = self._blocks.of_block, self._opened()
         scale = scale_of(plan.accumulation.reduction, update.weight, plan.replicas)
         apply = self._executables.of_call(plan, call)
-        state, taps = self._call(apply, state, update.accumulated, np.float32(scale), update.steps)
-        self._newest, self._update = state, None
-        self._steps_done += update.steps
+        with uninterrupted():
+            state, taps = self._call(
+                apply, state, update.accumulated, np.float32(scale), update.steps
+            )
+            self._newest, self._update = state, None
+            self._steps_done += update.steps
         if self._measurement is not None:
             self._measure("update", markers(jax.tree.leaves(state)))
         if plan.tapped:  # taps of an update belong to the result of its last steps

@@ -29,6 +29,7 @@ from millrace.loops.replication import current_group, replicas
 from millrace.loops.scope import refuse_driven_loop
 from millrace.pytrees import ArrayTree, SpecTree
 from millrace.steps.program import INDEX
+from millrace.taps.taps import Tapped
 
 
 class DrivenLoop:
@@ -61,7 +62,7 @@ class DrivenLoop:
             chunk_time = LONG_TIME
         may_end_early = iteration.goes_on is not None
         self.exchange = Exchange(infeed, iteration.tapped, chunk_time, count, local, may_end_early)
-        self.block: SpecTree = None if infeed is None else _specs(infeed.block().batches)
+        self.block: Any = None if infeed is None else _specs(infeed.block().batches)
         if infeed is not None and count > 1:
             self.block = jax.tree.map(lambda leaf: _specs(leaf[0]), self.exchange.empty)
 
@@ -112,7 +113,7 @@ class DrivenLoop:
         carry, tapped = self.iteration(carry, element)
         return carry, self._for_all(tapped)
 
-    def _for_all(self, taps: ArrayTree) -> ArrayTree:
+    def _for_all(self, taps: Tapped) -> Tapped:
         return taps if self.is_local else of_all(taps)
 
 

@@ -59,13 +59,12 @@ def run_in_program(
             "take for constants. Set millrace.compile(fn) in place of jax.jit(fn)."
         )
     has_queues = infeed is not None or iteration.tapped or iteration.touched.has_driven_loops
-    if context is None:
-        if has_queues:
-            refuse_driven_loop("a function of JAX or a step of Keras")
-    else:
+    if context is None and has_queues:
+        refuse_driven_loop("a function of JAX or a step of Keras")
+    is_long = not isinstance(limit, int) or limit > MAX_ITERATIONS
+    is_driven = has_queues or (is_long and context is not None and context.is_between_loops)
+    if context is not None:
         context.claim(iteration.tapped)
-        is_long = not isinstance(limit, int) or limit > MAX_ITERATIONS
-        is_driven = has_queues or (is_long and context.is_between_loops)
         if is_driven:
             context.needs_host()
         if context.looks_only:

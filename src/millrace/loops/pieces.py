@@ -37,6 +37,7 @@ from millrace._compat.jaxpr import (
     with_effects,
 )
 from millrace.errors import ProcessError
+from millrace.interrupts import uninterrupted
 from millrace.loops.compiled import Compiled, Subject
 from millrace.loops.driven_loop import DrivenLoop
 from millrace.loops.exchange import MANY, Exchange
@@ -308,15 +309,17 @@ class _LoopCall:
         carry = [_read(values, atom) for atom in self._carry]
         self._latest = form.copies(carry, list(map(self._is_split, self._carry)))
         try:
-            if loop.has_inner:
+            if self._body is not None:
                 condition = [_read(values, atom) for atom in self._outside_condition]
-                self._run_one_by_one(outside, condition, limit)
+                self._run_one_by_one(self._body, outside, condition, limit)
             elif form.is_local and loop.iteration.goes_on is None:
                 self._run_ahead(outside, limit)
             else:
                 self._run_in_step(outside, limit)
         except KeyboardInterrupt as error:  # a second one, which has not waited for the chunk
-            if any(value.is_deleted() for value in self._latest):
+            inner = () if self._body is None else self._body.exchanges()
+            is_known = any(each.error is not None for each in inner)
+            if is_known or any(value.is_deleted() for value in self._latest):
                 raise
             exchange.error = error
         carry, self._latest = self._latest, []
@@ -364,27 +367,28 @@ class _LoopCall:
             if exchange.error is not None:
                 break
 
-    def _run_one_by_one(self, outside: list[Any], condition: list[Any], limit: int) -> None:
+    def _run_one_by_one(
+        self, body: Pieces, outside: list[Any], condition: list[Any], limit: int
+    ) -> None:
         """Runs the pieces of the body, which has loops that the host drives."""
         loop, exchange, form = self._loop, self._loop.exchange, self._form
         structure = jax.tree.structure(loop.iteration.tapped)
         axis = 0 if form.count == 1 else 1  # of the iterations
         for done in range(limit):
             if self._condition is not None:
-                names = self._condition.inputs
-                (more,) = self._condition.run(
-                    dict(zip(names, [*condition, *self._latest], strict=True))
-                )
-                if not form.result(more):
+                values = [*condition, *self._latest]
+                more = self._condition.run(dict(zip(self._condition.inputs, values, strict=True)))
+                if not form.result(more[0]):
                     break
             block, start, count = exchange.portion(1)
             if not form.is_local and not form.smallest(count):
+                exchange.give_back(0)
                 exchange.error = exchange.error or self._ended_by_another(done)
             if exchange.error is not None:
                 break
-            rows = jax.tree.map(lambda leaf: np.take(leaf, start, axis), block)  # noqa: B023
+            rows: Any = jax.tree.map(lambda leaf: np.take(leaf, start, axis), block)  # noqa: B023
             element = jax.tree.leaves(form.parts(rows))
-            results = self._body.run([*outside, *self._latest, *element])
+            results = body.run([*outside, *self._latest, *element])
             self._latest = results[: len(self._carry)]
             taps: Tapped = jax.tree.unflatten(structure, results[len(self._carry) :])
             entries = jax.tree.map(lambda leaf: np.expand_dims(leaf, axis), taps.values)
@@ -393,11 +397,12 @@ class _LoopCall:
     def _call(self, outside: list[Any], block: ArrayTree, start: int, count: int) -> _CallResult:
         form, number = self._form, np.int32(count)
         if not form.is_local:
-            block, number = form.parts((block, np.full(len(form.local), number)))
-        results = self._chunk(
-            *outside, *self._latest, *jax.tree.leaves(block), np.int32(start), number
-        )
-        self._latest = results[: len(self._carry)]
+            block, number = form.parts([block, np.full(len(form.local), number)])  # type: ignore[misc]
+        with uninterrupted():
+            results = self._chunk(
+                *outside, *self._latest, *jax.tree.leaves(block), np.int32(start), number
+            )
+            self._latest = results[: len(self._carry)]
         *outs, used, more = results[len(self._carry) :]
         structure = jax.tree.structure(self._loop.iteration.tapped)
         return _CallResult(jax.tree.unflatten(structure, outs), used, more)

@@ -17,7 +17,7 @@ import numpy as np
 
 from millrace.compiled_loop.protocol import CallResult, ExecutionSteps, Halted, TapSink
 from millrace.feeds.block import BlockSlice
-from millrace.interrupts import raise_if_interrupted
+from millrace.interrupts import raise_if_interrupted, uninterrupted
 from millrace.pipelines.programs.split import Arrays
 from millrace.pipelines.runtime.activation_offload import ActivationOffload
 from millrace.pipelines.runtime.arriving import Arriving, MaybeArriving
@@ -216,7 +216,8 @@ class PipelineRunner:
             try:
                 if offload is not None:
                     offload.before(task)
-                tasks.run(task)
+                with uninterrupted():
+                    tasks.run(task)
                 self._send_results()
                 if measurement is not None:
                     measured.add(task, begin)
@@ -239,7 +240,8 @@ class PipelineRunner:
             self.dispatches += len(sums) + first.update.dispatches
             pending = 0 if self._spans_processes else MAX_PENDING_UPDATES
             begin = time.perf_counter()
-            probes = first.update.run(state, sums, tasks.scale)
+            with uninterrupted():
+                probes = first.update.run(state, sums, tasks.scale)
             measured.end_update(probes, begin)
             self._wait(probes, pending)
         if self._clock is None and self._neighbors is not None and self._neighbors.are_all_near():
