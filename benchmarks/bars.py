@@ -95,7 +95,7 @@ SECTIONS = {
     "data_parallel": Section(
         "Replicas over two processes",
         "Rows per second of two processes with one CPU core each, compared with one process on one "
-        "core. Gradients are summed through memory once per update. Only the larger models have "
+        "core. Gradients are summed once per update. Only the larger models have "
         "bars: their updates take 4 batches per replica, or 16.",
         "replicas.md",
         {

@@ -24,7 +24,6 @@ from millrace.processes.bootstrap import Rendezvous, meet
 from millrace.processes.failure import end_together, ends_together
 from millrace.processes.handshake import secret_of
 from millrace.processes.ray_workers import RayWorker, when_this_thread_ends
-from millrace.processes.shared_memory import share_memory
 
 _LOGGER = logging.getLogger("millrace")
 # A process that is done waits for the others, which may save or evaluate for long. If one of them
@@ -110,7 +109,6 @@ def initialize(
             initialization_timeout,
             heartbeat_timeout,
         )
-    share_memory(meeting.channel.members, rendezvous.index)
     keras.utils.set_random_seed(meeting.seed)
 
 

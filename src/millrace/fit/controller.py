@@ -27,7 +27,6 @@ from millrace.fit.loop_checkpoints import LoopCheckpoints
 from millrace.fit.loop_functions import LoopFunctions
 from millrace.fit.multi_process import Agreement
 from millrace.fit.offloading import bring_back
-from millrace.fit.replica_costs import replica_costs_logged
 from millrace.fit.setup import Rules, Setup
 from millrace.fit.stages import StageAssignment
 from millrace.fit.totals import Totals, next_loop
@@ -191,7 +190,6 @@ class Controller:
             self.in_one_thread(),
             held_back(),
             self._recorded(mode, arguments),
-            replica_costs_logged(self.setup, mode, self.totals.notes.is_new),
             self._threads_ended(),
         ):
             yield

@@ -74,7 +74,7 @@ class ReplicaProgramBuilder:
         self.form = choose_loop_form(plan.mode, plan.group.platform, step.primitives)
         variables = model.trainable_variables if self._trains else []
         self._accumulator = make_accumulator(variables, plan.accumulation)
-        self._reduction = GradientReduction(variables, plan, in_one_piece=True)
+        self._reduction = GradientReduction(variables, plan)
         self.taps_values = step.taps_values
         # Most steps of a call whose taps fit into its results; None where nothing is tapped.
         self._update = make_tapped_update(model, plan)

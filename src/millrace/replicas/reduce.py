@@ -23,7 +23,6 @@ from jax.sharding import PartitionSpec
 
 from millrace.devices import REPLICA
 from millrace.plan import Plan
-from millrace.replicas.host_sums import add_up_on_host, can_add, sums_on_host
 from millrace.replicas.placement import axis_of, split_spec
 from millrace.steps.accumulate import Gradients, make_accumulator
 from millrace.steps.offload import host_layouts, with_host_layouts
@@ -66,18 +65,14 @@ def _sum(value: jax.Array, replicas: int) -> jax.Array:
 class GradientReduction:
     """Adds up the gradients of trainable variables over replicas."""
 
-    def __init__(
-        self, variables: Sequence[keras.Variable], plan: Plan, *, in_one_piece: bool = False
-    ):
+    def __init__(self, variables: Sequence[keras.Variable], plan: Plan):
         """Decides whether each gradient arrives whole or in parts.
 
         Args:
             variables: trainable variables of a whole model or of one stage.
             plan: describes the programs.
-            in_one_piece: whether the model is, so that one program at a time adds up.
         """
         self._plan = plan
-        self.on_host = in_one_piece and sums_on_host(plan)
         # float8 layers store new scales in the "gradient": the largest serves all replicas.
         self._replaces = [bool(getattr(v, "overwrite_with_gradient", False)) for v in variables]
         # A gradient arrives in parts where the optimizer's values are sharded. Where only weights
@@ -125,24 +120,11 @@ class GradientReduction:
                 reduced[index] = lax.psum_scatter(
                     value, REPLICA, scatter_dimension=axis, tiled=True
                 )
-        sums = self.sums_of([*(gradients[index] for index in summed), *others])
+        sums = add_up([*(gradients[index] for index in summed), *others], self._plan)
         for index, value in zip(summed, sums, strict=False):
             axis = self._axes[index]
             reduced[index] = value if axis is None else self._own_part(value, axis)
         return reduced, sums[len(summed) :]
-
-    def sums_of(
-        self, values: Sequence[jax.Array], after: Sequence[jax.Array] = ()
-    ) -> list[jax.Array]:
-        """Returns the sum of each value over all replicas, on each; runs under the mesh's axis.
-
-        Args:
-            values: of this replica.
-            after: values that follow from an earlier sum of the program; empty for gradients.
-        """
-        if self.on_host and values and can_add(values):
-            return add_up_on_host(values, after)
-        return add_up(values, self._plan)
 
     def _own_part(self, value: jax.Array, axis: int) -> jax.Array:
         size = value.shape[axis] // self._plan.replicas

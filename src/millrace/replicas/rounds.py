@@ -23,7 +23,7 @@ from millrace.pytrees import ArrayTree
 from millrace.replicas import state_rules
 from millrace.replicas.logs import Records, ReplicaRecords
 from millrace.replicas.placement import own_part, with_axis
-from millrace.replicas.reduce import GradientReduction
+from millrace.replicas.reduce import GradientReduction, add_up
 from millrace.replicas.state_rules import TracedStep
 from millrace.steps.accumulate import Factor, Gradients, coefficient_of, make_accumulator
 from millrace.steps.loop import batch_at
@@ -290,7 +290,7 @@ class Rounds:
         rules = self._step.rules
         shares = state_rules.shares(rules, carry.non_trainable, *self._had(start, count))
         if sums is None:
-            added = self._reduction.sums_of(shares, after=[jnp.int32(0)])
+            added = add_up(shares, self._plan)
         else:
             sums, added = self._reduction.add_up(sums, shares)
         active = jnp.minimum(count, self._plan.replicas)
@@ -320,20 +320,16 @@ class Rounds:
         metrics = list(state[-1])
         parts = metrics[: len(metrics) // 2]
 
-        # Some that follow from the sums before.
-        before = [*list(state[0])[:1], *(list(state[1])[k] for k in self.differing)]
-        before = before if self._reduction.on_host else []
-
-        def under_mesh(parts: list[jax.Array], before: list[jax.Array]) -> list[jax.Array]:
-            return self._reduction.sums_of(own_part(parts), before)
+        def under_mesh(parts: list[jax.Array]) -> list[jax.Array]:
+            return add_up(own_part(parts), self._plan)
 
         sums = jax.shard_map(
             under_mesh,
             mesh=self._plan.group.mesh,
-            in_specs=(PARTS, WHOLE),
+            in_specs=(PARTS,),
             out_specs=WHOLE,
             check_vma=False,
-        )(parts, before)
+        )(parts)
         return (*state[:-1], Values([*parts, *sums]))
 
     def _under_mesh(
