@@ -289,10 +289,13 @@ _JAX = (
         ClosedJaxpr="a program with its constants",
         Jaxpr="a program",
         Literal="a number written into a program",
+        Primitive="the equation that stands for work of the host",
         Var="a value in a program",
         jaxpr_as_fun="runs a program",
     ),
     *_in("jax.interpreters.partial_eval", dce_jaxpr="removes unused equations"),
+    *_in("jax.interpreters.ad", primitive_jvps="refuses work of the host in a gradient"),
+    *_in("jax.interpreters.batching", primitive_batchers="refuses it in `jax.vmap`"),
     *_in("jax.api_util", debug_info="the debugging facts of a new program"),
     *_in("jax._src.core:DebugInfo", result_paths="the names of results"),
     # Executables.

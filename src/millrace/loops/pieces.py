@@ -41,11 +41,11 @@ from millrace.interrupts import uninterrupted
 from millrace.loops.compiled import Compiled, Subject
 from millrace.loops.driven_loop import DrivenLoop
 from millrace.loops.exchange import MANY, Exchange
-from millrace.loops.replica_forms import ReplicaForm, Split, Whole
+from millrace.loops.replica_forms import AS_WHOLE, IN_PARTS, ReplicaForm
 from millrace.pytrees import Array, ArrayTree
 from millrace.taps.taps import Tapped
 
-Values = dict[Hashable, Any]  # by the variables of a graph
+PieceValues = dict[Hashable, Any]  # by the variables of a graph
 
 
 class _CallResult(NamedTuple):
@@ -121,7 +121,7 @@ class Pieces:
             loop.refuse(f"{place!r} of JAX")
         self._graph, self._form, self._subjects = graph, form, subjects
         constants = form.arguments(list(graph.constants.values()))
-        self._constants: Values = dict(zip(graph.constants, constants, strict=True))
+        self._constants: PieceValues = dict(zip(graph.constants, constants, strict=True))
         inputs = zip(graph.invars, are_split, strict=True)
         self._whole = {var for var, is_split in inputs if not is_split} | set(graph.constants)
         self._pieces: list[_Segment | _LoopCall] = []
@@ -193,7 +193,7 @@ class Pieces:
         whole = Graph((*graph.invars, *earlier), (), part, graph.constants)
         segment = used(whole, outvars, also=with_effects(whole))
         if outvars or segment.equations:
-            flags = [*[Split] * len(made), *(split for _, split in turned.values())]
+            flags = [*[IN_PARTS] * len(made), *(split for _, split in turned.values())]
             are_split = list(map(self._is_split, segment.invars))
             subject = self._subjects.next()
             self._pieces.append(
@@ -220,7 +220,7 @@ class _Segment:
         specs = map(form.spec, map(spec_of, graph.invars), are_split)
         self._compiled.prepare(*specs)
 
-    def run(self, values: Values) -> list[jax.Array]:
+    def run(self, values: PieceValues) -> list[jax.Array]:
         """Returns the results, given the values of its inputs."""
         return self._compiled(*(values[name] for name in self.inputs))
 
@@ -271,30 +271,30 @@ class _LoopCall:
         loop, form = self._loop, self._form
         subject = subjects.next(loop.name)
         outside = list(map(self._is_split, self._outside))
-        carry = [Split] * len(self._carry)
+        carry = [IN_PARTS] * len(self._carry)
         graph = loop.part.graph
         more = len(graph.outvars) - len(carry)
-        taps = Split if form.is_local else Whole
+        taps = IN_PARTS if form.is_local else AS_WHOLE
         if loop.has_inner:
-            element = [Split] * (len(graph.invars) - len(outside) - len(carry))
+            element = [IN_PARTS] * (len(graph.invars) - len(outside) - len(carry))
             arguments, results = [*outside, *carry, *element], [*carry, *[taps] * more]
             self._body = Pieces(graph, arguments, results, form, self._changed, subjects)
             if loop.condition is not None:
                 outside = list(map(self._is_split, self._outside_condition))
                 subject = subjects.next(f"the condition of {loop.name}")
                 self._condition = _Segment(
-                    loop.condition.graph, [*outside, *carry], ["more"], [Whole], form, subject
+                    loop.condition.graph, [*outside, *carry], ["more"], [AS_WHOLE], form, subject
                 )
             return
-        block = [Split] * (len(graph.invars) - len(outside) - len(carry) - 2)
-        arguments = [*outside, *carry, *block, Whole, Whole if form.is_local else Split]
-        results = [*carry, *[taps] * (more - 2), Whole, Whole]
+        block = [IN_PARTS] * (len(graph.invars) - len(outside) - len(carry) - 2)
+        arguments = [*outside, *carry, *block, AS_WHOLE, AS_WHOLE if form.is_local else IN_PARTS]
+        results = [*carry, *[taps] * (more - 2), AS_WHOLE, AS_WHOLE]
         donated = tuple(range(len(outside), len(outside) + len(carry)))  # copies of the run
         function = form.mapped(as_function(graph), arguments, results)
         self._chunk = Compiled(function, subject, lambda: True, donated, form.devices)
         self._chunk.prepare(*map(form.spec, map(spec_of, graph.invars), arguments))
 
-    def run(self, values: Values) -> list[jax.Array]:
+    def run(self, values: PieceValues) -> list[jax.Array]:
         """Runs the loop; returns the carry after its last iteration.
 
         Raises:
@@ -419,7 +419,7 @@ class _LoopCall:
         )
 
 
-def _read(values: Values, name: Hashable) -> Any:
+def _read(values: PieceValues, name: Hashable) -> Any:
     return name.val if is_literal(name) else values[name]  # type: ignore[arg-type]
 
 

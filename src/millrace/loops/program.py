@@ -19,7 +19,7 @@ from millrace.compiling.watch import unwatched
 from millrace.loops.compiled import Compiled, Subject
 from millrace.loops.exchange import Exchange
 from millrace.loops.pieces import Pieces, PieceSubjects
-from millrace.loops.replica_forms import ProgramResults, ReplicaForm, Split, Whole, form_of
+from millrace.loops.replica_forms import AS_WHOLE, IN_PARTS, ProgramResults, ReplicaForm, form_of
 from millrace.loops.replication import ReplicaLaunch
 from millrace.loops.scope import (
     Context,
@@ -134,7 +134,7 @@ class LoopProgram:
     ) -> ProgramResults:
         form = self._form
         are_split = form.are_split(self._touched.fixed, fixed)
-        flags = [Split] * len(changed), are_split, Whole
+        flags = [IN_PARTS] * len(changed), are_split, AS_WHOLE
         return form.mapped(self._of_one, flags, form.results)(changed, fixed, arrays)
 
     def _of_one(
@@ -143,7 +143,7 @@ class LoopProgram:
         touched = self._touched
         values = zip([*touched.changed, *touched.fixed], [*changed, *fixed], strict=True)
         context = Context(is_program=True, variables=touched.changed)
-        with VariableScope(values, context) as scope:
+        with context.begun(), VariableScope(values, context) as scope:
             result, tapped = collecting(self._function)(arrays)
             context.claim(tapped)
             new = scope.values(touched.changed)
@@ -158,14 +158,14 @@ class LoopProgram:
         def make() -> _CutFunction:
             changed, fixed, _ = self._arguments(arrays)
             form.place([*changed, *fixed, *arrays])
-            are_split = [Split] * len(changed), form.are_split(touched.fixed, fixed)
+            are_split = [IN_PARTS] * len(changed), form.are_split(touched.fixed, fixed)
             specs = [
                 [jax.ShapeDtypeStruct(v.shape, v.dtype) for v in variables]
                 for variables in (touched.changed, touched.fixed)
             ]
             with unwatched():
                 graph, tree = form.traced(self._of_one, *specs, self._specs)
-            inputs = [*are_split[0], *are_split[1], *[Whole] * len(arrays)]
+            inputs = [*are_split[0], *are_split[1], *[AS_WHOLE] * len(arrays)]
             results = jax.tree.leaves(jax.tree.broadcast(form.results, tree))
             subjects = PieceSubjects(self._subject, arrays)
             pieces = Pieces(graph, inputs, results, form, touched.changed, subjects)

@@ -36,8 +36,8 @@ from millrace.pytrees import Array, ArrayTree, SpecTree
 from millrace.taps.taps import Tapped
 
 Variables = Sequence[keras.Variable]
-Split: Any = True  # of a value, or of all values in a tree
-Whole: Any = False
+IN_PARTS: Any = True  # of a value, or of all values in a tree
+AS_WHOLE: Any = False
 
 
 class ProgramResults(NamedTuple):
@@ -55,7 +55,7 @@ class ReplicaForm:
     """How the replicas of a program run; this one is that of a function without replicas."""
 
     # Whether each of the results of a program is split.
-    results = ProgramResults(Whole, Split, Split, Whole, Whole)  # type: ignore[arg-type]
+    results = ProgramResults(AS_WHOLE, IN_PARTS, IN_PARTS, AS_WHOLE, AS_WHOLE)  # type: ignore[arg-type]
 
     def __init__(self, count: int = 1, devices: tuple[jax.Device, ...] | None = None):
         """Sets the number of replicas.
@@ -89,7 +89,7 @@ class ReplicaForm:
 
         Args:
             function: of one replica.
-            arguments: for each, a tree of `Split` and `Whole`.
+            arguments: for each, a tree of `IN_PARTS` and `AS_WHOLE`.
             results: the same for its results.
         """
         return function
@@ -128,7 +128,7 @@ class ReplicaForm:
         """Returns copies of values, all of them split."""
         key = tuple(are_split)
         if key not in self._copying:
-            copying = self.mapped(_copy, [[*key]], Split)
+            copying = self.mapped(_copy, [[*key]], IN_PARTS)
             self._copying[key] = jax.jit(copying)
         return self._copying[key](list(values))
 
@@ -198,7 +198,7 @@ class ReplicasOnDevices(ReplicaForm):
         super().__init__(group.replicas, group.devices)
         self._group, self.local = group, group.local
         if not group.is_local:  # each process has the taps of all
-            self.results = self.results._replace(tapped=Whole)
+            self.results = self.results._replace(tapped=AS_WHOLE)
 
     def looking(self) -> AbstractContextManager[Any]:
         """Surrounds traces that only look for variables and shapes."""
@@ -256,7 +256,7 @@ class ReplicasOnDevices(ReplicaForm):
 
     def smallest(self, number: int) -> int:
         """Returns the smallest of the processes' numbers."""
-        smallest = self.mapped(lambda value: lax.pmin(value, REPLICA), [Split], Whole)
+        smallest = self.mapped(lambda value: lax.pmin(value, REPLICA), [IN_PARTS], AS_WHOLE)
         return int(self.result(jax.jit(smallest)(self.parts(np.full(len(self.local), number)))))
 
     def assign(
@@ -264,7 +264,7 @@ class ReplicasOnDevices(ReplicaForm):
     ) -> None:
         """Assigns variables the values of replica 0, and keeps those of all."""
         if first is None and not self.is_local:
-            first = jax.jit(self.mapped(of_first, [Split], Whole))(new)
+            first = jax.jit(self.mapped(of_first, [IN_PARTS], AS_WHOLE))(new)
         put_copies_of(changed, new, first)
 
     def result(self, result: Any) -> Any:

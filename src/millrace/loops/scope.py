@@ -10,9 +10,10 @@ read has the same value in all iterations of a loop, and one that is assigned is
 repeat(n, body)   body -> optimizer.apply -> needs_multiple_of(4)   n=10 is an error
 """
 
+import itertools
 import weakref
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from types import TracebackType
 from typing import Any, NoReturn, TypeVar
 
@@ -72,6 +73,8 @@ class EnclosingLoop:
                 )
 
 
+_numbers = itertools.count(1)
+_trace_number = jax.make_user_context(0)  # part of the key of what `jax.jit` has traced
 _enclosing_loop = ScopedValue[EnclosingLoop | None](None)
 
 
@@ -111,9 +114,16 @@ class Context:
         # Numbers of iterations that are checked after the run.
         self.to_check: list[tuple[jax.Array, EnclosingLoop]] = []
 
-    def begin(self) -> None:
-        """Marks the trace that begins here as that of the program."""
+    @contextmanager
+    def begun(self) -> Iterator[None]:
+        """Surrounds the trace of the program.
+
+        A function of `jax.jit` is traced in it anew: JAX would find the trace of a program that
+        only looked, or that had other values in scope.
+        """
         self._trace = trace_state()
+        with _trace_number(next(_numbers)):
+            yield
 
     @property
     def is_between_loops(self) -> bool:
@@ -371,8 +381,8 @@ def look_at(function: Callable[..., object], *specs: SpecTree, is_program: bool 
 
 def _shapes(function: Callable[..., object], specs: tuple[SpecTree, ...], context: Context) -> Any:
     def begun(*arguments: ArrayTree) -> object:
-        context.begin()
-        return function(*arguments)
+        with context.begun():
+            return function(*arguments)
 
     try:
         return jax.eval_shape(begun, *specs)
