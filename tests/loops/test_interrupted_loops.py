@@ -58,11 +58,11 @@ class Training:
         millrace.repeat(n, body, infeed=self.infeed)
 
 
-@pytest.mark.parametrize("replicas", [0, 1, 2, 3])  # 0: not compiled
-@pytest.mark.parametrize("loop", ["repeat", "while_loop", "nested", "uncompiled"])
-def test_what_was_drawn_was_trained(loop, replicas):
-    if loop == "uncompiled" and replicas > 1:
-        pytest.skip("a function that the host calls has no replicas")
+CASES = [(loop, r) for loop in ("repeat", "while_loop", "nested") for r in (0, 1, 2, 3)]
+
+
+@pytest.mark.parametrize(("loop", "replicas"), [*CASES, ("uncompiled", 0), ("uncompiled", 1)])
+def test_what_was_drawn_was_trained(loop, replicas):  # replicas=0: not compiled
     training = Training(max(replicas, 1))
     run = getattr(training, loop)
     if replicas:
@@ -127,8 +127,8 @@ def test_a_reader_in_another_thread_is_told():
     reader = threading.Thread(target=read)
     training.sends_at = 300
     training.infeed.close()
+    reader.start()
     with pytest.raises(KeyboardInterrupt):
-        reader.start()
         training.repeat(MANY)
     reader.join(10)
     assert not reader.is_alive()
