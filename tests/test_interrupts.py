@@ -3,11 +3,18 @@
 import contextlib
 import signal
 import threading
+import types
 
 import pytest
 
 from millrace import interrupts
-from millrace.interrupts import at_once, held_back, is_held_back, raise_if_interrupted
+from millrace.interrupts import (
+    at_once,
+    held_back,
+    is_held_back,
+    raise_if_interrupted,
+    uninterrupted,
+)
 
 
 def interrupt():
@@ -56,6 +63,23 @@ def test_after_some_patience_anywhere(monkeypatch):
         interrupt()
         with pytest.raises(KeyboardInterrupt):
             interrupted_in(contextlib.nullcontext)
+
+
+def test_a_second_one_waits_for_code_that_holds_values(monkeypatch, capfd):
+    monkeypatch.setattr(interrupts, "PATIENCE_SECONDS", -1.0)
+    library = types.SimpleNamespace(f_globals={"__name__": "keras.src.trainer"}, f_back=None)
+    with held_back():
+        interrupts._held.handle(signal.SIGINT, library)
+        interrupts._held.handle(signal.SIGINT, library)
+        assert "Another one ends it now, which can lose them." in capfd.readouterr().err
+        with pytest.raises(KeyboardInterrupt):
+            interrupts._held.handle(signal.SIGINT, library)
+    with held_back():
+        with uninterrupted():
+            interrupt()
+            interrupt()
+        with pytest.raises(KeyboardInterrupt):
+            raise_if_interrupted()
 
 
 def test_an_error_at_the_same_time_is_shown_too():

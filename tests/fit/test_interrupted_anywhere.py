@@ -15,6 +15,8 @@ import keras
 import numpy as np
 import pytest
 
+import millrace
+from millrace import interrupts
 from millrace._compat.patches import patches_in
 
 X = np.random.default_rng(0).normal(size=(24, 3)).astype("float32")
@@ -26,6 +28,13 @@ def net(strategy):
     with strategy.scope():
         model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2), keras.layers.Dense(1)])
     model.compile("adam", "mse", steps_per_execution=2)
+    return model
+
+
+def pipeline():
+    model = net(millrace.Strategy(devices="cpu:2"))
+    model.set_pipelining_options(gradient_accumulation_steps_per_replica=2)
+    model.set_pipeline_stage_assignment([0, 1])
     return model
 
 
@@ -49,8 +58,13 @@ LOOPS = {
 }
 
 
-def interrupted(call, number=None):
+def interrupted(call, number=None, times=1):
     """Calls, with Ctrl-C at the call of this number.
+
+    Args:
+        call: to be interrupted.
+        number: of the call of a function.
+        times: signals there; as if a second one came much later than the first.
 
     Returns:
         How many calls there were, and whether Ctrl-C came out.
@@ -63,8 +77,13 @@ def interrupted(call, number=None):
         if event != "c_return" and (event != "call" or is_generator):
             return
         counted += 1
-        if counted == number:
+        if counted == number and times == 1:
             signal.raise_signal(signal.SIGINT)
+        elif counted == number:
+            # The signal would be handled in this hook, and not in the frame that it interrupts.
+            held = interrupts._held
+            for _ in range(times):
+                signal.default_int_handler(0, frame) if held is None else held.handle(0, frame)
 
     try:
         sys.setprofile(hook)
@@ -77,20 +96,20 @@ def interrupted(call, number=None):
     return counted, False
 
 
-def check_whole(model):
+def check_whole(model, updates=6):
     before = int(model.optimizer.iterations)
     weights = model.get_weights()
     assert all(np.isfinite(each).all() for each in weights)
     model.fit(X, Y, batch_size=4, verbose=0)
-    assert int(model.optimizer.iterations) == before + 6
+    assert int(model.optimizer.iterations) == before + updates
     assert not all(map(np.array_equal, weights, model.get_weights()))
 
 
-def check_at_many_moments(call, check):
+def check_at_many_moments(call, check, times=1):
     total, _ = interrupted(call)
     sent = 0
     for number in range(1, total, total // MOMENTS):
-        counted, came = interrupted(call, number)
+        counted, came = interrupted(call, number, times)
         assert came == (counted >= number)  # how often one waits for data differs a little
         sent += came
         check()
@@ -108,3 +127,17 @@ def test_a_loop_that_is_compiled(strategy, loop):
     model.fit(X, Y, batch_size=4, verbose=0)
     LOOPS[loop](model)
     check_at_many_moments(lambda: LOOPS[loop](model), lambda: check_whole(model))
+
+
+@pytest.mark.parametrize("build", [net, pipeline])
+def test_a_second_one_loses_no_weights(build, strategy, monkeypatch):
+    monkeypatch.setattr(interrupts, "PATIENCE_SECONDS", -1.0)
+    model = build(strategy) if build is net else build()
+    updates = 6 if build is net else 3
+
+    def call():
+        model.fit(X, Y, batch_size=4, verbose=0)
+
+    call()
+    call()
+    check_at_many_moments(call, lambda: check_whole(model, updates), times=2)

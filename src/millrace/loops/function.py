@@ -103,12 +103,15 @@ class CompiledFunction:
         if _is_within_a_trace():
             return self._call(args, kwargs)
         name = name_of(self._fn)
-        with held_back(), running(name), recorded_call(name):
+        with running(name), recorded_call(name):
             return self._call(args, kwargs)
 
     def _call(self, args: tuple[object, ...], kwargs: dict[str, object]) -> Any:
-        program, arrays = self._program(args, kwargs)
-        return self._fn(*args, **kwargs) if program is None else program.run(arrays)
+        with held_back():
+            program, arrays = self._program(args, kwargs)
+            if program is not None:
+                return program.run(arrays)
+        return self._fn(*args, **kwargs)  # in which pipelines hold Ctrl-C back
 
     def lower(self, *args: object, **kwargs: object) -> jax.stages.Lowered:
         """Returns the program for these arguments before XLA compiles it.

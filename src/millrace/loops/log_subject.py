@@ -28,7 +28,7 @@ from millrace.feeds.infeed_queue import InfeedQueue
 from millrace.loops.body import arguments_of, loop_name
 from millrace.loops.compiled import ProgramArguments, Subject
 from millrace.loops.scope import Touched
-from millrace.pytrees import ArrayTree, SpecTree
+from millrace.pytrees import Array, ArrayTree, SpecTree
 from millrace.records.compilation import Aspect, KeyField, ProgramKey
 
 
@@ -199,6 +199,42 @@ class LoopSubject:
 
         models = models_of(self._object_ids)
         return Subject(self.name, self.number, models, key, user_arguments)
+
+
+class PieceSubjects:
+    """Makes the descriptions, for the compile log, of the pieces of one function."""
+
+    def __init__(self, subject: Subject, arrays: Sequence[Array]):
+        """Begins with no piece.
+
+        Args:
+            subject: of the function.
+            arrays: its last argument, the arrays of the user.
+        """
+        self._subject, self._number = subject, 0
+        self._key = subject.key((arrays,))
+        self._arguments = subject.user_arguments((arrays,))
+
+    def next(self, loop: str | None = None) -> Subject:
+        """Returns the description of the next piece: the loop of this name, or a segment."""
+        name = whole = self._subject.name
+        if loop is not None and loop != whole:
+            name = f"{loop} in {whole}"
+        elif loop is None and self._number:
+            name = f"{whole}, part {self._number + 1}"
+        number = self._subject.number, self._number
+        self._number += 1
+        key = replace(self._key, program=name)
+        arguments = self._arguments
+        return replace(
+            self._subject,
+            name=name,
+            number=number,
+            key=lambda _: key,
+            user_arguments=lambda _: arguments,
+            seconds=self._subject.seconds if self._number == 1 else 0.0,
+            runs_as=whole,
+        )
 
 
 def _state(touched: Touched) -> Iterator[KeyField]:

@@ -13,7 +13,6 @@ thread of XLA ever waits for Python. The carry goes from one call to the next.
 
 import itertools
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from dataclasses import replace
 from typing import Any, NamedTuple
 
 import jax
@@ -41,6 +40,7 @@ from millrace.interrupts import uninterrupted
 from millrace.loops.compiled import Compiled, Subject
 from millrace.loops.driven_loop import DrivenLoop
 from millrace.loops.exchange import MANY, Exchange
+from millrace.loops.log_subject import PieceSubjects
 from millrace.loops.replica_forms import AS_WHOLE, IN_PARTS, ReplicaForm
 from millrace.pytrees import Array, ArrayTree
 from millrace.taps.taps import Tapped
@@ -56,42 +56,6 @@ class _CallResult(NamedTuple):
     more: jax.Array  # whether the loop goes on
 
 
-class PieceSubjects:
-    """Makes the descriptions, for the compile log, of the pieces of one function."""
-
-    def __init__(self, subject: Subject, arrays: Sequence[Array]):
-        """Begins with no piece.
-
-        Args:
-            subject: of the function.
-            arrays: its last argument, the arrays of the user.
-        """
-        self._subject, self._number = subject, 0
-        self._key = subject.key((arrays,))
-        self._arguments = subject.user_arguments((arrays,))
-
-    def next(self, loop: str | None = None) -> Subject:
-        """Returns the description of the next piece: the loop of this name, or a segment."""
-        name = whole = self._subject.name
-        if loop is not None and loop != whole:
-            name = f"{loop} in {whole}"
-        elif loop is None and self._number:
-            name = f"{whole}, part {self._number + 1}"
-        number = self._subject.number, self._number
-        self._number += 1
-        key = replace(self._key, program=name)
-        arguments = self._arguments
-        return replace(
-            self._subject,
-            name=name,
-            number=number,
-            key=lambda _: key,
-            user_arguments=lambda _: arguments,
-            seconds=self._subject.seconds if self._number == 1 else 0.0,
-            runs_as=whole,
-        )
-
-
 class Pieces:
     """The pieces of a graph, in order."""
 
@@ -104,7 +68,7 @@ class Pieces:
         changed: Sequence[keras.Variable],
         subjects: PieceSubjects,
     ):
-        """Cuts the graph; compiles nothing yet.
+        """Cuts the graph, and compiles all pieces.
 
         Args:
             graph: of one replica.

@@ -18,7 +18,8 @@ from millrace._compat.jax_tracing import is_tracing, trace_options
 from millrace.compiling.watch import unwatched
 from millrace.loops.compiled import Compiled, Subject
 from millrace.loops.exchange import Exchange
-from millrace.loops.pieces import Pieces, PieceSubjects
+from millrace.loops.log_subject import PieceSubjects
+from millrace.loops.pieces import Pieces
 from millrace.loops.replica_forms import AS_WHOLE, IN_PARTS, ProgramResults, ReplicaForm, form_of
 from millrace.loops.replication import ReplicaLaunch
 from millrace.loops.scope import (
