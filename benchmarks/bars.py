@@ -489,7 +489,7 @@ CAPABILITIES = (
         (r".*: with records / without",),
     ),
     Capability("Schedules: drawn, simulated and checked before they run", "schedules.md"),
-    Capability("Scaling: where time would go on up to 1,024 devices", "scaling.md"),
+    Capability("Scaling: where time would go on more devices", "scaling.md"),
     Capability("Pipelines of your own functions", "pipelines_of_functions.md"),
     Capability("Programs written for the IPU", "porting.md"),
 )

@@ -52,7 +52,7 @@ def run(place, monkeypatch):
         ("simulate --stages 4", "Missing option '--micro-batches'"),
         (
             "simulate --stages 1000 --micro-batches 100000",
-            "--stages 1000 x --micro-batches 100000 is more than the 16,777,216 forwards that can "
+            "--stages 1000 x --micro-batches 100000 is more than the 262,144 forwards of such a "
             "be simulated. Set --micro-batches to 16777 or fewer",
         ),
         (

