@@ -53,7 +53,7 @@ def run(place, monkeypatch):
         (
             "simulate --stages 1000 --micro-batches 100000",
             "--stages 1000 x --micro-batches 100000 is more than the 262,144 forwards of such a "
-            "be simulated. Set --micro-batches to 16777 or fewer",
+            "schedule. Set --micro-batches to 262 or fewer",
         ),
         (
             "simulate --stages 1000 --micro-batches 1000 --text",

@@ -76,7 +76,7 @@ def test_a_terminal_is_told_what_is_done():
     result = CliRunner().invoke(
         main, ["simulate", *SIZE, *COSTS], env={"COLUMNS": "100", "FORCE_COLOR": "1"}
     )
-    assert "making the schedule" in result.stderr
+    assert "simulation 3 of 3" in result.stderr
     assert CliRunner().invoke(main, ["simulate", *SIZE]).stderr == ""
 
 
