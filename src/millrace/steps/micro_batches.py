@@ -10,6 +10,10 @@ number of the whole batch before the first gradient. So if there are any, a pass
 adds these numbers up first; it computes nothing else, which for a mask made of the inputs is next
 to nothing.
 
+Layers of float8 measure the gradients of their outputs. These must be those of the whole batch, so
+there the loss of a part is multiplied by the part's share before its gradient, not the gradients
+after it.
+
 A value of the state that follows from itself alone, such as the seed of a dropout layer, advances
 in a loop of its own, so that replicas still find by how much a step advances it.
 """
@@ -83,16 +87,21 @@ def compute_in_parts(
     _check_rows(plan, batch)
     totals = _totals(model, division, state, batch)
     accumulation = replace(plan.accumulation, reduction=Reduction.MEAN)
-    accumulator = make_accumulator(model.trainable_variables, accumulation)
+    variables = model.trainable_variables
+    accumulator = make_accumulator(variables, accumulation)
+    shares_first = any(variable.overwrite_with_gradient for variable in variables)
 
-    def part_with(rows: int, weight: float) -> _Part:
+    def part_with(rows: int) -> _Part:
+        weight = 1.0 if shares_first else rows / division.rows
+
         def add(gradients: Gradients, accumulated: Gradients) -> Gradients:
             return accumulator.add(accumulated, gradients, weight)
 
         sums = jax.eval_shape(accumulator.zeros)
-        return _Part(model, plan, differentiate, add, sums, rows, state, batch, totals)
+        factor = rows / division.batch_rows if shares_first else None
+        return _Part(model, plan, differentiate, add, sums, rows, factor, state, batch, totals)
 
-    part = part_with(division.rows, 1.0)
+    part = part_with(division.rows)
     changes = part.changes(state, division.count)
 
     def body(index: Index, carry: _PartsCarry) -> _PartsCarry:
@@ -121,12 +130,12 @@ def compute_in_parts(
     non_trainable = changes.before(division.count, carry.changed)
     _, metrics, logs, gradients, loss = carry
     if division.rest:
-        weight = division.rest / division.rows
+        weight = 1.0 if shares_first else division.rest / division.rows
         rows = part_of(batch, division.count * division.rows, division.rest)
-        found = part_with(division.rest, weight).run(non_trainable, metrics, rows, gradients)
+        found = part_with(division.rest).run(non_trainable, metrics, rows, gradients)
         gradients, non_trainable, metrics, logs, _ = found
         loss = loss + found.loss * weight
-    share = division.rows / division.batch_rows
+    share = 1.0 if shares_first else division.rows / division.batch_rows
     gradients = accumulator.finish(gradients, share)
     return BatchResult(gradients, non_trainable, metrics, logs, loss * share)
 
@@ -152,6 +161,7 @@ class _Part:
         add: Callable[[Gradients, Gradients], Gradients],
         sums: Gradients,
         rows: int,
+        factor: float | None,
         state: State,
         batch: ArrayTree,
         totals: Sequence[jax.Array],
@@ -167,7 +177,7 @@ class _Part:
             adding = accumulating_value_and_grad(plan, add, sums) if has_choice(plan) else None
 
             def of_part(function: Callable[..., Any]) -> Callable[..., Any]:
-                return _of_part(function, adding or differentiate, share, totals, losses)
+                return _of_part(function, adding or differentiate, share, factor, totals, losses)
 
             gradients, non_trainable, metrics, logs = compute_gradient_step(
                 model, as_lists(state), part, of_part
@@ -248,14 +258,16 @@ def _of_part(
     function: Callable[..., Any],
     differentiate: Differentiate | None,
     share: float,
+    factor: float | None,
     totals: Sequence[jax.Array],
     losses: list[jax.Array],
 ) -> Callable[..., Any]:
-    """Returns a differentiated function whose losses are those of a part."""
+    """Returns a differentiated function whose losses are those of a part, times a factor."""
 
     def within(*args: Any, totals: Sequence[jax.Array], **kwargs: Any) -> Any:
         with losses_of_part(LossParts(share, totals)):
-            return function(*args, **kwargs)
+            loss, auxiliary = function(*args, **kwargs)
+            return loss if factor is None else loss * factor, auxiliary
 
     value_and_grad = differentiate or functools.partial(jax.value_and_grad, has_aux=True)
     differentiated = value_and_grad(within)
