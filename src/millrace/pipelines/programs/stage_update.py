@@ -49,7 +49,7 @@ def split_stage_update(
     accumulator = make_accumulator(model.trainable_variables, accumulation)
     zeros = jax.eval_shape(accumulator.zeros)
     gradient_homes = contributions(split)
-    _check_scales(model, gradient_homes)
+    _check_shared(model, gradient_homes)
     trainable, optimizer = list(trainable), list(optimizer)
     last = len(split.stages) - 1
 
@@ -95,7 +95,7 @@ def split_stage_update(
     return replace(split_update(graph, inputs, outputs, homes, last), taps=tapped)
 
 
-def _check_scales(model: keras.Model, gradient_homes: Sequence[tuple[int, int]]) -> None:
+def _check_shared(model: keras.Model, gradient_homes: Sequence[tuple[int, int]]) -> None:
     """Refuses scales of float8 layers that several stages use.
 
     Keras adds up the changes of all calls in a micro-batch, and takes the largest of these sums.
