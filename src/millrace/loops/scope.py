@@ -13,6 +13,7 @@ repeat(n, body)   body -> optimizer.apply -> needs_multiple_of(4)   n=10 is an e
 import weakref
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
+from functools import partial
 from types import TracebackType
 from typing import Any, TypeVar
 
@@ -28,6 +29,7 @@ from millrace.errors import ModelError, PlanError, TapError
 from millrace.loops.exchange import Exchange
 from millrace.loops.replication import holds_anywhere, watching_exchanges
 from millrace.pytrees import ArrayTree, SpecTree
+from millrace.steps.ended_values import check_variable
 from millrace.taps.taps import Tapped, collecting
 from millrace.threads.scoped_value import ScopedValue
 
@@ -214,6 +216,7 @@ class VariableScope(keras.StatelessScope):
             value = self.get_current_value(variable)
             if value is None:  # just created: Keras has a placeholder in the first trace
                 value = variable.value
+            check_variable(partial("Variable {!r}".format, variable.path), value)
             values.append(jax.lax.convert_element_type(value, variable.dtype))
         return values
 

@@ -182,7 +182,9 @@ class _Part:
             gradients, non_trainable, metrics, logs = compute_gradient_step(
                 model, as_lists(state), part, of_part
             )
-            new = with_dtypes_of(as_state((state[0], non_trainable, state[2], metrics)), state)
+            new = with_dtypes_of(
+                as_state((state[0], non_trainable, state[2], metrics)), state, model
+            )
             logs = jax.tree.map(jnp.asarray, logs)
             sums = gradients if adding else add(gradients, sums)
             return BatchResult(list(sums), list(new[1]), list(new[3]), logs, losses[0])
