@@ -107,7 +107,6 @@ class NaNWatch(keras.callbacks.Callback):
         self._steps = self._updates = self._epoch = self._epoch_begin = 0
         self.found: FlightRecord | None = None
         self.written: pathlib.Path | None = None
-        self._has_model = True  # whether the model is written, too
 
     def on_train_begin(self, logs: Mapping[str, float] | None = None) -> None:
         """Asks the controller to watch the gradients."""
@@ -236,7 +235,7 @@ class NaNWatch(keras.callbacks.Callback):
             )
             parent, oldest, is_ours = self._parent(self._directory)
             directory = make_flight(parent, self._fitted.name, self._updates - 1)
-            self._has_model = self._save_model(directory / MODEL_FILE)
+            self._save_model(directory / MODEL_FILE)
             write_flight(directory, flight)
         except Exception as error:
             of_disk = isinstance(error, OSError)
@@ -250,7 +249,7 @@ class NaNWatch(keras.callbacks.Callback):
         if is_ours:
             remove_old_flights(parent, oldest, directory)
 
-    def _save_model(self, path: pathlib.Path) -> bool:
+    def _save_model(self, path: pathlib.Path) -> None:
         try:
             self._fitted.save(path)
         except Exception as error:  # of layers of the user, too
@@ -259,7 +258,6 @@ class NaNWatch(keras.callbacks.Callback):
                 "The flight record is written without the model, which Keras cannot save: %s.",
                 describe(error),
             )
-        return path.exists()
 
     def _parent(self, directory: pathlib.Path | Default) -> tuple[pathlib.Path, float | None, bool]:
         """Returns the parent of a flight, the greatest age of others in it, and whether it is ours.
@@ -304,8 +302,9 @@ class NaNWatch(keras.callbacks.Callback):
         )
         if self.written is not None:
             path = shlex.quote(str(self.written))
-            again = f"Run it again: millrace replay {path}"
-            console.print(f"  {again if self._has_model else f'Its data: {path}'}", markup=False)
+            has_model = (self.written / MODEL_FILE).exists()
+            again = "Run it again: millrace replay" if has_model else "Its data:"
+            console.print(f"  {again} {path}", markup=False)
 
 
 def _stage_of(tensor: Tensor, assignment: Assignment) -> int:

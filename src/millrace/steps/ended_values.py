@@ -4,7 +4,7 @@ cond(p, lambda: self.count.assign(1), ...)   the variable's new value is part of
 self.last = ops.mean(x)                      an attribute keeps a value of an earlier trace
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 
 import jax
 import keras
@@ -25,10 +25,10 @@ def check_variable(name: Callable[[], str], value: object) -> None:
     if has_ended(value):
         raise ModelError(
             f"{name()} was assigned a value within a function that JAX traces apart, and the value "
-            f"does not exist outside of it: {origin_of(value)}\nAssign variables outside of the "
-            "branches and bodies of cond, switch, scan, while_loop, fori_loop, vectorized_map, "
-            "jax.checkpoint, jax.grad and jax.jit: let the function return the value. Drawing a "
-            "random number assigns the state of its seed generator, so draw it outside, too."
+            f"does not exist outside of it: {origin_of(value)}\nAssign variables outside of "
+            "branches, bodies of loops, and functions of vectorized_map, jax.checkpoint and the "
+            "like, which return the value. Drawing a random number assigns the state of its seed "
+            "generator, so draw it outside, too."
         )
 
 
@@ -61,18 +61,7 @@ def lower_program(
 def _kept(model: keras.Model | None) -> Iterator[tuple[str, object]]:
     """Yields the traced values in attributes of layers, each with its place."""
     for layer in all_layers(model) if model is not None else ():
-        for name, value in vars(layer).items():
-            if name not in _NOT_THE_USERS:
-                for place, kept in _inside(name, value):
-                    yield f"The attribute {place} of layer {layer.name!r}", kept
-
-
-def _inside(place: str, value: object) -> Iterator[tuple[str, object]]:
-    if has_ended(value):
-        yield place, value
-    elif isinstance(value, Mapping):
-        for key, item in value.items():
-            yield from _inside(f"{place}[{key!r}]", item)
-    elif isinstance(value, Sequence) and not isinstance(value, str | bytes):
-        for number, item in enumerate(value):
-            yield from _inside(f"{place}[{number}]", item)
+        for (name, *keys), value in keras.tree.flatten_with_path(vars(layer)):
+            if has_ended(value) and name not in _NOT_THE_USERS:
+                place = name + "".join(f"[{key!r}]" for key in keys)
+                yield f"The attribute {place} of layer {layer.name!r}", value

@@ -87,9 +87,8 @@ def compute_in_parts(
     _check_rows(plan, batch)
     totals = _totals(model, division, state, batch)
     accumulation = replace(plan.accumulation, reduction=Reduction.MEAN)
-    variables = model.trainable_variables
-    accumulator = make_accumulator(variables, accumulation)
-    shares_first = any(variable.overwrite_with_gradient for variable in variables)
+    accumulator = make_accumulator(model.trainable_variables, accumulation)
+    shares_first = _shares_first(model)
 
     def part_with(rows: int) -> _Part:
         weight = 1.0 if shares_first else rows / division.rows
@@ -98,8 +97,7 @@ def compute_in_parts(
             return accumulator.add(accumulated, gradients, weight)
 
         sums = jax.eval_shape(accumulator.zeros)
-        factor = rows / division.batch_rows if shares_first else None
-        return _Part(model, plan, differentiate, add, sums, rows, factor, state, batch, totals)
+        return _Part(model, plan, differentiate, add, sums, rows, state, batch, totals)
 
     part = part_with(division.rows)
     changes = part.changes(state, division.count)
@@ -161,7 +159,6 @@ class _Part:
         add: Callable[[Gradients, Gradients], Gradients],
         sums: Gradients,
         rows: int,
-        factor: float | None,
         state: State,
         batch: ArrayTree,
         totals: Sequence[jax.Array],
@@ -169,6 +166,7 @@ class _Part:
         self._trainable, _, self._optimizer, _ = as_lists(state)
         self._totals = totals
         share = rows / plan.batch.rows
+        factor = share if _shares_first(model) else None
 
         def compute(
             state: State, part: ArrayTree, totals: Sequence[jax.Array], sums: Gradients
@@ -246,6 +244,10 @@ class _Changes:
         for number, value in zip(self.changed, carried, strict=True):
             values[number] = value
         return values
+
+
+def _shares_first(model: keras.Model) -> bool:
+    return any(variable.overwrite_with_gradient for variable in model.trainable_variables)
 
 
 def _advanced(run: Callable[..., Any], value: jax.Array, count: int) -> jax.Array:
