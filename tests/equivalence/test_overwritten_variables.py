@@ -106,6 +106,9 @@ def test_a_layer_of_two_stages():
         layer.quantize("float8")
         return model
 
-    case = cases.Case("shared", build)
+    model = pipes.pipelined(cases.Case("shared", build), [0, 1, 1])
     with pytest.raises(ModelError, match=r"'twice/inputs_scale'.*stages \[0, 1\].*on one stage"):
-        fit(pipes.pipelined(case, [0, 1, 1]))
+        fit(model)
+    model.set_pipeline_stage_assignment("auto", num_stages=2)
+    calls = pipes.leaf_calls(model.get_pipeline_stage_assignment())
+    assert [call.pipeline_stage for call in calls] == [0, 0, 1]
