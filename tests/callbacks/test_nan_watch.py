@@ -235,11 +235,31 @@ def test_nothing_is_removed_from_a_directory_of_the_user(strategy, tmp_path):
     assert old.exists()
 
 
-def test_a_flight_that_cannot_be_written_leaves_the_training_stopped(strategy, tmp_path, caplog):
+def test_a_flight_that_cannot_be_written_leaves_the_training_stopped(
+    strategy, tmp_path, caplog, monkeypatch
+):
     (tmp_path / "file").write_text("mine")
-    watch = stopped(strategy, directory=tmp_path / "file")
-    assert watch.written is None
+    assert stopped(strategy, directory=tmp_path / "file").written is None
     assert "Set NaNWatch(directory=...)" in caplog.text
+    monkeypatch.setattr(nan_watch, "write_flight", lambda *_: np.stack([]))
+    assert stopped(strategy, directory=tmp_path).written is None
+    assert "ValueError: need at least one array" in caplog.messages[-1]
+    assert "Set NaNWatch" not in caplog.messages[-1]
+
+
+@pytest.mark.parametrize("method", ["get_config", "save_own_variables"])
+def test_a_model_that_keras_cannot_save(strategy, tmp_path, caplog, capsys, monkeypatch, method):
+    def fails(*_):
+        raise NotImplementedError  # without a word
+
+    monkeypatch.setattr(layers.Dense, method, fails)
+    watch = stopped(strategy, directory=tmp_path)
+    assert "activation dense" in str(watch.found)
+    assert f"Its data: {watch.written}" in capsys.readouterr().err
+    assert "NotImplementedError" in caplog.messages[-1]
+    assert len(read_flight(watch.written).batches) == 1
+    with pytest.raises(DataError, match=r"has no model\.keras"):
+        replay(watch.written)
 
 
 def test_a_user_without_a_home(strategy, tmp_path, monkeypatch):

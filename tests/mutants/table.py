@@ -200,7 +200,7 @@ MUTANTS = (
     Mutant("accumulation", "return replicas / total_weight", "return 1.0 / total_weight"),
     Mutant(
         "accumulation",
-        "g.astype(a.dtype) if replace else added(a, g)",
+        "largest(a, g) if overwrite else added(a, g)",
         "added(a, g)",
     ),
     Mutant(
@@ -221,7 +221,7 @@ MUTANTS = (
     # Gradients, statistics and counters of replicas.
     Mutant(
         "reductions",
-        "reduced[index] = lax.pmax(value, REPLICA)",
+        "reduced[index] = largest_of_replicas(value)",
         "reduced[index] = lax.psum(value, REPLICA)",
     ),
     Mutant(

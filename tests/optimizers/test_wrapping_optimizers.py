@@ -42,6 +42,27 @@ def test_gradients_are_mapped_before_they_are_accumulated_and_not_again():
     assert optimizer.iterations.value == 2
 
 
+def test_variables_that_are_overwritten_are_accumulated_as_by_keras():
+    found, expected = ones(), ones()
+    for variable in (found, expected):
+        variable.overwrite_with_gradient = True
+    mapping = MapGradientOptimizer(keras.optimizers.SGD(1.0), lambda g, v: 3 * g)
+    optimizer = AccumulatingOptimizer(CrossReplicaOptimizer(mapping), 2, reduction="mean")
+    values = iter(keras.ops.array([[0.5, 4.0], [2.0, 0.25]]))
+    by_keras = keras.optimizers.SGD(1.0, gradient_accumulation_steps=2)
+    count = keras.Variable(0, dtype="int32")
+
+    def body():
+        optimizer.apply([keras.ops.where(count == 0, first, second)], [found])
+        count.assign_add(1)
+
+    first, second = values
+    repeat(2, body)
+    for value in (first, second):
+        by_keras.apply([value], [expected])
+    np.testing.assert_array_equal(found, expected)
+
+
 def test_a_float16_weight_accumulates_in_float32_with_any_optimizer():
     weight = ones("float16")
     optimizer = AccumulatingOptimizer(keras.optimizers.SGD(1.0), 3, dtype="float32")

@@ -75,13 +75,18 @@ def test_the_dtype_of_each_accumulator(choice, dtypes):
     assert [value.dtype.name for value in total] == dtypes
 
 
-def test_variables_that_are_overwritten_keep_the_last_gradient():
-    built = model()
-    built.trainable_variables[0].overwrite_with_gradient = True
-    gradients = gradients_of(3)
-    accumulator = make_accumulator(built.trainable_variables, Accumulation())
-    result = accumulate(accumulator, gradients, [1.0] * 3, 1 / 3)
-    np.testing.assert_array_equal(result[0], gradients[2][0])
+@pytest.mark.parametrize("reduction", Reduction)
+def test_variables_that_are_overwritten_are_accumulated_as_by_keras(reduction):
+    built = model("bfloat16")
+    scale = built.trainable_variables[0]
+    scale.overwrite_with_gradient = True
+    gradients = gradients_of(3, jnp.bfloat16)
+    accumulator = make_accumulator([scale], Accumulation(reduction=reduction, dtype="float32"))
+    found = accumulate(accumulator, [g[:1] for g in gradients], [0.5] * 3, 1 / 3)
+    optimizer = keras.optimizers.SGD(gradient_accumulation_steps=3)
+    for gradient, _ in gradients:
+        optimizer.apply([gradient], [scale])
+    np.testing.assert_array_equal(found[0], scale.value, strict=True)
 
 
 def test_a_running_mean_is_never_larger_than_the_gradients_are():

@@ -219,6 +219,18 @@ def test_a_slot_that_an_update_makes_anew_takes_no_memory_of_another_kind():
 
 
 @pytest.mark.slow
+def test_a_stage_that_takes_the_gradients_of_all():
+    # The norm is one of gradients that are zero where one of them is infinite, at any stage.
+    def build_scaled():
+        model = build(2, "sgd", 4)
+        sgd = keras.optimizers.SGD(0.01, momentum=0.9, global_clipnorm=1.0)
+        model.compile(keras.optimizers.LossScaleOptimizer(sgd), "mse", steps_per_execution=4)
+        return model
+
+    check_same(build_scaled, pipelined("1f1b"), epochs=1)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("weights", [False, True])
 def test_pipelines_with_replicas(weights):
     def choose(model, on):

@@ -1,5 +1,6 @@
 import jax
 import jax.numpy as jnp
+import keras
 import pytest
 
 from millrace.errors import ModelError
@@ -29,15 +30,19 @@ def test_lists_become_a_state_and_back():
 def test_a_settled_state_has_the_dtypes_of_the_old_one():
     old = state((2,), (3,))
     new = as_state([[jnp.ones(2, jnp.bfloat16)], [jnp.ones(3, jnp.int32)]])
-    assert [v.dtype.name for part in with_dtypes_of(new, old) for v in part] == [
+    assert [
+        v.dtype.name for part in with_dtypes_of(new, old, keras.Sequential()) for v in part
+    ] == [
         "float32",
         "float32",
     ]
 
 
 def test_what_a_step_must_not_do_to_its_state():
-    old = state((2,), (3,), (), ())
-    with pytest.raises(ModelError, match=r"optimizer variable 0 from \(\) to \(5,\)"):
-        with_dtypes_of(state((2,), (3,), (5,), ()), old)
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1, use_bias=False)])
+    model.compile("sgd", "mse")
+    old = state((2, 1), (3,), (), ())
+    with pytest.raises(ModelError, match=r"sgd\S*/iteration': .* its shape from \(\) to \(5,\)"):
+        with_dtypes_of(state((2, 1), (3,), (5,), ()), old, model)
     with pytest.raises(ModelError, match=r"1 trainable .* 1 metric before, 3 lists after"):
-        with_dtypes_of(state((2,), (3,), ()), old)
+        with_dtypes_of(state((2, 1), (3,), ()), old, model)

@@ -254,10 +254,22 @@ _JAX = (
     *_in(
         "jax._src.core",
         AxisEnv="one of the options that a trace depends on",
+        EvalTrace="where no trace is left around a trace",
         Tracer="tells traced values from arrays",
         get_opaque_trace_state="tells one trace from another",
+        trace_ctx="the current trace",
         trace_state_clean="whether anything is traced",
     ),
+    *_in(
+        "jax._src.core:Tracer",
+        _line_info="the line that computed a value",
+        _trace="the trace that a value is part of",
+    ),
+    *_in(
+        "jax._src.interpreters.partial_eval:DynamicJaxprTracer",
+        _debug_info="the function whose trace a value is part of",
+    ),
+    *_in("jax.stages:Traced", _consts="values of other traces that a function uses"),
     *_in(
         "jax._src.config",
         config_ext="the names of the options that a trace depends on",

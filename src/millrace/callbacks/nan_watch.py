@@ -36,6 +36,7 @@ from millrace.errors import ModelError, OptionError
 from millrace.options import TapRequest, whole_number
 from millrace.pipelines.assignment.assignment import Assignment
 from millrace.processes.agreement import process_index
+from millrace.processes.failure import describe
 from millrace.records.flight import MODEL_FILE, Flight, FlightNote, FlightRecord, write_flight
 from millrace.records.flight_directory import (
     FLIGHTS,
@@ -223,28 +224,40 @@ class NaNWatch(keras.callbacks.Callback):
     def _write(self, halted: Halted) -> None:
         if self._directory is None or process_index() != 0:
             return
-        flight = Flight(
-            record=self.found,  # type: ignore[arg-type]
-            updates=[number for number, _ in self._rows],
-            tensors=self._tensors,
-            statistics=np.stack([row for _, row in self._rows]),
-            state=state_of(self._fitted),
-            batches=halted.batches,
-        )
-        try:
+        try:  # whatever fails: training has stopped, and the diagnosis is in `found`
+            flight = Flight(
+                record=self.found,  # type: ignore[arg-type]
+                updates=[number for number, _ in self._rows],
+                tensors=self._tensors,
+                statistics=np.stack([row for _, row in self._rows]),
+                state=state_of(self._fitted),
+                batches=halted.batches,
+            )
             parent, oldest, is_ours = self._parent(self._directory)
             directory = make_flight(parent, self._fitted.name, self._updates - 1)
-            self._fitted.save(directory / MODEL_FILE)
+            self._save_model(directory / MODEL_FILE)
             write_flight(directory, flight)
-        except OSError as error:  # training has stopped, and the record of it is in `found`
+        except Exception as error:
+            of_disk = isinstance(error, OSError)
+            advice = " Set NaNWatch(directory=...) to a directory that can be written."
             logger.warning(
-                "The flight record cannot be written: %s. Set NaNWatch(directory=...) to a "
-                "directory that can be written.", error
+                "The flight record cannot be written: %s.%s",
+                error if of_disk else describe(error), advice if of_disk else "",
             )  # fmt: skip
             return
         self.written = directory
         if is_ours:
             remove_old_flights(parent, oldest, directory)
+
+    def _save_model(self, path: pathlib.Path) -> None:
+        try:
+            self._fitted.save(path)
+        except Exception as error:  # of layers of the user, too
+            path.unlink(missing_ok=True)
+            logger.warning(
+                "The flight record is written without the model, which Keras cannot save: %s.",
+                describe(error),
+            )
 
     def _parent(self, directory: pathlib.Path | Default) -> tuple[pathlib.Path, float | None, bool]:
         """Returns the parent of a flight, the greatest age of others in it, and whether it is ours.
@@ -288,9 +301,10 @@ class NaNWatch(keras.callbacks.Callback):
             markup=False,
         )
         if self.written is not None:
-            console.print(
-                f"  Run it again: millrace replay {shlex.quote(str(self.written))}", markup=False
-            )
+            path = shlex.quote(str(self.written))
+            has_model = (self.written / MODEL_FILE).exists()
+            again = "Run it again: millrace replay" if has_model else "Its data:"
+            console.print(f"  {again} {path}", markup=False)
 
 
 def _stage_of(tensor: Tensor, assignment: Assignment) -> int:

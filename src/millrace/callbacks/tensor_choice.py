@@ -16,7 +16,7 @@ from millrace._compat.keras_graph import layer_paths
 from millrace.errors import ModelError, OptionError
 from millrace.options import Moment, TapRequest, member, whole_number
 from millrace.records.tensors import Tensor
-from millrace.taps.tensors import gradient_name, matches
+from millrace.taps.tensors import gradient_names, matches
 
 # In the name of an activation: the number of the layer's call, and the number of the output.
 _NUMBERS = re.compile(r"(#\d+)?(:\d+)?$")
@@ -117,8 +117,8 @@ def check_gradients(model: keras.Model, patterns: Sequence[str]) -> None:
     Raises:
         OptionError: with the names that are most similar to the pattern.
     """
-    variables = [gradient_name(model, variable) for variable in model.trainable_variables]
-    _check_matches(model, "gradients", patterns, variables, "trainable variable")
+    names = [name for name in gradient_names(model) if name is not None]
+    _check_matches(model, "gradients", patterns, names, "trainable variable")
 
 
 def patterns_of(option: str, value: str | Iterable[str]) -> tuple[str, ...]:

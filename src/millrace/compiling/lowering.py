@@ -28,6 +28,7 @@ from millrace.plan import Plan
 from millrace.recomputation.ordered import compiler_options as options_of_recomputation
 from millrace.recomputation.ordered import options_with_barriers
 from millrace.records.compilation import Cause, ProgramKey
+from millrace.steps.ended_values import lower_program
 from millrace.steps.program import Program
 
 _table = threading.Lock()  # held for a look-up only
@@ -148,7 +149,7 @@ def lower(request: Request, log: CompileLog) -> Lowering:
         begin = time.perf_counter()
         traced = jitted.trace(*arguments)
         between = time.perf_counter()
-        lowered = traced.lower()
+        lowered = lower_program(traced, request.model)
         end = time.perf_counter()
     options = dict(request.compiler_options or {})
     if plan.recompute is not None:

@@ -14,7 +14,6 @@ from millrace.tensorflow.replacements import CUSTOM, FEEDS, FIT, PROCESSES, SERV
 from millrace.tensorflow.unsupported import Unsupported, UnsupportedModule, longest
 
 LOOKUP = "keras.layers.Embedding; for a table larger than a device: look rows up in the data set"
-_COLLECTIVE = "ipu.cross_replica_ops, or a collective of jax.lax in jax.shard_map"
 
 IPU = {
     "ipu.keras.IPUModel": "keras.Model, in the scope of an IPUStrategy",

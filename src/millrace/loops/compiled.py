@@ -22,6 +22,7 @@ from millrace.compiling.lowering import Lowering, progress
 from millrace.compiling.watch import call_watched, unwatched
 from millrace.pytrees import Array, ArrayTree, SpecTree
 from millrace.records.compilation import ProgramKey
+from millrace.steps.ended_values import lower_program
 from millrace.threads.made_once import MadeOnce
 
 ProgramArgument: TypeAlias = "ArrayTree | SpecTree | np.generic"  # a NumPy scalar is an array
@@ -139,7 +140,7 @@ class Compiled:
             begin = time.perf_counter()
             traced = self._jitted.trace(*arguments)
             between = time.perf_counter()
-            lowered = traced.lower()
+            lowered = lower_program(traced)
             end = time.perf_counter()
         first = not len(self._executables)
         lowering = Lowering(

@@ -14,6 +14,7 @@ import itertools
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from types import TracebackType
 from typing import Any, NoReturn, TypeVar
 
@@ -28,6 +29,7 @@ from millrace._compat.patches import hold, release
 from millrace.errors import ModelError, PlanError, TapError, UnsupportedError
 from millrace.loops.replication import holds_anywhere, watching_exchanges
 from millrace.pytrees import ArrayTree, SpecTree
+from millrace.steps.ended_values import check_variable
 from millrace.taps.taps import Tapped, collecting
 from millrace.threads.scoped_value import ScopedValue
 
@@ -232,6 +234,7 @@ class VariableScope(keras.StatelessScope):
             value = self.get_current_value(variable)
             if value is None:  # just created: Keras has a placeholder in the first trace
                 value = variable.value
+            check_variable(partial("Variable {!r}".format, variable.path), value)
             values.append(jax.lax.convert_element_type(value, variable.dtype))
         return values
 

@@ -23,7 +23,7 @@ from millrace.loops.scope import enclosing_loop
 from millrace.optimizers.as_accumulated import refusing_other_dtypes, wrapped_chain
 from millrace.optimizers.wrapping import Gradient, WrappingOptimizer
 from millrace.options import whole_number
-from millrace.steps.accumulate import accumulator_dtype
+from millrace.steps.accumulate import accumulator_dtype, largest
 
 
 @keras.saving.register_keras_serializable(package="millrace")
@@ -107,8 +107,11 @@ class AccumulatingOptimizer(WrappingOptimizer):
             )
             if gradient is not None
         ]
-        for accumulator, gradient, _ in pairs:
-            accumulator.assign_add(ops.cast(gradient, accumulator.dtype))
+        for accumulator, gradient, variable in pairs:
+            if variable.overwrite_with_gradient:
+                accumulator.assign(largest(accumulator.value, gradient))
+            else:
+                accumulator.assign_add(ops.cast(gradient, accumulator.dtype))
 
         def update() -> None:
             self._update([accumulator for accumulator, _, _ in pairs], [v for *_, v in pairs])
@@ -145,7 +148,10 @@ class AccumulatingOptimizer(WrappingOptimizer):
     ) -> None:
         gradients = [accumulator.value for accumulator in accumulators]
         if self._reduction == "mean":
-            gradients = [gradient / self.steps for gradient in gradients]
+            gradients = [
+                gradient if variable.overwrite_with_gradient else gradient / self.steps
+                for gradient, variable in zip(gradients, variables, strict=True)
+            ]
         if self._keeps_dtype:
             with refusing_other_dtypes(self.wrapped_optimizer):
                 pairs = zip(gradients, variables, strict=True)

@@ -7,10 +7,11 @@ So variables that are equal on all replicas at the start stay equal.
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import keras
 
-from millrace.loops.replication import cross_replica_mean
+from millrace.loops.replication import cross_replica_mean, largest
 from millrace.optimizers.wrapping import Gradient, WrappingOptimizer
 
 
@@ -36,6 +37,15 @@ class CrossReplicaOptimizer(WrappingOptimizer):
     def gradients_to_apply(
         self, gradients: Sequence[Gradient], variables: Sequence[keras.Variable] | None
     ) -> list[Gradient]:
-        """Returns the mean of the replicas' gradients, which are exchanged all at once."""
-        means = iter(cross_replica_mean([g for g in gradients if g is not None]))
-        return [None if g is None else next(means) for g in gradients]
+        """Returns the mean of the replicas' gradients, which are exchanged all at once.
+
+        Of the values with which Keras overwrites a variable it is the largest.
+        """
+        new: list[Any] = list(gradients)
+        overwrites = [getattr(each, "overwrite_with_gradient", False) for each in variables or new]
+        reduced = [k for k, gradient in enumerate(new) if gradient is not None]
+        averaged = [k for k in reduced if not overwrites[k]]
+        means = cross_replica_mean([new[k] for k in averaged])
+        for k in reduced:
+            new[k] = largest(new[k]) if overwrites[k] else means.pop(0)
+        return new

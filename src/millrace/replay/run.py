@@ -129,10 +129,16 @@ def replay(
     directory = pathlib.Path(directory_path("directory", directory))
     flight = read_flight(directory)
     path = directory / MODEL_FILE
+    if not path.exists():
+        raise DataError(
+            f"The flight record {directory} has no {MODEL_FILE}, without which nothing can run "
+            "again. NaNWatch warns where Keras cannot save a model, and says why."
+        )
     try:
         model: Any = keras.models.load_model(path, custom_objects=dict(custom_objects or {}))
     except Exception as error:
-        reason = str(error).splitlines()[-1].partition(". ")[0]  # after the whole configuration
+        lines = str(error).splitlines() or [type(error).__name__]
+        reason = lines[-1].partition(". ")[0]  # after the whole configuration
         raise DataError(
             f"The model of the flight record {directory} does not load: {reason}. If it has "
             "custom layers, losses or metrics, name the module that registers them: "

@@ -24,7 +24,7 @@ from jax.sharding import PartitionSpec
 from millrace.devices import REPLICA
 from millrace.plan import Plan
 from millrace.replicas.placement import axis_of, split_spec
-from millrace.steps.accumulate import Gradients, make_accumulator
+from millrace.steps.accumulate import Gradients, largest_of_replicas, make_accumulator
 from millrace.steps.offload import host_layouts, with_host_layouts
 
 
@@ -73,13 +73,13 @@ class GradientReduction:
             plan: describes the programs.
         """
         self._plan = plan
-        # float8 layers store new scales in the "gradient": the largest serves all replicas.
-        self._replaces = [bool(getattr(v, "overwrite_with_gradient", False)) for v in variables]
+        self._overwrites = [variable.overwrite_with_gradient for variable in variables]
         # A gradient arrives in parts where the optimizer's values are sharded. Where only weights
         # are, the optimizer's values would be updated in parts and gathered again.
         axes = [axis_of(plan, "optimizer", tuple(v.shape)) for v in variables]
         self._axes = [
-            None if replace else axis for axis, replace in zip(axes, self._replaces, strict=True)
+            None if overwrite else axis
+            for axis, overwrite in zip(axes, self._overwrites, strict=True)
         ]
         self.specs = [
             PartitionSpec() if axis is None else PartitionSpec(*[None] * axis, REPLICA)
@@ -112,8 +112,8 @@ class GradientReduction:
         reduced = list(gradients)
         summed: list[int] = []  # indices of those that are added up whole
         for index, (value, axis) in enumerate(zip(gradients, self._axes, strict=True)):
-            if self._replaces[index]:
-                reduced[index] = lax.pmax(value, REPLICA)
+            if self._overwrites[index]:
+                reduced[index] = largest_of_replicas(value)
             elif axis is None or at_once:
                 summed.append(index)
             else:

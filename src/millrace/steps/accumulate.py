@@ -11,6 +11,9 @@ big batch. `sum` adds the gradients unchanged: each is already a mean over its o
 `running_mean` moves the accumulated value towards the n-th gradient by a `coefficient` of 1 / n,
 so that it never exceeds the gradients.
 
+Scales and histories of float8 layers are no gradients: Keras overwrites the variable with them. As
+where Keras accumulates, the largest of an update counts, without any weight.
+
 Each replica accumulates its own gradients. Their sums are divided by the steps of all replicas,
 or, where the reduction ends in `then_sum`, by the steps of one.
 """
@@ -22,8 +25,10 @@ from typing import TypeAlias
 import jax
 import jax.numpy as jnp
 import keras
+from jax import lax
 from jax.typing import DTypeLike
 
+from millrace.devices import REPLICA
 from millrace.errors import OptionError
 from millrace.options import Accumulation, Reduction
 from millrace.steps.scopes import ACCUMULATION
@@ -51,8 +56,7 @@ def make_accumulator(
         OptionError: if the chosen dtype is unknown, or not a floating dtype.
     """
     dtypes = [accumulator_dtype(accumulation.dtype, variable) for variable in variables]
-    # float8 layers store new scales in the "gradient" of a variable. The newest one counts.
-    replaces = [bool(getattr(variable, "overwrite_with_gradient", False)) for variable in variables]
+    overwrites = [variable.overwrite_with_gradient for variable in variables]
 
     @jax.named_scope(ACCUMULATION)
     def zeros() -> Gradients:
@@ -73,8 +77,8 @@ def make_accumulator(
             return kept + g.astype(a.dtype) * _as(coefficient, a)
 
         return [
-            g.astype(a.dtype) if replace else added(a, g)
-            for a, g, replace in zip(accumulated, gradients, replaces, strict=True)
+            largest(a, g) if overwrite else added(a, g)
+            for a, g, overwrite in zip(accumulated, gradients, overwrites, strict=True)
         ]
 
     @jax.named_scope(ACCUMULATION)
@@ -82,17 +86,27 @@ def make_accumulator(
         # Scaled in the accumulator's dtype. The optimizer casts, and only after it has looked for
         # infinities: a sum of scaled gradients cast to float16 could overflow to infinity here.
         return [
-            a if replace else a * _as(scale, a)
-            for a, replace in zip(accumulated, replaces, strict=True)
+            a if overwrite else a * _as(scale, a)
+            for a, overwrite in zip(accumulated, overwrites, strict=True)
         ]
 
     return Accumulator(zeros, add, finish)
 
 
+def largest(accumulated: jax.Array, gradient: jax.Array) -> jax.Array:
+    """Returns the accumulated "gradient" of a variable that Keras overwrites with it."""
+    return jnp.maximum(accumulated, gradient.astype(accumulated.dtype))
+
+
+def largest_of_replicas(gradient: jax.Array) -> jax.Array:
+    """Returns the same over all replicas, on each of them; runs under the mesh's axis."""
+    return lax.pmax(gradient, REPLICA)
+
+
 def accumulator_dtype(choice: AccumulatorDtypeLike, variable: keras.Variable) -> jnp.dtype:
     """Returns the dtype in which the gradients of one variable are accumulated."""
     chosen = choice(variable) if callable(choice) and not _is_dtype(choice) else choice
-    if chosen is None:
+    if chosen is None or variable.overwrite_with_gradient:
         return jnp.dtype(variable.dtype)
     try:
         dtype = jnp.dtype(keras.backend.standardize_dtype(chosen))

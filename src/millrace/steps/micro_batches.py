@@ -10,6 +10,10 @@ number of the whole batch before the first gradient. So if there are any, a pass
 adds these numbers up first; it computes nothing else, which for a mask made of the inputs is next
 to nothing.
 
+Layers of float8 measure the gradients of their outputs. These must be those of the whole batch, so
+there the loss of a part is multiplied by the part's share before its gradient, not the gradients
+after it.
+
 A value of the state that follows from itself alone, such as the seed of a dropout layer, advances
 in a loop of its own, so that replicas still find by how much a step advances it.
 """
@@ -84,15 +88,18 @@ def compute_in_parts(
     totals = _totals(model, division, state, batch)
     accumulation = replace(plan.accumulation, reduction=Reduction.MEAN)
     accumulator = make_accumulator(model.trainable_variables, accumulation)
+    shares_first = _shares_first(model)
 
-    def part_with(rows: int, weight: float) -> _Part:
+    def part_with(rows: int) -> _Part:
+        weight = 1.0 if shares_first else rows / division.rows
+
         def add(gradients: Gradients, accumulated: Gradients) -> Gradients:
             return accumulator.add(accumulated, gradients, weight)
 
         sums = jax.eval_shape(accumulator.zeros)
         return _Part(model, plan, differentiate, add, sums, rows, state, batch, totals)
 
-    part = part_with(division.rows, 1.0)
+    part = part_with(division.rows)
     changes = part.changes(state, division.count)
 
     def body(index: Index, carry: _PartsCarry) -> _PartsCarry:
@@ -121,12 +128,12 @@ def compute_in_parts(
     non_trainable = changes.before(division.count, carry.changed)
     _, metrics, logs, gradients, loss = carry
     if division.rest:
-        weight = division.rest / division.rows
+        weight = 1.0 if shares_first else division.rest / division.rows
         rows = part_of(batch, division.count * division.rows, division.rest)
-        found = part_with(division.rest, weight).run(non_trainable, metrics, rows, gradients)
+        found = part_with(division.rest).run(non_trainable, metrics, rows, gradients)
         gradients, non_trainable, metrics, logs, _ = found
         loss = loss + found.loss * weight
-    share = division.rows / division.batch_rows
+    share = 1.0 if shares_first else division.rows / division.batch_rows
     gradients = accumulator.finish(gradients, share)
     return BatchResult(gradients, non_trainable, metrics, logs, loss * share)
 
@@ -159,6 +166,7 @@ class _Part:
         self._trainable, _, self._optimizer, _ = as_lists(state)
         self._totals = totals
         share = rows / plan.batch.rows
+        factor = share if _shares_first(model) else None
 
         def compute(
             state: State, part: ArrayTree, totals: Sequence[jax.Array], sums: Gradients
@@ -167,12 +175,14 @@ class _Part:
             adding = accumulating_value_and_grad(plan, add, sums) if has_choice(plan) else None
 
             def of_part(function: Callable[..., Any]) -> Callable[..., Any]:
-                return _of_part(function, adding or differentiate, share, totals, losses)
+                return _of_part(function, adding or differentiate, share, factor, totals, losses)
 
             gradients, non_trainable, metrics, logs = compute_gradient_step(
                 model, as_lists(state), part, of_part
             )
-            new = with_dtypes_of(as_state((state[0], non_trainable, state[2], metrics)), state)
+            new = with_dtypes_of(
+                as_state((state[0], non_trainable, state[2], metrics)), state, model
+            )
             logs = jax.tree.map(jnp.asarray, logs)
             sums = gradients if adding else add(gradients, sums)
             return BatchResult(list(sums), list(new[1]), list(new[3]), logs, losses[0])
@@ -236,6 +246,10 @@ class _Changes:
         return values
 
 
+def _shares_first(model: keras.Model) -> bool:
+    return any(variable.overwrite_with_gradient for variable in model.trainable_variables)
+
+
 def _advanced(run: Callable[..., Any], value: jax.Array, count: int) -> jax.Array:
     def advance(value: jax.Array, _: None) -> tuple[jax.Array, jax.Array]:
         return run(value)[0], value
@@ -248,14 +262,16 @@ def _of_part(
     function: Callable[..., Any],
     differentiate: Differentiate | None,
     share: float,
+    factor: float | None,
     totals: Sequence[jax.Array],
     losses: list[jax.Array],
 ) -> Callable[..., Any]:
-    """Returns a differentiated function whose losses are those of a part."""
+    """Returns a differentiated function whose losses are those of a part, times a factor."""
 
     def within(*args: Any, totals: Sequence[jax.Array], **kwargs: Any) -> Any:
         with losses_of_part(LossParts(share, totals)):
-            return function(*args, **kwargs)
+            loss, auxiliary = function(*args, **kwargs)
+            return loss if factor is None else loss * factor, auxiliary
 
     value_and_grad = differentiate or functools.partial(jax.value_and_grad, has_aux=True)
     differentiated = value_and_grad(within)

@@ -8,16 +8,20 @@ Each is a list in the order of the model's variables. Keras makes the tuple and 
 to the variables after the loop.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from typing import Any, TypeAlias, cast
 
 import jax
 import jax.numpy as jnp
+import keras
 from jax.typing import ArrayLike
 
+from millrace._compat.keras_layers import layer_of
 from millrace.errors import ModelError
 from millrace.plan import ROLES
 from millrace.pytrees import LayoutTree, SpecTree
+from millrace.steps.ended_values import check_variable
 
 
 @jax.tree_util.register_pytree_node_class
@@ -59,7 +63,7 @@ State: TypeAlias = tuple[Values, ...]
 StateSpecs: TypeAlias = "SpecTree | Values | Sequence[StateSpecs]"
 StateLayouts: TypeAlias = "LayoutTree | Values | Sequence[StateLayouts]"
 
-_WORDS = {len(roles): [role.replace("_", "-") for role in roles] for roles in ROLES.values()}
+_ROLES = {len(roles): roles for roles in ROLES.values()}
 
 
 def as_state(parts: Iterable[Iterable[object]]) -> State:
@@ -74,11 +78,12 @@ def as_lists(state: State) -> tuple[list[Any], ...]:
     return tuple(map(list, state))
 
 
-def with_dtypes_of(new: State, old: State) -> State:
+def with_dtypes_of(new: State, old: State, model: keras.Model) -> State:
     """Gives `new` the dtypes of `old`, so that a loop can carry it.
 
     Raises:
-        ModelError: if a step changed the number of variables, or the shape of one.
+        ModelError: if a step changed the number of variables, or the shape of one, or assigned one
+            within a branch or the body of a loop.
     """
     if jax.tree.structure(new) != jax.tree.structure(old):
         raise ModelError(
@@ -89,20 +94,33 @@ def with_dtypes_of(new: State, old: State) -> State:
         )
     return tuple(
         Values(
-            _with_dtype_of(n, o, role, index)
+            _with_dtype_of(n, o, partial(variable_text, model, role, index))
             for index, (n, o) in enumerate(zip(ns, os, strict=True))
         )
-        for ns, os, role in zip(new, old, _WORDS[len(old)], strict=True)
+        for ns, os, role in zip(new, old, _ROLES[len(old)], strict=True)
     )
 
 
-def _with_dtype_of(new: ArrayLike, old: jax.Array, role: str, index: int) -> jax.Array:
+def variable_text(model: keras.Model, role: str, index: int) -> str:
+    """Returns the path of a variable and the layer that has it, for a message."""
+    variables = {
+        "trainable": model.trainable_variables,
+        "non_trainable": model.non_trainable_variables,
+        "metric": model.metrics_variables,
+        "optimizer": model.optimizer.variables if model.optimizer is not None else [],
+    }
+    variable = variables[role][index]
+    layer = layer_of(model, variable)
+    return f"Variable {variable.path!r}" + (f" of layer {layer!r}" if layer else "")
+
+
+def _with_dtype_of(new: ArrayLike, old: jax.Array, name: Callable[[], str]) -> jax.Array:
+    check_variable(name, new)
     new = jnp.asarray(new)
     if new.shape != old.shape:
         raise ModelError(
-            f"One step changed the shape of {role} variable {index} from {old.shape} to "
-            f"{new.shape}. The state of a compiled loop has fixed shapes: assign a value of the "
-            "same shape."
+            f"{name()}: one step changed its shape from {old.shape} to {new.shape}. The state of a "
+            "compiled loop has fixed shapes: assign a value of the same shape."
         )
     return new.astype(old.dtype)
 
@@ -111,5 +129,6 @@ def _sizes(state: State, parts: int) -> str:
     if len(state) != parts:
         return f"{len(state)} lists"
     return " + ".join(
-        f"{len(values)} {role}" for values, role in zip(state, _WORDS[parts], strict=True)
+        f"{len(values)} {role.replace('_', '-')}"
+        for values, role in zip(state, _ROLES[parts], strict=True)
     )

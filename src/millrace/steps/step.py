@@ -51,16 +51,16 @@ def make_step(model: keras.Model, mode: Mode) -> Step:
     def train(state: State, batch: ArrayTree) -> tuple[State, ArrayTree]:
         with _keras_scope(model, "train_step"):
             logs, new = model.train_step(as_lists(state), batch)
-        return with_dtypes_of(as_state(new), state), logs
+        return with_dtypes_of(as_state(new), state, model), logs
 
     def test(state: State, batch: ArrayTree) -> tuple[State, ArrayTree]:
         with _keras_scope(model, "test_step"):
             logs, new = model.test_step(as_lists(state), batch)
-        return with_dtypes_of(as_state(new), state), logs
+        return with_dtypes_of(as_state(new), state, model), logs
 
     def predict(state: State, batch: ArrayTree) -> tuple[State, ArrayTree]:
         outputs, non_trainable = model.predict_step(as_lists(state), batch)
-        return with_dtypes_of(as_state((state[0], non_trainable)), state), outputs
+        return with_dtypes_of(as_state((state[0], non_trainable)), state, model), outputs
 
     return {Mode.TRAIN: train, Mode.TEST: test, Mode.PREDICT: predict}[mode]
 
@@ -94,7 +94,7 @@ def make_gradient_step(model: keras.Model, plan: Plan) -> GradientStep:
         )
         gradients = prepared(model.optimizer, gradients, model.trainable_variables)
         new = as_state((state[0], non_trainable, state[2], metrics))
-        return gradients, with_dtypes_of(new, state), logs
+        return gradients, with_dtypes_of(new, state, model), logs
 
     return gradient_step
 
@@ -118,7 +118,7 @@ def make_updating_step(model: keras.Model, plan: Plan) -> Step:
             model, lists, batch, differentiate
         )
         new = as_state((trainable, non_trainable, optimizer, metrics))
-        return with_dtypes_of(new, state), logs
+        return with_dtypes_of(new, state, model), logs
 
     return step
 
@@ -139,7 +139,7 @@ def make_accumulating_step(
             model, as_lists(state), batch, accumulating_value_and_grad(plan, add, accumulated)
         )
         new = as_state((state[0], non_trainable, state[2], metrics))
-        return accumulated, with_dtypes_of(new, state), logs
+        return accumulated, with_dtypes_of(new, state, model), logs
 
     return step
 
@@ -205,4 +205,4 @@ def apply_gradients(model: keras.Model, state: State, gradients: Gradients) -> S
     trainable, non_trainable, optimizer, metrics = as_lists(state)
     with applying_prepared(), jax.named_scope(UPDATE):
         trainable, optimizer = model.optimizer.stateless_apply(optimizer, gradients, trainable)
-    return with_dtypes_of(as_state((trainable, non_trainable, optimizer, metrics)), state)
+    return with_dtypes_of(as_state((trainable, non_trainable, optimizer, metrics)), state, model)

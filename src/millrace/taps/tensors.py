@@ -103,11 +103,10 @@ def tap_gradients(
         scale: factor of the loss, as from `loss_scale`; None: not scaled.
         reduce: computes the statistics.
     """
-    names = [gradient_name(model, variable) for variable in model.trainable_variables]
     matching = {
         Tensor("gradient", name): gradient
-        for name, gradient in zip(names, gradients, strict=True)
-        if gradient is not None and matches(name, patterns)
+        for name, gradient in zip(gradient_names(model), gradients, strict=True)
+        if name is not None and gradient is not None and matches(name, patterns)
     }
     _tap_rows(matching, due, scale, reduce)
 
@@ -147,9 +146,16 @@ def loss_scale(model: keras.Model, optimizer_values: Iterable[jax.Array]) -> jax
     return None if scaled is one else scaled
 
 
-def gradient_name(model: keras.Model, variable: keras.Variable) -> str:
-    """Returns the path of a variable below its model, such as `encoder/dense/kernel`."""
-    return str(variable.path).removeprefix(f"{model.name}/")
+def gradient_names(model: keras.Model) -> list[str | None]:
+    """Returns the path of each trainable variable below its model, such as `encoder/dense/kernel`.
+
+    None for a variable that Keras overwrites, as scales of float8 layers: backward computes its new
+    value in place of a gradient, and the optimizer neither unscales nor clips that.
+    """
+    return [
+        None if variable.overwrite_with_gradient else variable.path.removeprefix(f"{model.name}/")
+        for variable in model.trainable_variables
+    ]
 
 
 def floating(outputs: ArrayTree) -> list[jax.Array]:

@@ -24,7 +24,7 @@ class MapGradientOptimizer(Minimizing):
     Args:
         wrapped_optimizer: a Keras optimizer.
         gradient_mapping_function: returns the gradient to use; not called for a variable without
-            a gradient.
+            a gradient, or one that Keras overwrites, such as a scale of float8.
         name: of the new optimizer.
 
     Raises:
@@ -69,6 +69,8 @@ class MapGradientOptimizer(Minimizing):
         self, gradients: Sequence[jax.Array | None], variables: Sequence[keras.Variable]
     ) -> list[Any]:
         return [
-            None if gradient is None else self._function(gradient, variable)
+            gradient
+            if gradient is None or variable.overwrite_with_gradient
+            else self._function(gradient, variable)
             for gradient, variable in zip(gradients, variables, strict=True)
         ]

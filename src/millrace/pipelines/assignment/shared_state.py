@@ -7,7 +7,8 @@
     3     head       2
 
 State that changes with every micro-batch (statistics of BatchNormalization, seeds) can have one
-stage only. What lies between two such calls is then on that stage as well: values never go back.
+stage only. So can scales of float8 layers, since Keras adds up what all calls of a step make of
+them. What lies between two such calls is then on that stage as well: values never go back.
 """
 
 import heapq
@@ -61,7 +62,8 @@ def _changing(operation: keras.Operation) -> Iterator[keras.Variable]:
     """
     is_trainable = getattr(operation, "trainable", False)
     for variable in getattr(operation, "variables", ()):
-        if not variable.trainable and (is_trainable or "int" in variable.dtype):
+        changes = not variable.trainable or variable.overwrite_with_gradient
+        if changes and (is_trainable or "int" in variable.dtype):
             yield variable
 
 

@@ -8,7 +8,6 @@ import jax
 import keras
 
 from millrace._compat.jaxpr import trace
-from millrace._compat.keras_layers import layer_of
 from millrace._compat.keras_steps import compute_forward
 from millrace.options import NO_TAPS, TapRequest
 from millrace.pipelines.assignment.calls import LayerCall, marked_calls
@@ -16,7 +15,7 @@ from millrace.pipelines.programs.equation_stages import MODEL_SCOPE, Marks
 from millrace.pipelines.programs.split import Slot, Split, split
 from millrace.plan import ROLES, Mode
 from millrace.pytrees import ArrayTree, SpecTree
-from millrace.steps.state import State, as_lists, as_state, with_dtypes_of
+from millrace.steps.state import State, as_lists, as_state, variable_text, with_dtypes_of
 from millrace.steps.step import logs_follow_from_metrics
 from millrace.taps.taps import collecting
 from millrace.taps.tensors import activations_tapped
@@ -57,7 +56,7 @@ def split_step(
 
     def step(state: State, batch: ArrayTree) -> dict[str, Any]:
         loss, new, result = compute_forward(model, mode.value, as_lists(state), batch)
-        new = with_dtypes_of(as_state(new), state)
+        new = with_dtypes_of(as_state(new), state, model)
         if mode is not Mode.PREDICT and not wants_logs:
             result = None
         changed = {r: v for r, v in zip(roles, new, strict=True) if r in CHANGING}
@@ -87,7 +86,7 @@ def split_step(
     ]
     return split(
         graph, inputs, outputs, specs["result"], marks,
-        lambda slot: _path(model, slot), specs["tap"],
+        lambda slot: variable_text(model, slot.role, slot.index), specs["tap"],
     )  # fmt: skip
 
 
@@ -105,15 +104,3 @@ def _marked_model(model: keras.Model) -> Iterator[None]:
         yield
     finally:
         object.__delattr__(model, "stateless_call")
-
-
-def _path(model: keras.Model, slot: Slot) -> str:
-    variables = {
-        "trainable": model.trainable_variables,
-        "non_trainable": model.non_trainable_variables,
-        "metric": model.metrics_variables,
-        "optimizer": model.optimizer.variables if model.optimizer is not None else [],
-    }
-    variable = variables[slot.role][slot.index]
-    layer = layer_of(model, variable)
-    return f"Variable {variable.path!r}" + (f" of layer {layer!r}" if layer else "")

@@ -31,7 +31,7 @@ from millrace.steps.state import State
 from millrace.steps.tapped_step import tapping_optimizer
 from millrace.taps.statistics import reduction_of
 from millrace.taps.taps import Tapped, collecting, tap
-from millrace.taps.tensors import Rows, gradient_name, loss_scale, matches, tap_gradients
+from millrace.taps.tensors import Rows, gradient_names, loss_scale, matches, tap_gradients
 
 T = TypeVar("T")  # a tree of arrays
 HALTED = "halted"  # key of the flag of an update that was not applied; no queue has this name
@@ -174,8 +174,8 @@ def halted_unless_finite(
     """Returns `new`, or `old` where a watched gradient is not finite, and taps a flag for that."""
     watched = [
         jnp.isfinite(gradient).all()
-        for variable, gradient in zip(model.trainable_variables, gradients, strict=True)
-        if matches(gradient_name(model, variable), patterns)
+        for name, gradient in zip(gradient_names(model), gradients, strict=True)
+        if name is not None and matches(name, patterns)
     ]
     if not watched:
         return new

@@ -1,6 +1,6 @@
 """The update of a pipelined model, traced once for all weights and cut by stage."""
 
-from collections.abc import Iterable, Sized
+from collections.abc import Iterable, Sequence, Sized
 from dataclasses import replace
 
 import jax
@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import keras
 
 from millrace._compat.jaxpr import trace
+from millrace.errors import ModelError
 from millrace.options import NO_TAPS, Accumulation, TapRequest
 from millrace.pipelines.programs.split import Arrays, Slot, Split
 from millrace.pipelines.programs.split_update import SplitUpdate, split_update
@@ -48,6 +49,7 @@ def split_stage_update(
     accumulator = make_accumulator(model.trainable_variables, accumulation)
     zeros = jax.eval_shape(accumulator.zeros)
     gradient_homes = contributions(split)
+    _check_shared(model, gradient_homes)
     trainable, optimizer = list(trainable), list(optimizer)
     last = len(split.stages) - 1
 
@@ -91,6 +93,22 @@ def split_stage_update(
         homes[Slot("gradient", number)] = homes[Slot("trainable", weight)]
     homes.update(homes_of(tapped))
     return replace(split_update(graph, inputs, outputs, homes, last), taps=tapped)
+
+
+def _check_shared(model: keras.Model, gradient_homes: Sequence[tuple[int, int]]) -> None:
+    """Refuses scales of float8 layers that several stages use.
+
+    Keras adds up the changes of all calls in a micro-batch, and takes the largest of these sums.
+    """
+    for weight, variable in enumerate(model.trainable_variables):
+        stages = [stage for stage, each in gradient_homes if each == weight]
+        if variable.overwrite_with_gradient and len(stages) > 1:
+            raise ModelError(
+                f"Variable {variable.path!r} is overwritten with its gradient, as scales of float8 "
+                f"layers are, and is used by the stages {stages}. Its gradients are added up in "
+                "each micro-batch, and stages add theirs up once in an update. Call the layer that "
+                "it belongs to on one stage only, or use a layer of its own for each."
+            )
 
 
 def _slots(role: str, values: Sized) -> list[Slot]:

@@ -217,8 +217,9 @@ class DeviceLayouts:
         if not moves(stages.plan):
             return None
         if slot.role == "gradient":
-            stage, weight = contributions(stages.split)[slot.index]
-            return self.host_layouts(index)[stages.split.stages[stage].trainable.index(weight)]
+            number, weight = contributions(stages.split)[slot.index]
+            stage = stages.split.stages[number]  # another one, where its norms are taken here, too
+            return self._host_layouts(index, stage)[stage.trainable.index(weight)]
         if slot.role in ("trainable", "optimizer"):
             return layout_of(self.plans[index], slot.role, stages.slot(slot))
         return None
@@ -230,8 +231,11 @@ class DeviceLayouts:
 
     def host_layouts(self, index: int) -> list[Layout | None]:
         """Returns the host layouts of a stage's gradient accumulators; None: not offloaded."""
+        return self._host_layouts(index, self._stages.split.stages[index])
+
+    def _host_layouts(self, index: int, stage: Stage) -> list[Layout | None]:
         stages = self._stages
-        zeros = jax.eval_shape(stages.accumulator(stages.split.stages[index]).zeros)
+        zeros = jax.eval_shape(stages.accumulator(stage).zeros)
         if not stages.plan.offload.accumulators:
             return [None] * len(zeros)
         plan = self.plans[index]
