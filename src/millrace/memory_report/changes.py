@@ -233,7 +233,7 @@ def _divided_pipeline(setup: Setup, batches: Batches, factor: int) -> Candidate:
     options = replace(options, pipelining=replace(options.pipelining, steps=steps))
     code = f"model.set_pipelining_options(gradient_accumulation_steps_per_replica={steps}, ...)"
     per_execution = batches.per_execution
-    if per_execution > 1 or setup.replicas == 1:
+    if per_execution > 1:
         per_execution *= factor
         of_one = per_execution // setup.rules.replicas_as_one(setup)
         code += f"; model.compile(..., steps_per_execution={of_one})"
@@ -280,7 +280,7 @@ def _pipeline(
     )
     changed = replace(setup, options=options, stages=stages)
     per_execution = batches.per_execution
-    if changed.replicas == 1:
+    if changed.replicas == 1 and per_execution > 1:
         per_execution = max(per_execution, steps)
     of_one = per_execution // changed.rules.replicas_as_one(changed)
     code = (

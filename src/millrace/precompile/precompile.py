@@ -68,7 +68,7 @@ def dry_run_of(controller: Controller, runner: Runner, batches: Batches) -> DryR
 
     Its executions may be longer or shorter than the model's, where a change is tried out.
     """
-    return runner.dry_run(single_steps=batches.per_execution == controller.setup.replicas == 1)
+    return runner.dry_run(single_steps=batches.per_execution == 1)
 
 
 def described_execution(controller: Controller, mode: Mode, batches: Batches) -> ExecutionSteps:
