@@ -110,6 +110,10 @@ _KERAS = (
         reduce_weighted_values="the number that a loss divides by, for parts of a batch",
     ),
     *_in("keras:Variable", _value="the value of a variable outside of every scope"),
+    *_in(
+        "keras.src.saving.saving_lib",
+        _raise_loading_failure="the errors of objects that `load_model` could not load",
+    ),
     # The loops.
     *_in(_TRAINER, JAXEpochIterator="the source of batches of fit, evaluate and predict"),
     *_in(

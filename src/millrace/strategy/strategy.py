@@ -11,7 +11,7 @@ from typing import TypeVar
 import jax
 import keras
 
-from millrace._compat.keras_build import after_construction
+from millrace._compat.keras_build import after_construction, raise_own_errors
 from millrace._compat.patches import held
 from millrace.arguments import checked
 from millrace.cache.use import Default, use_cache
@@ -242,6 +242,7 @@ class Strategy(Misused):
             functions_recorded_by(self._functions),
         ):
             after_construction(_attach_in_scope)
+            raise_own_errors()
             yield self
 
     @checked
