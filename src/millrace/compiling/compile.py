@@ -15,7 +15,8 @@ from millrace.cache.keys import current_script
 from millrace.cache.lookup import looking_up
 from millrace.cache.use import known_keys
 from millrace.compiling.log import CompileLog
-from millrace.compiling.lowering import Lowering, progress
+from millrace.compiling.lowering import Lowering
+from millrace.compiling.progress import progress
 from millrace.compiling.sharing import (
     SharedExecutable,
     copied,

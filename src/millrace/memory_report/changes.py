@@ -79,7 +79,7 @@ def cheapest_changes(
         before: its needs without a change.
         budget: bytes of a device, as the user gave it.
         needs: compiles the training of a controller, and returns its needs.
-        tick: called with the code of each change before it is compiled.
+        tick: called with each change before it is compiled.
         most_seconds: after which no other change is compiled.
     """
     end = time.monotonic() + most_seconds
@@ -88,7 +88,7 @@ def cheapest_changes(
         for candidate in ladder:
             if time.monotonic() > end:
                 break
-            tick(candidate.code)
+            tick(f"compiling with {candidate.code}")
             variant = controller.variant(candidate.options, candidate.stages)
             try:
                 after = needs(variant, candidate.batches)

@@ -139,7 +139,7 @@ class Strategy(Misused):
             executions=self._totals.executions,
             dispatches=self._totals.dispatches,
             compilations=origins[Origin.COMPILED],
-            compile_seconds=sum(record.seconds for record in log.executables),
+            compile_seconds=log.seconds,
             infeed=self._totals.infeed,
             pipeline=self._totals.pipeline,
             cache_hits=origins[Origin.CACHE],
