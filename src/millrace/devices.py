@@ -176,9 +176,7 @@ def devices_of(ids: Sequence[tuple[str, int]]) -> tuple[jax.Device, ...]:
 
     Who keeps these, and no devices, does not keep JAX from starting again with more of them.
     """
-    present = {each: jax.devices(each) for each in {platform for platform, _ in ids}}
-    numbers = {(d.platform, d.id): d for devices in present.values() for d in devices}
-    return tuple(numbers[each] for each in ids)
+    return tuple(next(d for d in jax.devices(platform) if d.id == n) for platform, n in ids)
 
 
 def _is_device(device: object) -> bool:

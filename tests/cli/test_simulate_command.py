@@ -5,8 +5,8 @@ import re
 import pytest
 from click.testing import CliRunner
 
-from millrace.cli import simulate as cli_simulate
 from millrace.cli.main import main
+from millrace.compiling import progress
 from millrace.records.directory import RunDirectory
 from millrace.records.timeline import Span
 from millrace.records.trace import ActivitySpan, ExecutionTrace
@@ -75,11 +75,11 @@ def test_more_than_can_be_drawn_becomes_a_summary():
 
 
 def test_progress_is_shown_on_a_terminal_after_a_second(monkeypatch):
-    monkeypatch.setattr(cli_simulate, "_PATIENCE", 0.0)
+    monkeypatch.setattr(progress, "SLOW_SECONDS", 0.0)
     words = ["simulate", "--stages", "8", "--micro-batches", "2000", "--summary"]
     environment = {"COLUMNS": "100", "FORCE_COLOR": "1"}
     assert "simulating" in CliRunner().invoke(main, words, env=environment).stderr
-    monkeypatch.setattr(cli_simulate, "_PATIENCE", 1000.0)
+    monkeypatch.setattr(progress, "SLOW_SECONDS", 1000.0)
     assert "simulating" not in CliRunner().invoke(main, words, env=environment).stderr
 
 

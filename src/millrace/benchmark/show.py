@@ -1,12 +1,10 @@
-"""The clock of a benchmark, and its output: a line for each epoch, tables, progress bars."""
+"""The clock of a benchmark, and its output: a line for each epoch, and tables."""
 
-import contextlib
 import logging
 import time
 from collections.abc import Callable, Iterator
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from millrace.errors import DataError
@@ -76,8 +74,6 @@ logger = logging.getLogger("millrace")
 
 Tick = Callable[[int], object]  # called with the number of elements or steps since the last call
 
-TICK_SECONDS = 0.1  # between updates of the bar, which must not slow the benchmark down
-
 
 def say(line: str) -> None:
     """Prints a line of results."""
@@ -109,37 +105,13 @@ def supply_table(supplies: dict[str, Supply]) -> Table:
     return table
 
 
-@contextlib.contextmanager
-def progress(*titles: str, each: int) -> Iterator[list[Tick]]:
-    """Shows a progress bar for each title, if standard error is a terminal.
+def counter(tick: Callable[[str], object], what: str, total: int) -> Tick:
+    """Returns a function that shows how many of `total` elements or steps are done."""
+    done = 0
 
-    Args:
-        *titles: names of the tasks, in order.
-        each: elements or steps of each task.
+    def count(number: int) -> None:
+        nonlocal done
+        done += number
+        tick(f"{what}, {done:,} of {total:,}")
 
-    Yields:
-        For each title the function that advances its bar.
-    """
-    console = Console(stderr=True)
-    if not console.is_terminal:
-        yield [lambda count: None for _ in titles]
-        return
-    # Leaves standard output alone: it may go into a pipe.
-    columns = TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn()
-    with Progress(*columns, console=console, transient=True, redirect_stdout=False) as bar:
-        yield [_tick(bar, bar.add_task(title, start=False, total=each)) for title in titles]
-
-
-def _tick(bar: Progress, task: TaskID) -> Tick:
-    done, shown = 0, 0.0
-
-    def tick(count: int) -> None:
-        nonlocal done, shown
-        if not done:
-            bar.start_task(task)
-        done += count
-        if (now := time.perf_counter()) - shown > TICK_SECONDS:
-            shown = now
-            bar.update(task, completed=done)
-
-    return tick
+    return count

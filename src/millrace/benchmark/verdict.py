@@ -22,9 +22,10 @@ import numpy as np
 
 from millrace._compat.keras_loops import restore_state
 from millrace.arguments import checked
-from millrace.benchmark.show import Tick, progress, say
+from millrace.benchmark.show import Tick, counter, say
 from millrace.benchmark.sources import BatchSource, opened, restarts
 from millrace.benchmark.throughput import measure_elements
+from millrace.compiling.progress import search
 from millrace.errors import DataError, ModelError, NotCompiledError
 from millrace.fit.controller import controller_of
 from millrace.options import truth, whole_number
@@ -68,7 +69,9 @@ def feed_verdict(
     _check_model(model)
     steps, prints = whole_number("steps", steps, 1), truth("print_stats", print_stats)
     epochs = 1 + ROUNDS
-    with progress("loading", "the model", "both", each=epochs * steps) as (first, second, third):
+    with search("measuring") as tick:
+        parts = "loading", "the model", "both"
+        first, second, third = (counter(tick, each, epochs * steps) for each in parts)
         with contextlib.closing(_passes(dataset, steps)) as elements:
             sample = copy.deepcopy(next(elements))  # a generator may reuse its buffer
             begin = time.perf_counter()
@@ -190,7 +193,7 @@ def _fit_seconds(
     """Returns the seconds of each epoch that counts, with `steps` steps in each."""
 
     def batches() -> Iterator[tuple[Any, ...]]:
-        # The bar counts drawn batches: `fit` would wait for a callback at each step.
+        # Drawn batches are counted: `fit` would wait for a callback at each step.
         for element in elements:
             tick(1)
             yield _for_fit(element)

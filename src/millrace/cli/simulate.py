@@ -14,11 +14,11 @@ from typing import Any
 
 import click
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from rich.text import Text
 
 from millrace.cli.simulated_costs import CostOptions, cost_options
+from millrace.compiling.progress import search
 from millrace.errors import OptionError
 from millrace.options import default_devices
 from millrace.records.timeline import Timeline
@@ -35,7 +35,6 @@ from millrace.schedules.update_time import UpdateTime, update_time
 COLORS = {"F": "black on green", "B": "black on cyan", "I": "black on cyan", "W": "black on yellow"}
 _MAX_DRAWN = 100_000  # forwards: stages x micro-batches
 _MAX_FORWARDS = 2**24  # of arrays: four times 1,024 stages and 4,096 micro-batches, some 4 GB
-_PATIENCE = 1.0  # seconds without a progress bar
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,39 +214,15 @@ def _show_summary(sizes: AskedSizes, run: RunCosts | None, options: CostOptions)
     """Simulates a schedule as arrays, and prints its numbers."""
     begin = time.perf_counter()
     costs = options.of(sizes.stages, run)
-    with _LateProgress() as bar:
+    with search("simulating") as tick:
         num_groups = sizes.groups or sizes.stages
         rows = make_rows(sizes.name, sizes.stages, sizes.micro_batches, num_groups)
-        result = update_time(rows, costs, bar.show)
+        result = update_time(rows, costs, lambda done, total: tick(f"{done:,} of {total:,} tasks"))
     console = _console(sizes, run)
     _print_numbers(console, sizes, result, costs.tasks)
     console.print(_in_flight(result.timeline))
     seconds = time.perf_counter() - begin
     click.echo(f"{rows.num_tasks:,} tasks simulated in {seconds:.2f} s.", err=True)
-
-
-class _LateProgress:
-    """A progress bar on standard error, if it is a terminal, from the second second on."""
-
-    def __init__(self) -> None:
-        console = Console(stderr=True)
-        columns = TextColumn("simulating"), BarColumn(), TimeElapsedColumn()
-        self._begin = time.perf_counter()
-        self._progress = Progress(*columns, console=console, transient=True, redirect_stdout=False)
-        self._task = self._progress.add_task("", total=None) if console.is_terminal else None
-
-    def __enter__(self) -> "_LateProgress":
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        if self._progress.live.is_started:
-            self._progress.stop()
-
-    def show(self, done: int, total: int) -> None:
-        """Shows how many tasks are simulated."""
-        if self._task is not None and time.perf_counter() - self._begin > _PATIENCE:
-            self._progress.start()
-            self._progress.update(self._task, completed=done, total=total)
 
 
 def _console(sizes: AskedSizes, run: RunCosts | None) -> Console:
