@@ -176,7 +176,9 @@ def devices_of(ids: Sequence[tuple[str, int]]) -> tuple[jax.Device, ...]:
 
     Who keeps these, and no devices, does not keep JAX from starting again with more of them.
     """
-    return tuple(next(d for d in jax.devices(platform) if d.id == n) for platform, n in ids)
+    platforms = {platform for platform, _ in ids}
+    present = {(d.platform, d.id): d for each in platforms for d in jax.devices(each)}
+    return tuple(present[each] for each in ids)
 
 
 def _is_device(device: object) -> bool:
