@@ -16,7 +16,7 @@ from typing import Any
 import keras
 from rich.console import Console
 
-from millrace.benchmark.show import counter, supply_table
+from millrace.benchmark.show import supply_table
 from millrace.benchmark.throughput import measure_dataset, measure_infeed
 from millrace.benchmark.verdict import feed_verdict
 from millrace.compiling.progress import search
@@ -166,9 +166,8 @@ def benchmark_feed(
     trained = None if model is None else _model(load(model))
 
     def run(title: str, measure: Callable[..., Supply]) -> Supply:
-        with search("measuring") as tick:
-            counts = counter(tick, title, epochs * elements)
-            return measure(source, epochs, elements, tick=counts)
+        with search(f"measuring the {title}"):
+            return measure(source, epochs, elements)
 
     return FeedReport(
         dataset=run("data set", measure_dataset),

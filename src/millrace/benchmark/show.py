@@ -20,7 +20,6 @@ def measure(
     elements: int,
     begin: float,
     tell: Callable[[int, SupplyEpoch], object] = lambda number, epoch: None,
-    tick: Callable[[int], object] = lambda count: None,
 ) -> Supply:
     """Draws all epochs without a pause between them.
 
@@ -33,7 +32,6 @@ def measure(
         elements: elements in each epoch.
         begin: time at which the data set was opened, by `time.perf_counter`.
         tell: called after each epoch with its number, from 1, and its measurements.
-        tick: called with the number of elements in each arrival.
 
     Raises:
         DataError: if the data ends before the last epoch does.
@@ -48,7 +46,6 @@ def measure(
                 first = time.perf_counter() - begin
             done += count
             nbytes += size
-            tick(count)
         if done < elements:
             raise ended(done + (number - 1) * elements, epochs, elements)
         now = time.perf_counter()
@@ -71,8 +68,6 @@ def ended(delivered: int, epochs: int, elements: int) -> DataError:
 
 
 logger = logging.getLogger("millrace")
-
-Tick = Callable[[int], object]  # called with the number of elements or steps since the last call
 
 
 def say(line: str) -> None:
@@ -103,15 +98,3 @@ def supply_table(supplies: dict[str, Supply]) -> Table:
                 f"{epoch.time_elapsed:.3f}",
             )
     return table
-
-
-def counter(tick: Callable[[str], object], what: str, total: int) -> Tick:
-    """Returns a function that shows how many of `total` elements or steps are done."""
-    done = 0
-
-    def count(number: int) -> None:
-        nonlocal done
-        done += number
-        tick(f"{what}, {done:,} of {total:,}")
-
-    return count

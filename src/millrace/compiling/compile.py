@@ -119,11 +119,8 @@ def _compile(lowering: Lowering, log: CompileLog, text: str) -> CompileResult:
     earlier = history.keys(key.program)
     history.add(key, text)
     labels = EntryLabels(key.model, key.program, lowering.batch, key, lowering.layers)
-    with (
-        _cores,
-        progress("compiling", f"{lowering.what} (Ctrl-C waits for it)"),
-        looking_up(labels) as lookup,
-    ):
+    what = f"{lowering.what} (Ctrl-C waits for it)"
+    with _cores, progress("compiling", what), looking_up(labels) as lookup:
         begin = time.perf_counter()
         compiled = lowering.lowered.compile(dict(lowering.options or {}) or None)
         seconds = time.perf_counter() - begin
