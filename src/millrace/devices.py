@@ -246,10 +246,9 @@ def _ask_for(number: int) -> None:
 def _make_virtual(number: int) -> None:
     # XLA_FLAGS may have set a number already; the check below tells whether it suffices.
     _ask_for(number)
-    present = len(_devices_of("cpu"))
-    if present < number and devices_of_environment() is None and end_unused_backends():
+    if len(_devices_of("cpu")) < number and end_unused_backends():
         _ask_for(number)
-        present = len(_devices_of("cpu"))
+    present = len(_devices_of("cpu"))
     if present < number:
         raise DeviceError(
             f"devices='cpu:{number}' needs {number} CPU devices, and JAX had already started with "
