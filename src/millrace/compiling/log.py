@@ -119,8 +119,7 @@ class CompileLog:
         self.is_dry_run = is_dry_run
         # Called with every executable, after its record was added.
         self.observers: list[ExecutableObserver] = []
-        # Of searches among programs: planned and read, besides what the records say.
-        self.search_seconds = 0.0
+        self.search_seconds = 0.0  # of searches among programs, besides those of the records
         self._trials = Trials()
         self.budgets: list[BudgetChoice] = []  # choices of recomputation budgets, in order
         self._sink = records

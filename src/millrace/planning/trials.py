@@ -40,7 +40,7 @@ class UpdateTrials:
         steps_of_epoch: batches of an epoch; None if unknown, so that blocks may be of any length.
         found: all alternatives so far.
         compilations: trainings compiled so far.
-        most: trainings that are compiled, where the first ones fit.
+        most: trainings that are compiled, as a rule.
     """
 
     controller: Controller
