@@ -299,8 +299,10 @@ def test_keras_default_is_one_update_per_execution_and_is_hinted_at(strategy, ca
     assert ends == 2 * (full if accumulation == 1 else [*full, 21])  # the last update is shorter
     for default, explicit in zip(*trained, strict=True):
         np.testing.assert_array_equal(default, explicit)
+    hinted = len(caplog.records)
     model.set_weights(weights)
     model.fit(x[:80], y[:80, :1], **arguments)
+    assert "per execution" not in " ".join(caplog.messages[hinted:])  # said once
     plain.fit(x[:80], y[:80, :1], **arguments)
     for ours, theirs in zip(model.get_weights(), plain.get_weights(), strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-6)

@@ -219,7 +219,9 @@ def _loop(model: keras.Model, name: str, mode: Mode, controller: Controller) -> 
             controller.setup.check(mode)
             controller.agreement.note(controller.setup, mode, controller.is_running)
             if mode is Mode.TRAIN and model.steps_per_execution == controller.setup.replicas == 1:
-                hint_steps_per_execution(model.name, controller.setup.accumulation_as_set.steps)
+                steps = controller.setup.accumulation_as_set.steps
+                if controller.totals.notes.is_new(f"updates of {steps} steps: {model.name}"):
+                    hint_steps_per_execution(model.name, steps)
         bound = _bound_call(model, name, signature, args, kwargs)
         if stock is getattr(keras.Model, name):  # an override may give its arguments any meaning
             if not controller.is_running:  # validation within fit, which has checked them
