@@ -20,6 +20,7 @@ WATCH, STATISTICS = millrace.callbacks.NaNWatch, millrace.callbacks.TensorStatis
         ("set_pipelining_options", "num_microbatches", ACCUMULATION),
         ("set_pipelining_options", "schedule", "pipeline_schedule"),
         ("set_pipelining_options", "devices", "device_mapping"),
+        ("set_gradient_accumulation_options", "gradient_accumulation_steps", ACCUMULATION),
         ("set_gradient_accumulation_options", "steps", ACCUMULATION),
         ("set_gradient_accumulation_options", "accumulation_steps", ACCUMULATION),
         ("set_gradient_accumulation_options", "gradient_acumulation_steps", ACCUMULATION),

@@ -57,11 +57,31 @@ def test_a_strategy_leaves_others_the_devices_that_they_asked_for():
     assert result.stdout.strip() == "8", result.stderr
 
 
-def test_jax_started_too_early():
-    result = run("import jax; jax.devices(); import millrace; millrace.Strategy(devices='cpu:8')")
-    assert "DeviceError: devices='cpu:8' needs 8 CPU devices" in result.stderr
-    assert "already started with 1" in result.stderr
-    assert "strategy = millrace.Strategy(devices='cpu:8')" in result.stderr
+STARTED = """
+import millrace, jax, jax.numpy as jnp, keras
+first, default = millrace.Strategy(1), millrace.Strategy()
+for number in (2, 3):
+    print(len(millrace.Strategy(devices=f"cpu:{number}").devices))
+print(*first.devices, *default.devices)
+model = keras.Sequential([keras.layers.Dense(1)])
+for keep in (jax.devices, lambda: jnp.ones(3), lambda: first.attach(model)):
+    kept = keep()
+    try:
+        millrace.Strategy(devices="cpu:8")
+    except millrace.errors.DeviceError as error:
+        print(len(jax.devices()), jnp.ones(3).sum(), error)
+"""
+
+
+def test_jax_starts_with_more_devices_until_something_uses_those_that_it_has():
+    result = run(STARTED)
+    refused = """
+3 3.0 devices='cpu:8' needs 8 CPU devices, and JAX had already started with 3, which the program \
+uses by now. Move the line
+    strategy = millrace.Strategy(devices='cpu:8')
+above everything that builds a model or an array, or keeps a device of JAX.\
+"""
+    assert result.stdout.strip() == f"2\n3\ncpu:0 cpu:0{3 * refused}", result.stderr
 
 
 def test_a_model_runs_on_the_device_of_its_strategy():

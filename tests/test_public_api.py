@@ -225,6 +225,13 @@ def test_another_backend_is_refused_with_the_line_to_add():
     assert "Set KERAS_BACKEND=jax" in result.stderr
 
 
+@pytest.mark.parametrize("name", ["numpy", "keras"])
+def test_a_file_in_place_of_a_package_is_named(tmp_path, name):
+    (tmp_path / f"{name}.py").write_text("import millrace")
+    result = run(f"import sys; sys.path.insert(0, {str(tmp_path)!r}); import {name}")
+    assert f"VersionError: {tmp_path / name}.py is imported in place of" in result.stderr
+
+
 @pytest.mark.parametrize("name", INSPECTION)
 def test_what_looks_inside(name):
     found = functools.reduce(getattr, name.split("."), millrace)

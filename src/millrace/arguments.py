@@ -70,6 +70,8 @@ _OTHER_WORDS: Mapping[str, str] = {
 def names_meant(name: str, names: Iterable[str]) -> list[str]:
     """Returns those of `names` that the writer of `name` may have meant."""
     names = list(names)
+    if len(name) > 2 and (begun := [each for each in names if each.startswith(name)]):
+        return begun[:3]
     near = difflib.get_close_matches(name, names, n=1, cutoff=_CUTOFF)
     if near:
         return near

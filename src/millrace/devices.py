@@ -17,7 +17,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
 
-from millrace._compat.jax_processes import backends_are_initialized
+from millrace._compat.jax_processes import backends_are_initialized, end_unused_backends
 from millrace.errors import DeviceError, OptionError, PlanError
 from millrace.pytrees import Array
 
@@ -141,11 +141,11 @@ def find_devices(devices: object) -> tuple[jax.Device, ...]:
     Args:
         devices: None for all devices of the default platform, the number of devices to use, a
             platform and a number such as `"cpu:8"` or `"gpu:2"`, or a sequence of JAX devices.
-            Virtual CPU devices are created if JAX has not started yet.
+            Virtual CPU devices are created unless JAX has started, and something uses it.
 
     Raises:
         OptionError: if `devices` is anything else.
-        DeviceError: if there are fewer devices, or JAX started before they could be created.
+        DeviceError: if there are fewer devices, or those of JAX are in use already.
     """
     spare_threads()
     if devices is None:
@@ -171,6 +171,16 @@ def find_devices(devices: object) -> tuple[jax.Device, ...]:
         "devices must be None, a number, text such as 'cpu:8', or a sequence of JAX devices. "
         f"Received: devices={devices!r}."
     )
+
+
+def devices_of(ids: Sequence[tuple[str, int]]) -> tuple[jax.Device, ...]:
+    """Returns the devices with a platform and a number each.
+
+    Who keeps these, and no devices, does not keep JAX from starting again with more of them.
+    """
+    platforms = {platform for platform, _ in ids}
+    present = {(d.platform, d.id): d for each in platforms for d in jax.devices(each)}
+    return tuple(present[each] for each in ids)
 
 
 def _is_device(device: object) -> bool:
@@ -255,13 +265,15 @@ def spare_threads() -> None:
 def _make_virtual(number: int) -> None:
     # XLA_FLAGS may have set a number already; the check below tells whether it suffices.
     _ask_for(number)
+    if len(_devices_of("cpu")) < number and end_unused_backends():
+        _ask_for(number)
     present = len(_devices_of("cpu"))
     if present < number:
         raise DeviceError(
             f"devices='cpu:{number}' needs {number} CPU devices, and JAX had already started with "
-            f"{present}. Their number is fixed by the first use of JAX: move the line\n"
+            f"{present}, which the program uses by now. Move the line\n"
             f"    strategy = millrace.Strategy(devices='cpu:{number}')\n"
-            "above everything that builds a model or an array."
+            "above everything that builds a model or an array, or keeps a device of JAX."
         )
 
 

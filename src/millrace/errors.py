@@ -242,7 +242,7 @@ class UnsupportedNameError(UnsupportedError, AttributeError):
 
 
 class VersionError(MillraceError, ImportError):
-    """The installed Keras or JAX is too old, or lacks a private name that millrace uses.
+    """Keras or JAX is too old, lacks a private name that millrace uses, or is another file.
 
     Wrong: `python -m pip install millrace "keras==3.12"`
 

@@ -112,6 +112,7 @@ USES = {
 ELSEWHERE = {
     patch_table.EPOCH_ITERATOR: "test_keras_loops.py",
     patch_table.LAZY_TENSORFLOW: "below",
+    patch_table.LOADING_FAILURE: "tests/strategy/test_saved_options.py",
     patch_table.META_PATH: "below",
     patch_table.SCRIPT_MODULES: "tests/porting/test_serve.py",
     patch_table.OLD_ATTRIBUTES: "tests/porting/test_idioms_serve.py",

@@ -195,6 +195,17 @@ def test_compares_two_runs(tmp_path):
         page.unlink()
 
 
+def test_a_pipe_that_is_closed_early_leaves_a_new_page(tmp_path, monkeypatch):
+    written(tmp_path, of_process(), *RECORDS)
+
+    def show(run):
+        raise BrokenPipeError
+
+    monkeypatch.setattr("millrace.cli.report.show_summary", show)
+    CliRunner().invoke(main, ["report", str(tmp_path)])
+    assert (tmp_path / "report.html").exists()
+
+
 def test_writes_where_it_is_told(tmp_path):
     path = written(tmp_path / "run", of_process(), *RECORDS)
     report(path, "--output", tmp_path / "new" / "page.html")

@@ -6,6 +6,7 @@ import pytest
 from click.testing import CliRunner
 
 from millrace.cli.main import main
+from millrace.compiling import progress
 from millrace.records.directory import RunDirectory
 from millrace.records.timeline import Span
 from millrace.records.trace import ActivitySpan, ExecutionTrace
@@ -72,12 +73,13 @@ def test_more_than_can_be_drawn_becomes_a_summary():
     assert "stage 0 |" not in result.stdout
 
 
-def test_a_terminal_is_told_what_is_done():
-    result = CliRunner().invoke(
-        main, ["simulate", *SIZE, *COSTS], env={"COLUMNS": "100", "FORCE_COLOR": "1"}
-    )
-    assert "simulation 3 of 3" in result.stderr
-    assert CliRunner().invoke(main, ["simulate", *SIZE]).stderr == ""
+def test_progress_is_shown_on_a_terminal_after_a_second(monkeypatch):
+    monkeypatch.setattr(progress, "SLOW_SECONDS", 0.0)
+    words = ["simulate", "--stages", "8", "--micro-batches", "2000", "--summary"]
+    environment = {"COLUMNS": "100", "FORCE_COLOR": "1"}
+    assert "simulating: simulation 1 of" in CliRunner().invoke(main, words, env=environment).stderr
+    monkeypatch.setattr(progress, "SLOW_SECONDS", 1000.0)
+    assert CliRunner().invoke(main, words, env=environment).stderr == ""
 
 
 def test_a_transfer_of_bytes():

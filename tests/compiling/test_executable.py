@@ -3,7 +3,7 @@ import time
 import jax
 import jax.numpy as jnp
 
-from millrace.compiling import lowering as progress
+from millrace.compiling import progress
 from millrace.compiling.executable import compile_program
 from millrace.compiling.log import CompileLog
 from millrace.compiling.lowering import Request

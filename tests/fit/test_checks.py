@@ -1,5 +1,6 @@
 """What a compiled loop cannot run, refused with the numbers, before anything is compiled."""
 
+import re
 import traceback
 
 import jax
@@ -53,10 +54,6 @@ def test_a_window_that_straddles_executions(strategy):
     )
     model = accumulate(strategy.attach(build(steps_per_execution=2)), 4)
     refuses(strategy, PlanError, r"steps_per_execution=2 .* 4 steps.*Set .*=4", model)
-    model = accumulate(strategy.attach(build()), 4)  # no "divisor of 1"
-    refuses(
-        strategy, PlanError, r"has 20 steps. Set steps_per_execution=4 in compile\(\)\.$", model
-    )
 
 
 def test_an_execution_of_a_whole_epoch_may_end_with_a_shorter_window(strategy):
@@ -277,9 +274,35 @@ def test_a_failed_run_leaves_the_weights_of_its_last_step(strategy, failing):
         np.testing.assert_allclose(ours, theirs, rtol=1e-6)
 
 
-def test_a_single_step_per_execution_is_hinted_at(strategy, caplog):
+@pytest.mark.parametrize("accumulation", [1, 4])
+def test_keras_default_is_one_update_per_execution_and_is_hinted_at(strategy, caplog, accumulation):
     caplog.set_level("INFO", logger="millrace")
-    model = strategy.attach(build())
-    model.fit(*data(80), batch_size=4, verbose=0)
-    (hint,) = [r.getMessage() for r in caplog.records if "steps_per_execution" in r.getMessage()]
-    assert model.name in hint
+    x, y = np.random.default_rng(0).normal(size=(2, 88, 4)).astype(np.float32)
+    own = keras.optimizers.SGD(0.1, gradient_accumulation_steps=None if accumulation == 1 else 4)
+    plain, ends = build(optimizer=own), []
+    weights = plain.get_weights()
+    trained = []
+    for options in ({}, {"steps_per_execution": accumulation}):
+        model = strategy.attach(build(optimizer=keras.optimizers.SGD(0.1), **options))
+        accumulate(model, accumulation).set_weights(weights)
+        of_end = keras.callbacks.LambdaCallback(
+            on_train_batch_end=lambda step, logs: ends.append(step)
+        )
+        arguments = {"batch_size": 4, "shuffle": False, "verbose": 0}
+        model.fit(x, y[:, :1], callbacks=[of_end], **arguments)
+        trained.append(model.get_weights())
+    hints = [r.getMessage() for r in caplog.records if "per execution" in r.getMessage()]
+    what = "one step" if accumulation == 1 else r"one weight update \(4 steps\)"
+    assert re.search(rf"runs {what} per execution.* such as {100 * accumulation},", hints[0])
+    assert len(hints) == (2 if accumulation == 1 else 1)  # 4 was chosen
+    full = list(range(accumulation - 1, 22, accumulation))
+    assert ends == 2 * (full if accumulation == 1 else [*full, 21])  # the last update is shorter
+    for default, explicit in zip(*trained, strict=True):
+        np.testing.assert_array_equal(default, explicit)
+    hinted = len(caplog.records)
+    model.set_weights(weights)
+    model.fit(x[:80], y[:80, :1], **arguments)
+    assert "per execution" not in " ".join(caplog.messages[hinted:])  # said once
+    plain.fit(x[:80], y[:80, :1], **arguments)
+    for ours, theirs in zip(model.get_weights(), plain.get_weights(), strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-6)

@@ -210,6 +210,9 @@ def test_a_memory_report_a_budget_a_verdict_and_tensors(tmp_path):
     assert len(run.loops) == 1  # and not those that were measured
     assert run.budgets == strategy.statistics().budgets
     assert len(run.budgets) >= 1
+    loop = run.loops[0]
+    compiled = [each.seconds for each in run.compilations if each.began >= loop.began]
+    assert loop.compile_seconds > sum(compiled)  # the search for the budget, too
     kernel = [each for each in run.tensors if each.tensor.name.endswith("/kernel")]
     assert [each.epoch for each in kernel] == [1, 2]
     assert [each.steps for each in kernel] == [(0, 1, 2, 3), (4, 5, 6, 7)]

@@ -30,7 +30,7 @@ def begin(tmp_path, text, *command, name="train.py"):
     script.write_text(textwrap.dedent(text))
     environ = {**os.environ, "JAX_PLATFORMS": "cpu", "MILLRACE_REPORT_DIR": "runs"}
     return subprocess.Popen(
-        [*(command or [sys.executable]), str(script)],
+        [*(command or [sys.executable]), str(script), "--key=hunter2"],
         env=environ,
         cwd=tmp_path,
         stdout=subprocess.PIPE,
@@ -71,6 +71,7 @@ def test_a_program_says_where_its_page_is_when_it_ends(tmp_path):
     assert process.returncode == 3
     assert errors.splitlines()[-1] == f"Report of this run: {run.path / 'report.html'}"
     assert (run.path / "report.html").stat().st_size > 10_000
+    assert not [p for p in run.path.rglob("*") if p.is_file() and b"hunter2" in p.read_bytes()]
     assert (run.loops[0].outcome, run.loops[0].error) == ("failed", "SystemExit: 3")
 
 

@@ -84,7 +84,6 @@ def process(stages, number=0, processes=1):
         process=number,
         processes=processes,
         script="train.py",
-        arguments=("--epochs", "8"),
         pid=4711,
         host="workbench",
         cores=8,

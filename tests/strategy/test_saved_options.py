@@ -1,6 +1,7 @@
 """The options in a model's file: what no setter would take is refused, and none is changed."""
 
 import json
+import zipfile
 
 import keras
 import pytest
@@ -70,7 +71,17 @@ def test_a_stage_far_beyond_the_others(model, tmp_path):
         load_options(model._millrace, str(tmp_path))
 
 
-def test_a_file_that_is_not_in_utf_8(model, tmp_path):
-    (tmp_path / OPTIONS_FILE).write_bytes(b'{"feed": "\xff"}')
-    with pytest.raises(OptionError, match="utf-8"):
-        load_options(model._millrace, str(tmp_path))
+def test_load_model_raises_it_as_it_is(strategy, model, tmp_path):
+    model.save(tmp_path / "whole.keras")
+    with (
+        zipfile.ZipFile(tmp_path / "whole.keras") as whole,
+        zipfile.ZipFile(tmp_path / "damaged.keras", "w") as damaged,
+    ):
+        for name in whole.namelist():
+            is_ours = name.endswith(OPTIONS_FILE)
+            damaged.writestr(name, b'{"feed": "\xff"}' if is_ours else whole.read(name))
+    with (
+        strategy.scope(),
+        pytest.raises(OptionError, match=f"^{OPTIONS_FILE}, .*utf-8.* byte\\. Save"),
+    ):
+        keras.saving.load_model(tmp_path / "damaged.keras")

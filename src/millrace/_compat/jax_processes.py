@@ -10,7 +10,9 @@ Neither call waits, in whichever order they come; arrays may still be being comp
 0.10.0, 0.10.2 and 0.12.0.1.
 """
 
+import gc
 import os
+import weakref
 from collections.abc import Sequence
 from typing import Any
 
@@ -19,6 +21,7 @@ import numpy as np
 from jax._src import clusters, distributed, xla_bridge
 from jax._src.array import ArrayImpl
 from jax._src.core import ShapedArray
+from jax.extend.backend import clear_backends
 
 
 def backends_are_initialized() -> bool:
@@ -27,6 +30,25 @@ def backends_are_initialized() -> bool:
     No public call tells without starting them.
     """
     return xla_bridge.backends_are_initialized()
+
+
+def end_unused_backends() -> bool:
+    """Ends JAX's CPU devices, which start anew at their next use, if nothing refers to them.
+
+    JAX itself tells only whether arrays do. Whether anything else does, such as a device in a
+    variable, is seen once JAX has let go of them; they are given back then.
+
+    Returns:
+        Whether they have ended.
+    """
+    if set(xla_bridge.backends()) != {"cpu"} or key_value_store() or jax.live_arrays():
+        return False
+    client = weakref.ref(jax.devices()[0].client)
+    clear_backends()
+    gc.collect()
+    if (used := client()) is not None:
+        xla_bridge._backends["cpu"] = xla_bridge._default_backend = used
+    return used is None
 
 
 def process_index() -> int:

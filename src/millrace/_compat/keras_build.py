@@ -2,6 +2,7 @@
 
 `after_construction`    calls a function with every model; all reach `keras.Model.__init__`.
 `after_from_config`     calls a function with models that are made from a configuration.
+`raise_own_errors`      lets our errors out of `load_model`.
 `build_for`             makes the variables that fit would make for a batch.
 `checked_build`         shows a function the batch from which fit builds a model.
 """
@@ -12,9 +13,15 @@ from typing import Any, TypeVar
 
 import keras
 
-from millrace._compat.patch_table import MODEL_FROM_CONFIG, MODEL_INIT, SEQUENTIAL_FROM_CONFIG
+from millrace._compat.patch_table import (
+    LOADING_FAILURE,
+    MODEL_FROM_CONFIG,
+    MODEL_INIT,
+    SEQUENTIAL_FROM_CONFIG,
+)
 from millrace._compat.patches import replace
 from millrace._compat.versions import keras_is
+from millrace.errors import MillraceError
 from millrace.pytrees import ArrayTree, SpecTree
 
 Config = dict[str, Any]  # of a model, as `get_config` returns it
@@ -110,6 +117,21 @@ def after_construction(then: Callable[[keras.Model], None]) -> None:
         return __init__
 
     replace(MODEL_INIT, wrapper)
+
+
+def raise_own_errors() -> None:
+    """Lets `load_model` raise errors of ours, of which it would quote the text in a ValueError."""
+
+    def wrapper(original: Callable[..., None]) -> Callable[..., None]:
+        def raise_failure(failures: dict[int, tuple[object, Exception]], **options: bool) -> None:
+            for _, error in failures.values():
+                if isinstance(error, MillraceError):
+                    raise error
+            original(failures, **options)
+
+        return raise_failure
+
+    replace(LOADING_FAILURE, wrapper)
 
 
 def after_from_config(

@@ -110,6 +110,10 @@ _KERAS = (
         reduce_weighted_values="the number that a loss divides by, for parts of a batch",
     ),
     *_in("keras:Variable", _value="the value of a variable outside of every scope"),
+    *_in(
+        "keras.src.saving.saving_lib",
+        _raise_loading_failure="the errors of objects that `load_model` could not load",
+    ),
     # The loops.
     *_in(_TRAINER, JAXEpochIterator="the source of batches of fit, evaluate and predict"),
     *_in(
@@ -215,7 +219,14 @@ _KERAS = (
 _ARRAY = "jax._src.array"
 
 _JAX = (
-    *_in("jax._src.xla_bridge", backends_are_initialized="whether the devices have started"),
+    *_in("jax.extend.backend", clear_backends="ends the devices, for more of them to start"),
+    *_in(
+        "jax._src.xla_bridge",
+        _backends="gives JAX its devices back, if something still refers to them",
+        _default_backend="likewise",
+        backends="which platforms have started",
+        backends_are_initialized="whether the devices have started",
+    ),
     # Arrays and copies, with less Python around them.
     *_in(_ARRAY, ArrayImpl="makes an array of shards, and gives arrays `.numpy()`"),
     *_in(

@@ -14,6 +14,7 @@ from keras.src.losses import loss
 from keras.src.ops.function import Function
 from keras.src.ops.node import Node
 from keras.src.ops.operation import Operation
+from keras.src.saving import saving_lib
 from keras.src.trainers import data_adapters
 from keras.src.utils import module_utils
 
@@ -42,6 +43,14 @@ MODEL_INIT = Patch(
     While.MODELS,
     lambda: keras.Model,
     "__init__",
+)
+LOADING_FAILURE = Patch(
+    "keras.src.saving.saving_lib._raise_loading_failure",
+    "raises the error about options that are damaged, where Keras quotes it in another one",
+    While.MODELS,
+    lambda: saving_lib,
+    "_raise_loading_failure",
+    ("error_msgs",),
 )
 FIT, EVALUATE, PREDICT = (
     Patch(

@@ -16,9 +16,10 @@ from typing import Any
 import keras
 from rich.console import Console
 
-from millrace.benchmark.show import progress, supply_table
+from millrace.benchmark.show import supply_table
 from millrace.benchmark.throughput import measure_dataset, measure_infeed
 from millrace.benchmark.verdict import feed_verdict
+from millrace.compiling.progress import search
 from millrace.errors import OptionError, line_and_cause
 from millrace.options import whole_number
 from millrace.records.feed_benchmark import FeedVerdict, Supply
@@ -149,7 +150,7 @@ class FeedReport:
 def benchmark_feed(
     dataset: str, epochs: int, elements: int, with_infeed: bool, model: str | None
 ) -> FeedReport:
-    """Measures a data set that is given by name, with a progress bar on a terminal.
+    """Measures a data set that is given by name.
 
     Args:
         dataset: `module:name` or `file.py:name` of a data set, or of a function that returns one.
@@ -165,8 +166,8 @@ def benchmark_feed(
     trained = None if model is None else _model(load(model))
 
     def run(title: str, measure: Callable[..., Supply]) -> Supply:
-        with progress(title, each=epochs * elements) as (tick,):
-            return measure(source, epochs, elements, tick=tick)
+        with search(f"measuring the {title}"):
+            return measure(source, epochs, elements)
 
     return FeedReport(
         dataset=run("data set", measure_dataset),

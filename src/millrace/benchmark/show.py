@@ -1,12 +1,10 @@
-"""The clock of a benchmark, and its output: a line for each epoch, tables, progress bars."""
+"""The clock of a benchmark, and its output: a line for each epoch, and tables."""
 
-import contextlib
 import logging
 import time
 from collections.abc import Callable, Iterator
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from millrace.errors import DataError
@@ -22,7 +20,6 @@ def measure(
     elements: int,
     begin: float,
     tell: Callable[[int, SupplyEpoch], object] = lambda number, epoch: None,
-    tick: Callable[[int], object] = lambda count: None,
 ) -> Supply:
     """Draws all epochs without a pause between them.
 
@@ -35,7 +32,6 @@ def measure(
         elements: elements in each epoch.
         begin: time at which the data set was opened, by `time.perf_counter`.
         tell: called after each epoch with its number, from 1, and its measurements.
-        tick: called with the number of elements in each arrival.
 
     Raises:
         DataError: if the data ends before the last epoch does.
@@ -50,7 +46,6 @@ def measure(
                 first = time.perf_counter() - begin
             done += count
             nbytes += size
-            tick(count)
         if done < elements:
             raise ended(done + (number - 1) * elements, epochs, elements)
         now = time.perf_counter()
@@ -73,10 +68,6 @@ def ended(delivered: int, epochs: int, elements: int) -> DataError:
 
 
 logger = logging.getLogger("millrace")
-
-Tick = Callable[[int], object]  # called with the number of elements or steps since the last call
-
-TICK_SECONDS = 0.1  # between updates of the bar, which must not slow the benchmark down
 
 
 def say(line: str) -> None:
@@ -107,39 +98,3 @@ def supply_table(supplies: dict[str, Supply]) -> Table:
                 f"{epoch.time_elapsed:.3f}",
             )
     return table
-
-
-@contextlib.contextmanager
-def progress(*titles: str, each: int) -> Iterator[list[Tick]]:
-    """Shows a progress bar for each title, if standard error is a terminal.
-
-    Args:
-        *titles: names of the tasks, in order.
-        each: elements or steps of each task.
-
-    Yields:
-        For each title the function that advances its bar.
-    """
-    console = Console(stderr=True)
-    if not console.is_terminal:
-        yield [lambda count: None for _ in titles]
-        return
-    # Leaves standard output alone: it may go into a pipe.
-    columns = TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn()
-    with Progress(*columns, console=console, transient=True, redirect_stdout=False) as bar:
-        yield [_tick(bar, bar.add_task(title, start=False, total=each)) for title in titles]
-
-
-def _tick(bar: Progress, task: TaskID) -> Tick:
-    done, shown = 0, 0.0
-
-    def tick(count: int) -> None:
-        nonlocal done, shown
-        if not done:
-            bar.start_task(task)
-        done += count
-        if (now := time.perf_counter()) - shown > TICK_SECONDS:
-            shown = now
-            bar.update(task, completed=done)
-
-    return tick

@@ -210,7 +210,7 @@ def measure_dataset(
     copies: bool = True,
     **watchers: Callable[..., object],
 ) -> Supply:
-    """Runs `dataset_benchmark`; `watchers` are the arguments `tell` and `tick` of `measure`."""
+    """Runs `dataset_benchmark`; `watchers` may have `tell`, as `measure`."""
     begin = time.perf_counter()
     with opened(dataset) as source:
         return measure_elements(source, epochs, elements, begin, copies, **watchers)
@@ -257,7 +257,7 @@ def measure_infeed(
     copies: bool = True,
     **watchers: Callable[..., object],
 ) -> Supply:
-    """Runs `infeed_benchmark`; `watchers` are the arguments `tell` and `tick` of `measure`."""
+    """Runs `infeed_benchmark`; `watchers` may have `tell`, as `measure`."""
     feed = Feed()
     depth = getattr(infeed_queue, "prefetch_depth", None) or feed.prefetch_depth
     device = home(find_devices(None))

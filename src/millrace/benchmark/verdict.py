@@ -22,9 +22,10 @@ import numpy as np
 
 from millrace._compat.keras_loops import restore_state
 from millrace.arguments import checked
-from millrace.benchmark.show import Tick, progress, say
+from millrace.benchmark.show import say
 from millrace.benchmark.sources import BatchSource, opened, restarts
 from millrace.benchmark.throughput import measure_elements
+from millrace.compiling.progress import search
 from millrace.errors import DataError, ModelError, NotCompiledError
 from millrace.fit.controller import controller_of
 from millrace.options import truth, whole_number
@@ -68,17 +69,20 @@ def feed_verdict(
     _check_model(model)
     steps, prints = whole_number("steps", steps, 1), truth("print_stats", print_stats)
     epochs = 1 + ROUNDS
-    with progress("loading", "the model", "both", each=epochs * steps) as (first, second, third):
+    with search("measuring") as tick:
+        tick("loading")
         with contextlib.closing(_passes(dataset, steps)) as elements:
             sample = copy.deepcopy(next(elements))  # a generator may reuse its buffer
             begin = time.perf_counter()
-            loading = measure_elements(elements, epochs, steps, begin, tick=first)
+            loading = measure_elements(elements, epochs, steps, begin)
         loader = [epoch.time_elapsed for epoch in loading.epochs[1:]]
         _build(model, sample)
         with _unchanged(model), _without_records(model):
-            alone = _fit_seconds(model, itertools.repeat(sample), steps, second)
+            tick("the model")
+            alone = _fit_seconds(model, itertools.repeat(sample), steps)
+            tick("both")
             with contextlib.closing(_passes(dataset, steps)) as elements:
-                both = _fit_seconds(model, elements, steps, third)
+                both = _fit_seconds(model, elements, steps)
     per_step = (statistics.median(seconds) / steps for seconds in (loader, alone, both))
     verdict = FeedVerdict(steps, *per_step)
     if (controller := controller_of(model)) is not None:
@@ -184,21 +188,12 @@ class _EpochClock(keras.callbacks.Callback):
         jax.block_until_ready([variable.value for variable in model.variables])
 
 
-def _fit_seconds(
-    model: keras.Model, elements: Iterator[ArrayTree], steps: int, tick: Tick
-) -> list[float]:
+def _fit_seconds(model: keras.Model, elements: Iterator[ArrayTree], steps: int) -> list[float]:
     """Returns the seconds of each epoch that counts, with `steps` steps in each."""
-
-    def batches() -> Iterator[tuple[Any, ...]]:
-        # The bar counts drawn batches: `fit` would wait for a callback at each step.
-        for element in elements:
-            tick(1)
-            yield _for_fit(element)
-
     clock = _EpochClock()
     fit: Callable[..., object] = model.fit  # Keras's annotations make `verbose` a string
     fit(
-        batches(),
+        (_for_fit(element) for element in elements),
         epochs=1 + ROUNDS,
         steps_per_epoch=steps,
         shuffle=False,

@@ -196,7 +196,6 @@ class CheckpointDirectory:
 
     def _make(self) -> None:
         missing = [each for each in (self.path, *self.path.parents) if not each.exists()]
-        # Private: a checkpoint has the weights, and samples of nobody else's business.
         self.path.mkdir(parents=True, exist_ok=True)
         for path in missing:
             sync_directory(path.parent)

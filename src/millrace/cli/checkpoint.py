@@ -7,20 +7,19 @@ from dataclasses import dataclass
 
 import click
 from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
 
 from millrace.checkpoints.directory import CheckpointDirectory
 from millrace.checkpoints.manifest import DamagedError, Manifest, check_files
 from millrace.checkpoints.stored import StoredCheckpoint
+from millrace.compiling.progress import search
 from millrace.errors import OptionError
 from millrace.records.memory import bytes_text
 from millrace.resuming.restoring import FIT
 from millrace.resuming.stored_models import model_of, open_checkpoint
 
 _PIPE_WIDTH = 160  # characters of a line that does not go to a terminal
-_LARGE = 1 << 26  # bytes of a checkpoint whose verification shows its progress
 _FORMATS = (".keras", ".weights.h5")
 
 _directory = click.argument(
@@ -217,18 +216,15 @@ def _table(entries: list[_Listed], is_written: bool) -> Table:
 
 
 def _verify(checkpoint: StoredCheckpoint) -> None:
-    console = Console(stderr=True)
-    is_shown = console.is_terminal and checkpoint.manifest.nbytes >= _LARGE
-    columns = TextColumn("step {task.description}"), BarColumn(), DownloadColumn()
-    with Progress(
-        *columns, TimeRemainingColumn(), console=console, transient=True, disable=not is_shown
-    ) as progress:
-        task = progress.add_task(str(checkpoint.manifest.step), total=checkpoint.manifest.nbytes)
-        check_files(
-            checkpoint.path,
-            checkpoint.manifest,
-            has_read=lambda nbytes: progress.advance(task, nbytes),
-        )
+    manifest, read = checkpoint.manifest, 0
+    with search(f"reading the checkpoint of step {manifest.step}") as tick:
+
+        def has_read(nbytes: int) -> None:
+            nonlocal read
+            read += nbytes
+            tick(f"{bytes_text(read)} of {bytes_text(manifest.nbytes)}")
+
+        check_files(checkpoint.path, manifest, has_read=has_read)
 
 
 COMMANDS = (checkpoint_command,)

@@ -62,15 +62,16 @@ def report_command(
     _check(runs, compare, output, follow, port)
     directories = [_directory(each) for each in runs]
     read = [load(each) for each in directories]
+    if perfetto is not None:
+        _write_perfetto(read, perfetto)
+    # Before anything is printed: a pipe such as `| head` may end the command.
+    page = pathlib.Path() if follow else write_page(read, output or _default_output(read))
     for each in read:
         show_summary(each)
         click.echo("")
-    if perfetto is not None:
-        _write_perfetto(read, perfetto)
     if follow:
         _follow(directories[0], port or 0, opens)
         return
-    page = write_page(read, output or _default_output(read))
     click.echo(f"The page is {page.absolute()}")
     if opens:
         _open(page.absolute().as_uri())

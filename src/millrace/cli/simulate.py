@@ -17,6 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from millrace.cli.simulated_costs import CostOptions, cost_options
+from millrace.compiling.progress import search
 from millrace.errors import OptionError
 from millrace.options import default_devices
 from millrace.records.timeline import Timeline
@@ -118,8 +119,7 @@ def simulate_command(
     sizes = _sizes(run, stages, micro_batches, schedule, groups, batch_serialization)
     is_drawn = sizes.forwards <= _MAX_DRAWN and not summary
     _check(sizes, must_draw=text or svg is not None)
-    # A spinner with the elapsed part, on a terminal only.
-    with Console(stderr=True).status("making the schedule") as status:
+    with search("simulating") as tick:
         tasks = make_schedule(
             sizes.schedule,
             sizes.stages,
@@ -130,7 +130,7 @@ def simulate_command(
         result = update_time(
             tasks,
             costs.of(sizes.stages, run),
-            lambda number, runs: status.update(f"simulation {number} of {runs}"),
+            lambda number, runs: tick(f"simulation {number} of {runs}"),
         )
     if svg is not None:
         short = shorten(sizes.schedule, 40, placeholder=" ...")  # it may be a whole schedule

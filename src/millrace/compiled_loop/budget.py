@@ -22,10 +22,11 @@ from millrace._compat.jax_executables import requirement, sizes_of
 from millrace.compiled_loop.calls import ProgramName
 from millrace.compiling.executable import Executable, compiled_of
 from millrace.compiling.log import CompileLog
-from millrace.compiling.lowering import log_line, progress
+from millrace.compiling.progress import log_line
 from millrace.errors import PlanError
 from millrace.plan import Plan, Recompute
 from millrace.recomputation.choices import Choices
+from millrace.records.memory import bytes_text
 from millrace.records.memory_report import BudgetChoice
 
 _NEAR = 3  # last choices that are all tried before a budget is refused
@@ -99,6 +100,7 @@ def within_budget(
     arguments: int,
     model: str,
     log: CompileLog,
+    tick: Callable[[str], object],
 ) -> tuple[Executable, float]:
     """Finds the program with the fewest FLOPs that stays within a plan's budget, and logs it.
 
@@ -110,6 +112,7 @@ def within_budget(
         arguments: estimated bytes of the program's arguments.
         model: name of the model.
         log: records the choice.
+        tick: called with each attempt before it is compiled.
 
     Returns:
         The program, and the FLOPs that it adds to a step, as a share of the step's.
@@ -121,15 +124,13 @@ def within_budget(
     given = choices.choices if choices is not None else ()
     predicted = [choice.peak_bytes for choice in given] or [0]
     compiled: dict[int, Executable] = {}
-    count = 0
+    attempts: list[int] = []  # bytes of each
 
     def measure(number: int, is_trial: bool) -> int:
-        nonlocal count
-        count += 1
-        what = "to run" if not is_trial else "for its memory"
-        with progress("planning", f"{model!r}: compilation {count}, choice {number} {what}"):
-            compiled[number] = find(with_choice(plan, number, is_trial))
-        return requirement(compiled_of(compiled[number]))
+        tick(attempt(attempts, "usually of 2 to 5"))
+        compiled[number] = find(with_choice(plan, number, is_trial))
+        attempts.append(requirement(compiled_of(compiled[number])))
+        return attempts[-1]
 
     with log.trying(plan, model) as trial:
         search = Search(predicted, budget, measure)
@@ -147,6 +148,12 @@ def within_budget(
     text = "nothing is run again" if choices is None else choices.describe(number)
     announce(BudgetChoice(model, budget, peak, extra, text), log)
     return compiled[number], extra
+
+
+def attempt(peaks: Sequence[int], details: str) -> str:
+    """Returns what a search does next that has compiled programs with these peaks."""
+    before = f"; the last one takes {bytes_text(peaks[-1])}" if peaks else ""
+    return f"compiling attempt {len(peaks) + 1} ({details}){before}"
 
 
 def announce(choice: BudgetChoice, log: CompileLog) -> None:

@@ -47,7 +47,7 @@ class CallRules(NamedTuple):
     @classmethod
     def of(cls, plan: Plan, single_steps: bool, longest: int, chunk: int | None) -> "CallRules":
         """Returns the rules of an execution with such a plan, whatever its blocks."""
-        trains = plan.mode is Mode.TRAIN
+        trains, single_steps = plan.mode is Mode.TRAIN, single_steps and plan.update_steps == 1
         return cls(trains, plan.update_steps, plan.replicas, single_steps, longest, chunk)
 
 

@@ -17,6 +17,7 @@ from millrace.compiled_loop.programs import ProgramBuilder
 from millrace.compiling.executable import Executable, compile_program
 from millrace.compiling.log import CompileLog
 from millrace.compiling.lowering import Request, tracing
+from millrace.compiling.progress import search
 from millrace.explain.fingerprint import describe_model
 from millrace.explain.key import ObjectNumbers, key_of
 from millrace.explain.walk import Description
@@ -227,18 +228,23 @@ class Executables:
         if name not in _WITH_STEPS:
             return self._find(with_choice(plan, 0), name)
         state = sum(spec.size * spec.dtype.itemsize for spec in jax.tree.leaves(self._specs))
-        try:
-            executable, extra = within_budget(
-                plan,
-                name,
-                self._choices_of(plan),
-                lambda plan: self._find(plan, name, unroll),
-                state + plan.capacity * plan.batch.nbytes,
-                self._model.name,
-                self._log,
-            )
-        finally:
-            self._forget_trials()
+        with (
+            self._log.timed(),
+            search(f"planning {self._model.name!r} for its recomputation budget") as tick,
+        ):
+            try:
+                executable, extra = within_budget(
+                    plan,
+                    name,
+                    self._choices_of(plan),
+                    lambda plan: self._find(plan, name, unroll),
+                    state + plan.capacity * plan.batch.nbytes,
+                    self._model.name,
+                    self._log,
+                    tick,
+                )
+            finally:
+                self._forget_trials()
         self._extra_flops[plan] = max(extra, self._extra_flops.get(plan, 0.0))
         return executable
 

@@ -14,10 +14,10 @@ from dataclasses import replace
 
 from millrace._compat.jax_executables import requirement
 from millrace._compat.jax_memory import memory_limit
-from millrace.compiled_loop.budget import announce, has_budget, with_choice
+from millrace.compiled_loop.budget import announce, attempt, has_budget, with_choice
 from millrace.compiling.executable import Executable, compiled_of
 from millrace.compiling.log import CompileLog
-from millrace.compiling.lowering import progress
+from millrace.compiling.progress import search
 from millrace.plan import Mode, Plan, divided, with_micro_batch
 from millrace.records.memory_report import BudgetChoice
 
@@ -82,12 +82,15 @@ def most_that_fit(
     def fits(number: int) -> bool:
         if number not in peaks:
             plan = plans[number]
-            what = f"{model!r}: compilation {len(peaks) + 1}, {plan.division.rows} rows at a time"
-            with progress("planning", what):
-                peaks[number] = requirement(compiled_of(find(_plain(plan))))
+            tick(attempt([*peaks.values()], f"{plan.division.rows} rows at a time"))
+            peaks[number] = requirement(compiled_of(find(_plain(plan))))
         return peaks[number] <= limit
 
-    with log.trying(plans[0], model) as trial:
+    with (
+        log.timed(),
+        search(f"planning {model!r} for the memory of its device") as tick,
+        log.trying(plans[0], model) as trial,
+    ):
         number = first_that_fits([plan.division.rows for plan in plans], fits)
         if number is not None:
             trial.chosen = _plain(plans[number])

@@ -15,7 +15,8 @@ from millrace.cache.keys import current_script
 from millrace.cache.lookup import looking_up
 from millrace.cache.use import known_keys
 from millrace.compiling.log import CompileLog
-from millrace.compiling.lowering import Lowering, progress
+from millrace.compiling.lowering import Lowering
+from millrace.compiling.progress import progress
 from millrace.compiling.sharing import (
     SharedExecutable,
     copied,
@@ -118,7 +119,8 @@ def _compile(lowering: Lowering, log: CompileLog, text: str) -> CompileResult:
     earlier = history.keys(key.program)
     history.add(key, text)
     labels = EntryLabels(key.model, key.program, lowering.batch, key, lowering.layers)
-    with _cores, progress("compiling", lowering.what), looking_up(labels) as lookup:
+    what = f"{lowering.what} (Ctrl-C waits for it)"
+    with _cores, progress("compiling", what), looking_up(labels) as lookup:
         begin = time.perf_counter()
         compiled = lowering.lowered.compile(dict(lowering.options or {}) or None)
         seconds = time.perf_counter() - begin

@@ -37,7 +37,9 @@ def compile_program(request: Request, log: CompileLog) -> Executable:
         RecompilationError: if it is a recompilation, and the log refuses those.
     """
     raise_if_interrupted()
-    return finish(lower(request, log), log)
+    lowering = lower(request, log)
+    raise_if_interrupted()  # XLA cannot be
+    return finish(lowering, log)
 
 
 def compile_programs(requests: Iterable[Request], log: CompileLog) -> list[Executable]:

@@ -119,6 +119,7 @@ class CompileLog:
         self.is_dry_run = is_dry_run
         # Called with every executable, after its record was added.
         self.observers: list[ExecutableObserver] = []
+        self.search_seconds = 0.0  # of searches among programs, besides those of the records
         self._trials = Trials()
         self.budgets: list[BudgetChoice] = []  # choices of recomputation budgets, in order
         self._sink = records
@@ -147,13 +148,23 @@ class CompileLog:
 
     @property
     def seconds(self) -> float:
-        """Seconds spent on all executables."""
-        return sum(record.seconds for record in self.executables)
+        """Seconds spent on all executables, and on the choice among them."""
+        return sum(record.seconds for record in self.executables) + self.search_seconds
 
     @property
     def switches(self) -> int:
         """Number of switches from one function to another."""
         return sum(each.count for each in self.records if each.origin is Origin.SWITCH)
+
+    @contextlib.contextmanager
+    def timed(self) -> Iterator[None]:
+        """Surrounds a search among programs, all of whose time counts as compilation."""
+        begin, before = time.perf_counter(), self.seconds
+        try:
+            yield
+        finally:
+            rest = time.perf_counter() - begin - (self.seconds - before)
+            self.search_seconds += max(rest, 0.0)
 
     @contextlib.contextmanager
     def no_recompile(self) -> Iterator[None]:

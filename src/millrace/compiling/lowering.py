@@ -9,21 +9,20 @@ without the lock, one would add up losses of the other's trace.
 """
 
 import contextlib
-import logging
 import threading
 import time
 import weakref
-from collections.abc import Hashable, Iterator, Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import jax
 import keras
-import rich.console
 
 from millrace._compat.jax_arrays import looks_for_non_finite
 from millrace.collector import fewer_collections
 from millrace.compiling.log import CompileLog
+from millrace.compiling.progress import progress
 from millrace.plan import Plan
 from millrace.recomputation.ordered import compiler_options as options_of_recomputation
 from millrace.recomputation.ordered import options_with_barriers
@@ -39,31 +38,6 @@ def tracing(model: keras.Model) -> "threading.RLock":
     """Returns the lock to hold while a step of `model` is traced. A trace may contain others."""
     with _table:
         return _locks.setdefault(model, threading.RLock())
-
-
-logger = logging.getLogger("millrace")
-
-SLOW_SECONDS = 1.0
-
-
-@contextlib.contextmanager
-def progress(verb: str, what: str) -> Iterator[None]:
-    """Surrounds a slow step; announces it after a second, on a terminal and in the log."""
-    timer = threading.Timer(SLOW_SECONDS, log_line, (f"{verb} {what} ...",))
-    timer.daemon = True
-    timer.start()
-    try:
-        yield
-    finally:
-        timer.cancel()
-
-
-def log_line(line: str) -> None:
-    """Logs a line at level INFO, and prints it if stderr is a terminal."""
-    logger.info("%s", line)
-    console = rich.console.Console(stderr=True)
-    if console.is_terminal:  # someone is waiting; a log file has the line above
-        console.print(line, style="dim", highlight=False, markup=False)
 
 
 MODEL_OBJECT = "model object"  # the name of a field of identity

@@ -40,15 +40,15 @@ def check_steps(
 ) -> int:
     """Returns the steps of a full execution: no more than the epoch has.
 
-    With several replicas Keras's default of one step per execution stands for one update, outside
-    of training for one step of each replica: fewer steps would leave some replicas idle.
+    Keras's default of one step per execution stands for one update, outside of training for one
+    step of each replica.
 
     Raises:
         PlanError: if an update would begin in one execution and end in another.
     """
     trains = mode is Mode.TRAIN
     update_steps = replicas * (accumulation.steps if trains else 1)
-    if replicas > 1 and steps_per_execution == 1:
+    if steps_per_execution == 1:
         steps_per_execution = update_steps
     truncated = min(steps_per_execution, steps or steps_per_execution)
     if steps_per_execution % update_steps == 0 or truncated == steps:
@@ -65,8 +65,6 @@ def check_steps(
         if trains and replicas == 1
         else ", or devices of the strategy to another number"
     )
-    if steps_per_execution == 1:  # compile()'s default: the user has chosen the other number
-        other = ""
     raise PlanError(
         f"steps_per_execution={steps_per_execution} is not a whole number of {what} = "
         f"{update_steps} steps, and the epoch has {steps or 'an unknown number of'} steps. Set "
@@ -345,12 +343,15 @@ def _check_optimizer(model: keras.Model, name: str, accumulation: Accumulation) 
         optimizer = getattr(optimizer, "inner_optimizer", None)
 
 
-def hint_steps_per_execution(model: keras.Model) -> None:
-    """Logs the advice to run more than one step per execution."""
+def hint_steps_per_execution(name: str, update_steps: int) -> None:
+    """Logs the advice to run more than one step, or one update, per execution."""
+    one = "step" if update_steps == 1 else f"weight update ({update_steps} steps)"
     logger.info(
-        "model %r runs one step per execution. Set steps_per_execution in compile() to a larger "
-        "number, such as 100, for fewer round trips to Python.",
-        model.name,
+        "model %r runs one %s per execution. Set steps_per_execution in compile() to a larger "
+        "number, such as %d, for fewer round trips to Python.",
+        name,
+        one,
+        100 * update_steps,
     )
 
 

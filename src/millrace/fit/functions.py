@@ -290,7 +290,7 @@ class LoopFunction:
             self._executables,
             plan,
             max_pending=options.feed.prefetch_depth,
-            single_steps=setup.steps_per_execution(self.mode) == plan.replicas == 1,
+            single_steps=setup.steps_per_execution(self.mode) == 1,
             tap_sink=self._deliver,
         )
 

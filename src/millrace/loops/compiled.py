@@ -18,7 +18,8 @@ from millrace._compat.jax_tracing import is_tracing, trace_options
 from millrace.compiling.call_description import Reason, shapes_of
 from millrace.compiling.executable import Executable, finish
 from millrace.compiling.log import CompileLog, current_log
-from millrace.compiling.lowering import Lowering, progress
+from millrace.compiling.lowering import Lowering
+from millrace.compiling.progress import progress
 from millrace.compiling.watch import call_watched, unwatched
 from millrace.pytrees import Array, ArrayTree, SpecTree
 from millrace.records.compilation import ProgramKey

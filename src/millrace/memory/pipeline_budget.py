@@ -14,8 +14,15 @@ from collections.abc import Callable
 import jax
 import keras
 
-from millrace.compiled_loop.budget import OverBudgetError, announce, has_budget, with_choice
+from millrace.compiled_loop.budget import (
+    OverBudgetError,
+    announce,
+    attempt,
+    has_budget,
+    with_choice,
+)
 from millrace.compiling.log import CompileLog
+from millrace.compiling.progress import search
 from millrace.memory.stages import pipeline_memory
 from millrace.pipelines.runtime.shapes import CompiledStages, StagePrograms
 from millrace.plan import Plan
@@ -50,6 +57,7 @@ def chooser(
         compiled: dict[int, StagePrograms] = {}
 
         def measure(number: int) -> int:
+            tick(attempt([*peaks.values()], "of at most 5"))
             compiled[number] = stages.programs(with_choice(plan, number), specs)
             devices = pipeline_memory(model, compiled[number])
             peak = max((device.peak for device in devices), default=0)
@@ -57,7 +65,11 @@ def chooser(
             return peaks[number]
 
         budget = plan.recompute.budget or 0
-        with log.trying(plan, model.name) as trial:
+        with (
+            log.timed(),
+            search(f"planning {model.name!r} for its recomputation budget") as tick,
+            log.trying(plan, model.name) as trial,
+        ):
             try:
                 number = first_choice(budget, measure)
             except OverBudgetError as error:

@@ -79,7 +79,7 @@ def cheapest_changes(
         before: its needs without a change.
         budget: bytes of a device, as the user gave it.
         needs: compiles the training of a controller, and returns its needs.
-        tick: called with the code of each change before it is compiled.
+        tick: called with each change before it is compiled.
         most_seconds: after which no other change is compiled.
     """
     end = time.monotonic() + most_seconds
@@ -88,7 +88,7 @@ def cheapest_changes(
         for candidate in ladder:
             if time.monotonic() > end:
                 break
-            tick(candidate.code)
+            tick(f"compiling with {candidate.code}")
             variant = controller.variant(candidate.options, candidate.stages)
             try:
                 after = needs(variant, candidate.batches)
@@ -233,7 +233,7 @@ def _divided_pipeline(setup: Setup, batches: Batches, factor: int) -> Candidate:
     options = replace(options, pipelining=replace(options.pipelining, steps=steps))
     code = f"model.set_pipelining_options(gradient_accumulation_steps_per_replica={steps}, ...)"
     per_execution = batches.per_execution
-    if per_execution > 1 or setup.replicas == 1:
+    if per_execution > 1:
         per_execution *= factor
         of_one = per_execution // setup.rules.replicas_as_one(setup)
         code += f"; model.compile(..., steps_per_execution={of_one})"
@@ -280,7 +280,7 @@ def _pipeline(
     )
     changed = replace(setup, options=options, stages=stages)
     per_execution = batches.per_execution
-    if changed.replicas == 1:
+    if changed.replicas == 1 and per_execution > 1:
         per_execution = max(per_execution, steps)
     of_one = per_execution // changed.rules.replicas_as_one(changed)
     code = (

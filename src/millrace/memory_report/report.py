@@ -1,14 +1,14 @@
 """The memory report of a model, and the text of out-of-memory errors."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 
 import keras
-from rich.console import Console
 
 from millrace._compat.keras_build import build_for
 from millrace.compiled_loop.budget import OverBudgetError
+from millrace.compiling.progress import search
 from millrace.errors import NotCompiledError, OptionError, OutOfMemoryError
 from millrace.feeds.block import batch_spec as spec_of
 from millrace.fit.controller import Controller
@@ -23,6 +23,8 @@ from millrace.plan import BatchSpec, Mode
 from millrace.precompile.described_epochs import BatchDescription, batch_of_zeros
 from millrace.precompile.precompile import Batches, batches_of_steps
 from millrace.records.memory_report import MemoryReport
+
+_LOOKING = "looking for what would make it fit"
 
 
 @contextmanager
@@ -42,7 +44,7 @@ def explained(controller: Controller) -> Iterator[None]:
         if function is None or function.last.batch is None:
             raise
         batches = Batches(function.last.batch, controller.setup.steps_per_execution(Mode.TRAIN))
-        with progress() as tick:
+        with search(_LOOKING) as tick:
             explanation = explained_refusal(error, controller, batches, _needs, tick)
         raise explanation from None
     except BaseException as error:
@@ -91,14 +93,14 @@ def memory_report(
     try:
         before = measure(controller, runner, batches)
     except OverBudgetError as error:
-        with progress() as tick:
+        with search(_LOOKING) as tick:
             explanation = explained_refusal(error, controller, batches, _needs, tick)
         raise explanation from None
     devices = with_limits(before.devices, controller.setup, limit)
     report = MemoryReport(model.name, str(batches.spec), devices)
     if report.fits is not False:
         return report
-    with progress() as tick:
+    with search(_LOOKING) as tick:
         changes = cheapest_changes(controller, batches, report, before, limit, _needs, tick)
     return replace(report, changes=changes)
 
@@ -154,14 +156,3 @@ def _limit(budget: int | str) -> int:
             "of bytes, or text such as '1.5GB'."
         )
     return nbytes
-
-
-@contextmanager
-def progress() -> Iterator[Callable[[str], object]]:
-    """Yields a function that shows, on a terminal, the change that is being compiled."""
-    console = Console(stderr=True)
-    if not console.is_terminal:
-        yield lambda code: None
-        return
-    with console.status("looking for what would make it fit ...") as status:
-        yield lambda code: status.update(f"compiling with {code} ...".replace("[", r"\["))

@@ -15,7 +15,7 @@ from typing import Any
 
 import jax
 
-from millrace.compiling.lowering import log_line
+from millrace.compiling.progress import log_line
 from millrace.devices import home
 from millrace.errors import PlanError
 from millrace.feeds.block import batch_spec as spec_of

@@ -62,7 +62,7 @@ class MeasuredCut:
     ) -> list[float]:
         layout = of_assignment(setup, replicas, groups, assignment, True)
         update = base(layout, self.spec.rows, 1)
-        self.tick(f"{update.layout}, for the times of its stages")
+        self.tick(f"timing the stages of {update.layout}")
         variant = self.controller.variant(options_of(update, setup.options), layout.stages)
         batches = Batches(self.spec.of_rows(update.batch_size), update.steps_per_execution)
         programs = measure(variant, LoopFunction(variant, Mode.TRAIN).runner(), batches).programs

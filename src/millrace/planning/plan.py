@@ -1,12 +1,12 @@
 """`Strategy.plan`: checks, the search, and the plan or the error."""
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 
 import jax
-from rich.console import Console
 
 from millrace._compat.jax_memory import memory_limit
+from millrace.compiling.progress import search
 from millrace.errors import OptionError, PlanError, UnsupportedError
 from millrace.fit.controller import Controller
 from millrace.memory_report.report import training_batch
@@ -70,7 +70,7 @@ def search_plan(
         updates = max(1, setup.steps_per_execution(Mode.TRAIN) // setup.update_steps(Mode.TRAIN))
     except PlanError:  # stages that do not fit the devices, which the plan may replace
         updates = 1
-    with _progress(model.name) as tick:
+    with search(f"planning {model.name!r}") as tick:
         cut = MeasuredCut(controller, spec, tick) if is_measured else auto_cut
         rates = rates_of(setup.devices[0].platform)
         trials = UpdateTrials(controller, spec, limit, rates, is_measured, tick, steps_of_epoch)
@@ -127,20 +127,3 @@ def _nothing_fits(plan: PlanRecord) -> str:
         f"were compiled, the smallest takes {least.peak:,} bytes: {code}. Set "
         f"memory={least.peak} or more, use fewer rows, or more devices.\n{plan}"
     )
-
-
-@contextlib.contextmanager
-def _progress(model: str) -> Iterator[Callable[[str], object]]:
-    """Yields a function that shows, on a terminal, the update that is being compiled."""
-    console, count = Console(stderr=True), 0
-    if not console.is_terminal:
-        yield lambda what: None
-        return
-
-    def tick(what: str) -> None:
-        nonlocal count
-        count += 1
-        status.update(f"planning {model}: compilation {count}, {what} ...".replace("[", r"\["))
-
-    with console.status(f"planning {model} ...") as status:
-        yield tick

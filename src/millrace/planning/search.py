@@ -93,6 +93,7 @@ class PlanSearch:
         setup, rows = self.trials.controller.setup, self.trials.spec.rows
         firsts: list[CompiledUpdate] = []
         found = list(layouts(setup, rows, self.cut, only_one_piece=self.keeps_batches))
+        self.trials.most = len(found) + MOST_TRIED
         # Several stages on a device last, and only where they may win.
         for layout in sorted(found, key=lambda each: each.num_stages > each.groups):
             if self._cannot_win(layout, firsts):

@@ -40,6 +40,7 @@ class UpdateTrials:
         steps_of_epoch: batches of an epoch; None if unknown, so that blocks may be of any length.
         found: all alternatives so far.
         compilations: trainings compiled so far.
+        most: trainings that are compiled, as a rule.
     """
 
     controller: Controller
@@ -51,6 +52,7 @@ class UpdateTrials:
     steps_of_epoch: int | None = None
     found: list[Alternative] = field(default_factory=list)
     compilations: int = 0
+    most: int = 0
 
     def compile(
         self, layout: PlannedLayout, update: UpdatePlan, first: CompiledUpdate | None = None
@@ -123,8 +125,10 @@ class UpdateTrials:
 
     def _needs(self, layout: PlannedLayout, update: UpdatePlan) -> Needs:
         self.compilations += 1
+        total = f" of some {self.most}" if self.compilations <= self.most else ""
         parts = f" in {update.micro_batches} micro-batches" if update.micro_batches > 1 else ""
-        self.tick(f"{update.layout}{parts}")
+        what = f"replicas x stages = {update.layout}{parts}"
+        self.tick(f"compiling training {self.compilations}{total}: {what}")
         variant, batches = self._variant(layout, update)
         return measure(variant, LoopFunction(variant, Mode.TRAIN).runner(), batches)
 

@@ -2,17 +2,16 @@
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, cast
 
 import jax
 import keras
-from rich.console import Console
 
 from millrace._compat.keras_build import build_for
 from millrace.arguments import refuse_unknown
 from millrace.compiled_loop.protocol import DryRun, ExecutionSteps, Runner
+from millrace.compiling.progress import search
 from millrace.errors import NotCompiledError
 from millrace.feeds.block import Block, BlockSlice
 from millrace.feeds.block import batch_spec as spec_of
@@ -68,7 +67,7 @@ def dry_run_of(controller: Controller, runner: Runner, batches: Batches) -> DryR
 
     Its executions may be longer or shorter than the model's, where a change is tried out.
     """
-    return runner.dry_run(single_steps=batches.per_execution == controller.setup.replicas == 1)
+    return runner.dry_run(single_steps=batches.per_execution == 1)
 
 
 def described_execution(controller: Controller, mode: Mode, batches: Batches) -> ExecutionSteps:
@@ -182,7 +181,10 @@ def at_once(controller: Controller, jobs: Sequence[Callable[[], None]]) -> None:
         with jax.default_device(device):
             job()
 
-    with _status(controller), ThreadPoolExecutor(len(jobs), "millrace-precompile") as pool:
+    with (
+        search(f"compiling {controller.model.name!r}"),
+        ThreadPoolExecutor(len(jobs), "millrace-precompile") as pool,
+    ):
         for each in [pool.submit(do, job) for job in jobs]:
             each.result()
 
@@ -210,9 +212,3 @@ def _build(controller: Controller, batch: ArrayTree) -> None:
     elif not model.built:
         x, _, _ = keras.utils.unpack_x_y_sample_weight(batch)
         model.build(jax.tree.map(lambda leaf: leaf.shape, x))
-
-
-def _status(controller: Controller) -> AbstractContextManager[object]:
-    console = Console(stderr=True)
-    name = controller.model.name
-    return console.status(f"compiling {name} ...") if console.is_terminal else console

@@ -38,7 +38,7 @@ class FunctionRecorder:
             run: of the strategy, if it has one.
             devices: of the strategy.
         """
-        self._totals, self._run, self._devices = totals, run, tuple(devices)
+        self._totals, self._run, self._devices = totals, run, device_names(devices)
         self._lock = threading.Lock()
         self._idle: dict[str, list[LoopWriter]] = {}  # not in a call
         self._count = 0
@@ -69,7 +69,7 @@ class FunctionRecorder:
                 model=name,
                 mode="function",
                 began=time.time(),
-                devices=device_names(self._devices),
+                devices=self._devices,
             )
             writer = LoopWriter(record, self._totals.sinks, stays_open=True)
             if self._run is not None:

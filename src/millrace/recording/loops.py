@@ -85,6 +85,7 @@ class LoopWriter:
         self._last = 0.0  # begin of the last execution
         self._epoch = 0
         self._compilations = 0  # of the log that were looked at
+        self._search_seconds = 0.0  # likewise
         self._compile_seconds: dict[str, float] = {}  # by mode, since the last sample
         self._due = self._summary_due = 0.0
         self._outcome: Outcome = "finished"
@@ -104,7 +105,7 @@ class LoopWriter:
         """
         now = time.perf_counter()
         self._setup, self._arguments, self._log = setup, arguments, log
-        self._compilations = log.length
+        self._compilations, self._search_seconds = log.length, log.search_seconds
         self._outcome, self._error = "finished", ""
         if setup is not None and self.record.mode == Mode.TRAIN.value and "epochs" in arguments:
             self._history = EpochHistory(setup.model, self.record.number, self._sinks.process)
@@ -283,7 +284,9 @@ class LoopWriter:
         self._compilations += len(records)
         current = self._mode.value if self._mode is not None else self.record.mode
         modes, seconds = [each.mode for each in counts], self._compile_seconds
-        of_modes = compile_seconds(of_loop(records, self.record), modes, current)
+        of_modes = dict(compile_seconds(of_loop(records, self.record), modes, current))
+        of_modes[current] += self._log.search_seconds - self._search_seconds
+        self._search_seconds = self._log.search_seconds
         for mode, each in of_modes.items():
             seconds[mode] = seconds.get(mode, 0.0) + each
 

@@ -127,7 +127,6 @@ def this_process(platform_name: str, devices: tuple[str, ...]) -> ProcessRecord:
         process=process_index(),
         processes=process_count(),
         script=_script(),
-        arguments=tuple(sys.argv[1:]),
         pid=os.getpid(),
         host=socket.gethostname(),
         cores=len(os.sched_getaffinity(0)) if has_mask else os.cpu_count() or 1,

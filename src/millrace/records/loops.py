@@ -14,7 +14,6 @@ class ProcessRecord:
     process: int  # its number in the run
     processes: int = 1  # in the run
     script: str = ""  # path of the program; empty in a notebook
-    arguments: tuple[str, ...] = ()  # of its command line
     pid: int
     host: str
     cores: int  # that it may use

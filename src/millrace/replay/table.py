@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from millrace.compiling.progress import search
 from millrace.errors import OptionError
 from millrace.records.printable import printable
 from millrace.records.tensors import STATISTICS
@@ -44,7 +45,7 @@ def show(directory: pathlib.Path, modules: Iterable[str], everything: bool) -> b
     console = Console(highlight=False)
     if not console.is_terminal:
         console = Console(highlight=False, width=_PIPE_WIDTH)
-    with console.status("running the update again ..."):
+    with search("running the update again"):
         replayed = replay(directory)
     console.print(f"recorded  {printable(str(replayed.record))}", markup=False, soft_wrap=True)
     for line in replayed.record.of_data():

@@ -218,9 +218,10 @@ def _loop(model: keras.Model, name: str, mode: Mode, controller: Controller) -> 
         else:
             controller.setup.check(mode)
             controller.agreement.note(controller.setup, mode, controller.is_running)
-            short = model.compiled and model.steps_per_execution == controller.setup.replicas == 1
-            if mode is Mode.TRAIN and short:
-                hint_steps_per_execution(model)
+            if mode is Mode.TRAIN and model.steps_per_execution == controller.setup.replicas == 1:
+                steps = controller.setup.accumulation_as_set.steps
+                if controller.totals.notes.is_new(f"updates of {steps} steps: {model.name}"):
+                    hint_steps_per_execution(model.name, steps)
         bound = _bound_call(model, name, signature, args, kwargs)
         if stock is getattr(keras.Model, name):  # an override may give its arguments any meaning
             if not controller.is_running:  # validation within fit, which has checked them

@@ -68,10 +68,10 @@ def load_options(controller: Controller, directory: str) -> None:
         options = _loaded(Options(), "", data)
         _check_together(options, controller.model)
     except (OSError, ValueError, MillraceError) as error:
-        reason = printable(str(error)[:_LONGEST])
+        reason = printable(str(error)[:_LONGEST]).rstrip(".")
         raise OptionError(
             f"{OPTIONS_FILE}, the options in the file of the model {controller.model.name!r}, "
-            f"cannot be used: {reason} Save the model again; or remove {OPTIONS_FILE} from its "
+            f"cannot be used: {reason}. Save the model again; or remove {OPTIONS_FILE} from its "
             "file, a zip archive, and set the options again."
         ) from error
     stages = data.get("stages")

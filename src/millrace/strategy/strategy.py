@@ -11,7 +11,7 @@ from typing import TypeVar
 import jax
 import keras
 
-from millrace._compat.keras_build import after_construction
+from millrace._compat.keras_build import after_construction, raise_own_errors
 from millrace._compat.patches import held
 from millrace.arguments import checked
 from millrace.cache.use import Default, use_cache
@@ -19,7 +19,7 @@ from millrace.compiling.call_description import name_of
 from millrace.compiling.log import CompileLog, logging_to
 from millrace.compiling.phases import show_phases
 from millrace.compiling.watch import call_watched
-from millrace.devices import find_devices, home
+from millrace.devices import devices_of, find_devices, home
 from millrace.errors import ModelError, OptionError, PlanError
 from millrace.fit.controller import Controller, controller_of
 from millrace.fit.totals import Totals
@@ -78,7 +78,7 @@ class Strategy(Misused):
             it is.
 
     Raises:
-        DeviceError: if there are no such devices, or JAX started too early to make them.
+        DeviceError: if there are no such devices, or those of JAX are in use already.
         OptionError: for an invalid argument, if `report_dir` cannot be made, or if `memory` is
             `"auto"` and a device reports none.
     """
@@ -99,7 +99,7 @@ class Strategy(Misused):
         show_phases()
         named = None if report_dir is None else directory_path("report_dir", report_dir)
         run = run_of(named)
-        limit = None if memory is None else memory_of(self._devices, memory)
+        limit = None if memory is None else memory_of(self.devices, memory)
         sinks = RecordSinks() if run is None else RecordSinks(run.directory)
         self._totals = Totals(CompileLog(policy, sinks), sinks, limit)
         programs = ProgramRecorder(sinks)
@@ -108,15 +108,19 @@ class Strategy(Misused):
             trace = OperationTrace(programs, run.directory, executions)
             self._totals.operation_trace = trace
         self._totals.recorders = StrategyRecorders(self._totals, run)
-        self._functions = FunctionRecorder(self._totals, run, self._devices)
+        self._functions = FunctionRecorder(self._totals, run, self.devices)
         self._run = run
         if run is not None:
-            run.take_part(self._devices)
+            run.take_part(self.devices)
 
     @property
     def devices(self) -> tuple[jax.Device, ...]:
         """The strategy's devices."""
-        return self._devices
+        return devices_of(self._ids)
+
+    @property
+    def _home(self) -> jax.Device:
+        return home(self.devices)
 
     @property
     def compile_log(self) -> tuple[CompileRecord, ...]:
@@ -135,7 +139,7 @@ class Strategy(Misused):
             executions=self._totals.executions,
             dispatches=self._totals.dispatches,
             compilations=origins[Origin.COMPILED],
-            compile_seconds=sum(record.seconds for record in log.executables),
+            compile_seconds=log.seconds,
             infeed=self._totals.infeed,
             pipeline=self._totals.pipeline,
             cache_hits=origins[Origin.CACHE],
@@ -208,7 +212,7 @@ class Strategy(Misused):
             OptionError: if there is no such directory.
         """
         return self._totals.exports.loaded.load(
-            directory_path("directory", directory), self._devices
+            directory_path("directory", directory), self.devices
         )
 
     @contextmanager
@@ -242,6 +246,7 @@ class Strategy(Misused):
             functions_recorded_by(self._functions),
         ):
             after_construction(_attach_in_scope)
+            raise_own_errors()
             yield self
 
     @checked
@@ -262,7 +267,7 @@ class Strategy(Misused):
         if not self._has(model):
             before = controller_of(model)
             detach(model)
-            controller = attach(model, self._devices, self._totals)
+            controller = attach(model, self.devices, self._totals)
             if before is not None:
                 controller.setup = replace(
                     controller.setup, options=before.setup.options, stages=before.setup.stages
@@ -295,8 +300,8 @@ class Strategy(Misused):
 
     def _use(self, devices: Sequence[jax.Device]) -> None:
         """Runs on other devices from now on; models that are attached stay on theirs."""
-        self._devices = tuple(devices)
-        self._home = home(self._devices)
+        home(devices)  # refuses those of other processes
+        self._ids = [(device.platform, device.id) for device in devices]
 
     def _has(self, model: object) -> bool:
         controller = controller_of(model)

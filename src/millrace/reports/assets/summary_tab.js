@@ -62,7 +62,6 @@ function runFacts(run) {
   const largest = run.loops.reduce((best, loop) => (!best || loop.parameters > best.parameters ? loop : best), null);
   const hosts = [...new Set(run.processes.map((each) => each.host))];
   const devices = run.processes.flatMap((each) => each.devices);
-  const command = [first.script, ...first.arguments].join(" ");
   return section(
     "Run",
     "",
@@ -79,7 +78,7 @@ function runFacts(run) {
     element(
       "dl",
       { class: "pairs" },
-      command ? [element("dt", {}, "command"), element("dd", {}, element("code", {}, command))] : null,
+      first.script ? [element("dt", {}, "program"), element("dd", {}, element("code", {}, first.script))] : null,
       [element("dt", {}, hosts.length > 1 ? "hosts" : "host"), element("dd", {}, `${hosts.slice(0, 8).join(", ")}, ${plural(first.cores, "core")} each process`)],
       devices.length ? [element("dt", {}, "devices"), element("dd", {}, devices.slice(0, 16).join(", ") + (devices.length > 16 ? ` and ${devices.length - 16} more` : ""))] : null,
       Object.keys(first.versions).length
