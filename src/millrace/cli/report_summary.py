@@ -87,7 +87,7 @@ def _facts(run: RunRecords) -> Iterator[tuple[str, str]]:
     again = sum(each.is_recompilation for each in executables)
     seconds = sum(each.seconds for each in executables)
     what = "executable" if len(executables) == 1 else "executables"
-    yield "compiled", f"{len(executables)} {what} in {seconds:.2f} s, {again} of them again"
+    yield "compiled", f"{len(executables)} {what} in {seconds:.2f} s added up, {again} again"
     if run.damaged:
         lines = ", ".join(f"{name}: {count}" for name, count in run.damaged.items())
         yield "damaged", f"lines that could not be read, by file: {lines}"
