@@ -105,7 +105,8 @@ def _loop(loop: LoopRecord, outcome: str) -> str:
     outcome = "" if outcome == "finished" else f", {outcome}"
     error = f": {loop.error}" if loop.error else ""
     return (
-        f"{loop.mode} of {loop.model or 'a model'}{on}{process}, {loop.epochs} epochs, "
+        f"{loop.mode} of {loop.model or 'a model'}{on}{process}, "
+        f"{'' if loop.ended else 'at least '}{loop.epochs} epochs, "
         f"{loop.steps:,} steps in {loop.executions:,} executions{time}{outcome}{error}"
     )
 

@@ -203,11 +203,6 @@ def transform_lengths(instruction: Instruction) -> tuple[int, ...]:
     return tuple(_numbers(_fields(instruction.data), 32))
 
 
-def custom_target(instruction: Instruction) -> str:
-    """Returns the name of the library function that a custom call calls."""
-    return _text(_fields(instruction.data), 28)
-
-
 def backend_config(instruction: Instruction) -> dict[str, Any]:
     """Returns what the compiler's backend has noted; empty if that is nothing, or not JSON."""
     try:

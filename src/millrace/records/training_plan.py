@@ -11,7 +11,7 @@ import json
 import os
 import pathlib
 from collections.abc import Iterator
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from typing import Self
 
 from rich.console import Console
@@ -303,11 +303,6 @@ class PlanRecord(TableRecord):
                 Text(printable(each.code), overflow="fold"),
             )
         return table
-
-
-def with_seconds(alternative: Alternative, seconds: float) -> Alternative:
-    """Returns an alternative with another time."""
-    return replace(alternative, seconds=seconds)
 
 
 def _count(number: float) -> str:

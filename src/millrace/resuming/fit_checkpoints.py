@@ -434,12 +434,11 @@ class FitCheckpoints:
         self._has_postponed = True
         options, steps = self._options, self._directory.steps()
         asked = "every_steps" if options.every_steps else "every_seconds"
+        limit = "an epoch" if options.each_epoch else f"{asked}={getattr(options, asked)}"
         newest = f"Complete so far: that of step {steps[-1]}" if steps else "None is complete yet"
         self._say(
             f"The checkpoint of step {self._step} waits until the one before is written to "
-            f"{self._directory.path}: writing one takes longer than "
-            + ("an epoch" if options.each_epoch else f"{asked}={getattr(options, asked)}")
-            + f". {newest}. Checkpoints come as often as they can be written: to have each, set "
+            f"{self._directory.path}, which takes longer than {limit}. {newest}. To have each, set "
             "async_save=False, with which the training waits for it, or a larger number.",
             logging.INFO if options.each_epoch else logging.WARNING,
         )

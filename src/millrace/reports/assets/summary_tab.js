@@ -139,6 +139,7 @@ function loopsTable(run) {
   if (!run.loops.length) {
     return section("Loops", "", empty("No loop has begun", "A call of fit, evaluate or predict, or of a loop of your own, makes a line here."));
   }
+  const atLeast = (l, count) => (number(l.ended) > 0 ? "" : "≥ ") + exactText(count);
   const columns = [
     { name: "loop", value: (l) => l.number, text: (l) => `${l.number}${l.process ? ` of process ${l.process}` : ""}`, right: true },
     { name: "model", value: (l) => l.model },
@@ -146,8 +147,8 @@ function loopsTable(run) {
     { name: "outcome", value: (l) => l.outcome, cell: (l) => element("span", { class: `outcome ${l.outcome}` }, l.outcome) },
     { name: "began", value: (l) => number(l.began), text: (l) => dateText(number(l.began)) },
     { name: "time", value: (l) => number(l.seconds), text: (l) => (number(l.seconds) > 0 ? secondsText(number(l.seconds)) : "–"), right: true },
-    { name: "epochs", value: (l) => l.epochs, text: (l) => exactText(l.epochs), right: true },
-    { name: "steps", value: (l) => l.steps, text: (l) => exactText(l.steps), right: true },
+    { name: "epochs", value: (l) => l.epochs, text: (l) => atLeast(l, l.epochs), right: true },
+    { name: "steps", value: (l) => l.steps, text: (l) => atLeast(l, l.steps), right: true },
     { name: "steps/s", value: (l) => rateOf(l), text: (l) => (rateOf(l) > 0 ? valueText(rateOf(l)) : "–"), right: true },
     { name: "compiling", value: (l) => number(l.compile_seconds), text: (l) => secondsText(number(l.compile_seconds)), right: true },
     { name: "waiting for data", value: (l) => number(l.wait_seconds), text: (l) => secondsText(number(l.wait_seconds)), right: true },
