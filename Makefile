@@ -21,12 +21,12 @@ help:  ## show this
 $(READY): requirements/dev.txt pyproject.toml
 	@test -d $(VENV) || $(PY) -m venv $(VENV) || { rm -rf $(VENV); \
 	  echo "$(PY) cannot make a virtual environment: apt-get install python3-venv, then again"; exit 1; }
-	@echo "installing into $(VENV) ..."
-	@$(BIN)/python -m pip install -q --disable-pip-version-check --require-hashes -r requirements/dev.txt
+	@echo "installing $$(grep -c == requirements/dev.txt) packages into $(VENV), which takes some minutes ..."
+	@$(BIN)/python -m pip install --disable-pip-version-check --require-hashes -r requirements/dev.txt
 	@$(BIN)/python -m pip install -q --disable-pip-version-check --no-deps --no-build-isolation -e .
 	@touch $@
 
-demo: $(READY)  ## faster than plain Keras, cut in two, and in how much memory: a minute
+demo: $(READY)  ## within a budget of memory, cut in two, and faster than plain Keras: a minute
 	@$(BIN)/python examples/demo.py --output demo-output
 
 quick: $(READY)  ## the tests to run while writing: a minute; tests/quick_tests.txt names them

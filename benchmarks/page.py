@@ -127,25 +127,33 @@ def _on_gpus(found: list[Result]) -> str:
 def table(found: Iterable[Result]) -> str:
     """Returns the table in README, and the origin of its figures."""
     on_cpu = {result.script: result for result in found if result.device == "cpu"}
-    rows = ["| | compared with | measured |", "|---|---|--:|"]
+    gains = [
+        "| gains: more is better | compared with | speed, if nothing else is said |",
+        "|---|---|--:|",
+    ]
+    costs = ["| costs: less is better | compared with | time |", "|---|---|--:|"]
+    others: list[str] = []
     shown: list[Part] = []
     for capability in CAPABILITIES:
-        result = on_cpu.get(capability.script)
-        figure = "no run on record" if capability.script else ""
-        if result:
-            figure = _figure(capability, result)
-            shown += result.parts
         name = f"[{capability.name}](docs/{capability.page})"
-        rows.append(f"| {name} | {capability.peer} | {figure} |")
+        result = on_cpu.get(capability.script)
+        if result:
+            rows = costs if capability.is_cost else gains
+            rows.append(f"| {name} | {capability.peer} | {_figure(capability, result)} |")
+            shown += result.parts
+        else:
+            others.append(name)
     dates = sorted(part.header["date"] for part in shown)
     versions = sorted({part.header["versions"] for part in shown})
     return "\n".join(
         [
-            *rows,
+            *gains,
+            "",
+            *costs,
             "",
             f"Medians from {dates[0]} to {dates[-1]}, two CPU cores, {'; '.join(versions)}. "
             "[All figures](docs/benchmarks.md), with their spread, their bars, and the reasons for "
-            "missed bars.",
+            f"missed bars. Without a figure: {'; '.join(others)}.",
             "",
         ]
     )
@@ -154,12 +162,18 @@ def table(found: Iterable[Result]) -> str:
 def _figure(capability: Capability, result: Result) -> str:
     figures = [figure for part in result.parts for figure in part.figures]
     ranges = []
-    for pattern in capability.names:
+    for name in capability.names:
+        pattern, is_inverted = name.removeprefix("1 / "), name.startswith("1 / ")
         found = [figure for figure in figures if re.fullmatch(pattern, figure.name)]
         if not found:
             raise ValueError(f"{result.path.name} has no figure named {pattern!r}.")
-        found.sort(key=lambda figure: float(figure.value))
-        ends = dict.fromkeys(f"{figure.value}{figure.unit}" for figure in (found[0], found[-1]))
+        found.sort(key=lambda figure: float(figure.value), reverse=is_inverted)
+        ends = dict.fromkeys(
+            f"{1 / float(figure.value):.2f}{figure.unit}"
+            if is_inverted
+            else f"{figure.value}{figure.unit}"
+            for figure in (found[0], found[-1])
+        )
         ranges.append(" to ".join(ends))
     return capability.figure.format(*ranges)
 

@@ -71,7 +71,7 @@ def test_the_index_lists_every_page():
 
 def test_the_readme_prints_what_it_says_and_what_plain_keras_prints(tmp_path):
     text = README.read_text()
-    (code,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    _, code = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
     (printed,) = re.findall(r"```text\n(.*?)```", text, re.DOTALL)
     script = tmp_path / "readme.py"
     script.write_text(code + PLAIN)
@@ -93,6 +93,16 @@ def test_the_readme_prints_what_it_says_and_what_plain_keras_prints(tmp_path):
     assert not list((tmp_path / "empty").iterdir())
 
 
+@pytest.mark.slow
+def test_the_first_program_of_the_readme_runs(tmp_path):
+    first, _ = re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)
+    done = subprocess.run(
+        [sys.executable, "-c", first], cwd=tmp_path, capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    assert re.search(r"Epoch 3/3\n.*512/512.* loss: ", done.stdout, re.DOTALL)
+
+
 @pytest.mark.parametrize("library", ["Python", "Keras", "JAX"])
 def test_the_versions_in_the_readme_are_those_that_install(library):
     with open(ROOT / "pyproject.toml", "rb") as file:
@@ -109,8 +119,18 @@ def test_the_versions_in_the_readme_are_those_that_install(library):
         assert spec.endswith(f",<{major}.{int(minor) + 1}")
 
 
+def test_no_link_breaks_on_a_package_index():
+    from hatchling.metadata.core import ProjectMetadata
+    from hatchling.plugin.manager import PluginManager
+
+    text = ProjectMetadata(str(ROOT), PluginManager()).core.readme
+    assert LINK.findall(text) == []
+    assert "*Trace of one update: " in text
+    assert "| Pipelines: a model cut into stages | the model in one piece" in text
+
+
 def test_the_example_in_the_readme_is_about_ten_lines():
-    (code,) = re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)
+    _, code = re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)
     assert len([line for line in code.splitlines() if line and "import" not in line]) <= 10
 
 

@@ -54,6 +54,8 @@
 Importing millrace before Keras makes JAX the backend.
 """
 
+from types import ModuleType as _ModuleType
+
 from millrace import _backend as _backend  # first: it decides how Keras is imported
 from millrace import _compat as _compat  # second: it looks at the installed Keras and JAX
 from millrace import callbacks as callbacks
@@ -84,3 +86,22 @@ from millrace.taps.outfeed import OutfeedQueue as OutfeedQueue
 _backend.while_imported.close()
 
 __version__ = "0.1.0"
+_MODULES = (
+    "callbacks",
+    "distributed",
+    "errors",
+    "ipu",
+    "layers",
+    "optimizers",
+    "records",
+    "tensorflow",
+)
+
+
+def __dir__() -> list[str]:
+    """Lists the names for users, without the packages that they are made of."""
+    return [
+        name
+        for name, value in globals().items()
+        if name in _MODULES or not isinstance(value, _ModuleType)
+    ]

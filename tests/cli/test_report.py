@@ -111,7 +111,7 @@ def test_prints_a_summary_and_writes_a_page(tmp_path):
     assert "dense_1 layer 3 2 1.00 MB 4 ms" in text
     assert "SGD optimizer" in text
     assert "accumulation" in text
-    assert "compiled 1 executable in 4.00 s, 0 of them again" in text
+    assert "compiled 1 executable in 4.00 s added up, 0 again" in text
     assert result.stdout.rstrip().endswith(f"The page is {path}/report.html")
     assert '"mlp"' in (path / "report.html").read_text()
 

@@ -1,7 +1,9 @@
 """Programs that leave records, run as users run them."""
 
+import json
 import os
 import pathlib
+import re
 import signal
 import subprocess
 import sys
@@ -9,6 +11,7 @@ import textwrap
 import time
 
 import millrace
+from millrace.reports.page import page
 from millrace.schedules.table import make_schedule
 
 TRAIN = """
@@ -23,6 +26,12 @@ TRAIN = """
     x = np.ones((32, 4), "float32")
 """
 MILLRACE = str(pathlib.Path(sys.executable).with_name("millrace"))
+
+
+def data_of(text):
+    """Returns what a page shows of its run."""
+    (data,) = re.findall(r'id="data">(.*?)</script>', text)
+    return json.loads(data)["runs"][0]
 
 
 def begin(tmp_path, text, *command, name="train.py"):
@@ -40,7 +49,7 @@ def begin(tmp_path, text, *command, name="train.py"):
 
 
 def test_a_killed_program_has_left_its_executions(tmp_path):
-    fit = "model.fit(x, x[:, :1], batch_size=4, epochs=10**6, verbose=0)"
+    fit = "for epochs in (1, 10**6): model.fit(x, x[:, :1], 4, epochs, verbose=0)"
     process = begin(tmp_path, TRAIN.format(devices=1) + f"    {fit}\n")
     executions, deadline = [], time.monotonic() + 60
     while len(executions) < 3 and time.monotonic() < deadline:
@@ -50,10 +59,15 @@ def test_a_killed_program_has_left_its_executions(tmp_path):
     process.send_signal(signal.SIGKILL)
     process.communicate()
     run = millrace.records.load(tmp_path / "runs")
-    (loop,) = run.loops
+    _, loop = run.loops
     assert (loop.mode, loop.outcome, loop.ended, loop.parameters) == ("train", "running", 0, 5)
+    before = data_of((run.path / "report.html").read_text())
+    assert before["outcome"] == "running"  # when it was written, after the first fit
+    now = data_of(page([run]))
+    assert (now["outcome"], now["loops"][1]["outcome"]) == ("killed", "killed")
     assert sum(sample.executions for sample in run.executions) > 4
-    assert run.epochs[0].logs["loss"] > run.epochs[-1].logs["loss"]
+    losses = [each.logs["loss"] for each in run.epochs if each.loop == loop.number]
+    assert losses[0] > losses[-1]
     assert run.path.name.startswith("train-")
     assert run.processes[0].script.endswith("train.py")
 
@@ -70,7 +84,8 @@ def test_a_program_says_where_its_page_is_when_it_ends(tmp_path):
     run = millrace.records.load(tmp_path / "runs")
     assert process.returncode == 3
     assert errors.splitlines()[-1] == f"Report of this run: {run.path / 'report.html'}"
-    assert (run.path / "report.html").stat().st_size > 10_000
+    data = data_of((run.path / "report.html").read_text())
+    assert (data["outcome"], data["loops"][0]["outcome"]) == ("failed", "failed")
     assert not [p for p in run.path.rglob("*") if p.is_file() and b"hunter2" in p.read_bytes()]
     assert (run.loops[0].outcome, run.loops[0].error) == ("failed", "SystemExit: 3")
 

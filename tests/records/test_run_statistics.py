@@ -1,9 +1,12 @@
 """What `print(strategy.statistics())` shows, of records alone."""
 
+import pathlib
 from dataclasses import replace
 
 import pytest
 
+from millrace.records.feed_benchmark import FeedVerdict
+from millrace.records.run import RunRecords
 from millrace.records.statistics import FeedStatistics, PipelineStatistics, RunStatistics
 
 NOTHING = RunStatistics(0, 0, 0, 0.0, FeedStatistics(), PipelineStatistics())
@@ -32,6 +35,26 @@ def test_a_table_with_shares_of_the_time():
 
 def test_the_record_is_still_shown_whole_by_repr():
     assert repr(RUN).startswith("RunStatistics(executions=24, dispatches=48, ")
+
+
+class Printer:
+    """Takes text, as that of IPython."""
+
+    text = print
+
+
+@pytest.mark.parametrize("record", [RUN, FeedVerdict(0.001, 0.002, 0.002, 100)], ids=type)
+def test_a_notebook_shows_what_print_shows(record, capsys):
+    record._repr_pretty_(Printer, False)
+    assert capsys.readouterr().out == f"{record}\n"
+
+
+def test_a_run_is_one_line():
+    run = RunRecords(
+        path=pathlib.Path("runs/7"), damaged={"loops.jsonl": 3}, flights=(None,) * 2000
+    )
+    assert repr(run) == "RunRecords('runs/7': 2,000 flights, 1 damaged)"
+    assert repr(RunRecords(path=pathlib.Path("x"))) == "RunRecords('x': no records)"
 
 
 def test_of_nothing_nothing_is_divided():

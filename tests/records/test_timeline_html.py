@@ -21,6 +21,7 @@ def test_a_timeline_is_drawn_in_a_notebook():
     assert html.count("<rect x=") >= len(timeline.spans)
     assert ">stage 0<" in html
     assert "bubble" in html
+    assert '<svg style="max-width: none"' in html  # Jupyter's is 100 %, whatever the width
 
 
 def test_its_style_stays_within_the_picture():

@@ -1,9 +1,11 @@
 """The page of a run that goes on: what is served, and what is not."""
 
 import base64
+import dataclasses
 import hashlib
 import http.client
 import json
+import math
 import os
 import pathlib
 import re
@@ -23,7 +25,7 @@ from millrace.records.loops import EpochRecord, LoopRecord, ProcessRecord
 from millrace.records.run import RunRecords
 from millrace.reports import follow
 from millrace.reports.follow import LiveServer
-from millrace.reports.running import run_state
+from millrace.reports.running import outcome_of, run_outcome, run_state
 
 SECRET = "only for the owner"
 
@@ -270,6 +272,34 @@ def test_whether_a_run_goes_on():
     # The number of the process belongs to another one by now.
     assert run_state(of(process(began=time.time() - 1e9))) == "ended"
     assert run_state(of(process(pid=-1))) == "ended"
+    assert run_state(of(process(host="elsewhere", ended=time.time()))) == "ended"
+
+
+GONE, ALIVE, FAR = {"pid": -1}, {}, {"host": "elsewhere"}
+FINISHED = {"ended": 300.0, "outcome": "finished"}
+
+
+@pytest.mark.parametrize(
+    ("processes", "last", "of_loop", "of_run"),
+    [
+        ([GONE], {}, "killed", "killed"),
+        ([ALIVE], {}, "running", "running"),
+        ([FAR], {}, "running or killed", "running or killed"),
+        ([], {}, "running or killed", "running or killed"),
+        ([{**FAR, "ended": 400.0}], FINISHED, "finished", "finished"),
+        ([ALIVE], FINISHED, "finished", "running"),  # another loop may follow
+        ([{**ALIVE, "ended": 400.0}], FINISHED, "finished", "finished"),
+        ([GONE], FINISHED, "finished", "finished"),
+        ([GONE, {**ALIVE, "began": 500.0}], {}, "killed", "running"),  # it was started again
+        ([{**ALIVE, "ended": 400.0}, {**ALIVE, "process": 1}], FINISHED, "finished", "finished"),
+    ],
+)
+def test_how_a_loop_and_its_run_ended(processes, last, of_loop, of_run, monkeypatch):
+    monkeypatch.setattr("millrace.reports.running._SLACK", math.inf)  # this process is young
+    loop = LoopRecord(number=0, model="mlp", mode="train", began=200.0, **last)
+    run = of(*(process(**{"began": 100.0, **each}) for each in processes))
+    run = dataclasses.replace(run, loops=(loop,))
+    assert (outcome_of(run, loop), run_outcome(run)) == (of_loop, of_run)
 
 
 PROGRAM = """
@@ -330,6 +360,7 @@ def follow_until_killed(program, command):
     program.wait()
     assert any("The run has ended" in line for line in lines)
     assert json.loads(fetch("state"))["state"] == "ended"
+    assert b'"outcome":"killed"' in fetch("page.html")
     command.send_signal(signal.SIGINT)
     assert command.stdout.read() == "Stopped.\n"
     assert command.wait(20) == 0

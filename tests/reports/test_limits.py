@@ -6,7 +6,13 @@ import pytest
 
 from millrace.records.compilation import CompileRecord, Origin
 from millrace.records.feed_benchmark import FeedVerdict
-from millrace.records.loops import EpochRecord, ExecutionSample, FeedSample, LoopRecord
+from millrace.records.loops import (
+    EpochRecord,
+    ExecutionSample,
+    FeedSample,
+    LoopRecord,
+    ProcessRecord,
+)
 from millrace.records.operations import OperationGroup, ProgramOperations
 from millrace.records.run import RunRecords
 from millrace.records.timeline import Span
@@ -20,6 +26,11 @@ from millrace.schedules.table import make_schedule
 
 def run(**records):
     return RunRecords(path=pathlib.Path("run"), **records)
+
+
+def process(**fields):
+    values = {"process": 0, "pid": 1, "host": "a", "cores": 2, "platform": "cpu", "devices": ()}
+    return ProcessRecord(**{**values, **fields})
 
 
 def loop(**fields):
@@ -122,8 +133,10 @@ def test_a_loop_that_still_compiles_is_limited_by_that():
 def test_a_run_that_was_started_again_does_not_mix_its_loops():
     found = limits(
         run(
-            loops=[loop(ended=0.0, outcome="running"), loop(began=200.0, ended=204.0)],
-            executions=[sample(seconds=3.0), sample(began=201.0, seconds=3.0)],
+            processes=[process(began=99.0), process(began=199.0)],
+            loops=[loop(ended=0.0, outcome="running"), loop(number=1, began=200.0, ended=204.0)],
+            executions=[sample(seconds=3.0), sample(loop=1, began=201.0, seconds=3.0)],
+            compilations=[compilation(began=201.0)],
         )
     )
     assert found.wall_seconds == pytest.approx(8)  # 4 s each: until 104, and from 200 to 204

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from synthetic import memory, synthetic_run, trace
 
+import millrace
 from millrace.errors import OptionError
 from millrace.records.loops import EpochRecord, ExecutionSample, FeedSample, LoopRecord
 from millrace.records.memory import LiveBuffer
@@ -122,6 +123,14 @@ def test_the_script_builds_no_markup_from_text():
         assert "<!--" not in source
         assert len(source.splitlines()) <= 400
     assert "</script" not in (ASSETS / LIBRARY).read_text(encoding="utf-8").lower()
+
+
+def test_the_code_that_it_prints_runs(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    calls = re.findall(r"millrace\.[A-Z\w.]+\([^()]*\)", script())
+    assert len(calls) == 2
+    for call in calls:
+        eval(call, {"millrace": millrace})
 
 
 def test_all_files_are_used_and_the_licence_of_the_library_is_there():

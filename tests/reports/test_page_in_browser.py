@@ -2,11 +2,13 @@
 
 import dataclasses
 import pathlib
+import re
 
 import pytest
 from page_browser import CHROMIUM, DRIVER, PageBrowser
 from synthetic import synthetic_run
 
+from millrace.records.loops import ExecutionSample
 from millrace.records.run import RunRecords
 from millrace.reports.bubble import idle_slots
 from millrace.reports.page import write_page
@@ -166,7 +168,7 @@ def test_a_table_is_sorted_and_filtered(browser, path):
     browser.open(path, "operations")
     rows = "return [...document.querySelectorAll('tbody tr')].map((row) => row.innerText)"
     browser.run("document.querySelector('th button').click()")
-    owners = [row.split()[0] for row in browser.run(rows)]
+    owners = [re.sub(r"\d+", lambda n: n[0].zfill(3), row.split()[0]) for row in browser.run(rows)]
     assert owners == sorted(owners, key=str.lower)
     browser.run(
         "const box = document.querySelector('input[type=search]');"
@@ -247,11 +249,45 @@ def test_it_is_dark_where_the_system_is(browser, path):
 
 
 def test_a_narrow_page_is_not_wider_than_its_frame(browser, path):
-    browser.driver.set_window_size(800, 900)
-    try:
-        for tab in TABS:
-            browser.open(path, tab)
-            width = browser.run("return document.documentElement.scrollWidth")
-            assert width <= 800, tab
-    finally:
-        browser.driver.set_window_size(1280, 900)
+    for width in (400, 800):
+        size = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": False}
+        browser.driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+        try:
+            for tab in TABS:
+                browser.open(path, tab)
+                assert browser.run("return document.documentElement.scrollWidth") <= width, tab
+                lists = "[...document.querySelectorAll('select')]"
+                rights = browser.run(f"return {lists}.map((s) => s.getBoundingClientRect().right)")
+                assert max(rights, default=0) <= width, tab
+        finally:
+            browser.driver.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+
+
+def test_operations_begin_with_all_of_training(browser, path, run):
+    browser.open(path, "operations")
+    chosen = "return document.querySelector('select').selectedOptions[0].text"
+    assert browser.run(chosen).startswith("all of train, one call of each of")
+    latest = {each.program: each for each in run.operations if each.program.startswith("train")}
+    bytes_in_all = sum(group.bytes for each in latest.values() for group in each.groups)
+    assert f"bytes read and written\n{bytes_in_all / 1e6:.3g} MB" in browser.text("#panel")
+
+
+def test_every_colour_of_a_trace_is_named(browser, path):
+    browser.open(path, "trace")
+    assert {"F forward", "B backward", "update", "host", "idle"} <= set(
+        browser.text(".legend").split("\n")
+    )
+
+
+def test_charts_of_a_feed_begin_after_compiling(browser, path, tmp_path):
+    sample = {"loop": 0, "mode": "train", "epoch": 1, "executions": 1, "steps": 8}
+    times = ((100.0, 43.0, 42.0), (143.0, 0.5, 0.0), (143.5, 0.25, 0.0), (143.75, 0.5, 0.0))
+    samples = tuple(
+        ExecutionSample(**sample, began=began, seconds=seconds, compile_seconds=compiling)
+        for began, seconds, compiling in times
+    )
+    run = RunRecords(path=tmp_path, executions=samples)
+    browser.open(write_page([run], tmp_path / "feed.html"), "feeds")
+    assert "leave out the first 43.0 s" in browser.text("#panel")
+    data = browser.run("return document.querySelector('.curves').plot.data")
+    assert data == [[43, 43.5, 43.75, 44.25], [16, 32, 16, 16]]

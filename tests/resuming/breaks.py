@@ -191,7 +191,7 @@ def train(
         # before `watch`, which would otherwise kill before anything is saved
         used.insert(0 if first else len(run.callbacks), saver)
     try:
-        history = run.model.fit(**data(), epochs=epochs, callbacks=used, verbose=0, **fit)
+        history = run.model.fit(**data(), epochs=epochs, callbacks=used, **{"verbose": 0, **fit})
         run.history, run.epochs = history.history, list(history.epoch)
     except Stop:
         run.stopped = True

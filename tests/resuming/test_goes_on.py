@@ -1,5 +1,7 @@
 """A training that is stopped and started again goes on with the same numbers: the quick cases."""
 
+import time
+
 import keras
 import numpy as np
 import pytest
@@ -7,6 +9,7 @@ from breaks import BATCH, STEPS, Stop, X, Y, at_once, expect_equal, train
 from keras import layers
 
 import millrace
+from millrace.checkpoints.directory import CheckpointDirectory
 from millrace.errors import MillraceError
 
 
@@ -53,6 +56,43 @@ def test_a_finished_fit_trains_nothing(tmp_path, whole):
     again = train(tmp_path, **arguments())
     assert again.trained == 0
     assert again.history == whole.history
+
+
+def test_it_says_where_it_goes_on(tmp_path, capsys):
+    def said(stop_after=None, **changed):
+        train(tmp_path, stop_after=stop_after, **arguments(**{"verbose": 2, **changed}))
+        return capsys.readouterr().err
+
+    (tmp_path / "step-00000002.partial-17").mkdir()
+    assert said(verbose=0, stop_after=1) == ""
+    (tmp_path / "step-00000002.partial-17").mkdir()
+    assert said(stop_after=4) == (
+        f"No complete checkpoint in {tmp_path}: a process ended while it wrote "
+        "step-00000002.partial-17. Training begins at step 0.\n"
+    )
+    assert f"Goes on from {tmp_path / 'step-00000002'}: epoch 1, after 2 of its steps." in said()
+    assert "12: it had ended after 2 epochs, and no epoch is run." in said()
+
+
+@pytest.mark.parametrize(
+    ("every_steps", "step", "asked"), [(2, 4, "every_steps=2"), (None, 12, "an epoch")]
+)
+def test_it_says_that_checkpoints_lag_behind(
+    tmp_path, capsys, caplog, monkeypatch, every_steps, step, asked
+):
+    write = CheckpointDirectory.write
+
+    def slow(directory, snapshot):
+        time.sleep(0.5)
+        return write(directory, snapshot)
+
+    monkeypatch.setattr(CheckpointDirectory, "write", slow)
+    train(tmp_path, **arguments(every_steps=every_steps, checkpoint={}, verbose=2, epochs=3))
+    said = f"{capsys.readouterr().err}\n{caplog.text}"
+    lines = [line for line in said.splitlines() if "waits" in line]
+    assert len(lines) == 1
+    assert f"The checkpoint of step {step} waits" in lines[0]
+    assert f"longer than {asked}. None is complete yet" in lines[0]
 
 
 def test_a_damaged_checkpoint_is_passed_over(tmp_path, whole):

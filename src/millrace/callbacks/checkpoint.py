@@ -109,6 +109,7 @@ class Checkpoint(keras.callbacks.Callback):
             self._options,
             others,
             int((self.params or {}).get("epochs") or 1),
+            not (self.params or {}).get("verbose", 1),
         )
 
     def on_epoch_begin(self, epoch: int, logs: Mapping[str, float] | None = None) -> None:

@@ -26,7 +26,7 @@ from millrace.records.operations import OperationGroup
 from millrace.records.printable import printable
 from millrace.records.run import RunRecords
 from millrace.reports.limits import limits
-from millrace.reports.running import RunState, run_state
+from millrace.reports.running import outcome_of, run_state
 from millrace.schedules.text import grid, scaled
 
 _PIPE_WIDTH = 160  # characters of a line that does not go to a terminal
@@ -67,7 +67,7 @@ def _facts(run: RunRecords) -> Iterator[tuple[str, str]]:
     state = run_state(run)
     yield "run", f"{run.path} ({states[state]})"
     for loop in run.loops[-_MAX_LOOPS:]:
-        yield "loop", _loop(loop, state)
+        yield "loop", _loop(loop, outcome_of(run, loop))
     if len(run.loops) > _MAX_LOOPS:
         yield "", f"and {len(run.loops) - _MAX_LOOPS} before them"
     devices = dict.fromkeys(device for each in run.processes for device in each.devices)
@@ -87,13 +87,13 @@ def _facts(run: RunRecords) -> Iterator[tuple[str, str]]:
     again = sum(each.is_recompilation for each in executables)
     seconds = sum(each.seconds for each in executables)
     what = "executable" if len(executables) == 1 else "executables"
-    yield "compiled", f"{len(executables)} {what} in {seconds:.2f} s, {again} of them again"
+    yield "compiled", f"{len(executables)} {what} in {seconds:.2f} s added up, {again} again"
     if run.damaged:
         lines = ", ".join(f"{name}: {count}" for name, count in run.damaged.items())
         yield "damaged", f"lines that could not be read, by file: {lines}"
 
 
-def _loop(loop: LoopRecord, state: RunState) -> str:
+def _loop(loop: LoopRecord, outcome: str) -> str:
     where = [
         f"{number} {name}"
         for number, name in ((loop.stages, "stages"), (loop.replicas, "replicas"))
@@ -102,12 +102,11 @@ def _loop(loop: LoopRecord, state: RunState) -> str:
     on = f" on {' and '.join(where)}" if where else ""
     process = f", process {loop.process}" if loop.process else ""
     time = f", {loop.seconds:.2f} s" if loop.ended else ""
-    is_killed = loop.outcome == "running" and state == "ended"
-    outcome = "killed" if is_killed else loop.outcome
     outcome = "" if outcome == "finished" else f", {outcome}"
     error = f": {loop.error}" if loop.error else ""
     return (
-        f"{loop.mode} of {loop.model or 'a model'}{on}{process}, {loop.epochs} epochs, "
+        f"{loop.mode} of {loop.model or 'a model'}{on}{process}, "
+        f"{'' if loop.ended else 'at least '}{loop.epochs} epochs, "
         f"{loop.steps:,} steps in {loop.executions:,} executions{time}{outcome}{error}"
     )
 

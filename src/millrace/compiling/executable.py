@@ -63,7 +63,7 @@ def finish(lowering: Lowering, log: CompileLog) -> Executable:
     Raises:
         RecompilationError: as `compile_program`.
     """
-    began = time.time()
+    began = time.time() - lowering.trace_seconds - lowering.lower_seconds
     with log.attempt(lowering.group, lowering.again):
         result = share_or_compile(lowering, log)
     record = record_of(

@@ -49,7 +49,7 @@ class RunPage:
     def process_ends(self) -> None:
         """Writes the page if records came after the last one, and says where it is."""
         self._write_now()
-        if self.is_wanted_on_terminal and self._is_said:
+        if self.is_wanted_on_terminal and self.path.exists():
             print(f"Report of this run: {self.path}", file=sys.stderr)
 
     def _write_now(self) -> None:

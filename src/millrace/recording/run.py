@@ -93,6 +93,8 @@ class RecordedRun:
             return
         for loop in self.open_loops:
             loop.close()
+        if self._process is not None and self.directory.path.is_dir():
+            self.directory.add(replace(self._process, ended=time.time()))
         if self.page is not None:
             self.page.process_ends()
 

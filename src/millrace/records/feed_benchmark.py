@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from typing import Literal
 
+from millrace.records.table_text import TextRecord
+
 UNLIMITED = 0.95  # a model that runs at this share of its own speed does not wait for its data
 
 Bottleneck = Literal["model", "input pipeline", "overlap"]
@@ -56,7 +58,7 @@ class Supply:
 
 
 @dataclass(frozen=True, slots=True)
-class FeedVerdict:
+class FeedVerdict(TextRecord):
     """Seconds per step of loading, of training, and of both together. Prints with the verdict."""
 
     steps: int  # in each epoch that was measured

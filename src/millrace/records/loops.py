@@ -21,6 +21,7 @@ class ProcessRecord:
     versions: Mapping[str, str] = field(default_factory=dict[str, str])  # "keras": "3.15.1"
     platform: str  # "cpu", "gpu" or "tpu"
     devices: tuple[str, ...]  # of the strategy, in this process
+    ended: float = 0.0  # 0 while it runs, and if it was killed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

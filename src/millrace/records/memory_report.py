@@ -9,7 +9,7 @@ from rich.text import Text
 
 from millrace.records.memory import LayerMemory, LiveBuffer, by_layer, bytes_text
 from millrace.records.memory_svg import memory_svg, tensors_table
-from millrace.records.table_text import show, text_of
+from millrace.records.table_text import TableRecord
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +95,7 @@ class MemoryChange:
 
 
 @dataclass(frozen=True, slots=True)
-class MemoryReport:
+class MemoryReport(TableRecord):
     """The memory that training a model needs. Prints as tables."""
 
     model: str
@@ -126,13 +126,6 @@ class MemoryReport:
             return f"Fits: needs {peak} of {limit}."
         over = max(d.peak - d.limit for d in self.devices if d.limit is not None)
         return f"Does not fit: needs {peak} of {limit}, {bytes_text(over)} too much."
-
-    def show(self, console: Console | None = None) -> None:
-        """Prints the report on a console; None is standard output."""
-        show(self._print, console)
-
-    def __str__(self) -> str:
-        return text_of(self._print)
 
     def _repr_html_(self) -> str:
         """Returns a picture for each device, and a table of its largest tensors, for notebooks."""

@@ -7,7 +7,7 @@ run.memory["train"].peak.tensors[0].layer
 
 import pathlib
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any, TypeVar, cast
 
 from millrace.errors import DataError
@@ -90,6 +90,11 @@ class RunRecords:
     feed_verdicts: tuple[FeedVerdict, ...] = ()
     flights: tuple[FlightNote, ...] = ()
     damaged: Mapping[str, int] = field(default_factory=dict[str, int])  # lines left out, by file
+
+    def __repr__(self) -> str:
+        counts = {each.name: len(getattr(self, each.name)) for each in fields(self)[1:]}
+        found = ", ".join(f"{count:,} {name}" for name, count in counts.items() if count)
+        return f"RunRecords({str(self.path)!r}: {found or 'no records'})"
 
     @property
     def memory(self) -> MemoryProfiles:

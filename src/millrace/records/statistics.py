@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 from millrace.records.memory import bytes_text
 from millrace.records.memory_report import BudgetChoice
+from millrace.records.table_text import TextRecord
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +100,7 @@ _OFTEN = 3  # recompilations, from which on there is a hint
 
 
 @dataclass(frozen=True, slots=True)
-class RunStatistics:
+class RunStatistics(TextRecord):
     """Totals over all runs of one strategy so far. Prints as a table."""
 
     executions: int  # calls of the loop's function: `steps_per_execution` steps each

@@ -1,23 +1,40 @@
-"""Records that print as tables: on a console, and as text."""
+"""Records that print as tables: on a console, as text, and in notebooks."""
 
 from collections.abc import Callable
+from typing import Any
 
 from rich.console import Console
 
 _WIDTH = 110  # of a table that is not printed on a terminal
 
 
-def show(print_on: Callable[[Console], None], console: Console | None) -> None:
-    """Prints a record.
+class TextRecord:
+    """A record that notebooks show as `print` does, instead of all its fields."""
 
-    Args:
-        print_on: prints it on a console.
-        console: None is standard output. One that is no terminal gets a fixed width.
-    """
-    console = console or Console(highlight=False)
-    if not console.is_terminal:
-        console = Console(highlight=False, width=_WIDTH, file=console.file)
-    print_on(console)
+    __slots__ = ()
+
+    def _repr_pretty_(self, printer: Any, is_cyclic: bool) -> None:
+        """Called by IPython."""
+        printer.text(str(self))
+
+
+class TableRecord(TextRecord):
+    """A record that prints itself on a console."""
+
+    __slots__ = ()
+
+    def show(self, console: Console | None = None) -> None:
+        """Prints it on a console; None is standard output."""
+        console = console or Console(highlight=False)
+        if not console.is_terminal:
+            console = Console(highlight=False, width=_WIDTH, file=console.file)
+        self._print(console)
+
+    def __str__(self) -> str:
+        return text_of(self._print)
+
+    def _print(self, console: Console) -> None:
+        raise NotImplementedError
 
 
 def text_of(print_on: Callable[[Console], None]) -> str:

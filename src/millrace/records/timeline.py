@@ -114,6 +114,8 @@ class Timeline:
             for span in self.spans[:DRAWN]
         )
         picture = timeline_svg(Timeline(spans, self.num_groups), title, unit)
+        # Notebooks shrink pictures to the width of the page, and letters with them.
+        picture = picture.replace("<svg ", '<svg style="max-width: none" ', 1)
         return f'<div style="overflow-x: auto">{picture}</div>'
 
     def _held(self) -> list[tuple[int, int, tuple[float, float]]]:

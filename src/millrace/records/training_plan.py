@@ -23,7 +23,7 @@ from millrace.records.codec import decode, encode
 from millrace.records.json_text import parse_json
 from millrace.records.memory import bytes_text
 from millrace.records.printable import printable
-from millrace.records.table_text import show, text_of
+from millrace.records.table_text import TableRecord, text_of
 
 FORMAT = 1  # of the file
 _LONGEST = 300  # characters of a reason in an error
@@ -148,7 +148,7 @@ class Alternative:
 
 
 @dataclass(frozen=True, kw_only=True)
-class PlanRecord:
+class PlanRecord(TableRecord):
     """The alternatives for one model, the fastest that fits first. Prints as a table."""
 
     model: str  # its name
@@ -247,13 +247,6 @@ class PlanRecord:
         if not table.row_count:
             return "The plans are the same."
         return text_of(lambda console: console.print(table))
-
-    def show(self, console: Console | None = None) -> None:
-        """Prints the plan on a console; None is standard output."""
-        show(self._print, console)
-
-    def __str__(self) -> str:
-        return text_of(self._print)
 
     def _facts(self) -> dict[str, str]:
         chosen = self.chosen

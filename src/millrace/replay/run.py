@@ -140,9 +140,9 @@ def replay(
         lines = str(error).splitlines() or [type(error).__name__]
         reason = lines[-1].partition(". ")[0]  # after the whole configuration
         raise DataError(
-            f"The model of the flight record {directory} does not load: {reason}. If it has "
-            "custom layers, losses or metrics, name the module that registers them: "
-            "millrace replay DIRECTORY --import my_module."
+            f"The model of the flight record {directory} does not load: {reason}. Put "
+            "@keras.saving.register_keras_serializable() above custom layers, losses and metrics, "
+            "and name their module: millrace replay DIRECTORY --import my_module."
         ) from error
     _check_state(directory, flight, model)
     try:

@@ -68,14 +68,15 @@ class LivePages:
     def refresh(self) -> None:
         """Reads the records if they have changed, but does not spend all its time on it."""
         with self._lock:
-            version = self._version_now()
-            if version == self._version or time.monotonic() < self._may_read_at:
+            files = self._files_now()
+            if self._version_of(files) == self._version or time.monotonic() < self._may_read_at:
                 return
             begin = time.monotonic()
             try:
                 self._run = load(self.directory)
                 self._text = page([self._run]).encode(errors="replace")
-                self._version, self._read_at, self._error = version, time.time(), ""
+                self._read_at, self._error = time.time(), ""
+                self._version = self._version_of(files)
             except (MillraceError, OSError) as error:  # such as a directory that was removed
                 self._error = str(error)
             self._may_read_at = time.monotonic() + _REST * (time.monotonic() - begin)
@@ -105,8 +106,13 @@ class LivePages:
         with self._lock:
             return run_state(self._run) if self._run is not None else "unknown"
 
-    def _version_now(self) -> str:
-        """Returns a hash of the sizes and times of all files of records."""
+    def _version_of(self, files: Sequence[str]) -> str:
+        """Returns a hash of all files of records, and of whether the run goes on."""
+        running = run_state(self._run) if self._run is not None else ""
+        return hashlib.sha256("\n".join([running, *files]).encode()).hexdigest()[:16]
+
+    def _files_now(self) -> list[str]:
+        """Returns the sizes and times of all files of records."""
         found: list[str] = []
         for path in sorted(self.directory.glob("*.jsonl")):
             try:
@@ -114,7 +120,7 @@ class LivePages:
             except OSError:
                 continue
             found.append(f"{path.name} {status.st_size} {status.st_mtime_ns}")
-        return hashlib.sha256("\n".join(found).encode()).hexdigest()[:16]
+        return found
 
 
 class LiveServer(http.server.ThreadingHTTPServer):

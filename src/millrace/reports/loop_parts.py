@@ -90,15 +90,11 @@ def _parts(run: RunRecords, loop: LoopRecord) -> LoopParts:
 
 
 def _until(run: RunRecords, loop: LoopRecord) -> float:
-    """Returns the time after which records of this number are of a later start of the program."""
+    """Returns the time after which records are of a later start of the program."""
     if loop.ended:
         return loop.ended
-    later = [
-        each.began
-        for each in run.loops
-        if each.process == loop.process and each.number <= loop.number and each.began > loop.began
-    ]
-    return min(later, default=math.inf)
+    starts = (each.began for each in run.processes if each.process == loop.process)
+    return min((began for began in starts if began > loop.began), default=math.inf)
 
 
 def _last_time(

@@ -11,6 +11,7 @@ from millrace.reports.columns import Columns
 from millrace.reports.limits import limits
 from millrace.reports.memory_data import memory_data
 from millrace.reports.program_data import compilations_data, operations_data
+from millrace.reports.running import outcome_of, run_outcome
 from millrace.reports.series_data import epochs_data, executions_data, feeds_data, tensors_data
 from millrace.reports.shortened import shortened
 from millrace.reports.trace_data import traces_data
@@ -43,10 +44,12 @@ def _run(run: RunRecords, columns: Columns) -> dict[str, object]:
     return {
         "name": shortened(_name(run)),
         "path": shortened(str(run.path)),
+        "outcome": run_outcome(run),
         "damaged": dict(run.damaged),
         "processes": [shortened(encode(each)) for each in run.processes[:SHOWN]],
         "loops": [
-            {**_fields(each), "seconds": encode(each.seconds)} for each in run.loops[-SHOWN:]
+            {**_fields(each), "seconds": encode(each.seconds), "outcome": outcome_of(run, each)}
+            for each in run.loops[-SHOWN:]
         ],
         "limits": _limits(run),
         "loops_in_all": len(run.loops),

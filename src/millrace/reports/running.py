@@ -1,4 +1,4 @@
-"""Whether the processes of a run still go on, as far as this host can tell."""
+"""Whether the processes of a run, and its loops, still go on, as far as this host can tell."""
 
 import os
 import pathlib
@@ -6,7 +6,7 @@ import socket
 import sys
 from typing import Literal
 
-from millrace.records.loops import ProcessRecord
+from millrace.records.loops import LoopRecord, ProcessRecord
 from millrace.records.run import RunRecords
 
 RunState = Literal["running", "ended", "unknown"]
@@ -23,7 +23,30 @@ def run_state(run: RunRecords) -> RunState:
     return "ended" if states else "unknown"
 
 
+def outcome_of(run: RunRecords, loop: LoopRecord) -> str:
+    """Returns the outcome of a loop; "killed" if its process has gone before it ended."""
+    if loop.outcome != "running":
+        return loop.outcome
+    own = [each for each in run.processes if each.process == loop.process]
+    # A run may be started again, and clocks may be set.
+    begun = [each for each in own if each.began <= loop.began] or own
+    state = _process_state(begun[-1]) if begun else "unknown"
+    return {"running": "running", "ended": "killed", "unknown": "running or killed"}[state]
+
+
+def run_outcome(run: RunRecords) -> str:
+    """Returns the outcome of the newest loop; "running" if its process may begin another one."""
+    first = min((each.process for each in run.loops), default=0)
+    loops = [each for each in run.loops if each.process == first]
+    if not loops:
+        return ""
+    own = [_process_state(each) for each in run.processes if each.process == first]
+    return "running" if own[-1:] == ["running"] else outcome_of(run, loops[-1])
+
+
 def _process_state(record: ProcessRecord) -> RunState:
+    if record.ended:
+        return "ended"
     if record.host != socket.gethostname():
         return "unknown"
     return "running" if _is_alive(record.pid, record.began) else "ended"

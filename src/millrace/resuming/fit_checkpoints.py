@@ -15,6 +15,7 @@ At each of these places all callbacks have been called for what has run, and non
 """
 
 import logging
+import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -81,6 +82,7 @@ class FitCheckpoints:
         options: SaveOptions,
         callbacks: Sequence[keras.callbacks.Callback],
         epochs: int,
+        is_quiet: bool,
     ):
         """Begins, and restores the newest checkpoint.
 
@@ -90,6 +92,7 @@ class FitCheckpoints:
             options: when they are written.
             callbacks: of the fit, whose training has begun.
             epochs: of the fit: the number with which the last one ends.
+            is_quiet: whether the log alone says where it goes on.
 
         Raises:
             CheckpointError: if the newest checkpoint is of another training, or another training
@@ -99,6 +102,7 @@ class FitCheckpoints:
         self._directory = directory
         self._options = options
         self._last_epoch = epochs
+        self._is_quiet = is_quiet
         self._schedule = SaveSchedule(options)
         self._writer = CheckpointWriter(directory, options.in_thread)
         self._progress = Progress(controller, directory.path)
@@ -120,6 +124,7 @@ class FitCheckpoints:
         self._validated_before: list[int] = []  # before the checkpoint, until they are drawn again
         self._epoch = 0
         self._is_postponed = False  # whether a checkpoint is due that waits for the one before
+        self._has_postponed = False  # whether that was said
         self._ended: dict[str, Any] | None = None  # of an epoch that has only its validation left
         self._ended_data: dict[str, Any] = {}  # likewise: states of generators and data set
         self._is_last = False  # whether no epoch follows
@@ -129,10 +134,11 @@ class FitCheckpoints:
         self.restore_seconds = 0.0
         self.blocked_seconds = 0.0  # for which the newest checkpoint kept the training waiting
         self._exit = ExitStack()
+        unfinished = ", ".join(each.name for each in directory.remains() if ".partial" in each.name)
         try:
             if self._schedule.writes:
                 self._exit.enter_context(directory.locked())
-            self._restore()
+            self._restore(unfinished)
             self._termination = self._exit.enter_context(
                 terminated_by(options.deadline_seconds, is_agreed=process_count() > 1)
             )
@@ -140,10 +146,12 @@ class FitCheckpoints:
             self._exit.close()
             raise
 
-    def _restore(self) -> None:
-        begin = time.perf_counter()
+    def _restore(self, unfinished: str) -> None:
+        begin, where = time.perf_counter(), self._directory.path
         saved = newest_fit(self._directory)
         if saved is None:
+            ended = f": a process ended while it wrote {unfinished}" if unfinished else ""
+            self._say(f"No complete checkpoint in {where}{ended}. Training begins at step 0.")
             return
         manifest, model = saved.checkpoint.manifest, self._controller.model
         self._progress.take_up(saved.others["progress"], manifest.step)
@@ -156,11 +164,9 @@ class FitCheckpoints:
             set_first_epoch(model, self._last_epoch)
             put_weights_if_same(saved.others["facts"], saved.model, model)
             self._past = self._progress.history(saved.others["progress"])
-            logger.info(
-                "Fit %d with checkpoints in %s had ended, and runs no epoch. Fit %d goes on.",
-                self._progress.fit,
-                self._directory.path,
-                saved.others["progress"]["fit"],
+            self._say(
+                f"Fit {self._progress.fit} with checkpoints in {where} had ended, and runs no "
+                f"epoch. Fit {saved.others['progress']['fit']} goes on."
             )
             return
         check_continues(saved, self._controller, self._data)
@@ -173,15 +179,18 @@ class FitCheckpoints:
         # Keras takes 0 for none.
         set_first_epoch(model, (self._last_epoch if is_stopped else saved.epoch) or None)
         self.restore_seconds = time.perf_counter() - begin
-        if is_stopped:
-            logger.info("A callback had stopped this training after %d epochs.", saved.epoch)
-        logger.info(
-            "Goes on from %s: epoch %d, after %d of its steps. Restored in %.2f s.",
-            saved.checkpoint.path,
-            saved.epoch + 1,
-            manifest.epoch_step,
-            self.restore_seconds,
-        )
+        place = f"epoch {saved.epoch + 1}, after {manifest.epoch_step} of its steps"
+        if is_stopped or saved.epoch >= self._last_epoch:
+            why = "a callback had stopped it" if is_stopped else "it had ended"
+            place = f"{why} after {saved.epoch} epochs, and no epoch is run"
+        path = saved.checkpoint.path
+        self._say(f"Goes on from {path}: {place}. Restored in {self.restore_seconds:.2f} s.")
+
+    def _say(self, line: str, level: int = logging.INFO) -> None:
+        """Logs a line, and prints it for those who do not read that level of the log."""
+        logger.log(level, "%s", line)
+        if self._schedule.writes and not (self._is_quiet or logger.isEnabledFor(level)):
+            print(line, file=sys.stderr)
 
     # Places of a fit.
 
@@ -407,6 +416,7 @@ class FitCheckpoints:
     def _save(self, is_leaving: bool) -> None:
         if self._writer.is_busy and process_count() == 1:
             self._is_postponed = True  # to the first execution after which nothing is written
+            self._say_postponed()
             return
         begin = time.perf_counter()
         self._writer.wait()
@@ -416,6 +426,22 @@ class FitCheckpoints:
         self._write(values, self._callbacks.get())
         if is_leaving:
             self._writer.wait()
+
+    def _say_postponed(self) -> None:
+        """Says once that writing a checkpoint takes longer than training until the next one."""
+        if self._has_postponed:
+            return
+        self._has_postponed = True
+        options, steps = self._options, self._directory.steps()
+        asked = "every_steps" if options.every_steps else "every_seconds"
+        limit = "an epoch" if options.each_epoch else f"{asked}={getattr(options, asked)}"
+        newest = f"Complete so far: that of step {steps[-1]}" if steps else "None is complete yet"
+        self._say(
+            f"The checkpoint of step {self._step} waits until the one before is written to "
+            f"{self._directory.path}, which takes longer than {limit}. {newest}. To have each, set "
+            "async_save=False, with which the training waits for it, or a larger number.",
+            logging.INFO if options.each_epoch else logging.WARNING,
+        )
 
     def _write(self, values: dict[str, Any], callbacks: Any, is_stopped: bool = False) -> None:
         self._schedule.wrote()

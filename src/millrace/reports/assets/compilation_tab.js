@@ -21,9 +21,10 @@ function compilationTab(run) {
       facts([
         ["executables", exactText(made.length)],
         ...[...by].map(([origin, list]) => [{ compiled: "compiled", cache: "from the cache", shared: "shared with an equal one", loaded: "loaded" }[origin] ?? origin, exactText(list.length)]),
-        ["time", secondsText(seconds(made))],
+        ["time of all, added up", secondsText(seconds(made)), "several may be made at the same time, also before fit, evaluate and predict"],
+        ["fit, evaluate and predict waited", secondsText(number(run.limits.seconds.compile)), "the part of their time that the summary calls compile"],
         ["compiled again", exactText(made.filter((record) => record.is_recompilation).length), "programs that this model has run in another form"],
-        ["machine code", bytesText(sum(made.map((record) => record.code_bytes)))],
+        made.some((record) => record.code_bytes) ? ["machine code", bytesText(sum(made.map((record) => record.code_bytes)))] : null,
       ]),
       compilationTimeline(made),
     ),

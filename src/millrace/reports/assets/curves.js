@@ -19,7 +19,7 @@ function axes(xText, yText, xName, options) {
   ];
 }
 
-// options: {x, series: [{name, values, color, dash}], xText, yText, xName, height, log, range, fill, marks, name}
+// options: {x, series: [{name, values, color, dash, steps: 1 until the next point, -1 since the last}], xText, yText, xName, height, log, range, fill, marks, name}
 function curves(options) {
   const { series, xText = valueText, yText = valueText, height = 220, name } = options;
   const host = element("div", { class: "curves", tabindex: "0", role: "img", "aria-label": `${name}. Arrow keys go from point to point.`, style: { minHeight: `${height}px` } });
@@ -51,7 +51,7 @@ function curves(options) {
             fill: each.fill,
             width: each.width ?? 1.75,
             dash: each.dash,
-            paths: each.steps ? uPlot.paths.stepped({ align: 1 }) : undefined,
+            paths: each.steps ? uPlot.paths.stepped({ align: each.steps }) : undefined,
             points: { show: x.length < 40 && !each.steps, size: 5 },
           })),
         ],

@@ -33,7 +33,14 @@ function feedView(run, key) {
   const feed = run.feeds.find((each) => keyOfSeries(each) === key);
   const executions = run.executions.find((each) => keyOfSeries(each) === key);
   const began = Math.min(...[feed, executions].filter((each) => each).map((each) => column(each.time)[0]));
-  return [executions ? executionCurves(executions, began) : null, feed ? feedCurves(feed, began) : null].filter((each) => each);
+  const from = executions ? column(executions.time)[compiledUntil(executions)] - began : 0;
+  return [executions ? executionCurves(executions, began, from) : null, feed ? feedCurves(feed, began, from) : null].filter((each) => each);
+}
+
+// The number of the first sample after those that compiled: they would take most of the axis.
+function compiledUntil(series) {
+  const shares = ratio(column(series.compile_seconds), column(series.seconds));
+  return Math.max(shares.findIndex((share) => !(share > 0.5)), 0);
 }
 
 function since(times, began) {
@@ -44,11 +51,19 @@ function ratio(over, under) {
   return Float64Array.from(over, (value, k) => (under[k] > 0 ? value / under[k] : NaN));
 }
 
-function executionCurves(series, began) {
-  const x = since(column(series.time), began);
+function executionCurves(series, began, from) {
+  const times = since(column(series.time), began);
   const seconds = column(series.seconds);
   const total = sum(seconds);
-  const part = (name, field, background) => ({ name, values: ratio(column(series[field]), seconds), color: background, text: shareText });
+  const first = times.findIndex((time) => time >= from);
+  const last = times.length - 1;
+  // Each value holds until the next sample, the last one until its end.
+  const x = [...times.slice(first), times[last] + seconds[last]];
+  const held = (field) => {
+    const values = ratio(column(series[field]), seconds);
+    return [...values.slice(first), values[last]];
+  };
+  const part = (name, field, background) => ({ name, values: held(field), color: background, text: shareText, steps: 1 });
   const steps = sum(column(series.steps));
   return section(
     "Executions",
@@ -61,8 +76,9 @@ function executionCurves(series, began) {
       ["waiting for data", shareText(sum(column(series.wait_seconds)) / total)],
       ["dispatching", shareText(sum(column(series.dispatch_seconds)) / total)],
     ]),
+    from > 0 ? element("p", { class: "note" }, `The charts leave out the first ${secondsText(from)}, of which most went into compiling.`) : null,
     element("h3", {}, "Steps per second"),
-    curves({ name: "Steps per second", x, xName: "after", xText: momentText, yText: valueText, series: [{ name: "steps/s", values: ratio(column(series.steps), seconds), color: COLORS[0], steps: true }], height: 170 }),
+    curves({ name: "Steps per second", x, xName: "after", xText: momentText, yText: valueText, series: [{ name: "steps/s", values: held("steps"), color: COLORS[0], steps: 1 }], height: 170 }),
     element("h3", {}, "Share of the time that the loop spends"),
     curves({
       name: "Shares of time",
@@ -77,12 +93,13 @@ function executionCurves(series, began) {
   );
 }
 
-function feedCurves(series, began) {
-  const x = since(column(series.time), began);
-  const depth = column(series.depth);
-  const emptyShare = depth.length ? depth.filter((each) => each <= 0).length / depth.length : NaN;
+function feedCurves(series, began, from) {
+  const times = since(column(series.time), began);
   const waits = column(series.wait_seconds);
-  const between = Float64Array.from(x, (time, k) => (k ? time - x[k - 1] : NaN));
+  const between = Float64Array.from(times, (time, k) => (k ? time - times[k - 1] : NaN));
+  const first = Math.max(times.findIndex((time) => time >= from), 0);
+  const x = times.slice(first);
+  const share = (seconds) => ratio(seconds, between).slice(first);
   return section(
     "Infeed",
     "",
@@ -91,17 +108,16 @@ function feedCurves(series, began) {
       ["data", bytesText(sum(column(series.bytes)))],
       ["waited for it", secondsText(sum(waits))],
       ["preparing it took", secondsText(sum(column(series.prepare_seconds))), "on the feeding thread, beside the loop"],
-      ["queue empty", shareText(emptyShare), "share of the samples"],
     ]),
-    element("h3", {}, "Blocks that are ready"),
+    element("h3", {}, "Blocks that are ready", element("span", { class: "note" }, "besides the one in use; with none the loop waits only where the data is late")),
     curves({
       name: "Blocks that are ready",
       x,
       xName: "after",
       xText: momentText,
       series: [
-        { name: "ready", values: depth, color: COLORS[2], fill: "#12805f33", steps: true },
-        { name: "limit", values: column(series.limit), color: "#98a2ae", dash: [4, 3], width: 1 },
+        { name: "ready", values: column(series.depth).slice(first), color: COLORS[2], fill: "#12805f33", steps: 1 },
+        { name: "limit", values: column(series.limit).slice(first), color: "#98a2ae", dash: [4, 3], width: 1, steps: 1 },
       ],
       height: 150,
       range: (_, low, high) => [0, Math.max(high ?? 0, 1) * 1.15],
@@ -114,8 +130,8 @@ function feedCurves(series, began) {
       xText: momentText,
       yText: shareText,
       series: [
-        { name: "the loop waits", values: ratio(waits, between), color: PART_COLORS.compile, text: shareText },
-        { name: "the feeding thread prepares", values: ratio(column(series.prepare_seconds), between), color: COLORS[0], text: shareText },
+        { name: "the loop waits", values: share(waits), color: PART_COLORS.data, text: shareText, steps: -1 },
+        { name: "the feeding thread prepares", values: share(column(series.prepare_seconds)), color: COLORS[0], text: shareText, steps: -1 },
       ],
       height: 170,
     }),

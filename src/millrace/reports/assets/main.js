@@ -34,15 +34,13 @@ function goTo(tab, run = here.run) {
 
 function drawHead() {
   const run = DATA.runs[here.run];
-  const latest = run.loops[run.loops.length - 1];
-  const outcome = latest ? latest.outcome : "empty";
   document.getElementById("head").replaceChildren(
     element(
       "div",
       { class: "title" },
       element("span", { class: "brand" }, "millrace"),
       element("h1", { title: run.path }, DATA.runs.length > 1 && here.tab === "compare" ? DATA.runs.flatMap((each, k) => [k ? element("span", { class: "note" }, " and ") : null, element("bdi", {}, each.name)]) : element("bdi", {}, run.name)),
-      here.tab === "compare" && DATA.runs.length > 1 ? null : element("span", { class: `outcome ${outcome}` }, outcome === "empty" ? "no loop yet" : outcome),
+      here.tab === "compare" && DATA.runs.length > 1 ? null : outcomeOf(run),
       DATA.runs.length > 1 && here.tab !== "compare" ? choice("Run", DATA.runs.map((each) => each.name), here.run, (k) => goTo(here.tab, k)) : null,
       element("span", { class: "note written" }, `written ${dateText(DATA.written)}`),
     ),
@@ -67,6 +65,12 @@ function drawHead() {
     ),
   );
   panel.setAttribute("aria-labelledby", `tab-${here.tab}`);
+}
+
+// Of a program that runs, it is true of one moment only: it may be killed after it.
+function outcomeOf(run) {
+  const text = run.outcome === "running" ? `running at ${dateText(DATA.written)}` : run.outcome || "no loop yet";
+  return element("span", { class: `outcome ${run.outcome}` }, text);
 }
 
 // Arrow keys go from tab to tab.

@@ -6,7 +6,7 @@ function memoryChart(profile, most, height = 300) {
   const total = new Float64Array(points.length);
   const series = areas.map((area) => {
     for (let i = 0; i < total.length; i++) total[i] += area.curve[i];
-    return { name: area.role, values: Float64Array.from(total), color: roleColor(area.role), fill: roleColor(area.role), width: 0.5, steps: true };
+    return { name: area.role, values: Float64Array.from(total), color: roleColor(area.role), fill: roleColor(area.role), width: 0.5, steps: 1 };
   });
   const segments = {
     first: column(profile.segments.first),

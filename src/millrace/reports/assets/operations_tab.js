@@ -13,7 +13,7 @@ const GROUPINGS = [
 ];
 
 function operationsTab(run) {
-  const programs = run.operations;
+  const programs = [...wholeModes(run.operations), ...run.operations];
   if (!programs.length) {
     return [section("Operations", "", empty("No operations were counted", "A run counts those of every program that it compiles while it has a report directory. Times come from a trace of chosen executions.", REPORT_DIR))];
   }
@@ -23,9 +23,31 @@ function operationsTab(run) {
   const show = (k) => fill(host, programView(programs[k]));
   show(first);
   return [
-    section("Operations", "of one call of a program", element("div", { class: "bar" }, select("Program", programs.map((each) => `${each.program} · ${each.model}`), first, show))),
+    section("Operations", "", element("div", { class: "bar" }, select("Program", programs.map((each) => `${each.program} · ${each.model}`), first, show))),
     host,
   ];
+}
+
+// Of each model and mode with several programs, one call of each as a whole.
+function wholeModes(programs) {
+  const latest = [...new Map(programs.map((each) => [`${each.program} ${each.model}`, each])).values()];
+  const modes = grouped(
+    latest.filter((each) => /^(train|test|predict)_/.test(each.program)),
+    (each) => JSON.stringify([each.program.split("_")[0], each.model]),
+  );
+  return [...modes]
+    .filter(([, list]) => list.length > 1)
+    .map(([key, list]) => {
+      const [mode, model] = JSON.parse(key);
+      const groups = [...grouped(list.flatMap((each) => each.groups), (group) => JSON.stringify(group.slice(0, 3))).values()];
+      const added = (same, at) => (same.every((group) => group[at] === null) ? null : sum(same.map((group) => number(group[at]) || 0)));
+      return {
+        program: `all of ${mode}, one call of each of ${plural(list.length, "program")}`,
+        model,
+        groups: groups.map((same) => [...same[0].slice(0, 3), ...[3, 4, 5, 6].map((at) => added(same, at))]),
+        left_out: sum(list.map((each) => each.left_out)),
+      };
+    });
 }
 
 function programView(program) {
@@ -44,11 +66,11 @@ function programView(program) {
         ["FLOPs", flopsText(totals[4]), exactText(totals[4])],
         ["bytes read and written", bytesText(totals[5])],
         ["FLOP for each byte", totals[5] > 0 ? valueText(totals[4] / totals[5]) : "–"],
-        ["steps", exactText(program.steps)],
+        program.steps ? ["steps", exactText(program.steps)] : null,
         timed ? ["time in operations", secondsText(totals[6])] : null,
         timed ? ["FLOPs per second", `${flopsText(totals[4] / totals[6])}/s`] : null,
         program.calls ? ["calls traced", exactText(program.calls)] : null,
-        program.overhead !== null ? ["cost of tracing", shareText(number(program.overhead))] : null,
+        program.calls && number(program.overhead) > 0 ? ["cost of tracing", shareText(number(program.overhead)), "of the traced executions, against the one before them"] : null,
       ]),
       timed ? null : element("p", { class: "note" }, "No call of this program was traced, so there are counts and no times."),
       element(

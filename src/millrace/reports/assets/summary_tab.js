@@ -31,10 +31,10 @@ function damagedLines(run) {
 
 function failures(run) {
   return run.loops
-    .filter((loop) => loop.outcome === "failed" || loop.outcome === "interrupted")
+    .filter((loop) => ["failed", "interrupted", "killed"].includes(loop.outcome))
     .slice(-3)
     .map((loop) =>
-      element("p", { class: "warning" }, `Loop ${loop.number}, ${loop.mode} of `, element("bdi", {}, loop.model), ` ${loop.outcome === "failed" ? "failed" : "was interrupted"}`, loop.error ? [": ", element("bdi", {}, loop.error)] : "."),
+      element("p", { class: "warning" }, `Loop ${loop.number}, ${loop.mode} of `, element("bdi", {}, loop.model), ` ${loop.outcome === "failed" ? "" : "was "}${loop.outcome}`, loop.error ? [": ", element("bdi", {}, loop.error)] : "."),
     );
 }
 
@@ -60,8 +60,9 @@ function runFacts(run) {
     return section("Run", "", empty("No process has left a record", "It is the first line that a run writes.", REPORT_DIR));
   }
   const largest = run.loops.reduce((best, loop) => (!best || loop.parameters > best.parameters ? loop : best), null);
+  const latest = [...new Map(run.processes.map((each) => [each.process, each])).values()];
   const hosts = [...new Set(run.processes.map((each) => each.host))];
-  const devices = run.processes.flatMap((each) => each.devices);
+  const devices = latest.flatMap((each) => each.devices);
   return section(
     "Run",
     "",
@@ -72,7 +73,7 @@ function runFacts(run) {
       largest && ["replicas", exactText(Math.max(...run.loops.map((loop) => loop.replicas)))],
       ["platform", first.platform],
       ["devices", exactText(devices.length), devices.join(", ")],
-      ["processes", exactText(Math.max(first.processes, run.processes.length))],
+      ["processes", exactText(Math.max(first.processes, latest.length))],
       ["began", dateText(number(first.began))],
     ]),
     element(
@@ -137,15 +138,16 @@ function loopsTable(run) {
   if (!run.loops.length) {
     return section("Loops", "", empty("No loop has begun", "A call of fit, evaluate or predict, or of a loop of your own, makes a line here."));
   }
+  const atLeast = (l, count) => (number(l.ended) > 0 ? "" : "≥ ") + exactText(count);
   const columns = [
     { name: "loop", value: (l) => l.number, text: (l) => `${l.number}${l.process ? ` of process ${l.process}` : ""}`, right: true },
     { name: "model", value: (l) => l.model },
     { name: "mode", value: (l) => l.mode },
     { name: "outcome", value: (l) => l.outcome, cell: (l) => element("span", { class: `outcome ${l.outcome}` }, l.outcome) },
     { name: "began", value: (l) => number(l.began), text: (l) => dateText(number(l.began)) },
-    { name: "time", value: (l) => number(l.seconds), text: (l) => (l.outcome === "running" ? "–" : secondsText(number(l.seconds))), right: true },
-    { name: "epochs", value: (l) => l.epochs, text: (l) => exactText(l.epochs), right: true },
-    { name: "steps", value: (l) => l.steps, text: (l) => exactText(l.steps), right: true },
+    { name: "time", value: (l) => number(l.seconds), text: (l) => (number(l.seconds) > 0 ? secondsText(number(l.seconds)) : "–"), right: true },
+    { name: "epochs", value: (l) => l.epochs, text: (l) => atLeast(l, l.epochs), right: true },
+    { name: "steps", value: (l) => l.steps, text: (l) => atLeast(l, l.steps), right: true },
     { name: "steps/s", value: (l) => rateOf(l), text: (l) => (rateOf(l) > 0 ? valueText(rateOf(l)) : "–"), right: true },
     { name: "compiling", value: (l) => number(l.compile_seconds), text: (l) => secondsText(number(l.compile_seconds)), right: true },
     { name: "waiting for data", value: (l) => number(l.wait_seconds), text: (l) => secondsText(number(l.wait_seconds)), right: true },

@@ -6,7 +6,7 @@ function tensorsTab(run) {
   const { tensors, statistics, in_all } = run.tensors;
   if (!tensors.length) {
     return [
-      section("Tensors", "", empty("No statistics of tensors were kept", "A callback takes them while a model trains.", "model.fit(x, y, callbacks=[millrace.callbacks.TensorStatistics()])")),
+      section("Tensors", "", empty("No statistics of tensors were kept", "A callback takes them while a model trains.", 'model.fit(x, y, callbacks=[millrace.callbacks.TensorStatistics(activations="*", gradients="*")])')),
       flightsOf(run),
     ];
   }

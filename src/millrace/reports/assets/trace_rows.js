@@ -54,7 +54,7 @@ function styleOf(kind) {
 }
 
 function taskRow(trace, tasks, group, name, times, activities) {
-  const styles = [...tasks.kinds.map(styleOf), { name: "other work", color: "#8a5fb0", ink: "#ffffff" }];
+  const styles = [...tasks.kinds.map(styleOf), { name: "other work", color: PASS_COLORS.update, ink: "#ffffff" }];
   const mine = [];
   for (let i = 0; i < tasks.start.length; i++) if (tasks.group[i] === group) mine.push(i);
   const starts = Float64Array.from(mine, (i) => tasks.start[i]);
@@ -127,10 +127,22 @@ function activityTip(span) {
   ];
 }
 
+function activityColor(activity) {
+  const key = activity.row.split(" ")[0];
+  return key === "group" ? PASS_COLORS.update : (ACTIVITY_COLORS[key] ?? COLORS[hashOf(key) % COLORS.length]);
+}
+
+// What the colours of activities stand for: names of the work of device groups, and other rows.
+function activityKinds(trace) {
+  const named = trace.activities.flatMap((each) =>
+    (/^group \d/.test(each.row) ? column(each.names) : [each.row.split(" ")[0]]).map((name) => [name, activityColor(each)]),
+  );
+  return [...new Map(named)].slice(0, 12);
+}
+
 function activityRow(activity, times, isFirst) {
   const spans = spansOf(activity, times);
-  const key = activity.row.split(" ")[0];
-  const background = ACTIVITY_COLORS[key] ?? COLORS[hashOf(key) % COLORS.length];
+  const background = activityColor(activity);
   return {
     name: activity.row,
     title: activity.row,

@@ -73,6 +73,7 @@ function traceLegend(trace) {
     "div",
     { class: "legend" },
     trace.tasks.kinds.map((kind) => swatch(styleOf(kind).color, `${kind} ${styleOf(kind).name}`)),
+    activityKinds(trace).map(([name, background]) => swatch(background, name)),
     trace.tasks.kinds.length ? element("span", { class: "swatch" }, element("i", { class: "hatched" }), "idle") : null,
   );
 }
