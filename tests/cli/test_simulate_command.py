@@ -77,7 +77,7 @@ def test_progress_is_shown_on_a_terminal_after_a_second(monkeypatch):
     monkeypatch.setattr(progress, "SLOW_SECONDS", 0.0)
     words = ["simulate", "--stages", "8", "--micro-batches", "2000", "--summary"]
     environment = {"COLUMNS": "100", "FORCE_COLOR": "1"}
-    assert "simulating: simulation 1 of" in CliRunner().invoke(main, words, env=environment).stderr
+    assert "simulating" in CliRunner().invoke(main, words, env=environment).stderr
     monkeypatch.setattr(progress, "SLOW_SECONDS", 1000.0)
     assert CliRunner().invoke(main, words, env=environment).stderr == ""
 
