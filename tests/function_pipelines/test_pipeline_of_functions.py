@@ -1,3 +1,6 @@
+import itertools
+import os
+import signal
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -323,3 +326,36 @@ def test_one_pipeline_in_two_threads_loses_no_update(two):
     for found, other in zip(weights_of(halves), weights, strict=True):
         np.testing.assert_allclose(found, other, rtol=1e-4, atol=1e-5)
     assert int(halves.optimizer.iterations.value) == 12
+
+
+def test_ctrl_c_leaves_the_elements_that_were_drawn_ahead_in_the_queue():
+    def data():
+        for number in itertools.count():
+            if number == 2000:  # far ahead of the first run
+                os.kill(os.getpid(), signal.SIGINT)
+            yield np.full((2, 3), number, np.float32)
+
+    encoder, decoder = keras.layers.Dense(4), keras.layers.Dense(1)
+    optimizer, queue = keras.optimizers.SGD(1e-9), millrace.OutfeedQueue()
+
+    def last(x, h):
+        return keras.ops.mean(decoder(h) ** 2), x[0, 0]
+
+    def run(updates):
+        millrace.pipeline(
+            [lambda x: (x, encoder(x)), last],
+            4,
+            updates=updates,
+            infeed=infeed,
+            outfeed=queue,
+            optimizer_function=lambda loss, number: (optimizer, loss),
+        )
+
+    with millrace.Strategy(devices=2).scope(), millrace.InfeedQueue(data) as infeed:
+        run(1)
+        with pytest.raises(KeyboardInterrupt):
+            run(10_000)
+        assert infeed.delivered == 4 * int(optimizer.iterations)
+        run(2)
+    numbers = queue.dequeue()[1].ravel()
+    np.testing.assert_array_equal(numbers, np.arange(4 * int(optimizer.iterations)))

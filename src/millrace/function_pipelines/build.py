@@ -3,6 +3,7 @@
 a first trace of the functions -> their variables -> StagesModel, its stages and options
 """
 
+from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
@@ -14,6 +15,7 @@ import keras
 import numpy as np
 
 from millrace.errors import ModelError, OptionError
+from millrace.feeds.block import BlockSlice
 from millrace.feeds.infeed_queue import InfeedQueue
 from millrace.fit.controller import controller_of
 from millrace.function_pipelines.chain import next_arguments, run_chain
@@ -55,17 +57,30 @@ class Pipeline:
             micro_batches: in an update, for each replica.
             updates: number of updates.
         """
-        steps = micro_batches * updates * self.replicas
+        of_update = micro_batches * self.replicas
+        steps = of_update * updates
         if not steps:
             return
-        data = _elements(infeed, steps, self.replicas)
+        elements = _Elements(infeed, steps, self.replicas)
         with self._lock:
             for variable, value in zip(self.inputs, values, strict=True):
                 variable.assign(value)
-            if self.trains:
-                self.model.fit(data, steps_per_epoch=steps, epochs=1, verbose=0, shuffle=False)
-            else:
-                self.model.predict(data, steps=steps, verbose=0)
+            if not self.trains:
+                self.model.predict(iter(elements), steps=steps, verbose=0)
+                return
+            begin = int(self.model.optimizer.iterations)
+            try:
+                self.model.fit(
+                    iter(elements),
+                    steps_per_epoch=steps,
+                    epochs=1,
+                    verbose=0,
+                    shuffle=False,
+                    callbacks=[elements],
+                )
+            except KeyboardInterrupt:  # what was drawn ahead stays in the queue
+                elements.give_back((int(self.model.optimizer.iterations) - begin) * of_update)
+                raise
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,22 +195,43 @@ def _one_replica(index: ReplicaIndex) -> AbstractContextManager[Any]:
     return in_replica(index, 1)
 
 
-def _elements(infeed: InfeedQueue | None, steps: int, replicas: int) -> Iterator[tuple[ElementRow]]:
-    """Yields the elements of a run, one row each, with the index of the replica."""
-    done = 0
-    while done < steps:
-        if infeed is None:
-            elements: list[Any] = [None]
-        else:
-            block_slice = infeed.take(steps - done)
-            batches = jax.tree.map(np.asarray, block_slice.block.batches)
-            elements = [
-                jax.tree.map(lambda leaf, k=k: leaf[k][None], batches)
-                for k in range(block_slice.start, block_slice.start + block_slice.count)
-            ]
-        for element in elements:
-            yield ({"element": element, "replica": np.array([done % replicas], np.int32)},)
-            done += 1
+class _Elements(keras.callbacks.Callback):
+    """The elements of a run, one row each, with the index of the replica."""
+
+    def __init__(self, infeed: InfeedQueue | None, steps: int, replicas: int):
+        super().__init__()
+        self._infeed, self._steps, self._replicas = infeed, steps, replicas
+        self._slices: deque[BlockSlice] = deque()  # some of whose elements may not be trained yet
+        self._taken = self._forgotten = 0  # elements; those of slices that are done with
+
+    def __iter__(self) -> Iterator[tuple[ElementRow]]:
+        done = 0
+        while done < self._steps:
+            if self._infeed is None:
+                elements: list[Any] = [None]
+            else:
+                taken = self._infeed.take(self._steps - done)
+                self._slices.append(taken)
+                self._taken += taken.count
+                batches = jax.tree.map(np.asarray, taken.block.batches)
+                elements = [
+                    jax.tree.map(lambda leaf, k=k: leaf[k][None], batches)
+                    for k in range(taken.start, taken.start + taken.count)
+                ]
+            for element in elements:
+                index = np.array([done % self._replicas], np.int32)
+                yield ({"element": element, "replica": index},)
+                done += 1
+
+    def on_train_batch_end(self, batch: int, logs: object = None) -> None:
+        """Forgets blocks whose elements are trained."""
+        while self._slices and self._forgotten + self._slices[0].count <= batch:
+            self._forgotten += self._slices.popleft().count
+
+    def give_back(self, trained: int) -> None:
+        """Puts the elements that were taken after the first `trained` ones back into the queue."""
+        if self._infeed is not None:
+            self._infeed.give_back(self._taken - trained, [*self._slices])
 
 
 def _check_same(touched: Touched, again: Touched) -> None:
