@@ -71,7 +71,7 @@ def search_plan(
     except PlanError:  # stages that do not fit the devices, which the plan may replace
         updates = 1
     with _progress(model.name) as tick:
-        cut = MeasuredCut(controller, spec, tick) if is_measured else auto_cut
+        cut = MeasuredCut(controller, spec, tick) if is_measured else auto_cut(spec)
         rates = rates_of(setup.devices[0].platform)
         trials = UpdateTrials(controller, spec, limit, rates, is_measured, tick, steps_of_epoch)
         alternatives = PlanSearch(trials, cut, updates, keeps_batches).run()
