@@ -1,7 +1,8 @@
 """The executables of one mode of one model, compiled when first needed."""
 
 import logging
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -10,19 +11,25 @@ import keras
 from millrace._compat.jax_tracing import trace_options, tracing_options
 from millrace._compat.keras_layers import layer_names
 from millrace.collector import fewer_collections
-from millrace.compiled_loop.budget import has_budget, is_trial, with_choice, within_budget
+from millrace.compiled_loop.budget import (
+    OverBudgetError,
+    has_budget,
+    is_trial,
+    with_choice,
+    within_budget,
+)
 from millrace.compiled_loop.calls import Call, ProgramName
 from millrace.compiled_loop.micro_batch import candidates, is_undecided, limit_of, most_that_fit
 from millrace.compiled_loop.programs import ProgramBuilder
 from millrace.compiling.executable import Executable, compile_program
 from millrace.compiling.log import CompileLog
-from millrace.compiling.lowering import Request, tracing
+from millrace.compiling.lowering import Request, log_line, tracing
 from millrace.explain.fingerprint import describe_model
 from millrace.explain.key import ObjectNumbers, key_of
 from millrace.explain.walk import Description
 from millrace.export.exported import Wanted
 from millrace.export.exporting import Exports, why_not
-from millrace.plan import LoopForm, Mode, Plan
+from millrace.plan import BatchSpec, LoopForm, Mode, Plan
 from millrace.recomputation.boundaries import collected_boundaries
 from millrace.recomputation.choices import Choices, collected_choices
 from millrace.records.compilation import ProgramKey
@@ -83,10 +90,15 @@ class Executables:
         exports: Exports | None = None,
         blocks_ahead: int = 0,
         memory: int | None = None,
+        may_shorten: bool = True,
     ):
         self._model = model
         self._blocks_ahead = blocks_ahead  # that wait on the device while a program runs
         self._memory = memory  # bytes of a device that training may take
+        self._may_shorten = may_shorten  # blocks, whose length the user has not chosen
+        self.shortened: dict[BatchSpec, int] = {}  # steps of their blocks
+        # Of the first program that has one: as the user gave it, and bytes.
+        self._budget: tuple[int | float | None, int] | None = None
         self._log = log
         self._identity = identity  # of model and strategy, for the keys of programs
         self._exports = exports or Exports()
@@ -162,6 +174,48 @@ class Executables:
 
         return most_that_fit(plans, limit, find, self._model.name, self._log)
 
+    def in_bytes(self, plan: Plan) -> Plan:
+        """Returns a plan with its budget in bytes, once these are known.
+
+        A share is of the memory of the first program: that of a smaller last batch, or of shorter
+        blocks, has weights of the same size.
+        """
+        if self._budget is None or plan.recompute is None or not has_budget(plan):
+            return plan
+        return replace(plan, recompute=replace(plan.recompute, budget=self._budget[1]))
+
+    def stays_within_budget(self, plan: Plan, calls: Iterable[Call]) -> bool:
+        """Whether the calls of a block keep to the budget; if not, its blocks get shorter.
+
+        Raises:
+            OverBudgetError: if they cannot be shorter, or the user chose their length.
+        """
+        if not has_budget(plan):
+            return True
+        try:
+            for call in calls:
+                self.of_call(plan, call)
+            return True
+        except OverBudgetError as error:
+            shorter = [n for n in (plan.update_steps, plan.replicas) if n < plan.capacity]
+            given, nbytes = self._know_budget(plan, error.nbytes)
+            if not self._may_shorten or not shorter:
+                refusal = OverBudgetError(given, nbytes, error.least)
+                refusal.programs = error.programs
+                raise refusal from None
+            self.shortened[plan.batch] = shorter[0]
+            log_line(
+                f"training {self._model.name!r} takes {shorter[0]} of its batches to the device at "
+                f"a time instead of {plan.capacity}, which do not keep to the budget"
+            )
+            return False
+
+    def _know_budget(self, plan: Plan, nbytes: int) -> tuple[int | float | None, int]:
+        if self._budget is None:
+            given = None if plan.recompute is None else plan.recompute.budget
+            self._budget = given, nbytes
+        return self._budget
+
     def form(self, plan: Plan) -> LoopForm:
         """Returns the loop form of the plan's programs. Traces one step if it is new."""
         return self._loaded_form(plan) or self._builder(plan).form
@@ -228,7 +282,7 @@ class Executables:
             return self._find(with_choice(plan, 0), name)
         state = sum(spec.size * spec.dtype.itemsize for spec in jax.tree.leaves(self._specs))
         try:
-            executable, extra = within_budget(
+            executable, extra, nbytes = within_budget(
                 plan,
                 name,
                 self._choices_of(plan),
@@ -239,6 +293,7 @@ class Executables:
             )
         finally:
             self._forget_trials()
+        self._know_budget(plan, nbytes)
         self._extra_flops[plan] = max(extra, self._extra_flops.get(plan, 0.0))
         return executable
 

@@ -1,7 +1,7 @@
 """The function that Keras's loop calls: `logs, state = function(state, execution)`."""
 
 import contextlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -30,7 +30,7 @@ from millrace.fit.loop_functions import LastExecution, out_of_memory
 from millrace.fit.multi_process import agree_on_stages, raise_failure_of_others
 from millrace.fit.offloading import log_not_offloaded
 from millrace.fit.stages import make_pipeline_runner, marks_of, with_default_schedule
-from millrace.options import NO_OFFLOAD, NO_TAPS, TapRequest
+from millrace.options import NO_OFFLOAD, NO_TAPS, Feed, TapRequest
 from millrace.pipelines.assignment.calls import find_calls
 from millrace.pipelines.programs.equation_stages import Marks
 from millrace.plan import BatchSpec, Mode, Plan
@@ -86,6 +86,7 @@ class LoopFunction:
             exports,
             setup.options.feed.prefetch_depth,
             controller.totals.memory,
+            setup.options.feed.max_block_bytes == Feed().max_block_bytes,
         )
         self._name = f"{mode.value} of {controller.model.name!r}"
         self._position = DataPosition(mode)
@@ -257,6 +258,11 @@ class LoopFunction:
     def offloads(self) -> bool:
         """Whether some values are kept in host memory."""
         return self._offload != NO_OFFLOAD
+
+    @property
+    def shortened(self) -> Mapping[BatchSpec, int]:
+        """Steps of blocks that a budget makes shorter than their options."""
+        return self._executables.shortened
 
     def gather(self, role: str, values: Iterable[jax.Array]) -> Iterable[jax.Array]:
         """Returns values of the state in the form that variables of the model hold."""
