@@ -69,11 +69,13 @@ class BlockPlans:
             while start < end:
                 block, offset = self._part_with(block_slice.block, start)
                 enter(block)
+                if self._executables.shortened.get(block.spec, block.capacity) < block.capacity:
+                    continue  # in shorter parts: memory was counted for the first time
                 steps = min(end, offset + block.capacity) - start
                 first = (start - offset) % rules.replicas
                 calls, after = slice_calls(rules, self.forms, begun, first, steps)
                 if not self._executables.stays_within_budget(self.of_block, calls):
-                    continue  # in shorter parts
+                    continue
                 for call in calls:
                     yield call, start - offset + call.start
                 begun, start = after, start + steps

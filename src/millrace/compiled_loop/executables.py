@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import keras
 
+from millrace._compat.jax_executables import requirement
 from millrace._compat.jax_tracing import trace_options, tracing_options
 from millrace._compat.keras_layers import layer_names
 from millrace.collector import fewer_collections
@@ -19,9 +20,15 @@ from millrace.compiled_loop.budget import (
     within_budget,
 )
 from millrace.compiled_loop.calls import Call, ProgramName
-from millrace.compiled_loop.micro_batch import candidates, is_undecided, limit_of, most_that_fit
+from millrace.compiled_loop.micro_batch import (
+    candidates,
+    is_undecided,
+    limit_of,
+    most_that_fit,
+    without_budget,
+)
 from millrace.compiled_loop.programs import ProgramBuilder
-from millrace.compiling.executable import Executable, compile_program
+from millrace.compiling.executable import Executable, compile_program, compiled_of
 from millrace.compiling.log import CompileLog
 from millrace.compiling.lowering import Request, log_line, tracing
 from millrace.explain.fingerprint import describe_model
@@ -97,8 +104,8 @@ class Executables:
         self._memory = memory  # bytes of a device that training may take
         self._may_shorten = may_shorten  # blocks, whose length the user has not chosen
         self.shortened: dict[BatchSpec, int] = {}  # steps of their blocks
-        # Of the first program that has one: as the user gave it, and bytes.
-        self._budget: tuple[int | float | None, int] | None = None
+        # The first plan that has one, as the user gave it, and its bytes.
+        self._budget: tuple[Plan, int] | None = None
         self._log = log
         self._identity = identity  # of model and strategy, for the keys of programs
         self._exports = exports or Exports()
@@ -172,15 +179,21 @@ class Executables:
                 return self._find(each, "run", rounds)
             return self._find(each, "accumulate", form.unroll)
 
+        if self._may_shorten and plan.capacity > plan.update_steps:  # before rows are divided
+            with self._log.trying(plans[0], self._model.name):
+                peak = requirement(compiled_of(find(without_budget(plans[0]))))
+            if peak > limit:
+                self._shorten(plan, plan.update_steps)
+                return plans[0]
         return most_that_fit(plans, limit, find, self._model.name, self._log)
 
     def in_bytes(self, plan: Plan) -> Plan:
-        """Returns a plan with its budget in bytes, once these are known.
+        """Returns a plan with the bytes of the first plan's budget, if it is another one.
 
         A share is of the memory of the first program: that of a smaller last batch, or of shorter
         blocks, has weights of the same size.
         """
-        if self._budget is None or plan.recompute is None or not has_budget(plan):
+        if self._budget is None or plan.recompute is None or plan == self._budget[0]:
             return plan
         return replace(plan, recompute=replace(plan.recompute, budget=self._budget[1]))
 
@@ -198,23 +211,21 @@ class Executables:
             return True
         except OverBudgetError as error:
             shorter = [n for n in (plan.update_steps, plan.replicas) if n < plan.capacity]
-            given, nbytes = self._know_budget(plan, error.nbytes)
+            self._budget = first, nbytes = self._budget or (plan, error.nbytes)
             if not self._may_shorten or not shorter:
+                given = None if first.recompute is None else first.recompute.budget
                 refusal = OverBudgetError(given, nbytes, error.least)
                 refusal.programs = error.programs
                 raise refusal from None
-            self.shortened[plan.batch] = shorter[0]
-            log_line(
-                f"training {self._model.name!r} takes {shorter[0]} of its batches to the device at "
-                f"a time instead of {plan.capacity}, which do not keep to the budget"
-            )
+            self._shorten(plan, shorter[0])
             return False
 
-    def _know_budget(self, plan: Plan, nbytes: int) -> tuple[int | float | None, int]:
-        if self._budget is None:
-            given = None if plan.recompute is None else plan.recompute.budget
-            self._budget = given, nbytes
-        return self._budget
+    def _shorten(self, plan: Plan, steps: int) -> None:
+        self.shortened[plan.batch] = steps
+        log_line(
+            f"training {self._model.name!r} takes {steps} of its batches to the device at a time: "
+            f"{plan.capacity} take too much memory"
+        )
 
     def form(self, plan: Plan) -> LoopForm:
         """Returns the loop form of the plan's programs. Traces one step if it is new."""
@@ -293,7 +304,7 @@ class Executables:
             )
         finally:
             self._forget_trials()
-        self._know_budget(plan, nbytes)
+        self._budget = self._budget or (plan, nbytes)
         self._extra_flops[plan] = max(extra, self._extra_flops.get(plan, 0.0))
         return executable
 

@@ -122,9 +122,9 @@ def _nothing_fits(plan: PlanRecord) -> str:
     least = min(plan.alternatives, key=lambda each: each.peak)
     code = "; ".join(least.code.splitlines())
     return (
-        f"No way to train {plan.model!r} on updates of {plan.batch} fits into "
-        f"{bytes_text(plan.memory)} ({plan.memory:,} bytes). Of {plan.compilations} trainings that "
-        f"were compiled, the smallest takes {least.peak:,} bytes: {code}. Set "
+        f"No training of {plan.model!r} that was compiled for updates of {plan.batch} fits into "
+        f"{bytes_text(plan.memory)} ({plan.memory:,} bytes). Of these {plan.compilations}, "
+        f"the smallest takes {least.peak:,} bytes: {code}. Set "
         f"memory={least.peak} or more, use fewer rows, or more devices.\n{plan}"
     )
 
