@@ -54,14 +54,7 @@ def open_assignment(model: keras.Model, num_stages: int) -> Assignment:
             one stage. A subclassed model that is not built has no calls yet.
         ModelError: if the model has layers that cannot be compiled.
     """
-    uncompiled = layers_without_jit(model)
-    if uncompiled:
-        raise ModelError(
-            f"{model.name!r} cannot be cut into stages, which are compiled programs: its layers "
-            f"{uncompiled} do not support compilation. Move these layers in front of the model, "
-            "into the data set, or run it in one piece on one device: Strategy(devices=1), "
-            "without pipeline stages."
-        )
+    _check_compiled(model)
     if model.built or not has_own_call(model):
         calls = find_calls(model)
         balanced_by(model, calls, [1.0] * len(leaves(calls)), num_stages)
@@ -84,10 +77,22 @@ def balanced(
 
     Raises:
         OptionError: if the number of stages is too large.
-        ModelError: if the model is not built.
+        ModelError: if the model is not built, or has layers that cannot be compiled.
     """
+    _check_compiled(model)
     calls = find_calls(model) if calls is None else calls
     return balanced_by(model, calls, call_flops(model, calls, batch), num_stages)
+
+
+def _check_compiled(model: keras.Model) -> None:
+    uncompiled = layers_without_jit(model)
+    if uncompiled:
+        raise ModelError(
+            f"{model.name!r} cannot be cut into stages, which are compiled programs: its layers "
+            f"{uncompiled} do not support compilation. Move these layers in front of the model, "
+            "into the data set, or run it in one piece on one device: Strategy(devices=1), "
+            "without pipeline stages."
+        )
 
 
 def declared_batch(model: keras.Model) -> BatchSpec | None:
@@ -96,7 +101,7 @@ def declared_batch(model: keras.Model) -> BatchSpec | None:
     A Sequential without declared inputs has those of the first batch that it saw, rows included.
     """
     graph = None if has_own_call(model) else graph_of(model)
-    if graph is None or any(None in x.shape[1:] or x.shape[0] is not None for x in graph.inputs):
+    if graph is None or not all(_declares_all_but_rows(each) for each in graph.inputs):
         return None
     rows = jax.tree.map(
         lambda x: jax.ShapeDtypeStruct((ROWS, *x.shape[1:]), x.dtype),
@@ -104,6 +109,11 @@ def declared_batch(model: keras.Model) -> BatchSpec | None:
         is_leaf=lambda x: isinstance(x, keras.KerasTensor),
     )
     return batch_spec((rows,))
+
+
+def _declares_all_but_rows(tensor: keras.KerasTensor) -> bool:
+    shape, is_text = tuple(tensor.shape), tensor.dtype == "string"
+    return shape[:1] == (None,) and None not in shape[1:] and not is_text
 
 
 def balanced_by(
@@ -159,10 +169,14 @@ def stage_summary(
     if assignment is not None and not is_open:
         stages = scoped_stages(calls) if assignment.stages is None else assignment.stages
     assigned = [stage for stage in stages or () if stage is not None]
+    can_count = (
+        model.built
+        and assigned
+        and len(assigned) == len(leaves(calls))
+        and not layers_without_jit(model)  # which may not be traced, either
+    )
     costs, more = None, list[str]()
-    if model.built and assigned and len(assigned) == len(leaves(calls)):
-        if layers_without_jit(model):  # which may not be traced, either
-            batch = None
+    if can_count:
         costs = _stage_costs(model, calls, assigned, batch)
         if not has_own_call(model):  # whose flow of values shows only in a trace
             more += _crossing_lines(calls, assigned)
