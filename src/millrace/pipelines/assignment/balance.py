@@ -101,7 +101,7 @@ def declared_batch(model: keras.Model) -> BatchSpec | None:
     A Sequential without declared inputs has those of the first batch that it saw, rows included.
     """
     graph = None if has_own_call(model) else graph_of(model)
-    if graph is None or not all(_declares_all_but_rows(each) for each in graph.inputs):
+    if graph is None or not all(_has_open_rows_only(each) for each in graph.inputs):
         return None
     rows = jax.tree.map(
         lambda x: jax.ShapeDtypeStruct((ROWS, *x.shape[1:]), x.dtype),
@@ -111,7 +111,7 @@ def declared_batch(model: keras.Model) -> BatchSpec | None:
     return batch_spec((rows,))
 
 
-def _declares_all_but_rows(tensor: keras.KerasTensor) -> bool:
+def _has_open_rows_only(tensor: keras.KerasTensor) -> bool:
     shape, is_text = tuple(tensor.shape), tensor.dtype == "string"
     return shape[:1] == (None,) and None not in shape[1:] and not is_text
 
